@@ -11,7 +11,8 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path, PurePath
@@ -57,25 +58,20 @@ _JPEG_QUALITY = 80
 _LOW, _MIDDLE, _HIGH = (0, 0, 4), (188, 55, 84), (252, 255, 164)  # RGB of matplotlib's inferno
 
 
-def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data: Data) -> dict[int, torch.Tensor]:
-    """Writes `<index>.jpg` of each sample: the crop that the model sees; returns the crops, uint8 (C, S, S).
+def write_pictures(folder: Path, samples: Samples, indices: Mapping[int, int], data: Data) -> dict[int, torch.Tensor]:
+    """Writes `<number>.jpg` of samples: the crop that the model sees; returns the crops, uint8 (C, S, S), by number.
 
-    An image that cannot be read has no picture. The pictures of an earlier evaluation are removed. Raises OSError.
+    indices: of the samples, by number. An image that cannot be read has no picture. The earlier pictures of the folder
+    are removed. Raises OSError.
     """
     shutil.rmtree(folder, ignore_errors=True)
     make_own_folder(folder)
-    crops = {index: _write_crop(folder / f"{index}.jpg", samples, index, data) for index in indices}
-    return {index: crop for index, crop in crops.items() if crop is not None}
-
-
-def _write_crop(file: Path, samples: Samples, index: int, data: Data) -> torch.Tensor | None:
-    """Writes the crop of a sample, and returns it, uint8 (C, S, S); None if the image cannot be read."""
-    try:
-        crop, _ = build_eval_host_transform(data)(samples.open(index, data.image_channels), 0, index)
-    except BadImage:
-        return None
-    save_picture(to_picture(crop), file)
-    return crop
+    transform, crops = build_eval_host_transform(data), dict[int, torch.Tensor]()
+    for number, index in indices.items():
+        with suppress(BadImage):
+            crops[number], _ = transform(samples.open(index, data.image_channels), 0, index)
+            save_picture(to_picture(crops[number]), folder / f"{number}.jpg")
+    return crops
 
 
 def write_attention(folder: Path, crops: dict[int, torch.Tensor], model: nn.Module, evaluator: Evaluator) -> str | None:
@@ -225,9 +221,7 @@ def write_findings(
     Raises OSError.
     """
     make_own_folder(table.parent)
-    make_own_folder(table.parent / PICTURES)
-    for row, index in enumerate(indices[:_SHOWN_ROWS]):
-        _write_crop(table.parent / PICTURES / f"{row}.jpg", samples, index, data)
+    write_pictures(table.parent / PICTURES, samples, dict(enumerate(indices[:_SHOWN_ROWS])), data)
     atomic_write(table, table_text(header, rows))
 
 
@@ -276,8 +270,8 @@ class EvaluationFiles:
         groups = self.samples.groups
         is_known = groups is not None or not self.data.groups
         interval = confidence_interval(results, metrics.metric, groups) if is_known else None
-        shown = sorted({index for _, index in mistakes})
-        crops = write_pictures(self.folder / PICTURES, shown, self.samples, self.data)
+        shown = {index: index for _, index in mistakes}
+        crops = write_pictures(self.folder / PICTURES, self.samples, shown, self.data)
         note: str | None = NOT_DRAWN if crops else "no image is readable"  # why there are no attention maps
         if crops and model is not None:
             note = write_attention(self.folder / PICTURES, crops, model, self.evaluator)

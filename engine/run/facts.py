@@ -73,21 +73,17 @@ class Model:
     trainable: Count | None = None
 
     def __str__(self) -> str:
-        return f"Model: {self.size}, {self.flops}"
+        if self.flops_per_image is None:
+            return f"Model: {self.size}; its FLOPs cannot be counted: no TFLOP/s, no MFU"
+        about = f"Model: {self.size}, {three_digits(self.flops_per_image / 1e9)} GFLOP per training image"
+        if self.peak_flops_per_second is None:
+            return f"{about}; no datasheet peak for this device and dtype: no MFU"
+        return f"{about}; datasheet peak: {three_digits(self.peak_flops_per_second / 1e12)} TFLOP/s"
 
     @property
     def size(self) -> str:
         trainable = "" if self.trainable is None else f", {self.trainable / 1e6:.3f} M trainable"
         return f"{self.parameters / 1e6:.3f} M parameters{trainable}"
-
-    @property
-    def flops(self) -> str:
-        if self.flops_per_image is None:
-            return "the FLOPs of this model cannot be counted: no TFLOP/s, no MFU"
-        flops = f"{three_digits(self.flops_per_image / 1e9)} GFLOP per training image"
-        if self.peak_flops_per_second is None:
-            return f"{flops}; no datasheet peak for this device and dtype: no MFU"
-        return f"{flops}; datasheet peak: {three_digits(self.peak_flops_per_second / 1e12)} TFLOP/s"
 
     def tflops_per_second(self, images_per_second: float) -> float | None:
         """images_per_second: over all devices."""

@@ -37,15 +37,21 @@ class _LineFormatter(logging.Formatter):
 
 
 class _Console(logging.Handler):
-    """Writes lines above the progress bar; notes and warnings wait for `begin`, and are one line each after it."""
+    """Writes lines above the progress bar; notes and warnings wait for `begin`, and are one line each after it.
 
-    def __init__(self, shows_all: bool) -> None:
+    Records warnings, also of modules without a `RunLogger`, such as the cache of shards.
+    """
+
+    def __init__(self, record: RunRecord, shows_all: bool) -> None:
         super().__init__(logging.DEBUG if shows_all else logging.INFO)
+        self._record = record
         self.setFormatter(_LineFormatter())
         self._waiting: list[tuple[int, str]] | None = []  # levels and lines
         self.has_file = False  # with all lines in full
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            self._record.add_warning(record.getMessage())
         line = self.format(record).removeprefix(_MARK)
         if record.levelno == logging.INFO:
             self.show(line, is_cut=False)
@@ -94,18 +100,6 @@ class _LogFile(logging.FileHandler):
             super().close()
 
 
-class _Warnings(logging.Handler):
-    """Records warnings, also of modules without a `RunLogger`, such as the cache of shards."""
-
-    def __init__(self, record: RunRecord) -> None:
-        super().__init__()
-        self._record = record
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.WARNING:
-            self._record.add_warning(record.getMessage())
-
-
 class RunLogger:
     """Writes the log of a run, and records its facts and warnings. Lines in log files start with the time.
 
@@ -118,10 +112,9 @@ class RunLogger:
         self.record, self.started = RunRecord(context.is_main), time.perf_counter()
         self._run, self._rank = _new_logger(RUN_LOG), _new_logger(RANK_LOG)
         self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else LOG)]
-        self._console = _Console(shows_all) if context.is_main else None
+        self._console = _Console(self.record, shows_all) if context.is_main else None
         if self._console:
             self._run.addHandler(self._console)
-            self._run.addHandler(_Warnings(self.record))
             self._files.append((self._run, LOG))
         else:
             self._run.addHandler(logging.NullHandler())  # without a handler, Python prints warnings
