@@ -1,7 +1,7 @@
 """The head of a page: state, result, model and data; and the verdict on a run.
 
-The verdict is the line at the end of a run whose model is worse than a baseline, its own probe or its raw weights, has
-not been trained enough, or overfits. Differences within their standard error are none.
+The verdict is the line at the end of a run whose model is worse than a baseline or its own probe, or overfits.
+Differences within their standard error are none.
 """
 
 import json
@@ -174,7 +174,7 @@ def details_of(run: RunContents) -> dict[str, str]:
     }
 
 
-_RISE, _MAX_GAP, _OVERFITS = 2.0, 2.0, 10.0  # points, or the noise: of a rise; of training above validation
+_RISE, _OVERFITS = 2.0, 10.0  # points, or the noise: of a rise; of training above validation
 _WEIGHTED = ("DATA.BALANCED_SAMPLING", "LOSS.CLASS_WEIGHTS")
 _MIXED = ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX", *_WEIGHTED)
 _MANY = 1e9  # images, if their number is not known
@@ -196,7 +196,7 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
 
 def _defects(run: RunContents) -> Iterator[tuple[str, str]]:
     """Top-1 of training means nothing with mixed images or a teacher."""
-    options, metric = run.options, run.metric
+    options = run.options
     epochs = [row for row in run.epochs if row["epoch"]]  # epoch 0 is the probe
     evaluated = [row for row in epochs if points([row], "epoch", "val_top1")]
     train, val = ([y for _, y in points(evaluated, "epoch", f"{split}_top1")] for split in ("train", "val"))
@@ -205,14 +205,8 @@ def _defects(run: RunContents) -> Iterator[tuple[str, str]]:
     longer = _command(run, f"-resume={run.folder.absolute()}", f"-epochs={2 * options['TRAIN.NUM_EPOCHS']}")
 
     better = _better_rivals(run)
-    _, other, rival, scores = max(better, default=(0.0, 0.0, "", ""))
-    average, raw = (run.measured(name) or 0.0 for name in ("average_score", "raw_score"))
-    least = max(_MAX_GAP, _noise(average, raw, _sample_size(run, metric.name)))
-    if average and raw and metric.sign * (raw - average) > least and not (better and raw < other):
-        text = "The average of the weights is worse than the raw weights of the last epoch"
-        command = longer if options["TRAIN.MODEL_EMA_WARMUP"] else _again(run, "TRAIN.MODEL_EMA_WARMUP=true")
-        yield f"{text}: {metric.title} {metric.text(average)} against {metric.text(raw)}.", command
     if better:
+        _, _, rival, scores = max(better)
         has_one = len(val) == 1 < options["TRAIN.NUM_EPOCHS"]
         if rises or options["TRAIN.MINUTES"] or (has_one and rival in BASELINES):  # one evaluation cannot rise
             command = longer
@@ -226,8 +220,6 @@ def _defects(run: RunContents) -> Iterator[tuple[str, str]]:
         return
     gap, noise = train[-1] - val[-1], _noise(train[-1], val[-1], images)
     figures = f"training top-1 {percent(train[-1])} and validation top-1 {percent(val[-1])}"
-    if rises and _rises(train, images) and gap <= max(_MAX_GAP, noise):
-        yield f"The model underfits: {figures} still rise.", longer
     early = [y for x, y in points(evaluated, "epoch", "val_top1") if 3 * x <= len(epochs)]
     if early and gap > max(_OVERFITS, 2 * noise) and max(val) < max(early) + _RISE:
         text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"
