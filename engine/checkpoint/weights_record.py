@@ -57,7 +57,7 @@ _NAME_ENTRIES = (  # the first one decides
 _MAYBE_NAMES = ("target_names", "categories", "labels", "names", "vocab")  # unless they are numbers
 _LISTS_OF_OBJECTS = ("classes_", "items")  # of scikit-learn's LabelEncoder; of fastai's CategoryMap, and of its `L`
 _NO_NAME = re.compile(r"LABEL_\d+")  # transformers', without names
-_MAX_NAMES_BYTES, _MAX_SCALAR_BYTES = 10**7, 10**4  # of an array of names; of one name or number
+_MAX_NAMES_BYTES, _MAX_NUMBERS = 10**7, 10**4  # of an array
 HELD_OUT_FILE = "held_out.json"
 
 
@@ -224,29 +224,22 @@ def _entries_of(content: Any) -> Mapping[Any, Any]:
 
 
 def _plain(content: Any) -> Any:
-    """A list or dict of texts and numbers in place of numpy's and torch's, and of objects; else the content itself.
+    """Lists, dicts, texts and numbers in place of numpy's and torch's, and of objects; else the content itself.
 
     Objects: dicts of other classes, scikit-learn's LabelEncoder, fastai's CategoryMap of an `L`.
     Raises an exception of any type for a damaged array, and for one that takes more memory than names do.
     """
     if isinstance(content, Inert) and (name := next(filter(content.attributes.__contains__, _LISTS_OF_OBJECTS), None)):
         return _plain(content.attributes[name])
-    if isinstance(content, torch.Tensor) and content.ndim == 1 and content.numel() < _MAX_SCALAR_BYTES:
+    if isinstance(content, torch.Tensor) and content.numel() < _MAX_NUMBERS:
         return content.tolist()
     if isinstance(content, ArrayRecord):
-        if len(content.shape) != 1 or len(content.content) > _MAX_NAMES_BYTES or content.dtype.code[0] not in "UO":
+        if len(content.content) > _MAX_NAMES_BYTES or (content.shape and content.dtype.code[0] not in "UO"):
             raise ValueError("no names")
-        content = content.content if isinstance(content.content, list) else content.array().tolist()
+        return content.content if isinstance(content.content, list) else content.array().tolist()
     if entries := _entries_of(content):
-        return {_plain_scalar(key): _plain_scalar(value) for key, value in entries.items()}
-    return list(map(_plain_scalar, content)) if isinstance(content, list | tuple) else content
-
-
-def _plain_scalar(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.item()
-    is_scalar = isinstance(value, ArrayRecord) and value.shape == () and len(value.content) < _MAX_SCALAR_BYTES
-    return value.array().item() if is_scalar else value
+        return {_plain(key): _plain(value) for key, value in entries.items()}
+    return list(map(_plain, content)) if isinstance(content, list | tuple) else content
 
 
 def read_record(weights: str) -> WeightsRecord | None:
