@@ -107,7 +107,7 @@ def test_several_labels_and_unreadable_images(tmp_path, cpu):
 
 def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path, cpu, monkeypatch):
     monkeypatch.setattr("engine.features.classifiers._L2_VALUES", (1e-2,))  # a fit takes half a second
-    folder = train(probe_flags(tmp_path, trained_digits(), "EVAL.SUSPECTS=true"), cpu)
+    folder = train(probe_flags(tmp_path, trained_digits(), "EVAL.SUSPECTS=true"), cpu, pictures=True)
     listed = read_rows(folder / "suspects" / "suspects.csv")
     margins = [float(row["margin"]) for row in listed]
     assert 0 < len(listed) < 500 and margins == sorted(margins) and margins[-1] < 0
