@@ -36,7 +36,6 @@ def test_options_of_parts_are_saved_with_their_defaults(plugin, tmp_path):
     ("option", "error"),
     [
         ("LOSS.NAME=powr", r"LOSS.NAME .*mean power"),
-        ("LOSS.KWARGS={powr: 1.0}", r"LOSS.KWARGS.powr: .*mean power"),
         ("LOSS.KWARGS={power: -1.0}", r"LOSS.KWARGS.power: .*greater than"),
         ("DATA.HOST_AUGMENTATIONS={ad: {}}", r"HOST_AUGMENTATIONS.ad: .*mean add"),
         ("DATA.DEVICE_AUGMENTATIONS={drift: 3}", r"DEVICE_AUGMENTATIONS.drift.drift: "),
@@ -80,12 +79,9 @@ def test_a_changed_plugin_is_a_warning(plugin, tmp_path):
     ("text", "error"),
     [
         ("from datasets import load_dataset", r":1: ImportError: .*AmpViT's package .*Hugging Face's"),
-        ("import datasets\ndatasets.Dataset", r":2: ImportError: .*AmpViT's package .*Hugging Face's"),
         (None, "cannot be read: No such file"),
         ("x = 1\n\ny = x + z\n", r":3: NameError: name 'z'"),
-        ("x = = 1", r":1: SyntaxError"),
         ("import configs.parts\nconfigs.parts.loss('bce')", r":2: ValueError: there is already a loss bce"),
-        ("from configs.parts import loss\n@loss\ndef own(): ...", r":2: ValueError: a loss has a name"),
         ("from configs.parts import loss\n@loss('own', dict)\ndef own(): ...", r":2: ValueError: .*a subclass"),
     ],
 )  # fmt: skip

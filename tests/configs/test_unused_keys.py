@@ -34,13 +34,10 @@ def matches(key: str, patterns: list[str]) -> bool:
         (["-predict", ".", WEIGHTS, "-lr=3", "-opts", "DATA.GROUPS=x"], "-predict PATH does not use -lr, DATA.GROUPS"),
         (["-predict", ".", WEIGHTS, "-opts", "DATA.IMAGE_ROOT=x"], "-predict PATH does not use DATA.IMAGE_ROOT"),
         (["-predict", "a.csv", WEIGHTS, "-opts", "DATA.IMAGE_ROOT=x", "DATA.ENCODING=gbk"], ""),
-        (["-embed", "a.csv", WEIGHTS, "-opts", "EVAL.TTA=flip"], "-embed PATH does not use EVAL.TTA"),
-        (["-predict", "-data_path=x", WEIGHTS, "-opts", "DATA.GROUPS=(x)"], ""),
         (["-eval", WEIGHTS, "-batch_size=3", "-compile", "-amp"], "-eval does not use -compile"),
         (["-eval", WEIGHTS, "-dry_run", "-epochs=3"], "-eval does not use -epochs"),
         (["-cfg=configs/vit_digits.yaml", "-eval", WEIGHTS], ""),  # of the recipe: TRAIN, LOSS
         (["-cfg=configs/vit_digits.yaml", "-profile", "-opts", "SAVE_FREQ=1"], "-profile does not use SAVE_FREQ"),
-        (["-cfg=configs/vit_digits.yaml", "-lr=1", "-opts", "DATA.HFLIP_PROB=0"], ""),
         (["-cfg=configs/probe.yaml", "-opts", "DATA.HFLIP_PROB=0"], "MODEL.TUNE probe does not use DATA.HFLIP_PROB"),
         (["-cfg=configs/finetune.yaml", "-lr=1", "-opts", "MODEL.TUNE=probe"], "MODEL.TUNE probe does not use -lr"),
         (["-cfg=configs/probe.yaml", "-opts", "TRAIN.SMOOTHING=0.1"], ""),
