@@ -144,11 +144,3 @@ def test_dry_run_prints_sizes_and_does_not_train(imagenet, tmp_path, capsys):
 def test_several_processes_are_refused_by_the_script_for_one(imagenet, tmp_path):
     with pytest.raises(UserError, match=r"-ngpus 2: .*main_multi_gpu\.py"):
         main_single_gpu.main([*flags(imagenet, tmp_path, "-ngpus=2")])
-
-
-@pytest.mark.slow
-def test_a_user_error_is_one_line_and_a_traceback_with_debug(imagenet, tmp_path):
-    argv = flags(imagenet, tmp_path, "-data_path=/nowhere")
-    printed = run_script("main_single_gpu.py", *argv, status=1)
-    assert printed.count("error: ") == 1 and "/nowhere" in printed and "Traceback" not in printed
-    assert "Traceback" in run_script("main_single_gpu.py", *argv, "-debug", status=1)

@@ -131,14 +131,3 @@ def test_configs_and_the_entry_scripts_import_no_torch():
     loaded = loaded_with(*(module for module in modules if module.startswith(("configs.", "main_"))))
     assert {"configs.schema.families.registry", "configs.flags", "configs.resolve"} < loaded
     assert not {"torch", "torchvision", "timm", "numpy"} & loaded
-
-
-@pytest.mark.slow
-def test_a_training_command_imports_no_other_command_no_page_and_no_optional_package():
-    """Nor shards, FSDP on one rank, and profiling."""
-    loaded = loaded_with("main_single_gpu", "engine.commands.run", "engine.commands.train")
-    unused = r"datasets\.shards|engine\.(profiling|report\.[a-z]|parallel\.(ddp|fsdp))"
-    unused += r"|engine\.commands\.(evaluate|predict|profile|dry_run)$"
-    assert {"engine.training.step", "engine.parallel.strategy"} < loaded
-    assert not {module for module in loaded if re.match(unused, module)} | loaded & OPTIONAL_MODULES
-    assert not loaded_with("scripts.make_shards", "scripts.index_shards") & OPTIONAL_MODULES

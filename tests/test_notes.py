@@ -54,9 +54,7 @@ def reads(source: str) -> list[str]:
     "source",
     [  # as they were once
         "self.warn(note) if 'Warning: ' in note else self.info(note)",
-        "any(NO_KNOWN_CLASS in note for note in weight_notes)",
         "[note for note in class_notes if not note.startswith(_UNCLEAR)]",
-        "len([note for note in new_heads if 'not in the file' in note])",
         "source, *others = notes or ['weights']\nsource = _OF_STUDENT.sub('', source)",
         "[note for note in samples.notes if note.text.startswith('Warning')]",
     ],

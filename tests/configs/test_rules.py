@@ -1,7 +1,6 @@
 """The rules of options (configs/resolve.py): -model, presets, old keys, defaults, facts of the data -> one `Config`."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from conftest import ROOT
@@ -16,7 +15,6 @@ from configs.schema.compute import PRESETS
 from configs.yaml_io import parse_value, write_yaml
 from utils.errors import Findings, UserError
 
-FACTS = Facts(classes=7)
 GLOBAL_BATCH = ("DATA.GLOBAL_BATCH_SIZE=24", "DATA.BATCH_SIZE=2")
 
 
@@ -70,15 +68,6 @@ def test_the_batch_sizes_and_ranks_of_the_error_work(total, num_ranks, batch_siz
             assert steps_of(num_ranks, keys[0], f"DATA.BATCH_SIZE={size}") >= 1
         else:
             assert steps_of(num_ranks, str(error).rpartition("use ")[2], keys[1]) >= 1
-
-
-def test_a_resumed_run_is_resolved_again_for_its_ranks(tmp_path):
-    first = follow_facts(options(*GLOBAL_BATCH), replace(FACTS, ranks=2))
-    assert follow_facts(first, replace(FACTS, ranks=2)) == first
-    (tmp_path / "config.yaml").write_text(to_yaml(first))
-    resumed = follow_facts(parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config, replace(FACTS, ranks=4))
-    assert (first.train.accum_iter, resumed.train.accum_iter) == (6, 3)
-    assert resumed.model_copy(update={"train": first.train}) == first
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from configs.command_line import parse_command_line
 from configs.schema import Config
 from models.blocks import FeatureModel
 from models.build import build_model
-from models.tuning import set_training
 from models.vit import build_vit
 from utils.notes import Note
 
@@ -111,15 +110,6 @@ def test_a_fixed_position_embedding_is_not_read_from_weights(tmp_path):
     assert torch.equal(model.pos_embed, build_vit(config.model, config.data).pos_embed)
     assert torch.equal(model.cls_token, learned.cls_token)
     assert fitted.remarks == [Note("log", "fixed by a formula, not read: pos_embed")]
-
-
-def test_frozen_batch_norm_keeps_its_statistics():
-    config = parse_command_line(["-image_size=32", "-opts", "MODEL={TYPE: timm, NAME: resnet18, TUNE: head}"]).config
-    model, _ = build_model(config.model, config.data, CPU)
-    before = model.bn1.running_mean.clone()
-    set_training(model, config.model)
-    model(torch.randn(2, 3, 32, 32))
-    assert torch.equal(before, model.bn1.running_mean)
 
 
 @pytest.mark.parametrize("weights", ["vit", "checkpoint.pdparams"])

@@ -41,15 +41,6 @@ def test_evaluation_equals_timms_and_training_keeps_half(block):
     assert B / 2 <= changed.sum() < B  # by one branch or both
 
 
-def test_kept_samples_are_scaled():
-    x = torch.zeros(B, N, C)
-    for kept in (1, 4, 15):
-        added = add_residual(x, lambda part: part + 1, kept)
-        values = added.flatten(1).unique(dim=1)
-        assert values.shape == (B, 1) and values.count_nonzero() == kept
-        assert values.sum().item() == pytest.approx(B)
-
-
 def test_only_kept_samples_have_gradients():
     torch.manual_seed(0)
     branch, x = nn.Linear(C, C), torch.randn(B, N, C, requires_grad=True)

@@ -16,15 +16,14 @@ from conftest import CPU, ROOT, TINY_VIT, noise_folder, only_run, read_result, t
 from timm.data import resolve_model_data_config
 
 from configs.command_line import parse_command_line
-from configs.schema import Amp, Data
+from configs.schema import Amp
 from datasets.sources.samples import Samples
-from engine.checkpoint.weights_record import describe_data, read_record
+from engine.checkpoint.weights_record import read_record
 from engine.commands.run import run
 from models.build import build_model
 from models.weights.choose import EVALUATE
 from scripts import export
 from scripts.exporting import formats
-from scripts.exporting.hub import data_config
 from scripts.exporting.run import Reference, make_reference, replaced
 from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
@@ -222,13 +221,3 @@ def test_an_export_replaces_the_old_one_only_when_it_is_complete(tmp_path, is_fo
             if error:
                 raise error
         assert file.read_text() == expected and list(target.parent.iterdir()) == [target]
-
-
-@pytest.mark.parametrize(("resize", "mode"), [("crop", "center"), ("squash", "squash"), ("pad", "border")])
-def test_timm_gets_our_preprocessing(resize, mode):
-    """tests/datasets/transforms compares the pixels of timm's modes."""
-    options = {"IMAGE_SIZE": 32, "IMAGE_CHANNELS": 1, "RESIZE": resize, "CROP_PCT": 0.9, "INTERPOLATION": "bilinear"}
-    data = Data.model_validate(options | {"IMAGENET_MEAN": [0.4], "IMAGENET_STD": [0.2]})
-    found = data_config(describe_data(data, None)["preprocessing"])
-    expected = {"crop_mode": mode, "crop_pct": 0.9, "interpolation": "bilinear", "input_size": (1, 32, 32)}
-    assert expected | {"mean": (0.4,), "std": (0.2,)} == {key: found[key] for key in (*expected, "mean", "std")}

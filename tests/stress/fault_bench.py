@@ -31,7 +31,7 @@ from utils.processes.entry import run_and_report_errors
 _AT_A_TIME = 2
 _WAITING_AT_A_TIME = 6
 _REPRESENTATIVE = (
-    r"^(command line|a GPU|data|image|weights|resume: auto|tar: )"
+    r"^(command line|a GPU|data|weights|resume: auto|tar: )"
     r"|^(tar server: (away|goes)|SIGTERM in|SIGKILL|rank 1 (killed|terminated)|worker killed|a closed terminal)"
     r"|^(Ctrl-C on|the launcher)|^sharded run: rank 0 killed|^output: (a file|read-only|a full disk)"
 )

@@ -86,18 +86,15 @@ def one_fails_and_its_exit_hangs(context: ProcessContext) -> None:
     one_fails(context)
 
 
-def one_hangs(context: ProcessContext) -> None:
+def one_hangs(context: ProcessContext, is_stopped: bool = False) -> None:
     set_process_group_timeout(timedelta(seconds=3.0))
     if context.rank == 1:
-        time.sleep(600)
+        os.kill(os.getpid(), signal.SIGSTOP) if is_stopped else time.sleep(600)
     all_reduce_sum(torch.zeros(1), context)
 
 
 def one_is_stopped(context: ProcessContext) -> None:
-    set_process_group_timeout(timedelta(seconds=3.0))
-    if context.rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    all_reduce_sum(torch.zeros(1), context)
+    one_hangs(context, is_stopped=True)
 
 
 def all_fail(context: ProcessContext) -> None:

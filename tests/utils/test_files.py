@@ -26,7 +26,7 @@ from utils.files import (
     verify_checksum,
 )
 from utils.seeding import derive_seed
-from utils.tables import format_duration, read_rows, safe_cell, unescaped_cell
+from utils.tables import read_rows, safe_cell, unescaped_cell
 
 
 @pytest.fixture
@@ -124,16 +124,6 @@ def test_a_file_is_read_whole_although_the_system_returns_parts(tmp_path, monkey
     with pytest.raises(OSError, match="not a regular file"):
         read_regular_file(str(tmp_path), max_bytes=1)
     assert len(os.listdir("/dev/fd")) == before
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (4.24, "4.2s"), (9.97, "10s"), (59.7, "1m00s"), (36_180, "10h03m"), (86_399.9, "1d00h"),
-    ],
-)  # fmt: skip
-def test_durations(seconds, text):
-    assert format_duration(seconds) == text
 
 
 def test_a_limit_on_the_file_size_is_named(tmp_path):

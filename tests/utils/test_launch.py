@@ -25,11 +25,9 @@ SRUN_16 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "16"}
 @pytest.mark.parametrize(
     ("started_by", "env"),
     [
-        (None, {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}),  # an interactive shell
         ("srun", SRUN_2 | {"PMI_RANK": "0"}),  # srun --mpi=pmi2
         ("mpirun", SRUN_2 | OPEN_MPI),
         ("torchrun", SRUN_2 | {"LOCAL_RANK": "0"} | ONE_OF_16),
-        ("torchrun", {"RANK": "0", "WORLD_SIZE": "1"}),
         ("srun", SRUN_16 | ONE_OF_16),  # exported by a script; srun knows the local rank
     ],
 )
@@ -40,7 +38,6 @@ def test_launcher(started_by, env):
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ({"WORLD_SIZE": "2"}, "without LOCAL_RANK"),
         ({"PET_NNODES": "2", "RANK": "1", "WORLD_SIZE": "8"}, "without LOCAL_RANK"),  # a PyTorchJob
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_LOCAL_RANK"),
     ],
@@ -115,7 +112,6 @@ def test_srun_variables():
     [
         (SRUN, "SLURM_PROCID", None),
         (SRUN, "SLURM_NODEID", "4"),
-        (SRUN, "SLURM_NODEID", "x"),
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}, "PMI_SIZE", None),
     ],
 )
@@ -158,8 +154,6 @@ if case in ("killed", "fails", "waits") and rank == "0":
     sys.exit(1)
 if case == "handled" and rank == "1":
     sys.exit(143)
-if case == "real-time" and rank == "1":
-    os.kill(os.getpid(), 40)
 if case == "killed" and rank == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 if case == "fails" and rank == "1":
@@ -175,7 +169,6 @@ time.sleep(0 if case == "ends" else 600)
         ("ends", 0, ()),
         ("fails", 3, ()),  # the rank has printed why
         ("killed", 137, ("rank 1", "SIGKILL", "memory")),
-        ("real-time", 168, ("rank 1", "signal 40")),
         ("waits", 1, ("rank 1 does not respond", "rank 0 waits")),
         ("handled", 143, ("SIGTERM",)),
         ("signal", 138, ("SIGUSR1",)),

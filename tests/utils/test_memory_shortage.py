@@ -25,11 +25,9 @@ NO_CONFIG = "No valid triton configs. OutOfMemoryError: out of resource: triton_
 GPU_SHORTAGES = [
     (torch.OutOfMemoryError, "CUDA out of memory. {Tried to allocate 2.00 GiB.}"),
     (torch.AcceleratorError, OUT_OF_MEMORY),
-    (RuntimeError, "{Triton Error [CUDA]: out of memory}"),
     (RuntimeError, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_{DEVICE_ALLOCATION_FAILED}"),
     (RuntimeError, f"{SDPA}\n{{CUDA ran out of memory outside}} PyTorch's allocator."),
     (dist.DistBackendError, f"{NCCL}{{Cuda failure 2 'out of memory'}}"),
-    (dist.DistBackendError, f"{NCCL}{{Failed to CUDA calloc}} async 32 bytes"),
     (lambda text: InductorError(torch.OutOfMemoryError(text), None), "{CUDA out of memory. Tried}"),
 ]
 HOST_SHORTAGES = [
@@ -37,11 +35,9 @@ HOST_SHORTAGES = [
     (RuntimeError, "err == 0. {DefaultCPUAllocator: can't allocate memory}: you tried to allocate 34359738368 bytes."),
     (RuntimeError, "{unable to mmap} 1024 bytes from file </torch_1>: Cannot allocate memory (12)"),
     (RuntimeError, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_{HOST_ALLOCATION_FAILED}"),
-    (dist.DistBackendError, f"{NCCL}{{Failed to CUDA host alloc}} 4096 bytes"),
 ]
 OTHER_ERRORS = [
     RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k )`"),
-    RuntimeError(SDPA.replace("err 2", "err 1")),
     torch.AcceleratorError("CUDA error: device-side assert triggered"),
     dist.DistBackendError(f"{NCCL}Cuda failure 1 'invalid argument'"),
     InductorError(RuntimeError(NO_CONFIG), None),

@@ -1,12 +1,9 @@
 import contextlib
 import io
-import os
 import random
 import sys
-import threading
 import warnings
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +14,7 @@ from PIL import Image, ImageOps, features
 from datasets.decoding import decode
 from datasets.decoding.decode import Decoding, open_image
 from datasets.decoding.images import BadImage
-from datasets.decoding.partial_jpeg import captured_stderr, decode_part
+from datasets.decoding.partial_jpeg import decode_part
 from datasets.transforms.host import random_crop_box
 from tests.datasets.photo import PHOTO, as_tensor, decode_image, encode
 from utils.errors import UserError
@@ -326,22 +323,3 @@ def test_max_pixels_and_the_longest_side():
     with pytest.raises(BadImage, match=r"DATA.MAX_PIXELS=10000"):
         open_image(data, 3, lambda: "x", Decoding(max_pixels=9999))
     assert open_image(data, 3, lambda: "x", Decoding(max_pixels=10_000)).size == (10, 1000)
-
-
-def test_text_of_libraries_reaches_the_threads_that_decode_and_nobody_else(capfd):
-    begun, ended = threading.Barrier(2, timeout=20), threading.Barrier(2, timeout=20)
-
-    def decode(name: str) -> list[str]:
-        with captured_stderr() as lines:
-            begun.wait()
-            os.write(2, f"{name}\n".encode())
-            ended.wait()
-        return lines
-
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(decode, ("a", "b")))
-    os.write(2, b"of the process")
-    assert all(set(lines) <= {"a", "b"} for lines in found) and {"a", "b"} <= {*found[0], *found[1]}
-    with captured_stderr() as lines:
-        pass
-    assert not lines and capfd.readouterr().err == "of the process"

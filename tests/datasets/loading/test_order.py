@@ -5,14 +5,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from conftest import GREY, assert_same_state, eval_loader_for, samples_for, train_batches_for
+from conftest import GREY, assert_same_state, samples_for, train_batches_for
 from timm.data.distributed_sampler import RepeatAugSampler
 
-from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
+from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line
 from datasets.batch import PADDING
-from datasets.decoding.images import BadImage
-from datasets.loading.loader import TrainBatches, epoch_layout
 from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler, balanced_order
 from utils.errors import UserError
 
@@ -87,18 +85,6 @@ def test_an_evaluation_reads_each_sample_once_from_any_batch_on(num_samples, fir
     assert EvalSampler(num_samples, 4, 0, world_size, first).end(len(ranks[0])) == num_samples
 
 
-def test_batches_start_at_any_position(cpu):
-    config = config_for("TRAIN.WARMUP_EPOCHS=0", "DATA.AFFINE_DEGREES=9")
-    (samples,) = samples_for(config, cpu, "train")
-    batches = TrainBatches(config, samples, cpu, epoch_layout(config, samples, plan_batches(config, 1)))
-    expected = list(batches.iterate(0, 0, num_epochs=2))
-    assert len(expected) == 56
-    for epoch, batch in ((0, 27), (1, 3)):
-        rest = batches.iterate(epoch, batch, num_epochs=2)
-        for one, other in zip(expected[28 * epoch + batch :], rest, strict=True):
-            assert_same_state(list(one), list(other))
-
-
 def config_for(*options: str):
     given = ["-dataset=digits", "-image_size=16", "-batch_size=50", "-opts", *GREY, "MODEL.NUM_CLASSES=10"]
     return parse_command_line([*given, *options]).config
@@ -118,14 +104,6 @@ def test_batches_do_not_depend_on_the_number_of_workers(cpu):
     assert len(alone) == len(shared) == 1437 // 50
     for one, other in zip(alone, shared, strict=True):
         assert_same_state(list(one), list(other))
-
-
-def test_an_unreadable_image_is_an_error_that_says_how_to_skip_it(tmp_path, cpu):
-    (tmp_path / "x.jpg").write_bytes(b"\xff\xd8 not an image")
-    (tmp_path / "val_list.txt").write_text("x.jpg 0\n")
-    config = parse_command_line([f"-data_path={tmp_path}", "-num_workers=0"]).config
-    with pytest.raises(BadImage, match=r"x\.jpg: .*ON_BAD_IMAGE=skip$"):
-        next(iter(eval_loader_for(config, *samples_for(config, cpu, "val"), cpu)))
 
 
 @pytest.mark.parametrize(("num_samples", "world_size", "batch_size"), [(1024, 4, 16), (300, 2, 10)])

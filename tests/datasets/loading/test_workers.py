@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import CPU, ROOT
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
@@ -34,8 +33,6 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.system import CoreShare
 from utils.torch_compat import loader_workers
-
-CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
 class KeysOfBatches:
@@ -93,16 +90,14 @@ def assert_gone(*pids: int) -> None:
         time.sleep(0.05)
 
 
-HANGING = r"worker.* 9 s; .*DATA\.DATA_PATH.*TIMEOUT_SECONDS"
+HANGING = r"worker.* 4 s; .*DATA\.DATA_PATH.*TIMEOUT_SECONDS"
 
 
 @pytest.mark.parametrize(
     ("sent", "is_between", "line"),
     [
         (signal.SIGBUS, False, r"worker \d+ was killed by SIGBUS, .*/dev/shm .*--shm-size"),
-        (signal.SIGSEGV, False, r"worker \d+ was killed by SIGSEGV, .*-num_workers=0"),
         (signal.SIGKILL, True, r"worker \d+ was killed by SIGKILL, .*-num_workers"),
-        (signal.SIGSTOP, False, HANGING),
         (signal.SIGSTOP, True, HANGING),
         (None, False, HANGING),
     ],
@@ -110,7 +105,7 @@ HANGING = r"worker.* 9 s; .*DATA\.DATA_PATH.*TIMEOUT_SECONDS"
 @pytest.mark.slow
 def test_a_worker_that_is_killed_or_hangs(sent, is_between, line):
     """During an evaluation, and between two: the wait for workers that start again has the same lines and limit."""
-    loader = loader_of(Images("none" if sent else "a hanging disk"), timeout_seconds=10)
+    loader = loader_of(Images("none" if sent else "a hanging disk"), timeout_seconds=5)
     batches = iter(loader)
     workers = workers_of(batches, loader)
     if is_between:
@@ -121,16 +116,6 @@ def test_a_worker_that_is_killed_or_hangs(sent, is_between, line):
         list(loader if is_between else batches)
     loader._batches._iterator = None
     assert_gone(*workers)
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_stopped_for_a_while_between_two_evaluations():
-    loader = loader_of(Images(), timeout_seconds=10)
-    assert len(list(loader)) == 100
-    worker = loader_workers(loader._batches._iterator)[1].pid
-    os.kill(worker, signal.SIGSTOP)
-    threading.Timer(2.0, os.kill, (worker, signal.SIGCONT)).start()
-    assert len(list(loader)) == 100
 
 
 @pytest.mark.slow
@@ -227,16 +212,14 @@ def test_the_end_of_the_thread_that_pins_batches_is_found_before_the_timeout(mon
         next(iter(loader))
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_shortage_of_pinned_memory(monkeypatch, workers):
+def test_shortage_of_pinned_memory(monkeypatch):
     """The workers live; the exception keeps its type and says that a batch was being loaded."""
 
     def cannot_pin(_):
         raise torch.AcceleratorError("Caught AcceleratorError in pin memory thread for device 0.\nOriginal ...")
 
-    loader = loader_of(Images(), workers=workers)
-    iterator = "_SingleProcessDataLoaderIter" if workers == 0 else "_MultiProcessingDataLoaderIter"
-    monkeypatch.setattr(f"torch.utils.data.dataloader.{iterator}._next_data", cannot_pin)
+    loader = loader_of(Images(), workers=0)
+    monkeypatch.setattr("torch.utils.data.dataloader._SingleProcessDataLoaderIter._next_data", cannot_pin)
     with pytest.raises(torch.AcceleratorError, match="pin memory thread") as raised:
         next(iter(loader))
     assert IN_LOADING in raised.value.__notes__
@@ -370,8 +353,6 @@ def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
     [
         (["-dataset=folder", "-data_path=."], True),
         (["-dataset=folder", "-data_path=.", "-num_workers=0"], False),
-        (["-dataset=folder", "-data_path=.", "-dry_run"], False),
-        (["-predict", ".", "-pretrained=a.pth"], False),
         (["-dataset=cifar10", "-data_path=."], False),
         (["-dataset=cifar10", "-data_path=.", "-batch_size=auto", "-opts", "DATA.GLOBAL_BATCH_SIZE=64"], True),
     ],

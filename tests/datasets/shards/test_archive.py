@@ -92,12 +92,9 @@ MIDDLE = NUMBERED.index(b"000009.jpg")
 REFUSED = [
     (NUMBERED[: MIDDLE + 100] + b"\xff" + NUMBERED[MIDDLE + 101 :], f"damaged at byte {MIDDLE:,}"),
     (FILE + tar_of({"b.jpg": b"2"}), "after its end"),
-    (FILE + b"x", "after its end"),
     (member(type=b"2", linkname=b"b"), "link"),
     (member(type=b"6"), "pipe"),
-    (member(type=b"V"), "no file"),
     (member(name=b"b/../a\0"), "not a path inside"),
-    (member(prefix=b"/etc\0", magic=b"ustar\x0000"), "not a path inside"),
     (member(type=b"5", name=b"/a/\0"), "not a path inside"),
     (member(size=b"%011o" % 400_000_001), "400000001 bytes"),
     (member(type=b"L", size=b"%011o" % 65_537), "headers at byte 0 with more than"),
@@ -106,11 +103,9 @@ REFUSED = [
     (pax(b"12 path=a\0b\n") + FILE, "not a path inside"),
     (pax(b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n") + FILE, "damaged at byte 0"),
     (pax(b"31 size=9999999999999999999999\n") + FILE, "400000000"),
-    (pax(b"0 path=a\n") + FILE, "damaged at byte 0"),
     *((pax(record, b"g") + FILE, "global") for record in (b"9 path=a\n", b"9 size=0\n", b"21 GNU.sparse.name=b\n")),
     *((FILE[:1024] + 5000 * pax(b"9 a=bcde\n", kind) + FILE, "headers at byte 1,024") for kind in (b"x", b"g")),
     (b"<html>not found</html>" * 100, "not a tar"),
-    (b"<html>", "cut short"),
     (b"\x1f\x8b\x08" + bytes(600), "compressed"),
 ]
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
-from torchvision.transforms.v2 import CenterCrop, Resize
+from torchvision.transforms.v2 import Resize
 
 from configs.parts import HOST_AUGMENTATIONS, Options
 from configs.schema import Data, Train
@@ -110,17 +110,6 @@ def test_resize_is_pillows_antialiased_filter(box, mode, interpolation, size):
 
 def eval_crop(image: torch.Tensor, **keys) -> torch.Tensor:
     return build_eval_host_transform(Data.model_validate(keys))(LazyImage(image), 0, 0)[0]
-
-
-@pytest.mark.parametrize(
-    ("width", "height", "size", "crop_pct", "interpolation"),
-    [(261, 199, 224, 0.875, "bicubic"), (333, 500, 64, 0.56, "bilinear"), (90, 64, 33, 0.8, "bicubic")],
-)
-def test_center_crop_is_torchvisions(width, height, size, crop_pct, interpolation):
-    image = as_tensor(PHOTO.resize((width, height)))
-    resize = Resize(math.floor(round(size / crop_pct, 6)), InterpolationMode(interpolation), antialias=True)
-    crop = eval_crop(image, IMAGE_SIZE=size, CROP_PCT=crop_pct, INTERPOLATION=interpolation)
-    assert torch.equal(crop, CenterCrop(size)(resize(image)))
 
 
 @pytest.mark.parametrize(("resize", "mode"), [("crop", "center"), ("squash", "squash"), ("pad", "border")])

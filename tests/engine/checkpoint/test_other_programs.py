@@ -10,7 +10,6 @@ from conftest import CPU
 from timm.models import load_state_dict
 
 from configs.command_line import parse_command_line
-from configs.weights import find_weights
 from engine.checkpoint.files import CheckpointWriter, load_checkpoint
 from engine.checkpoint.weights_record import read_record
 from engine.evaluation.session import build_eval_model
@@ -58,14 +57,6 @@ def test_an_evaluation_takes_the_model_that_the_file_of_another_program_names(tm
     assert all(torch.equal(built.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
     with pytest.raises(UserError, match="-model=test_vit2"):
         build_eval_model(options_of_weights(parse_command_line([*words, "-model=test_vit3"]))[0], CPU)
-
-
-def test_folders_without_the_files_of_timm(tmp_path):
-    with pytest.raises(UserError, match=r"is a folder; name the file of weights"):
-        find_weights(str(tmp_path))
-    safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"give a file in it, such as .*/model\.safetensors$"):
-        find_weights(str(tmp_path))
 
 
 def test_the_normalization_follows_one_channel():

@@ -1,6 +1,5 @@
 """A resumed run checks the checkpoint and its folder: changed options, a lock, a missing or discarded best epoch."""
 
-import os
 import re
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,6 @@ from conftest import only_run, read_result, run_folders, step_rows, train
 
 from configs.command_line import parse_command_line
 from engine.checkpoint.files import load_checkpoint
-from engine.checkpoint.run_folder import lock_run_folder
 from engine.commands.run import run
 from utils.errors import UserError
 from utils.files import read_json
@@ -88,13 +86,6 @@ def test_more_epochs_continue_the_longer_cosine(digits_argv, cpu, capsys):
     rates, expected = ([row["lr"] for row in step_rows(run)[22:]] for run in (folder, longer))
     assert rates == expected and len(rates) == 8
     assert f"learning rate {float(rates[0]):.3g}" in (folder / "log.txt").read_text()
-
-
-def test_two_runs_cannot_use_the_same_folder(stopped, digits_argv, cpu, monkeypatch):
-    monkeypatch.setattr("engine.checkpoint.run_folder._LOCK_SECONDS", 0.2)
-    with lock_run_folder(stopped), pytest.raises(UserError, match=rf"{stopped}.*process {os.getpid()}"):
-        train([f"-resume={stopped}", *digits_argv], cpu)
-    train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=4"], cpu)
 
 
 # -resume=auto enters the newest run of the same experiment only.

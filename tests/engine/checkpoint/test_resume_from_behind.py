@@ -86,14 +86,6 @@ def test_a_run_without_its_text_files_continues(digits_run, digits_argv, cpu, mi
     assert (options.model.embed_dim, options.data.batch_size) == (16, 64)
 
 
-def test_options_of_a_checkpoint_without_an_options_file(digits_run, cpu, tmp_path):
-    """A copy continues with its own options, in a new folder, and the log says so."""
-    copy = Path(shutil.copy(digits_run("TRAIN.MAX_STEPS=3") / "last.pth", tmp_path / "copy.pth"))
-    argv = [f"-resume={copy}", f"-output={tmp_path / 'new'}", "-opts", "TRAIN.MAX_STEPS=4"]
-    assert run(parse_command_line(argv), cpu) == 0
-    assert "is not the end of a run; the new run is in" in (only_run(tmp_path / "new") / "log.txt").read_text()
-
-
 @pytest.mark.parametrize("names", [("best.pth",), ("last.pth",), ("best.pth", "config.yaml"), ("epoch-001.pth",)])
 def test_copies_are_no_run(tmp_path, names):
     (copy := tmp_path / "copies").mkdir()

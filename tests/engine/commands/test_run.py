@@ -22,22 +22,6 @@ from utils.metric_table import METRICS
 from utils.status import STATUS
 
 
-def raise_error(error: Exception):
-    def fail(*args, **kwargs):
-        raise error
-
-    return fail
-
-
-def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, cpu, monkeypatch, tmp_path):
-    """The caller of the function that fails takes any RuntimeError for a checkpoint of another model."""
-    run(parse_command_line([*digits_argv, "TRAIN.MAX_STEPS=1"]), cpu)
-    error = torch.AcceleratorError("CUDA error: out of memory")
-    monkeypatch.setattr("engine.parallel.strategy.Strategy.load_optimizer_state", raise_error(error))
-    with pytest.raises(UserError, match=r"^out of GPU memory .* \(CUDA error: out of memory\)$"):
-        run(parse_command_line(["-resume=auto", *digits_argv]), cpu)
-
-
 @pytest.mark.usefixtures("nondeterministic_after_test")
 def test_op_without_a_deterministic_algorithm(digits_argv, cpu, monkeypatch):
     def put(*args, **kwargs):

@@ -39,8 +39,7 @@ def layers_by_hand(model: torch.nn.Module, images: torch.Tensor) -> list[torch.T
 
 
 @pytest.mark.parametrize(
-    ("options", "prefix"),
-    [({}, 1), ({"global_pool": "avg", "class_token": False}, 0), ({"reg_tokens": 2}, 3)],
+    ("options", "prefix"), [({}, 1), ({"global_pool": "avg", "class_token": False}, 0), ({"reg_tokens": 2}, 3)]
 )
 def test_rollout_is_the_product_over_the_layers(options, prefix, cpu):
     model, images = tiny_vit(**options), torch.randn(2, 3, 32, 32)
@@ -99,10 +98,7 @@ def test_the_gradient_is_that_of_finite_differences(cpu):
 
 @pytest.mark.parametrize(
     ("name", "options", "cells"),
-    [
-        ("swinv2_tiny_window8_256", WINDOWS, 14),
-        ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 2}, 2),
-    ],
+    [("swinv2_tiny_window8_256", WINDOWS, 14), ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 2}, 2)],
 )
 def test_every_kind_of_model_has_maps(name, options, cells, cpu):
     model, size = timm.create_model(name, num_classes=5, **options).eval(), options.get("img_size", 32)
@@ -115,17 +111,7 @@ def test_every_kind_of_model_has_maps(name, options, cells, cpu):
 
 
 def test_the_names_of_files_are_safe_and_unique():
-    hostile = [
-        "a/é.png",
-        "b/é.jpg",
-        "../../x.png",
-        "=cmd|'/C'!A.png",
-        "y" * 300,
-        "\n",
-        "",
-        "con\0.png",
-        "tar:1/..png",
-    ]
+    hostile = ["a/é.png", "b/é.jpg", "../../x.png", "=cmd|'/C'!A.png", "y" * 300, "\n", "", "con\0.png", "tar:1/..png"]
     files = [explanation_file(index, name) for index, name in enumerate(hostile)]
     assert len({file.partition("-")[0] for file in files}) == len(files)
     for file in files:

@@ -88,24 +88,6 @@ def test_the_table_of_a_prediction(make, tmp_path):
     assert (tmp_path / "predictions.csv").read_text().startswith("path,class_1,probability_1,class_2,")
 
 
-def test_json_has_the_same_values(make, tmp_path):
-    make()
-    assert read_json(tmp_path) == [
-        {
-            "path": path,
-            "predictions": [] if error else [
-                {"class": "cat", "probability": 0.7},
-                {"class": "dog", "probability": 0.4},
-            ],
-            "target": target,
-            "error": error,
-        }
-        for path, target, error in (
-            ("a.jpg", "cat", None), ("b.jpg", "dog", "is empty (0 bytes)"), ("c.jpg", "emu", None)
-        )
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("threshold", "multi_label", "label"),
     [

@@ -25,12 +25,10 @@ from sklearn.metrics import (
 )
 from test_evaluation_files import files_for
 from timm.task import MultiLabelClassificationEvaluator
-from torch import nn
 
 from datasets.batch import PADDING
 from engine.evaluation.results import (
     SampleResults,
-    calibration,
     class_figures,
     confidence_interval,
     confused_pairs,
@@ -160,18 +158,6 @@ def test_confused_pairs_are_the_confusion_matrix(evaluated):
     expected = confusion_matrix(targets, logits.argmax(-1), labels=np.arange(CLASSES))
     assert (matrix == expected).all()
     assert (np.diff(pairs[:, 2]) <= 0).all() and pairs[:, 2].min() > 0
-
-
-def test_calibration_error_of_a_case_by_hand():
-    """Ten samples at 95% of which 7 are right, and ten at 65% (bin 60..66.7%) of which 6 are right."""
-    confidences = np.array([0.95] * 10 + [0.65] * 10, np.float32)
-    is_right = np.array([True] * 7 + [False] * 3 + [True] * 6 + [False] * 4)
-    bins = calibration(confidences, is_right)
-    assert bins.error == pytest.approx((10 * 25 + 10 * 5) / 20, abs=1e-4)
-    assert bins.count.tolist() == [0] * 9 + [10] + [0] * 4 + [10]
-    assert bins.accuracy[[9, 14]].tolist() == pytest.approx([60, 70])
-    confidences[:2] = 1.0, np.nan
-    assert calibration(confidences, is_right).count[[0, -1]].tolist() == [1, 9]
 
 
 def test_the_calibration_of_each_label_is_that_of_scikit_learn(tmp_path, cpu):
@@ -381,22 +367,3 @@ def test_images_without_labels_are_only_ranked():
     fields = score_classes(torch.tensor([[2.0, 1.0, -1.0]]), torch.zeros(1, dtype=torch.int64), top_k=2)
     assert fields["labels"].tolist() == [[0, 1]]
     assert fields["probabilities"][0].tolist() == pytest.approx([0.880797, 0.731059], rel=1e-5)
-
-
-def test_the_files_have_average_precisions_and_the_highest_losses(tmp_path, cpu):
-    targets, logits = random_case()
-    results, names = results_for(targets, logits), ["=sum", "dog", "cat", "emu", "yak", "unseen"]
-    summary = files_for(tmp_path / "e", names, [f"{index}.jpg" for index in range(N)], cpu).write(
-        results.metrics(), results, nn.Identity(), epoch=3
-    )
-    assert summary == json.loads((tmp_path / "e" / "summary.json").read_text())
-    assert summary["mean_ap"] == results.metrics().score and "top1" not in summary
-    rows = read_rows(tmp_path / "e" / "per_class.csv")
-    assert [row["class"] for row in rows] == ["'=sum", *names[1:]]
-    assert [int(row["count"]) for row in rows] == targets.sum(0).tolist()
-    assert [row["ap"] for row in rows] == [*(f"{ap:.4f}" for ap in results.ranking.average_precision[:-1]), ""]
-    worst = read_rows(tmp_path / "e" / "mistakes.csv")[0]
-    index = int(results.losses.argmax())
-    assert (int(worst["index"]), worst["kind"]) == (index, "highest_loss")
-    assert set(worst["true"].split(" | ")) == {rows[label]["class"] for label in np.flatnonzero(targets[index])} or {""}
-    assert not (tmp_path / "e" / "confusion.csv").exists() and (tmp_path / "e" / "calibration.csv").exists()

@@ -85,16 +85,6 @@ def test_noise_gets_a_strong_penalty_and_separable_classes_a_weak_one(data):
     assert fit_probe(separable, targets, C, loss)[2] <= 1e-3
 
 
-def test_folds_are_stratified():
-    targets = torch.tensor(np.random.default_rng(0).choice(4, 101, p=[0.5, 0.3, 0.15, 0.05]))
-    folds = stratified_folds(targets)
-    counts = np.zeros((5, 4), int)
-    np.add.at(counts, (folds.numpy(), targets.numpy()), 1)
-    assert (counts.max(axis=0) - counts.min(axis=0)).max() <= 1
-    several = torch.nn.functional.one_hot(targets, 4).to(torch.int8)
-    assert torch.equal(stratified_folds(several).bincount(), folds.bincount())
-
-
 def test_k_nn_is_that_of_scikit_learn(data):
     """Of scikit-learn, with the weights of DINO as a function of the cosine distance."""
     features, targets = data

@@ -32,9 +32,7 @@ def test_passes_without_training_time_no_convolutions(monkeypatch):
 
 EXCHANGES = {  # options, relative error of the mean gradient, buckets, dtype
     "default": ({}, 1e-6, 2, torch.float32),
-    "25 MiB": ({"BUCKET_MB": 25.0}, 1e-6, 1, torch.float32),
     "per parameter": ({"BUCKET_MB": 0.0}, 1e-6, 10, torch.float32),
-    "bf16": ({"COMM_HOOK": "bf16"}, 5e-3, 2, torch.bfloat16),
     "fp16": ({"COMM_HOOK": "fp16"}, 6e-4, 2, torch.float16),
 }
 

@@ -115,8 +115,7 @@ RUN = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0
 
 
 @pytest.mark.parametrize(
-    ("level", "dtype"),
-    [("O1", "float16"), pytest.param("O2", "bfloat16", marks=pytest.mark.slow), ("O3", "bfloat16")],
+    ("level", "dtype"), [("O1", "float16"), pytest.param("O2", "bfloat16", marks=pytest.mark.slow), ("O3", "bfloat16")]
 )
 def test_resume_is_bit_exact(digits_argv, cpu, level, dtype):
     argv = [*digits_argv, *RUN, f"AMP.LEVEL={level}", f"AMP.DTYPE={dtype}", "AMP.ENABLED=true", "TRAIN.MAX_STEPS=8"]

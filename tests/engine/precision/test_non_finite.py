@@ -46,9 +46,7 @@ def find_origin(model: nn.Module, images: torch.Tensor | None = None) -> str:
     return str(first_non_finite(model, lambda: nn.functional.cross_entropy(model(images), torch.arange(4)).backward()))
 
 
-@pytest.mark.parametrize(
-    "path", ["patch_embed.proj", "blocks.0.norm1", "blocks.1.attn.qkv", "blocks.2.mlp.fc2", "head"]
-)
+@pytest.mark.parametrize("path", ["patch_embed.proj", "blocks.1.attn.qkv", "head"])
 def test_names_the_module_in_the_forward_and_backward_pass(path):
     model = vit(depth=3)
     make_output_nan(model.get_submodule(path))

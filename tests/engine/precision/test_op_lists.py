@@ -128,17 +128,6 @@ def test_black_listed_op_returns_half_in_o3():
     assert set(output_dtypes(model, listed).values()) == {BF16}
 
 
-def test_black_list_prevents_an_fp16_overflow():
-    """Attention logits above 65504 become inf in fp16; the gradients become NaN."""
-    model = vit()
-    with torch.no_grad():
-        model.blocks[0].attn.qkv.weight.mul_(2000)
-    assert not all(value.isfinite().all() for value in gradients(model, policy(dtype="float16")).values())
-    listed = policy(black=("blocks.0.attn",), dtype="float16")
-    listed.apply_op_lists(model)
-    assert all(value.isfinite().all() for value in gradients(model, listed).values())
-
-
 def test_listed_batch_norm_updates_its_running_statistics():
     plain, listed = (timm.create_model("test_resnet", num_classes=5) for _ in range(2))
     listed.load_state_dict(plain.state_dict())

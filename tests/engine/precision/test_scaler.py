@@ -153,17 +153,6 @@ def test_two_ranks_agree_on_real_float16_overflows(ranks):
     assert ranks(2)(train_with_overflows, *patterns) == [(fleet_history(*patterns), True)] * 2
 
 
-def test_loaded_state_uses_the_current_options():
-    old, new = Training(fp16({"INIT_LOSS_SCALING": 64.0})), Training(fp16({"DECR_RATIO": 0.25}))
-    old.step(True)
-    new.scaler.load_state_dict(old.scaler.state_dict())
-    assert new.scaler.get_scale() == 32
-    assert new.step(True)[0] == 8
-    fixed = Training(fp16({"INIT_LOSS_SCALING": 128.0, "USE_DYNAMIC_LOSS_SCALING": False}))
-    fixed.scaler.load_state_dict(old.scaler.state_dict())
-    assert fixed.scaler.get_scale() == 128
-
-
 @pytest.mark.parametrize("amp", [{}, {"ENABLED": True, "DTYPE": "bfloat16"}, {"ENABLED": True, "DTYPE": "float16"}])
 def test_limit_of_consecutive_skipped_steps(amp):
     training = Training(Amp.model_validate({**amp, "MAX_SKIPPED_STEPS": 3}))

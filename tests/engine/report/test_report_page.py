@@ -24,10 +24,8 @@ from engine.report import REPORT
 from engine.report import page as page_module
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures, tiles_of
-from engine.report.page import write_report
 from engine.run.facts import PixelBaseline
 from engine.training.run_report import RunReport
-from utils.errors import Unavailable, UserError
 from utils.status import UNFINISHED
 
 
@@ -197,16 +195,6 @@ def test_damaged_files_leave_their_parts_out(run):
     assert "Highest losses" in page.text and len(page.all("img")) == 10 and "Confused pairs" in page.text
     (run / "evaluation/tables.json").write_text("{")
     assert "Highest losses" not in read_page(run).text
-
-
-def test_folders_that_are_no_run_are_refused(tmp_path, run):
-    with pytest.raises(Unavailable, match="gone: does not exist"):
-        write_report(tmp_path / "gone")
-    with pytest.raises(UserError, match=r"no config\.yaml"):
-        write_report(tmp_path)
-    (run / "run.json").write_text("[")
-    with pytest.raises(UserError, match="is not the folder of a training"):
-        write_report(run)
 
 
 def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run, monkeypatch):

@@ -70,11 +70,9 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
     ("name", "dtype", "tf32", "tflops"),
     [
         ("NVIDIA A100-SXM4-80GB", BF16, False, 312),
-        ("NVIDIA RTX 6000 Ada Generation", BF16, False, 364.2),
         ("NVIDIA A100-SXM4-80GB", FP32, False, 19.5),
         ("NVIDIA A100-SXM4-80GB", FP32, True, 156),
         ("Tesla T4", FP16, True, 65),
-        ("Tesla T4", FP32, True, 8.1),  # no TF32: it computes in float32
         ("Tesla T4", BF16, False, None),  # no bfloat16 tensor cores
     ],
 )

@@ -25,12 +25,8 @@ AVERAGE = {"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.999, "MODEL_EMA_WARMUP": Fals
     ("train", "parts"),
     [
         ({"NUM_EPOCHS": 6, "WARMUP_EPOCHS": 4}, ["WARMUP_EPOCHS 4"]),
-        ({"NUM_EPOCHS": 6, "WARMUP_EPOCHS": 3}, []),
         ({"BASE_LR": 1e-4, "END_LR": 2e-4}, ["END_LR 0.0002"]),
-        ({"BASE_LR": 1e-4, "END_LR": 1e-4}, []),  # constant after the warm-up
-        ({"NUM_EPOCHS": 1, "WARMUP_EPOCHS": 1, "BASE_LR": 0, "END_LR": 1}, ["WARMUP_EPOCHS 1", "END_LR 1"]),
         (AVERAGE, ["initial weights are 37%"]),
-        (AVERAGE | {"NUM_EPOCHS": 30}, []),
         (AVERAGE | {"MODEL_EMA_WARMUP": True}, []),
     ],
 )

@@ -13,7 +13,7 @@ from configs.schema import Amp, Train
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
 from engine.training import optimizer as optimizers
-from engine.training.optimizer import BatchedMuon, build_optimizer, moments_per_parameter, set_lr
+from engine.training.optimizer import BatchedMuon, build_optimizer, set_lr
 
 LR, DECAY, CLIP = 0.01, 0.3, 0.5
 
@@ -147,15 +147,3 @@ def test_a_processor_without_bfloat16_orthogonalizes_in_float32(monkeypatch):
         train(model, build_optimizer(model, train_options("muon", {})), range(3, 5))
         updates.append(model.tall[0].weight - Shapes().tall[0].weight)
     assert 0 < (updates[0] - updates[1]).norm() < 0.02 * updates[0].norm()
-
-
-def test_adamw_trains_the_parameters_of_the_fallback_list():
-    model = Shapes()
-    kwargs = {"fallback_list": ["head.*"], "fallback_no_weight_decay": True, "filter_bias_and_bn": False}
-    options = train_options("muon", kwargs)
-    optimizer = build_optimizer(model, options)
-    assert {p for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]} == set(model.parameters())
-    train(model, optimizer, range(3, 4))
-    assert optimizer.state[model.head.weight].keys() == {"use_muon", "step", "exp_avg", "exp_avg_sq"}
-    assert optimizer.state[model.wide[0].weight].keys() == {"use_muon", "momentum_buffer"}
-    assert moments_per_parameter(options) == 1

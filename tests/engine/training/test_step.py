@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 from conftest import (
+    CPU,
     GREY,
     TINY_RESNET,
     TINY_VIT,
@@ -62,11 +63,9 @@ DEVICES = [
     pytest.param("two ranks", marks=pytest.mark.slow),
     pytest.param("one GPU", marks=pytest.mark.gpu),
     pytest.param(
-        "two GPUs",
-        marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")],
+        "two GPUs", marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
     ),
 ]
-ONE_RANK = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 ONE_GPU = ProcessContext(0, 0, 1, 1, torch.device("cuda:0"))
 
 
@@ -133,7 +132,7 @@ def learning_rate(config: Config, step: int, warmup: float, total: int) -> float
 
 
 def noise(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    (samples,) = samples_for(config, ONE_RANK, "train")
+    (samples,) = samples_for(config, CPU, "train")
     images = torch.stack([samples.open(index, 1).pixels for index in range(len(samples))])
     return (images / 255 - 0.5) / 0.5, torch.from_numpy(samples.targets)
 
@@ -148,7 +147,7 @@ def trained(request, tmp_path_factory, ranks) -> dict[str, dict]:
         for name, output in outputs.items()
     ]
     if count == 1:
-        context = ONE_GPU if request.param == "one GPU" else ONE_RANK
+        context = ONE_GPU if request.param == "one GPU" else CPU
         for argv in flags:
             train(argv, context)
     else:

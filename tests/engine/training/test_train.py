@@ -15,8 +15,6 @@ from engine.checkpoint.files import load_checkpoint
 from engine.commands.run import run
 from engine.report.contents import read_contents
 from engine.run.record import read_run
-from engine.training import run_report
-from engine.training.run_report import TimeShare
 from utils.errors import UserError
 from utils.files import read_json
 from utils.metric_table import METRICS
@@ -122,38 +120,12 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, cpu, 
     assert read_result(folder)["finished"]
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """The seconds of a clock that the test sets."""
-    seconds = [100.0]
-    monkeypatch.setattr(run_report.time, "monotonic", lambda: seconds[0])
-    return seconds
-
-
-def test_work_of_two_seconds_at_one_percent_is_due_after_200_seconds(clock):
-    calls = []
-
-    def work():
-        calls.append(clock[0])
-        clock[0] += 2
-
-    share = TimeShare(work, 0.01)
-    share.update()
-    for seconds in (103, 301, 303):
-        clock[0] = seconds
-        share.update()
-    assert calls == [100, 303]
-    share.update(now=True)
-    assert calls == [100, 303, 305]
-
-
 # The size of a checkpoint
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        ["TRAIN.MODEL_EMA=true"],
         ["TRAIN.MODEL_EMA=false", "TRAIN.OPTIMIZER.NAME=SGD", "MODEL.TUNE=head"],
         ["-amp", "-opts", "AMP.LEVEL=O3", "AMP.DTYPE=bfloat16"],
     ],

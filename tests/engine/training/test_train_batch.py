@@ -65,15 +65,6 @@ def test_training_is_bit_equal_without_it_and_a_resumed_run_keeps_it(digits_argv
     assert_same_state(states(folder), states(other))
 
 
-def test_a_picture_that_cannot_be_written_gives_a_line(digits_argv, cpu, monkeypatch, capsys):
-    def fail(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("engine.training.first_steps.save_picture", fail)
-    folder = train([*digits_argv, "TRAIN.NUM_EPOCHS=1"], cpu)
-    assert capsys.readouterr().out.count("train_batch.png") == 1 and (folder / "last.pth").exists()
-
-
 def test_nan_and_padding(tmp_path, cpu):
     """Of three positions one has no sample, and one an image with NaN and infinite values."""
     data = SimpleNamespace(imagenet_mean=(0.5,), imagenet_std=(0.5,))

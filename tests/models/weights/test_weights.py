@@ -11,7 +11,6 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from timm.layers import resample_abs_pos_embed
 from timm.models.regnet import RegNet, RegNetCfg
 from weight_files import (
     FIXTURE,
@@ -27,7 +26,7 @@ from weight_files import (
 
 from configs.schema.families.family import TimmModel
 from configs.weights import find_weights
-from models.weights.choose import EVALUATE, FINE_TUNE
+from models.weights.choose import FINE_TUNE
 from models.weights.fit import NewHead, load_pretrained
 from models.weights.names import paddle_to_timm
 from utils.errors import UserError
@@ -169,21 +168,6 @@ def test_extension_is_optional_and_pdparams_has_priority(tmp_path):
         find_weights(str(tmp_path))
 
 
-@pytest.mark.parametrize("size", [16, 48])
-@pytest.mark.parametrize("no_embed_class", [False, True])
-def test_position_embeddings_are_interpolated_as_timm_does(tmp_path, size, no_embed_class):
-    source = random_vit(no_embed_class=no_embed_class)
-    model = small_vit(img_size=size, no_embed_class=no_embed_class)
-    torch.save(source.state_dict(), tmp_path / "vit.pth")
-    fitted = load_pretrained(model, str(tmp_path / "vit.pth"))
-    side, prefix_tokens = size // 8, 0 if no_embed_class else 1
-    expected = resample_abs_pos_embed(source.pos_embed, [side, side], num_prefix_tokens=prefix_tokens)
-    assert torch.equal(model.pos_embed, expected) and model.pos_embed.requires_grad
-    assert any("pos_embed from 1x" in note.text for note in fitted.remarks)
-    source.set_input_size(img_size=size)
-    torch.testing.assert_close(logits(model, size), logits(source, size))
-
-
 @pytest.mark.parametrize(("name", "head"), [("test_vit", "head"), ("test_convnext", "head.fc")])
 def test_head_of_another_class_count_is_zero(tmp_path, name, head):
     source = timm.create_model(name, num_classes=7)
@@ -240,25 +224,3 @@ def test_rows_of_a_head_are_kept_by_class(tmp_path, kind):
             fitted += 1
             assert torch.equal(found, torch.stack([tensor[2], 0 * tensor[0], tensor[0], 0 * tensor[0]]))
     assert fitted == (2 if kind == "test_vit" else 4)
-
-
-def test_the_head_of_a_file_without_one_is_zero(tmp_path):
-    state = {name: tensor for name, tensor in random_vit().state_dict().items() if not name.startswith("head.")}
-    torch.save(state, tmp_path / "vit.pth")
-    model = small_vit()
-    assert load_pretrained(model, str(tmp_path / "vit.pth")).new_heads == {"head": NewHead.NOT_IN_FILE}
-    assert not model.head.weight.any() and not model.head.bias.any()
-
-
-@pytest.mark.parametrize("bare", [False, True])
-def test_the_checkpoint_of_the_tutorial_on_caltech256(tmp_path, bare):
-    """The model is in a module as `model`, with a head `l0` beside it; a loss object is beside the weights."""
-    source, model = (timm.create_model("test_resnet", num_classes=3) for _ in range(2))
-    wrapped = {f"model.{name}": tensor for name, tensor in source.state_dict().items() if not name.startswith("fc.")}
-    wrapped |= {"model.last_linear.weight": torch.ones(1000, source.num_features)}
-    wrapped |= {f"l0.{name}": tensor for name, tensor in source.fc.state_dict().items()}
-    loss = torch.nn.CrossEntropyLoss(weight=torch.ones(3))
-    torch.save(wrapped if bare else {"epoch": 5, "model_state_dict": wrapped, "loss": loss}, tmp_path / "amp.pth")
-    fitted = load_pretrained(model, str(tmp_path / "amp.pth"), purpose=EVALUATE)
-    assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in model.state_dict().items())
-    assert fitted.unused == ["last_linear.weight"]

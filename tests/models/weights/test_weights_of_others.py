@@ -106,17 +106,6 @@ def test_pickle_protocols(tmp_path, zipped):
             assert "has a pickle protocol that torch does not read" in refusal(tmp_path / "x.pth")
 
 
-def test_names_of_another_program_are_the_error_and_not_the_head(tmp_path):
-    names = {
-        "embeddings.cls_token": torch.zeros(1),
-        "layers.0.weight": torch.zeros(1),
-        "classifier.bias": torch.ones(1),
-    }
-    torch.save({f"vit.{name}": one for name, one in names.items()}, tmp_path / "x.pth")
-    with pytest.raises(UserError, match=r"of this model's .* tensors .* give weights of this model with timm's names"):
-        load_pretrained(small_vit(), str(tmp_path / "x.pth"), purpose=EVALUATE)
-
-
 class Reduced:
     """Pickles as a call of a function, by its name: nothing runs when the file is written."""
 
@@ -194,21 +183,15 @@ LAYOUTS = {
     "torchvision": ({"model": states("module."), "model_ema": averaged("module.module.")}, "average", "raw"),
     "SWA": ({"swa_model": averaged(), "net": states()}, "average", "raw"),
     "EMA": ({"state_dict": states(), "ema_state_dict": averaged()}, "average", "raw"),
-    "Averaged": ({"module": states(), "averaged": states(far=True)}, "average", "raw"),
     "nested": ({"epoch": 1, "loss": "CE", "model": {"state_dict": states()}, "optimizer_state_dict": {}}, "raw", "raw"),
-    "parameters": ({name: torch.nn.Parameter(one) for name, one in states().items()}, "raw", "raw"),
-    "another beside": ({"state_dict": {"other": torch.ones(1)}, "model_state_dict": states()}, "raw", "raw"),
     "own": ({"format": 6, "model": states(), "state_dict_ema": states(far=True)}, "average", "average"),
     "Lightning": ({"state_dict": states("model.") | averaged("ema_model.module.")}, "average", "raw"),
     "Lightning 2.6": (SWAPPED | {"current_model_state": states("model.")}, "average", "average"),
     "mmengine": (SWAPPED | {"message_hub": {}, "ema_state_dict": states("module.model.")}, "average", "average"),
     "DeepSpeed": ({"module": states(), "ds_config": {}, "optimizer": None}, "raw", "raw"),
     "BEiT": ({"model": states("encoder."), "x": {"y": {"z": torch.ones(1)}}}, "raw", "raw"),
-    "flat": (states("_orig_mod.module."), "raw", "raw"),
     "head beside": ({"state_dict": BACKBONE | {f"fc.{k[5:]}": v for k, v in HEAD.items()}}, "raw", "raw"),
     "mmpretrain": ({"state_dict": BACKBONE | {f"head.layers.{k}": v for k, v in HEAD.items()}}, "raw", "raw"),
-    "optimizer by name": ({"model": states(), "optimizer": {"exp_avg": states(far=True)}}, "raw", "raw"),
-    "moments": ({"net": states(), "exp_avg_sq": states(far=True), "momentum_buffer": states(far=True)}, "raw", "raw"),
     "flat with moments": (states() | states("exp_avg.", far=True) | states("optim.m.", far=True), "raw", "raw"),
     "the same twice": (dict.fromkeys(("model", "state_dict"), states()), "raw", "raw"),
 }
@@ -499,11 +482,6 @@ def test_an_array_of_names_takes_little_memory(tmp_path):
         record = weights_record(Model(PRETRAINED=str(tmp_path / "x.pth")))
         assert (record is None or record.class_names is None) and tracemalloc.get_traced_memory()[1] < 10_000_000
         tracemalloc.stop()
-
-
-def test_registers_beside_the_positions_of_four_patches(tmp_path):
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, reg_tokens=4, embed_dim=64, depth=1, num_heads=2)
-    assert Weights({"model": model.state_dict()}).size_of_positions() == 32  # not 48, of nine
 
 
 def test_batch_norms_without_a_count_of_batches_are_read_as_timm_reads_them(tmp_path):

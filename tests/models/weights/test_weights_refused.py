@@ -15,7 +15,6 @@ from weight_files import google_arrays, paddle_state, pickled, random_vit, read,
 from models.weights.choose import EVALUATE
 from models.weights.fit import load_pretrained
 from utils.errors import UserError
-from utils.files import atomic_save
 
 ENDINGS = ("pdparams", "safetensors", "pth", "npz")
 HUGE = torch.zeros(1).as_strided((10**12,), (0,))
@@ -27,15 +26,11 @@ HUGE = torch.zeros(1).as_strided((10**12,), (0,))
         ("norm.bias", None, "missing tensors: norm.bias;"),
         ("norm.bias", torch.ones(47), "norm.bias 47, not 48"),
         ("pos_embed", torch.ones(1, 18, 48), "pos_embed 1x18x48, not 1x17x48"),
-        ("pos_embed", torch.ones(1, 1, 48), "pos_embed 1x1x48, not 1x17x48"),
         ("norm.bias", torch.ones(48, dtype=torch.int64), "norm.bias torch.int64"),
         ("norm.bias", torch.full((48,), torch.nan), "NaN or infinite values: norm.bias;"),
         ("blocks.0.ls1.gamma", torch.ones(48), "no place for: blocks.0.ls1.gamma;"),  # as in DINOv2
-        ("blocks.12.norm1.bias", torch.ones(48), "no place for: blocks.12.norm1.bias;"),
         ("register_tokens", torch.ones(1, 4, 48), "no place for: register_tokens;"),  # as in DINOv2
-        ("dist_token", torch.ones(1, 1, 48), "no place for: dist_token;"),
         ("norm.bias", HUGE, "norm.bias is larger than its data"),
-        ("norm.bias", torch.ones(48, device="meta"), "norm.bias is larger than its data"),
         ("norm.bias", torch.ones(48).to_sparse(), "norm.bias is larger than its data"),
     ],
 )
@@ -92,15 +87,6 @@ def test_empty_truncated_and_foreign_files(tmp_path, ending):
         assert "\n" not in str(caught.value) and str(caught.value).startswith(str(path))
 
 
-def test_damaged_checkpoint(tmp_path):
-    path = tmp_path / "last.pth"
-    atomic_save(path, {"format": 1, "model": random_vit().state_dict(), "state_dict_ema": None})
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    assert "checksum" in refusal(path)
-
-
 def test_torch_files_without_tensors(tmp_path):
     itself = {}
     itself["model"] = itself
@@ -118,7 +104,6 @@ PDPARAMS = {  # the bytes of a file, or content to pickle; what the line says
     "one array under many names": (dict.fromkeys(map(str, range(2000)), np.ones(10**5, "f4")), "one array for many"),
     "a name below an allowed one": (b"cnumpy\nndarray.load\n(S'x'\ntR.", "refers to numpy.ndarray.load,"),
     "objects outside of the file": (b"\x80\x02X\x01\x00\x00\x00aQ.", "is damaged"),
-    "objects outside, as text": (b"Pa\n.", "is damaged"),
     # Sizes that are not allocated
     "remembers more than there is": (b"\x80\x04}r" + (2**32 - 1).to_bytes(4, "little") + b".", "nothing|damaged"),
     "a text of 2 ** 60 bytes": (b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"a.", "is damaged"),

@@ -17,8 +17,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none"]
 
 
-def missing_program() -> str | None:
-    return cluster_runs.missing_program("mpirun", needs_root=False)
+missing_program = partial(cluster_runs.missing_program, "mpirun", needs_root=False)
 
 
 def start(arguments: list[str]) -> subprocess.Popen:

@@ -1,4 +1,4 @@
-"""scripts/slurm/train.sbatch under Slurm's real daemons: time limit, save, requeue, resume. About 5 minutes.
+"""scripts/slurm/train.sbatch under Slurm's real daemons: time limit, save, requeue, resume. About 4 minutes.
 
 munged, slurmctld and one slurmd with four CPUs, which may be more than the host has, run on this host in a temporary
 folder. They need root; nothing outside the folder is written or read.
@@ -64,8 +64,7 @@ PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def missing_program() -> str | None:
-    return cluster_runs.missing_program(*PROGRAMS)
+missing_program = partial(cluster_runs.missing_program, *PROGRAMS)
 
 
 @contextmanager
@@ -154,17 +153,6 @@ def _time_limits(slurm: dict[str, str], folder: Path) -> None:
     assert_unbroken(output, EPOCHS, *SLOW_START)
 
 
-def _sigusr2_of_submitit(slurm: dict[str, str], folder: Path) -> None:
-    output = folder / "out"
-    number = submit(slurm, folder, flags(output, EPOCHS), "--time=10")
-    wait_for_log(output, "Epoch[004")
-    subprocess.run(["scancel", "--signal=USR2", number], env=slurm, check=True)
-    ended = wait_for_end(slurm, number)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), (folder / "job.log").read_text()
-    assert "Interrupted by SIGUSR2; saved" in only_log(output)
-    assert_unbroken(output, EPOCHS)
-
-
 def _cancelled_and_failed(slurm: dict[str, str], folder: Path) -> None:
     output = folder / "out"
     (folder / "failing").mkdir()
@@ -187,6 +175,5 @@ def _with_daemons(trial: Callable[[dict[str, str], Path], None], folder: Path) -
 
 TRIALS = {
     "time limits, and the weights of an unbroken run": partial(_with_daemons, _time_limits),
-    "SIGUSR2 of submitit is requeued": partial(_with_daemons, _sigusr2_of_submitit),
     "cancelled and refused jobs are not requeued": partial(_with_daemons, _cancelled_and_failed),
 }

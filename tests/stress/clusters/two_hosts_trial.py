@@ -1,4 +1,4 @@
-"""Two hosts under torchrun, fixed and elastic: weights, faults of the network. 11 minutes.
+"""Two hosts under torchrun, fixed and elastic: weights, faults of the network. 9 minutes.
 
 The hosts are network namespaces of this machine with an address and a host name each, and a link that can be cut.
 """
@@ -24,8 +24,7 @@ ADDRESSES = {"host-a": "10.213.7.1", "host-b": "10.213.7.2"}
 _ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && eval "$3" && shift 3 && exec "$@"'
 
 
-def missing_program() -> str | None:
-    return cluster_runs.missing_program("ip", "unshare")
+missing_program = partial(cluster_runs.missing_program, "ip", "unshare")
 
 
 @dataclass
@@ -133,11 +132,6 @@ def errors(hosts: TwoHosts, name: str) -> list[str]:
     return [line for line in hosts.printed(name).splitlines() if line.startswith("error: ")]
 
 
-def _trains_as_one_host(hosts: TwoHosts, folder: Path) -> None:
-    finish(hosts.torchrun(flags(folder / "out", EPOCHS), "run"), hosts, "run")
-    assert_unbroken(folder / "out", EPOCHS)
-
-
 def _kubernetes(hosts: TwoHosts, folder: Path) -> None:
     """Every pod starts the same command."""
     node = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "host-a", "PET_MASTER_PORT": "29500"}
@@ -200,7 +194,6 @@ def _on_hosts(trial: Callable[[TwoHosts, Path], None], folder: Path) -> None:
 
 
 TRIALS = {
-    "the weights of one host": partial(_on_hosts, _trains_as_one_host),
     "node variables of Kubernetes": partial(_on_hosts, _kubernetes),
     "a cut network, and the run is resumed": partial(_on_hosts, _cut_network),
     "elastic: a lost node, and its return": partial(_on_hosts, _lost_node),

@@ -2,21 +2,11 @@
 
 import os
 
-from faults.runner import Fault, finished
-from faults.scene import Provoke, Scene, given
-
-from tests.datasets.shards.tar_files import jpeg
+from faults.runner import Fault
+from faults.scene import Scene, given
 
 
 def input_faults() -> list[Fault]:
-    def with_image(content: bytes, *options: str) -> Provoke:
-        def provoke(scene: Scene) -> list[str]:
-            flags = scene.images(*options)
-            scene.write("data/train/cat/3.jpg", content)
-            return flags
-
-        return provoke
-
     def pipe_as_list(scene: Scene) -> list[str]:
         flags = scene.images()
         (scene.data / "train_list.txt").unlink()
@@ -25,15 +15,11 @@ def input_faults() -> list[Fault]:
 
     no_gpu = r"CUDA_VISIBLE_DEVICES 77: torch .* can use no GPU: .*-device cpu"
     large = given(options=("DATA.IMAGE_SIZE=400000",))
-    cut_short = with_image(jpeg(0)[:400], "DATA.NUM_WORKERS=1")
-    skipping = with_image(b"hello", "DATA.ON_BAD_IMAGE=skip")
     hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": "none"}
     unreachable = r"^http://127.0.0.1:9/org/vit/resolve/main/config.json: cannot be downloaded"
     return [
         Fault("command line: not enough memory", large, r"memory .*-batch_size 64"),
         Fault("a GPU that is named but missing", given(), no_gpu, environment={"CUDA_VISIBLE_DEVICES": "77"}),
         Fault("data: a pipe as list", pipe_as_list, r"train_list.txt"),
-        Fault("image: cut short, read by a worker", cut_short, r"3\.jpg: cannot be decoded"),
-        finished("image: text, with ON_BAD_IMAGE=skip", skipping, prints="1 of 24 training images could not be read"),
         Fault("weights: an unreachable Hub", given("-model=hf-hub:org/vit"), unreachable, environment=hub),
     ]
