@@ -62,7 +62,7 @@ def test_resumed_it_ends_as_unbroken(unbroken, tmp_path, ranks, saved, by, strat
         ranks(by).run(flags)
     expected, resumed = states(unbroken[saved]), states(folder)
     assert (resumed["epoch"], resumed["done_steps"]) == (1, END - 14)
-    if (saved == by and strategy == "fsdp") or saved == strategy:
+    if (saved == by and strategy == "fsdp") or (saved == strategy and by == 2):
         assert_same_state(expected, resumed)
     assert_close(expected, resumed)
 
