@@ -1,11 +1,152 @@
-"""The position of a run, its time in training, and those who follow it."""
+"""The progress of a run: its sums of loss and accuracy, its position, its time, and those who follow it.
 
+Sums and counts are reduced once: never averages of averages.
+"""
+
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.metrics import MetricSums
+import torch
+
+from utils.distributed import ProcessContext, all_reduce_sum
+from utils.metric_table import METRICS, Metric
+
+NUM_SUMS = 7  # of `MetricSums.totals`
+_MAX_RANK = 5
+_LOSS, _GRAD_NORM, _STEPS, _HITS = range(4)  # positions in `MetricSums._sums`; the hits of top-1 to top-5 follow
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Means over `samples` samples.
+
+    values: by their names in `METRICS`: of training, the loss, top-1 and top-5; of an evaluation, all that apply.
+    skipped_samples: samples of skipped steps, which no other field counts. grad_norm: mean over the optimizer steps
+    that were not skipped, before clipping; None without such a step. best: the name of the metric that decides which
+    evaluation is the best. thresholds: of an evaluation with several labels per image, see `SampleResults`.
+    """
+
+    values: Mapping[str, float]
+    samples: int
+    skipped_samples: int = 0
+    grad_norm: float | None = None
+    best: str = "top1"
+    thresholds: tuple[float, ...] | None = None
+
+    @property
+    def loss(self) -> float:
+        return self.values["loss"]
+
+    @property
+    def known(self) -> dict[str, float | None]:
+        """The values; None if not finite: JSON has none."""
+        return {name: value if math.isfinite(value) else None for name, value in self.values.items()}
+
+    @property
+    def metric(self) -> Metric:
+        return METRICS[self.best]
+
+    @property
+    def score(self) -> float:
+        """The value that decides which evaluation is the best."""
+        return self.values[self.best]
+
+    def logged(self) -> dict[Metric, float]:
+        """The metrics of PaddleViT's line of an evaluation, and the one that decides."""
+        named = {METRICS[name]: value for name, value in self.values.items()}
+        return {metric: value for metric, value in named.items() if metric.log_name or metric is self.metric}
+
+    @property
+    def total_samples(self) -> int:
+        """Samples of all steps, skipped ones included."""
+        return self.samples + self.skipped_samples
+
+
+@dataclass(frozen=True)
+class BatchSums:
+    """The sums of a batch, on the device.
+
+    loss: () over the samples. hits: float32 (K,): samples whose target has the (k+1)-th highest logit. With several
+    labels per image, the best-ranked label counts; an image without labels is a hit if all logits are negative.
+    samples: known to the host.
+    """
+
+    loss: torch.Tensor
+    hits: torch.Tensor
+    samples: int
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, loss_sum: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, samples: int) -> "BatchSums":
+        """logits (B, classes); targets int64 (B,) or multi-hot (B, classes), negative for padding.
+
+        K is 5, or the number of classes if lower.
+        """
+        values, best = logits.topk(min(_MAX_RANK, logits.shape[-1]), dim=-1)
+        if targets.ndim == 1:
+            hits = best == targets.unsqueeze(-1)
+        else:
+            hits = targets.gather(-1, best) > 0
+            hits = hits & (hits.cumsum(-1) == 1)
+            hits[:, 0] |= (targets == 0).all(-1) & (values[:, 0] < 0)
+        return cls(loss_sum.detach(), hits.sum(0, dtype=torch.float32), samples)
+
+    def __add__(self, other: "BatchSums") -> "BatchSums":
+        return BatchSums(self.loss + other.loss, self.hits + other.hits, self.samples + other.samples)
+
+
+class MetricSums:
+    """Running sums, kept on the device in float64; only reading them waits for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(_HITS + _MAX_RANK, dtype=torch.float64, device=device)
+        self._samples = 0  # samples of skipped steps included
+        self._skipped_samples = torch.zeros((), dtype=torch.float64, device=device)
+        self._restored = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
+        self._one = torch.ones((), device=device)
+
+    def add_step(self, batch: BatchSums, grad_norm: torch.Tensor, skipped: torch.Tensor) -> None:
+        """Adds the batch of an optimizer step; of a skipped step only its number of samples, as skipped.
+
+        grad_norm (): before clipping. skipped: bool ().
+        """
+        scalars = (batch.loss, grad_norm, self._one)
+        step = torch.cat((*(scalar.view(1) for scalar in scalars), batch.hits)).masked_fill_(skipped, 0)
+        self._sums[: len(step)].add_(step)
+        self._skipped_samples.add_(skipped, alpha=batch.samples)
+        self._samples += batch.samples
+
+    def totals(self) -> torch.Tensor:
+        """The sums of this rank as a checkpoint stores them, float64 (7,): loss, top-1, top-5, samples, samples of
+        skipped steps, gradient norm, steps that were not skipped."""
+        sums, skipped = self._sums, self._skipped_samples
+        hits = sums[_HITS:]
+        parts = (sums[_LOSS], hits[0], hits.sum(), self._samples - skipped, skipped, sums[_GRAD_NORM], sums[_STEPS])
+        return self._restored + torch.stack(parts)
+
+    def restore(self, totals: torch.Tensor) -> None:
+        """Continues from the totals of a checkpoint, which are sums over all ranks: call it on one rank."""
+        self._restored.copy_(totals)
+
+    def reduced(self, context: ProcessContext) -> torch.Tensor:
+        """The totals (7,) over all ranks; a collective call."""
+        return all_reduce_sum(self.totals(), context)
+
+
+def to_metrics(totals: torch.Tensor) -> Metrics:
+    """From totals (7,). Gradient norms are equal on all ranks: the mean over ranks and steps is the mean over steps."""
+    loss, top1, top5, samples, skipped_samples, grad_norm, steps = totals.tolist()
+    count = max(samples, 1)
+    return Metrics(
+        values={"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count},
+        samples=int(samples),
+        skipped_samples=int(skipped_samples),
+        grad_norm=grad_norm / steps if steps else None,
+    )
 
 
 @dataclass

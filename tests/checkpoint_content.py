@@ -9,7 +9,7 @@ from timm.models import VisionTransformer
 from datasets.sources.split import RunSplit
 from engine.checkpoint.run_folder import FORMAT
 from engine.checkpoint.weights_record import split_to_entry
-from utils.metrics import NUM_SUMS
+from engine.progress import NUM_SUMS
 
 
 def small_model(depth: int = 1) -> VisionTransformer:

@@ -19,10 +19,9 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from datasets.batch import Batch
-from engine.progress import EpochProgress
+from engine.progress import EpochProgress, MetricSums
 from engine.training.step import TrainState, train_steps
 from utils.distributed import ProcessContext
-from utils.metrics import MetricSums
 
 GPU = torch.device("cuda:0")
 CONTEXT = ProcessContext(0, 0, 1, 1, GPU)

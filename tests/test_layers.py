@@ -32,7 +32,8 @@ ENGINE_LAYERS = [
     {"evaluation"},
     {"plan"},
     {"run"},
-    {"checkpoint", "precision", "parallel", "progress"},
+    {"checkpoint", "precision", "parallel"},
+    {"progress"},
 ]
 # The modules of `configs`, top layer first.
 CONFIGS_LAYERS = [

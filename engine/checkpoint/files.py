@@ -36,13 +36,13 @@ from engine.checkpoint.run_folder import (
     remove_temporary,
 )
 from engine.checkpoint.weights_record import is_description, read_split
+from engine.progress import NUM_SUMS
 from models.weights.read import has_backing_storage
 from utils.distributed import ProcessContext, broadcast_object, call_on_main
 from utils.errors import REFUSED, Unavailable, UserError, error_from
 from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import atomic_save, tensor_bytes, tensors_in, verify_checksum
 from utils.metric_table import METRICS
-from utils.metrics import NUM_SUMS
 from utils.system import control_groups
 from utils.torch_compat import tree_map_only
 

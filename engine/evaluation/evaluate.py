@@ -21,13 +21,13 @@ from engine.evaluation.results import SampleResults, score_classes
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
+from engine.progress import Metrics
 from engine.run.log import progress_bar
 from engine.run.reporter import format_speed
 from utils.device import IN_EVALUATION
 from utils.distributed import ProcessContext, broadcast_object, gather_objects, gather_to_main
 from utils.errors import UserError
 from utils.metric_table import MAX_SCORED_CLASSES
-from utils.metrics import Metrics
 from utils.status import RUN_LOG
 from utils.tables import format_duration
 

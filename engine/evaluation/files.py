@@ -46,11 +46,11 @@ from engine.evaluation.results import (
     worst_mistakes,
 )
 from engine.parallel.compile import run_eagerly
+from engine.progress import Metrics
 from engine.run.record import CONFUSION, MAX_CLASSES_SHOWN, PER_IMAGE, PICTURES, SUMMARY, TABLES, read_evaluation
 from models.kernels import explicit_attention
 from utils.files import atomic_write, make_own_folder, open_atomically
 from utils.metric_table import OPERATING
-from utils.metrics import Metrics
 from utils.tables import matrix_text, safe_cell, table_text
 
 _SIDE = 160  # pixels of a picture

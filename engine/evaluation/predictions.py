@@ -16,8 +16,8 @@ from configs.flags import Prediction
 from datasets.sources.samples import Samples
 from engine.evaluation.files import explanation_file
 from engine.evaluation.results import SampleResults, name_of_target
+from engine.progress import Metrics
 from utils.files import open_atomically
-from utils.metrics import Metrics
 from utils.tables import aligned_table, safe_cell
 
 BATCHES_PER_WRITE = 8  # before a write, the host waits for the device

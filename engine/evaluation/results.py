@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from datasets.batch import PADDING
+from engine.progress import Metrics
 from utils.metric_table import OPERATING, OPERATING_POINTS, Metric, best_metric, metrics_of
-from utils.metrics import Metrics
 
 
 def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:

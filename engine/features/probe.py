@@ -25,13 +25,13 @@ from engine.evaluation.files import write_findings
 from engine.evaluation.results import SampleResults
 from engine.features.classifiers import ROWS, Loss, Margins, fit_probe, knn_top1, out_of_fold_margins, stratified_folds
 from engine.features.store import extract_once
+from engine.progress import BatchSums
 from engine.run.log import RunLogger
 from engine.run.record import SUSPECTS
 from models.blocks import FeatureModel
 from models.timm_model import classifiers
 from utils.distributed import broadcast_object, call_on_main
 from utils.errors import UserError
-from utils.metrics import BatchSums
 from utils.tables import safe_cell
 
 _COLUMNS = ("path", "label", "predicted", "probability", "label_probability", "margin")

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from engine.precision.policy import LossScaler
-from engine.progress import EpochProgress, Observer
+from engine.progress import EpochProgress, Metrics, Observer, to_metrics
 from engine.run.cost import StepTimer, TimerTotals
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
@@ -22,7 +22,6 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.files import make_own_folder
 from utils.metric_table import METRICS
-from utils.metrics import Metrics, to_metrics
 from utils.tables import format_duration, three_digits, wrap_parts
 
 _MIN_DATA_WAIT_SHARE = 0.05

@@ -9,9 +9,9 @@ from torch import nn
 
 from configs.schema import Config
 from engine.evaluation.results import SampleResults
+from engine.progress import Metrics
 from engine.report import REPORT
 from engine.training.session import RunOutputs
-from utils.metrics import Metrics
 
 if TYPE_CHECKING:
     from engine.report.contents import RunContents

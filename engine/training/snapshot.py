@@ -16,7 +16,7 @@ from configs.yaml_io import format_value
 from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
 from engine.checkpoint.weights_record import ENTRY, THRESHOLDS
-from engine.progress import EpochProgress, Observer, TrainClock
+from engine.progress import EpochProgress, Metrics, Observer, TrainClock
 from engine.run.cost import count_parameters
 from engine.run.log import RunLogger
 from engine.training.optimizer import moments_per_parameter, set_lr, zero_momentum
@@ -24,7 +24,6 @@ from engine.training.step import TrainState
 from models.tuning import adapter_size, write_peft_folder
 from utils.errors import Unavailable, UserError
 from utils.files import tensor_bytes
-from utils.metrics import Metrics
 from utils.notes import Note
 from utils.signals import Interrupted, PendingSignal
 

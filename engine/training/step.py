@@ -22,14 +22,13 @@ from engine.parallel.strategy import Strategy
 from engine.precision.master_weights import WeightAverage
 from engine.precision.non_finite import first_non_finite
 from engine.precision.policy import Precision
-from engine.progress import EpochProgress
+from engine.progress import BatchSums, EpochProgress, MetricSums
 from engine.run.cost import Phase, StepTimer
 from engine.training.loss import StepLoss, class_logits
 from engine.training.optimizer import Schedule, set_lr
 from models.tuning import set_training
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
-from utils.metrics import BatchSums, MetricSums
 from utils.seeding import derive_seed, seed_device
 
 

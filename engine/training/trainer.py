@@ -26,7 +26,7 @@ from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvalModel, build_eval_files, build_eval_model
 from engine.features.probe import Solved
-from engine.progress import EpochProgress, Observer
+from engine.progress import EpochProgress, Metrics, Observer
 from engine.report import REPORT
 from engine.run.cost import SlowRanks
 from engine.run.folder import next_command
@@ -41,7 +41,6 @@ from utils.device import device_name, peak_memory_bytes
 from utils.distributed import RankExchange, broadcast_object
 from utils.errors import UserError, from_here
 from utils.metric_table import METRICS
-from utils.metrics import Metrics
 from utils.notes import Note
 from utils.signals import Interrupted, defer_signals
 from utils.tables import format_duration

@@ -19,7 +19,7 @@ from configs.resolve import Facts, follow_facts
 from datasets.batch import Batch
 from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.run_folder import FORMAT
-from engine.progress import EpochProgress, TrainClock
+from engine.progress import EpochProgress, MetricSums, TrainClock
 from engine.run.log import RunLogger
 from engine.training.session import build_train_state
 from engine.training.snapshot import RunPosition, restore, take_snapshot
@@ -27,7 +27,6 @@ from engine.training.step import TrainState, train_steps
 from models.blocks import local_tensor
 from utils.distributed import ProcessContext
 from utils.files import atomic_save
-from utils.metrics import MetricSums
 
 BATCH = 4
 BASE = [

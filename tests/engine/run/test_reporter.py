@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from configs.schema import Amp
 from engine.precision.policy import Precision
-from engine.progress import EpochProgress
+from engine.progress import BatchSums, EpochProgress, Metrics, MetricSums
 from engine.run.cost import StepTimer, TimerTotals
 from engine.run.facts import Model
 from engine.run.log import RunLogger
@@ -20,7 +20,6 @@ from engine.run.loggers import LoggerGroup
 from engine.run.record import read_metrics
 from engine.run.reporter import Reporter, step_lines
 from utils.errors import UserError
-from utils.metrics import BatchSums, Metrics, MetricSums
 from utils.tables import read_rows
 
 BATCH_SIZE, STEPS = 4, 3

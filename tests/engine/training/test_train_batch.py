@@ -9,9 +9,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
 from datasets.transforms.device import TrainTransform
-from engine.progress import EpochProgress, Observer
+from engine.progress import EpochProgress, MetricSums, Observer
 from engine.training.first_steps import TrainBatch
-from utils.metrics import MetricSums
 from utils.seeding import derive_seed, seed_device
 
 AUGMENTED = [

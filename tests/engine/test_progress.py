@@ -7,8 +7,8 @@ import timm
 import torch
 from torch import nn
 
+from engine.progress import BatchSums, MetricSums, to_metrics
 from utils.metric_table import METRICS
-from utils.metrics import BatchSums, MetricSums, to_metrics
 
 
 def test_metric_sums_count_each_sample_once(cpu):
