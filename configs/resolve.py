@@ -338,14 +338,14 @@ def classes_follow_data(options: Config, facts: Facts) -> Config:
 
 
 # ViT-B/16 on an H200, eager and compiled images/s (docs/log.md), as a share of the time of an eager step.
-SAVED_SHARE = {"O1": 1 - 3020 / 3538, "O2": 1 - 3446 / 3684}
-COMPILE_SECONDS = 40.0  # an estimate: half the time in which a benchmark on an H200 compiled and trained two programs
+SAVED_SHARE = {"O1": 1 - 3024 / 3553, "O2": 1 - 3461 / 3700}
+COMPILE_SECONDS = 10.0  # there, the first step takes 7.3 s more with an empty cache, on 16 cores
 
 
 def compilation_follows_steps(options: Config, facts: Facts) -> Config:
     """TRAIN.COMPILE auto is default on a GPU if the blocks of the model share a graph, and the steps to come save over
-    40 s: with AMP 15% of their time in O1, 6% in O2; on a GPU a resumed run keeps its value. Else it stays auto, which
-    is none: also with DETERMINISTIC, -profile, plugins or a sharded model.
+    10 s: with AMP 15% of their time in O1, 6% in O2; on a GPU a resumed run keeps its value. Else it stays auto, which
+    is none: also with fused blocks (faster: MODEL.FUSED_BLOCKS), DETERMINISTIC, -profile, plugins, a sharded model.
     """
     if options.train.compile != AUTO or facts.compile:
         return options if options.train.compile != AUTO else options.with_train(compile=facts.compile)

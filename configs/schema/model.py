@@ -149,6 +149,11 @@ class Model(Section):
     attention: Literal["auto", "fused", "cudnn", "explicit"] = option(
         "auto", "fused: torch chooses the kernel; cudnn; explicit: softmax(q k^T) v; auto: fused only on a GPU"
     )
+    fused_blocks: bool = option(
+        True,
+        "on a GPU with -amp: Triton kernels between the products of plain ViT blocks; not with -compile, op lists, "
+        "GRAD_CHECKPOINTING, sharding or frozen blocks; false: torch's ops",
+    )
     channels_last: Literal["auto"] | bool = option(
         "auto",
         "NHWC memory format of weights and images; auto: for models with convolutions beyond the patch embedding, "

@@ -30,6 +30,7 @@ from datasets.sources.split import RunSplit, Splitter, as_read_before
 from engine.checkpoint.files import FoundCheckpoint, find_checkpoint, runs_newest_first
 from engine.checkpoint.weights_record import record_of, weights_record
 from engine.parallel.compile import check_compiler
+from engine.precision.policy import fuse_blocks
 from engine.run.cost import describe_model
 from engine.run.facts import Preprocessing
 from engine.run.log import RunLogger
@@ -209,7 +210,8 @@ def _notes_on_results(config: Config, data: Samples) -> Iterator[Note]:
 def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger: RunLogger) -> Config:
     """The options of a new run, with TRAIN.COMPILE auto decided by an estimate; a collective call.
 
-    The estimate follows from FLOPs and the MFU of ViT-B/16. Smaller models do not reach it: their steps take longer.
+    Fused blocks are faster than compiled ones. The estimate follows from FLOPs and the MFU of ViT-B/16. Smaller models
+    do not reach it: their steps take longer.
     """
     config, train, device, seconds, problem = plan.config, plan.config.train, context.device, 0.0, ""
     always = follow_facts(config, replace(facts, eager_seconds=math.inf))
@@ -218,6 +220,8 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     model = nn.Module()
     with suppress(UserError), torch.device("meta"):  # a pass that reads values fails there, not on a device
         model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("meta"))
+    if config.model.fused_blocks and fuse_blocks(model, config.amp, device):
+        return config
     blocks: list[nn.Module] = list(getattr(model, "blocks", ()))
     kinds = {(type(one), *((each.shape, each.requires_grad) for each in one.parameters())) for one in blocks}
     if len(blocks) > len(kinds) == 1 and not config.model.tune.solves_head:

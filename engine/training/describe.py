@@ -33,7 +33,7 @@ class HeadClasses:
 class Built:
     """How a state was built. weights: None without initial ones. has_solved_head: of the probe, by MODEL.HEAD.
 
-    sharding, compiled: the units of sharding and of compilation; None without it.
+    sharding, compiled: the units of sharding and of compilation; None without it. fused: blocks with Triton kernels.
     """
 
     weights: Fitted | None
@@ -42,6 +42,7 @@ class Built:
     teacher: Teacher | None
     sharding: str | None
     compiled: str | None
+    fused: int
     attention: list[Attention]
 
 
@@ -64,6 +65,8 @@ def describe_state(state: TrainState, built: Built) -> list[Note | Fact]:
             notes.append(Note("log", f"Learning rate: peak {state.schedule.peak_lr:.3g} ({scaled})"))
     if built.compiled:
         notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
+    if built.fused:
+        notes.append(Note("log", f"Kernels: {built.fused} blocks fused by Triton (MODEL.FUSED_BLOCKS)"))
     notes += built.attention
     if batch.whole_steps:
         notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))

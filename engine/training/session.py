@@ -32,7 +32,7 @@ from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
 from engine.plan.training import Plan
 from engine.precision.master_weights import WeightAverage
-from engine.precision.policy import Precision, set_process_switches
+from engine.precision.policy import Precision, fuse_blocks, set_process_switches
 from engine.run.cost import StepTimer, copy_to_meta, describe_model
 from engine.run.facts import Devices, TrainingData
 from engine.run.folder import enter_folder, open_new_folder, record_environment
@@ -163,6 +163,7 @@ def build_train_state(
 
     images = dummy_images(config.data, context)
     compiled = compile_model(compute_model, train, context, strategy.is_sharded)
+    fused = 0 if compiled or not config.model.fused_blocks else fuse_blocks(compute_model, config.amp, device)
     with precision.autocast(), run_eagerly(), torch.no_grad():
         attention = attention_notes(compute_model, images)
     with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
@@ -182,7 +183,7 @@ def build_train_state(
         transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
     )
-    return state, Built(weights, classes, solved is not None, teacher, sharding, compiled, attention)
+    return state, Built(weights, classes, solved is not None, teacher, sharding, compiled, fused, attention)
 
 
 def _build_model(

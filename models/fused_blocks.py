@@ -1,0 +1,378 @@
+"""The blocks of a plain ViT in few passes over memory: Triton kernels for training in half precision on a GPU.
+
+Products and attention stay torch's. Four kernels replace the ops between them, which move most of the bytes of a step:
+- residual sum and LayerNorm; backward in one pass, also the gradients of scale, shift and the bias of the layer before
+- exact GELU; backward with the gradient of the bias before it
+- the gradients of q, k and v -> the gradient of their common layer, and of its bias
+Dropout and drop-path are inside: masks follow from hashes of the elements' numbers, so that none is stored.
+
+Sums are in float32. Forward passes round where autocast does; sums of bias gradients do not round to half.
+Legend: B images, T tokens, M = B T rows, N channels of a row, H heads, D channels of a head; "stream": residual stream.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from timm.layers import Attention, DropPath, Mlp
+from timm.models.vision_transformer import Block
+from torch import nn
+
+from models.blocks import add_mixin
+from models.kernels import UnbindAttention
+from models.vit import SampleDropBlock
+
+_MASK = ("seed", "other_seed", "threshold")  # integers that differ in each step
+_MAX_WIDTH = 4096  # a program holds a row
+# The fastest of about ten sizes each for ViT-B/16 on an H200: rows of a program, warps for 1,024 columns, programs per
+# processor. By the bytes of an element of the stream; of `_gelu_back`: rows, columns, steps, warps.
+ADD_NORM, ADD_NORM_BACK = {4: (2, 4), 2: (2, 2)}, {4: (1, 2, 8), 2: (1, 2, 8)}
+GELU, GELU_BACK, PACK = (2048, 4), (16, 128, 8, 4), (2, 4, 4)
+
+
+@triton.jit
+def _keep(at, seed, other_seed, threshold, factor):
+    """`factor` with the probability 1 - threshold / 2^31, else 0; from a hash of `at` (murmur3's, with two seeds)."""
+    bits = at.to(tl.uint32) ^ seed.to(tl.uint32)
+    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
+    bits = (bits ^ (bits >> 13)) + other_seed.to(tl.uint32)
+    bits = bits * 0xC2B2AE35
+    bits = bits ^ (bits >> 16)
+    return tl.where((bits >> 1).to(tl.int32) >= threshold, factor, 0.0)
+
+
+@triton.jit(do_not_specialize=_MASK)
+def _add_norm(
+    x, a, path, scale, shift, total, y, mean, rstd, M, eps, seed, other_seed, threshold, factor,
+    N: tl.constexpr, T: tl.constexpr, ADDS: tl.constexpr, DROPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    rows, cols = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    inside = (rows[:, None] < M) & (cols[None, :] < N)
+    at = rows[:, None].to(tl.int64) * N + cols[None, :]
+    v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        added = tl.load(a + at, mask=inside, other=0.0).to(tl.float32)
+        if DROPS:
+            added *= _keep(at, seed, other_seed, threshold, factor)
+        if path is not None:
+            added *= tl.load(path + rows // T, mask=rows < M, other=0.0)[:, None]
+        rounded = (v + added).to(total.dtype.element_ty)
+        tl.store(total + at, rounded, mask=inside)
+        v = rounded.to(tl.float32)
+    m = tl.sum(v, axis=1) / N
+    d = tl.where(inside, v - m[:, None], 0.0)
+    r = 1 / tl.sqrt(tl.sum(d * d, axis=1) / N + eps)
+    g = tl.load(scale + cols, mask=cols < N, other=0.0).to(tl.float32)
+    b = tl.load(shift + cols, mask=cols < N, other=0.0).to(tl.float32)
+    tl.store(y + at, (d * r[:, None] * g[None, :] + b[None, :]).to(y.dtype.element_ty), mask=inside)
+    tl.store(mean + rows, m, mask=rows < M)
+    tl.store(rstd + rows, r, mask=rows < M)
+
+
+@triton.jit(do_not_specialize=_MASK)
+def _add_norm_back(
+    dy, gx, path, scale, total, mean, rstd, dx, da, sums, M, seed, other_seed, threshold, factor,
+    N: tl.constexpr, T: tl.constexpr, HAS_DA: tl.constexpr, DROPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """gx: the gradient of the sum, dy: of its norm. A program strides over the rows, and has sums of its own."""
+    first, programs, cols = tl.program_id(0), tl.num_programs(0), tl.arange(0, BLOCK)
+    good = cols < N
+    g = tl.load(scale + cols, mask=good, other=0.0).to(tl.float32)
+    of_scale = tl.zeros((BLOCK,), tl.float32)
+    of_shift = tl.zeros((BLOCK,), tl.float32)
+    of_bias = tl.zeros((BLOCK,), tl.float32)
+    for block in range(first, tl.cdiv(M, ROWS), programs):
+        rows = block * ROWS + tl.arange(0, ROWS)
+        inside = (rows[:, None] < M) & good[None, :]
+        at = rows[:, None].to(tl.int64) * N + cols[None, :]
+        o = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
+        m = tl.load(mean + rows, mask=rows < M, other=0.0)
+        r = tl.load(rstd + rows, mask=rows < M, other=0.0)
+        h = tl.where(inside, (v - m[:, None]) * r[:, None], 0.0)
+        of_shift += tl.sum(o, axis=0)
+        of_scale += tl.sum(o * h, axis=0)
+        w = o * g[None, :]
+        d = (w - h * (tl.sum(w * h, axis=1) / N)[:, None] - (tl.sum(w, axis=1) / N)[:, None]) * r[:, None]
+        d = tl.where(inside, d + tl.load(gx + at, mask=inside, other=0.0).to(tl.float32), 0.0)
+        tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)
+        if DROPS:
+            d *= _keep(at, seed, other_seed, threshold, factor)
+        if path is not None:
+            d *= tl.load(path + rows // T, mask=rows < M, other=0.0)[:, None]
+        if HAS_DA:
+            tl.store(da + at, d.to(da.dtype.element_ty), mask=inside)
+        of_bias += tl.sum(d, axis=0)
+    out = sums + first * 3 * N + cols
+    tl.store(out, of_scale, mask=good)
+    tl.store(out + N, of_shift, mask=good)
+    tl.store(out + 2 * N, of_bias, mask=good)
+
+
+@triton.jit
+def _normal(v):
+    """The normal distribution's integral up to v, and its density times sqrt(2 pi).
+
+    Abramowitz and Stegun 7.1.26: half of the instructions of erf. Small values keep digits that 1 + erf loses.
+    """
+    density = tl.exp2(v * v * -0.7213475204444817)
+    t = 1 / (1 + 0.23164190 * tl.abs(v))
+    series = -0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))
+    tail = t * (0.127414796 + t * series) * density
+    return tl.where(v > 0, 1 - tail, tail), density
+
+
+@triton.jit(do_not_specialize=_MASK)
+def _gelu(h, y, size, seed, other_seed, threshold, factor, DROPS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(h + at, mask=at < size, other=0.0).to(tl.float32)
+    out = v * _normal(v)[0]
+    if DROPS:
+        out *= _keep(at, seed, other_seed, threshold, factor)
+    tl.store(y + at, out.to(y.dtype.element_ty), mask=at < size)
+
+
+@triton.jit(do_not_specialize=_MASK)
+def _gelu_back(
+    dy, h, dh, sums, M, seed, other_seed, threshold, factor,
+    N: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Program (block of columns, part): the rows of its part, ROWS at a time. Columns are summed once, at the end."""
+    cols, part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for step in range(STEPS):
+        rows = (part * STEPS + step) * ROWS + tl.arange(0, ROWS)
+        inside = (rows[:, None] < M) & (cols[None, :] < N)
+        at = rows[:, None].to(tl.int64) * N + cols[None, :]
+        v = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
+        o = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        if DROPS:
+            o *= _keep(at, seed, other_seed, threshold, factor)
+        integral, density = _normal(v)
+        d = o * (integral + v * 0.3989422804014327 * density)
+        total += d
+        tl.store(dh + at, d.to(dh.dtype.element_ty), mask=inside)
+    tl.store(sums + part * N + cols, tl.sum(total, axis=0), mask=cols < N)
+
+
+@triton.jit
+def _pack(
+    part, out, sums, M, to_image, to_head, to_token,
+    T: tl.constexpr, D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """part (B, H, T, D) with any strides but 1 for D -> N = H D of the 3 N channels of out, and their sums."""
+    first, programs, cols = tl.program_id(0), tl.num_programs(0), tl.arange(0, BLOCK)
+    source = part + (cols // D * to_head + cols % D)[None, :]
+    total = tl.zeros((BLOCK,), tl.float32)
+    for block in range(first, tl.cdiv(M, ROWS), programs):
+        rows = block * ROWS + tl.arange(0, ROWS)
+        inside = (rows[:, None] < M) & (cols[None, :] < N)
+        place = (rows // T).to(tl.int64) * to_image + rows % T * to_token
+        v = tl.load(source + place[:, None], mask=inside, other=0.0)
+        tl.store(out + rows[:, None].to(tl.int64) * 3 * N + cols[None, :], v, mask=inside)
+        total += tl.sum(v.to(tl.float32), axis=0)
+    tl.store(sums + first * 3 * N + cols, total, mask=cols < N)
+
+
+def _mask(dropout: Any) -> tuple[int, int, int, float]:
+    """The arguments of `_keep`. The seeds are of torch's generator of the CPU, which each step seeds: no GPU waits."""
+    rate = dropout.p if isinstance(dropout, nn.Dropout) else 0.0
+    seed, other_seed = torch.randint(2**31, (2,)).tolist() if rate else (0, 0)
+    return seed, other_seed, min(round(rate * 2**31), 2**31 - 1), 1 / (1 - rate) if rate < 1 else 0.0
+
+
+def _programs(x: torch.Tensor, blocks: int, per_processor: int) -> int:
+    """Programs that stay: each has sums of its own."""
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    return min(blocks, processors * per_processor)
+
+
+def _row(width: int, warps: int) -> dict[str, int]:
+    """The size of a program that holds a row, and its warps. warps: for 1,024 columns."""
+    block = triton.next_power_of_2(width)
+    return {"BLOCK": block, "num_warps": min(16, max(1, warps * block // 1024))}
+
+
+class _Linear(torch.autograd.Function):
+    """x (M, in) in half -> (M, out). The gradient of the bias is the next function's work."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        half = weight.to(x.dtype)
+        ctx.save_for_backward(x, half)
+        ctx.dtype = weight.dtype
+        return torch.addmm(bias.to(x.dtype), x, half.t())
+
+    @staticmethod
+    def backward(ctx, g):
+        x, half = ctx.saved_tensors
+        exact = {"out_dtype": ctx.dtype} if g.is_cuda and ctx.dtype != g.dtype else {}  # no rounding to half
+        return torch.mm(g, half), torch.mm(g.t(), x, **exact).to(ctx.dtype), None
+
+
+class _Gelu(torch.autograd.Function):
+    """h (M, N) in half -> dropout(gelu(h)). bias: of the layer whose output is h; its gradient comes from here."""
+
+    @staticmethod
+    def forward(ctx, h, bias, mask):
+        ctx.save_for_backward(h)
+        ctx.mask, ctx.dtype, (block, warps) = mask, bias.dtype, GELU
+        y, drops = torch.empty_like(h), mask[2] > 0
+        _gelu[(triton.cdiv(h.numel(), block),)](h, y, h.numel(), *mask, DROPS=drops, BLOCK=block, num_warps=warps)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        (h,), (rows, block, steps, warps) = ctx.saved_tensors, GELU_BACK
+        (M, N), parts, dh = h.shape, triton.cdiv(len(h), rows * steps), torch.empty_like(h)
+        sums = h.new_empty((parts, N), dtype=torch.float32)
+        sizes = {"N": N, "ROWS": rows, "BLOCK": block, "STEPS": steps, "num_warps": warps}
+        grid, drops = (triton.cdiv(N, block), parts), ctx.mask[2] > 0
+        _gelu_back[grid](dy.contiguous(), h, dh, sums, M, *ctx.mask, DROPS=drops, **sizes)
+        return dh, sums.sum(0).to(ctx.dtype), None
+
+
+class _AddNorm(torch.autograd.Function):
+    """x (M, N) of the stream, a (M, N) in half or None -> (x + path * dropout(a), its LayerNorm in half).
+
+    bias: of the layer whose output is a; its gradient comes from here. path (B,): factors of drop-path, or None.
+    """
+
+    @staticmethod
+    def forward(ctx, x, a, bias, scale, shift, eps, half, mask, path, tokens):
+        (M, N), adds, (rows, warps) = x.shape, a is not None, ADD_NORM[x.itemsize]
+        total, y = torch.empty_like(x) if adds else x, torch.empty_like(x, dtype=half)
+        mean, rstd = x.new_empty((2, M), dtype=torch.float32)
+        ctx.masks = {"T": tokens, "DROPS": adds and mask[2] > 0}
+        _add_norm[(triton.cdiv(M, rows),)](
+            x, x if a is None else a, path, scale, shift, total, y, mean, rstd, M, eps, *mask,
+            N=N, ADDS=adds, ROWS=rows, **ctx.masks, **_row(N, warps),
+        )  # fmt: skip
+        ctx.save_for_backward(total, mean, rstd, scale, path)
+        ctx.mask, ctx.half, ctx.adds = mask, half, adds
+        ctx.dtypes = scale.dtype, shift.dtype, bias.dtype if bias is not None else None
+        return total if adds else x.view_as(x), y
+
+    @staticmethod
+    def backward(ctx, gx, dy):
+        total, mean, rstd, scale, path = ctx.saved_tensors
+        (M, N), masks, (rows, warps, per) = total.shape, ctx.masks, ADD_NORM_BACK[total.itemsize]
+        dx = torch.empty_like(total)
+        has_da = ctx.adds and (total.dtype != ctx.half or masks["DROPS"] or path is not None)
+        da = torch.empty_like(total, dtype=ctx.half) if has_da else dx
+        programs = _programs(total, triton.cdiv(M, rows), per)
+        sums = total.new_empty((programs, 3, N), dtype=torch.float32)
+        _add_norm_back[(programs,)](
+            dy.contiguous(), gx.contiguous(), path, scale, total, mean, rstd, dx, da, sums, M, *ctx.mask,
+            N=N, HAS_DA=has_da, ROWS=rows, **masks, **_row(N, warps),
+        )  # fmt: skip
+        of_scale, of_shift, of_bias = sums.sum(0)
+        scale_dtype, shift_dtype, bias_dtype = ctx.dtypes
+        added = (da, of_bias.to(bias_dtype)) if ctx.adds else (None, None)
+        return dx, *added, of_scale.to(scale_dtype), of_shift.to(shift_dtype), None, None, None, None, None
+
+
+class _Heads(torch.autograd.Function):
+    """qkv (M, 3 H D) -> q, k, v (B, H, T, D). bias: of the layer qkv; its gradient comes from here."""
+
+    @staticmethod
+    def forward(ctx, qkv, bias, tokens, heads):
+        ctx.dtype = bias.dtype
+        parts = qkv.view(-1, tokens, 3, heads, qkv.shape[1] // (3 * heads)).unbind(2)
+        return tuple(part.transpose(1, 2) for part in parts)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        B, H, T, D = gradients[0].shape
+        N, (rows, warps, per) = H * D, PACK
+        programs = _programs(gradients[0], triton.cdiv(B * T, rows), per)
+        out = gradients[0].new_empty((B * T, 3, N))
+        sums = out.new_empty((programs, 3, N), dtype=torch.float32)
+        for number, part in enumerate(gradients):
+            part = part if part.stride(3) == 1 else part.contiguous()
+            targets, sizes = (out[:, number], sums[:, number]), {"T": T, "D": D, "N": N, "ROWS": rows}
+            _pack[(programs,)](part, *targets, B * T, *part.stride()[:3], **sizes, **_row(N, warps))
+        return out.flatten(1), sums.sum(0).flatten().to(ctx.dtype), None, None
+
+
+def _path_factors(path: nn.Module, batch: int, x: torch.Tensor) -> torch.Tensor | None:
+    """(B,): 0 of a dropped sample, timm's factor of a kept one; None without a rate."""
+    if not isinstance(path, DropPath) or not path.drop_prob:
+        return None
+    kept = 1 - path.drop_prob
+    factors = torch.empty(batch, device=x.device).bernoulli_(kept)
+    return factors.div_(kept) if kept and path.scale_by_keep else factors
+
+
+def run_fused(blocks: Any, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
+    """Blocks in training mode: x (B, T, N) of the stream -> (B, T, N). half: dtype of the products and of attention."""
+    (batch, tokens), stream = x.shape[:2], x.reshape(-1, x.shape[2])
+    a = bias = path = None
+    mask = _mask(None)
+    with torch.autocast(x.device.type, enabled=False):
+        for block in blocks:
+            attn, mlp, norm = block.attn, block.mlp, block.norm1
+            stream, y = _AddNorm.apply(stream, a, bias, norm.weight, norm.bias, norm.eps, half, mask, path, tokens)
+            qkv = _Linear.apply(y, attn.qkv.weight, attn.qkv.bias)
+            q, k, v = _Heads.apply(qkv, attn.qkv.bias, tokens, attn.num_heads)
+            o = F.scaled_dot_product_attention(q, k, v, dropout_p=attn.attn_drop.p).transpose(1, 2).reshape(len(y), -1)
+            a, bias, norm = _Linear.apply(o, attn.proj.weight, attn.proj.bias), attn.proj.bias, block.norm2
+            mask, path = _mask(attn.proj_drop), _path_factors(block.drop_path1, batch, x)
+            stream, y = _AddNorm.apply(stream, a, bias, norm.weight, norm.bias, norm.eps, half, mask, path, tokens)
+            hidden = _Gelu.apply(_Linear.apply(y, mlp.fc1.weight, mlp.fc1.bias), mlp.fc1.bias, _mask(mlp.drop1))
+            if block is not blocks[-1]:
+                a, bias = _Linear.apply(hidden, mlp.fc2.weight, mlp.fc2.bias), mlp.fc2.bias
+                mask, path = _mask(mlp.drop2), _path_factors(block.drop_path2, batch, x)
+    added = block.drop_path2(mlp.drop2(mlp.fc2(hidden.view(batch, tokens, -1))))
+    return stream.view(x.shape) + added
+
+
+class FusedBlocks(nn.Module):
+    """Mix-in of the sequence of blocks. Evaluation, hooked blocks and passes in float32 run torch's ops."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        blocks: Any = self
+        trains = self.training and torch.is_grad_enabled() and x.is_cuda and half != torch.float32
+        if not trains or any(block._forward_hooks for block in blocks):
+            return super().forward(x)
+        return run_fused(blocks, x, half)
+
+
+def fuse_blocks(model: nn.Module) -> int:
+    """Makes the blocks of a plain ViT fused, in place; returns their number, 0 for another model."""
+    blocks: Any = getattr(model, "blocks", ())
+    if (
+        getattr(model, "grad_checkpointing", False)
+        or type(blocks) is not nn.Sequential
+        or not all(map(is_plain, blocks))
+    ):
+        return 0
+    return len(add_mixin(blocks, FusedBlocks))
+
+
+def is_plain(block: Any) -> bool:
+    """Whether `run_fused` computes this block: timm's with pre-norm, biases, exact GELU and all weights trained."""
+    forward = type(block).forward
+    if forward is not Block.forward and (forward is not SampleDropBlock.forward or block.drops_samples[1]):
+        return False
+    attn, mlp, norms = block.attn, block.mlp, (block.norm1, block.norm2)
+    if type(attn).forward not in (Attention.forward, UnbindAttention.forward) or type(mlp) is not Mlp:
+        return False
+    layers = (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)
+    nothing = (block.ls1, block.ls2, attn.q_norm, attn.k_norm, attn.norm, mlp.norm)
+    return (
+        attn.fused_attn
+        and attn.gate is None
+        and type(mlp.act) is nn.GELU
+        and mlp.act.approximate == "none"
+        and all(type(one) is nn.Identity for one in nothing)
+        and all(type(layer) is nn.Linear and layer.bias is not None for layer in layers)
+        and all(isinstance(norm, nn.LayerNorm) and norm.bias is not None for norm in norms)
+        and norms[0].normalized_shape[0] <= _MAX_WIDTH
+        and all(parameter.requires_grad for parameter in block.parameters())
+    )
