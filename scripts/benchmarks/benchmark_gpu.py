@@ -82,6 +82,7 @@ LARGE = ("-cfg=configs/vit_large_patch16_224.yaml", *NO_DROPOUT, "MODEL.GRAD_CHE
 TRAINING = {
     "O1": Setting(O1),
     "O2": Setting(O2),
+    "torch_ops": Setting(O1, options=("MODEL.FUSED_BLOCKS=false",)),
     "compiled": Setting(O1, 80, compiles=True, programs=("ready", "bare")),
     "O2_compiled": Setting(O2, 80, compiles=True),
     "stream": Setting(O1, options=STREAM),

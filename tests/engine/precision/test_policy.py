@@ -132,11 +132,11 @@ def test_tf32_follows_amp_unless_set(switch, options, expected):
     assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is expected
 
 
-def test_parts_of_float16_products_are_added_in_float32(switch):
+def test_parts_of_half_products_are_added_in_float32(switch):
     matmul = torch.backends.cuda.matmul
     matmul.allow_fp16_reduced_precision_reduction = True
     switch(CPU, "SEED=1")
-    assert not matmul.allow_fp16_reduced_precision_reduction and matmul.allow_bf16_reduced_precision_reduction
+    assert not matmul.allow_fp16_reduced_precision_reduction and not matmul.allow_bf16_reduced_precision_reduction
 
 
 def test_deterministic_runs_do_not_select_algorithms_by_time(switch):
