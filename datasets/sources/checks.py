@@ -83,7 +83,7 @@ def find_problems(
 
 
 def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[Note]:
-    """Facts that may be intended: the notes of the splits, few images, few gray levels, images in two splits."""
+    """Facts that may be intended: the notes of the splits, few images of a class, few gray levels."""
     others = {"val": val} | ({"test": test} if test else {})
     notes = [note for samples in (train, *others.values()) for note in samples.notes]
     notes = list(dict.fromkeys(notes))  # two splits of one list have the same notes
@@ -100,15 +100,6 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
         fix = "add images, or use pretrained weights and check the accuracy on more validation images"
         notes.append(Note("warning", f"{typical:g} training images per class (median); {fix}"))
     notes += _notes_on_class_sizes(train, val) + _notes_on_grey_levels(train)
-    for name, other in others.items():
-        if isinstance(train, ImageFiles) and isinstance(other, ImageFiles) and train.listing.root == other.listing.root:
-            one, two = train.listing, other.listing  # paths are compared where their checksums are equal
-            in_two = np.isin(one.arrays["paths_crcs"], two.arrays["paths_crcs"])
-            in_one = np.isin(two.arrays["paths_crcs"], one.arrays["paths_crcs"][in_two])
-            paths = {one.paths[index] for index in np.flatnonzero(in_two).tolist()}
-            if shared := paths.intersection(two.paths[index] for index in np.flatnonzero(in_one).tolist()):
-                example = shorten(min(shared))
-                notes.append(Note("warning", f"{len(shared)} image(s) are in both train and {name}, such as {example}"))
     return notes
 
 
@@ -217,28 +208,28 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
     Raises UserError: all unusable images, in one error on every rank.
     """
     files = [samples for samples in splits if isinstance(samples, ImageFiles)]
-    call_on_main(lambda: _check_images(files, data, decode_seconds), context)
+    num_images, skips = sum(map(len, files)), data.on_bad_image == "skip"
 
+    def check() -> None:
+        bad: dict[str, BadImage] = {}  # by path: two splits may share images
+        fingerprints = list[np.ndarray]()
+        for samples in files:
+            root, share = samples.listing.root, len(samples) / num_images
+            found = check_files(samples, data.image_channels, _MAX_SECONDS * share, decode_seconds * share)
+            fingerprints.append(found.fingerprints)
+            if found.number < len(samples):
+                text = f"{root}: checked the headers of {found.number} of {len(samples)} images"
+                samples.notes.append(Note("log", f"{text}; the others are checked when they are read"))
+            if found.bad and skips:
+                text = f"{root}: {len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
+                samples.notes.append(Note("warning", f"{text}, such as {found.bad[0].path!r}: {found.bad[0].reason}"))
+            bad |= {image.path: image for image in found.bad}
+        if bad and not skips:
+            raise error_of(list(bad.values()))
+        if files:
+            files[0].notes += _notes_on_equal_files(files, np.concatenate(fingerprints))
 
-def _check_images(splits: Sequence[ImageFiles], data: Data, decode_seconds: float) -> None:
-    num_images, skips = sum(map(len, splits)), data.on_bad_image == "skip"
-    bad: dict[str, BadImage] = {}  # by path: two splits may share images
-    checked = []
-    for samples in splits:
-        root, share = samples.listing.root, len(samples) / num_images
-        found = check_files(samples, data.image_channels, _MAX_SECONDS * share, decode_seconds * share)
-        checked.append(found)
-        if found.number < len(samples):
-            text = f"{root}: checked the headers of {found.number} of {len(samples)} images"
-            samples.notes.append(Note("log", f"{text}; the others are checked when they are read"))
-        if found.bad and skips:
-            text = f"{root}: {len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
-            samples.notes.append(Note("warning", f"{text}, such as {found.bad[0].path!r}: {found.bad[0].reason}"))
-        bad |= {image.path: image for image in found.bad}
-    if bad and not skips:
-        raise error_of(list(bad.values()))
-    if splits:
-        splits[0].notes += _notes_on_equal_files(splits, np.concatenate([found.fingerprints for found in checked]))
+    call_on_main(check, context)
 
 
 def error_of(bad: Sequence[BadImage]) -> UserError:
@@ -296,10 +287,8 @@ def check_files(samples: ImageFiles, channels: int, seconds: float, decode_secon
     decode_until = start + decode_seconds if decode_seconds else None
     checked = CheckedFiles(np.zeros(len(samples), np.uint64))
 
-    def check(indices: np.ndarray) -> dict[int, BadImage | None]:
-        if time.monotonic() > deadline:
-            return {}
-        return {index: find_problem(index) for index in indices.tolist()}
+    def check(indices: np.ndarray) -> list[tuple[int, BadImage | None]]:
+        return [(index, find_problem(index)) for index in indices.tolist()] if time.monotonic() <= deadline else []
 
     def find_problem(index: int) -> BadImage | None:
         is_intact = _looks_intact(samples, index, checked.fingerprints)
@@ -311,15 +300,15 @@ def check_files(samples: ImageFiles, channels: int, seconds: float, decode_secon
     windows = samples.windows
     order = windows.order(0, 0).numpy() if windows else np.random.default_rng(0).permutation(len(samples))
     chunks = (np.sort(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
-    found: dict[int, BadImage] = {}
+    found = list[tuple[int, BadImage | None]]()
     pool = ThreadPoolExecutor(_NUM_THREADS)
     try:
         for of_chunk in pool.map(check, chunks):
-            checked.number += len(of_chunk)
-            found |= {index: problem for index, problem in of_chunk.items() if problem}
+            found += of_chunk
     finally:
         pool.shutdown(cancel_futures=True)
-    checked.bad = [found[index] for index in sorted(found)]
+    checked.number = len(found)
+    checked.bad = [problem for _, problem in sorted(found, key=lambda one: one[0]) if problem]
     return checked
 
 
@@ -339,14 +328,8 @@ def _looks_intact(samples: ImageFiles, index: int, fingerprints: np.ndarray) -> 
     return sides is not None and size <= samples.max_file_bytes and is_affordable(*sides, samples.decoding.max_pixels)
 
 
-_PROBLEMS = (
-    ("have different labels", "remove all but one"),
-    ("are in two splits", "the evaluation counts images that were trained on; remove them from one"),
-)
-
-
 def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray) -> list[Note]:
-    """Warnings about such files; they change neither the labels nor the splits.
+    """Warnings about such files with different labels or in two splits; they change neither the labels nor the splits.
 
     fingerprints: of all splits; files with equal ones are compared by SHA-256.
     """
@@ -356,8 +339,8 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     starts = np.cumsum([0, *map(len, splits)])
     deadline = time.monotonic() + _MAX_COMPARE_SECONDS
 
-    def read(place: int) -> tuple[bytes, str, tuple[bytes, int]] | None:
-        """The digest, the path, and the labels and the split of a file; None if it cannot be read in time."""
+    def read(place: int) -> tuple[bytes, str, bytes, int] | None:
+        """The digest, the path, the labels and the split of a file; None if it cannot be read in time."""
         split = int(np.searchsorted(starts, place, side="right")) - 1
         samples, index = splits[split], place - int(starts[split])
         try:
@@ -367,20 +350,22 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
                 digest = hashlib.file_digest(file, "sha256").digest()
         except OSError:
             return None
-        return digest, path, (samples.targets[index].tobytes(), split)
+        return digest, path, samples.targets[index].tobytes(), split
 
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         files = list(filter(None, pool.map(read, candidates[:_MAX_COMPARED].tolist())))
-    equal: defaultdict[bytes, dict[str, tuple[bytes, int]]] = defaultdict(dict)
-    for digest, path, facts in files:
-        equal[digest].setdefault(path, facts)  # `notes_on` reports a path in two splits
+    equal = defaultdict[bytes, list[tuple[bytes, str, bytes, int]]](list)
+    for one in files:
+        equal[one[0]].append(one)
     notes = list[Note]()
-    for kind, (problem, advice) in enumerate(_PROBLEMS):
-        if found := [paths for paths in equal.values() if len({facts[kind] for facts in paths.values()}) > 1]:
-            (one, facts), *others = found[0].items()
-            other = next(path for path, of_other in others if of_other[kind] != facts[kind])
-            files_with = f"{sum(map(len, found))} files with equal bytes {problem}"
-            notes.append(Note("warning", f"{files_with}, such as {shorten(one)} and {shorten(other)}; {advice}"))
+    for fact, problem, advice in (
+        (2, "have different labels", "remove all but one"),
+        (3, "are in two splits", "the evaluation counts images that were trained on; remove them from one"),
+    ):
+        if found := [alike for alike in equal.values() if len({one[fact] for one in alike}) > 1]:
+            other = next(one for one in found[0] if one[fact] != found[0][0][fact])
+            files_with = f"{sum(map(len, found))} files with equal bytes {problem}, such as {shorten(found[0][0][1])}"
+            notes.append(Note("warning", f"{files_with} and {shorten(other[1])}; {advice}"))
     if len(files) < len(candidates):
         part = f"{len(files)} of {len(candidates)} files"
         notes.append(Note("log", f"compared the bytes of {part} with the size and the end of another"))

@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,21 +209,16 @@ def number_by(
     twice = [name for label in used if numbers[name := samples.class_names[label]] > 1]
     missing = sorted(set(known).difference(samples.class_names)) if needs_all else []
     findings = [f"{source}: {list_names(twice)}: the name of several classes; rename them"] if twice else []
-    if unknown and needs_all:
-        findings.append(
-            f"{data_path}: new class {list_names(unknown)}; a resumed run has the classes of its checkpoint "
-            f"({list_names(known)}). To train with it, start from the weights: python main_single_gpu.py "
-            f"-cfg=RUN/config.yaml -pretrained=RUN/best.pth -data_path={shlex.quote(data_path)} "
-            "-opts MODEL.NUM_CLASSES=null"
-        )
-    elif unknown:
-        findings.append(
-            f"{data_path}: {list_names(unknown)}: not a class of {source}; rename or remove it ({source} has "
-            f"{list_names(known)}); -predict {shlex.quote(data_path)} labels unsorted images"
-        )
+    path = shlex.quote(data_path)
+    if unknown:
+        fix = f"rename or remove it; -predict {path} labels unsorted images"
+        if needs_all:
+            fix = "to train with it, start from the weights: python main_single_gpu.py -cfg=RUN/config.yaml "
+            fix += f"-pretrained=RUN/best.pth -data_path={path} -opts MODEL.NUM_CLASSES=null"
+        has = f"{source} has {list_names(known)}"
+        findings.append(f"{data_path}: {list_names(unknown)}: not a class of {source} ({has}); {fix}")
     if missing:
-        text = f"{data_path}: {list_names(missing)}: a class of the checkpoint that the data does not have"
-        findings.append(f"{text}; add it")
+        findings.append(f"{data_path}: {list_names(missing)}: a class of {source} that the data does not have; add it")
     if not findings and not np.array_equal(labels, np.arange(len(known))):
         samples.number_classes(labels, list(known))
     return findings
@@ -231,18 +226,13 @@ def number_by(
 
 def check_names(samples: Samples, data_path: str) -> list[str]:
     """Finds classes with one name, of which one is not in NFC; adds warnings about names that differ only in case."""
-    names = case_variants(samples.class_names)
-    samples.notes += [Note("warning", f"classes {variants} differ only in case") for variants in names]
+    groups = defaultdict[str, list[str]](list)
+    for name in samples.class_names:
+        groups[name.casefold()].append(name)
+    variants = [list_names(sorted({*names})) for names in groups.values() if len({*names}) > 1]
+    samples.notes += [Note("warning", f"classes {names} differ only in case") for names in variants]
     twice = [name for name, count in Counter(samples.class_names).items() if count > 1]
     return [f"{data_path}: two classes are named {shorten(name)}, in two Unicode forms; merge them" for name in twice]
-
-
-def case_variants(names: Iterable[str]) -> list[str]:
-    """The names that differ only in case, such as "'Cat', 'cat'": a line for each group."""
-    groups: dict[str, set[str]] = {}
-    for name in names:
-        groups.setdefault(name.casefold(), set()).add(name)
-    return [list_names(sorted(group)) for group in groups.values() if len(group) > 1]
 
 
 def names_of_labels(samples: Samples, num_classes: int) -> list[str]:

@@ -73,12 +73,12 @@ class SplitFolders:
         self.notes = self._notes(splits, unread)
 
     def _notes(self, splits: Splits, unread: list[str]) -> list[Note]:
-        paths = [f"{split} is {str(folder.relative_to(self.root))!r}" for split, folder in self.folders.items()]
-        reading = ", ".join(paths) + (f"; not read: {list_names(unread)}" if unread else "")
-        if bare := [name for name in unread if name in self.bare]:
-            reading += f"; -predict {quote(str(self.root / bare[0]))} labels images"
-        is_plain = not unread and all(name in (split, "") for split, name in splits.items())
-        notes = [] if is_plain else [Note("log", f"{self.root}: {reading}")]
+        notes = list[Note]()
+        if unread or any(name not in (split, "") for split, name in splits.items()):
+            paths = [f"{split} is {str(folder.relative_to(self.root))!r}" for split, folder in self.folders.items()]
+            hints = [f"-predict {quote(str(self.root / name))} labels images" for name in unread if name in self.bare]
+            not_read = [f"not read: {list_names(unread)}"] if unread else []
+            notes.append(Note("log", f"{self.root}: {'; '.join([', '.join(paths), *not_read, *hints[:1]])}"))
         if "" in splits.values() and (train := self.named("train").get("train")):
             fix = "if it is the training split, give it as -data_path"
             notes.append(Note("warning", f"{self.root / train} is read as a class, beside others; {fix}"))
@@ -97,10 +97,10 @@ class SplitFolders:
         Raises UserError: several folders.
         """
         found = [name for name in names if self.words[name] == split]
-        best = [name for name in found if name == split] or [name for name in found if name.lower() in SPLIT_NAMES]
-        if len(best or found) > 1:
-            raise unclear(self.given, self.root, f"which of {list_names(best or found, _MAX_SHOWN)} is {split}?")
-        return {split: (best or found)[0]} if found else {}
+        found = [name for name in found if name.lower() in SPLIT_NAMES] or found
+        if len(found) > 1:
+            raise unclear(self.given, self.root, f"which of {list_names(found, _MAX_SHOWN)} is {split}?")
+        return {split: found[0]} if found else {}
 
     def sharing(self, classes: Collection[str]) -> Splits:
         """The folders of val and test that contain one of the class folders `classes` (NFC)."""
@@ -286,18 +286,20 @@ def unclear(given: Path, root: Path, problem: str) -> UserError:
     found = FoundFiles(root)
     images_in(root, found, set())
     levels = _Levels({folder: number for folder, number in found.sizes.items() if folder})
-    shown = [f"{shorten(name)} ({number} images)" for name, number in levels.sizes.most_common(_MAX_SHOWN)]
-    more = len(levels.sizes) - len(shown)
-    shown += [f"{more} more folders"] * bool(more) + [f"{number} {kind}" for kind, number in found.others.items()]
+    seen = [f"{shorten(name)} ({number} images)" for name, number in levels.sizes.most_common(_MAX_SHOWN)]
+    seen += [f"{len(levels.sizes) - _MAX_SHOWN} more folders"] if len(levels.sizes) > _MAX_SHOWN else []
+    seen += [f"{number} {kind}" for kind, number in found.others.most_common(_MAX_SHOWN)]
     kinds = Counter(IDENTIFIER.sub("", name) for name in levels.sizes)  # one of several patients is no data set
-    names = [name for name, inside in sorted(levels.inside.items()) if len(inside) > 1]
-    names = [name for name in names if kinds[IDENTIFIER.sub("", name)] == 1 and word_in(name) in (None, "train")]
-    usable = filter(_is_data_set, (root / name / levels.tops[name] for name in names))
-    paths = [f"-data_path={quote(str(path))}" for path in islice(usable, _MAX_SHOWN)]
+    candidates = (
+        root / name / levels.tops[name]
+        for name, inside in sorted(levels.inside.items())
+        if len(inside) > 1 and kinds[IDENTIFIER.sub("", name)] == 1 and word_in(name) in (None, "train")
+    )
+    paths = [f"-data_path={quote(str(path))}" for path in islice(filter(_is_data_set, candidates), _MAX_SHOWN)]
     advice = f"if it is the data set, give {' or '.join(paths)}" if paths else advise_labels(given) or _other_data(root)
     if len(levels.sizes) > 1 and not {*map(str.lower, levels.sizes)} <= SPLIT_NAMES.keys():
         advice += "; if each folder is a class, -opts DATA.CLASS_FOLDERS=true"
-    return UserError(f"{root}: {problem}: {', '.join(shown[: 2 * _MAX_SHOWN]) or 'it is empty'}; {advice}")
+    return UserError(f"{root}: {problem}: {', '.join(seen) or 'it is empty'}; {advice}")
 
 
 def _is_data_set(folder: Path) -> bool:

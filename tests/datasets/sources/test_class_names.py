@@ -18,39 +18,33 @@ def read(path, cpu, *splits, class_names=KNOWN, dataset="folder", num_classes=No
     return read_samples(given, num_classes, cpu, *splits, class_names=class_names)
 
 
-def test_a_folder_of_two_classes_gets_the_labels_of_the_checkpoint(tmp_path, cpu):
-    write_classes(tmp_path, dog=2, bee=1)
-    (samples,) = read(tmp_path, cpu, "all")
+def test_images_get_the_labels_of_the_checkpoint(tmp_path, cpu):
+    write_classes(tmp_path / "two", dog=2, bee=1)
+    (samples,) = read(tmp_path / "two", cpu, "all")
     assert names_of(samples) == ["bee/000.jpg", "dog/000.jpg", "dog/001.jpg"]
-    assert samples.targets.tolist() == [1, 3, 3]
-    assert samples.class_names == KNOWN
+    assert samples.targets.tolist() == [1, 3, 3] and samples.class_names == KNOWN
     assert pickle.loads(pickle.dumps(samples)).targets.tolist() == [1, 3, 3]  # in a loading worker
     write_classes(tmp_path / "one", dog=2)
     assert read(tmp_path / "one", cpu, "all")[0].targets.tolist() == [3, 3]
-    with pytest.raises(UserError, match=f"{tmp_path}/one: "):
-        read(tmp_path / "one", cpu, "all", class_names=None)
-
-
-def test_unknown_classes_are_refused_with_the_list(tmp_path, cpu):
-    write_classes(tmp_path, dog=1, eel=1, fox=1)
-    with pytest.raises(UserError, match=rf"^{tmp_path}: 'eel', 'fox': not a class .*'ant', 'bee', 'cat', 'dog'"):
-        read(tmp_path, cpu, "all")
-
-
-def test_training_data_must_have_all_classes_of_the_checkpoint(tmp_path, cpu):
     for split in ("train", "val"):
-        write_classes(tmp_path / split, dog=1, bee=1)
-    with pytest.raises(UserError, match=r"'ant', 'cat': a class of the checkpoint that the data does not have; add it"):
-        read(tmp_path, cpu, "train", "val")
+        write_classes(tmp_path / "splits" / split, dog=1, bee=1)
     for class_names, labels in ((["dog", "bee"], [1, 0]), (["bee", "dog"], [0, 1])):
-        train, val = read(tmp_path, cpu, "train", "val", class_names=class_names)
+        train, val = read(tmp_path / "splits", cpu, "train", "val", class_names=class_names)
         assert train.targets.tolist() == val.targets.tolist() == labels
 
 
-def test_a_new_class_of_a_resumed_run_is_named_alone(tmp_path, cpu):
-    write_classes(tmp_path, ant=2, bat=2, bee=2, cat=2, dog=2)
-    with pytest.raises(UserError, match=r"^\S+: new class 'bat';.* -pretrained=RUN/best.pth .*NUM_CLASSES=null$"):
-        read(tmp_path, cpu, "train", "val", num_classes=len(KNOWN))
+@pytest.mark.parametrize(("counts", "splits", "class_names", "part"), [
+    ({"dog": 2}, ["all"], None, ""),  # one folder
+    ({"dog": 1, "eel": 1, "fox": 1}, ["all"], KNOWN, r"'eel', 'fox': .*'ant', 'bee', 'cat', 'dog'"),
+    ({"dog": 2, "bee": 2}, ["train", "val"], KNOWN, "'ant', 'cat': "),  # a training needs all classes
+    ({**dict.fromkeys(KNOWN, 2), "bat": 2}, ["train", "val"], KNOWN, "'bat': .* -pretrained=.*NUM_CLASSES=null$"),
+    (dict.fromkeys([normalize(form, "Ähre") for form in ("NFC", "NFD")], 1), ["all"], None, ".*'Ähre'"),
+    ({"dog": 2, "Dog": 2}, ["all"], KNOWN, "'Dog'"),
+])  # fmt: skip
+def test_other_classes_are_refused(counts, splits, class_names, part, tmp_path, cpu):
+    write_classes(tmp_path, **counts)
+    with pytest.raises(UserError, match=f"^{tmp_path}: {part}"):
+        read(tmp_path, cpu, *splits, class_names=class_names)
 
 
 def test_a_table_needs_no_training_table(tmp_path, cpu):
@@ -80,15 +74,11 @@ def test_names_are_equal_in_every_unicode_form(tmp_path, cpu, dataset, form, kno
         assert [samples.open(index, 3) for index in range(len(samples))]
 
 
-def test_equal_names_are_refused_and_names_of_other_case_are_warned_about(tmp_path, cpu):
-    write_classes(tmp_path / "case", dog=2, Dog=2)
-    (samples,) = read(tmp_path / "case", cpu, "all", class_names=None)
-    assert [*map(str, samples.notes)] == ["Warning: classes 'Dog', 'dog' differ only in case"]
-    with pytest.raises(UserError, match=r"'Dog': not a class "):
-        read(tmp_path / "case", cpu, "all")
-    write_classes(tmp_path / "twice", **dict.fromkeys([normalize(form, "Ähre") for form in ("NFC", "NFD")], 1))
-    with pytest.raises(UserError, match=r"twice: two classes are named 'Ähre', in two Unicode forms; merge them"):
-        read(tmp_path / "twice", cpu, "all", class_names=None)
+def test_names_of_other_case_are_a_warning(tmp_path, cpu):
+    write_classes(tmp_path, dog=2, Dog=2)
+    (samples,) = read(tmp_path, cpu, "all", class_names=None)
+    (note,) = samples.notes
+    assert note.kind == "warning" and "'Dog', 'dog'" in note.text
 
 
 def test_number_of_classes(tmp_path, cpu):
@@ -102,7 +92,5 @@ def test_number_of_classes(tmp_path, cpu):
         assert number_of_classes("imagenet2012", listed) == 1000
     with (tmp_path / "val_list.txt").open("a") as file:
         file.write("a.jpg 1000\n")
-    with pytest.raises(
-        UserError, match=r"label 1000, but MODEL\.NUM_CLASSES is 1000 \(.*\); give weights of 1001 or more"
-    ):
+    with pytest.raises(UserError, match=r"label 1000, .*MODEL\.NUM_CLASSES.* 1001"):
         read(tmp_path, cpu, "val", class_names=None, dataset="imagenet2012")

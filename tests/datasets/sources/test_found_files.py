@@ -1,50 +1,50 @@
-"""Images by their content, also without labels: only files without a known ending are opened."""
+"""Images by their content and at any depth, with or without labels: links, hidden files, decoders; the Caltech sets."""
 
+import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from PIL import Image
-from source_helpers import names_of, options, write_classes, write_image
+from source_helpers import assert_refused, names_of, options, tree, write_classes, write_image
 
 from configs.schema import Data
 from datasets.decoding.images import kind_of, missing_decoder
-from datasets.registry import read_samples, unlabelled
+from datasets.registry import has_test_split, read_samples, unlabelled
 from datasets.sources import class_folders
 from datasets.sources.class_folders import read_class_folders
+from datasets.sources.source import source_class
 from datasets.sources.split_folders import ClassFolders
+from utils.errors import UserError
 
 HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
 
 
-@pytest.fixture
-def without_heif(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+@pytest.fixture(params=[None, "decodes"])
+def heif(monkeypatch, request):
+    """With and without the package that decodes HEIC."""
+
+    def register_heif_opener() -> None:
+        Image.register_open("HEIF", lambda file, name: Image.new("RGB", (20, 10), (9, 8, 7)))
+
+    package = SimpleNamespace(register_heif_opener=register_heif_opener) if request.param else None
+    monkeypatch.setitem(sys.modules, "pillow_heif", package)
+    monkeypatch.setattr(Image, "OPEN", Image.OPEN.copy())
+    monkeypatch.setattr(Image, "ID", Image.ID.copy())
     missing_decoder.cache_clear()
-    yield
+    yield package
     missing_decoder.cache_clear()
 
 
-def test_other_files_are_of_no_kind():
-    for data in (
-        b"",
-        b"P1 notes",
-        b"BMW and Audi, a text",
-        b"RIFF\x24\0\0\0WAVEfmt ",
-        b"\0\0\0\x18ftypisom\0\0\0\0mp42",
-    ):
-        assert kind_of(data) is None
-    assert kind_of(HEIC[:32]) == "HEIC"
-
-
-def test_jpegs_of_any_name_are_read(tmp_path, monkeypatch, cpu):
+def test_files_of_any_name_are_read_by_their_first_bytes(tmp_path, monkeypatch, cpu):
+    others = (b"", b"P1 notes", b"BMW and Audi", b"RIFF\x24\0\0\0WAVEfmt ", b"\0\0\0\x18ftypisom\0\0\0\0mp42")
+    assert [kind_of(data) for data in (*others, HEIC[:32])] == [None] * len(others) + ["HEIC"]
     write_classes(tmp_path, a=2, b=3)
     for name in ("IMG_1.HEIC", "photo", "x.jfif"):
         write_image(tmp_path / "a" / name)
-    for name in (".DS_Store", "._000.jpg", "n.txt", "x.xmp", "raw.dng", "000.jpg_original"):
-        (tmp_path / "a" / name).write_bytes(b"\xff\xd8\xff")
-    (tmp_path / "b" / "table.xls").write_bytes(b"no image")
+    for name in (".DS_Store", "._000.jpg", "n.txt", "x.xmp", "raw.dng", "000.jpg_original", "table.xls"):
+        (tmp_path / "a" / name).write_bytes(b"no image" if name == "table.xls" else b"\xff\xd8\xff")
     opened = []
     kind_of_file = class_folders.kind_of_file
     monkeypatch.setattr(class_folders, "kind_of_file", lambda path: opened.append(path) or kind_of_file(path))
@@ -58,77 +58,103 @@ def test_jpegs_of_any_name_are_read(tmp_path, monkeypatch, cpu):
     assert f"{tmp_path}: 7 " in ignored and ".DS_Store" in ignored and "hidden .jpg" in ignored
 
 
-def test_photos_without_a_decoder_are_counted(tmp_path, without_heif, cpu):
-    write_classes(tmp_path, a=2, b=3)
-    for name in ("a/1.heic", "a/2.HEIC", "b/3.heif"):
+def test_photos_need_their_decoder(tmp_path, heif):
+    write_classes(tmp_path, a=1, b=1)
+    for name in ("a/1.heic", "b/3.heif", "c/1.heic"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(HEIC)
     samples = ClassFolders(options(tmp_path)).read("all")
-    assert len(samples) == 5
-    (warning,) = (note.text for note in samples.notes if note.kind == "warning")
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "1.heic").write_bytes(HEIC)
-    (finding,) = ClassFolders(options(tmp_path)).read("all").findings
+    jpegs, photos = ["a/000.jpg", "b/000.jpg"], ["a/1.heic", "b/3.heif", "c/1.heic"]
+    assert sorted(names_of(samples)) == sorted(jpegs + photos if heif else jpegs)
+    if heif:
+        assert samples.open(1, 3).pixels[:, 0, 0].tolist() == [9, 8, 7] and not samples.notes
+        return
+    (finding,), (warning,) = samples.findings, [note.text for note in samples.notes if note.kind == "warning"]
     assert "3 HEIC" in warning and str(tmp_path / "c") in finding
     assert all("pip install pillow-heif" in text for text in (warning, finding))
 
 
-def test_pillow_heif_decodes_where_it_is_installed(tmp_path, monkeypatch):
-    def register_heif_opener() -> None:
-        Image.register_open("HEIF", lambda file, name: Image.new("RGB", (20, 10), (9, 8, 7)))
-
-    monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register_heif_opener))
-    monkeypatch.setattr(Image, "OPEN", Image.OPEN.copy())
-    monkeypatch.setattr(Image, "ID", Image.ID.copy())
-    missing_decoder.cache_clear()
-    write_classes(tmp_path, a=1, b=1)
-    (tmp_path / "a" / "1.heic").write_bytes(HEIC)
-    samples = ClassFolders(options(tmp_path)).read("all")
-    missing_decoder.cache_clear()
-    assert names_of(samples) == ["a/000.jpg", "a/1.heic", "b/000.jpg"]
-    assert samples.open(1, 3).pixels[:, 0, 0].tolist() == [9, 8, 7]
-
-
-def test_a_prediction_has_an_error_for_each_image_that_cannot_be_read(tmp_path, without_heif):
+def test_a_prediction_has_an_error_for_each_image_that_cannot_be_read(tmp_path, heif):
     write_image(tmp_path / "1.HEIC")
-    (tmp_path / "2.heic").write_bytes(HEIC)
-    (tmp_path / "3.heic").touch()
-    (tmp_path / "4.jpg").write_bytes(HEIC)
-    (tmp_path / "5.txt").write_bytes(HEIC)
+    for name, content in {"2.heic": HEIC, "3.heic": b"", "4.jpg": HEIC, "5.txt": HEIC}.items():
+        (tmp_path / name).write_bytes(content)
     samples = unlabelled(str(tmp_path), Data())
-    image, *errors = samples.open_all(range(len(samples)), 3)
-    assert image.size == (9, 12)
-    no_decoder = "is HEIC, for which no decoder is installed"
-    assert [error.reason for error in errors] == [no_decoder, "is empty (0 bytes)", no_decoder]
+    found = [getattr(image, "reason", None) for image in samples.open_all(range(len(samples)), 3)]
+    assert found[0] is None and "empty" in found[2] and [bool(found[1]), bool(found[3])] == [not heif] * 2
+    assert len(found) == 4
 
 
-def names(path) -> list[str]:
-    samples = unlabelled(str(path), Data())
-    return [samples.name(index) for index in range(len(samples))]
+def test_links_are_followed_but_never_up(tmp_path):
+    root = tmp_path / "data"
+    write_classes(root, a=2, b=1)
+    write_image(tmp_path / "elsewhere" / "y.jpg")
+    links = {"a/more": "elsewhere", "a/self": "data/a", "a/up": "data", "b/far_up": ".", "b/across": "data/a"}
+    for name, target in (links | {"a/across": "data/b", "a/gone": "missing"}).items():
+        (root / name).symlink_to(tmp_path / target)
+    listing = read_class_folders(root)
+    assert list(listing.paths) == [
+        *("a/000.jpg", "a/001.jpg", "a/across/000.jpg", "a/more/y.jpg"),
+        *("b/000.jpg", "b/across/000.jpg", "b/across/001.jpg", "b/across/more/y.jpg"),
+    ]
+    assert any(note.kind == "warning" and "a/gone" in note.text for note in listing.notes)
+    assert len(unlabelled(str(root), Data())) == 4  # without classes, each folder once
 
 
-def test_a_folder_is_read_as_class_folders_are(tmp_path):
+def test_a_link_in_place_of_an_image_or_of_a_folder(tmp_path, cpu):
+    tree(tmp_path, "far/{train,val}/{a,b}")
+    (tmp_path / "linked").symlink_to(tmp_path / "far")
+    given = options(tmp_path / "linked", dataset="folder", batch_size=1)
+    assert [*map(len, read_samples(given, None, cpu, "train", "val"))] == [8, 8]
+    (tmp_path / "far/train/a/x.jpg").symlink_to("nowhere.jpg")
+    (train,) = read_samples(given, None, cpu, "train")
+    assert "nowhere.jpg" in train.missing_image(list(train.listing.paths).index("a/x.jpg")).reason
+    (tmp_path / "lost").symlink_to(tmp_path / "missing")
+    assert_refused(lambda: ClassFolders(options(tmp_path / "lost")).read("train"), tmp_path / "lost", "missing")
+
+
+def test_images_without_labels(tmp_path):
     for name in ("b/2.jpg", "b/deep/1.PNG", "a/3.jpg", ".hidden.jpg", ".git/4.jpg", "a/.5.jpg"):
         write_image(tmp_path / name)
-    (tmp_path / "b" / "notes.txt").touch()
-    (tmp_path / "b" / "up").symlink_to(tmp_path)
-    (tmp_path / "a" / "same").symlink_to(tmp_path / "b")
     samples = unlabelled(str(tmp_path), Data())
-    assert [str(Path(samples.name(index)).relative_to(tmp_path)) for index in range(3)] == [
-        *("a/3.jpg", "a/same/2.jpg", "a/same/deep/1.PNG")
-    ]
-    assert len(samples) == 3 and not samples.has_class_names
-    assert samples.targets.tolist() == [0, 0, 0]
-    assert samples.open(1, 3).pixels.shape == (3, 9, 12)
-    labelled = read_class_folders(tmp_path)  # here, each class is read by itself
-    assert labelled.arrays["targets"].tolist() == [0, 0, 0, 1, 1]
-
-
-def test_a_list_has_paths_with_or_without_labels(tmp_path):
+    assert names_of(samples) == ["a/3.jpg", "b/2.jpg", "b/deep/1.PNG"] and samples.targets.tolist() == [0, 0, 0]
+    assert not samples.has_class_names and samples.open(1, 3).pixels.shape == (3, 9, 12)
     text = "\ufeffa.jpg 3\r\nb c.jpg\t12\n\n  d e.jpg\n/abs/f.jpg\n../g.jpg 0\na.jpg\n"
     (tmp_path / "list.TXT").write_text(text, encoding="utf-8")
-    assert names(tmp_path / "list.TXT") == [
-        *(f"{tmp_path}/a.jpg", f"{tmp_path}/b c.jpg", f"{tmp_path}/d e.jpg", "/abs/f.jpg", f"{tmp_path}/../g.jpg"),
-        f"{tmp_path}/a.jpg",
-    ]
-    samples = unlabelled(str(tmp_path / "list.TXT"), Data())
-    assert samples.listed_name(1) == "b c.jpg" and samples.listed_name(5) == "a.jpg"
+    listed = unlabelled(str(tmp_path / "list.TXT"), Data())
+    expected = [f"{tmp_path}/a.jpg", f"{tmp_path}/b c.jpg", f"{tmp_path}/d e.jpg", "/abs/f.jpg", f"{tmp_path}/../g.jpg"]
+    assert [listed.name(index) for index in range(len(listed))] == [*expected, f"{tmp_path}/a.jpg"]
+    assert listed.listed_name(1) == "b c.jpg" and listed.listed_name(5) == "a.jpg"
+
+
+@pytest.mark.parametrize("dataset", ["folder", "imagenet2012", "tar"])
+def test_a_missing_default_folder_names_the_flag(dataset, cpu, monkeypatch):
+    monkeypatch.setattr("os.path.exists", lambda path: False)
+    data = Data.model_validate({"DATASET": dataset})
+    for read in (has_test_split, lambda *given: read_samples(given[0], None, given[1], "train", "val")):
+        with pytest.raises(UserError, match=f"^{data.data_path}: .*-data_path=FOLDER"):
+            read(data, cpu)
+
+
+def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
+    write_classes(tmp_path, cat=2, dog=2)
+    scandir = os.scandir
+
+    def deny(folder):
+        if str(folder).endswith("dog"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(class_folders.os, "scandir", deny)
+    assert_refused(lambda: ClassFolders(options(tmp_path)).read("train"), f"{tmp_path}/dog: ", "Permission denied")
+
+
+@pytest.mark.parametrize(("dataset", "folder", "left_out"), [
+    ("caltech101", "101_ObjectCategories", "BACKGROUND_Google"), ("caltech256", "256_ObjectCategories", "257.clutter"),
+])  # fmt: skip
+def test_caltech(tmp_path, dataset, folder, left_out):
+    write_classes(tmp_path / folder, **{"001.ak47": 20, "Faces": 10, left_out: 5})
+    read = source_class(dataset)(options(tmp_path if dataset == "caltech101" else tmp_path / folder)).read
+    assert any(f"-dataset={dataset}" in note.text for note in read_class_folders(tmp_path / folder).notes)
+    train, val = read("train"), read("val")
+    assert train.class_names == val.class_names == ["001.ak47", "Faces"]
+    assert (np.bincount(train.targets).tolist(), np.bincount(val.targets).tolist()) == ([18, 9], [2, 1])

@@ -115,8 +115,7 @@ def test_the_log_counts_the_images_that_were_checked_in_time(tmp_path, cpu, monk
     remaining = iter([0, *[0] * 5])  # then the time is over
     monkeypatch.setattr(checks.time, "monotonic", lambda: next(remaining, 99))
     check_images([samples], options(tmp_path), cpu)
-    note = samples.notes[0].text
-    assert note.startswith(f"{tmp_path}: checked the headers of 50 of 118 images; the others are checked when")
+    assert "50 of 118 images" in samples.notes[0].text
 
 
 def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
@@ -128,10 +127,10 @@ def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
     with pytest.raises(Findings) as caught:
         check_images(splits, options(tmp_path), cpu)
     headline, *lines = str(caught.value).split("\n  ")
-    assert headline.startswith("30 images cannot be read") and len(lines) == 21 and lines[-1] == "... and 10 more"
+    assert headline.startswith("30 images") and len(lines) == 21
     check_images(splits, options(tmp_path, on_bad_image="skip"), cpu)
-    for samples in splits:  # on the page of the run, too, as a warning
-        assert samples.notes[0].kind == "warning" and "15 image(s) cannot be" in samples.notes[0].text
+    for samples in splits:  # on the page of the run, too
+        assert any(note.kind == "warning" and " 15 " in note.text for note in samples.notes)
 
 
 def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp_path, cpu, monkeypatch):
@@ -142,23 +141,23 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
         # Equal at its end only: the whole files differ.
         "val/a/1.bmp": images[1][:60] + bytes([images[1][60] ^ 1]) + images[1][61:],
     }  # fmt: skip
-
-    def warnings() -> list[str]:
-        splits = [ClassFolders(options(tmp_path)).read(split) for split in ("train", "val")]
-        lengths = list(map(len, splits))
-        check_images(splits, options(tmp_path), cpu)
-        assert list(map(len, splits)) == lengths  # a warning moves no image
-        return [str(note) for note in splits[0].notes if "bytes" in note.text]
-
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    labels, splits = warnings()
-    assert labels.startswith("Warning: 2 files with equal bytes have different labels, such as ")
-    assert all(name in labels for name in ("train/a/0.bmp", "train/b/1.bmp"))
-    assert splits.startswith("Warning: 3 files with equal bytes are in two splits, such as ")
-    assert "train/b/0.bmp" in splits and "val/b/1.bmp" in splits
+
+    def notes(*names: str) -> list[str]:
+        splits = [ClassFolders(options(tmp_path)).read(split) for split in names]
+        lengths, before = list(map(len, splits)), len(splits[0].notes)
+        check_images(splits, options(tmp_path), cpu)
+        assert list(map(len, splits)) == lengths  # a warning moves no image
+        return [note.text for note in splits[0].notes[before:]]
+
+    labels, splits = notes("train", "val")
+    assert labels.startswith("2 files") and "train/a/0.bmp" in labels and "train/b/1.bmp" in labels
+    assert splits.startswith("3 files") and "train/b/0.bmp" in splits and "val/b/1.bmp" in splits
+    assert notes("train", "train")[1].startswith("10 files")  # one path in two splits
     monkeypatch.setattr(checks, "_MAX_COMPARED", 2)
-    assert warnings()[-1].startswith("compared the bytes of 2 of 7 files")
+    assert "2 of 7 files" in notes("train", "val")[-1]
     monkeypatch.setattr(checks, "_MAX_COMPARE_SECONDS", -1)
-    assert warnings() == ["compared the bytes of 0 of 7 files with the size and the end of another"]
+    (unread,) = notes("train", "val")
+    assert "0 of 7 files" in unread

@@ -15,41 +15,34 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 
-class Waiting(BaseException):
-    """A rank has reached a collective call whose values are not known yet."""
+class Recorded(BaseException):
+    """A rank has given its value to the collective call."""
 
 
 @pytest.fixture
 def answers(monkeypatch):
-    """Calls a function with the context of each of two ranks; returns their results or errors.
-
-    The ranks take turns, without threads: at a collective call a rank stops, and begins again when both have given
-    their values.
-    """
-    gathered, places = [], {}
-
-    def gather(value, context):
-        place = places[context.rank]
-        places[context.rank] += 1
-        if place == len(gathered):
-            raise Waiting(value)
-        return list(gathered[place])
-
-    monkeypatch.setattr(checks, "gather_objects", gather)
+    """Calls a function, which makes one collective call, on two ranks in turn; returns their results or errors."""
     monkeypatch.setattr(registry, "work_while_others_wait", lambda work, context: work())
     monkeypatch.setattr(registry, "call_on_main", lambda call, context: None)
-
-    def answer(function, rank):
-        places[rank] = 0
-        try:
-            return function(ProcessContext(rank, 0, 2, 1, torch.device("cpu"), ("node1", "node2")))
-        except (UserError, Waiting) as error:
-            return error if isinstance(error, Waiting) else str(error)
+    contexts = [ProcessContext(rank, 0, 2, 1, torch.device("cpu"), ("node1", "node2")) for rank in range(2)]
 
     def call(function):
-        gathered.clear()
-        while isinstance((found := [answer(function, rank) for rank in range(2)])[0], Waiting):
-            gathered.append([waiting.args[0] for waiting in found])
+        values, found = [], []
+
+        def record(value, context):
+            values.append(value)
+            raise Recorded
+
+        monkeypatch.setattr(checks, "gather_objects", record)
+        for context in contexts:
+            with pytest.raises(Recorded):
+                function(context)
+        monkeypatch.setattr(checks, "gather_objects", lambda value, context: values)
+        for context in contexts:
+            try:
+                found.append(function(context))
+            except UserError as error:
+                found.append(str(error))
         return found
 
     return call
@@ -61,13 +54,10 @@ def write_folders(root):
 
 
 def write_lists(root):
-    rows = [(f"{number}.jpg", number % 2) for number in range(4)]
-    for name, _ in rows:
-        write_image(root / name)
     for split in ("train", "val"):
-        (root / f"{split}_list.txt").write_text("".join(f"{name} {label}\n" for name, label in rows))
-        table = "".join(f"{name},{'cd'[label]}|e\n" for name, label in rows)
-        (root / f"{split}.csv").write_text(f"image_path,target\n{table}")
+        rows = "".join(f"{number}.jpg,{'cd'[number % 2]}|e\n" for number in range(4))
+        write_image(root / "0.jpg")
+        (root / f"{split}.csv").write_text(f"image_path,target\n{rows}")
 
 
 def write_shards(root, image=b"red"):
@@ -77,23 +67,15 @@ def write_shards(root, image=b"red"):
         (root / f"{split}-0.tar").write_bytes(tar_of(files))
 
 
-def rename_class(root):
-    for split in ("train", "val"):
-        (root / split / "a").rename(root / split / "z")
-
-
-def edit(name, old, new):
-    def change(root):
-        (root / name).write_text((root / name).read_text().replace(old, new))
-
-    return change
+def edit_table(root):
+    (root / "train.csv").write_text((root / "train.csv").read_text().replace("c|e", "d|e"))
 
 
 CASES = {
-    "class renamed": ("folder", write_folders, rename_class),
+    "class renamed": ("folder", write_folders, lambda root: (root / "train/a").rename(root / "train/z")),
     "file missing": ("folder", write_folders, lambda root: (root / "val/a/001.jpg").unlink()),
     "other size": ("folder", write_folders, lambda root: write_image(root / "train/a/002.jpg", size=(90, 70))),
-    "table": ("csv", write_lists, edit("train.csv", "c|e", "d|e")),
+    "table": ("csv", write_lists, edit_table),
     "shards": ("tar", write_shards, lambda root: write_shards(root, b"RED")),
 }
 
