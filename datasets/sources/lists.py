@@ -8,7 +8,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +48,7 @@ class Tables(Source):
 
     def read(self, split: str) -> ImageFiles:
         parts = self.parts(self.data)
-        train = parts.get("train")
+        train = parts.get("train") or parts.get("all")
         is_held_out = train and split != "test" and "val" not in parts
         part = train if is_held_out else parts.get(split)
         if not part:
@@ -68,32 +68,29 @@ class Tables(Source):
     def find(cls, data: Data) -> dict[str, Table]:
         """The table of each split, or of 'all'; raises UserError if there is none."""
         root = Path(data.data_path)
-        files = (
-            {split: table_file(root, split) for split in ("train", "val", "test")} if root.is_dir() else {"all": root}
-        )
+        if not root.is_dir():
+            return {"all": Table(root, data.encoding)}
+        files = {split: table_file(root, split) for split in ("train", "val", "test")}
         found = {split: file for split, file in files.items() if file.is_file()}
         if not {"train", "val"} & found.keys():
             metadata = [root / name for name in METADATA if (root / name).is_file()]
-            found |= {"all": metadata[0]} if metadata else {} if found else dict(islice(files.items(), 1))
+            found |= {"all": metadata[0]} if metadata else {} if found else {"train": files["train"]}
         return {split: Table(file, data.encoding) for split, file in found.items()}
 
     @classmethod
     def parts(cls, data: Data) -> dict[str, Part]:
-        """The table of each split, and the split of its rows to read; 'train' is one table without splits."""
-        tables = cls.find(data)
-        whole = tables.get("all") or (None if "val" in tables else tables.get("train"))
-        if not whole:
-            return {split: (table, None) for split, table in tables.items()}
-        splits = find_layout(whole, data).splits
-        of_whole: dict[str, Part] = {split: (whole, split) for split in splits} or {"train": (whole, None)}
-        return {split: (table, None) for split, table in tables.items() if table is not whole} | of_whole
+        """The table of each split, and the split of its rows to read; 'all' is one table without splits."""
+        parts: dict[str, Part] = {split: (table, None) for split, table in cls.find(data).items()}
+        name = "all" if "all" in parts else "train"
+        if "val" not in parts and name in parts and (splits := find_layout(table := parts[name][0], data).splits):
+            del parts[name]
+            parts |= {split: (table, split) for split in splits}
+        return parts
 
     @classmethod
     def splits_of(cls, data: Data) -> Collection[str]:
         parts = cls.parts(data)
-        if "all" in cls.find(data) and parts.keys() == {"train"}:  # one table
-            return ()
-        return [split for split in parts if split != "test" or cls.find_test(data)[0]]
+        return [split for split in parts if split != "test" or cls.find_test(data)[0]] if "all" not in parts else ()
 
     @classmethod
     def find_test(cls, data: Data) -> tuple[bool, str | None]:
@@ -213,15 +210,14 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
 def _notes_on_groups(table: Table, data: Data) -> list[Note]:
     """Names a column that may be DATA.GROUPS by its name, with values that recur and are more than a few categories."""
     layout = find_layout(table, data)
-    named = [name for name in table.header if _GROUP.fullmatch(name)]
-    names = [name for name in named if name not in (layout.path, *layout.labels, layout.split)]
+    used = {layout.path, *layout.labels, layout.split}
+    names = [name for name in table.header if _GROUP.fullmatch(name) and name not in used]
     if not names or data.groups or properties_of(data.dataset).groups_by != "column":
         return []
-    place, option = table.header.index(names[0]), shlex.quote(f"DATA.GROUPS={names[0]}")
-    values = Counter(record[place] for _, record in table if not isinstance(record, str))
+    values = Counter(table.column(names[0]))
     text = f"{table.file}: {shorten(names[0])} has {len(values):,} values in {values.total():,} rows"
-    note = Note("screen", f"{text}; to keep the images of each in one split: -opts {option}")
-    return [note] if 4 < len(values) < values.total() else []
+    fix = f"to keep the images of each in one split: -opts {shlex.quote(f'DATA.GROUPS={names[0]}')}"
+    return [Note("screen", f"{text}; {fix}")] if 4 < len(values) < values.total() else []
 
 
 def split_labels(target: str, separator: str | None) -> list[str]:

@@ -23,7 +23,7 @@ from datasets.sources.names import SPLIT_NAMES, list_names, split_of
 from datasets.sources.samples import read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.tables import PARQUET, Table
-from utils.errors import Finding, UserError, error_from
+from utils.errors import UserError, error_from
 from utils.files import file_state
 from utils.notes import Note
 
@@ -112,9 +112,8 @@ class ParquetTable(Table):
         images = [one.name for one in schema if _IMAGES.fullmatch(str(one.type))]
         given = (data.columns or {}).get("path")
         if given not in images and (given or len(images) != 1):
-            names = f"has the images in {' or '.join(map(shorten, images))}" if images else "has no column of images"
-            fix = f"set -opts 'DATA.COLUMNS={{path: {images[0]}}}'" if images else "give a folder of images"
-            raise UserError(f"{files[0]}: {names}; {fix}")
+            option = shlex.quote(f"DATA.COLUMNS={{path: {[*images, 'NAME'][0]}}}")
+            raise UserError(f"{files[0]}: the columns of images are {shorten(images)}; name one: -opts {option}")
         self.image_column = str(given or images[0])
         self._flat = [one.name for one in schema if _FLAT.fullmatch(str(one.type))]
         self.header = [*self._flat, self.image_column]
@@ -224,9 +223,6 @@ class ParquetImages(ImageFiles):
     def states(self) -> np.ndarray:
         of_files = {name: file_state(str(self.listing.root / name)) for name in self._ends}
         return np.array([of_files[path.rpartition(":")[0]] for path in self.listing.paths], np.uint64)
-
-    def find_missing_files(self) -> Sequence[Finding]:
-        return []
 
     def missing_image(self, index: int) -> None:
         """None: a row is no file."""

@@ -108,33 +108,28 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
     The images are in DATA.IMAGE_ROOT, else where `_find_images` finds them.
     """
     file, layout = table.file, find_layout(table, data)
-    path_place, *label_places = (table.header.index(name) for name in (layout.path, *layout.labels))
-    split_place = table.header.index(layout.split) if layout.split else path_place
     if table.root:
         rows = Rows(file, table.root, anywhere=True, labels=data.labels)
     else:
-        paths = (record[path_place] for record in table.records if ".." not in record[path_place])
+        paths = (path for path in table.column(layout.path) if ".." not in path)
         rows = Rows(file, *_find_images(file, paths, data.image_root), labels=data.labels)
     rows.notes[:0] = table.notes
-    used = {layout.path, *layout.labels, layout.split, data.groups}
-    if unused := [name for name in table.header if name not in used and table.has_numbers is None]:
-        rows.notes.append(Note("log", f"{file}: columns that are not used: {shorten(unused)}"))
-    if layout.splits and table.has_numbers is None:
-        place = f"in the column {shorten(layout.split)}" if layout.split else "the first folders of the paths"
-        rows.notes.append(Note("log", f"{file}: the splits are {place} (DATA.COLUMNS)"))
+    if table.layout is None:
+        split_name = layout.split or ("the first folders of the paths" if layout.splits else "none")
+        used = f"paths {shorten(layout.path)}, labels {shorten([*layout.labels])}, splits {shorten(split_name)}"
+        rows.notes.append(Note("log", f"{file}: of the columns {shorten(table.header)} it reads {used} (DATA.COLUMNS)"))
     rows.classes = layout.labels if layout.is_one_hot else table.classes_of(*layout.labels[:1])
     for line, record in table:
         if isinstance(record, str):
             rows.add_finding(line, record)
             continue
-        path, target = record[path_place], record[label_places[0]] if label_places else ""
-        of_split = record[split_place] if layout.split else first_folder(path)
-        if split and layout.split_of[of_split.lower()] != split:
-            continue
-        if layout.is_one_hot:
-            cells = (record[place] for place in label_places)
-            target = ONE_HOT.join(name for name, cell in zip(layout.labels, cells, strict=True) if is_one(cell))
-        rows.add(line, path, target)
+        cells = dict(zip(table.header, record, strict=True))
+        of_split = cells[layout.split] if layout.split else first_folder(cells[layout.path])
+        if not split or layout.split_of[of_split.lower()] == split:
+            texts = [cells[name] for name in layout.labels]
+            if layout.is_one_hot:
+                texts = [name for name, text in zip(layout.labels, texts, strict=True) if is_one(text)]
+            rows.add(line, cells[layout.path], ONE_HOT.join(texts))
     return rows
 
 
@@ -197,8 +192,7 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
     place = table.header.index(column)
     given = data.image_root if data.image_root != trained_root else None
     others = [file.with_suffix(""), *([Path(trained_root)] if trained_root else [])]
-    found = _find_images(file, (record[place] for record in table.records), given, others)
-    rows = Rows(file, *found, anywhere=True)
+    rows = Rows(file, *_find_images(file, table.column(column), given, others), anywhere=True)
     for line, record in table:
         if isinstance(record, str):
             rows.add_finding(line, record)

@@ -117,10 +117,7 @@ class Splitter:
         elif known and listed is not None:
             is_val = np.isin(hashes, _hashes_of(listed))
             if groups:
-                in_groups = np.isin(hash_paths(groups), _hashes_of(known.held_out_groups))
-                if more := int((in_groups & ~is_val).sum()):
-                    notes.append(Note("log", f"{more} image(s) were added to held-out groups"))
-                is_val |= in_groups
+                is_val |= np.isin(hash_paths(groups), _hashes_of(known.held_out_groups))
             problem = f"has none of the {len(listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
             if not listed:
                 problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"

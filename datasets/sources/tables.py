@@ -8,11 +8,11 @@ import csv
 import io
 import json
 import re
-import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from configs.schema import Data
@@ -138,6 +138,10 @@ class Table:
         """The rows without mistakes."""
         return (row for _, row in self if not isinstance(row, str))
 
+    def column(self, name: str) -> Iterator[str]:
+        place = self.header.index(name)
+        return (row[place] for row in self.records)
+
     def classes_of(self, column: str = "") -> tuple[str, ...]:
         """The names of all classes, if the table has them beside its rows."""
         return ()
@@ -239,15 +243,12 @@ def column_of_paths(table: Table, data: Data) -> str:
 def _unclear(
     table: Table, kind: str, names: Sequence[str], data: Data, **columns: str | Sequence[str] | None
 ) -> UserError:
-    fix = f"give each column a name of its own in the first line, and name them: {_option(data, **columns)}"
+    option = quote(f"DATA.COLUMNS={json.dumps({**(data.columns or {}), **columns}, ensure_ascii=False)}")
+    fix = f"give each column a name of its own in the first line, and name them: -opts {option}"
+    if kind == "splits":
+        fix += " (of train, val and test, or of 0 and 1 if it is is_valid; null: trains on all rows)"
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
     return UserError(f"{table.file}:1: {found}, with the row {shorten(next(table.records, []))}; {fix}")
-
-
-def _option(data: Data, **columns: str | Sequence[str] | None) -> str:
-    """DATA.COLUMNS with changes, as the shell reads it."""
-    changed = json.dumps({**(data.columns or {}), **columns}, ensure_ascii=False)
-    return f"-opts {shlex.quote(f'DATA.COLUMNS={changed}')}"
 
 
 def _names(header: Sequence[str], given: Any, known: Sequence[re.Pattern[str]]) -> list[str]:
@@ -301,12 +302,7 @@ def _find_split(
         usable, unclear = [], [split]
     elif len(usable) < 2 and not unclear:
         return (usable[0], split_of[usable[0]]) if usable else (None, split_of[_PATH_FOLDER])
-    names = list(dict.fromkeys([*usable, *unclear]))
-    use = f"name it: {_option(data, split=usable[0])}" if usable else "write train, val and test in it"
-    raise UserError(
-        f"{table.file}:1: is {' or '.join(map(shorten, names))} the column of splits, with "
-        f"{shorten(sorted(values.get(names[-1], ())))}? Then {use}; {_option(data, split=None)} trains on all rows"
-    )
+    raise _unclear(table, "splits", list(dict.fromkeys([*usable, *unclear])), data, split=[*usable, None][0])
 
 
 def _may_be_split(name: str, values: Collection[str]) -> bool:

@@ -21,14 +21,11 @@ def test_imagenet_lists(tmp_path):
     (tmp_path / "train_list.txt").write_bytes(b"train/a b/x 1.JPEG 3\n\n  \ntrain/missing.JPEG\t 0\r\n")
     samples = Lists(options(tmp_path)).read("train")
     assert names_of(samples) == ["train/a b/x 1.JPEG", "train/missing.JPEG"]
-    assert samples.targets.tolist() == [3, 0]
-    assert samples.targets.dtype == np.int64
-    assert (len(samples), samples.class_names) == (2, ["0", "1", "2", "3"])
-    assert not samples.in_memory
+    assert (samples.targets.tolist(), samples.targets.dtype) == ([3, 0], np.int64)
+    assert samples.class_names == ["0", "1", "2", "3"] and not samples.in_memory
     image = samples.open(0, 3).pixels
     assert (image.shape, image.dtype) == ((3, 9, 12), torch.uint8)
-    assert image[0].min() > 230
-    assert image[1].max() < 20
+    assert image[0].min() > 230 and image[1].max() < 20
     assert samples.open(0, 1).pixels.shape == (1, 9, 12)
 
 
@@ -37,6 +34,18 @@ def test_paths_of_any_bytes(tmp_path):
     write_image(tmp_path / name)
     (tmp_path / "train_list.txt").write_bytes(os.fsencode(f"{name} 0\n"))
     assert Lists(options(tmp_path)).read("train").open(0, 3).pixels.shape == (3, 9, 12)
+
+
+@pytest.mark.parametrize("images", [["a 1.jpg", "b.jpg"], ["x/a 1.jpg", "x/b.jpg"], ["p1/a 1.jpg", "p2/b.jpg"]])
+def test_the_images_of_a_list_are_found_as_of_a_table(images, tmp_path):
+    """In its folder, in the only one there, or by their names; a number at the end of a line is no part of the path."""
+    for image in images:
+        write_image(tmp_path / image)
+    (tmp_path / "train_list.txt").write_text("a 1.jpg 1\nb.jpg 0.0\n")
+    trained = Lists(options(tmp_path)).read("train")
+    assert trained.targets.tolist() == [1, 0]
+    for samples in (trained, unlabelled(str(tmp_path / "train_list.txt"), options(tmp_path))):
+        assert [samples.name(index) for index in range(2)] == [str(tmp_path / image) for image in images]
 
 
 @pytest.mark.parametrize("split", ["", "train"])
@@ -49,38 +58,23 @@ def test_without_lists_class_folders_are_recognized(tmp_path, split, cpu):
     assert recognize_dataset(options(tmp_path), cpu).dataset == "imagenet2012"
 
 
-# CSV
+FIRST, HEADER = '"images/a, b.jpg"', "image_path,target\n"
 
 
-@pytest.fixture
-def tables(tmp_path):
+@pytest.mark.parametrize(
+    ("train", "val", "classes", "labels"),
+    [
+        (f"{HEADER}{FIRST},2\n\nb.jpg, 0\n", f"target,extra,image_path\n1,,{FIRST}\n", ["0", "1", "2"], ([2, 0], [1])),
+        (f"{HEADER}{FIRST},dog\nb.jpg,cat\nc.jpg,7\n", f"{HEADER}{FIRST},dog\n", ["7", "cat", "dog"], ([2, 1, 0], [2])),
+    ],
+)
+def test_csv_with_numbers_or_names(train, val, classes, labels, tmp_path):
     write_image(tmp_path / "images" / "a, b.jpg")
-
-    def write(**texts):
-        for split, text in texts.items():
-            (tmp_path / f"{split}.csv").write_text(text)
-        return options(tmp_path)
-
-    return write
-
-
-FIRST = '"images/a, b.jpg"'
-
-
-def test_csv_with_numbers_or_names(tables):
-    given = tables(
-        train=f"image_path,target\n{FIRST},2\n\nimages/c.jpg, 0\n", val=f"target,extra,image_path\n1,,{FIRST}\n"
-    )
-    train, val = (Tables(given).read(split) for split in ("train", "val"))
-    assert names_of(train) == ["images/a, b.jpg", "images/c.jpg"]
-    assert (train.targets.tolist(), train.class_names) == ([2, 0], ["0", "1", "2"])
-    assert val.targets.tolist() == [1]
-    assert val.open(0, 3).pixels.shape == (3, 9, 12)
-    header = "image_path,target\n"  # with names
-    given = tables(train=f"{header}{FIRST},dog\nb.jpg,cat\nc.jpg,7\n", val=f"{header}{FIRST},dog\n")
-    train, val = (Tables(given).read(split) for split in ("train", "val"))
-    assert train.class_names == val.class_names == ["7", "cat", "dog"]
-    assert (train.targets.tolist(), val.targets.tolist()) == ([2, 1, 0], [2])
+    for split, text in (("train", train), ("val", val)):
+        (tmp_path / f"{split}.csv").write_text(text)
+    splits = [Tables(options(tmp_path)).read(split) for split in ("train", "val")]
+    assert tuple(samples.targets.tolist() for samples in splits) == labels and splits[0].class_names == classes
+    assert names_of(splits[0])[:2] == ["images/a, b.jpg", "b.jpg"] and splits[1].open(0, 3).size == (9, 12)
 
 
 def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
@@ -88,23 +82,20 @@ def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
     write_image(tmp_path / "input" / "images" / "a.jpg")
     (tmp_path / "src").mkdir()
     table, text = tmp_path / "input" / "data.csv", "image_path,target\n{},0\n{}/images/b.jpg,1\n"
-    table.write_text(text.format("../input/images/a.jpg", tmp_path / "input"))
-    for root in (None, str(tmp_path / "src")):
-        samples = Tables(options(table, image_root=root, val_fraction=0.5)).read("all")
-        assert samples.open(0, 3).pixels.shape == (3, 9, 12)
+    for first, root in (("../input/images/a.jpg", None), ("../input/images/a.jpg", "src"), ("a.jpg", "input/images")):
+        table.write_text(text.format(first, tmp_path / "input"))
+        given = options(table, image_root=root and str(tmp_path / root), val_fraction=0.5)
+        assert Tables(given).read("all").open(0, 3).pixels.shape == (3, 9, 12)
     table.write_text(text.format("images/a.jpg", "../other"))
     assert_refused(lambda: Tables(options(table)).read("all"), "data.csv:3", "DATA.IMAGE_ROOT")
-    table.write_text(text.format("a.jpg", "."))
-    samples = Tables(options(table, image_root=str(tmp_path / "input" / "images"))).read("all")
-    assert samples.open(0, 3).pixels.shape == (3, 9, 12)
 
 
-def test_columns_by_their_names_and_ids_without_ending(tables, tmp_path):
+def test_columns_by_their_names_and_ids_without_ending(tmp_path):
     """As in a table of Kaggle; 'c.1' is a file without ending, and has precedence over c.1.png."""
     for name in ("a.JPG", "b.2.png", "c.1.png"):
         write_image(tmp_path / name)
     shutil.copy(tmp_path / "c.1.png", tmp_path / "c.1")
-    tables(train="id,size,breed,age\na,1,pug,3\nb.2,1,boxer,3\nc.1,1,pug,3\ngone,1,pug,3\n")
+    (tmp_path / "train.csv").write_text("id,size,breed,age\na,1,pug,3\nb.2,1,boxer,3\nc.1,1,pug,3\ngone,1,pug,3\n")
     argv = ["-dataset=csv", f"-data_path={tmp_path}/train.csv", "-opts", "DATA.COLUMNS={path: id, label: breed}"]
     given = parse_command_line(argv).config.data
     samples = Tables(given).read("all")
@@ -124,11 +115,10 @@ def test_tables_of_spreadsheets(tmp_path, separator, encoding):
     file = tmp_path / "train.csv"
     file.write_bytes(SHEET.format(separator).encode(encoding))
     given = options(file, encoding=encoding if encoding == "cp1252" else None)
-    samples = Tables(given).read("all")
-    assert (names_of(samples), samples.class_names) == (["blüte.jpg", "b.jpg"], ["Blüte", "Gräser"])
-    images = unlabelled(str(file), given)
-    assert (names_of(images), images.column, images.listed_name(1)) == (["blüte.jpg", "b.jpg"], "image_path", "b.jpg")
-    assert samples.open(0, 3).size == (9, 12)
+    samples, images = Tables(given).read("all"), unlabelled(str(file), given)
+    assert samples.class_names == ["Blüte", "Gräser"] and samples.open(0, 3).size == (9, 12)
+    assert names_of(samples) == names_of(images) == ["blüte.jpg", "b.jpg"]
+    assert (images.column, images.listed_name(1)) == ("image_path", "b.jpg")
 
 
 # Test images
@@ -138,19 +128,13 @@ ROWS = {"train": "a.jpg 0\nb.jpg 1\n", "val": "c.jpg 1\n", "test": "a.jpg 0\nb.j
 
 @pytest.mark.parametrize(
     ("dataset", "file", "content"),
-    [
-        ("folder", "test/x.jpg", ""),
-        ("csv", "test.csv", "image_path\nx.jpg"),
-        ("imagenet2012", "test_list.txt", "x.jpg"),
-    ],
+    [("folder", "test/x.jpg", ""), ("csv", "test.csv", "image_path\nx.jpg"), ("imagenet2012", "test_list.txt", "x")],
 )
 def test_test_images_without_labels_are_not_evaluated(dataset, file, content, tmp_path):
     write_classes(tmp_path / "train", cat=2, dog=2)
     for name, text in (("train.csv", "image_path,target\na.jpg,0\n"), ("train_list.txt", "a.jpg 0\n"), (file, content)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    if dataset == "folder":
-        write_image(tmp_path / file)
     has_test, note = find_test(options(tmp_path, dataset=dataset))
     assert not has_test and str(tmp_path / file.split("/")[0]) in note
 

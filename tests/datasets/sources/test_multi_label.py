@@ -13,7 +13,6 @@ from datasets.sources.checks import notes_on
 from datasets.sources.lists import Tables, split_labels
 from datasets.sources.names import number_by
 from utils.errors import UserError
-from utils.notes import Note
 
 
 @pytest.fixture
@@ -32,19 +31,10 @@ def tables(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("target", "separator", "labels"),
-    [
-        ("cat|dog", "|", ["cat", "dog"]),
-        ("0, 3", ",", ["0", "3"]),
-        ("['cat', 'polar bear']", ",", ["cat", "polar bear"]),
-        ("0 3  0", None, ["0", "3"]),
-        ("", "|", []),
-        ("[]", ",", []),
-    ],
-)
-def test_labels_of_a_target(target, separator, labels):
-    assert split_labels(target, separator) == labels
+def test_labels_of_a_target():
+    assert split_labels("cat|dog", "|") == split_labels("['cat', 'dog']", ",") == ["cat", "dog"]
+    assert split_labels("0, 3", ",") == split_labels("0 3  0", None) == ["0", "3"]
+    assert split_labels("", "|") == split_labels("[]", ",") == []
 
 
 def test_names_are_sorted_and_targets_are_multi_hot(tables):
@@ -55,7 +45,7 @@ def test_names_are_sorted_and_targets_are_multi_hot(tables):
     assert train.targets.tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0], [1, 1, 1]]
     assert val.targets.tolist() == [[0, 1, 0], [1, 1, 0]]
     assert train.class_counts(4).tolist() == [2, 2, 2, 0]
-    assert Note("log", "1 of 4 training images have no label") in notes_on(train, val)
+    assert any("1 of 4 training" in note.text for note in notes_on(train, val))
 
 
 def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(tables, cpu):
@@ -85,9 +75,7 @@ def test_bad_tables_are_refused(tmp_path, train, val, parts):
         rows = "".join(f"{split}{number}.png,{target}\n" for number, target in enumerate(targets))
         (tmp_path / f"{split}.csv").write_text(f"image_path,target\n{rows}")
     given = options(tmp_path, dataset="csv", multi_label=True)
-    assert_refused(
-        lambda: Tables(given).read("train" if "train.csv" in parts[0] or "GB" in parts[0] else "val"), *parts
-    )
+    assert_refused(lambda: Tables(given).read("train" if "GB" in parts[0] else "val"), *parts)
 
 
 def test_labels_follow_the_names_of_a_checkpoint(tables):

@@ -126,7 +126,7 @@ def test_images_to_predict(hub):
     samples = unlabelled(str(file), Data())
     assert [int(samples.open(index, 1).pixels[0, 0, 0]) for index in range(3)] == [36, 37, 38]
     assert samples.listed_name(2) == f"{file}:2"
-    with pytest.raises(UserError, match="has several splits; give a file, such as -predict"):
+    with pytest.raises(UserError, match="-predict"):
         unlabelled(str(hub), Data())
 
 
@@ -149,21 +149,20 @@ def test_unreadable_rows(tmp_path, cpu):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "problem"),
+    ("names", "content", "part"),
     [
-        ("0.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "download it again"),
-        ("0.parquet", b"PAR1 cut off", "is no whole parquet file"),
-        ("train-00000-of-00003.parquet", None, "1 of its 3 files are here"),
-        ("a/train-00000-of-00001.parquet", None, r"give one: -data_path=\S+/a or -data_path=\S+/b"),
+        (["0.parquet"], b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "/0.parquet"),
+        (["0.parquet"], b"PAR1 cut off", "/0.parquet"),
+        (["train-00000-of-00003.parquet"], None, "/train-00000-of-00003.parquet"),
+        (["a/train-00000-of-00001.parquet", "b/train-00000-of-00001.parquet"], None, r"-data_path=\S+/a or -d\S+/b"),
     ],
 )
-def test_what_is_refused(tmp_path, name, content, problem, cpu):
-    write(tmp_path / name, range(6))
+def test_what_is_refused(tmp_path, names, content, part, cpu):
+    for name in names:
+        write(tmp_path / name, range(6))
     if content:
-        (tmp_path / name).write_bytes(content)
-    if "/" in name:
-        write(tmp_path / "b/train-00000-of-00001.parquet", range(6))
-    with pytest.raises(UserError, match=problem) as error:
+        (tmp_path / names[0]).write_bytes(content)
+    with pytest.raises(UserError, match=part) as error:
         read(tmp_path, cpu)
     assert "\n" not in str(error.value)
 

@@ -74,16 +74,15 @@ def test_folds_of_made_tables_have_their_share_of_each_label(has_groups, share_o
     assert np.mean(stratified) < share_of_dealt * np.mean(dealt) and max(stratified) < highest
 
 
-def test_a_split_by_hand():
-    """Group 0 has four images with the label, 1 and 2 have two, 3 has none: 0 and 3 are one half, 1 and 2 the other."""
-    targets = [[1]] * 4 + [[1], [1], [0], [0]] * 2 + [[0]] * 4
-    folds = fold_of(targets, np.repeat(np.arange(4), 4), folds=2)[::4]
-    assert folds[0] == folds[3] != folds[1] == folds[2]
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_folds_of_all_sets_of_labels_are_equal(seed):
-    """Five images of each of the 16 sets of four labels: each fold has 16 images, and eight with each label."""
+def test_splits_by_hand(seed):
+    """Group 0 has four images with the label, 1 and 2 have two, 3 has none: 0 and 3 are one half, 1 and 2 the other.
+
+    Five images of each of the 16 sets of four labels: each fold has 16 images, and eight with each label.
+    """
+    targets = [[1]] * 4 + [[1], [1], [0], [0]] * 2 + [[0]] * 4
+    halves = fold_of(targets, np.repeat(np.arange(4), 4), folds=2, split_seed=seed)[::4]
+    assert halves[0] == halves[3] != halves[1] == halves[2]
     targets = np.array([*product((0, 1), repeat=4)] * FOLDS)
     folds = fold_of(targets, split_seed=seed)
     assert all([*targets[folds == fold].sum(0)] == [8] * 4 and sum(folds == fold) == 16 for fold in range(FOLDS))
@@ -110,7 +109,7 @@ def test_rare_labels():
     targets[10:110, 3] = 1
     is_val, notes, _ = held_out(targets)
     assert is_val @ targets == pytest.approx([1, 1, 0, 10]) and is_val.sum() == 20
-    assert notes[1:] == ["Warning: 1 of 4 labels have no held-out image"]
+    assert len(notes) == 2 and "1 of 4 labels" in notes[1]
     folds = fold_of(targets)
     assert [len(set(folds[targets[:, label] == 1])) for label in range(4)] == [2, 3, 1, 5]
     assert np.bincount(folds).tolist() == [40] * FOLDS and np.bincount(folds[10:110]).tolist() == [20] * FOLDS

@@ -1,7 +1,6 @@
 """Tables as people download them: columns, splits, encodings, numbers, ids, near paths."""
 
 import csv
-import json
 
 import pandas
 import pytest
@@ -56,7 +55,8 @@ def labels_of(*splits):
 
 TWO = {"file": FILES, "label": LABELS}
 WITH_SIGNS = [label + "\u200b" * (number % 3) for number, label in enumerate(LABELS)]
-READ = {  # columns, DATA.COLUMNS, the images of each split
+IN_FOLDERS = [f"{split}/{file}" for split, file in zip(SPLITS, FILES, strict=True)]
+READ = {  # columns, DATA.COLUMNS, the images of each split; of the file: its name, and its separator, which it names
     "short names": ({"path": FILES, "label": LABELS}, None, [26, 4]),
     "two kinds": ({"file_space_name": FILES, "id": range(30), "class_id": range(30), "Class": LABELS}, None, [26, 4]),
     "documented": ({"image_path": FILES, "target": LABELS, "path": range(30), "label": range(30)}, None, [26, 4]),
@@ -73,16 +73,25 @@ READ = {  # columns, DATA.COLUMNS, the images of each split
     "a split by its values": ({**TWO, "zzz": SPLITS}, None, [18, 6, 6]),
     "a given split": ({**TWO, "zzz": SPLITS, "set": SPLITS[::-1]}, {"split": "zzz"}, [18, 6, 6]),
     "all rows": ({**TWO, "split": SPLITS}, {"split": None}, [26, 4]),
+    "folders of splits": ({**TWO, "file": IN_FOLDERS}, None, [18, 6, 6]),
+    "lists of one": ({"file_name": FILES, "label": [[label] for label in LABELS]}, None, [26, 4], "a.jsonl"),
+    "tabs": (TWO, None, [26, 4], "data.tsv", "\t"),
+    "a line for Excel": (TWO, None, [26, 4], "DATA.CSV", ";"),
 }
 
 
 @pytest.mark.parametrize("case", READ)
 def test_columns_and_splits(case, table, cpu):
-    columns, given, sizes = READ[case]
-    splits = read(table(files=FILES, **columns), cpu, columns=given)
-    assert labels_of(*splits) == dict(zip(FILES, LABELS, strict=True)) and list(map(len, splits)) == sizes
+    columns, given, sizes, *file = READ[case]
+    name, separator = (*file, *("all.csv", ",")[len(file) :])
+    paths = IN_FOLDERS if case == "folders of splits" else FILES
+    written = table(name, paths, separator=separator, **columns)
+    if separator != ",":
+        written.write_text(f"sep={separator}\n{written.read_text()}")
+    splits = read(written, cpu, columns=given, dataset="folder")
+    assert labels_of(*splits) == dict(zip(paths, LABELS, strict=True)) and list(map(len, splits)) == sizes
     if len(sizes) == 3:
-        assert [names_of(samples) for samples in splits] == [FILES[:18], FILES[18:24], FILES[24:]]
+        assert [names_of(samples) for samples in splits] == [paths[:18], paths[18:24], paths[24:]]
 
 
 REFUSED = {  # columns; whether the advised columns are all that lack
@@ -110,12 +119,6 @@ def test_the_advice_about_unclear_columns_works(case, table, cpu):
     assert message.startswith(f"{file}:1: ") and "DATA.COLUMNS" in message and "\n" not in message
     for given in typed(message, options(file)) if is_enough else ():
         assert read(file, cpu, columns=given.columns)[0].class_names == ["cat", "dog"]
-
-
-def test_the_folders_of_the_paths_are_splits(table, cpu):
-    paths = [f"{split}/{file}" for split, file in zip(SPLITS, FILES, strict=True)]
-    splits = read(table(files=paths, file=paths, label=LABELS), cpu)
-    assert [names_of(samples) for samples in splits] == [paths[:18], paths[18:24], paths[24:]]
 
 
 def test_a_run_that_exists_keeps_its_split_and_encoding(table, cpu):
@@ -320,27 +323,12 @@ def test_labels_of_a_kaggle_test_are_placeholders_if_all_are_equal(table, tmp_pa
     assert len(read(tmp_path, cpu, dataset="csv")) == 2 + has_test
 
 
-def test_labels_in_lists_of_one(table, tmp_path, cpu):
-    table("images.csv", FILES, id=FILES, label=LABELS)
-    rows = [{"file_name": name, "label": [label]} for name, label in zip(FILES, LABELS, strict=True)]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert labels_of(*read(tmp_path / "a.jsonl", cpu)) == dict(zip(FILES, LABELS, strict=True))
-
-
 def test_missing_images_are_one_problem_and_broken_links_another(table, tmp_path, cpu):
     (tmp_path / "24.png").symlink_to(tmp_path / "gone.png")
     with pytest.raises(UserError) as error:
         read(table(files=FILES[:24], file=FILES, label=LABELS), cpu, checked=True)
     headline, *lines = str(error.value).split("\n  ")
     assert "6 images" in headline and len(lines) == 2 and sum("gone.png" in line for line in lines) == 1
-
-
-@pytest.mark.parametrize("name", ["data.csv", "data.tsv", "DATA.CSV"])
-def test_a_path_that_names_a_table_is_a_table(table, name, cpu):
-    separator = "\t" if "tsv" in name else ";"
-    file = table(name, FILES, file=FILES, label=LABELS, separator=separator)
-    file.write_text(f"sep={separator}\n{file.read_text()}")
-    assert len(read(file, cpu, dataset="folder")[0]) == 26
 
 
 @pytest.mark.parametrize(("root", "trained"), [("test", None), (None, None), ("train", "train"), ("train", None)])
