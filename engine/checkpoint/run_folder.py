@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from configs.load import RUN_OPTIONS
@@ -120,19 +120,17 @@ def check_shared(folder: Path, context: ProcessContext) -> None:
     The file has a random name: a folder of the same name on the disk of another host does not pass. Raises UserError on
     all ranks.
     """
-    if _is_one_host(context):
+    if context.world_size == context.local_world_size:  # counts: the names of two hosts or containers may be equal
         return
     own = folder / f".shared-{secrets.token_hex(8)}.tmp"
     try:
         if context.is_main:
             own.touch()
-        blind = _blind_hosts(broadcast_object(own, context).exists, context)
+        fix = "choose a folder on a disk that all hosts share with -output"
+        _check_hosts(broadcast_object(own, context).exists, f"SAVE: {os.path.abspath(folder)}", fix, context)
     finally:
         if context.is_main:
             own.unlink(missing_ok=True)
-    if blind:
-        problem = f"SAVE: {os.path.abspath(folder)}: {blind} this folder of {context.hosts[0]}, the host of rank 0"
-        raise Unavailable(f"{problem}; choose a folder on a disk that all hosts share with -output")
 
 
 def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
@@ -140,23 +138,12 @@ def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
 
     Writes nothing: the folder of an evaluated run may be read-only. Raises UserError on all ranks.
     """
-    if _is_one_host(context):
+    if context.world_size == context.local_world_size:
         return
-    size = None
-    if context.is_main:
-        with suppress(OSError):  # reading the checkpoint reports it
-            size = _size(path)
-    size = broadcast_object(size, context)
-    if size is None:
-        return
-    if blind := _blind_hosts(lambda: _size(path) == size, context):
-        problem = f"{os.path.abspath(path)}: {blind} this checkpoint of {context.hosts[0]}, the host of rank 0"
-        raise Unavailable(f"{problem}; put it on a disk that all hosts share")
-
-
-def _is_one_host(context: ProcessContext) -> bool:
-    """Compares the launcher's counts, since the names of two hosts or containers may be equal."""
-    return context.world_size == context.local_world_size
+    size = broadcast_object(_size(path) if context.is_main and path.is_file() else None, context)
+    if size is not None:  # else reading the checkpoint reports it
+        fix = "put it on a disk that all hosts share"
+        _check_hosts(lambda: _size(path) == size, os.path.abspath(path), fix, context)
 
 
 def _size(file: Path) -> int:
@@ -165,11 +152,13 @@ def _size(file: Path) -> int:
         return os.fstat(opened.fileno()).st_size
 
 
-def _blind_hosts(is_visible: Callable[[], bool], context: ProcessContext) -> str:
-    """'node2 and node3 do not see': the hosts on which the condition stays false; '' if there is none."""
+def _check_hosts(is_visible: Callable[[], bool], subject: str, fix: str, context: ProcessContext) -> None:
+    """Raises UserError on all ranks, with the hosts on which the condition stays false."""
     sees = gather_objects(context.local_rank != 0 or wait_for(is_visible, _VISIBLE_SECONDS), context)
-    blind = list(dict.fromkeys(host for host, seen in zip(context.hosts, sees, strict=True) if not seen))
-    return f"{' and '.join(blind)} {'does' if len(blind) == 1 else 'do'} not see" if blind else ""
+    if blind := list(dict.fromkeys(host for host, seen in zip(context.hosts, sees, strict=True) if not seen)):
+        hosts = f"{' and '.join(blind)} {'does' if len(blind) == 1 else 'do'}"
+        problem = f"{subject}: {hosts} not see this path of {context.hosts[0]}, the host of rank 0"
+        raise Unavailable(f"{problem}; {fix}")
 
 
 def write_run_options(folder: Path, text: str, steps_done: int) -> None:
