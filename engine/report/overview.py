@@ -125,27 +125,18 @@ def shift_by_weights(run: RunContents) -> str:
 
 
 def status_of(run: RunContents) -> tuple[str, str]:
-    """A sentence on the state of the run, and the command that resumes it ('' if there is none)."""
-    status = run.values
-    resume = str(status.get("resume") or "")
+    """What to know beside the state of the run, and the command that resumes it or that its verdict advises; or ''."""
+    values, resume = run.values, str(run.values.get("resume") or "")
     match run.state:
         case "finished":
-            done = "All images are evaluated." if run.is_evaluation else "All epochs are trained."
-            done = f"Stopped early: {status['reason']}." if status.get("reason") else done
             verdict, command = verdict_of(run)
-            return f"{done} {verdict}".strip(), command or resume
-        case "failed":
-            return f"{status.get('message') or 'The reason is in log.txt.'}", ""
-        case "interrupted":
-            return f"Interrupted by {status.get('signal') or 'a signal'}, and saved.", resume
-        case "stopped":
-            return "Stopped at TRAIN.MAX_STEPS, and saved.", resume
-        case "running" | "stopping":
-            return f"The run was in progress when this page was written. Last status: {status.get('updated')}.", ""
+            reason = f"Stopped early: {values['reason']}." if values.get("reason") else ""
+            return f"{reason} {verdict}".strip(), command or resume
         case "killed":
-            reason = "The process ended before the run did, without a reason in run.json."
-            return reason, _command(run, f"-resume={run.folder.absolute()}")
-    return "The state of the run is not known.", ""
+            return "Its process has ended without a reason.", _command(run, f"-resume={run.folder.absolute()}")
+        case "running" | "stopping":
+            return f"Last status: {values.get('updated')}.", ""
+    return str(values.get("message") or values.get("signal") or ""), resume
 
 
 _FACTS: dict[str, tuple[type[facts.Fact], ...]] = {  # on the page by name, with the text of their log lines

@@ -99,7 +99,7 @@ def test_an_evaluation_has_the_name_of_its_split_and_no_curves(tmp_path, split, 
     update_json(folder / "evaluation/summary.json", split=split)
     page = read_page(folder)
     head, _, rest = page.text.partition("Model and data")
-    assert f"finished All images are evaluated. {word}top-1 87.50%" in head and f" {word}loss 0.5000" in head
+    assert f"finished {word}top-1 87.50%" in head and f" {word}loss 0.5000" in head
     assert f"Measured on 12 {word}images" in rest and "8 images of 3 of 3 classes" in rest and "best.pth" in rest
     assert "Curves" not in page.text and len(page.all("details")) == 2  # more figures, options
 
