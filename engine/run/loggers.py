@@ -206,25 +206,21 @@ class LoggerGroup:
     def __init__(self, names: Sequence[str], options: str, hyperparameters: Mapping[str, str], log: RunLogger) -> None:
         self.names, self.options, self.hyperparameters, self._log = names, options, hyperparameters, log
         self._loggers: list[BackgroundLogger] = []
-        self._start_loggers: Callable[[], None] | None = None
+        self._run: LoggedRun | None = None  # whose loggers have not started
 
     def start(self, record: RunRecord, steps_done: int) -> None:
         """For the main process only."""
-        self._start_loggers = partial(self._start, record, steps_done)
-
-    def _start(self, record: RunRecord, steps_done: int) -> None:
-        names = [*(["tensorboard"] if is_installed("tensorboard") else []), *dict.fromkeys(self.names)]
-        self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in names]
         environment = record.values["facts"].get("Environment", {})
-        run = LoggedRun(record.folder, steps_done, self.options, self.hyperparameters, environment)
-        for logger in self._loggers:
-            logger.submit("start", run)
+        self._run = LoggedRun(record.folder, steps_done, self.options, self.hyperparameters, environment)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Raises UserError as `check_loggers`, at the first call."""
-        if self._start_loggers:
-            self._start_loggers()
-            self._start_loggers = None
+        if run := self._run:
+            self._run = None
+            names = [*(["tensorboard"] if is_installed("tensorboard") else []), *dict.fromkeys(self.names)]
+            self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in names]
+            for logger in self._loggers:
+                logger.submit("start", run)
         for logger in self._loggers:
             logger.submit("scalars", values, step)
 
