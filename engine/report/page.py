@@ -21,13 +21,11 @@ from engine.report.overview import details_of, shift_by_weights, status_of, tile
 from engine.run.record import PICTURES, SUSPECTS
 from utils.errors import on_one_line, shortened
 from utils.files import atomic_write
-from utils.status import UNFINISHED
 from utils.tables import to_float
 
 COMPARISON = "compare.html"
 _MAX_TITLE_CHARS = 1000
 _MAX_BATCH_BYTES = 1_500_000  # of train_batch.png: pixels that PNG cannot compress have 1.3 MB
-_STATES = (*UNFINISHED, "finished", "stopped", "interrupted", "failed", "killed")
 
 
 def write_report(folder: Path) -> Path:
@@ -44,16 +42,13 @@ def run_page(run: RunContents) -> str:
     """The page of one run."""
     evaluation = run.evaluation
     status, resume = status_of(run)
-    names = run.values["class_names"]
     pictures = (run.folder / SUSPECTS).parent / PICTURES
     values = {
         "run": run,
-        "states": _STATES,
         "status": status,
         "resume": resume,
         "tiles": tiles_of(run),
         "details": details_of(run),
-        "class_names": list(map(str, names)) if isinstance(names, list) else [],
         "train_batch": tables.data_uri(run.folder / TRAIN_BATCH, _MAX_BATCH_BYTES),
         "charts": charts.curves_of([run]),
         "off_defaults": tables.options_off_defaults(run),
@@ -76,14 +71,6 @@ def _confusion(evaluation: Evaluation) -> tuple[list[str], list[list[int]]] | No
         if rows and all(len(row) == len(rows) == len(names) for row in rows):
             return [*map(str, names)], rows
     return None
-
-
-def _evaluated(evaluation: Evaluation) -> str:
-    """The images and the weights of the evaluation; '' if the summary is missing."""
-    epoch, samples = evaluation.values.get("epoch"), to_float(evaluation.values.get("samples"))
-    images = f"{samples:,.0f} {evaluation.split} images".replace("  ", " ") if samples else ""
-    parts = [images, f"of epoch {epoch}" if epoch else ""]
-    return "Measured on " + ", with the weights ".join(filter(None, parts)) + "." if any(parts) else ""
 
 
 def comparison_page(
@@ -118,7 +105,7 @@ def _environment() -> Environment:
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"name": _name, "visible": on_one_line, "option": option, "to_float": to_float}
-    environment.filters |= {"number": number, "percent": percent, "evaluated": _evaluated}
+    environment.filters |= {"number": number, "percent": percent}
     environment.filters["class_table"] = tables.class_table
     environment.globals |= {"element_id": charts.element_id, "series_class": charts.series_class}
     return environment

@@ -36,11 +36,7 @@ class Devices:
     precision: str
 
     def __str__(self) -> str:
-        return f"{self.hardware}, {self.precision}"
-
-    @property
-    def hardware(self) -> str:
-        return f"{self.processes} process{'' if self.processes == 1 else 'es'}, {self.device}"
+        return f"{self.processes} process{'' if self.processes == 1 else 'es'}, {self.device}, {self.precision}"
 
 
 @dataclass(frozen=True)
