@@ -117,7 +117,13 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     if not prediction:
         check_images([samples], config.data, context, _DECODE_SECONDS)
     notes += [note.on("Data") for note in samples.notes]
-    images = _describe(samples, config, prediction, split if has_split else None)
+    if prediction and prediction.path:
+        images = EvaluationData(len(samples), path=str(prediction.path))
+    else:
+        present = int(np.count_nonzero(samples.class_counts(config.model.num_logits)))
+        digest = "" if prediction else digest_of(samples)
+        shown_split = split if has_split else None
+        images = EvaluationData(len(samples), present, config.model.num_logits, shown_split, digest=digest)
     notes.append(images)
     notes += [Note("screen", f"Data: {split_note}")] if split_note else []
     notes.append(Note("screen", f"Class names: {names_note or name_outputs(samples, record, config)}"))
@@ -190,15 +196,6 @@ def _read(
     outputs, names, source = match_outputs(samples.class_names, options.model, record, options.data.classes)
     samples.number_classes(np.array(outputs, np.int64), names)
     return samples, source
-
-
-def _describe(samples: Samples, config: Config, prediction: Prediction | None, split: str | None) -> EvaluationData:
-    if prediction and prediction.path:
-        return EvaluationData(len(samples), path=str(prediction.path))
-    num_classes = config.model.num_logits
-    present = int(np.count_nonzero(samples.class_counts(num_classes)))
-    digest = "" if prediction else digest_of(samples)
-    return EvaluationData(number=len(samples), classes=present, model_classes=num_classes, split=split, digest=digest)
 
 
 def name_outputs(samples: Samples, record: WeightsRecord | None, config: Config) -> str:

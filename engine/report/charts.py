@@ -26,9 +26,7 @@ def number(value: float | None) -> str:
     """Four significant digits, thousands separated: '0.09312', '12.5', '12,500'; exponents below 0.0001."""
     if value is None or not math.isfinite(value):
         return ""
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    if abs(value) >= 1000:
+    if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}" if abs(value) >= 0.0001 else f"{value:.3e}".replace("e-0", "e-")
 

@@ -37,14 +37,11 @@ def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
     score, test = (f"{metric.text(value)}{error_of(run, files)}" for value, files in (
         (run.score, run.evaluation), (run.test_score, run.test)
     ))  # fmt: skip
+    baseline, majority = (percent(run.measured(name)) for name in BASELINES)
     result, *first = [
         (f"{'' if run.is_evaluation else 'best '}{split} {metric.title}", score, epoch),
         (f"test {metric.title}", test, test_images),
-        (
-            "pixel baseline",
-            percent(run.measured("pixel_baseline")),
-            f"majority class {percent(run.measured('majority_class'))}",
-        ),
+        ("pixel baseline", baseline, f"majority class {majority}"),
         ("linear probe", metric.text(run.measured("probe_score")), "the start of this run"),
         *classes[-1:],
         ("training time", duration(run.measured("train_seconds")), "without evaluations"),

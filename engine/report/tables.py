@@ -91,9 +91,8 @@ def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], li
 
 def evaluated_images(run: RunContents) -> tuple[int, str] | None:
     """The number and the digest of the images of the run's metric; the digest is '' if it is not known."""
-    if run.is_evaluation:
-        evaluated = run.fact(EvaluationData)
-        return (evaluated.number, evaluated.digest) if evaluated else None
+    if evaluated := run.fact(EvaluationData):
+        return evaluated.number, evaluated.digest
     trained = run.fact(TrainingData)
     return (trained.validation, trained.validation_digest) if trained else None
 
@@ -115,7 +114,6 @@ def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
 
 _TITLES = {"most_confident": "Most confident mistakes", "highest_loss": "Highest losses"}
 _MISTAKE = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")
-_MAX_SHOWN = 24  # of each kind
 _MAX_FILE_BYTES = 32_000  # of a picture: all of them have less than 5 MB
 _KINDS = {".jpg": ("jpeg", b"\xff\xd8\xff"), ".png": ("png", b"\x89PNG")}  # name and first bytes
 
@@ -124,7 +122,7 @@ def galleries_of(evaluation: Evaluation) -> Iterator[tuple[str, list[tuple[Row, 
     """The title of each kind, and the rows of `mistakes.csv` with picture and attention map; a sample is shown once."""
     shown: set[str] = set()
     for kind, title in _TITLES.items():
-        rows = [row for row in evaluation.rows("mistakes", *_MISTAKE) if row["kind"] == kind][:_MAX_SHOWN]
+        rows = [row for row in evaluation.rows("mistakes", *_MISTAKE) if row["kind"] == kind]
         if rows:
             yield title, [(row, *_pictures(evaluation, row)) for row in rows if row["index"] not in shown]
         shown |= {row["index"] for row in rows}

@@ -63,14 +63,11 @@ class _Console(logging.Handler):
     def begin(self, lines: Sequence[str]) -> None:
         """Writes lines, and under them the notes and then the warnings so far: few, each cut, if a log file has all."""
         waiting, self._waiting = self._waiting or [], None
-        notes = [line for level, line in waiting if level < logging.WARNING]
+        notes = [*lines, *(line for level, line in waiting if level < logging.WARNING)]
         warnings = [line for level, line in waiting if level >= logging.WARNING]
-        if self.has_file:
-            shown = [*lines, *notes][:_MAX_LINES] + warnings[:_MAX_WARNINGS]
-            if hidden := len(lines) + len(waiting) - len(shown):
-                shown[-1] = _fitted(shown[-1], f" (and {hidden} more in {LOG})")
-        else:
-            shown = [*lines, *notes, *warnings]
+        shown = [*notes[:_MAX_LINES], *warnings[:_MAX_WARNINGS]] if self.has_file else [*notes, *warnings]
+        if hidden := len(notes) + len(warnings) - len(shown):
+            shown[-1] = _fitted(shown[-1], f" (and {hidden} more in {LOG})")
         for line in shown:
             self.show(line, is_cut=self.has_file)
 
