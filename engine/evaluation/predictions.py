@@ -57,7 +57,7 @@ class Predictions:
         }
         self._text_columns = [column for column, used in is_used.items() if used]
         self._num_ranks = min(options.top_k or len(class_names), len(class_names))
-        self._kept, self._shown = list[SampleResults](), list[list[str]]()
+        self._kept, self._shown = list[SampleResults](), list[_Image]()
         self.num_done = self.num_readable = 0
 
     def write(self, parts: Iterable[SampleResults]) -> list[Path]:
@@ -68,32 +68,31 @@ class Predictions:
         for file in self._folder.glob(".predictions.*.tmp"):  # of a killed process
             file.unlink()
         paths = [self._folder / CSV_FILE, *[self._folder / JSON_FILE] * self._options.json]
-        names = [safe_cell(name) for name in self._class_names]
-        if self._options.top_k:
-            header, rows_of = self._header(self._num_ranks), self._rows
-        else:
-            header, rows_of = [safe_cell(self._samples.column), *names, *self._text_columns], self._wide_rows
+        header, cells_of = self._header(self._num_ranks), self._cells
+        if not self._options.top_k:
+            header = [self._samples.column, *self._class_names, *self._text_columns]
+            cells_of = self._wide_cells
         with ExitStack() as stack:
             table, *others = (stack.enter_context(open_atomically(path)) for path in paths)
             table.write("\ufeff" * self._options.excel)  # a byte order mark, for spreadsheets
             rows = csv.writer(table, lineterminator="\n")
-            rows.writerow(header)
+            rows.writerow(map(safe_cell, header))
             for results in parts:
-                rows.writerows(rows_of(results, names, self._num_ranks))
+                images = [*self._images(results)]
+                rows.writerows(cells_of(image, self._num_ranks) for image in images)
                 for objects in others:
-                    self._write_json(objects, results)
-                self._keep(results)
+                    self._write_json(objects, images)
+                self._keep(results, images)
             for objects in others:
                 objects.write("\n]\n")
         return paths
 
-    def _keep(self, results: SampleResults) -> None:
-        """Counts the images, and keeps the first rows, some with errors, and the results of labelled data."""
-        rows = self._rows(results, self._class_names, min(_SHOWN_RANKS, self._num_ranks))
-        for index, row in enumerate(rows, self.num_done):
-            if index < _SHOWN_ROWS or (row[-1] and len(self._shown) < 2 * _SHOWN_ROWS):
-                self._shown.append(row)
-        self.num_done += len(results.labels)
+    def _keep(self, results: SampleResults, images: list[_Image]) -> None:
+        """Counts the images, and keeps the first ones, some with errors, and the results of labelled data."""
+        for index, image in enumerate(images, self.num_done):
+            if index < _SHOWN_ROWS or (image[-1] and len(self._shown) < 2 * _SHOWN_ROWS):
+                self._shown.append(image)
+        self.num_done += len(images)
         self.num_readable += len(results.readable)
         self._kept += [results] * self._labelled
 
@@ -104,9 +103,10 @@ class Predictions:
         arrays: dict[str, Any] = {name: np.concatenate([column[name] for column in columns]) for name in names}
         return SampleResults(**arrays, thresholds=self._thresholds).metrics(best)
 
-    def _images(self, results: SampleResults, names: Sequence[str], num_ranks: int) -> Iterator[_Image]:
+    def _images(self, results: SampleResults) -> Iterator[_Image]:
         """Path, (class, probability) of the most probable classes, label and target if there are some, and the error
         of an unreadable image, of the images after the `num_done` first ones."""
+        names = self._class_names
         ranked = results.labels.tolist(), results.probabilities.tolist()
         for index, (labels, probabilities) in enumerate(zip(*ranked, strict=True), self.num_done):
             error = results.errors.get(index)
@@ -124,35 +124,34 @@ class Predictions:
                 texts["target"] = name_of_target(self._samples.targets[index], names)
             if self._options.explain:
                 texts["explanation"] = "" if error else explanation_file(index, self._samples.name(index))
-            yield self._samples.listed_name(index), [] if error else classes[:num_ranks], texts, error
+            yield self._samples.listed_name(index), [] if error else classes[: self._num_ranks], texts, error
 
     def _header(self, num_ranks: int) -> list[str]:
         columns = [f"{name}_{rank}" for rank in range(1, num_ranks + 1) for name in ("class", "probability")]
-        return [safe_cell(self._samples.column), *columns, *self._text_columns, "error"]
+        return [self._samples.column, *columns, *self._text_columns, "error"]
 
-    def _rows(self, results: SampleResults, names: Sequence[str], num_ranks: int) -> Iterator[list[str]]:
-        """The cells of each image."""
-        for path, ranked, texts, error in self._images(results, names, num_ranks):
-            cells = [cell for name, probability in ranked for cell in (name, f"{probability:.6f}")]
-            cells += [""] * (2 * num_ranks - len(cells))
-            yield [safe_cell(path), *cells, *texts.values(), safe_cell(error or "")]
+    def _cells(self, image: _Image, num_ranks: int) -> list[str]:
+        path, ranked, texts, error = image
+        cells = [cell for name, value in ranked[:num_ranks] for cell in (safe_cell(name), f"{value:.6f}")]
+        cells += [""] * (2 * num_ranks - len(cells))
+        return [safe_cell(path), *cells, *map(safe_cell, texts.values()), safe_cell(error or "")]
 
-    def _wide_rows(self, results: SampleResults, names: Sequence[str], num_ranks: int) -> Iterator[list[str]]:
-        """The probability of each class for each image; empty cells for an unreadable image."""
-        for path, ranked, texts, _ in self._images(results, names, num_ranks):
-            probability_of = dict(ranked)
-            cells = [f"{probability_of[name]:.6f}" if ranked else "" for name in names]
-            yield [safe_cell(path), *cells, *texts.values()]
+    def _wide_cells(self, image: _Image, num_ranks: int) -> list[str]:
+        """The probability of each class; empty cells for an unreadable image."""
+        path, ranked, texts, _ = image
+        probabilities = dict(ranked)
+        cells = (f"{probabilities[name]:.6f}" if ranked else "" for name in self._class_names)
+        return [safe_cell(path), *cells, *map(safe_cell, texts.values())]
 
-    def _write_json(self, file: IO[str], results: SampleResults) -> None:
+    def _write_json(self, file: IO[str], images: list[_Image]) -> None:
         """Writes the next objects of a list, one in each line."""
-        for index, image in enumerate(self._images(results, self._class_names, self._num_ranks), self.num_done):
-            path, ranked, texts, error = image
+        for index, (path, ranked, texts, error) in enumerate(images, self.num_done):
             predictions = [{"class": name, "probability": probability} for name, probability in ranked]
             row = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
             file.write(f"{',' if index else '['}\n{row}")
 
     def table(self) -> str:
         """The first predictions, and as many later errors, with at most three classes, for a terminal."""
-        header, more = self._header(min(_SHOWN_RANKS, self._num_ranks)), self.num_done - len(self._shown)
-        return aligned_table(header, self._shown, _SHOWN_CHARS) + (f"\n... and {more} more" if more else "")
+        num_ranks, more = min(_SHOWN_RANKS, self._num_ranks), self.num_done - len(self._shown)
+        rows = [self._cells(image, num_ranks) for image in self._shown]
+        return aligned_table(self._header(num_ranks), rows, _SHOWN_CHARS) + (f"\n... and {more} more" if more else "")

@@ -12,7 +12,6 @@ from PIL import Image
 from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.evaluation.predictions import Predictions
-from engine.evaluation.results import SampleResults
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.tables import read_rows
@@ -147,10 +146,10 @@ def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path
     (out / "predictions.csv").write_text("earlier")
     (out / ".predictions.csv.host.7.tmp").write_text("of a killed process")
 
-    def keep_or_stop(made: Predictions, results: SampleResults) -> None:
+    def keep_or_stop(made: Predictions, *given: object) -> None:
         if made.num_done:
             raise KeyboardInterrupt
-        keep(made, results)
+        keep(made, *given)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Predictions, "_keep", keep_or_stop)
