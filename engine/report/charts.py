@@ -87,11 +87,11 @@ def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log
     at_least = (high - low) / max_ticks
     power = 10.0 ** math.floor(math.log10(at_least))  # the step is the next of 1, 2, 5, 10, 20, 50 and so on
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= at_least * (1 - 1e-9))
-    if integers:
-        step = max(step, 1)
-        return Axis(low, high, tuple(step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return Axis(first * step, last * step, tuple(step * n for n in range(first, last + 1)))
+    step = max(step, 1) if integers else step
+    outward = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    first, last = (math.ceil(low / step), math.floor(high / step)) if integers else outward
+    ticks = tuple(step * number for number in range(first, last + 1))
+    return Axis(low, high, ticks) if integers else Axis(ticks[0], ticks[-1], ticks)
 
 
 def tick_label(value: float) -> str:
@@ -185,34 +185,27 @@ class Chart:
 class Curves:
     """The curves of a chart: their names by column. Runs are compared by the first column.
 
-    metric: of all columns. x_label: 'epoch', or 'step' for a column of the reports. factor: from the column's unit to
-    `unit`. unused: a curve with this value only is left out.
+    metric: of all columns. x_label: 'epoch', or 'step' for a column of the reports.
     """
 
     title: str
     columns: dict[str, str]
     unit: str = ""
     x_label: str = "epoch"
-    factor: float = 1.0
     log: bool = False
-    unused: float | None = None
     metric: Metric | None = None
 
     def points(self, run: RunContents, column: str) -> list[Point]:
-        """(epoch or step, value) of the run; empty if the column has no value for it, or the unused one only."""
-        if self.metric and not run.shows(self.metric):
-            return []
+        """(epoch or step, value) of the run; empty if the column has no value for it."""
         rows = run.reports if self.x_label == "step" else run.epochs
-        found = [(x, y * self.factor) for x, y in points(rows, self.x_label, column)]
-        return found if {y for _, y in found} - {self.unused} else []
+        return points(rows, self.x_label, column) if self.metric is None or run.shows(self.metric) else []
 
 
 _CURVES = (
     Curves("Learning rate", {"lr": "learning rate"}, x_label="step"),
     Curves("Gradient norm", {"grad_norm": "gradient norm"}, x_label="step", log=True),
-    Curves("Loss scale", {"loss_scale": "loss scale"}, x_label="step", log=True, unused=1),
-    Curves("Throughput", {"images_per_second": "images per second"}, unit="images/s"),
-    Curves("Data wait", {"data_wait_share": "share of the time"}, unit="% of the time", factor=100),
+    Curves("Throughput", {"images_per_second": "images per second"}, "images/s"),
+    Curves("Data wait", {"data_wait_share": "share of the time"}, "share of the time"),
 )
 
 

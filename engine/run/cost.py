@@ -245,7 +245,8 @@ def peak_flops_per_second(device_name: str, dtype: torch.dtype, tf32: bool) -> f
     memory size: laptop GPUs, MIG slices and virtual GPUs are slower than their namesakes.
     tf32: whether float32 matrix products may use TF32; GPUs without TF32 then compute in float32.
     """
-    peaks = PEAKS.get(model_name(device_name))
+    words = _BRANDS_AND_MEMORY.sub(" ", device_name.upper().replace("-", " ")).split()
+    peaks = PEAKS.get(" ".join(words))  # 'A100 SXM4' of 'NVIDIA A100-SXM4-80GB'
     if peaks is None:
         return None
     by_dtype = {
@@ -255,11 +256,6 @@ def peak_flops_per_second(device_name: str, dtype: torch.dtype, tf32: bool) -> f
     }
     tflops = by_dtype[dtype]
     return None if tflops is None else 1e12 * tflops
-
-
-def model_name(device_name: str) -> str:
-    """'A100 SXM4' for 'NVIDIA A100-SXM4-80GB'; the H100 with HBM3 is the SXM one, whose name does not say so."""
-    return " ".join(_BRANDS_AND_MEMORY.sub(" ", device_name.upper().replace("-", " ")).split())
 
 
 def describe_model(model: nn.Module, data: Data, dtype: torch.dtype, tf32: bool, context: ProcessContext) -> Model:
