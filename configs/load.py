@@ -284,14 +284,10 @@ _REPLACEMENTS = OTHER_NAMES | {  # of a key, a section, or a last part of keys
     "MODEL.FREEZE_BACKBONE": "MODEL.TUNE=head",
     "MODEL.KWARGS": "it with -model=NAME, a model of timm's",
     "MODEL.MLP_DIM": "MODEL.MLP_RATIO, which is MLP_DIM / EMBED_DIM",
-    "AMP.MODE": "AMP.PRESET",  # of Colossal-AI
     "AMP.OPT_LEVEL": "AMP.LEVEL",  # of Apex
-    "AMP.USE_PURE_FP16": "AMP.LEVEL=O2",  # of Fleet, as the next four
-    "AMP_CONFIGS": "AMP, whose keys have the same names in upper case",
-    "PARALLEL.FP16_ALLREDUCE": "PARALLEL.COMM_HOOK=fp16",
-    "PARALLEL.FUSE_GRAD_SIZE_IN_MB": "PARALLEL.BUCKET_MB",
-    "PARALLEL.FUSE_ALL_REDUCE_OPS": "PARALLEL.BUCKET_MB=0 for one bucket per parameter",
-    "FP16": "-opts AMP.PRESET=torch, naive or apex_o1",
+    "AMP.USE_PURE_FP16": "AMP.LEVEL=O2",  # of Fleet
+    "AMP_CONFIGS": "AMP, whose keys have the same names in upper case",  # of Fleet
+    "FP16": "-opts AMP.PRESET=torch, naive or apex_o1",  # of Colossal-AI
 }
 
 

@@ -62,17 +62,6 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def positive_number(text: str) -> float:
-    """argparse type: a number greater than 0, at most a million."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is not a number greater than 0 and at most a million")
-    return value
-
-
 def new_file(text: str) -> Path:
     """argparse type: an output file. A wrong path is reported before the measurements start."""
     path = Path(text)

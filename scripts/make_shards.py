@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
-from datasets.decoding.decode import open_image, open_with_pillow
-from datasets.decoding.images import BadImage
+from datasets.decoding.decode import open_image
+from datasets.decoding.images import HEAD_BYTES, BadImage, kind_of
 from datasets.loading.loader import BadImageList
 from datasets.loading.workers import default_num_workers
 from datasets.registry import has_test_split, read_samples, recognize_dataset
@@ -48,7 +48,7 @@ from datasets.sources.samples import EncodedImages
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
 from datasets.sources.tables import LABEL_DIGITS
 from datasets.transforms.host import resize
-from scripts.flags import add_flag, positive, positive_number, script_parser, split_flags
+from scripts.flags import add_flag, positive, script_parser, split_flags
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, escape_control_characters
 from utils.files import atomic_write, open_atomically, open_regular_file, space_fix
@@ -57,8 +57,7 @@ from utils.seeding import seeded_generator
 from utils.system import own_share
 
 _ANY_NUM_CLASSES = 10**LABEL_DIGITS  # shards do not depend on a model
-# Pillow's format -> extension of a member, where it is another word. MPO: a JPEG with further pictures behind it.
-_EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "HEIF": "heic"}
+_EXTENSIONS = {"JPEG": "jpg", "TIFF": "tif"}  # of members, where it is another word than the kind of the image
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")  # WebDataset skips a member whose name has a line break
 _LEADING_UNDERSCORES = re.compile("^_{2,}")  # members such as __meta__/x are no samples in WebDataset
 GROUP_KEY = "group"  # in the .json of a sample
@@ -114,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = script_parser("make_shards.py", usage, "Writes a data set as tar shards that WebDataset reads.")
     add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create")
     size_help = "size of a shard, MB (default: 256)"
-    add_flag(parser, "shard_mb", type=positive_number, default=256.0, metavar="N", help=size_help)
+    add_flag(parser, "shard_mb", type=float, default=256.0, metavar="N", help=size_help)
     add_flag(parser, "size", type=positive, metavar="N", help="store PPM, the shorter side N (default: as encoded)")
     return parser
 
@@ -249,8 +248,8 @@ def _key_of(path: str) -> str:
 
 def image_extension(data: bytes) -> str:
     """The extension of the real format of an image that can be decoded."""
-    with open_with_pillow(data, str) as image:
-        return "pgm" if data.startswith(b"P5") else _EXTENSIONS.get(str(image.format), str(image.format).lower())
+    kind = "PGM" if data.startswith(b"P5") else kind_of(data[:HEAD_BYTES]) or ""
+    return _EXTENSIONS.get(kind, kind.lower())
 
 
 def write_shard(path: Path, samples: Iterable[Sample], max_bytes: float) -> list[tuple[int, int | str, str, str]]:
