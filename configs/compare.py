@@ -22,7 +22,6 @@ _SAME_ARCHITECTURE = (
     "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT",
     "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.TUNE",
 )  # fmt: skip
-_OF_ARCHITECTURE = ("MODEL.TYPE", "MODEL.EMBED_DIM", "MODEL.DEPTH")
 # They end a training, or change with the number of devices.
 _OF_LENGTH = (
     "TRAIN.LAST_EPOCH", "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS", "TRAIN.MAX_STEPS", "TRAIN.PATIENCE",
@@ -81,15 +80,6 @@ def _is_of_experiment(key: str, then: Any, config: Config) -> bool:
         return None not in (config.name, then)
     is_shorter = isinstance(then, int) and then > config.train.num_epochs
     return changes_training(key) or (key == "TRAIN.NUM_EPOCHS" and is_shorter)
-
-
-def check_same_architecture(before: dict[str, Any], config: Config) -> None:
-    """Raises UserError if the run with the options `before`, by dotted key, cannot have weights for this model."""
-    values = _values(config)
-    for key in _OF_ARCHITECTURE:
-        if before.get(key) != values.get(key):
-            problem = f"-resume: the checkpoint has {key} {before.get(key)}, another model than this run"
-            raise UserError(f"{problem}, with {values.get(key)}; without -cfg the options of its run are used")
 
 
 def _comparable(key: str, value: Any) -> Any:

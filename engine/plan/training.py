@@ -13,7 +13,7 @@ from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.command_line import Command
-from configs.compare import check_same_architecture, experiment_mismatch, shared_options, with_defaults
+from configs.compare import experiment_mismatch, shared_options, with_defaults
 from configs.load import RUN_OPTIONS
 from configs.parts import check_plugins
 from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, follow_facts
@@ -138,7 +138,6 @@ def plan_training(
     if found:
         options = parse_value(found.state["options"])
         resumed, record = with_defaults(options), record_of(found.state, options)
-        check_same_architecture(resumed, config)
         check_plugins(resumed["PLUGINS"], config.plugins, "the checkpoint: ")
     plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
     check_best_metric(config)

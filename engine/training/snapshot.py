@@ -196,7 +196,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
 
 _FIXED = (  # for the whole run: its state has other entries with another value
     "DATA.MULTI_LABEL", "MODEL.TUNE", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "TRAIN.OPTIMIZER.KWARGS",
-    "EVAL.BEST_METRIC",
+    "EVAL.BEST_METRIC", "MODEL.TYPE",
 )  # fmt: skip
 _GROUPING = ("TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY")  # of parameters
 
