@@ -10,7 +10,7 @@ from conftest import ROOT
 # Lines of Python in the files of a folder, subfolders of the second level apart.
 CEILINGS = {
     ".": 146,
-    "configs": 2430,
+    "configs": 2416,
     "configs/schema": 2183,
     "datasets": 536,
     "datasets/decoding": 627,
@@ -24,7 +24,7 @@ CEILINGS = {
     "engine/evaluation": 1308,
     "engine/features": 552,
     "engine/parallel": 434,
-    "engine/plan": 696,
+    "engine/plan": 695,
     "engine/precision": 948,
     "engine/profiling": 194,
     "engine/report": 1161,
@@ -32,7 +32,7 @@ CEILINGS = {
     "engine/training": 2699,
     "models": 1838,
     "models/weights": 946,
-    "scripts": 978,
+    "scripts": 966,
     "scripts/benchmarks": 1292,
     "scripts/exporting": 568,
     "scripts/kubernetes": 33,
