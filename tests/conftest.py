@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     with suppress(ModuleNotFoundError):
         from hypothesis import settings
 
-        examples = 200 if _selects_slow_tests(config) else 15
+        examples = 100 if _selects_slow_tests(config) else 15
         settings.register_profile("examples", max_examples=examples, deadline=None)  # no test asserts a time
         settings.load_profile("examples")
 

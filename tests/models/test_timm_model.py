@@ -50,16 +50,6 @@ def test_weights_of_another_image_size_are_read_as_timm_reads_them(tmp_path, kin
         assert torch.allclose(model(images), timms(images), atol=1e-5) and model(images).std() > 1e-4
 
 
-def test_further_arguments_reach_the_class():
-    model = model_of("test_vit", "-image_size=64", reg_tokens=4, qk_norm=True, patch_drop_rate=0.5, init_values=0.1)
-    expected = timm.create_model(
-        "test_vit", img_size=64, num_classes=3, reg_tokens=4, qk_norm=True, patch_drop_rate=0.5, init_values=0.1
-    )
-    assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in expected.state_dict().items()}
-    assert model.patch_drop.prob == 0.5
-    assert model_of("test_vit", "-image_size=64", dynamic_img_size=True)(torch.ones(1, 3, 96, 32)).shape == (1, 3)
-
-
 def test_arguments_of_the_class_mean_timms_model_where_a_recipe_has_its_name():
     argv = ["-model=vit_tiny_patch16_224", "-image_size=32", "-opts", "MODEL.KWARGS={reg_tokens: 4, depth: 1}"]
     for recipe in ([], [f"-cfg={ROOT / 'configs' / 'vit_digits.yaml'}"]):

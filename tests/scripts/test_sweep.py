@@ -112,8 +112,8 @@ def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
 
 @pytest.mark.slow
 def test_ctrl_c_saves_the_runs_and_the_same_command_continues(tmp_path):
-    few = ["DATA.FOLD=0", "SAVE_FREQ=1", "VALIDATE_FREQ=60"]
-    argv = [f"-output={tmp_path}", "-set=SEED=0,1", "-jobs=2", "-epochs=60", *DIGITS, *few]
+    few = ["DATA.FOLD=0", "SAVE_FREQ=1", "VALIDATE_FREQ=30"]
+    argv = [f"-output={tmp_path}", "-set=SEED=0,1", "-jobs=2", "-epochs=30", *DIGITS, *few]
     command = [sys.executable, str(ROOT / "scripts/sweep.py"), *argv]
 
     def states():

@@ -37,27 +37,24 @@ def in_use(session) -> dict[str, object]:
     }
 
 
-def check(folder, argv: list[str], key: str, value: str, capsys) -> None:
-    fresh, before = session_for([*argv, f"{key}={value}"], CPU), session_for(argv, CPU)
+def check(folder, argv: list[str], key: str, value: str, before: dict, capsys) -> None:
+    """before: what is in use without the option."""
+    fresh = session_for([*argv, f"{key}={value}"], CPU)
     capsys.readouterr()
     resumed = session_for([f"-resume={folder}", *argv, f"{key}={value}"], CPU)
     print_waiting_notes()
     assert re.search(rf"differ from the checkpoint: .*{re.escape(key)}: ", capsys.readouterr().out), key
-    assert in_use(resumed) == in_use(fresh) != in_use(before), key
+    assert in_use(resumed) == in_use(fresh) != before, key
     rate = resumed.state.schedule.lr_at(resumed.position.progress.step - 1)
     assert resumed.state.optimizer.param_groups[0]["lr"] == rate
 
 
-@pytest.mark.parametrize("key", ["AMP.INIT_LOSS_SCALING", "AMP.MIN_LOSS_SCALING"])
-def test_the_scale_of_the_loss_takes_effect(digits_run, digits_argv, capsys, key):
-    check(digits_run(*STOPPED), [*digits_argv, *STOPPED], key, TAKES_EFFECT[key], capsys)
-
-
-@pytest.mark.slow
-def test_every_option_of_a_resume_takes_effect(digits_run, digits_argv, capsys):
-    folder = digits_run(*STOPPED)
-    for key, value in TAKES_EFFECT.items():
-        check(folder, [*digits_argv, *STOPPED], key, value, capsys)
+@pytest.mark.parametrize("keys", [["AMP.MIN_LOSS_SCALING"], pytest.param([*TAKES_EFFECT], marks=pytest.mark.slow)])
+def test_an_option_of_a_resume_takes_effect(digits_run, digits_argv, capsys, keys):
+    folder, argv = digits_run(*STOPPED), [*digits_argv, *STOPPED]
+    before = in_use(session_for(argv, CPU))
+    for key in keys:
+        check(folder, argv, key, TAKES_EFFECT[key], before, capsys)
 
 
 def test_options_of_a_resume_without_effect_or_with_other_shapes_are_named(digits_run, digits_argv, capsys):

@@ -5,7 +5,6 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from configs.command_line import parse_command_line
@@ -18,7 +17,6 @@ from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
 from tests.conftest import GREY, eval_loader_for, samples_for
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -108,22 +106,3 @@ def test_logits_beyond_float16_and_of_masked_classes_are_finite(digits, cpu):
     _, results = evaluator.evaluate(model, eval_loader_for(digits, samples, cpu))
     assert np.isfinite(results.logits).all()
     assert np.unique(results.logits[:, :3], axis=0).tolist() == [[65504, -65504, -65504]]
-
-
-def test_an_unreadable_image_is_named_and_does_not_count(tmp_path, cpu):
-    for name in ("val/a/0.png", "val/a/1.png", "val/b/2.png", "val/b/3.png", "val/b/4.png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (40 * int(name[-5]), 0, 0)).save(tmp_path / name)
-    (tmp_path / "val/b/3.png").write_bytes(b"no image")
-    argv = ["-dataset=folder", f"-data_path={tmp_path}", "-batch_size_eval=2", "-num_workers=0", "-opts"]
-    options = ["DATA.IMAGE_SIZE=8", "DATA.ON_BAD_IMAGE=skip", "MODEL.PATCH_SIZE=4", "MODEL.NUM_CLASSES=2"]
-    config = parse_command_line([*argv, *options]).config
-    (samples,) = samples_for(config, cpu, "val")
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
-    metrics, results = evaluator_for(config, cpu).evaluate(model, eval_loader_for(config, samples, cpu))
-    assert metrics.samples == 4 and results.readable.tolist() == [0, 1, 2, 4]
-    assert list(results.errors) == [3] and "not an image" in results.errors[3]
-    for path in tmp_path.rglob("*.png"):
-        path.write_bytes(b"no image")
-    with pytest.raises(UserError, match="bad_images"):
-        evaluator_for(config, cpu).evaluate(model, eval_loader_for(config, samples, cpu))

@@ -70,22 +70,18 @@ def test_options_that_contradict_a_probe_are_refused(trained_digits, tmp_path, c
 @pytest.mark.slow
 def test_ranks_change_no_bit(probed, trained_digits, tmp_path, cpu, ranks):
     """Of the features of training and validation, the head, and -embed."""
-    flags = {number: probe_flags(tmp_path / str(number), trained_digits()) for number in (2, 3)}
     embed = [f"-resume={probed}", "-split=train", "-batch_size_eval=50"]
-    for number in (2, 3):
-        ranks(number).run(flags[number], ["-embed", *embed, f"-output={tmp_path / f'embed {number}'}"])
+    ranks(2).run(probe_flags(tmp_path / "2", trained_digits()), ["-embed", *embed, f"-output={tmp_path / 'embed 2'}"])
     run(parse_command_line(["-embed", *embed, f"-output={tmp_path / 'embed 1'}"]), cpu)
     expected = features_of(probed.parent, "train")
-    for name in ("2", "3"):
-        assert np.array_equal(features_of(tmp_path / name, "train"), expected)
-        assert np.array_equal(features_of(tmp_path / name, "val"), features_of(probed.parent, "val"))
-        (last,) = (torch.load(path)["model"] for path in (tmp_path / name).glob("*/best.pth"))
-        model = torch.load(probed / "best.pth")["model"]
-        assert all(torch.equal(last[key], model[key]) for key in model)
-    tables = {(tmp_path / f"embed {number}" / "embeddings.csv").read_text() for number in (1, 2, 3)}
-    assert len(tables) == 1
-    for number in (1, 2, 3):
-        assert np.array_equal(np.load(tmp_path / f"embed {number}" / "embeddings.npy"), expected)
+    assert np.array_equal(features_of(tmp_path / "2", "train"), expected)
+    assert np.array_equal(features_of(tmp_path / "2", "val"), features_of(probed.parent, "val"))
+    (last,) = (torch.load(path)["model"] for path in (tmp_path / "2").glob("*/best.pth"))
+    model = torch.load(probed / "best.pth")["model"]
+    assert all(torch.equal(last[key], model[key]) for key in model)
+    assert len({(tmp_path / name / "embeddings.csv").read_text() for name in ("embed 1", "embed 2")}) == 1
+    for name in ("embed 1", "embed 2"):
+        assert np.array_equal(np.load(tmp_path / name / "embeddings.npy"), expected)
 
 
 def test_several_labels_and_unreadable_images(tmp_path, cpu):

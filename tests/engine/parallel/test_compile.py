@@ -47,15 +47,14 @@ def test_the_entry_script_compiles():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["explicit", "fused"])
-def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu, attention):
+def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu):
     config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3"]).config
     torch.manual_seed(0)
     model, images = build_vit(config.model, config.data), torch.randn(4, 1, 8, 8)
     nn.init.normal_(model.head.weight, std=0.1)
     precision = Precision(Amp.model_validate({"ENABLED": True, "CUSTOM_BLACK_LIST": ["linear", "matmul"]}), CPU)
     precision.apply_op_lists(model)
-    select_attention(model, attention, CPU)
+    select_attention(model, "fused", CPU)
     names = list(model.state_dict())
 
     def gradients() -> list[torch.Tensor]:

@@ -99,13 +99,13 @@ def test_memory_that_other_processes_use_on_a_gpu_does_not_count(cpu, fits_16, m
 
 @pytest.mark.slow
 def test_the_run_needs_no_more_than_the_limit(tmp_path, cpu):
-    flags = [*digits_flags(tmp_path), *AUTO, "DATA.IMAGE_SIZE=128", "TRAIN.MAX_STEPS=2", "DATA.GLOBAL_BATCH_SIZE=64"]
+    flags = [*digits_flags(tmp_path), *AUTO, "DATA.IMAGE_SIZE=128", "TRAIN.MAX_STEPS=2", "DATA.GLOBAL_BATCH_SIZE=16"]
     with pytest.raises(UserError, match="not one image fits") as error:
         train([*flags, "DATA.MEMORY_GB=0.1"], cpu)
     least = float(str(error.value).partition("peaks: 1: ")[2].partition(" ")[0])
     limit = (least + 0.3) / 0.9
     run = train([*flags, f"DATA.MEMORY_GB={limit}"], cpu)
-    assert 1 < parse_value((run / "config.yaml").read_text())["DATA"]["BATCH_SIZE"] < 64
+    assert 1 < parse_value((run / "config.yaml").read_text())["DATA"]["BATCH_SIZE"] < 16
     assert read_result(run)["peak_memory_bytes"] < 1e9 * limit
 
 
