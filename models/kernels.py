@@ -4,6 +4,7 @@ of convolutions, and dropout with fast mask generation on a CPU.
 Legend: B samples, N tokens, C channels of a token, H heads, D channels of a head.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -12,11 +13,9 @@ import torch
 import torch.nn.functional as F
 from timm.layers import Attention
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from models.blocks import add_mixin
 from utils.errors import UserError
-from utils.torch_compat import fused_attention_kernel, tree_map_only
 
 AUTO, FUSED, CUDNN, EXPLICIT = "auto", "fused", "cudnn", "explicit"
 _LEVELS = 2**16  # of a dropout rate
@@ -91,52 +90,19 @@ def allow_kernels(option: str, device: torch.device) -> None:
     torch.compiler.config.cache_key_tag = option  # a compiled graph contains the kernels that were allowed
 
 
-def fused_kernels(model: nn.Module, images: torch.Tensor) -> list[str]:
-    """The kernels that torch chooses for the attention of `model`, such as ['flash_attention']; [] if it is explicit.
-
-    The choice depends on the rate of attention dropout if the model is in training mode. Runs a model with fused
-    attention in evaluation mode on `images` (B, C, S, S). Raises UserError if torch has no kernel: MODEL.ATTENTION
-    cudnn allows one only.
-    """
-    if not any(module.fused_attn for module in attention_modules(model)):
-        return []
+def check_cudnn(model: nn.Module, images: torch.Tensor) -> None:
+    """Raises UserError if cuDNN has no kernel for a pass of `model` on `images` (B, C, S, S), after `allow_kernels`."""
     was_training = model.training
-    rates = [module.attn_drop.p for module in model.modules() if isinstance(module, Attention)]
     try:
-        with _KernelRecorder(max(rates, default=0.0) if was_training else 0.0) as recorder:
+        with torch.no_grad():
             model.eval()(images)
+    except RuntimeError as error:
+        if not re.search("No (available kernel|viable backend)", str(error)):
+            raise
+        need = "it needs -amp, compute capability 8.0 or higher and DETERMINISTIC=false"
+        raise UserError(f"MODEL.ATTENTION cudnn: cuDNN has no kernel for this model here: {need}; use auto") from error
     finally:
         model.train(was_training)
-    return sorted(recorder.kernels)
-
-
-class _KernelRecorder(TorchFunctionMode):
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.dropout = dropout
-        self.kernels: set[str] = set()
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any | None = None) -> Any:
-        kwargs = kwargs or {}
-        if function is F.scaled_dot_product_attention:
-            args, kwargs = tree_map_only(torch.Tensor, _autocast, (args, kwargs))
-            kernel = fused_attention_kernel(*args, **(kwargs | {"dropout_p": self.dropout}))
-            if kernel is None:
-                shape, dtype = tuple(args[0].shape), str(args[0].dtype).removeprefix("torch.")
-                raise UserError(
-                    f"MODEL.ATTENTION: no allowed kernel supports queries {shape} in {dtype} here (cuDNN's needs "
-                    "-amp, compute capability 8.0 or higher, DETERMINISTIC=false, and may refuse "
-                    "MODEL.ATTENTION_DROPOUT); use auto"
-                )
-            self.kernels.add(kernel)
-        return function(*args, **kwargs)
-
-
-def _autocast(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in the dtype in which attention receives it: autocast acts after a `TorchFunctionMode`."""
-    kind = tensor.device.type
-    is_cast = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16) and torch.amp.is_autocast_available(kind)
-    return tensor.to(torch.get_autocast_dtype(kind)) if is_cast and torch.is_autocast_enabled(kind) else tensor
 
 
 def prepare_convolutions(model: nn.Module, channels_last: Literal["auto"] | bool, is_fixed: bool = False) -> None:

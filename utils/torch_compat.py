@@ -5,10 +5,8 @@
 
 import os
 import pickle
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
@@ -16,7 +14,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.attention import SDPBackend
 from torch.utils._pytree import tree_leaves as tree_leaves  # nested tuples, lists and dicts
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_map_only as tree_map_only
@@ -66,19 +63,6 @@ def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
-def fused_attention_kernel(*args: Any, **kwargs: Any) -> str | None:
-    """The kernel that `F.scaled_dot_product_attention` chooses, as 'flash_attention'; None if no enabled one can."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on a GPU: one for each kernel that is not supported
-        try:
-            kernel = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))
-        except RuntimeError as error:
-            if "No available kernel" in str(error) or "No viable backend" in str(error):
-                return None
-            raise
-    return None if kernel == SDPBackend.ERROR else kernel.name.lower()
-
-
 def is_compiled(module: nn.Module) -> bool:
     """Returns whether `module.compile()` was called."""
     return module._compiled_call_impl is not None
@@ -123,13 +107,6 @@ def compile_cache_folders() -> dict[str, str]:
 
     named = (name for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR") if name in os.environ)
     return {"TMPDIR": default_cache_dir()} | {name: os.environ[name] for name in named}
-
-
-def empty_compile_cache() -> AbstractContextManager[None]:
-    """The context in which torch.compile uses a new folder, which is then removed."""
-    from torch._inductor.utils import fresh_cache
-
-    return fresh_cache()
 
 
 def in_backward_pass() -> bool:

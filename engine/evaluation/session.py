@@ -22,15 +22,14 @@ from engine.plan.evaluation import EvaluationPlan, plan_evaluation
 from engine.precision.op_lists import OPS
 from engine.precision.policy import Precision, set_process_switches
 from engine.run.cost import copy_to_meta, count_parameters
-from engine.run.facts import Attention, Devices, Fact
+from engine.run.facts import Devices
 from engine.run.folder import record_environment
 from engine.run.log import RunLogger
 from engine.run.record import EVALUATION
 from models.build import build_model
-from models.kernels import AUTO, EXPLICIT, fused_kernels, prepare_convolutions, use_attention
+from models.kernels import AUTO, CUDNN, EXPLICIT, check_cudnn, prepare_convolutions, use_attention
 from models.vit import use_linear_patches
 from models.weights.choose import EVALUATE, Purpose
-from utils.device import untimed_convolutions
 from utils.distributed import ProcessContext
 from utils.notes import Note
 
@@ -44,7 +43,7 @@ class EvalModel:
     compute: nn.Module
     fp32: nn.Module
     evaluator: Evaluator
-    notes: list[Note | Fact] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 def build_eval_model(
@@ -58,8 +57,9 @@ def build_eval_model(
     options = config.with_model(tune=Tune()).model
     model, fitted = build_model(options, config.data, context.device, purpose, weights_size)
     built = eval_model_of(model, config, context)
-    with torch.inference_mode(), built.evaluator.precision.autocast():
-        kernels = attention_notes(built.compute, dummy_images(config.data, context))
+    if options.attention == CUDNN:
+        with built.evaluator.precision.autocast():
+            check_cudnn(built.compute, dummy_images(config.data, context))
     evaluator, notes = built.evaluator, [note.on("Pretrained") for note in fitted.notes()] if fitted else []
     if config.data.multi_label:
         record = weights_record(config.model)
@@ -68,7 +68,7 @@ def build_eval_model(
         evaluator = replace(evaluator, thresholds=chosen if known else np.full(config.model.num_logits, 0.5))
         source = "from the weights, chosen on validation images" if known else "0.5, as the weights have none"
         notes.append(Note("log", f"Thresholds of the classes: {source}"))
-    return replace(built, evaluator=evaluator, notes=[*notes, *kernels])
+    return replace(built, evaluator=evaluator, notes=notes)
 
 
 def eval_model_of(model: nn.Module, config: Config, context: ProcessContext) -> EvalModel:
@@ -163,13 +163,6 @@ def build_eval_files(
 def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
     """Two black images (2, C, S, S): the fewest with which batch norm works."""
     return torch.zeros((2, data.image_channels, *data.input_size), device=context.device)
-
-
-def attention_notes(model: nn.Module, images: torch.Tensor) -> list[Attention]:
-    """The attention kernels that the model uses; empty if it has none."""
-    with untimed_convolutions():
-        kernels = fused_kernels(model, images)
-    return [Attention(list(kernels))] if kernels else []
 
 
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:

@@ -18,7 +18,6 @@ from utils.processes.launch import inherited_import_path
 from utils.torch_compat import (
     allow_recompilations,
     compile_cache_folders,
-    empty_compile_cache,
     select_compiled_kernels_by_time,
     split_graphs_at_ddp_buckets,
 )
@@ -67,7 +66,10 @@ def run_eagerly() -> AbstractContextManager[None]:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Compiles a small function, so that a missing compiler or a damaged cache is found before training starts."""
+    """Compiles a small function, so that a missing compiler or a damaged cache is found before training starts.
+
+    Raises UserError: it cannot be compiled, or the cache belongs to another user.
+    """
     try:
         folders = compile_cache_folders()
         for variable, folder in folders.items():  # torch.compile unpickles and loads their files
@@ -79,20 +81,11 @@ def check_compiler(device: torch.device) -> None:
         problem = f"TRAIN.COMPILE: the cache {error.filename}: {error.strerror}"
         raise error_from(error, f"{problem}; remove -compile") from error
     try:
-        _compile_function(device)
+        with inherited_import_path():  # torch asks Python processes which vector instructions work
+            torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:  # of many types: a missing C++ compiler, no Triton, a read-only folder
         cause = getattr(error, "inner_exception", error)
         reason = next(iter(str(cause).splitlines()), type(cause).__name__)
-        try:
-            with empty_compile_cache():
-                _compile_function(device)
-        except Exception:
-            problem = f"TRAIN.COMPILE: no working compiler: {reason}"
-            raise error_from(error, f"{problem}; install g++, or remove -compile") from error
         cache = folders.get("TORCHINDUCTOR_CACHE_DIR", folders["TMPDIR"])
-        raise error_from(error, f"TRAIN.COMPILE: damaged cache: {reason}; delete the folder {cache}") from error
-
-
-def _compile_function(device: torch.device) -> None:
-    with inherited_import_path():  # torch asks Python processes which vector instructions work
-        torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
+        fix = f"install g++, delete the cache {cache} if it is damaged, or remove -compile"
+        raise error_from(error, f"TRAIN.COMPILE: torch cannot compile: {reason}; {fix}") from error

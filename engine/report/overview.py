@@ -140,7 +140,6 @@ _FACTS: dict[str, tuple[type[facts.Fact], ...]] = {  # on the page by name, with
     "Data": (facts.TrainingData, facts.EvaluationData),
     "Preprocessing": (facts.Preprocessing,),
     "Devices": (facts.Devices,),
-    "Attention": (facts.Attention,),
     "Environment": (facts.Environment,),
 }
 

@@ -170,16 +170,6 @@ class EvaluationData:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """The attention kernels of the model, such as flash_attention."""
-
-    kernels: list[str]
-
-    def __str__(self) -> str:
-        return f"Attention: {', '.join(self.kernels)}"
-
-
-@dataclass(frozen=True)
 class PixelBaseline:
     """Top-1 in percent of a linear classifier of 16x16 pixels, of so many images, and of the largest class for all."""
 
@@ -193,7 +183,7 @@ class PixelBaseline:
         return f"{figures} ({self.training} training and {self.validation} validation images)"
 
 
-Fact = Start | Devices | Environment | Model | TrainingData | Preprocessing | EvaluationData | Attention | PixelBaseline
+Fact = Start | Devices | Environment | Model | TrainingData | Preprocessing | EvaluationData | PixelBaseline
 _F = TypeVar("_F", bound=Fact)
 
 

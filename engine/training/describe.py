@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datasets.sources.names import list_names
 from engine.evaluation.session import model_line, place_of
 from engine.progress import EpochProgress
-from engine.run.facts import Attention, Devices, Fact, TrainingData
+from engine.run.facts import Devices, TrainingData
 from engine.training.loss import Teacher
 from engine.training.optimizer import describe_optimizer, lr_factor
 from engine.training.step import TrainState
@@ -43,12 +43,11 @@ class Built:
     sharding: str | None
     compiled: str | None
     fused: int
-    attention: list[Attention]
 
 
-def describe_state(state: TrainState, built: Built) -> list[Note | Fact]:
+def describe_state(state: TrainState, built: Built) -> list[Note]:
     config, train, batch = state.config, state.config.train, state.layout.batch
-    notes: list[Note | Fact] = [*_on_weights(built)]
+    notes = _on_weights(built)
     if teacher := built.teacher:
         data, weights = teacher.data, teacher.fitted
         seen = f"{data.image_size} pixels, mean {list(data.imagenet_mean)}, std {list(data.imagenet_std)}"
@@ -67,7 +66,6 @@ def describe_state(state: TrainState, built: Built) -> list[Note | Fact]:
         notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
     if built.fused:
         notes.append(Note("log", f"Kernels: {built.fused} blocks fused by Triton (MODEL.FUSED_BLOCKS)"))
-    notes += built.attention
     if batch.whole_steps:
         notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
     return notes

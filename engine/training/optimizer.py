@@ -188,19 +188,6 @@ def scales_by_weights(chosen: Optimizer) -> bool:
     return "lamb" in chosen.name.lower()
 
 
-def moments_per_parameter(options: Train) -> float:
-    """Values that the optimizer keeps per parameter, counted after a step on one weight matrix: AdamW 2, SGD 1."""
-    probe, chosen = nn.Linear(256, 256, bias=False), options.optimizer
-    kwargs = {key: value for key, value in (chosen.kwargs or {}).items() if key not in _GROUPING_OF_MUON}
-    changes = {"layer_decay": None, "optimizer": chosen.model_copy(update={"kwargs": kwargs})}
-    optimizer = build_optimizer(probe, options.model_copy(update=changes))
-    probe.weight.grad = torch.ones_like(probe.weight)
-    with run_eagerly():
-        optimizer.step()
-    state = (value for values in optimizer.state.values() for value in values.values())
-    return sum(one.numel() for one in state if isinstance(one, torch.Tensor) and one.dim()) / probe.weight.numel()
-
-
 def check_sharded_optimizer(options: Optimizer) -> None:
     """Raises UserError if it is unknown whether the optimizer trains sharded weights as whole ones."""
     if options.name.lower() not in SHARDED_OPTIMIZERS:

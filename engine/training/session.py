@@ -26,7 +26,7 @@ from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_fo
 from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_held_out
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
-from engine.evaluation.session import apply_op_lists, attention_notes, build_eval_files, build_evaluator, dummy_images
+from engine.evaluation.session import apply_op_lists, build_eval_files, build_evaluator, dummy_images
 from engine.features.probe import Solved, set_head
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
@@ -51,7 +51,7 @@ from engine.training.optimizer import (
 from engine.training.snapshot import RunPosition, disk_note, restore
 from engine.training.step import TrainState
 from models.build import build_model
-from models.kernels import prepare_convolutions
+from models.kernels import CUDNN, check_cudnn, prepare_convolutions
 from models.weights.choose import FINE_TUNE
 from models.weights.fit import Fitted
 from utils.distributed import ProcessContext, call_on_main
@@ -164,8 +164,9 @@ def build_train_state(
     images = dummy_images(config.data, context)
     compiled = compile_model(compute_model, train, context, strategy.is_sharded)
     fused = 0 if compiled or not config.model.fused_blocks else fuse_blocks(compute_model, config.amp, device)
-    with precision.autocast(), run_eagerly(), torch.no_grad():
-        attention = attention_notes(compute_model, images)
+    if config.model.attention == CUDNN:
+        with precision.autocast(), run_eagerly():
+            check_cudnn(compute_model, images)
     with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
         wrapped = strategy.wrap(compute_model, images)
     state = TrainState(
@@ -183,7 +184,7 @@ def build_train_state(
         transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
     )
-    return state, Built(weights, classes, solved is not None, teacher, sharding, compiled, fused, attention)
+    return state, Built(weights, classes, solved is not None, teacher, sharding, compiled, fused)
 
 
 def _build_model(

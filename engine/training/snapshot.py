@@ -19,7 +19,7 @@ from engine.checkpoint.weights_record import ENTRY, THRESHOLDS
 from engine.progress import EpochProgress, Metrics, Observer, TrainClock
 from engine.run.cost import count_parameters
 from engine.run.log import RunLogger
-from engine.training.optimizer import moments_per_parameter, set_lr, zero_momentum
+from engine.training.optimizer import set_lr, zero_momentum
 from engine.training.step import TrainState
 from models.tuning import adapter_size, write_peft_folder
 from utils.errors import Unavailable, UserError
@@ -135,17 +135,17 @@ class PeftFolder(Observer):
 
 
 def disk_note(state: TrainState, folder: Path) -> Note:
-    """The size of a checkpoint, with moments that do not exist yet, and the free space; a warning if two do not fit.
+    """The size of a checkpoint, with two moments per parameter, and the free space; a warning if two do not fit.
 
     folder: may not exist yet. Raises UserError: not even one fits.
     """
     saved, average = state.precision.weights.saved, state.average
     models = [saved.state_dict(), average.module.state_dict() if average else {}]
-    moments = 4 * count_parameters(saved)[1] * moments_per_parameter(state.config.train)
+    moments = 2 * 4 * count_parameters(saved)[1]  # of AdamW, in bytes; other optimizers have one or two
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     size, free = (tensor_bytes(models) + moments) / 1e6, shutil.disk_usage(place).free / 1e6
     kept = 3 + state.config.keep_checkpoints  # last, previous, best
-    text = f"Checkpoints: {size:,.1f} MB each, at most {kept} kept, {free:,.1f} MB free in {folder}"
+    text = f"Checkpoints: about {size:,.1f} MB each, at most {kept} kept, {free:,.1f} MB free in {folder}"
     fix = "fewer than two fit; free space, or choose another folder with -output"
     if free < size:
         raise Unavailable(f"{text}: {fix}")

@@ -12,14 +12,12 @@ from torch import nn
 from configs.command_line import parse_command_line
 from models.build import build_model
 from models.kernels import (
-    AUTO,
     CUDNN,
-    EXPLICIT,
     FUSED,
     FastDropout,
     UnbindAttention,
     allow_kernels,
-    fused_kernels,
+    check_cudnn,
     prepare_convolutions,
     select_attention,
     use_attention,
@@ -67,27 +65,6 @@ def test_splitting_before_the_transposition_has_the_bits_of_timm(options, call):
     assert all(map(torch.equal, *results))
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "kernel"),
-    [
-        ("test_vit", {}, "flash_attention"),
-        ("vit_tiny_patch16_224", {"attn_drop_rate": 0.1}, "math"),  # on a CPU the flash kernel has no dropout
-        # The norms of queries and keys return float32, which autocast casts to the dtype of the values
-        ("vit_medium_patch16_rope_reg1_gap_256", {"qk_norm": True}, "flash_attention"),
-    ],
-)
-def test_fused_kernels_are_named(name, options, kernel):
-    model, images = timm.create_model(name, depth=1, img_size=64, **options), torch.zeros(2, 3, 64, 64)
-    use_attention(model, FUSED)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert fused_kernels(model, images) == [kernel] and model.training
-        assert fused_kernels(model.eval(), images) == ["flash_attention"] and not model.training
-        torch.backends.cuda.enable_flash_sdp(False)
-        assert fused_kernels(model, images) == ["math"]
-    use_attention(model, EXPLICIT)
-    assert fused_kernels(model, images) == []
-
-
 def test_cudnn_needs_a_gpu(digits_argv, cpu):
     with pytest.raises(UserError, match=r"^MODEL\.ATTENTION cudnn: "):
         session_for([*digits_argv, "MODEL.ATTENTION=cudnn"], cpu)
@@ -95,22 +72,23 @@ def test_cudnn_needs_a_gpu(digits_argv, cpu):
 
 def test_cudnn_allows_no_other_kernel():
     """A CPU stands for a GPU on which cuDNN has no kernel for the model."""
-    model = timm.create_model("test_vit")
+    model, images = timm.create_model("test_vit"), torch.zeros(2, 3, 160, 160)
     use_attention(model, CUDNN)
+    check_cudnn(model, images)
     allow_kernels(CUDNN, GPU)
-    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION: .* in float32"):
-        fused_kernels(model, torch.zeros(2, 3, 160, 160))
+    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION cudnn: "):
+        check_cudnn(model, images)
+    assert model.training
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "kernel"), [(torch.bfloat16, "cudnn"), (torch.float32, "efficient")])
-def test_hopper_uses_cudnn_where_it_has_a_kernel(dtype, kernel):
-    if torch.cuda.get_device_capability() != (9, 0) or torch.__version__ < "2.11":
-        pytest.skip("needs compute capability 9.0 and torch 2.11")
+def test_hopper_has_a_kernel_of_cudnn():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
     model = timm.create_model("vit_tiny_patch16_224", depth=1).to(GPU)
-    allow_kernels(AUTO, GPU)
-    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32), torch.no_grad():
-        assert fused_kernels(model, torch.zeros(2, 3, 224, 224, device=GPU)) == [f"{kernel}_attention"]
+    allow_kernels(CUDNN, GPU)
+    with torch.autocast("cuda", torch.bfloat16):
+        check_cudnn(model, torch.zeros(2, 3, 224, 224, device=GPU))
 
 
 CHANNELS_LAST = "MODEL.CHANNELS_LAST=true"

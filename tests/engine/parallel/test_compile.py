@@ -132,7 +132,7 @@ def assert_close_training(argv: list[str], mode: str, context: ProcessContext) -
 def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch):
     """Also a link: its owner can replace it. torch would run the code in it."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("engine.parallel.compile._compile_function", lambda device: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
     (folder,) = tmp_path.glob("torchinductor_*")
@@ -150,6 +150,15 @@ def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch):
             with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{other} belongs to another user"):
                 patch.setattr("os.stat", stat)
                 compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
+
+
+def test_a_compiler_that_fails_is_named_before_training(cpu, monkeypatch):
+    def fail(function: Callable, **_: object) -> None:
+        raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found\ndetails")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    with pytest.raises(UserError, match=r"^TRAIN\.COMPILE: .*compiler found; .*torchinductor"):
+        compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
 
 
 @pytest.mark.slow

@@ -215,16 +215,6 @@ def build_with_fused_attention(context: ProcessContext) -> TrainState:
     return build_train_state(config, context, EpochLayout(100, BatchPlan(4), config.seed))[0]
 
 
-def test_the_warm_up_reuses_no_cast_of_the_pass_without_gradients(monkeypatch, cpu):
-    """Autocast keeps its casts until the outermost context ends; casts of torch 2.10 may have no gradients."""
-    events, clear = [], torch.clear_autocast_cache
-    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: (events.append("clear"), clear()))
-    monkeypatch.setattr("engine.parallel.strategy.Single.wrap", lambda self, model, images: events.append("warm-up"))
-    monkeypatch.setattr("engine.training.session.attention_notes", lambda *_: events.append("no gradients") or [])
-    build_with_fused_attention(cpu)
-    assert events == ["no gradients", "clear", "warm-up", "clear"]
-
-
 def test_ddp_starts_with_fused_attention_under_autocast(group_of_one, monkeypatch):
     """Under torch 2.10 DDP would wait for gradients that never come."""
     monkeypatch.setattr("engine.training.session.build_strategy", lambda options, context: DDP(context.device, options))
