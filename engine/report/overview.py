@@ -15,6 +15,7 @@ from statistics import fmean, harmonic_mean
 
 from configs.compare import differing_from_defaults
 from configs.load import RUN_OPTIONS
+from configs.schema.data import properties_of
 from configs.weights import PLACE, SPLIT
 from engine.report.charts import duration, gigabytes, number, percent
 from engine.report.contents import Evaluation, RunContents, best_epoch, points
@@ -149,11 +150,11 @@ def details_of(run: RunContents) -> dict[str, str]:
     options, trained, environment = run.options, run.fact(facts.Model), run.fact(facts.Environment)
     weights = options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"
     known = {name: next(filter(None, map(run.fact, kinds)), "") for name, kinds in _FACTS.items()}
-    resumes = run.values["starts"] - 1
+    dataset, resumes = options["DATA.DATASET"], run.values["starts"] - 1
     return {
         "Model": f"{options['MODEL.NAME']} ({options['MODEL.TYPE']}){f', {trained.size}' if trained else ''}",
         "Weights" if run.is_evaluation else "Initial weights": str(weights),
-        "Data set": f"{options['DATA.DATASET']}, {options['DATA.DATA_PATH']}",
+        "Data set": f"{dataset}, {options['DATA.DATA_PATH']}" if properties_of(dataset).has_files else dataset,
         **{name: str(fact).removeprefix(f"{name}: ") for name, fact in known.items()},
         "Hosts": ", ".join(dict.fromkeys(environment.hosts)) if environment else "",
         "Command": environment.command if environment else "",
