@@ -27,7 +27,7 @@ CEILINGS = {
     "engine/plan": 695,
     "engine/precision": 948,
     "engine/profiling": 194,
-    "engine/report": 1160,
+    "engine/report": 1161,
     "engine/run": 1786,
     "engine/training": 2658,
     "models": 1804,
