@@ -16,7 +16,7 @@ CEILINGS = {
     "datasets/decoding": 627,
     "datasets/loading": 828,
     "datasets/shards": 1693,
-    "datasets/sources": 3718,
+    "datasets/sources": 3722,
     "datasets/transforms": 689,
     "engine": 232,
     "engine/checkpoint": 866,

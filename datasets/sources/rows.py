@@ -57,8 +57,8 @@ class Rows:
             fix = "save the file as text in UTF-8" if path else "fill it in or remove the line"
             self.add_finding(line, f"{shorten(path)} is not a path; {fix}")
             return
-        path = self._by_name.get(os.path.basename(path), path)
-        if not self._anywhere and (path.startswith("/") or any(one in ("", ".", "..") for one in path.split("/"))):
+        path = self._by_name.get(os.path.basename(path), path) if self._by_name else path
+        if not self._anywhere and (path.startswith("/") or ".." in path or "./" in path or "//" in path):
             absolute = os.path.abspath(os.path.join(self.root, path))
             roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
             if not absolute.startswith(tuple(roots)):  # often of another machine
@@ -124,12 +124,12 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
             rows.add_finding(line, record)
             continue
         cells = dict(zip(table.header, record, strict=True))
-        of_split = cells[layout.split] if layout.split else first_folder(cells[layout.path])
-        if not split or layout.split_of[of_split.lower()] == split:
-            texts = [cells[name] for name in layout.labels]
-            if layout.is_one_hot:
-                texts = [name for name, text in zip(layout.labels, texts, strict=True) if is_one(text)]
-            rows.add(line, cells[layout.path], ONE_HOT.join(texts))
+        path, texts = cells[layout.path], [cells[name] for name in layout.labels]
+        if split and layout.split_of[(cells[layout.split] if layout.split else first_folder(path)).lower()] != split:
+            continue
+        if layout.is_one_hot:
+            texts = [name for name, text in zip(layout.labels, texts, strict=True) if is_one(text)]
+        rows.add(line, path, ONE_HOT.join(texts))
     return rows
 
 
@@ -144,8 +144,8 @@ def _find_images(
     """
     if given:
         return Path(given), {}, []
-    listed = list(paths)
-    sample = listed[:: -(-len(listed) // _MAX_TRIED) or 1]
+    paths = iter(paths)
+    listed = sample = list(islice(paths, _MAX_TRIED))
 
     def contains(folder: Path) -> bool:
         rows = Rows(file, folder, anywhere=True)
@@ -154,6 +154,10 @@ def _find_images(
         return any(os.path.isfile(folder / path) for path in rows.paths.strings())
 
     root, split = file.parent, split_of(file.stem)
+    if contains(root):  # of most tables, the others need not be read for this
+        return root, {}, []
+    listed += paths
+    sample = listed[:: -(-len(listed) // _MAX_TRIED) or 1]
     if contains(root):
         return root, {}, []
     if _is_of_masks(root.name):  # ISIC's x_GroundTruth, x_Input
