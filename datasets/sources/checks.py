@@ -83,24 +83,36 @@ def find_problems(
 
 
 def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[Note]:
-    """Facts that may be intended: the notes of the splits, few images of a class, few gray levels."""
-    others = {"val": val} | ({"test": test} if test else {})
-    notes = [note for samples in (train, *others.values()) for note in samples.notes]
-    notes = list(dict.fromkeys(notes))  # two splits of one list have the same notes
-    counts = train.class_counts(len(train.class_names))
-    classes = max((samples.class_names for samples in (train, *others.values())), key=len)
-    empty = np.flatnonzero(train.class_counts(len(classes)) == 0)
-    if len(empty):
-        example = shorten(classes[empty[-1]])  # of numbers, perhaps a typing error in another split
-        notes.append(Note("log", f"{len(empty)} of {len(classes)} classes have no training image, such as {example}"))
+    """Facts that may be intended: the notes of the splits, classes with few images or of unequal size, few gray levels.
+
+    A class without validation or test images is not evaluated.
+    """
+    splits = {"training": train, "validation": val} | ({"test": test} if test else {})
+    notes = list(dict.fromkeys(note for samples in splits.values() for note in samples.notes))  # of one list: equal
+    names = max((samples.class_names for samples in splits.values()), key=len)  # of lists: the labels
+    counts = train.class_counts(len(names))
+    order = [label for label in np.argsort(counts, kind="stable").tolist() if counts[label]]
+    if empty := np.flatnonzero(counts == 0).tolist():
+        example = shorten(names[empty[-1]])  # of numbers, perhaps a typing error in another split
+        notes.append(Note("log", f"{len(empty)} of {len(names)} classes have no training image, such as {example}"))
     if train.targets.ndim == 2 and (unlabelled := int((~train.targets.any(axis=1)).sum())):
         notes.append(Note("log", f"{unlabelled} of {len(train)} training images have no label"))
-    typical = np.median(counts[counts > 0]) if counts.any() else 0
-    if 0 < typical < _FEW_IMAGES:
+    if order and (typical := np.median(counts[order])) < _FEW_IMAGES:
         fix = "add images, or use pretrained weights and check the accuracy on more validation images"
         notes.append(Note("warning", f"{typical:g} training images per class (median); {fix}"))
-    notes += _notes_on_class_sizes(train, val) + _notes_on_grey_levels(train)
-    return notes
+    for split, samples in [*splits.items()][1:] if len(order) > 1 else ():
+        of_split, least = samples.class_counts(len(names)), _FEW_VAL_IMAGES if samples is val else 1
+        if few := [label for label in order if of_split[label] < least]:
+            lowest = min(few, key=lambda label: of_split[label])
+            problem = f"{len(few)} of {len(order)} classes have fewer than {least} {split} image(s), such as "
+            problem += f"{shorten(names[lowest])} with {of_split[lowest]}: the accuracy hardly shows whether they are "
+            notes.append(Note("warning", f"{problem}recognized; add images, or set DATA.VAL_FRACTION"))
+    if len(order) > 1 and counts[largest := order[-1]] >= _IMBALANCE * counts[smallest := order[0]]:
+        fix = "DATA.BALANCED_SAMPLING=true or " if train.targets.ndim == 1 else ""
+        sizes = f"{shorten(names[largest])} has {counts[largest]} training images, {shorten(names[smallest])} "
+        fix = f"compare the macro F1, and consider {fix}LOSS.CLASS_WEIGHTS=balanced"
+        notes.append(Note("warning", f"{sizes}{counts[smallest]}: {fix}"))
+    return notes + _notes_on_grey_levels(train)
 
 
 def notes_on_waiting(samples: Samples, wait_share: float) -> list[Note]:
@@ -111,29 +123,6 @@ def notes_on_waiting(samples: Samples, wait_share: float) -> list[Note]:
         return []
     text = f"{wait_share:.0%} of the time waiting for data, and JPEGs are decoded whole; decode only their crops"
     return [Note("screen", f"{text}: pip install nvidia-nvimgcodec-cu13")]
-
-
-def _notes_on_class_sizes(train: Samples, val: Samples) -> list[Note]:
-    """Warnings of classes that the validation or the training may lose."""
-    names = max(train.class_names, val.class_names, key=len)  # of lists: the labels
-    counts, val_counts = train.class_counts(len(names)), val.class_counts(len(names))
-    order = [label for label in np.argsort(counts, kind="stable").tolist() if counts[label]]
-    if len(order) < 2:
-        return []
-    notes = list[Note]()
-    if few := [label for label in order if val_counts[label] < _FEW_VAL_IMAGES]:
-        lowest = min(few, key=lambda label: val_counts[label])
-        problem = f"{len(few)} of {len(order)} classes have fewer than {_FEW_VAL_IMAGES} validation images, such as "
-        problem += f"{shorten(names[lowest])} with {val_counts[lowest]}: the accuracy hardly shows whether they are "
-        fix = "add validation images, or set DATA.VAL_FRACTION"
-        notes.append(Note("warning", f"{problem}recognized; {fix}"))
-    smallest, largest = order[0], order[-1]
-    if counts[largest] >= _IMBALANCE * counts[smallest]:
-        fix = "DATA.BALANCED_SAMPLING=true or " if train.targets.ndim == 1 else ""
-        sizes_of = f"{shorten(names[largest])} has {counts[largest]} training images, {shorten(names[smallest])} "
-        fix = f"compare the macro F1, and consider {fix}LOSS.CLASS_WEIGHTS=balanced"
-        notes.append(Note("warning", f"{sizes_of}{counts[smallest]}: {fix}"))
-    return notes
 
 
 def _notes_on_grey_levels(samples: Samples) -> list[Note]:

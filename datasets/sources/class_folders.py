@@ -40,18 +40,19 @@ _BROKEN = "broken link"
 _MAX_ENDINGS = 8  # in a note
 
 
-class Caltech101(Source):
-    """The folder `folder`, which is DATA_PATH or inside it, split; without the class `excluded`."""
+_CALTECH = {  # the folder in DATA_PATH, or DATA_PATH itself, and the folder that is no class
+    "caltech101": ("101_ObjectCategories", "BACKGROUND_Google"),
+    "caltech256": ("256_ObjectCategories", "257.clutter"),
+}
 
-    folder, excluded = "101_ObjectCategories", "BACKGROUND_Google"
+
+class Caltech(Source):
+    """The class folders of a set of `_CALTECH`, split."""
 
     def read(self, split: str) -> ImageFiles:
-        listing = read_class_folders(find_folder(self.root, self.folder), [self.excluded])
+        folder, no_class = _CALTECH[self.data.dataset]
+        listing = read_class_folders(find_folder(self.root, folder), [no_class])
         return ImageFiles(split_listing(listing, split, self.splitter))
-
-
-class Caltech256(Caltech101):
-    folder, excluded = "256_ObjectCategories", "257.clutter"
 
 
 def find_folder(root: Path, name: str) -> Path:
@@ -95,9 +96,9 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     notes, (_, files) = notes_on_copies(root, copies, len(targets)), _list(root)
     if beside := sum(found.is_image(root, name) for name in files):
         notes.append(Note("log", f"{root}: {beside} image(s) beside the class folders are not read"))
-    for dataset, other in (("caltech101", Caltech101.excluded), ("caltech256", Caltech256.excluded)):
-        if other in names:
-            notes.append(Note("screen", f"{root}: {other} is read as a class; -dataset={dataset} leaves it out"))
+    for dataset, (_, no_class) in _CALTECH.items():
+        if no_class in names:
+            notes.append(Note("screen", f"{root}: {no_class} is read as a class; -dataset={dataset} leaves it out"))
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
     return Listing(root, names, arrays, findings=found.findings, notes=notes + found.notes(), sizes=found.sizes)
 

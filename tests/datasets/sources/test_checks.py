@@ -58,22 +58,22 @@ def test_one_report_names_all_problems(dataset, tmp_path, cpu):
 # Notes: facts that may be intended
 
 
-def samples_of(train: list[int], val: list[int]) -> list[ImageArray]:
+def samples_of(*splits: list[int]) -> list[ImageArray]:
     """Samples of classes 'a', 'b', ... with these numbers of images."""
-    names = list(ascii_lowercase[: len(train)])
-    return [ImageArray(np.zeros((sum(n), 1, 2, 2), np.uint8), np.repeat(range(len(n)), n), names) for n in (train, val)]
+    names = list(ascii_lowercase[: len(splits[0])])
+    return [ImageArray(np.zeros((sum(n), 1, 2, 2), np.uint8), np.repeat(range(len(n)), n), names) for n in splits]
 
 
 def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
-    def warnings(train: list[int], val: list[int]) -> list[str]:
-        return [str(note) for note in notes_on(*samples_of(train, val)) if note.kind == "warning"]
+    def warnings(*sizes: list[int]) -> list[str]:
+        return [note.text for note in notes_on(*samples_of(*sizes)) if note.kind == "warning"]
 
-    assert warnings([10, 12], [5, 5]) == [] and warnings([99, 10], [5, 5]) == []
+    assert warnings([10, 12], [5, 5]) == [] and warnings([99, 10], [5, 5], [1, 1]) == []
     few, unequal = warnings([3, 3, 30], [5, 5, 5])
-    assert few.startswith("Warning: 3 training images per class")
-    assert unequal.startswith("Warning: 'c' has 30 training images, 'a' 3: ")
-    (lost,) = warnings([30, 12, 0, 15], [4, 1, 0, 30])  # a class without training images has a note of its own
-    assert lost.startswith("Warning: 2 of 3 classes have fewer than 5 validation images") and "'b' with 1" in lost
+    assert few.startswith("3 ") and "'c' has 30 " in unequal and "'a' 3" in unequal
+    for sizes in ([30, 12, 0, 15], [4, 1, 0, 30]), ([30, 12, 15], [9, 9, 9], [3, 0, 4]):
+        (lost,) = warnings(*sizes)  # a class without training images has a note of its own
+        assert "'b' with " in lost and f"{2 if len(sizes) == 2 else 1} of 3 classes" in lost
 
 
 def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, cpu):

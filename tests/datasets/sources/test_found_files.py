@@ -30,6 +30,7 @@ def heif(monkeypatch, request):
 
     package = SimpleNamespace(register_heif_opener=register_heif_opener) if request.param else None
     monkeypatch.setitem(sys.modules, "pillow_heif", package)
+    Image.init()  # registers Pillow's own formats
     monkeypatch.setattr(Image, "OPEN", Image.OPEN.copy())
     monkeypatch.setattr(Image, "ID", Image.ID.copy())
     missing_decoder.cache_clear()
@@ -153,7 +154,8 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
 ])  # fmt: skip
 def test_caltech(tmp_path, dataset, folder, left_out):
     write_classes(tmp_path / folder, **{"001.ak47": 20, "Faces": 10, left_out: 5})
-    read = source_class(dataset)(options(tmp_path if dataset == "caltech101" else tmp_path / folder)).read
+    given = options(tmp_path if dataset == "caltech101" else tmp_path / folder, dataset=dataset)
+    read = source_class(dataset)(given).read
     assert any(f"-dataset={dataset}" in note.text for note in read_class_folders(tmp_path / folder).notes)
     train, val = read("train"), read("val")
     assert train.class_names == val.class_names == ["001.ak47", "Faces"]
