@@ -99,39 +99,24 @@ def test_a_data_set_without_any_of_its_files_is_one_finding_per_split(tmp_path, 
     samples_for(config_for(tmp_path, "csv"), cpu, "train", "val")  # its only missing image is found by `check_images`
 
 
-@pytest.fixture
-def twelve_bits(tmp_path):
-    """Class folders of 16-bit images with values in 0..4095, and one defective pixel of 65535."""
+def test_values_of_12_bits_are_mapped_linearly_and_few_levels_are_a_warning(tmp_path, cpu):
+    """16-bit images with values in 0..4095, and one defective pixel of 65535."""
     for number in range(40):
         values = np.random.default_rng(number).integers(0, 4096, (40, 40), dtype=np.uint16)
-        values[0, :2] = 0, 4095
-        if number == 0:
-            values[1, 1] = 65535
+        values[0, :2], values[1, 1] = (0, 4095), 65535 if number == 0 else 9
         write_image(tmp_path / "ab"[number % 2] / f"{number:02d}.png", values)
-    return tmp_path
-
-
-@pytest.mark.parametrize("grey_range", ["[0, 4095]", "[1000, 2000]"])
-def test_values_are_mapped_linearly(twelve_bits, cpu, grey_range):
-    config = config_for(twelve_bits, "folder", f"DATA.GREY_RANGE={grey_range}")
-    (samples,) = samples_for(config, cpu, "train")
-    low, high = config.data.grey_range
-    for received in (samples, pickle.loads(pickle.dumps(samples))):  # as a loading worker receives them
-        pixels = received.open(3, 1).pixels[0].numpy()
-        values = np.array(Image.open(samples.name(3))).astype(float)
-        assert np.abs(pixels - np.clip((values - low) * 255 / (high - low), 0, 255)).max() <= 0.51
-        assert (pixels.min(), pixels.max()) == (0, 255)
-    assert (samples.open(3, 3).pixels.numpy() == pixels).all()
-
-
-def test_few_levels_are_a_warning(twelve_bits, cpu):
-    def warnings(*options) -> list[str]:
-        notes = notes_on(*samples_for(config_for(twelve_bits, "folder", *options), cpu, "train", "val"))
-        return [note.text for note in notes if "levels" in note.text]
-
-    (warning,) = warnings()
-    assert re.search(r"values from \d to 409\d become 17 of 256 levels; set DATA\.GREY_RANGE=\[\d, 409\d\]", warning)
-    assert warnings("DATA.GREY_RANGE=[0, 4095]") == []
+    for low, high in ((0, 4095), (1000, 2000), (0, 65535)):
+        config = config_for(tmp_path, "folder", f"DATA.GREY_RANGE=[{low}, {high}]")
+        train, val = samples_for(config, cpu, "train", "val")
+        values = np.array(Image.open(train.name(3))).astype(float)
+        for received in (train, pickle.loads(pickle.dumps(train))):  # as a loading worker receives them
+            pixels = received.open(3, 1).pixels[0].numpy()
+            assert np.abs(pixels - np.clip((values - low) * 255 / (high - low), 0, 255)).max() <= 0.51
+        assert (train.open(3, 3).pixels.numpy() == pixels).all()
+        warnings = [note.text for note in notes_on(train, val) if "levels" in note.text]
+        assert [re.findall(r"RANGE=\[\d, 409\d\]|become 17 of", text) for text in warnings] == (
+            [["become 17 of", "RANGE=[0, 4095]"]] if high == 65535 else []
+        )
 
 
 @pytest.mark.parametrize(("suffix", "share", "has_codec", "expected"), [
