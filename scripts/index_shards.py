@@ -11,8 +11,6 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
@@ -42,12 +40,8 @@ def main(argv: list[str]) -> int:
     for note in shards.notes:
         print(note)
     for split, names in shards.found.splits.items():
-        own = set(names)
-        num_bytes = sum(shard.num_bytes for shard in shards.index.shards if shard.name in own)
-        targets = shards.index.arrays["targets"][shards.index.rows_of(own)]
-        labelled = targets[targets >= 0]
-        text = f"{split}: {len(names):,} shards, {num_bytes / 1e9:.3f} GB, {len(targets):,} images"
-        print(f"{text}, {len(labelled):,} with a label, {len(np.unique(labelled)):,} classes")
+        targets = shards.index.arrays["targets"][shards.index.rows_of(set(names))]
+        print(f"{split}: {len(names):,} shards, {len(targets):,} images, {(targets >= 0).sum():,} with a label")
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; it belongs beside the shards as {INDEX_NAME}")
     return 0
 

@@ -59,17 +59,9 @@ def parse_location(data_path: str) -> tuple[str, list[str] | None]:
     return root, list(map(unquote, names)) if names and name.startswith("http") else names
 
 
-def _check_not_compressed(path: str) -> None:
-    """Raises UserError for the name of a compressed archive."""
-    if path.endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
-        raise UserError(f"DATA.DATA_PATH: {shorten(path)}: a compressed archive cannot be read in parts; decompress it")
-
-
 def _split_pattern(path: str) -> tuple[str, list[str] | None]:
     """Splits a path before its first part with a brace, or before a last part `*.tar`: the rest is a pattern."""
     is_folder = is_local(path) and os.path.isdir(path)
-    if not is_folder:
-        _check_not_compressed(path)
     start = path.find("{")
     if is_folder or (start < 0 and not path.endswith(_SUFFIX)):
         return path.rstrip("/") or "/", None
@@ -139,9 +131,7 @@ def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundS
             files += store.list_folder(folder)[0]
     if shards := [file for file in files if not _name_problem(file) and not file.split("/")[-1].startswith(".")]:
         return _split_by_name(shards, store)
-    for file in files:
-        _check_not_compressed(file)
-    problem = f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX})"
+    problem = f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}, not compressed)"
     raise UserError(f"{problem}; check it, or use -dataset=folder for images")
 
 
