@@ -146,9 +146,10 @@ class WeightsRecord:
 
     def is_of(self, data: Data) -> bool:
         """Returns whether these data were the training data: only images that were held out may count then."""
-        paths = _resolved(self.data.get("DATA_PATH")), _resolved(data.data_path)
-        is_same_set = (self.data.get("DATASET"), self.data.get("KWARGS")) == (data.dataset, data.kwargs)
-        return is_same_set and paths[0] == paths[1]
+        then = self.data.get("DATA_PATH")
+        if (self.data.get("DATASET"), self.data.get("KWARGS")) != (data.dataset, data.kwargs):
+            return False
+        return isinstance(then, str) and "\0" not in then and os.path.realpath(then) == os.path.realpath(data.data_path)
 
 
 @dataclass(frozen=True)
@@ -267,14 +268,6 @@ def preprocessing_follows_weights(
     origins = {key: next(name for name, keys in places.items() if key in keys) for key in logged}
     sources = [f"{name}: {', '.join(key for key in origins if origins[key] == name)}" for name in origins.values()]
     return Followed(options.model_copy(update={"data": data}), notes, "; ".join(dict.fromkeys(sources)), differing)
-
-
-def _resolved(path: Any) -> str | None:
-    """The path of a data folder with links resolved, None if it is not a path."""
-    try:
-        return str(Path(path).resolve())
-    except (TypeError, ValueError, OSError, RuntimeError):
-        return None
 
 
 def options_to_export(options: dict[str, Any]) -> dict[str, Any]:

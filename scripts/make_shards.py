@@ -155,7 +155,8 @@ class OrderedSplit:
         target = samples.targets[index]
         label = int(target) if target.ndim == 0 else np.flatnonzero(target).tolist()
         group = samples.groups[index] if samples.groups else ""
-        return Sample(self.keys[index], image_extension(encoded), label, encoded, group)
+        kind = "PGM" if encoded.startswith(b"P5") else kind_of(encoded[:HEAD_BYTES]) or ""
+        return Sample(self.keys[index], _EXTENSIONS.get(kind, kind.lower()), label, encoded, group)
 
 
 def encode_ppm(image: torch.Tensor, size: int) -> bytes:
@@ -244,12 +245,6 @@ def _key_of(path: str) -> str:
     stem = _LEADING_UNDERSCORES.sub("_", os.path.splitext(name)[0].replace(".", "_"))
     key = _CONTROL_CHARACTERS.sub("_", "/".join([*folders, stem]))
     return _LEADING_UNDERSCORES.sub("_", key)
-
-
-def image_extension(data: bytes) -> str:
-    """The extension of the real format of an image that can be decoded."""
-    kind = "PGM" if data.startswith(b"P5") else kind_of(data[:HEAD_BYTES]) or ""
-    return _EXTENSIONS.get(kind, kind.lower())
 
 
 def write_shard(path: Path, samples: Iterable[Sample], max_bytes: float) -> list[tuple[int, int | str, str, str]]:

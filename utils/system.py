@@ -115,18 +115,12 @@ def require(feature: str, *modules: str) -> None:
         raise UserError(f"{feature}: needs {', '.join(names)}; pip install {' '.join(names)}")
 
 
-def read_stat(pid: int | str) -> tuple[str, str, str]:
-    """State, parent and start time (in clock ticks since the host started); empty texts if there is no such process."""
-    with suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-        return fields[0], fields[1], fields[19]
-    return "", "", ""
-
-
 def seconds_since_start() -> float:
     """Of this process; 0 where the system does not tell."""
-    ticks = read_stat("self")[2]
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+    with suppress(OSError), open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 _GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
