@@ -10,6 +10,7 @@ Sums are in float32. Forward passes round where autocast does; sums of bias grad
 Legend: B images, T tokens, M = B T rows, N channels of a row, H heads, D channels of a head; "stream": residual stream.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,18 +18,19 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from timm.layers import Attention, DropPath, Mlp
-from timm.models.vision_transformer import Block
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from models.blocks import add_mixin
 from models.kernels import UnbindAttention
 from models.vit import SampleDropBlock
+from utils.errors import UserError
 
 _MASK = ("seed", "other_seed", "threshold")  # integers that differ in each step
 _MAX_WIDTH = 4096  # a program holds a row
 # The fastest of about ten sizes each for ViT-B/16 on an H200: rows of a program, warps for 1,024 columns, programs per
-# processor. By the bytes of an element of the stream; of `_gelu_back`: rows, columns, steps, warps.
-ADD_NORM, ADD_NORM_BACK = {4: (2, 4), 2: (2, 2)}, {4: (1, 2, 8), 2: (1, 2, 8)}
+# processor. `ADD_NORM`: by the bytes of an element of the stream; `GELU_BACK`: rows, columns, steps, warps.
+ADD_NORM, ADD_NORM_BACK = {4: (2, 4), 2: (2, 2)}, (1, 2, 8)
 GELU, GELU_BACK, PACK = (2048, 4), (16, 128, 8, 4), (2, 4, 4)
 
 
@@ -141,8 +143,9 @@ def _gelu_back(
     dy, h, dh, sums, M, seed, other_seed, threshold, factor,
     N: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of columns, part): the rows of its part, ROWS at a time. Columns are summed once, at the end."""
-    cols, part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    """A program has ROWS * STEPS rows and BLOCK columns, which are summed once, at the end."""
+    blocks = tl.cdiv(N, BLOCK)  # in one dimension of the grid: the others have at most 65,535 programs
+    cols, part = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK), tl.program_id(0) // blocks
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for step in range(STEPS):
         rows = (part * STEPS + step) * ROWS + tl.arange(0, ROWS)
@@ -178,11 +181,14 @@ def _pack(
     tl.store(sums + first * 3 * N + cols, total, mask=cols < N)
 
 
-def _mask(dropout: Any) -> tuple[int, int, int, float]:
-    """The arguments of `_keep`. The seeds are of torch's generator of the CPU, which each step seeds: no GPU waits."""
+def _mask(dropout: Any) -> dict[str, Any]:
+    """A kernel's arguments for a dropout, or for none. The seeds are of torch's generator of the CPU, which each
+    micro-step seeds: no GPU waits.
+    """
     rate = dropout.p if isinstance(dropout, nn.Dropout) else 0.0
-    seed, other_seed = torch.randint(2**31, (2,)).tolist() if rate else (0, 0)
-    return seed, other_seed, min(round(rate * 2**31), 2**31 - 1), 1 / (1 - rate) if rate < 1 else 0.0
+    seeds = torch.randint(2**31, (2,)).tolist() if rate else (0, 0)
+    values = (*seeds, min(round(rate * 2**31), 2**31 - 1), 1 / (1 - rate) if rate < 1 else 0.0, rate > 0)
+    return dict(zip((*_MASK, "factor", "DROPS"), values, strict=True))
 
 
 def _programs(x: torch.Tensor, blocks: int, per_processor: int) -> int:
@@ -198,7 +204,10 @@ def _row(width: int, warps: int) -> dict[str, int]:
 
 
 class _Linear(torch.autograd.Function):
-    """x (M, in) in half -> (M, out). The gradient of the bias is the next function's work."""
+    """x (M, in) in half -> (M, out). The next function computes the gradient of the bias.
+
+    Autograd casts the gradients of this function and of the next ones to the dtypes of the inputs.
+    """
 
     @staticmethod
     def forward(ctx, x, weight, bias):
@@ -211,7 +220,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, g):
         x, half = ctx.saved_tensors
         exact = {"out_dtype": ctx.dtype} if g.is_cuda and ctx.dtype != g.dtype else {}  # no rounding to half
-        return torch.mm(g, half), torch.mm(g.t(), x, **exact).to(ctx.dtype), None
+        return torch.mm(g, half), torch.mm(g.t(), x, **exact), None
 
 
 class _Gelu(torch.autograd.Function):
@@ -220,9 +229,8 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, bias, mask):
         ctx.save_for_backward(h)
-        ctx.mask, ctx.dtype, (block, warps) = mask, bias.dtype, GELU
-        y, drops = torch.empty_like(h), mask[2] > 0
-        _gelu[(triton.cdiv(h.numel(), block),)](h, y, h.numel(), *mask, DROPS=drops, BLOCK=block, num_warps=warps)
+        ctx.mask, (block, warps), y = mask, GELU, torch.empty_like(h)
+        _gelu[(triton.cdiv(h.numel(), block),)](h, y, h.numel(), **mask, BLOCK=block, num_warps=warps)
         return y
 
     @staticmethod
@@ -231,9 +239,8 @@ class _Gelu(torch.autograd.Function):
         (M, N), parts, dh = h.shape, triton.cdiv(len(h), rows * steps), torch.empty_like(h)
         sums = h.new_empty((parts, N), dtype=torch.float32)
         sizes = {"N": N, "ROWS": rows, "BLOCK": block, "STEPS": steps, "num_warps": warps}
-        grid, drops = (triton.cdiv(N, block), parts), ctx.mask[2] > 0
-        _gelu_back[grid](dy.contiguous(), h, dh, sums, M, *ctx.mask, DROPS=drops, **sizes)
-        return dh, sums.sum(0).to(ctx.dtype), None
+        _gelu_back[(triton.cdiv(N, block) * parts,)](dy.contiguous(), h, dh, sums, M, **ctx.mask, **sizes)
+        return dh, sums.sum(0), None
 
 
 class _AddNorm(torch.autograd.Function):
@@ -243,37 +250,34 @@ class _AddNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, a, bias, scale, shift, eps, half, mask, path, tokens):
+    def forward(ctx, x, a, bias, mask, path, scale, shift, eps, half, tokens):
         (M, N), adds, (rows, warps) = x.shape, a is not None, ADD_NORM[x.itemsize]
         total, y = torch.empty_like(x) if adds else x, torch.empty_like(x, dtype=half)
         mean, rstd = x.new_empty((2, M), dtype=torch.float32)
-        ctx.masks = {"T": tokens, "DROPS": adds and mask[2] > 0}
+        ctx.masks, ctx.half, ctx.adds = {"T": tokens, **mask}, half, adds
         _add_norm[(triton.cdiv(M, rows),)](
-            x, x if a is None else a, path, scale, shift, total, y, mean, rstd, M, eps, *mask,
+            x, x if a is None else a, path, scale, shift, total, y, mean, rstd, M, eps,
             N=N, ADDS=adds, ROWS=rows, **ctx.masks, **_row(N, warps),
         )  # fmt: skip
         ctx.save_for_backward(total, mean, rstd, scale, path)
-        ctx.mask, ctx.half, ctx.adds = mask, half, adds
-        ctx.dtypes = scale.dtype, shift.dtype, bias.dtype if bias is not None else None
         return total if adds else x.view_as(x), y
 
     @staticmethod
     def backward(ctx, gx, dy):
         total, mean, rstd, scale, path = ctx.saved_tensors
-        (M, N), masks, (rows, warps, per) = total.shape, ctx.masks, ADD_NORM_BACK[total.itemsize]
+        (M, N), masks, (rows, warps, per) = total.shape, ctx.masks, ADD_NORM_BACK
         dx = torch.empty_like(total)
         has_da = ctx.adds and (total.dtype != ctx.half or masks["DROPS"] or path is not None)
         da = torch.empty_like(total, dtype=ctx.half) if has_da else dx
         programs = _programs(total, triton.cdiv(M, rows), per)
         sums = total.new_empty((programs, 3, N), dtype=torch.float32)
         _add_norm_back[(programs,)](
-            dy.contiguous(), gx.contiguous(), path, scale, total, mean, rstd, dx, da, sums, M, *ctx.mask,
+            dy.contiguous(), gx.contiguous(), path, scale, total, mean, rstd, dx, da, sums, M,
             N=N, HAS_DA=has_da, ROWS=rows, **masks, **_row(N, warps),
         )  # fmt: skip
         of_scale, of_shift, of_bias = sums.sum(0)
-        scale_dtype, shift_dtype, bias_dtype = ctx.dtypes
-        added = (da, of_bias.to(bias_dtype)) if ctx.adds else (None, None)
-        return dx, *added, of_scale.to(scale_dtype), of_shift.to(shift_dtype), None, None, None, None, None
+        added = (da, of_bias) if ctx.adds else (None, None)
+        return dx, *added, None, None, of_scale, of_shift, None, None, None
 
 
 class _Heads(torch.autograd.Function):
@@ -281,7 +285,6 @@ class _Heads(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, qkv, bias, tokens, heads):
-        ctx.dtype = bias.dtype
         parts = qkv.view(-1, tokens, 3, heads, qkv.shape[1] // (3 * heads)).unbind(2)
         return tuple(part.transpose(1, 2) for part in parts)
 
@@ -296,39 +299,37 @@ class _Heads(torch.autograd.Function):
             part = part if part.stride(3) == 1 else part.contiguous()
             targets, sizes = (out[:, number], sums[:, number]), {"T": T, "D": D, "N": N, "ROWS": rows}
             _pack[(programs,)](part, *targets, B * T, *part.stride()[:3], **sizes, **_row(N, warps))
-        return out.flatten(1), sums.sum(0).flatten().to(ctx.dtype), None, None
+        return out.flatten(1), sums.sum(0).flatten(), None, None
 
 
-def _path_factors(path: nn.Module, batch: int, x: torch.Tensor) -> torch.Tensor | None:
-    """(B,): 0 of a dropped sample, timm's factor of a kept one; None without a rate."""
-    if not isinstance(path, DropPath) or not path.drop_prob:
-        return None
-    kept = 1 - path.drop_prob
-    factors = torch.empty(batch, device=x.device).bernoulli_(kept)
-    return factors.div_(kept) if kept and path.scale_by_keep else factors
+def _branch(x: torch.Tensor, layer: nn.Linear, dropout: nn.Module, path: nn.Module, batch: int) -> tuple[Any, ...]:
+    """The end of a branch, for `_AddNorm`: layer(x), its bias, the masks of dropout (M, N) and of drop-path (B,)."""
+    factors = None
+    if isinstance(path, DropPath) and path.drop_prob:
+        kept = 1 - path.drop_prob
+        factors = torch.empty(batch, device=x.device).bernoulli_(kept)
+        factors = factors.div_(kept) if kept and path.scale_by_keep else factors
+    return _Linear.apply(x, layer.weight, layer.bias), layer.bias, _mask(dropout), factors
 
 
 def run_fused(blocks: Any, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
     """Blocks in training mode: x (B, T, N) of the stream -> (B, T, N). half: dtype of the products and of attention."""
-    (batch, tokens), stream = x.shape[:2], x.reshape(-1, x.shape[2])
-    a = bias = path = None
-    mask = _mask(None)
+    batch, tokens, width = x.shape
+    stream = x.reshape(-1, width).contiguous()  # the memory of one image may have another order, which `reshape` keeps
+    added: tuple[Any, ...] = (None, None, _mask(None), None)
     with torch.autocast(x.device.type, enabled=False):
-        for block in blocks:
+        for number, block in enumerate(blocks, 1):
             attn, mlp, norm = block.attn, block.mlp, block.norm1
-            stream, y = _AddNorm.apply(stream, a, bias, norm.weight, norm.bias, norm.eps, half, mask, path, tokens)
+            stream, y = _AddNorm.apply(stream, *added, norm.weight, norm.bias, norm.eps, half, tokens)
             qkv = _Linear.apply(y, attn.qkv.weight, attn.qkv.bias)
             q, k, v = _Heads.apply(qkv, attn.qkv.bias, tokens, attn.num_heads)
             o = F.scaled_dot_product_attention(q, k, v, dropout_p=attn.attn_drop.p).transpose(1, 2).reshape(len(y), -1)
-            a, bias, norm = _Linear.apply(o, attn.proj.weight, attn.proj.bias), attn.proj.bias, block.norm2
-            mask, path = _mask(attn.proj_drop), _path_factors(block.drop_path1, batch, x)
-            stream, y = _AddNorm.apply(stream, a, bias, norm.weight, norm.bias, norm.eps, half, mask, path, tokens)
+            added, norm = _branch(o, attn.proj, attn.proj_drop, block.drop_path1, batch), block.norm2
+            stream, y = _AddNorm.apply(stream, *added, norm.weight, norm.bias, norm.eps, half, tokens)
             hidden = _Gelu.apply(_Linear.apply(y, mlp.fc1.weight, mlp.fc1.bias), mlp.fc1.bias, _mask(mlp.drop1))
-            if block is not blocks[-1]:
-                a, bias = _Linear.apply(hidden, mlp.fc2.weight, mlp.fc2.bias), mlp.fc2.bias
-                mask, path = _mask(mlp.drop2), _path_factors(block.drop_path2, batch, x)
-    added = block.drop_path2(mlp.drop2(mlp.fc2(hidden.view(batch, tokens, -1))))
-    return stream.view(x.shape) + added
+            if number < len(blocks):
+                added = _branch(hidden, mlp.fc2, mlp.drop2, block.drop_path2, batch)
+    return stream.view(x.shape) + block.drop_path2(mlp.drop2(mlp.fc2(hidden.view(batch, tokens, -1))))
 
 
 class FusedBlocks(nn.Module):
@@ -343,16 +344,32 @@ class FusedBlocks(nn.Module):
         return run_fused(blocks, x, half)
 
 
-def fuse_blocks(model: nn.Module) -> int:
-    """Makes the blocks of a plain ViT fused, in place; returns their number, 0 for another model."""
-    blocks: Any = getattr(model, "blocks", ())
-    if (
-        getattr(model, "grad_checkpointing", False)
-        or type(blocks) is not nn.Sequential
-        or not all(map(is_plain, blocks))
-    ):
+def fuse_blocks(model: nn.Module, device: torch.device) -> int:
+    """Makes the blocks of a plain ViT fused, in place; returns their number, 0 for another model.
+
+    Raises UserError: Triton does not work on the device.
+    """
+    # Other models, such as NaFlexVit, and checkpointing call the blocks one by one.
+    if not isinstance(model, VisionTransformer) or model.grad_checkpointing or not all(map(is_plain, model.blocks)):
         return 0
-    return len(add_mixin(blocks, FusedBlocks))
+    check_kernels(device)
+    return len(add_mixin(model.blocks, FusedBlocks))
+
+
+@cache
+def check_kernels(device: torch.device) -> None:
+    """Compiles and runs a kernel: Triton needs a C compiler and a writable cache too.
+
+    Raises UserError: it fails, or the compute capability is one that Triton does not support.
+    """
+    try:
+        if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+            raise RuntimeError("it supports compute capability 8.0 and higher")
+        h = torch.zeros(1, 16, device=device, dtype=torch.float16)
+        _Gelu.apply(h, h, _mask(None))
+    except Exception as error:  # of many types, also of the operating system
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"Triton does not work here: {reason}") from error
 
 
 def is_plain(block: Any) -> bool:
@@ -363,14 +380,16 @@ def is_plain(block: Any) -> bool:
     attn, mlp, norms = block.attn, block.mlp, (block.norm1, block.norm2)
     if type(attn).forward not in (Attention.forward, UnbindAttention.forward) or type(mlp) is not Mlp:
         return False
-    layers = (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)
+    layers, act = (attn.qkv, attn.proj, mlp.fc1, mlp.fc2), mlp.act
     nothing = (block.ls1, block.ls2, attn.q_norm, attn.k_norm, attn.norm, mlp.norm)
+    drops = (attn.proj_drop, mlp.drop1, mlp.drop2, block.drop_path1, block.drop_path2)
     return (
         attn.fused_attn
         and attn.gate is None
-        and type(mlp.act) is nn.GELU
-        and mlp.act.approximate == "none"
+        and type(act) is nn.GELU
+        and act.approximate == "none"
         and all(type(one) is nn.Identity for one in nothing)
+        and all(type(one) in (nn.Identity, nn.Dropout, DropPath) for one in drops)
         and all(type(layer) is nn.Linear and layer.bias is not None for layer in layers)
         and all(isinstance(norm, nn.LayerNorm) and norm.bias is not None for norm in norms)
         and norms[0].normalized_shape[0] <= _MAX_WIDTH

@@ -219,7 +219,7 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     model = nn.Module()
     with suppress(UserError), torch.device("meta"):  # a pass that reads values fails there, not on a device
         model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("meta"))
-    if config.model.fused_blocks and fuse_blocks(model, config.amp, device):
+    if config.model.fused_blocks and all(gather_objects(fuse_blocks(model, config.amp, device)[0], context)):
         return config
     blocks: list[nn.Module] = list(getattr(model, "blocks", ()))
     kinds = {(type(one), *((each.shape, each.requires_grad) for each in one.parameters())) for one in blocks}

@@ -188,19 +188,22 @@ def set_process_switches(config: Config, device: torch.device) -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-def fuse_blocks(model: nn.Module, options: Amp, device: torch.device) -> int:
+def fuse_blocks(model: nn.Module, options: Amp, device: torch.device) -> tuple[int, str]:
     """Gives the blocks of a plain ViT Triton kernels, on a GPU in half, without op lists and shards.
 
-    Returns their number; 0 for another model, and without Triton.
+    Returns their number, 0 for another model; and why a plain ViT has none, if Triton does not work.
     """
     is_listed = options.custom_white_list or options.custom_black_list
     if device.type != "cuda" or not options.enabled or is_listed or is_sharded(model):
-        return 0
+        return 0, ""
     try:
         from models import fused_blocks
+
+        return fused_blocks.fuse_blocks(model, device), ""
     except ImportError:  # of Triton, which torch's packages for Linux bring
-        return 0
-    return fused_blocks.fuse_blocks(model)
+        return 0, ""
+    except UserError as error:
+        return 0, str(error)
 
 
 TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]

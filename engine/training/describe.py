@@ -33,7 +33,8 @@ class HeadClasses:
 class Built:
     """How a state was built. weights: None without initial ones. has_solved_head: of the probe, by MODEL.HEAD.
 
-    sharding, compiled: the units of sharding and of compilation; None without it. fused: blocks with Triton kernels.
+    sharding, compiled: the units of sharding and of compilation; None without it.
+    fused: the number of blocks with Triton kernels; why there is none, if Triton does not work.
     """
 
     weights: Fitted | None
@@ -42,7 +43,7 @@ class Built:
     teacher: Teacher | None
     sharding: str | None
     compiled: str | None
-    fused: int
+    fused: tuple[int, str]
 
 
 def describe_state(state: TrainState, built: Built) -> list[Note]:
@@ -64,8 +65,10 @@ def describe_state(state: TrainState, built: Built) -> list[Note]:
             notes.append(Note("log", f"Learning rate: peak {state.schedule.peak_lr:.3g} ({scaled})"))
     if built.compiled:
         notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
-    if built.fused:
-        notes.append(Note("log", f"Kernels: {built.fused} blocks fused by Triton (MODEL.FUSED_BLOCKS)"))
+    fused, problem = built.fused
+    if fused or problem:
+        text = problem or f"{fused} blocks fused by Triton"
+        notes.append(Note("log", f"Kernels: {text} (MODEL.FUSED_BLOCKS)"))
     if batch.whole_steps:
         notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
     return notes

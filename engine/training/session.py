@@ -163,7 +163,8 @@ def build_train_state(
 
     images = dummy_images(config.data, context)
     compiled = compile_model(compute_model, train, context, strategy.is_sharded)
-    fused = 0 if compiled or not config.model.fused_blocks else fuse_blocks(compute_model, config.amp, device)
+    fuses = config.model.fused_blocks and not compiled
+    fused = fuse_blocks(compute_model, config.amp, device) if fuses else (0, "")
     if config.model.attention == CUDNN:
         with precision.autocast(), run_eagerly():
             check_cudnn(compute_model, images)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from models.kernels import select_attention
+from utils.errors import UserError
 
 pytest.importorskip("triton")
 
@@ -31,23 +32,30 @@ def with_interpreter():
 
 
 fused = with_interpreter()
-BATCH, TOKENS, WIDTH = 3, 5, 24
+BATCH, TOKENS, WIDTH, CPU = 3, 5, 24, torch.device("cpu")
 
 
-def make_blocks(**options):
+def make_model(**options):
     torch.manual_seed(0)
     arguments = {"img_size": 32, "num_classes": 0, "depth": 2, "num_heads": 3, "embed_dim": WIDTH} | options
     model = timm.create_model("vit_tiny_patch16_224", **arguments)
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
-    select_attention(model, "fused", torch.device("cpu"))
-    return model.train().blocks
+    select_attention(model, "fused", CPU)
+    return model.train()
 
 
-def gradients(run, blocks, dtype):
-    """The output of a pass, and the gradients of its input and of all weights."""
+def make_blocks(**options):
+    return make_model(**options).blocks
+
+
+def gradients(run, blocks, dtype, batch=BATCH):
+    """The output of a pass, and the gradients of its input and of all weights.
+
+    The channels of the input are not side by side, as the ones of patches without a class token.
+    """
     torch.manual_seed(1)
-    x = torch.randn(BATCH, TOKENS, WIDTH, dtype=torch.float64).to(dtype).requires_grad_()
+    x = torch.randn(batch, WIDTH, TOKENS, dtype=torch.float64).to(dtype).transpose(1, 2).requires_grad_()
     weights = torch.randn(x.shape, dtype=torch.float64)
     blocks.zero_grad()
     out = run(blocks, x)
@@ -66,17 +74,24 @@ def with_autocast(blocks, x):
         return blocks(x)
 
 
-@pytest.mark.parametrize("stream", [torch.float32, torch.float16])
-def test_fused_blocks_are_as_exact_as_autocast(stream):
+@pytest.mark.parametrize(("stream", "batch"), [(torch.float32, BATCH), (torch.float16, BATCH), (torch.float32, 1)])
+def test_fused_blocks_are_as_exact_as_autocast(stream, batch):
     blocks = make_blocks()
-    exact = gradients(lambda model, x: model(x), copy.deepcopy(blocks).double(), torch.float64)
+    exact = gradients(lambda model, x: model(x), copy.deepcopy(blocks).double(), torch.float64, batch)
 
     def run_fused(model, x):
         with torch.autocast("cpu", torch.float16):
             return fused.run_fused(model, x, torch.float16)
 
-    results = gradients(run_fused, blocks, stream)
-    assert distance(results, exact) < 1.1 * distance(gradients(with_autocast, blocks, stream), exact)
+    results, expected = (gradients(run, blocks, stream, batch) for run in (run_fused, with_autocast))
+    assert distance(results, exact) < 1.1 * distance(expected, exact)
+
+
+def test_a_block_that_is_used_twice():
+    block = make_blocks()[0]
+    blocks = nn.Sequential(block, block)
+    exact = gradients(lambda model, x: model(x), blocks, torch.float32)
+    assert distance(gradients(lambda m, x: fused.run_fused(m, x, x.dtype), blocks, torch.float32), exact) < 1e-5
 
 
 def test_fused_half_weights():
@@ -115,7 +130,7 @@ def test_masks_are_independent_bernoulli_draws():
         torch.manual_seed(seed)
         h, y = torch.full(shape, 3.0), torch.empty(shape)
         mask = fused._mask(nn.Dropout(rate))
-        fused._gelu[(h.numel() // 2048,)](h, y, h.numel(), *mask, DROPS=True, BLOCK=2048, num_warps=4)
+        fused._gelu[(h.numel() // 2048,)](h, y, h.numel(), **mask, BLOCK=2048, num_warps=4)
         assert torch.allclose(y[y != 0], torch.tensor(3.0 * 0.99865 / (1 - rate)), rtol=1e-4)
         return (y != 0).double() - (1 - rate)
 
@@ -134,41 +149,99 @@ def test_gelu_is_within_one_rounding_of_half():
     v = torch.linspace(-6, 6, 2**14).half()
     exact = v.double() * 0.5 * torch.erfc(-v.double() / math.sqrt(2))
     y = torch.empty_like(v)
-    fused._gelu[(8,)](v, y, v.numel(), *fused._mask(None), DROPS=False, BLOCK=2048, num_warps=4)
+    fused._gelu[(8,)](v, y, v.numel(), **fused._mask(None), BLOCK=2048, num_warps=4)
     spacing = torch.finfo(torch.float16).eps * exact.abs().clamp(min=2**-14)
     assert ((y.double() - exact).abs() / spacing).max() < 1.2
 
 
-OTHERS = [
-    {"init_values": 1e-5},
-    {"qk_norm": True},
-    {"qkv_bias": False},
-    {"act_layer": "quick_gelu"},
-]
+def test_gradients_of_gelu_in_many_programs():
+    h = torch.randn(300, 300, requires_grad=True)
+    weights, bias = torch.randn(h.shape), torch.zeros(300, requires_grad=True)
+    (fused._Gelu.apply(h, bias, fused._mask(None)) * weights).sum().backward()
+    found, h.grad = h.grad, None
+    (nn.functional.gelu(h) * weights).sum().backward()
+    torch.testing.assert_close(found, h.grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(bias.grad, h.grad.sum(0), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", OTHERS)
+class OtherDropout(nn.Dropout):
+    pass
+
+
+def with_other_dropout(block):
+    block.mlp.drop2 = OtherDropout(0.1)
+
+
+def with_frozen_weight(block):
+    block.mlp.fc1.weight.requires_grad_(False)
+
+
+def with_explicit_attention(block):
+    block.attn.fused_attn = False
+
+
+@pytest.mark.parametrize("options", [{"init_values": 1e-5}, {"qk_norm": True}, {"qkv_bias": False},
+                                     {"act_layer": "quick_gelu"}])  # fmt: skip
 def test_other_blocks_are_not_fused(options):
     assert all(fused.is_plain(block) for block in make_blocks())
     assert not any(fused.is_plain(block) for block in make_blocks(**options))
 
 
-def test_a_frozen_weight_or_explicit_attention_is_not_fused():
-    (block, other) = make_blocks()
-    block.mlp.fc1.weight.requires_grad_(False)
-    other.attn.fused_attn = False
-    assert not fused.is_plain(block) and not fused.is_plain(other)
+@pytest.mark.parametrize("change", [with_other_dropout, with_frozen_weight, with_explicit_attention])
+def test_a_changed_block_is_not_fused(change):
+    model = make_model()
+    change(model.blocks[1])
+    assert not fused.fuse_blocks(model, CPU)
 
 
-def test_evaluation_and_hooks_run_the_blocks_themselves():
-    model = nn.Module()
-    model.blocks = make_blocks()
-    x = torch.randn(BATCH, TOKENS, WIDTH)
-    expected = model.blocks.eval()(x)
+def test_only_models_that_call_their_blocks_as_a_sequence_are_fused():
+    options = {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 3}
+    other = timm.create_model("naflexvit_so400m_patch16_radio_v4", **options)
+    select_attention(other, "fused", CPU)
+    assert all(fused.is_plain(block) for block in other.blocks) and not fused.fuse_blocks(other, CPU)
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that says so."""
+
+    is_cuda = True
+
+
+def test_only_passes_of_training_in_half_without_hooks_are_fused(monkeypatch):
+    model, calls = make_model().half(), []
     names = list(model.state_dict())
-    assert fused.fuse_blocks(model) == 2
-    assert list(model.state_dict()) == names
-    assert torch.equal(model.blocks(x), expected)
+    monkeypatch.setattr(fused, "check_kernels", lambda device: None)
+    assert fused.fuse_blocks(model, CPU) == 2 and list(model.state_dict()) == names
+    monkeypatch.setattr(fused, "run_fused", lambda blocks, x, half: calls.append(half) or x)
+
+    def is_fused(dtype=torch.float16):
+        calls.clear()
+        model.to(dtype).blocks(torch.zeros(BATCH, TOKENS, WIDTH, dtype=dtype).as_subclass(OnGPU))
+        return calls == [dtype]
+
+    assert is_fused() and not is_fused(torch.float32)
+    handle = model.blocks[1].register_forward_hook(lambda *_: None)
+    assert not is_fused()
+    handle.remove()
+    with torch.no_grad():
+        assert not is_fused()
+    assert is_fused()
+    model.eval()
+    assert not is_fused()
+
+
+@pytest.mark.parametrize("found", [RuntimeError("Failed to find C compiler.\nMore lines"), (7, 5)])
+def test_a_gpu_on_which_triton_does_not_work_is_named_in_one_line(monkeypatch, found):
+    def capability(device):
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    model = make_model()
+    with pytest.raises(UserError, match=r"Triton.*(C compiler\.|8\.0 and higher)$"):
+        fused.fuse_blocks(model, torch.device("cuda", 0))
+    assert type(model.blocks) is nn.Sequential
 
 
 @pytest.mark.gpu
@@ -178,8 +251,9 @@ def test_fused_blocks_on_a_gpu(name, half):
     from models.fused_blocks import fuse_blocks  # compiled
 
     torch.manual_seed(0)
-    model = timm.create_model(name, num_classes=0, depth=3).cuda().train()
-    x = torch.randn(8, 197, model.embed_dim, device="cuda")
+    device = torch.device("cuda", 0)
+    model = timm.create_model(name, num_classes=0, depth=3).to(device).train()
+    x = torch.randn(8, 197, model.embed_dim, device=device)
 
     def run(blocks):
         blocks.zero_grad()
@@ -193,5 +267,5 @@ def test_fused_blocks_on_a_gpu(name, half):
     out.square().mean().backward()
     exact = [out.detach(), *(parameter.grad for parameter in exact.parameters())]
     plain = run(model.blocks)
-    assert fuse_blocks(model) == 3
+    assert fuse_blocks(model, device) == 3
     assert distance(run(model.blocks), exact) < 1.2 * distance(plain, exact)

@@ -102,10 +102,30 @@ def test_a_gpu_compiles_runs_of_minutes_with_equal_blocks(plan, word, options, e
         (("MODEL.QKV_BIAS=false",), "default"),
     ],
 )
-def test_fused_blocks_are_not_compiled(plan, options, expected):
+def test_fused_blocks_are_not_compiled(plan, monkeypatch, options, expected):
     pytest.importorskip("triton")
+    monkeypatch.setattr("models.fused_blocks.check_kernels", lambda device: None)
     made = plan("-epochs=400", options=("MODEL.FUSED_BLOCKS=true", *options))
     assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compile == expected
+
+
+def test_blocks_are_compiled_if_triton_does_not_work_on_one_rank(plan, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr("models.fused_blocks.check_kernels", lambda device: None)
+    made, others = plan("-epochs=400", options=("MODEL.FUSED_BLOCKS=true",)), [True, 0]  # compiles; its fused blocks
+    monkeypatch.setattr("engine.plan.training.gather_objects", lambda value, context: [value, others.pop()])
+    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compile == "default"
+
+
+def test_blocks_are_compiled_if_triton_does_not_work(plan, monkeypatch):
+    pytest.importorskip("triton")
+
+    def fail(device: torch.device) -> None:
+        raise UserError("no C compiler")
+
+    monkeypatch.setattr("models.fused_blocks.check_kernels", fail)
+    made = plan("-epochs=400", options=("MODEL.FUSED_BLOCKS=true",))
+    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compile == "default"
 
 
 @pytest.mark.parametrize("part", ["check_compiler", "build_model"])  # the latter: without memory
