@@ -113,8 +113,8 @@ def eval_crop(image: torch.Tensor, **keys) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("resize", "mode"), [("crop", "center"), ("squash", "squash"), ("pad", "border")])
-@pytest.mark.parametrize("crop_pct", [1.0, 0.95, 0.6])
-@pytest.mark.parametrize("size", [64, 225, (128, 33)])
+@pytest.mark.parametrize("crop_pct", [0.95, 0.6])
+@pytest.mark.parametrize("size", [225, (128, 33)])
 def test_the_modes_are_timms(resize, mode, crop_pct, size):
     normalization = {"IMAGENET_MEAN": (0.485, 0.456, 0.406), "IMAGENET_STD": (0.229, 0.224, 0.225)}
     as_timm = create_transform(

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -58,6 +59,20 @@ def test_real_shortage_of_memory(digits_argv, any_device, monkeypatch, place):
     flag = "-batch_size_eval" if place == "evaluation" else "-batch_size"
     with pytest.raises(UserError, match=rf"^out of {memory} memory with vit at {flag} 64, .*: lower {flag}"):
         run(parse_command_line(digits_argv), any_device)
+
+
+def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, cpu, monkeypatch):
+    """The caller of the function that fails takes any other RuntimeError for a checkpoint of another model."""
+    run(parse_command_line([*digits_argv, "TRAIN.MAX_STEPS=1"]), cpu)
+    load = "engine.parallel.strategy.Strategy.load_optimizer_state"
+    shortage, other = torch.AcceleratorError("CUDA error: out of memory"), RuntimeError("sizes differ")
+    for error, line in (
+        (shortage, "out of GPU memory .*use -amp"),
+        (other, "-resume: .* of another model: sizes differ"),
+    ):
+        monkeypatch.setattr(load, Mock(side_effect=error))
+        with pytest.raises(UserError, match=f"^{line}"):
+            run(parse_command_line(["-resume=auto", *digits_argv]), cpu)
 
 
 def documented(title: str) -> list[str]:

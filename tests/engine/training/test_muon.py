@@ -85,15 +85,14 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_every_bit_is_that_of_timm(rule, threads):
+def test_every_bit_is_that_of_timm(rule):
     (name, kwargs), ours = RULES[rule], Shapes()
     timms, before = copy.deepcopy(ours), torch.get_num_threads()
     optimizer = build_optimizer(ours, train_options(name, kwargs))
     expected = create_optimizer_v2(timms, name, LR, DECAY, **kwargs)
     assert type(optimizer) is BatchedMuon and type(expected) is muon.Muon
     try:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(2)
         train(ours, optimizer, range(5))
         train(timms, expected, range(5))
     finally:

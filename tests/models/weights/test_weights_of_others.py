@@ -72,7 +72,7 @@ def objects() -> dict:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("ending", ["", ".pth.tar", ".ckpt", ".tar", ".pyth", ".pdf"])
+@pytest.mark.parametrize("ending", ["", ".pth.tar", ".pdf"])
 def test_objects_beside_the_weights_and_the_ending_do_not_matter(tmp_path, zipped, ending):
     source, model = random_vit(), small_vit()
     content = objects() | ({"loss": torch.nn.CrossEntropyLoss()} if zipped else {})
