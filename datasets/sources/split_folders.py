@@ -99,7 +99,8 @@ class SplitFolders:
         found = [name for name in names if self.words[name] == split]
         found = [name for name in found if name.lower() in SPLIT_NAMES] or found
         if len(found) > 1:
-            raise unclear(self.given, self.root, f"which of {list_names(found, _MAX_SHOWN)} is {split}?")
+            problem = f"which of {list_names(found, _MAX_SHOWN)} is {split}? Rename the others"
+            raise unclear(self.given, self.root, problem)
         return {split: found[0]} if found else {}
 
     def sharing(self, classes: Collection[str]) -> Splits:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from source_helpers import options, tree
@@ -16,7 +17,7 @@ def read(root, cpu, **values):
     """The samples of train, val, and test if it has labels."""
     given = recognize_dataset(options(root, batch_size=1, **values), cpu)
     splits = read_samples(given, None, cpu, "train", "val", *["test"] * has_test_split(given, cpu)[0])
-    for samples in splits[1:]:
+    for samples in splits:
         for index, label in enumerate(samples.targets):
             assert f"/{splits[0].class_names[label]}/" in samples.name(index)
     return splits
@@ -97,6 +98,17 @@ def test_trees(name, tmp_path, cpu):
     paths = [shlex.split(path)[0] for path in re.findall(r"-data_path=('[^']+'|[^\s;]+)", message)]
     assert paths == [str(root / path) for path in names.split()] and "\n" not in message and len(message) < 900
     assert (ALL in message) == (ALL in expected) and all(text in message for text in expected)
-    for path, values in [*((path, {}) for path in paths), *[(root, {"class_folders": True})] * (ALL in expected)]:
-        (train, *_) = read(path, cpu, dataset="folder", **values)
+    for path in paths:  # all images of the folder train, or are evaluated
+        splits = read(path, cpu, dataset="folder")
+        assert len(splits[0].class_names) > 1 and sum(map(len, splits)) == len([*Path(path).rglob("*.jpg")])
+    if ALL in expected:
+        (train, *_) = read(root, cpu, dataset="folder", class_folders=True)
         assert len(train.class_names) > 1
+
+
+def test_the_table_of_gtsrb(tmp_path, cpu):
+    root = tree(tmp_path, "Train/{0,1,2,3}", "Test", "Meta")
+    rows = [f"27,26,{path.parent.name},{path.relative_to(root)}" for path in sorted(root.glob("Train/*/*.jpg"))]
+    (root / "Train.csv").write_text("\n".join(["Width,Height,ClassId,Path", *rows]))
+    train, val = read(root / "Train.csv", cpu)
+    assert train.class_names == ["0", "1", "2", "3"] and (len(train), len(val)) == (12, 4)
