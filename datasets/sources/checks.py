@@ -33,7 +33,6 @@ from utils.errors import Finding, UserError, combine_findings
 from utils.files import open_descriptor, open_regular_file
 from utils.notes import Note
 
-_ADJECTIVES = {"train": "training", "test": "test"}
 _FEW_IMAGES = 10  # per class
 _FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
 _WAIT_SHARE = 0.05
@@ -56,7 +55,7 @@ def find_invalid_labels(samples: Samples, split: str, num_classes: int, trains: 
     if not len(indices):
         return []
     first = indices[0]
-    images = f"{len(indices)} {_ADJECTIVES.get(split, 'validation')} image(s)"
+    images = f"{len(indices)} image(s) of {split}"
     fix = f"{'set it to' if trains else 'give weights of'} {labels.max() + 1} or more"
     text = f"{samples.location(first)}: label {labels[first]}, but MODEL.NUM_CLASSES is {num_classes}"
     return [f"{text} ({images} have labels >= {num_classes}); {fix}, or correct the labels"]

@@ -130,8 +130,7 @@ class ImageFiles(EncodedImages):
 
     def find_missing_files(self) -> Sequence[Finding]:
         errors = [self.missing_image(index) for index in self._few]
-        first, *others = errors or [None]
-        return [first] if first and all(others) else []
+        return [error for error in errors[:1] if error and all(errors)]
 
     def missing_image(self, index: int) -> MissingImage | None:
         """The error for an image that is not a file; None for a file."""

@@ -25,6 +25,7 @@ from utils.notes import Note
 _NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|folder", re.IGNORECASE)
 _PART = re.compile(r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder)s?(?![a-z])")
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
+_SUBMISSION = re.compile("(?i)submission|sample_?sub")  # an example without labels
 _PLACES_OF_LISTS = ("", "..", "../meta", "../labels", "../val")
 _OTHER_DATA = (
     "-dataset=csv reads tables, -dataset=tar tar shards, -dataset=torchvision/NAME the files of public data sets, "
@@ -68,8 +69,8 @@ class SplitFolders:
         self.folders = {split: self.paths[name] if name else self.root for split, name in splits.items()}
         unread = self.unread(splits)
         self.excluded = {*splits.values(), *unread}
-        named_test = None if all_classes and "" in self.excluded else self.paths.get(self.named("test").get("test", ""))
-        self.test = self.folders.get("test") or named_test
+        named_test = {} if all_classes and "" in self.excluded else self.named("test")
+        self.test = self.folders.get("test") or self.paths.get(named_test.get("test", ""))
         self.notes = self._notes(splits, unread)
 
     def _notes(self, splits: Splits, unread: list[str]) -> list[Note]:
@@ -80,8 +81,8 @@ class SplitFolders:
             not_read = [f"not read: {list_names(unread)}"] if unread else []
             notes.append(Note("log", f"{self.root}: {'; '.join([', '.join(paths), *not_read, *hints[:1]])}"))
         if "" in splits.values() and (train := self.named("train").get("train")):
-            fix = "if it is the training split, give it as -data_path"
-            notes.append(Note("warning", f"{self.root / train} is read as a class, beside others; {fix}"))
+            text = f"{self.root / train} is read as a class; if it is the training split, give it as -data_path"
+            notes.append(Note("warning", text))
         files = chain.from_iterable(sorted((self.root / place).glob("*.[tc][xs][tv]")) for place in _PLACES_OF_LISTS)
         if lists := [os.path.normpath(path) for path in files if word_in(path.stem) in {*SPLIT_NAMES.values()}]:
             text = f"{', '.join(lists[:_MAX_SHOWN])}: not read, the folders decide; {_OTHER_DATA}"
@@ -228,7 +229,7 @@ def _pass_doubled(folder: Path) -> Path:
 def _folders_in(folder: Path) -> set[str]:
     try:
         return set(map(to_nfc, class_folders_in(folder)))
-    except UserError:  # it cannot be listed
+    except UserError:
         return set()
 
 
@@ -314,8 +315,8 @@ def _is_data_set(folder: Path) -> bool:
 def _other_data(root: Path) -> str:
     """The flags that read other data: the table of the training, or of all images, if there is one in or beside it."""
     tables = [path for path in sorted(root.iterdir()) if path.suffix.lower() in TABLE_SUFFIXES]
-    tables = [path for path in tables if not re.search("(?i)submission|sample_?sub", path.name)]
-    tables = sorted((path for path in tables if split_of(path.name) != "test"), key=lambda one: not split_of(one.name))
+    tables = [path for path in tables if split_of(path.name) != "test" and not _SUBMISSION.search(path.name)]
+    tables.sort(key=lambda path: split_of(path.name) != "train")
     tables += [root.parent / name for name in ("train.csv", "labels.csv")]
     if table := next(filter(Path.is_file, tables), None):
         path = table.parent if table.name == "train.csv" else table

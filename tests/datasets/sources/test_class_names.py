@@ -47,15 +47,6 @@ def test_other_classes_are_refused(counts, splits, class_names, part, tmp_path, 
         read(tmp_path, cpu, *splits, class_names=class_names)
 
 
-def test_a_table_needs_no_training_table(tmp_path, cpu):
-    write_image(tmp_path / "a.jpg")
-    write_image(tmp_path / "b.jpg")
-    (tmp_path / "val.csv").write_text("image_path,target\na.jpg,dog\nb.jpg,bee\n")
-    for path, split in ((tmp_path, "val"), (tmp_path / "val.csv", "all")):
-        (samples,) = read(path, cpu, split, dataset="csv")
-        assert samples.targets.tolist() == [3, 1]
-
-
 @pytest.mark.parametrize("dataset", ["folder", "csv"])
 @pytest.mark.parametrize(("form", "known"), [("NFC", "NFD"), ("NFD", "NFC")])
 def test_names_are_equal_in_every_unicode_form(tmp_path, cpu, dataset, form, known):

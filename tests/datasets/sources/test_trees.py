@@ -25,7 +25,6 @@ def read(root, cpu, **values):
 
 CASES = {  # the tree; classes, images of train, val and test, warnings; or the folders that an error gives, and ALL
     "Intel": (["{seg_train/seg_train,seg_test/seg_test}/{sea,street}", "seg_pred/seg_pred"], "sea street", (6, 2, 8)),
-    "cats and dogs": (["{training_set/training_set,test_set/test_set}/{cat,dog}"], "cat dog", (6, 2, 8)),
     "chest X-rays": (["{train,val,test}/{N,P}", "chest/{train,val,test}/{N,P}", "__MACOSX/N"], "N P", (8, 8, 8)),
     "unzipped": (["R/{train,val}/{a,b}", "__MACOSX/R/train/a"], "a b", (8, 8)),
     "flat test": (["train/{a,b}", "test"], "a b", (6, 2)),
@@ -56,14 +55,12 @@ CASES = {  # the tree; classes, images of train, val and test, warnings; or the 
     "most images in splits": (["Dataset/{train,val}/{a,b}", "Examples"], "Dataset", ALL),
     "splits in one": (["ants/{train,val}/{a,b}"], "ants"),
     "flowers": (["{daisy,rose}", "flowers/{daisy,rose}"], "flowers", ALL),
-    "Food-101": (["images/{pie,rice}", "meta/{train,test}.txt!"], "images"),
     "DTD": (["images/{banded,braided}", "labels/{train,val,test}{1,2}.txt!", "imdb/imdb.mat!"], "images"),
     "GTSRB": (["Train/{0,1,2,3}", "Test", "Meta", "{Train,Test,Meta}.csv!"], "Train", ALL),
     "Flowers-102": (["jpg", "{imagelabels,setid}.mat!"], "", "torchvision/NAME"),
     "two trainings": (["{images_train,masks_train,images_test}/{a,b}"], "images_train masks_train", ALL),
     "a train of two kinds": (["bus", "car", "train/{steam,electric}"], "train", ALL),
     "unlabelled": (["{a,b}", "unlabeled"], "", ALL),
-    "test images": (["{a,b}", "test_images"], "", ALL),
     "class of val": (["train/{a,b}", "val/{a,b,c}"], ""),
     "Tiny ImageNet": (["train/{n1,n2}/images", "val/images", "val/val_annotations.txt!"], "train"),
     "nothing in common": (["training_set/{a,b}", "test_set/{x,y}"], "training_set", ALL),
