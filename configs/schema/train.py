@@ -58,11 +58,9 @@ class Augmentation(Section):
         None, "timm's policy string, such as rand-m9-mstd0.5-inc1, 3a, augmix-m3-w3 or original; precedes RAND_AUGMENT"
     )
     mixup_alpha: float = option(0.0, "mixup: Beta parameter; 0: off", ge=0)
-    mixup_prob: Probability = option(1.0, "probability of mixup or CutMix per batch, pair or image")
+    mixup_prob: Probability = option(1.0, "probability of mixup or CutMix per batch")
     mixup_switch_prob: Probability = option(0.5, "probability of CutMix if both are on")
-    mixup_mode: Literal["batch", "pair", "elem"] = option(
-        "batch", "one draw per batch, per pair of images that are mixed with each other, or per image"
-    )
+    mixup_mode: Literal["batch"] = option("batch", "one draw for all images of a batch")
     mixup_off_epoch: int = option(0, "no mixup and CutMix from this epoch, counted from 0; 0: never", ge=0)
     cutmix_alpha: float = option(0.0, "CutMix: Beta parameter; 0: off", ge=0)
     cutmix_minmax: Pair | None = option(None, "CutMix: range of side / image size, instead of CUTMIX_ALPHA; null: off")

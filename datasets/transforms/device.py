@@ -48,13 +48,12 @@ class Mixup(nn.Module):
 
     Targets of several labels per image are multi-hot (B, classes).
 
-    MIXUP_MODE batch draws once per batch, elem once per image, pair once per pair of images that are mixed with each
-    other. The middle image of an odd batch is never mixed. The draws follow from torch's global generator of the CPU.
+    One mix for all images of a batch. It follows from torch's global generator of the CPU.
     """
 
     def __init__(self, train: Train, num_classes: int) -> None:
         super().__init__()
-        self.num_classes, self.mode, self.off_epoch = num_classes, train.mixup_mode, train.mixup_off_epoch
+        self.num_classes, self.off_epoch = num_classes, train.mixup_off_epoch
         self.probability, self.minmax = train.mixup_prob, train.cutmix_minmax
         self.mixup_alpha, self.cutmix_alpha = train.mixup_alpha, train.cutmix_alpha
         if self.minmax:  # as timm: the boxes do not follow from the weights
@@ -66,18 +65,21 @@ class Mixup(nn.Module):
         """Mixes a batch; may overwrite `images`. `epoch` counts from 0."""
         if not (self.mixup_alpha or self.cutmix_alpha) or (self.off_epoch and epoch >= self.off_epoch):
             return images, targets
-        seed = int(torch.randint(_NUMPY_SEEDS, ()))
-        batch, (height, width) = len(images), images.shape[-2:]
-        count = {"batch": 1, "pair": batch // 2, "elem": batch}[self.mode]
-        draws = self.draw(np.random.default_rng(seed), count, (height, width))
-        if self.mode == "batch":
-            return self.mix_batch(images, targets, draws)
-        if self.mode == "pair":  # the partner of an image has its draw; the middle image is unmixed
-            middle = np.ones(batch % 2), np.zeros((batch % 2, 4), int), np.zeros(batch % 2, bool)
-            draws = MixDraws(
-                *(np.concatenate([half, odd, half[::-1]]) for half, odd in zip(draws, middle, strict=True))
-            )
-        return self.mix_elements(images, targets, draws)
+        rng = np.random.default_rng(int(torch.randint(_NUMPY_SEEDS, ())))
+        height, width = images.shape[-2:]
+        draws = self.draw(rng, 1, (height, width))
+        weight, is_cutmix = float(draws.weight[0]), draws.is_cutmix[0]
+        if weight == 1 and not is_cutmix:
+            return images, targets
+        if is_cutmix:
+            top, bottom, left, right = draws.box[0].tolist()
+            images[..., top:bottom, left:right] = images[..., top:bottom, left:right].flip(0)
+        else:
+            images = images.flip(0).lerp_(images, weight)
+        hot = targets.float()
+        if targets.ndim == 1:
+            hot = torch.zeros((len(targets), self.num_classes), device=targets.device).scatter_(1, targets[:, None], 1)
+        return images, hot * weight + hot.flip(0) * (1 - weight)
 
     def draw(self, rng: np.random.Generator, count: int, size: tuple[int, int]) -> MixDraws:
         """The parameters of `count` mixes. Each is CutMix, mixup, or, with weight 1, neither.
@@ -103,46 +105,6 @@ class Mixup(nn.Module):
         top, bottom, left, right = boxes.T
         weight = np.where(is_cutmix, 1 - (bottom - top) * (right - left) / (size[0] * size[1]), weight)
         return MixDraws(np.where(is_mixed, weight, 1.0), boxes, is_cutmix)
-
-    def mix_batch(
-        self, images: torch.Tensor, targets: torch.Tensor, draws: MixDraws
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One mix for all images: CutMix copies the box only."""
-        weight = float(draws.weight[0])
-        if weight == 1 and not draws.is_cutmix[0]:
-            return images, targets
-        if draws.is_cutmix[0]:
-            top, bottom, left, right = draws.box[0].tolist()
-            images[..., top:bottom, left:right] = images[..., top:bottom, left:right].flip(0)
-        else:
-            images = images.flip(0).lerp_(images, weight)
-        return images, self._mix_targets(targets, weight)
-
-    def mix_elements(
-        self, images: torch.Tensor, targets: torch.Tensor, draws: MixDraws
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A mix (D = B) for each image."""
-        weight = _to_device(draws.weight.astype(np.float32), images.device)[:, None]
-        pixel_weight = np.where(draws.is_cutmix, 1, draws.weight).astype(np.float32)
-        top, bottom, left, right = _to_device(draws.box, images.device).T[:, :, None]  # each (B, 1)
-        y, x = (torch.arange(side, device=images.device) for side in images.shape[-2:])
-        rows, columns = (y >= top) & (y < bottom), (x >= left) & (x < right)  # (B, S)
-        in_box = rows[:, :, None] & columns[:, None, :]  # (B, S, S)
-        share = torch.where(in_box, 0.0, _to_device(pixel_weight, images.device)[:, None, None])
-        return images.flip(0).lerp_(images, share[:, None]), self._mix_targets(targets, weight)
-
-    def _mix_targets(self, targets: torch.Tensor, weight: float | torch.Tensor) -> torch.Tensor:
-        """weight: a number, or (B, 1)."""
-        hot = targets.float()
-        if targets.ndim == 1:
-            hot = torch.zeros((len(targets), self.num_classes), device=targets.device).scatter_(1, targets[:, None], 1)
-        return hot * weight + hot.flip(0) * (1 - weight)
-
-
-def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Copies from pinned memory: a copy from pageable memory may wait for the GPU."""
-    tensor = torch.from_numpy(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 _ERASED_AREA = (0.02, 1 / 3)  # of all rectangles together, as a share of the image, and their height / width: from

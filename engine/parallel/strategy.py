@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -242,12 +241,6 @@ class FSDP(Strategy):
         for block in reversed(blocks):  # inner ones first
             fully_shard(block, mesh=self.mesh, reshard_after_forward=reshard, mp_policy=policy)
         fully_shard(model, mesh=self.mesh, reshard_after_forward=reshard_rest, mp_policy=policy)
-        # Each block starts to gather the parameters of the next one, in the order of the pass.
-        units = [unit for unit in (model, *blocks) if isinstance(unit, FSDPModule)]
-        for current, following in pairwise(units):
-            current.set_modules_to_forward_prefetch(_units(following))
-        for previous, current in pairwise(units[1:]):
-            current.set_modules_to_backward_prefetch(_units(previous))
         return len(blocks) + len(norms) + 1
 
     @contextmanager

@@ -57,7 +57,7 @@ class Setting(NamedTuple):
     """The options of a training part.
 
     limit: seconds, about twice the time on an H200, so that a slow disk ends no part. compiles: with -compile.
-    batch_share: of the large batch size; None: the small one. options: added to -opts. model: in place of the user's
+    batch_share: of the batch size. options: added to -opts. model: in place of the user's
     flags. variables: of its environment. interval: steps between two reports, which take the time of a step of a small
     model.
     """
@@ -65,7 +65,7 @@ class Setting(NamedTuple):
     mode: str
     limit: int = 60
     compiles: bool = False
-    batch_share: float | None = 1
+    batch_share: float = 1
     programs: tuple[str, ...] = ("ready",)
     options: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
@@ -85,7 +85,6 @@ TRAINING = {
     "torch_ops": Setting(O1, options=("MODEL.FUSED_BLOCKS=false",)),
     "compiled": Setting(O1, 80, compiles=True, programs=("ready", "bare")),
     "O2_compiled": Setting(O2, 80, compiles=True),
-    "stream": Setting(O1, options=STREAM),
     "stream_compiled": Setting(O1, 80, compiles=True, options=STREAM),
     "jpeg_eager": Setting(O1, programs=("jpeg",)),
     "timm_eager": Setting(O1, programs=("timm",)),
@@ -95,18 +94,14 @@ TRAINING = {
     "droppath": Setting(O1, options=DROPPATH),
     "droppath_compiled": Setting(O1, 80, compiles=True, options=DROPPATH),
     "compiled_without_cache": Setting(O1, 80, compiles=True, variables=(NO_CACHE,)),  # of inductor: its first line
-    "cublaslt": Setting(O1, variables=("TORCH_BLAS_PREFER_CUBLASLT=1",)),
-    "tuned_products": Setting(O2, 120, compiles=True, variables=("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM=1",)),
-    "flash": Setting(O1, variables=("TORCH_CUDNN_SDPA_DEPRIORITIZED=1",)),  # without it torch prefers cuDNN on an H100
     "muon": Setting(O1, options=("TRAIN.OPTIMIZER.NAME=muon",)),
     "batch_eighth": Setting(O1, batch_share=1 / 8),
     "dropout": Setting(O1, options=("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")),  # the shipped recipe's
     "vit_small": Setting(O1, model=("-cfg=configs/vit_small_patch16_224.yaml", *NO_DROPOUT), interval=50),
     "vit_large": Setting(O1, 90, model=LARGE),
-    "fp16_small": Setting(FP16, batch_share=None),
-    "fp32_small": Setting("fp32", batch_share=None),
+    "fp16": Setting(FP16),
+    "fp32": Setting("fp32"),
     "tf32": Setting("tf32"),
-    "vit_tiny": Setting(O1, model=("-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT), interval=50),
 }
 
 
@@ -143,8 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     parts = f"of {', '.join(TRAINING)}, profile, ..., tests (default: all that have not run)"
     add_flag(parser, "parts", metavar="A,B", help=parts)
     add_flag(parser, "minutes", type=float, default=9.0, metavar="N", help="total time (default: 9)")
-    add_flag(parser, "small_batch", type=positive, default=64, metavar="N", help="of `_small` parts (default: 64)")
-    add_flag(parser, "large_batch", type=positive, default=256, metavar="N", help="of the other parts (default: 256)")
+    add_flag(parser, "large_batch", type=positive, default=256, metavar="N", help="of the parts (default: 256)")
     images = f"images per timed turn of a program (default: {TIMED_IMAGES}; a quarter in fp32)"
     add_flag(parser, "timed_images", type=positive, default=TIMED_IMAGES, metavar="N", help=images)
     photographs = "class folders of JPEGs for the parts that read images (default: made by the script)"
@@ -164,8 +158,7 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
         return [*PYTHON, str(ROOT / f"scripts/benchmarks/{name}.py"), f"-json={flags.output / part}.json"]
 
     def training(name: str, setting: Setting) -> Part:
-        share = setting.batch_share
-        batch_size = max(1, round(flags.large_batch * share)) if share else flags.small_batch
+        batch_size = max(1, round(flags.large_batch * setting.batch_share))
         timed_images = flags.timed_images // (4 if setting.mode == "fp32" else 1)
         steps = setting.interval * max(1, round(timed_images / batch_size / setting.interval))
         command = ["env", *setting.variables] if setting.variables else []

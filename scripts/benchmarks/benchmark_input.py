@@ -65,8 +65,7 @@ _LIMIT_CROPS = 4096
 
 Streams = dict[str, Callable[[], Iterator[int]]]  # name -> starts a stream; its items are numbers of ready images
 OURS, UINT8, TIMM, LIMIT = "ours", "ours, uint8", "timm create_loader", "decode and resize"
-ALONE = ", one process"
-RATIOS = [(OURS, TIMM), (OURS, LIMIT), (UINT8, LIMIT), (UINT8 + ALONE, LIMIT + ALONE)]
+RATIOS = [(OURS, TIMM), (OURS, LIMIT), (UINT8, LIMIT)]
 
 
 def main(argv: list[str]) -> int:
@@ -128,14 +127,11 @@ def loader_streams(images: Path, folder: Path, config: Config, context: ProcessC
     """Our loader, its limit, and timm's, on links to the images, class folders of JPEGs, in the temporary `folder`."""
     link_images(images, folder / "linked", EPOCH)
     config = config.with_data(dataset="folder", data_path=str(folder / "linked"))
-    alone = config.with_data(num_workers=0)
     return {
         TIMM: lambda: timm_batches(config.data, context.device),
         OURS: lambda: our_batches(config, context),
         UINT8: lambda: our_batches(config, context, normalizes=False),
         LIMIT: lambda: limit_batches(config, context),
-        UINT8 + ALONE: lambda: our_batches(alone, context, normalizes=False),
-        LIMIT + ALONE: lambda: limit_batches(alone, context),
     }
 
 

@@ -20,8 +20,8 @@ KINDS = {
 }
 
 
-def mixup_of(options: dict, mode: str = "batch") -> Mixup:
-    return Mixup(Train.model_validate(options | {"MIXUP_MODE": mode}), num_classes=5)
+def mixup_of(options: dict) -> Mixup:
+    return Mixup(Train.model_validate(options), num_classes=5)
 
 
 def batch_of(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,8 +32,8 @@ def batch_of(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 class Timm(timm_mixup.Mixup):
     """timm's class with our draws in place of its own."""
 
-    def __init__(self, draws: MixDraws, mode: str, monkeypatch) -> None:
-        super().__init__(mixup_alpha=1.0, cutmix_alpha=1.0, mode=mode, label_smoothing=0.0, num_classes=5)
+    def __init__(self, draws: MixDraws, monkeypatch) -> None:
+        super().__init__(mixup_alpha=1.0, cutmix_alpha=1.0, mode="batch", label_smoothing=0.0, num_classes=5)
         self.draws = draws
         boxes = iter(np.flatnonzero(draws.is_cutmix))
 
@@ -47,14 +47,8 @@ class Timm(timm_mixup.Mixup):
         is_cutmix = self.draws.is_cutmix[0]
         return (0.5 if is_cutmix else float(self.draws.weight[0])), is_cutmix
 
-    def _params_per_elem(self, batch_size):
-        assert batch_size == len(self.draws.weight)
-        weight = np.where(self.draws.is_cutmix, 0.5, self.draws.weight)  # corrected by its box; 1 means unmixed
-        return weight.astype(np.float32), self.draws.is_cutmix
 
-
-@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
-def test_targets_of_several_labels_are_mixed_linearly(mode):
+def test_targets_of_several_labels_are_mixed_linearly():
     """A multi-hot target is the sum of the targets of its labels."""
     images, labels = batch_of(6)
     others = (labels + 1) % 5
@@ -62,21 +56,20 @@ def test_targets_of_several_labels_are_mixed_linearly(mode):
     mixed = []
     for targets in (multi_hot, labels, others):
         torch.manual_seed(3)
-        mixed.append(mixup_of(BOTH, mode)(images.clone(), targets, epoch=0)[1])
+        mixed.append(mixup_of(BOTH)(images.clone(), targets, epoch=0)[1])
     assert torch.allclose(mixed[0], mixed[1] + mixed[2]) and not torch.equal(mixed[0], multi_hot)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
-def test_images_and_targets_equal_timms(kind, mode, monkeypatch):
+def test_images_and_targets_equal_timms(kind, monkeypatch):
     images, targets = batch_of(8)
-    mixup = mixup_of(KINDS[kind], mode)
+    mixup = mixup_of(KINDS[kind])
     draw, drawn = mixup.draw, []
     monkeypatch.setattr(mixup, "draw", lambda *args: drawn.append(draw(*args)) or drawn[-1])
     for seed in range(40):
         torch.manual_seed(seed)
         ours, our_targets = mixup(images.clone(), targets, 0)
-        theirs, their_targets = Timm(drawn[-1], mode, monkeypatch)(images.clone(), targets)
+        theirs, their_targets = Timm(drawn[-1], monkeypatch)(images.clone(), targets)
         if our_targets.ndim == 1:  # an unmixed batch keeps its labels
             our_targets = torch.nn.functional.one_hot(our_targets, 5).float()
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)

@@ -18,7 +18,7 @@ RANDOM_OPTIONS = [
 # The recipes of DeiT, with what they leave out: a run of 3 steps per epoch sees a third of the images.
 RECIPE_OPTIONS = [
     "DATA.REPEATED_AUGMENTATION=3", "MODEL.DROPPATH=0.1", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.RANDOM_ERASE_COUNT=2",
-    "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.MIXUP_MODE=elem", "TRAIN.SMOOTHING=0.1",
+    "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.SMOOTHING=0.1",
     "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=true", "EVAL_RAW=true", "TRAIN.DISTILLATION_TYPE=soft",
     "TRAIN.LR_SCHEDULER.NAME=wsd", "LOSS.NAME=bce", "LOSS.CLASS_WEIGHTS=balanced",
     "TRAIN.LAYER_DECAY=0.7", "TRAIN.OPTIMIZER.NAME=AdamWDL", "TRAIN.SQRT_SCALED_LR=32",
@@ -75,7 +75,7 @@ def teacher(image_folder, tmp_path_factory):
     [
         ["AMP.LEVEL=O1", "TRAIN.RAND_AUGMENT=true", "TRAIN.MIXUP_OFF_EPOCH=1"],
         ["AMP.LEVEL=O3", "TRAIN.AUGMENT_POLICY=rand-m9-mstd0.5-inc1"],
-        ["AMP.LEVEL=O1", "TRAIN.MIXUP_MODE=pair", "TRAIN.CUTMIX_MINMAX=[0.2, 0.8]"],
+        ["AMP.LEVEL=O1", "TRAIN.CUTMIX_MINMAX=[0.2, 0.8]"],
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ from engine.training.first_steps import TrainBatch
 from utils.seeding import derive_seed, seed_device
 
 AUGMENTED = [
-    "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.MIXUP_MODE=elem", "DATA.AFFINE_DEGREES=20",
+    "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "DATA.AFFINE_DEGREES=20",
     "TRAIN.RANDOM_ERASE_PROB=0.5",
 ]  # fmt: skip
 RGB = ["DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.4,0.5,0.6]", "DATA.IMAGENET_STD=[0.2,0.3,0.4]"]
