@@ -74,6 +74,8 @@ def test_a_key_with_one_value_is_accepted_with_it_and_stored_nowhere(family):
 MISTAKES = {
     ("poolformer", "MODEL.EMBED_DIMS=[64, 64, 320, 512]"): "MODEL.EMBED_DIMS",
     ("cait", "DATA.IMAGE_SIZE=230"): "DATA.IMAGE_SIZE 230 is not a multiple of 16, .* 224",
+    ("beit", "MODEL.NUM_HEADS=5"): "MODEL.EMBED_DIM 768 is not a multiple of NUM_HEADS 5",
+    ("crossvit", "MODEL.IMG_SIZE=[240, 225]"): "MODEL.IMG_SIZE 225 is not a multiple of its PATCH_SIZE 16",
     ("crossvit", "MODEL.DEPTH=[[1, 4], [1, 4]]"): r"MODEL.DEPTH \[1, 4\] of a stage must have three values",
     ("halo", "MODEL.DEPTH=[3, 4, 6, 3]"): "MODEL.ACT is not given",
     ("cait", "MODEL.TYPE=null"): "MODEL.TYPE is None: give one of vit, ",
@@ -83,6 +85,7 @@ MISTAKES = {
     ("vit", "MODEL={POS_EMBED: sincos2d, EMBED_DIM: 30, NUM_HEADS: 3}"): "MODEL.POS_EMBED sincos2d needs",
     ("cait", "MODEL.TYPE=focal"): "MODEL.TYPE: unknown family focal",
     ("cait", "MODEL.TYPE=swn"): "MODEL.TYPE: unknown family swn; did you mean swin",
+    ("deit", "MODEL=null"): "MODEL is None: must be a section of keys",
     ("deit", "TRAIN=3"): "TRAIN is 3: must be a section of keys",
 }  # fmt: skip
 

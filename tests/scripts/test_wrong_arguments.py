@@ -21,6 +21,8 @@ CASES = {  # arguments -> a part of the error. RUN: the folder of a run, EMPTY: 
     export: {
         "": "python scripts/export.py output/RUN -format onnx ",
         "RUN -format pdparams": "invalid choice",
+        "RUN -format safetensors -output=x.bin": "must end with .safetensors",
+        "RUN/best.pth -format hf -output=RUN/best.pth": "is the file to export",
         "RUN -format hf -output=RUN": "is not an exported folder",
         "RUN -format hf -no_check -check=a.npz": "-no_check",
         "EMPTY -format hf": "no checkpoint",
@@ -31,15 +33,21 @@ CASES = {  # arguments -> a part of the error. RUN: the folder of a run, EMPTY: 
     sweep: {
         f"-set=DATA.FOLD=0..3 {SWEEP}": "FOLD is 3: with FOLDS 3",
         f"-set=SEED {SWEEP}": "expected KEY=VALUES",
+        f"-set=SEED=0-4 {SWEEP}": "0..4",
         f"-set=SEED=0..2 -set=SEED=4 {SWEEP}": "each key once",
         f"-set=SEED=0..999999999 -set=DATA.FOLD=0..2 {SWEEP}": "3,000,000,000 combinations",
         f"-set=DATA.FOLD=1,1 {SWEEP}": "the name FOLD=1 is taken",
         f"-set=DATA.FOLD=0 -resume=auto {SWEEP}": "remove -resume",
     },
     benchmark_gpu: {"-output=EMPTY -parts=jpg": "jpeg"},
-    benchmark_input: {"-num_workers=0": "-num_workers", "-opts DATA.AFFINE_DEGREES=10": "AFFINE_"},
+    benchmark_input: {
+        "-data=/no/such/folder": "/no/such/folder: ",
+        "-num_workers=0": "-num_workers",
+        "-opts DATA.AFFINE_DEGREES=10": "AFFINE_",
+    },
     benchmark_train: {
         "-programs=jpeg,timm": "-timm_train",
+        "-opts TRAIN.MIXUP_ALPHA=0.2": "TRAIN.MIXUP_ALPHA",
         "-opts AMP.LEVEL=O2": "AMP.LEVEL",
         "-modes=O1-bf61": "O1-bf16",
         "-programs=bare -modes=O1-bf16,O2-bf16": "AMP.LEVEL",

@@ -55,6 +55,7 @@ def machine(monkeypatch, tmp_path):
     [
         (TOO_OLD, "0", False, None, "too old"),  # Windows' Linux subsystem has no device file
         (TOO_OLD, "0", True, "cpu", None),
+        (NO_GPU, "7", True, None, "the variable names no GPU of this machine"),  # there are fewer
         (NO_GPU, None, False, "cuda", "-device cuda.*No CUDA GPUs are available"),
         (NO_GPU, "-1", True, "cuda", "excludes all GPUs"),
         (NO_DRIVER, None, False, None, None),

@@ -39,6 +39,7 @@ def test_existing_folder_is_no_pattern(tmp_path, name):
     ("data_path", "problem"),
     [
         ("pipe:curl https://host/a.tar", "shell command"),
+        ("ftp://host/d", "'ftp'"),
         ("https://me:hunter2@host/d", "user or password"),
         ("https://host/a.tar?token=hunter2", "without a query"),
         *((f"{url}/d", "not a valid URL") for url in ("https://host:99999", "https://[::1", "https://h{0..3}", "s3://b/..")),

@@ -87,6 +87,9 @@ def test_sharded_checkpoints_of_before_are_refused(sharded, monkeypatch, cpu):
             run(parse_command_line([*flags, "-output=."]), cpu)
     with pytest.raises(UserError, match=r"last\.shards: "):
         find_source(str(sharded))
+    (sharded / "previous.pth").unlink()  # without it, `auto` would start a new run
+    with pytest.raises(UserError, match=r"^run-1/last\.shards: "):
+        run(parse_command_line([*auto, "-output=."]), cpu)
 
 
 def test_a_run_whose_sharded_checkpoint_was_made_one_file_is_read(sharded):
