@@ -4,7 +4,6 @@ of convolutions, and dropout with fast mask generation on a CPU.
 Legend: B samples, N tokens, C channels of a token, H heads, D channels of a head.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from torch import nn
 from models.blocks import add_mixin
 from utils.errors import UserError
 
-AUTO, FUSED, CUDNN, EXPLICIT = "auto", "fused", "cudnn", "explicit"
+AUTO, FUSED, EXPLICIT = "auto", "fused", "explicit"
 _LEVELS = 2**16  # of a dropout rate
 
 
@@ -74,35 +73,6 @@ def select_attention(model: nn.Module, option: str, device: torch.device) -> Non
         use_attention(model, option)
     elif device.type == "cpu":
         use_attention(model, EXPLICIT)
-
-
-def allow_kernels(option: str, device: torch.device) -> None:
-    """`cudnn` restricts fused attention to cuDNN's kernel, in the whole process; other options allow all kernels.
-
-    torch 2.11 and later try cuDNN's kernel first on compute capabilities 9.0 and 10.0, unless algorithms must be
-    deterministic or TORCH_CUDNN_SDPA_DEPRIORITIZED=1 is set. Raises UserError for `cudnn` without a GPU.
-    """
-    if option == CUDNN and device.type != "cuda":
-        raise UserError("MODEL.ATTENTION cudnn: needs a GPU; use auto")
-    torch.backends.cuda.enable_flash_sdp(option != CUDNN)
-    torch.backends.cuda.enable_mem_efficient_sdp(option != CUDNN)
-    torch.backends.cuda.enable_math_sdp(option != CUDNN)
-    torch.compiler.config.cache_key_tag = option  # a compiled graph contains the kernels that were allowed
-
-
-def check_cudnn(model: nn.Module, images: torch.Tensor) -> None:
-    """Raises UserError if cuDNN has no kernel for a pass of `model` on `images` (B, C, S, S), after `allow_kernels`."""
-    was_training = model.training
-    try:
-        with torch.no_grad():
-            model.eval()(images)
-    except RuntimeError as error:
-        if not re.search("No (available kernel|viable backend)", str(error)):
-            raise
-        need = "it needs -amp, compute capability 8.0 or higher and DETERMINISTIC=false"
-        raise UserError(f"MODEL.ATTENTION cudnn: cuDNN has no kernel for this model here: {need}; use auto") from error
-    finally:
-        model.train(was_training)
 
 
 def prepare_convolutions(model: nn.Module, channels_last: Literal["auto"] | bool, is_fixed: bool = False) -> None:

@@ -146,8 +146,8 @@ class Model(Section):
     grad_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, about a third more computation"
     )
-    attention: Literal["auto", "fused", "cudnn", "explicit"] = option(
-        "auto", "fused: torch chooses the kernel; cudnn; explicit: softmax(q k^T) v; auto: fused only on a GPU"
+    attention: Literal["auto", "fused", "explicit"] = option(
+        "auto", "fused: torch chooses the kernel; explicit: softmax(q k^T) v; auto: fused only on a GPU"
     )
     fused_blocks: bool = option(
         True,

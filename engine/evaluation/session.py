@@ -27,7 +27,7 @@ from engine.run.folder import record_environment
 from engine.run.log import RunLogger
 from engine.run.record import EVALUATION
 from models.build import build_model
-from models.kernels import AUTO, CUDNN, EXPLICIT, check_cudnn, prepare_convolutions, use_attention
+from models.kernels import AUTO, EXPLICIT, prepare_convolutions, use_attention
 from models.vit import use_linear_patches
 from models.weights.choose import EVALUATE, Purpose
 from utils.distributed import ProcessContext
@@ -57,9 +57,6 @@ def build_eval_model(
     options = config.with_model(tune=Tune()).model
     model, fitted = build_model(options, config.data, context.device, purpose, weights_size)
     built = eval_model_of(model, config, context)
-    if options.attention == CUDNN:
-        with built.evaluator.precision.autocast():
-            check_cudnn(built.compute, dummy_images(config.data, context))
     evaluator, notes = built.evaluator, [note.on("Pretrained") for note in fitted.notes()] if fitted else []
     if config.data.multi_label:
         record = weights_record(config.model)

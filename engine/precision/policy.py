@@ -17,7 +17,6 @@ from engine.precision.master_weights import MasterWeights, WeightAverage, half_c
 from engine.precision.non_finite import IMAGES, Origin, block_of
 from engine.precision.op_lists import cast_listed_ops, cast_norms, keeps_fp32_weights
 from models.blocks import is_sharded
-from models.kernels import allow_kernels
 from utils import torch_compat
 from utils.device import gpu_kind, use_deterministic_algorithms
 from utils.distributed import ProcessContext, gather_objects
@@ -170,15 +169,13 @@ def uses_tf32(options: Amp) -> bool:
 
 
 def set_process_switches(config: Config, device: torch.device) -> None:
-    """Sets deterministic algorithms, TF32, cuDNN's choice of algorithms, and the attention kernels.
+    """Sets deterministic algorithms, TF32, and cuDNN's choice of algorithms.
 
     Call it before the first operation of a model. Without DETERMINISTIC, cuDNN times its algorithms for each new shape
     of a convolution.
-    Raises UserError: `MODEL.ATTENTION: cudnn` without a GPU.
     """
     on_gpu, tf32 = device.type == "cuda", uses_tf32(config.amp)
     use_deterministic_algorithms(config.deterministic)
-    allow_kernels(config.model.attention, device)
     # The older of torch's two interfaces: torch's compiler reads it, and reading raises after the newer one was set.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = on_gpu and not config.deterministic

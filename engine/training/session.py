@@ -51,7 +51,7 @@ from engine.training.optimizer import (
 from engine.training.snapshot import RunPosition, disk_note, restore
 from engine.training.step import TrainState
 from models.build import build_model
-from models.kernels import CUDNN, check_cudnn, prepare_convolutions
+from models.kernels import prepare_convolutions
 from models.weights.choose import FINE_TUNE
 from models.weights.fit import Fitted
 from utils.distributed import ProcessContext, call_on_main
@@ -161,15 +161,11 @@ def build_train_state(
     schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
     optimizer = build_optimizer(model, train, schedule.peak_lr)
 
-    images = dummy_images(config.data, context)
     compiled = compile_model(compute_model, train, context, strategy.is_sharded)
     fuses = config.model.fused_blocks and not compiled
     fused = fuse_blocks(compute_model, config.amp, device) if fuses else (0, "")
-    if config.model.attention == CUDNN:
-        with precision.autocast(), run_eagerly():
-            check_cudnn(compute_model, images)
-    with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
-        wrapped = strategy.wrap(compute_model, images)
+    with precision.autocast(), run_eagerly():
+        wrapped = strategy.wrap(compute_model, dummy_images(config.data, context))
     state = TrainState(
         config=config,
         context=context,

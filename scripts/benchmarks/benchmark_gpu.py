@@ -57,9 +57,8 @@ class Setting(NamedTuple):
     """The options of a training part.
 
     limit: seconds, about twice the time on an H200, so that a slow disk ends no part. compiles: with -compile.
-    batch_share: of the batch size. options: added to -opts. model: in place of the user's
-    flags. variables: of its environment. interval: steps between two reports, which take the time of a step of a small
-    model.
+    batch_share: of the batch size. options: added to -opts. model: in place of the user's flags. interval: steps
+    between two reports, which take the time of a step of a small model.
     """
 
     mode: str
@@ -69,7 +68,6 @@ class Setting(NamedTuple):
     programs: tuple[str, ...] = ("ready",)
     options: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
     interval: int = 10
 
 
@@ -77,7 +75,6 @@ O1, O2, FP16 = "O1-bf16", "O2-bf16", "O1-fp16"
 STREAM = ("AMP.PRESET=bf16_stream",)
 DROPPATH = ("MODEL.DROPPATH=0.2",)
 WHOLE = {"limit": 120, "compiles": True, "options": ("TRAIN.COMPILE=model",)}
-NO_CACHE = "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1"
 LARGE = ("-cfg=configs/vit_large_patch16_224.yaml", *NO_DROPOUT, "MODEL.GRAD_CHECKPOINTING=true")
 TRAINING = {
     "O1": Setting(O1),
@@ -93,7 +90,6 @@ TRAINING = {
     "jpeg_whole": Setting(O1, programs=("jpeg",), **WHOLE),
     "droppath": Setting(O1, options=DROPPATH),
     "droppath_compiled": Setting(O1, 80, compiles=True, options=DROPPATH),
-    "compiled_without_cache": Setting(O1, 80, compiles=True, variables=(NO_CACHE,)),  # of inductor: its first line
     "muon": Setting(O1, options=("TRAIN.OPTIMIZER.NAME=muon",)),
     "batch_eighth": Setting(O1, batch_share=1 / 8),
     "dropout": Setting(O1, options=("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")),  # the shipped recipe's
@@ -161,8 +157,7 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
         batch_size = max(1, round(flags.large_batch * setting.batch_share))
         timed_images = flags.timed_images // (4 if setting.mode == "fp32" else 1)
         steps = setting.interval * max(1, round(timed_images / batch_size / setting.interval))
-        command = ["env", *setting.variables] if setting.variables else []
-        command += [*script("benchmark_train", name), f"-programs={','.join(setting.programs)}", "-rounds=1"]
+        command = [*script("benchmark_train", name), f"-programs={','.join(setting.programs)}", "-rounds=1"]
         command += [f"-interval={setting.interval}", f"-warmup={WARMUP_STEPS}", f"-steps={steps}"]
         command += [f"-limit={setting.limit}", *images, *(timm_train if "timm" in setting.programs else [])]
         command += [*(setting.model or rest), f"-batch_size={batch_size}", workers, *["-compile"] * setting.compiles]

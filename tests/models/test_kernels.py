@@ -3,36 +3,23 @@
 from pathlib import Path
 
 import pytest
-import timm
 import torch
-from conftest import GREY, TINY_RESNET, session_for, states, train
+from conftest import GREY, TINY_RESNET, states, train
 from timm.layers import Attention
 from torch import nn
 
 from configs.command_line import parse_command_line
 from models.build import build_model
 from models.kernels import (
-    CUDNN,
     FUSED,
     FastDropout,
     UnbindAttention,
-    allow_kernels,
-    check_cudnn,
     prepare_convolutions,
     select_attention,
-    use_attention,
     use_fast_dropout,
 )
-from utils.errors import UserError
 
 CPU = torch.device("cpu")
-GPU = torch.device("cuda:0")
-
-
-@pytest.fixture(autouse=True)
-def all_kernels_after_test():
-    yield
-    allow_kernels(FUSED, CPU)
 
 
 @pytest.mark.parametrize(
@@ -63,32 +50,6 @@ def test_splitting_before_the_transposition_has_the_bits_of_timm(options, call):
         results.append((y, *torch.autograd.grad(y.square().sum(), [x, *attention.parameters()])))
     assert isinstance(attention, UnbindAttention)
     assert all(map(torch.equal, *results))
-
-
-def test_cudnn_needs_a_gpu(digits_argv, cpu):
-    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION cudnn: "):
-        session_for([*digits_argv, "MODEL.ATTENTION=cudnn"], cpu)
-
-
-def test_cudnn_allows_no_other_kernel():
-    """A CPU stands for a GPU on which cuDNN has no kernel for the model."""
-    model, images = timm.create_model("test_vit"), torch.zeros(2, 3, 160, 160)
-    use_attention(model, CUDNN)
-    check_cudnn(model, images)
-    allow_kernels(CUDNN, GPU)
-    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION cudnn: "):
-        check_cudnn(model, images)
-    assert model.training
-
-
-@pytest.mark.gpu
-def test_hopper_has_a_kernel_of_cudnn():
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs compute capability 9.0")
-    model = timm.create_model("vit_tiny_patch16_224", depth=1).to(GPU)
-    allow_kernels(CUDNN, GPU)
-    with torch.autocast("cuda", torch.bfloat16):
-        check_cudnn(model, torch.zeros(2, 3, 224, 224, device=GPU))
 
 
 CHANNELS_LAST = "MODEL.CHANNELS_LAST=true"

@@ -66,7 +66,6 @@ def test_every_training_part_is_a_command_of_benchmark_train(tmp_path):
     assert configs["dropout"].model == shipped
     assert configs["O1"].model.dropout == 0 < shipped.dropout
     assert configs["timm"].train.compile == "model"
-    assert made["compiled_without_cache"].command[:2] == ["env", "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1"]
 
 
 HANGS = """
