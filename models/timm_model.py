@@ -3,8 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from typing import Any, get_args
+from typing import Any
 from urllib.request import urlopen
 
 import timm
@@ -83,23 +82,12 @@ def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
 
 
 def class_arguments(model_class: type[nn.Module]) -> set[str]:
-    """The arguments of the constructors; if these end in **kwargs, also the fields of their configuration class.
+    """The arguments of the constructors of the class and its bases.
 
-    No other name may follow from **kwargs: timm's functions take some for themselves, and download any address.
+    No name may follow from **kwargs: timm's functions take some for themselves, and download any address.
     """
     constructors = [inspect.signature(owner).parameters for owner in model_class.__mro__[:-1]]
-    names = set[str]().union(*constructors)
-    if all("kwargs" in parameters for parameters in constructors):
-        kinds = [kind for one in constructors[0].values() for kind in (one.annotation, *get_args(one.annotation))]
-        names |= set[str]().union(*map(_fields, kinds))
-    return names
-
-
-def _fields(kind: Any) -> set[str]:
-    """The fields of a dataclass, and with the prefix `conv_` the fields of its field `conv_cfg`, as MaxxVit has."""
-    kinds = {field.name: field.type for field in fields(kind)} if is_dataclass(kind) else {}
-    inner = (name.removesuffix("cfg") + key for name in kinds if name.endswith("_cfg") for key in _fields(kinds[name]))
-    return kinds.keys() | set(inner)
+    return set[str]().union(*constructors)
 
 
 def published_preprocessing(name: str) -> tuple[dict[str, Any], dict[str, Any], str]:

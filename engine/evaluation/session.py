@@ -157,11 +157,6 @@ def build_eval_files(
     return EvaluationFiles(folder / name, samples, config.data, names, evaluator)
 
 
-def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
-    """Two black images (2, C, S, S): the fewest with which batch norm works."""
-    return torch.zeros((2, data.image_channels, *data.input_size), device=context.device)
-
-
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:
     """Makes attention explicit if softmax is listed: fused attention has no softmax op; MODEL.ATTENTION overrides this.
 

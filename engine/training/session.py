@@ -26,7 +26,7 @@ from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_fo
 from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_held_out
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
-from engine.evaluation.session import apply_op_lists, build_eval_files, build_evaluator, dummy_images
+from engine.evaluation.session import apply_op_lists, build_eval_files, build_evaluator
 from engine.features.probe import Solved, set_head
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
@@ -164,8 +164,9 @@ def build_train_state(
     compiled = compile_model(compute_model, train, context, strategy.is_sharded)
     fuses = config.model.fused_blocks and not compiled
     fused = fuse_blocks(compute_model, config.amp, device) if fuses else (0, "")
+    images = torch.zeros((2, config.data.image_channels, *config.data.input_size), device=device)  # as batch norms need
     with precision.autocast(), run_eagerly():
-        wrapped = strategy.wrap(compute_model, dummy_images(config.data, context))
+        wrapped = strategy.wrap(compute_model, images)
     state = TrainState(
         config=config,
         context=context,
