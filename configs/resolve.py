@@ -81,6 +81,9 @@ def _check_family(layers: OptionLayers) -> None:
         raise UserError(f"{origin}MODEL.TYPE is {shorten(name)}: give one of {known}")
     if (family := name.lower()) in MODEL_SECTIONS:
         return
+    if family == "regnet":  # whose YAML file was not verified
+        timms = "MODEL.TYPE=timm MODEL.NAME=regnety_160"
+        raise UserError(f"{origin}MODEL.TYPE {name}: use -opts {timms}, which reads PaddleViT's weights of it")
     hint = did_you_mean(family, MODEL_SECTIONS)
     raise UserError(f"{origin}MODEL.TYPE: unknown family {name[:80]}{hint} (known: {known})")
 

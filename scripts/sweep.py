@@ -10,6 +10,7 @@ null as the recipe has it: `-set LOSS.NAME=null,bce`.
 """
 
 import itertools
+import json
 import math
 import os
 import re
@@ -31,20 +32,21 @@ from configs.help import all_keys
 from configs.load import RUN_OPTIONS
 from configs.schema.section import MAX_NAME_CHARS
 from configs.yaml_io import shorten
-from engine.checkpoint.run_folder import check_writable, lock_run_folder
+from engine.checkpoint.run_folder import check_writable, decided_run, lock_run_folder
 from scripts import report
 from scripts.flags import positive, script_parser, split_flags
 from utils.device import visible_gpus
 from utils.errors import Unavailable, UserError
-from utils.files import own_file, read_json
+from utils.files import atomic_write, own_file, read_json
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import SHUTDOWN_SECONDS, end_with_parent, stop_processes
-from utils.status import STATUS
+from utils.status import STATUS, SWEEP, run_name
 from utils.system import own_share
 
 ENTRY = Path(__file__).parents[1] / "main_single_gpu.py"
 MAX_RUNS = 1000
 _UNCHECKED = ("SAVE", "DATA.NUM_WORKERS")  # may change while a sweep is running
+_SAME_SPEED = ("SEED", "DATA.FOLD", "TRAIN.", "LOSS.")  # begin the keys of runs that have the epochs of the first one
 
 
 def main(argv: list[str]) -> int:
@@ -56,13 +58,15 @@ def main(argv: list[str]) -> int:
     add_flag(parser, "jobs", type=positive, metavar="N", help="runs side by side (default: one per GPU; CPU: one)")
     flags, others = split_flags(parser, argv)
     environments = _environments(flags.gpus, flags.jobs)
-    root, runs = read_grid(flags.set, others)
+    root, runs, speeds = read_grid(flags.set, others)
     check_writable(root)
     root.mkdir(parents=True, exist_ok=True)
     with lock_run_folder(root):
         done = {name for name, run in newest_runs(root).items() if run and run[1] in ("finished", "stopped")}
         left = {name: argv for name, argv in runs.items() if name not in done}
         print(f"{len(runs)} runs in {root}, {len(runs) - len(left)} done, {len(environments)} at a time", flush=True)
+        if speeds:
+            atomic_write(root / SWEEP, json.dumps(read_json(root / SWEEP) | speeds))
         failures = _train(root, left, environments)
     if len(failures) < len(runs):
         report.main([str(root)])
@@ -84,8 +88,9 @@ def _environments(gpus: int | None, jobs: int | None) -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": devices[index % len(devices)]} for index in range(jobs or len(devices))]
 
 
-def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, list[str]]]:
-    """The folder of the sweep, and the command line of each run by its name; all options are checked.
+def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, list[str]], dict[str, str]]:
+    """The folder of the sweep, and the command line of each run by its name; all options are checked. By name, too, the
+    options that may change the speed of a run with TRAIN.MINUTES: runs of one speed have the same epochs.
 
     The name of the folder has a checksum of the options that are not swept: other options are another sweep.
     """
@@ -97,7 +102,7 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
         grid[key] = read_values(values)
     if not 0 < (number := math.prod(map(len, grid.values()))) <= MAX_RUNS:
         raise UserError(f"-set: {number:,} combinations; a sweep has 1 to {MAX_RUNS:,} runs")
-    runs, root = dict[str, list[str]](), Path()
+    runs, speeds, root = dict[str, list[str]](), dict[str, str](), Path()
     required = {key.name for key in all_keys() if "null" not in key.type.split(" | ")}
     for combination in itertools.product(*grid.values()):
         pairs = list(zip(grid, combination, strict=True))
@@ -113,7 +118,10 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
             kept = sorted((key, value) for key, value in options.items() if key not in (*grid, *_UNCHECKED))
             root = Path(command.config.save) / f"{command.run_name}-sweep-{zlib.crc32(repr(kept).encode()):08x}"
         runs[name] = [*others, f"-output={root}", f"-name={name}", *(["-opts", *given] if given else [])]
-    return root, runs
+        if minutes := command.config.train.minutes:
+            changes = (f"{key}={value}" for key, value in pairs if not key.startswith(_SAME_SPEED))
+            speeds[name] = ",".join([f"{minutes:g} minutes", *changes])
+    return root, runs, speeds
 
 
 def read_values(text: str) -> Sequence[Any]:
@@ -129,21 +137,30 @@ def newest_runs(folder: Path) -> dict[str, tuple[Path, str] | None]:
     """By the names of the runs in a folder, the newest one with a checkpoint, and its state; None: there is none."""
     runs: dict[str, tuple[Path, str] | None] = {}
     for path in sorted(folder.glob("*")):
-        name, status = re.sub(r"-\d{8}-\d\d-\d\d(-\d+)?$", "", path.name), read_json(path / STATUS)
+        name, status = run_name(path), read_json(path / STATUS)
         if name != path.name or status.get("checkpoint"):
             runs[name] = (path, status.get("state", "")) if status.get("checkpoint") else runs.get(name)
     return runs
 
 
 def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, str]]) -> list[str]:
-    """Trains the runs; returns a line for each one that failed. On a signal, all runs save and end."""
+    """Trains the runs; returns a line for each one that failed. On a signal, all runs save and end.
+
+    A run waits while another one of its speed decides their epochs.
+    """
+    speeds = read_json(root / SWEEP)
     waiting, free, failures = list(runs), environments[::-1], list[str]()
     running: dict[str, tuple[subprocess.Popen[bytes], dict[str, str]]] = {}
 
+    def may_start(name: str) -> bool:
+        deciding = [speeds[other] for other in running if other in speeds]
+        return speeds.get(name) not in deciding or decided_run(root, name) is not None
+
     try:
         while waiting or running:
-            while free and waiting:
-                name, environment = waiting.pop(0), free.pop()
+            while free and (name := next(filter(may_start, waiting), "")):
+                waiting.remove(name)
+                environment = free.pop()
                 run = newest_runs(root).get(name)
                 resumed = [f"-cfg={run[0] / RUN_OPTIONS}", f"-resume={run[0]}"] if run else []  # with the epochs it has
                 print(f"{name}: {'resumed' if run else 'started'}", flush=True)

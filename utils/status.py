@@ -1,10 +1,13 @@
 """The end of the run of this process, and the states of the runs in a folder: `status.json`."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 STATUS = "status.json"
 LAUNCH_FOLDER = "AMPVIT_LAUNCH_FOLDER"  # environment variable of ranks: their main process names the run there
+SWEEP = "sweep.json"  # in the folder of a sweep with TRAIN.MINUTES: of each run, the options that may change its speed
 UNFINISHED = ("running", "stopping")  # states of a run whose process exists
 RUN_LOG, RANK_LOG = "ampvit.run", "ampvit.rank"  # the loggers of log.txt and log_N.txt
 
@@ -17,3 +20,8 @@ def record_run_end(state: str, exit_status: int = 1, **values: Any) -> str | Non
     Returns the command that resumes it, in the first of its processes; None without a checkpoint.
     """
     return on_run_end(state=state, exit_status=exit_status, **values) if on_run_end else None
+
+
+def run_name(folder: Path) -> str:
+    """The name of the folder of a run, without date, time and number."""
+    return re.sub(r"-\d{8}-\d\d-\d\d(-\d+)?$", "", folder.name)

@@ -12,8 +12,8 @@ from pathlib import Path
 from configs.load import RUN_OPTIONS
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable, UserError, error_from
-from utils.files import atomic_write, link_or_copy, locked
-from utils.status import STATUS
+from utils.files import atomic_write, link_or_copy, locked, read_json
+from utils.status import STATUS, SWEEP, run_name
 from utils.threads import wait_for
 
 FORMAT = 6  # of checkpoints
@@ -95,6 +95,12 @@ def make_run_folder(root: Path, name: str) -> Path:
             raise error_from(error, f"{problem}; choose another folder with -output") from None
         return folder
     raise UserError(f"SAVE: {root} already has 999 runs from this minute; choose another folder with -output")
+
+
+def decided_run(sweep: Path, name: str | None) -> Path | None:
+    """The folder of a run of the sweep with the epochs of the run `name`: they have one speed. None: `name` decides."""
+    speeds, runs = read_json(sweep / SWEEP), (path.parent for path in sorted(sweep.glob(f"*/{RUN_OPTIONS}")))
+    return next((run for run in runs if name in speeds and speeds.get(run_name(run)) == speeds[name]), None)
 
 
 RECORDS = ("log.txt", "run.json", "metrics.jsonl", "metrics.csv")  # of a run, beside its options

@@ -4,12 +4,17 @@ import math
 import time
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 from configs.batch_plan import plan_batches
-from configs.resolve import probe_has_one_epoch
+from configs.compare import with_defaults
+from configs.load import RUN_OPTIONS
+from configs.resolve import EPOCHS, probe_has_one_epoch
 from configs.schema.model import Tune
 from configs.schema.train import Train
+from configs.yaml_io import read_yaml
 from datasets.loading.loader import TrainBatches, build_eval_loader
+from engine.checkpoint.run_folder import decided_run
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.session import build_evaluator
 from engine.features.probe import Solved
@@ -33,11 +38,19 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     """The plan of a new run with TRAIN.MINUTES, with the NUM_EPOCHS and EPOCH_STEPS that end it in time.
 
     A run whose head is `solved`, without time for a step, becomes the probe. Up to twenty steps, and a part of
-    an evaluation, are timed on a state that is thrown away. A collective call: the main process decides.
+    an evaluation, are timed on a state that is thrown away. A run of a sweep takes over the epochs of another one, see
+    `decided_run`. A collective call: the main process decides.
     """
     train = plan.config.train
     if plan.found or train.minutes is None:
         return plan
+    if folder := broadcast_object(decided_run(Path(plan.config.save), plan.config.name), context):
+        options = with_defaults(read_yaml(folder / RUN_OPTIONS)[0])
+        epochs, steps = options[EPOCHS] - train.last_epoch, options["TRAIN.EPOCH_STEPS"]
+        logger.log(f"----- TRAIN.MINUTES {train.minutes:g}: NUM_EPOCHS {epochs} of {folder.name}, in this sweep")
+        if options["MODEL.TUNE"] == "probe":
+            return _as_probe(plan, context)
+        return replace(plan, config=plan.config.with_train(epoch_steps=steps, **_schedule(train, epochs)))
     config = plan.config.with_train(epoch_steps=None)  # config.yaml of another run may have one
     plan = replace(plan, config=config)
     started, size = time.perf_counter(), config.data.eval_batch_size
@@ -80,14 +93,18 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
         late = -(left + last)
         end = f", about {late:.0f} s too late" if late > 0 else ""
         logger.note(Note("screen", f"{title}no time for a step, so that the run is the probe{end}"))
-        config = probe_has_one_epoch(config.with_model(tune=Tune("probe")))
-        return replace(plan, config=config, batch=plan_batches(config, context.world_size))
+        return _as_probe(plan, context)
     epochs, steps = epochs_in(left, step, evaluation / config.validate_freq, progress.steps)
     epochs, steps = broadcast_object((epochs, steps), context)
     chosen = f"NUM_EPOCHS {epochs}" + (f", EPOCH_STEPS {steps} of {progress.steps}" if steps < progress.steps else "")
     logger.log(f"----- {title}{chosen}")
     limit = steps if steps < progress.steps else None
     return replace(plan, config=config.with_train(epoch_steps=limit, **_schedule(train, epochs)))
+
+
+def _as_probe(plan: Plan, context: ProcessContext) -> Plan:
+    config = probe_has_one_epoch(plan.config.with_model(tune=Tune("probe")))
+    return replace(plan, config=config, batch=plan_batches(config, context.world_size))
 
 
 def evaluation_seconds(ends: list[float], timed: int, batch: int, images: int) -> float:

@@ -27,6 +27,7 @@ flags = dict(flag.split("=", 1) for flag in sys.argv[1:] if "=" in flag)
 folder = Path(flags.get("-resume") or f"{flags['-output']}/{flags['-name']}-20260101-12-00")
 folder.mkdir(exist_ok=True)
 time.sleep(0.3)
+(folder / "config.yaml").touch()  # a run with TRAIN.MINUTES has decided its epochs
 is_first = not (folder / "argv.json").exists()
 began = time.time()
 time.sleep(0.8)
@@ -51,8 +52,9 @@ def fake(tmp_path, monkeypatch):
 
 def test_a_grid_has_a_run_per_combination_in_a_folder_of_its_options():
     sets = ["DATA.FOLD=0..2", "TRAIN.BASE_LR=1e-3,2e-3"]
-    root, runs = sweep.read_grid(sets, DIGITS)
+    root, runs, speeds = sweep.read_grid(sets, DIGITS)
     assert list(runs)[:3] == ["FOLD=0,BASE_LR=1e-3", "FOLD=0,BASE_LR=2e-3", "FOLD=1,BASE_LR=1e-3"] and len(runs) == 6
+    assert not speeds
     assert runs["FOLD=1,BASE_LR=2e-3"][-2:] == ["DATA.FOLD=1", "TRAIN.BASE_LR=2e-3"]
     assert root.parent == Path("output") and sweep.read_grid(sets, ["-num_workers=1", *DIGITS])[0] == root
     assert sweep.read_grid(["DATA.FOLD=0..1", "TRAIN.BASE_LR=1e-3"], DIGITS)[0] == root  # the grid may grow
@@ -99,13 +101,35 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
         sweep.main(argv)
 
 
+def test_with_minutes_the_first_run_of_each_speed_decides_the_epochs(tmp_path, fake, monkeypatch):
+    """The other ones start when it has: two speeds, which three devices train at a time."""
+    monkeypatch.setattr(sweep, "_environments", lambda gpus, jobs: [{"CUDA_VISIBLE_DEVICES": str(i)} for i in range(3)])
+    argv = [f"-output={tmp_path}", "-minutes=1", "-set=MODEL.MLP_RATIO=2,4", "-set=DATA.FOLD=0..2", *DIGITS]
+    assert sweep.main([*argv, "TRAIN.WARMUP_EPOCHS=1"]) == 0
+    (root,) = tmp_path.glob("*-sweep-*")
+    speeds = json.loads((root / "sweep.json").read_text())
+    assert speeds == {
+        f"MLP_RATIO={m},FOLD={fold}": f"1 minutes,MODEL.MLP_RATIO={m}" for m in (2, 4) for fold in range(3)
+    }
+    for m in (2, 4):
+        began, decided = zip(*(_times(path) for path in sorted(root.glob(f"MLP_RATIO={m}*/"))), strict=True)
+        assert began[0] == min(began) and min(began[1:]) > decided[0]
+    _, _, speeds = sweep.read_grid(["TRAIN.BASE_LR=1e-3,2e-3", "SEED=0..1"], ["-minutes=1", *DIGITS, "DATA.FOLD=0"])
+    assert set(speeds.values()) == {"1 minutes"} and len(speeds) == 4  # rates are compared after the same epochs
+
+
+def _times(folder):
+    """The times at which the run began and had decided."""
+    return json.loads((folder / "argv.json").read_text())[2], (folder / "config.yaml").stat().st_mtime
+
+
 def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
     """Keys of MODEL have another default in each family; a run without any other option has no -opts of its own."""
     argv = [*DIGITS, "DATA.FOLD=0", "LOSS.NAME=bce"]
-    _, runs = sweep.read_grid(["LOSS.NAME=null,cross_entropy", "TRAIN.GRAD_CLIP=null,1"], argv)
+    _, runs, _ = sweep.read_grid(["LOSS.NAME=null,cross_entropy", "TRAIN.GRAD_CLIP=null,1"], argv)
     assert runs["NAME=null,GRAD_CLIP=null"][-2:] == ["-opts", "TRAIN.GRAD_CLIP=null"]
     assert parse_command_line(runs["NAME=null,GRAD_CLIP=1"]).config.loss.name == "bce"
-    _, runs = sweep.read_grid(["MODEL.EMBED_DIM=null,32"], argv)
+    _, runs, _ = sweep.read_grid(["MODEL.EMBED_DIM=null,32"], argv)
     widths = [parse_command_line(run).config.model.embed_dim for run in runs.values()]
     assert widths == [16, 32]
 

@@ -13,6 +13,7 @@ from engine.plan.training import plan_training
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
 from engine.training.minutes import epochs_in, evaluation_seconds, fit_into_minutes
+from tests.engine.report.run_folders import write_json
 from utils.files import read_json
 
 
@@ -102,11 +103,22 @@ def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, 
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_the_warm_up_keeps_its_share_and_the_record_the_options_that_were_given(tmp_path, cpu, monkeypatch):
+def test_a_run_of_a_sweep_takes_over_the_epochs_of_a_run_of_its_speed(tmp_path, cpu, monkeypatch):
+    """The second seed is not timed; warm-up keeps its own share. A run of another speed decides again."""
+    write_json(tmp_path / "sweep.json", {"SEED=0": "", "SEED=1": "", "other": "MODEL.DEPTH=3"})
+
+    def options_of(name, *options):
+        options = ["TRAIN.MAX_STEPS=1", "TRAIN.NUM_EPOCHS=40", *options]
+        folder = train([*digits_flags(tmp_path), *options, "-minutes=30", f"-name={name}"], cpu)
+        return parse_value((folder / "config.yaml").read_text())["TRAIN"], read_json(folder / "run.json")["given"]
+
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (10, 7))
-    options = ["TRAIN.MAX_STEPS=1", "TRAIN.NUM_EPOCHS=40", "TRAIN.WARMUP_EPOCHS=4"]
-    folder = train([*digits_flags(tmp_path), *options, "-minutes=30"], cpu)
-    found, given = parse_value((folder / "config.yaml").read_text())["TRAIN"], read_json(folder / "run.json")["given"]
+    first, given = options_of("SEED=0", "SEED=0", "TRAIN.WARMUP_EPOCHS=4")
+    monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (3, 5))
+    second, _ = options_of("SEED=1", "SEED=1", "TRAIN.WARMUP_EPOCHS=8")
+    other, _ = options_of("other", "SEED=1", "TRAIN.WARMUP_EPOCHS=8")
     keys = ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")
-    assert [found[key] for key in keys] == [10, 7, 1, 30]
-    assert [given.get(f"TRAIN.{key}") for key in keys] == [40, None, 4, 30]
+    assert [[of_run[key] for key in keys] for of_run in (first, second)] == [[10, 7, 1, 30], [10, 7, 2, 30]]
+    assert [other[key] for key in keys[:2]] == [3, 5]
+    assert (given["TRAIN.NUM_EPOCHS"], given["TRAIN.MINUTES"], given["TRAIN.WARMUP_EPOCHS"]) == (40, 30, 4)
+    assert "TRAIN.EPOCH_STEPS" not in given
