@@ -57,14 +57,13 @@ class Setting(NamedTuple):
     """The options of a training part.
 
     limit: seconds, about twice the time on an H200, so that a slow disk ends no part. compiles: with -compile.
-    batch_share: of the batch size. options: added to -opts. model: in place of the user's flags. interval: steps
-    between two reports, which take the time of a step of a small model.
+    options: added to -opts. model: in place of the user's flags. interval: steps between two reports, which take the
+    time of a step of a small model.
     """
 
     mode: str
     limit: int = 60
     compiles: bool = False
-    batch_share: float = 1
     programs: tuple[str, ...] = ("ready",)
     options: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
@@ -91,7 +90,6 @@ TRAINING = {
     "droppath": Setting(O1, options=DROPPATH),
     "droppath_compiled": Setting(O1, 80, compiles=True, options=DROPPATH),
     "muon": Setting(O1, options=("TRAIN.OPTIMIZER.NAME=muon",)),
-    "batch_eighth": Setting(O1, batch_share=1 / 8),
     "dropout": Setting(O1, options=("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")),  # the shipped recipe's
     "vit_small": Setting(O1, model=("-cfg=configs/vit_small_patch16_224.yaml", *NO_DROPOUT), interval=50),
     "vit_large": Setting(O1, 90, model=LARGE),
@@ -154,13 +152,12 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
         return [*PYTHON, str(ROOT / f"scripts/benchmarks/{name}.py"), f"-json={flags.output / part}.json"]
 
     def training(name: str, setting: Setting) -> Part:
-        batch_size = max(1, round(flags.large_batch * setting.batch_share))
         timed_images = flags.timed_images // (4 if setting.mode == "fp32" else 1)
-        steps = setting.interval * max(1, round(timed_images / batch_size / setting.interval))
+        steps = setting.interval * max(1, round(timed_images / flags.large_batch / setting.interval))
         command = [*script("benchmark_train", name), f"-programs={','.join(setting.programs)}", "-rounds=1"]
         command += [f"-interval={setting.interval}", f"-warmup={WARMUP_STEPS}", f"-steps={steps}"]
         command += [f"-limit={setting.limit}", *images, *(timm_train if "timm" in setting.programs else [])]
-        command += [*(setting.model or rest), f"-batch_size={batch_size}", workers, *["-compile"] * setting.compiles]
+        command += [*(setting.model or rest), *large, *["-compile"] * setting.compiles]
         command += ["-opts", *MODES[setting.mode], *setting.options]
         return Part(command, setting.limit * len(setting.programs))
 

@@ -56,7 +56,7 @@ def test_every_training_part_is_a_command_of_benchmark_train(tmp_path):
         rest = [*benchmark_train.DEFAULTS, *rest]
         configs[name] = config = parse_command_line(rest).config
         assert tuple(benchmark_train.checked_contenders(flags, rest)) == setting.programs
-        assert config.data.batch_size == 256 * setting.batch_share
+        assert config.data.batch_size == 256
         assert config.amp.enabled == setting.mode.startswith("O")
         assert config.train.compiles == setting.compiles
         images = flags.steps * config.data.batch_size
