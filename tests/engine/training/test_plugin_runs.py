@@ -18,7 +18,6 @@ from configs.weights import options_to_export
 from configs.yaml_io import parse_value
 from datasets.batch import PADDING
 from engine.commands.run import run
-from engine.report.page import write_report
 from engine.training.loss import build_loss
 from scripts import export
 from utils.errors import UserError
@@ -130,11 +129,6 @@ def test_a_run_keeps_text_and_hash_of_its_plugins(plugin, digits_argv, tmp_path,
     name = f"own_parts.py#sha256={sha256(text.encode()).hexdigest()}"
     assert (folder / "plugins" / name).read_text() == text
     assert torch.load(folder / "last.pth")["plugins"][str(Path(plugin).with_name(name))] == text
-    (tmp_path / "secret").write_text("of the reader")
-    (folder / "plugins/other.py#sha256=0").symlink_to(tmp_path / "secret")
-    page = write_report(folder).read_text()
-    assert "def power(logits, targets, options)" in page
-    assert "of the reader" not in page
     alone = shutil.copy(folder / "last.pth", tmp_path / "alone.pth")
     argv = ["-eval", f"-pretrained={alone}", *digits_argv]
     with pytest.raises(UserError, match=r"alone\.pth: PLUGINS: needs own_parts\.py"):
