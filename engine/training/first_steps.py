@@ -1,4 +1,4 @@
-"""Work beside the first steps of a run, which wait for none of it: a check of images, the pixel baseline, and
+"""Work beside the first steps of a run, which wait for none of it: two checks, the pixel baseline, and
 `train_batch.png`: images of a training batch as the model gets them, and their targets.
 """
 
@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from torch import nn
 
 from configs.schema import Data
 from datasets.loading.workers import call_in_background
 from datasets.small_images import pixel_baseline
 from datasets.sources.checks import decode_images, error_of
 from datasets.sources.image_files import ImageFiles
+from datasets.sources.names import list_names
 from datasets.sources.samples import Samples
 from engine.evaluation.files import save_picture, to_picture
 from engine.progress import EpochProgress, Observer
@@ -28,6 +30,30 @@ from utils.system import usable_cores
 from utils.threads import DaemonPool
 
 _WAIT_SECONDS = 10.0  # for the baseline, at the end of a run
+
+
+class UntrainedParameters(Observer):
+    """Warns of the trained parameters that get no gradient in the first step."""
+
+    def __init__(self, session: Session, outputs: RunOutputs) -> None:
+        self._logger = outputs.logger
+        self._names: dict[nn.Parameter, str] = {}
+        if session.plan.found is None and not session.plan.config.model.tune.solves_head:  # else the run has warned
+            model = session.state.precision.weights.compute
+            self._names = {value: name for name, value in model.named_parameters() if value.requires_grad}
+        self._hooks = [value.register_post_accumulate_grad_hook(self._found) for value in self._names]
+
+    def _found(self, parameter: torch.Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        self._names.pop(parameter, None)
+
+    def after_step(self, progress: EpochProgress) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if self._names:
+            names = list_names(list(self._names.values()))
+            self._logger.warn(f"without a gradient, so never trained: {names}")
+        self._names, self._hooks = {}, []
 
 
 class EvaluationImages(Observer):

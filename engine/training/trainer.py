@@ -32,7 +32,7 @@ from engine.run.cost import SlowRanks
 from engine.run.folder import next_command
 from engine.run.record import TEST_EVALUATION
 from engine.run.reporter import log_validation
-from engine.training.first_steps import BaselineThread, EvaluationImages, TrainBatch
+from engine.training.first_steps import BaselineThread, EvaluationImages, TrainBatch, UntrainedParameters
 from engine.training.run_report import Evaluated, RunReport
 from engine.training.session import RunOutputs, Session
 from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_snapshot
@@ -80,8 +80,9 @@ class Trainer:
             self.writer = CheckpointWriter(outputs.folder, config.keep_checkpoints, self._on_written, is_copy)
         self.report = RunReport(outputs, config) if context.is_main else None
         self.baseline = BaselineThread(session, outputs)
-        others = EvaluationImages(session, outputs), TrainBatch(session, outputs), self.baseline
-        self.observers: tuple[Observer, ...] = (outputs.reporter, *others, PeftFolder(self.state, outputs.logger))
+        checks = UntrainedParameters(session, outputs), EvaluationImages(session, outputs)
+        others = TrainBatch(session, outputs), self.baseline, PeftFolder(self.state, outputs.logger)
+        self.observers: tuple[Observer, ...] = (outputs.reporter, *checks, *others)
         if report := self.report:
             record.on_end = lambda: report.update(now=True)
             # A launcher may kill the run a second after the signal, while it is being saved.

@@ -80,10 +80,14 @@ def unused_run(context, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_parameters_without_a_gradient_train_on_one_and_on_two_ranks(tmp_path, cpu, ranks):
-    """By default they end DDP in an error of torch."""
+def test_parameters_without_a_gradient_are_named_on_one_and_on_two_ranks(tmp_path, cpu, ranks):
+    """By default they end DDP in an error of torch, without names."""
     (tmp_path / "unused.py").write_text(UNUSED)
     folders = [unused_run(cpu, tmp_path), ranks(2)(unused_run, tmp_path)[0]]
+    for folder in folders:
+        assert re.findall(
+            r"without a gradient.*'unused.weight', 'unused.bias'$", (folder / "log.txt").read_text(), re.M
+        )
     one, two = (states(folder)["model"] for folder in folders)
     assert all(torch.allclose(one[name], two[name], atol=1e-6) for name in one)
     assert one["unused.weight"].abs().sum() > 0
