@@ -153,7 +153,7 @@ def _switch(text: str) -> bool:
 def entry_parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
-        usage="%(prog)s -cfg FILE [flags]",
+        usage="%(prog)s -data_path FOLDER [-cfg FILE] [flags]",
         description="Trains or evaluates a Vision Transformer. Order: defaults < BASE files < YAML < flags < -opts.",
         epilog=_EXAMPLES.format(prog=prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -216,7 +216,7 @@ def requested_device(argv: list[str]) -> str | None:
 
 def print_first_commands(prog: str) -> None:
     """The answer to a command line without a recipe, data or a model: the usage and examples."""
-    missing = "-cfg, -dataset and -data_path are missing; -h lists the flags."
+    missing = "-data_path, -dataset and -cfg are missing; -h lists the flags."
     print(f"{entry_parser(prog).format_usage()}\n{missing}\n\n{_EXAMPLES.format(prog=prog)}", end="", file=sys.stderr)
 
 

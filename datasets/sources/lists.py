@@ -122,6 +122,8 @@ class Lists(Tables):
         if root.is_file():
             fix = "give a folder of images, or a table (.csv, .tsv, .jsonl, .parquet)"
             raise UserError(f"{root}: is a file that is not read; {fix}")
+        if not root.is_dir() or not any(root.iterdir()):
+            raise UserError(f"{root}: {'is empty' if root.is_dir() else 'no such folder'}; give a folder of images")
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
         return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}
 

@@ -288,7 +288,8 @@ def unclear(given: Path, root: Path, problem: str) -> UserError:
     found = FoundFiles(root)
     images_in(root, found, set())
     levels = _Levels({folder: number for folder, number in found.sizes.items() if folder})
-    seen = [f"{shorten(name)} ({number} images)" for name, number in levels.sizes.most_common(_MAX_SHOWN)]
+    seen = [f"{found.sizes['']} images"] if found.sizes[""] else []
+    seen += [f"{shorten(name)} ({number} images)" for name, number in levels.sizes.most_common(_MAX_SHOWN)]
     seen += [f"{len(levels.sizes) - _MAX_SHOWN} more folders"] if len(levels.sizes) > _MAX_SHOWN else []
     seen += [f"{number} {kind}" for kind, number in found.others.most_common(_MAX_SHOWN)]
     kinds = Counter(IDENTIFIER.sub("", name) for name in levels.sizes)  # one of several patients is no data set

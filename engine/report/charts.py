@@ -273,7 +273,7 @@ def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> Markup:
         parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick_label(tick)}</text>')
     for tick in x_axis.ticks:
-        x = _pixel((tick, y_axis.low), x_axis, y_axis)[0]
+        x = _pixel((tick, y_axis.ticks[0]), x_axis, y_axis)[0]
         parts.append(f'<path class="tick" d="M{x:.1f} {bottom}v4"/>')
         parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick_label(tick)}</text>')
     label = f'<text class="label" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>'

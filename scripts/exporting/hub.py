@@ -195,6 +195,8 @@ def _metrics(run: RunContents | None, weights: str) -> str:
     if not run or Path(str(result.get("checkpoint"))).name != weights:
         return "No figures: these weights are not the best ones in the folder of their run."
     shown, rows = [metric for metric in METRICS.values() if metric.name in run.figures and run.shows(metric)], []
+    if run.metric not in shown:
+        return "No figures: the run has not evaluated its weights."
     splits = (("validation", run.evaluation, result | run.figures), ("test", run.test, run.test_result))
     for split, evaluation, values in splits:
         texts = {metric: metric.text(to_float(values.get(metric.name))) for metric in shown}

@@ -199,4 +199,4 @@ def test_a_recipe_data_or_a_model_selects_a_run(capsys):
         parse_command_line(argv).require_selection()
     with pytest.raises(SystemExit) as end:
         parse_command_line(["-amp", "-batch_size=4", "-opts", "TRAIN.BASE_LR=1e-3"]).require_selection()
-    assert end.value.code == 2 and capsys.readouterr().err.startswith("usage: main_single_gpu.py -cfg FILE")
+    assert end.value.code == 2 and capsys.readouterr().err.startswith("usage: main_single_gpu.py -data_path FOLDER")

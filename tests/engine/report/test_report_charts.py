@@ -37,6 +37,13 @@ def values_at_pixels(svg: str) -> list[list[tuple[float, float]]]:
     ]
 
 
+def test_losses_of_several_orders_are_drawn_by_their_logarithms():
+    values = [10.0**power for power in range(-2, 8)]
+    svg = str(Chart("Loss", "epoch", [Series("training", list(enumerate(values, 1)))], log=True).svg())
+    pixels = [float(pair.split(",")[1]) for pair in PIXELS.findall(svg)[0].split()]
+    assert np.allclose(np.diff(pixels), np.diff(pixels).mean(), atol=0.2)
+
+
 def test_the_points_of_a_curve_are_its_values():
     points = [(epoch, 2.5 * math.exp(-epoch / 10)) for epoch in range(1, 41)]
     svg = str(Chart("Loss", "epoch", [Series("training", points)]).svg())

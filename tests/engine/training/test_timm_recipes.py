@@ -109,8 +109,9 @@ def test_the_augmentation_equals_timms(recipe):
     theirs = [last] if isinstance(last, RandomErasing) else []
     assert erasing == [(one.probability, one.mode, one.max_count) for one in theirs]
     names = {"mix_prob": "probability", "switch_prob": "cutmix_share", "cutmix_minmax": "minmax"}
-    for name in ("mixup_alpha", "cutmix_alpha", "mode", *names):
+    for name in ("mixup_alpha", "cutmix_alpha", *names):
         assert getattr(device.mixup, names.get(name, name)) == getattr(timm_mixup(flags, 0), name), name
+    assert timm_mixup(flags, 0).mode == "batch"
     assert (train.smoothing, data.crop_pct) == (flags.smoothing, flags.crop_pct)
     assert data.repeated_augmentation == flags.aug_repeats  # the order of the samples: test_order.py
 
