@@ -19,8 +19,8 @@ _OF_EXPERIMENT = (
 )  # fmt: skip
 # Initial weights, and keys that change how the model is trained or computed, but not its weights.
 _SAME_ARCHITECTURE = (
-    "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT",
-    "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.TUNE",
+    "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.FUSED_BLOCKS",
+    "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.TUNE",
 )  # fmt: skip
 # They end a training, or change with the number of devices.
 _OF_LENGTH = (

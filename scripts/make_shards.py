@@ -75,6 +75,8 @@ class Sample(NamedTuple):
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
+    if not flags.shard_mb > 0:  # also NaN
+        raise UserError(f"-shard_mb={flags.shard_mb:g}: give a number greater than 0")
     data, splits = _read_image_splits(rest)
     torch.set_num_threads(1)  # images are decoded in parallel
     output, written = flags.output, dict[str, list[Index]]()

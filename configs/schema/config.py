@@ -107,6 +107,8 @@ class Config(Section):
         is_probe = model.tune.solves_head and not eval.enabled
         if (eval.enabled or is_probe) and data.batch_size == AUTO and not data.batch_size_eval:
             yield "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
+        if data.batch_size == AUTO and not data.global_batch_size and not (eval.enabled or is_probe):
+            yield "DATA.BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"
         if train.teacher_weights and train.distillation_type == "none" and not eval.enabled:
             fix = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
             yield f"TRAIN.TEACHER_WEIGHTS needs a distillation; {fix}"

@@ -161,8 +161,6 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     def _problems(self) -> Iterator[str]:
         if problem := secret_in_url(self.data_path):
             yield f"DATA_PATH: {problem}"
-        if self.batch_size == AUTO and not self.global_batch_size:
-            yield "BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"
         yield from self._problems_of_source()
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
             if len(values) != self.image_channels:
@@ -172,7 +170,9 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         if min(self.imagenet_std) <= 0:
             yield "IMAGENET_STD must be greater than 0"
         if max(*self.imagenet_mean, *self.imagenet_std) > 1:
-            yield "IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide values of pixels in 0..255 by 255"
+            yield "IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide both by 255"
+        if [round(value, 3) for value in self.imagenet_mean] == [0.406, 0.456, 0.485]:  # Caffe's
+            yield "IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD"
         if self.random_crop_scale[1] > 1:
             yield "RANDOM_CROP_SCALE is a fraction of the image, at most 1"
 

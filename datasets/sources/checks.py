@@ -23,7 +23,16 @@ import numpy as np
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.decode import MAX_VALUE, is_affordable, read_grey_values, scale_to_8_bits
-from datasets.decoding.images import HEAD_BYTES, HOW_TO_SKIP, TAIL_BYTES, BadImage, MissingImage, size_if_whole
+from datasets.decoding.images import (
+    HEAD_BYTES,
+    HOW_TO_SKIP,
+    TAIL_BYTES,
+    BadImage,
+    MissingImage,
+    kind_of,
+    missing_decoder,
+    size_if_whole,
+)
 from datasets.decoding.partial_jpeg import can_decode_parts
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.names import names_of_labels
@@ -105,7 +114,8 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
             lowest = min(few, key=lambda label: of_split[label])
             problem = f"{len(few)} of {len(order)} classes have fewer than {least} {split} image(s), such as "
             problem += f"{shorten(names[lowest])} with {of_split[lowest]}: the accuracy hardly shows whether they are "
-            notes.append(Note("warning", f"{problem}recognized; add images, or set DATA.VAL_FRACTION"))
+            fix = "add images, or set DATA.VAL_FRACTION" if samples is val else "add images"
+            notes.append(Note("warning", f"{problem}recognized; {fix}"))
     if len(order) > 1 and counts[largest := order[-1]] >= _IMBALANCE * counts[smallest := order[0]]:
         fix = "DATA.BALANCED_SAMPLING=true or " if train.targets.ndim == 1 else ""
         sizes = f"{shorten(names[largest])} has {counts[largest]} training images, {shorten(names[smallest])} "
@@ -308,11 +318,13 @@ def _looks_intact(samples: ImageFiles, index: int, fingerprints: np.ndarray) -> 
             head = os.pread(descriptor, HEAD_BYTES, 0)
             tail = os.pread(descriptor, TAIL_BYTES, size - TAIL_BYTES) if size > HEAD_BYTES else head[-TAIL_BYTES:]
             fingerprints[index] = size << 32 | zlib.crc32(tail)
-            sides = size_if_whole(descriptor, head, tail)
+            kind, sides = kind_of(head), size_if_whole(descriptor, head, tail)
         finally:
             os.close(descriptor)
     except Exception:  # Pillow raises many types on damaged files
         return False
+    if sides is None and kind not in (None, "JPEG", "PNG"):  # decoded in the first epoch, or beside the first steps
+        return not missing_decoder(kind) and size <= samples.max_file_bytes
     return sides is not None and size <= samples.max_file_bytes and is_affordable(*sides, samples.decoding.max_pixels)
 
 

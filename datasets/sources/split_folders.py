@@ -142,8 +142,11 @@ def _split_folders(tree: SplitFolders) -> Splits | None:
     several = [name for name in trains if len(tree.inside[name]) > 1]
     found = {"train": named["train"]} if "train" in named else tree.choose("train", several) or named
     beside = {*tree.names} - {*found.values(), *tree.named("test").values(), *tree.bare}
-    is_val_lost = "train" in found and bool(tree.named("val"))
-    return None if is_val_lost or any(has_images(tree.root / name, deep=True) for name in beside) else found
+    lost_val = tree.named("val").get("val") if "train" in found else None
+    if lost_val and len(tree.inside[lost_val]) > 1:
+        problem = f"{shorten(lost_val)} has none of the class folders of {shorten(found['train'])}"
+        raise UserError(f"{tree.root}: {problem}; give both the same folders of classes")
+    return None if lost_val or any(has_images(tree.root / name, deep=True) for name in beside) else found
 
 
 def _classes(tree: SplitFolders) -> Splits | None:
@@ -234,7 +237,7 @@ def _folders_in(folder: Path) -> set[str]:
 
 
 class _Levels:
-    """Of each folder with images: its number of images, the paths `below` it to folders with images, their common path
+    """For each folder with images: its number of images, the paths `below` it to folders with images, their common path
     `tops`, and the names (NFC) of the folders `inside` this.
     """
 
@@ -296,7 +299,8 @@ def unclear(given: Path, root: Path, problem: str) -> UserError:
     candidates = (
         root / name / levels.tops[name]
         for name, inside in sorted(levels.inside.items())
-        if len(inside) > 1 and kinds[IDENTIFIER.sub("", name)] == 1 and word_in(name) in (None, "train")
+        if len(inside) > 1 and kinds[IDENTIFIER.sub("", name)] == 1
+        if len(levels.sizes) == 1 or word_in(name) in (None, "train")
     )
     paths = [f"-data_path={quote(str(path))}" for path in islice(filter(_is_data_set, candidates), _MAX_SHOWN)]
     advice = f"if it is the data set, give {' or '.join(paths)}" if paths else advise_labels(given) or _other_data(root)

@@ -203,6 +203,9 @@ def find_layout(table: Table, data: Data) -> Layout:
     if (asked := json.dumps([given, data.groups, data.labels])) in table.layouts:
         return table.layouts[asked]
     header, label = table.header, given.get("label")
+    if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
+        fix = "write the names of the columns above it, such as image_path and target"
+        raise UserError(f"{table.file}:1: has no header, but the row {shorten(header)}; {fix}")
     paths = [table.image_column] if table.image_column else _names(header, given.get("path"), _PATHS)
     labels = [] if data.labels else _names([one for one in header if one not in paths], label, _LABELS)
     others = [name for name in header if name not in (*paths, *labels, data.groups)]
@@ -221,6 +224,9 @@ def find_layout(table: Table, data: Data) -> Layout:
     for kind, names in (("paths", paths), ("labels", labels)):
         may_differ = kind == "labels" and (is_one_hot or data.labels)
         if (len(names) != 1 and not may_differ) or any(header.count(name) != 1 for name in names):
+            if not names and any(re.fullmatch(r"(?i)(pixel|px)_?\d*s?", name) for name in header):
+                fix = "-dataset=torchvision/FER2013 or MNIST reads such sets; of others, write the images to files"
+                raise UserError(f"{table.file}:1: the pixels of the images are in its columns; {fix}")
             images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
             path = [*paths, *images, "NAME"][0]
             few = sorted({*rest} - {path, *objects}, key=lambda name: (len(values[name]) < 2, len(values[name])))

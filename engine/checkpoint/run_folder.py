@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from configs.load import RUN_OPTIONS
@@ -146,8 +146,10 @@ def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
     """
     if context.world_size == context.local_world_size:
         return
-    size = broadcast_object(_size(path) if context.is_main and path.is_file() else None, context)
-    if size is not None:  # else reading the checkpoint reports it
+    size = None
+    with suppress(OSError):  # reading the checkpoint reports it
+        size = _size(path) if context.is_main else None
+    if (size := broadcast_object(size, context)) is not None:
         fix = "put it on a disk that all hosts share"
         _check_hosts(lambda: _size(path) == size, os.path.abspath(path), fix, context)
 

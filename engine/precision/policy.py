@@ -194,12 +194,10 @@ def fuse_blocks(model: nn.Module, options: Amp, device: torch.device) -> tuple[i
     if device.type != "cuda" or not options.enabled or is_listed or is_sharded(model):
         return 0, ""
     try:
-        from models import fused_blocks
+        from models.fused_blocks import fuse_blocks as fuse
 
-        return fused_blocks.fuse_blocks(model, device), ""
-    except ImportError:  # of Triton, which torch's packages for Linux bring
-        return 0, ""
-    except UserError as error:
+        return fuse(model, device), ""
+    except (ImportError, UserError) as error:  # Triton comes with torch's packages for Linux only
         return 0, str(error)
 
 

@@ -210,8 +210,12 @@ def read_contents(folder: Path) -> RunContents:
         problem = f"{folder}: is not the folder of a training or an evaluation"
         raise UserError(f"{problem}; predictions and profiles have no page")
     options = with_defaults(read_yaml(folder / RUN_OPTIONS)[0])
-    rows, damaged = read_metrics(folder)
-    problems, suspects = [f"{ROWS}: {damaged} damaged rows are left out"] if damaged else [], Rows()
+    rows, problems, suspects = list[Row](), list[str](), Rows()
+    try:
+        rows, damaged = read_metrics(folder)
+        problems += [f"{ROWS}: {damaged} damaged rows are left out"] if damaged else []
+    except OSError as error:
+        problems.append(f"{ROWS} cannot be read: {error}")
     try:
         for row in read_rows(folder / SUSPECTS)[:_SHOWN]:
             suspects.append({column: unescaped_cell(text or "") for column, text in row.items()})

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, harmonic_mean
 
 from configs.compare import differing_from_defaults
-from configs.load import RUN_OPTIONS
+from configs.load import FINETUNED, RUN_OPTIONS
 from configs.schema.data import properties_of
 from configs.weights import PLACE, SPLIT
 from engine.report.charts import duration, gigabytes, number, percent
@@ -123,7 +123,7 @@ def shift_by_weights(run: RunContents) -> str:
 
 
 def status_of(run: RunContents) -> tuple[str, str]:
-    """What to know beside the state of the run, and the command that resumes it or that its verdict advises; or ''."""
+    """The remark beside the state of the run, and the command that resumes it or that its verdict advises; or ''."""
     values, resume = run.values, str(run.values.get("resume") or "")
     match run.state:
         case "finished":
@@ -274,7 +274,6 @@ def _rises(values: list[float], images: float) -> bool:
 
 _OF_DATA = {f"DATA.{key}" for key in (*PLACE[1:], *SPLIT, "ON_BAD_IMAGE", "GREY_RANGE", "RESIZE")}
 _OF_DATA |= {"DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS", "SAVE"}
-_PROBED = "vit_small_patch16_224"  # timm's model of probe.yaml and finetune.yaml
 _OF_TRAINING = ("NUM_CLASSES", "RESUME", "TUNE", "HEAD", "BATCH_NORM", "GRAD_CHECKPOINTING", "LORA")  # of MODEL
 
 
@@ -309,7 +308,7 @@ def _other_tuning(run: RunContents) -> str:
 def _finds_weights_of_probe() -> bool:
     from models.timm_model import published_on_hub  # imports timm, which a page does not need
 
-    return find_on_hub(*published_on_hub(_PROBED)) is not None
+    return find_on_hub(*published_on_hub(FINETUNED)) is not None
 
 
 def _again(run: RunContents, *options: str) -> str:

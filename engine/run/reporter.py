@@ -235,7 +235,7 @@ class Reporter(Observer):
         )
 
     def _figures(self, images: int, seconds: float, times: TimerTotals) -> dict[str, float | None]:
-        """Of an interval with so many images over all devices, by their names in the rows and in the loggers."""
+        """The figures of an interval with so many images over all devices, by their names in rows and loggers."""
         speed = images / seconds if seconds else None
         model = self.model if speed and self._scale is not None else None  # not before the first line
         measured = {

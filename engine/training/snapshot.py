@@ -135,19 +135,19 @@ class PeftFolder(Observer):
 
 
 def disk_note(state: TrainState, folder: Path) -> Note:
-    """The size of a checkpoint, with two moments per parameter, and the free space; a warning if two do not fit.
+    """The size of a checkpoint, with AdamW's two moments per parameter, and the free space. A warning: two do not fit.
 
-    folder: may not exist yet. Raises UserError: not even one fits.
+    folder: may not exist yet. Raises UserError: not even one without moments fits.
     """
     saved, average = state.precision.weights.saved, state.average
     models = [saved.state_dict(), average.module.state_dict() if average else {}]
-    moments = 2 * 4 * count_parameters(saved)[1]  # of AdamW, in bytes; other optimizers have one or two
+    weights, moments = tensor_bytes(models) / 1e6, 2 * 4 * count_parameters(saved)[1] / 1e6
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    size, free = (tensor_bytes(models) + moments) / 1e6, shutil.disk_usage(place).free / 1e6
+    size, free = weights + moments, shutil.disk_usage(place).free / 1e6
     kept = 3 + state.config.keep_checkpoints  # last, previous, best
     text = f"Checkpoints: about {size:,.1f} MB each, at most {kept} kept, {free:,.1f} MB free in {folder}"
     fix = "fewer than two fit; free space, or choose another folder with -output"
-    if free < size:
+    if free < weights:
         raise Unavailable(f"{text}: {fix}")
     return Note("warning", f"{text}: {fix}") if free < 2 * size else Note("log", text)
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,8 @@ CASES = {  # the tree; classes, images of train, val and test, warnings; or the 
     "nothing in common": (["training_set/{a,b}", "test_set/{x,y}"], "training_set", ALL),
     "valid twice": (["train/{a,b}", "{valid,validation}/{a,b}"], "train"),
     "no training": (["{validation,test}/{a,b}"], ""),
+    "other classes in val": (["train/{cat,dog}", "val/{Cat,Dog}"], ""),
+    "test alone": (["test/{cat,dog}"], "test"),
     "flat splits": (["{train,val}"], ""),
     "wrong folder": (["{train,val}/Dataset/{a,b}"], "train/Dataset"),
     "COVID-19 Radiography": (["{COVID,Normal}/{images,masks}", "list.xlsx!"], "", ALL),
@@ -109,3 +112,13 @@ def test_the_table_of_gtsrb(tmp_path, cpu):
     (root / "Train.csv").write_text("\n".join(["Width,Height,ClassId,Path", *rows]))
     train, val = read(root / "Train.csv", cpu)
     assert train.class_names == ["0", "1", "2", "3"] and (len(train), len(val)) == (12, 4)
+
+
+@pytest.mark.parametrize("link", ["val", "test", "train/c"])
+def test_a_broken_link_of_a_split_or_a_class_is_refused(link, tmp_path, cpu):
+    root = tree(tmp_path, "train/{a,b}", "val/{a,b}")
+    if link == "val":
+        shutil.rmtree(root / link)
+    (root / link).symlink_to(tmp_path / "unmounted")
+    with pytest.raises(UserError, match=f"{root / link}: is a broken link"):
+        read(root, cpu)
