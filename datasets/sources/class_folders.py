@@ -72,6 +72,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     Raises UserError: `root` is missing, cannot be listed, or contains no folders.
     """
     found, folders = FoundFiles(root), class_folders_in(root, excluded)
+    refuse_broken_links(root)
     if not folders:
         raise UserError(f"{root}: contains no folders; put the images of each class into a separate folder")
     of_folders = list(map(to_nfc, folders))
@@ -139,15 +140,15 @@ def read_images(root: Path) -> Listing:
 
 
 def class_folders_in(root: Path, excluded: Collection[str] = ()) -> list[str]:
-    """The sorted names of the folders in `root`, except `excluded`.
+    """The sorted names of the folders in `root`, except `excluded`; raises UserError if it cannot be listed."""
+    return sorted(name for name in _list(root)[0] if name not in excluded and not _is_ignored(name))
 
-    Raises UserError: it cannot be listed, or has a broken link, perhaps of a class or a split.
-    """
-    folders, others = _list(root)
-    for path in (os.path.join(root, name) for name in others if not name.lower().endswith(IMAGE_EXTENSIONS)):
+
+def refuse_broken_links(root: Path) -> None:
+    """Raises UserError: `root` has a broken link without an image's name, perhaps to a class or a split."""
+    for path in (os.path.join(root, name) for name in _list(root)[1] if not name.lower().endswith(IMAGE_EXTENSIONS)):
         if is_broken_link(path):
             raise UserError(f"{path}: is a broken link, to {os.readlink(path)}; restore the folder, or remove the link")
-    return sorted(name for name in folders if name not in excluded and not _is_ignored(name))
 
 
 def has_images(folder: Path, deep: bool) -> bool:

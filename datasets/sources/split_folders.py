@@ -11,7 +11,14 @@ from shlex import quote
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.class_folders import FoundFiles, class_folders_in, has_images, images_in, read_class_folders
+from datasets.sources.class_folders import (
+    FoundFiles,
+    class_folders_in,
+    has_images,
+    images_in,
+    read_class_folders,
+    refuse_broken_links,
+)
 from datasets.sources.image_files import ImageFiles, Listing
 from datasets.sources.labels import IDENTIFIER, LabelledPaths, advise_labels, notes_on_folders
 from datasets.sources.names import SPLIT_NAMES, SPLIT_WORD, list_names, split_of, word_in
@@ -55,6 +62,7 @@ class SplitFolders:
         doubled = given if all_classes else _pass_doubled(given)
         self.root = doubled if _folders_in(doubled) else given
         self.names = class_folders_in(self.root)
+        refuse_broken_links(self.root)
         words = {name: SPLIT_NAMES.get(name.lower()) if all_classes else word_in(name) for name in self.names}
         self.words = {name: word for name, word in words.items() if word}
         self.paths = {name: self.root / name if all_classes else _pass_doubled(self.root / name) for name in self.words}

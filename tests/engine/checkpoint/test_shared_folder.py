@@ -93,7 +93,7 @@ def read_on(rank: int, data: Path, monkeypatch: pytest.MonkeyPatch) -> list:
 
 
 def test_a_host_without_the_data_is_named(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"(?s)^node2, unlike node1: .*train_list.txt"):
+    with pytest.raises(UserError, match=r"(?s)^node2, unlike node1: .*is empty"):
         read_on(2, tmp_path, monkeypatch)
     for split in ("train", "val"):
         rows = "".join(f"{split}/{number}.jpg {number % 2}\n" for number in range(100))
