@@ -16,7 +16,7 @@ CEILINGS = {
     "datasets/decoding": 627,
     "datasets/loading": 828,
     "datasets/shards": 1683,
-    "datasets/sources": 3753,
+    "datasets/sources": 3754,
     "datasets/transforms": 651,
     "engine": 232,
     "engine/checkpoint": 874,

@@ -23,7 +23,7 @@ from datasets.sources.samples import check_target_bytes
 from datasets.sources.source import Numbers, Source, without_labels
 from datasets.sources.split import split_listing
 from datasets.sources.tables import LABEL_DIGITS, Table, TextList, find_layout
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.notes import Note
 
 _SEPARATORS = "|;,"
@@ -123,7 +123,8 @@ class Lists(Tables):
             fix = "give a folder of images, or a table (.csv, .tsv, .jsonl, .parquet)"
             raise UserError(f"{root}: is a file that is not read; {fix}")
         if not root.is_dir() or not any(root.iterdir()):
-            raise UserError(f"{root}: {'is empty' if root.is_dir() else 'no such folder'}; give a folder of images")
+            problem = "is empty" if root.is_dir() else "no such folder"
+            raise Unavailable(f"{root}: {problem}; give a folder of images")  # perhaps a disk that is not mounted yet
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
         return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}
 
