@@ -362,7 +362,7 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
         (2, "have different labels", "remove all but one"),
         (3, "are in two splits", "the evaluation counts images that were trained on; remove them from one"),
     ):
-        if found := [alike for alike in equal.values() if len({one[fact] for one in alike}) > 1]:
+        if found := [files for files in equal.values() if len({one[fact] for one in files}) > 1]:
             other = next(one for one in found[0] if one[fact] != found[0][0][fact])
             files_with = f"{sum(map(len, found))} files with equal bytes {problem}, such as {shorten(found[0][0][1])}"
             notes.append(Note("warning", f"{files_with} and {shorten(other[1])}; {advice}"))

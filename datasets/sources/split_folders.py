@@ -263,8 +263,8 @@ class _Levels:
 
 
 def _wrong_level(listing: Listing, all_classes: bool) -> str | None:
-    """The reason why the folders of a listing may not be the classes: parts of one data set are named alike, folders of
-    patients, variants, splits or copies contain folders of the same names, or the classes are in one of the folders.
+    """The reason why the folders of a listing may not be the classes: parts of one data set differ in a number, folders
+    of patients, variants, splits or copies contain folders of the same names, or one folder contains the classes.
 
     all_classes: DATA.CLASS_FOLDERS, which confirms the classes unless there is one folder alone.
     """

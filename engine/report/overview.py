@@ -278,7 +278,7 @@ _OF_TRAINING = ("NUM_CLASSES", "RESUME", "TUNE", "HEAD", "BATCH_NORM", "GRAD_CHE
 
 
 def _other_tuning(run: RunContents) -> str:
-    """A probe: of the weights of the run, else of those of probe.yaml; after a probe, a fine-tuning.
+    """A probe: of the weights of the run, else of probe.yaml's; after a probe, a fine-tuning.
 
     '' if a recipe reads weights of timm that are not here and cannot be downloaded.
     """

@@ -75,7 +75,7 @@ def ranked(runs: Sequence[RunContents]) -> list[RunContents]:
 def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], list[str]]:
     """The columns, the cells of each run, and lines about figures of different images.
 
-    The figures are those of the first row of a page.
+    The first row of a page has the same figures.
     """
     rows = []
     for run in runs:

@@ -13,6 +13,7 @@ MISMATCHES = {
     "TRAIN.NUM_EPOCHS=299": "TRAIN.NUM_EPOCHS 300, this run has 299",
     "TRAIN.NUM_EPOCHS=301": None,
     "TRAIN.ACCUM_ITER=2": None,
+    "MODEL.FUSED_BLOCKS=false": None,
 }
 
 

@@ -111,6 +111,13 @@ def test_the_card_has_the_figures_of_the_run_and_their_error(card, tmp_path):
     assert "**Classes:** `0`, `1`, `2`" in card.text
 
 
+def test_a_run_without_an_evaluation_has_no_figures(digits_run):
+    folder = digits_run("TRAIN.MAX_STEPS=2")
+    export.main([str(folder), "-format", "hf", "-no_check"])
+    (card,) = folder.glob("*-hf/README.md")
+    assert "No figures" in card.read_text() and "| validation |" not in card.read_text()
+
+
 def test_other_weights_than_the_evaluated_ones_have_no_figures(digits_run):
     folder = digits_run("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
     export.main([str(folder / "last.pth"), "-format", "hf", "-no_check"])

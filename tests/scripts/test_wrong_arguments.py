@@ -28,7 +28,7 @@ CASES = {  # arguments -> a part of the error. RUN: the folder of a run, EMPTY: 
         "EMPTY -format hf": "no checkpoint",
         "RUN -format hf -dataset=folder -data_path=EMPTY/gone": "gone",
     },
-    make_shards: {"-output=EMPTY/x -dataset=fake": "-dataset fake: ", "-output=EMPTY/x -shard_mb=x": "-shard_mb"},
+    make_shards: {"-output=EMPTY/x -dataset=fake": "-dataset fake: ", "-output=EMPTY/x -shard_mb=nan": "-shard_mb"},
     index_shards: {"-data_path=http://127.0.0.1:9/{0..1}.tar": "http://127.0.0.1:9: "},
     sweep: {
         f"-set=DATA.FOLD=0..3 {SWEEP}": "FOLD is 3: with FOLDS 3",
