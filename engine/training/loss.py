@@ -45,81 +45,61 @@ def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tens
     smoothing: label smoothing, of mixed targets too.
     class_weights: float32 (classes,), from `read_class_weights`.
     """
-    build = {"cross_entropy": _cross_entropy, "bce": _bce, "asl": _asl}.get(options.name, _of_plugin)
-    return build(options, smoothing, class_weights)
+    if options.name == "cross_entropy":
+        arguments: dict[str, Any] = {"weight": class_weights, "label_smoothing": smoothing, "reduction": "sum"}
+        return lambda logits, targets: F.cross_entropy(logits.float(), targets, ignore_index=PADDING, **arguments)
+    losses_of = (_of_classes if options.name in ("bce", "asl") else _of_plugin)(options, class_weights)
 
-
-def _cross_entropy(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(
-            logits.float(),
-            targets,
-            weight=class_weights,
-            reduction="sum",
-            ignore_index=PADDING,
-            label_smoothing=smoothing,
-        )
+        classes, dense = logits.shape[-1], targets.clamp(min=0)  # padding gets valid targets: no NaN arises
+        if dense.ndim == 1:
+            dense = dense.unsqueeze(-1) == torch.arange(classes, device=targets.device)
+        dense = dense.float()
+        losses = losses_of(logits.float(), dense * (1 - smoothing) + smoothing / classes, dense)
+        return losses.masked_fill(_is_padding(targets), 0).sum()
 
     return loss
 
 
-def _bce(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
-    """timm's binary cross-entropy (Wightman et al., 2021): smoothing, then the threshold; the mean over the classes.
+# (logits, smoothed targets, targets) -> losses (B,); all float32, the others (B, classes)
+_Losses = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-    timm's module accepts no padding, and leaves the smoothing of mixed targets to timm's mixup: both are done here.
+
+def _of_classes(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
+    """timm's binary cross-entropy (Wightman et al., 2021), the mean over the classes, with a threshold after smoothing;
+    timm's asymmetric loss (Ridnik et al., 2021, arXiv 2009.14119), the sum over the classes.
+
+    timm's modules accept no padding, and leave the smoothing of mixed targets to timm's mixup.
     """
-    from timm.loss import BinaryCrossEntropy  # imported where it is used, as few runs need it
+    from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy  # imported where used, as few runs need them
 
-    bce = BinaryCrossEntropy(0.0, options.target_threshold, pos_weight=class_weights, reduction="none")
-
-    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        classes = logits.shape[-1]
-        losses: torch.Tensor = bce(logits.float(), _dense(targets, classes) * (1 - smoothing) + smoothing / classes)
-        return losses.mean(-1).masked_fill(_is_padding(targets), 0).sum()
-
-    return loss
+    arguments: dict[str, Any] = {"pos_weight": class_weights, "reduction": "none"}
+    if options.name == "bce":
+        bce = BinaryCrossEntropy(0.0, options.target_threshold, **arguments)
+        return lambda logits, smoothed, targets: bce(logits, smoothed).mean(-1)
+    asl = AsymmetricLossMultiLabel(**options.kwargs or {}, **arguments)
+    return lambda logits, smoothed, targets: asl(logits, smoothed).sum(-1)
 
 
-def _asl(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
-    """timm's asymmetric loss (Ridnik et al., 2021, arXiv 2009.14119), the sum over the classes; smoothing as `_bce`."""
-    from timm.loss import AsymmetricLossMultiLabel  # imported where it is used, as few runs need it
-
-    asl = AsymmetricLossMultiLabel(**options.kwargs or {}, pos_weight=class_weights, reduction="none")
-
-    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        dense = _dense(targets, classes := logits.shape[-1]).float().clamp(min=0)
-        losses: torch.Tensor = asl(logits, dense * (1 - smoothing) + smoothing / classes)
-        return losses.sum(-1).masked_fill(_is_padding(targets), 0).sum()
-
-    return loss
-
-
-def _of_plugin(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
+def _of_plugin(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
     """A function of (logits, smoothed and mixed targets, options) -> losses (B,); the first two float32 (B, classes).
 
-    The loss of a sample is multiplied by the weight of its class. Padding gets valid targets: no NaN arises.
+    The loss of a sample is multiplied by the weight of its class.
     """
     function = LOSSES.build(options.name, options.kwargs)
 
-    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        classes, padding = logits.shape[-1], _is_padding(targets)
-        dense = _dense(targets.clamp(min=0), classes).float()
+    def losses_of(logits: torch.Tensor, smoothed: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         try:
-            losses: torch.Tensor = function(logits.float(), dense * (1 - smoothing) + smoothing / classes)
+            losses: torch.Tensor = function(logits, smoothed)
         except TypeError as error:  # such as a missing argument
             reason = f"{error}; it is called with (logits, targets, options) (-debug: traceback)"
             raise UserError(f"LOSS.NAME {options.name}: {reason}") from error
-        if losses.shape != padding.shape:
-            raise UserError(f"LOSS.NAME {options.name}: must return losses {(*padding.shape,)}, not {(*losses.shape,)}")
-        weights = 1.0 if class_weights is None else dense @ class_weights
-        return (weights * losses).masked_fill(padding, 0).sum()
+        if losses.shape != logits.shape[:1]:
+            expected = f"must return losses {(*logits.shape[:1],)}, not {(*losses.shape,)}"
+            raise UserError(f"LOSS.NAME {options.name}: {expected}")
+        return losses if class_weights is None else (targets @ class_weights) * losses
 
-    return loss
-
-
-def _dense(targets: torch.Tensor, classes: int) -> torch.Tensor:
-    """Targets with a column per class, (B, classes)."""
-    return targets if targets.ndim > 1 else targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
+    return losses_of
 
 
 def _is_padding(targets: torch.Tensor) -> torch.Tensor:
