@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 from configs.command_line import Command, parse_command_line
 from configs.flags import requested_device
-from utils import status
+from utils import notes
 from utils.errors import Unavailable, UserError
 from utils.files import TemporaryFolder
 from utils.processes.entry import run_and_report_errors
@@ -59,7 +59,7 @@ def _launch(command: Command, argv: list[str]) -> int:
 
         return record_end_of_ranks(Path(folder.name), **values)
 
-    status.on_run_end = record_end
+    notes.on_run_end = record_end
     return launch_processes(__file__, argv, num_processes(command.num_processes, command.device), folder.name)
 
 

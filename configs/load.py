@@ -19,7 +19,7 @@ from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_o
 from configs.yaml_io import KeyPath, format_value, parse_value, read_yaml, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
 from utils.files import read_json
-from utils.status import STATUS
+from utils.notes import STATUS
 
 FINETUNED = "vit_small_patch16_224"  # timm's model of finetune.yaml and probe.yaml
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options

@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.flags import Parser, add_flag
 from configs.load import RUN_OPTIONS
 from configs.yaml_io import format_value
-from engine.report import REPORT
 from engine.report.charts import option
 from engine.report.contents import RunContents, read_contents
 from engine.report.page import COMPARISON, comparison_page, run_page
@@ -32,7 +31,7 @@ from engine.report.tables import (
     ranked,
     results,
 )
-from engine.run.record import BASELINES
+from engine.run.record import BASELINES, REPORT
 from utils.errors import UserError, error_from, escape_control_characters
 from utils.files import atomic_write
 from utils.metric_table import METRICS

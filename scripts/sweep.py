@@ -38,9 +38,9 @@ from scripts.flags import positive, script_parser, split_flags
 from utils.device import visible_gpus
 from utils.errors import Unavailable, UserError
 from utils.files import atomic_write, own_file, read_json
+from utils.notes import STATUS, SWEEP, run_name
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import SHUTDOWN_SECONDS, end_with_parent, stop_processes
-from utils.status import STATUS, SWEEP, run_name
 from utils.system import own_share
 
 ENTRY = Path(__file__).parents[1] / "main_single_gpu.py"

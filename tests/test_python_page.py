@@ -14,7 +14,7 @@ from configs.command_line import parse_command_line
 from datasets.transforms.device import Normalize
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import attention_rollout, to_unit_range
-from engine.parallel.strategy import Single
+from engine.parallel import Single
 from engine.precision.policy import Precision
 from scripts import export
 

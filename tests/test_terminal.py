@@ -12,8 +12,8 @@ from rank_pool import environment
 
 from engine.run.record import RUN
 from utils.files import read_json
+from utils.notes import STATUS
 from utils.signals import TERMINATION_SIGNALS
-from utils.status import STATUS
 
 
 def digits(output, *options: str) -> list[str]:

@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from utils.errors import Unavailable, UserError, error_from
-from utils.status import RUN_LOG
+from utils.notes import RUN_LOG
 from utils.threads import wait_for
 
 if TYPE_CHECKING:  # imported late: it takes 500 MB, and `atomic_write` does not need it

@@ -1,9 +1,16 @@
-"""Notes: lines that the parts of the program give the user."""
+"""Messages of the parts of a program about the run of this process: notes, its loggers, and how it ended."""
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-Kind = Literal["screen", "log", "warning"]
+STATUS = "status.json"
+LAUNCH_FOLDER = "AMPVIT_LAUNCH_FOLDER"  # environment variable of ranks: their main process names the run there
+SWEEP = "sweep.json"  # in the folder of a sweep with TRAIN.MINUTES: of each run, the options that may change its speed
+UNFINISHED = ("running", "stopping")  # states of a run whose process exists
+RUN_LOG, RANK_LOG = "ampvit.run", "ampvit.rank"  # the loggers of log.txt and log_N.txt
 
 
 @dataclass(frozen=True)
@@ -14,7 +21,7 @@ class Note:
     with the word Warning, and recorded in run.json.
     """
 
-    kind: Kind
+    kind: Literal["screen", "log", "warning"]
     text: str
 
     def __str__(self) -> str:
@@ -23,3 +30,19 @@ class Note:
     def on(self, subject: str) -> "Note":
         """The note with its subject, such as 'Data', before the text."""
         return replace(self, text=f"{subject}: {self.text}")
+
+
+on_run_end: Callable[..., str | None] | None = None  # takes the keys of `status.json`; set by the record of the run
+
+
+def record_run_end(state: str, exit_status: int = 1, **values: Any) -> str | None:
+    """Records how the run of this process ended, if there is a run.
+
+    Returns the command that resumes it, in the first of its processes; None without a checkpoint.
+    """
+    return on_run_end(state=state, exit_status=exit_status, **values) if on_run_end else None
+
+
+def run_name(folder: Path) -> str:
+    """The name of the folder of a run, without date, time and number."""
+    return re.sub(r"-\d{8}-\d\d-\d\d(-\d+)?$", "", folder.name)

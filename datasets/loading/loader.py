@@ -32,8 +32,7 @@ from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, to_single_line
 from utils.files import own_file
-from utils.notes import Note
-from utils.status import RANK_LOG, RUN_LOG
+from utils.notes import RANK_LOG, RUN_LOG, Note
 from utils.system import own_share
 from utils.tables import read_rows, safe_cell
 from utils.torch_compat import tree_map_only

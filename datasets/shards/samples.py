@@ -34,7 +34,7 @@ from datasets.sources.samples import EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, share_arrays, strings_in
 from utils.errors import Unavailable, UserError, error_from, to_single_line
 from utils.files import file_state, locked, open_regular_file, own_file
-from utils.status import RUN_LOG
+from utils.notes import RUN_LOG
 from utils.threads import DaemonPool, wait_for
 
 _FIX = "restore the shard"

@@ -13,7 +13,7 @@ from configs.load import RUN_OPTIONS
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable, UserError, error_from
 from utils.files import atomic_write, link_or_copy, locked, read_json
-from utils.status import STATUS, SWEEP, run_name
+from utils.notes import STATUS, SWEEP, run_name
 from utils.threads import wait_for
 
 FORMAT = 6  # of checkpoints

@@ -12,7 +12,7 @@ from datasets.registry import recognize_dataset
 from engine.plan.training import check_same_options
 from engine.precision.policy import FLOAT32, precision_name
 from engine.run.log import print_waiting_notes
-from utils import status as run_status
+from utils import notes
 from utils.device import (
     Shortage,
     find_shortage,
@@ -35,7 +35,7 @@ def run(command: Command, context: ProcessContext) -> int:
 
     Raises UserError: any problem that the user can solve.
     """
-    config, run_status.on_run_end = command.config, None
+    config, notes.on_run_end = command.config, None
     top_k = command.prediction.top_k if command.prediction else None
     check_same_options(config, context, command=command.name, split=command.split, top_k=top_k)
     if context.device.type == "cpu":
@@ -46,7 +46,7 @@ def run(command: Command, context: ProcessContext) -> int:
         run_command = getattr(import_module(f"engine.commands.{module}"), function)
         status = run_command(replace(command, config=config), context)
         if context.is_main:
-            run_status.record_run_end("finished", 0)  # a training run has recorded its own end
+            notes.record_run_end("finished", 0)  # a training run has recorded its own end
         return status
     except SystemExit as error:  # of a plugin or a library: the status and the file of the run would not tell
         frame = traceback.extract_tb(error.__traceback__)[-1]

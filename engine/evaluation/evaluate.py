@@ -18,8 +18,7 @@ from datasets.batch import PADDING, Batch
 from datasets.loading.loader import Loader, unreadable
 from datasets.loading.sampler import EvalSampler, Key
 from engine.evaluation.results import SampleResults, score_classes
-from engine.parallel.compile import run_eagerly
-from engine.parallel.strategy import Strategy
+from engine.parallel import Strategy, run_eagerly
 from engine.precision.policy import Precision
 from engine.progress import Metrics
 from engine.run.log import progress_bar
@@ -28,7 +27,7 @@ from utils.device import IN_EVALUATION
 from utils.distributed import ProcessContext, broadcast_object, gather_objects, gather_to_main
 from utils.errors import UserError
 from utils.metric_table import MAX_SCORED_CLASSES
-from utils.status import RUN_LOG
+from utils.notes import RUN_LOG
 from utils.tables import format_duration
 
 AfterBatch = Callable[[Batch, list[Key]], None]  # with the keys of the samples of the batch

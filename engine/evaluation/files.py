@@ -45,7 +45,7 @@ from engine.evaluation.results import (
     name_of_target,
     worst_mistakes,
 )
-from engine.parallel.compile import run_eagerly
+from engine.parallel import run_eagerly
 from engine.progress import Metrics
 from engine.run.record import CONFUSION, MAX_CLASSES_SHOWN, PER_IMAGE, PICTURES, SUMMARY, TABLES, read_evaluation
 from models.kernels import explicit_attention

@@ -17,7 +17,7 @@ from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import weights_record
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
-from engine.parallel.strategy import Single, Strategy
+from engine.parallel import Single, Strategy
 from engine.plan.evaluation import EvaluationPlan, plan_evaluation
 from engine.precision.op_lists import OPS
 from engine.precision.policy import Precision, set_process_switches

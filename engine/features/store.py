@@ -34,7 +34,7 @@ from models.blocks import FeatureModel
 from utils.distributed import broadcast_object
 from utils.errors import UserError, error_from
 from utils.files import atomic_write, open_atomically, own_file, space_fix
-from utils.status import RUN_LOG
+from utils.notes import RUN_LOG
 from utils.tables import safe_cell
 
 _WITHOUT_EFFECT = "DATA.NUM_WORKERS DATA.DATA_PATH DATA.CACHE_* DATA.BATCH_SIZE* MODEL.PRETRAINED MODEL.RESUME"

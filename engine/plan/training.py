@@ -29,7 +29,7 @@ from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit, Splitter, as_read_before
 from engine.checkpoint.files import FoundCheckpoint, find_checkpoint, runs_newest_first
 from engine.checkpoint.weights_record import record_of, weights_record
-from engine.parallel.compile import check_compiler
+from engine.parallel import check_compiler
 from engine.precision.policy import fuse_blocks
 from engine.run.cost import describe_model
 from engine.run.facts import Preprocessing

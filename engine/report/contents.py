@@ -29,7 +29,7 @@ from engine.run.record import (
 )
 from utils.errors import Unavailable, UserError
 from utils.metric_table import METRICS, Metric, best_metric
-from utils.status import UNFINISHED
+from utils.notes import UNFINISHED
 from utils.tables import read_rows, to_float, unescaped_cell
 
 LARGEST = 1e150  # in a chart; the axes of larger numbers, and of numbers below its inverse, are no numbers

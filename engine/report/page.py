@@ -14,11 +14,11 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from engine.report import REPORT, TRAIN_BATCH, charts, tables
+from engine.report import charts, tables
 from engine.report.charts import MAX_NAME_CHARS, number, option, percent
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.overview import details_of, shift_by_weights, status_of, tiles_of
-from engine.run.record import PICTURES, SUSPECTS
+from engine.run.record import PICTURES, REPORT, SUSPECTS, TRAIN_BATCH
 from utils.errors import on_one_line, shortened
 from utils.files import atomic_write
 from utils.tables import to_float

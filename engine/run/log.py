@@ -18,8 +18,7 @@ from engine.run.record import LOG, RunRecord
 from utils.distributed import ProcessContext
 from utils.errors import escape_control_characters, shortened
 from utils.files import own_file
-from utils.notes import Note
-from utils.status import RANK_LOG, RUN_LOG
+from utils.notes import RANK_LOG, RUN_LOG, Note
 from utils.tables import MAX_COLUMNS
 
 _NOTE = logging.INFO + 5  # level of the notes for the screen; what is only for the files has DEBUG

@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from engine.run.facts import Fact
-from utils import status
+from utils import notes
 from utils.errors import UserError, escape_control_characters, from_here
 from utils.files import atomic_write, link_or_copy, open_atomically, own_file, read_json
 from utils.metric_table import METRICS
-from utils.status import LAUNCH_FOLDER, STATUS, UNFINISHED
+from utils.notes import LAUNCH_FOLDER, STATUS, UNFINISHED
 
 RUN, ROWS, TABLE, LOG = "run.json", "metrics.jsonl", "metrics.csv", "log.txt"
+REPORT = "report.html"
 DETAILS = "details"  # a folder: a training batch, the curves, TensorBoard's events
+TRAIN_BATCH = f"{DETAILS}/train_batch.png"  # images that the run was trained on
 SUSPECTS = "suspects/suspects.csv"  # training images whose label may be wrong; beside it the first ones' PICTURES
 EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # folders; their files:
 SUMMARY, TABLES, PER_IMAGE, CONFUSION, PICTURES = (
@@ -120,7 +122,7 @@ class RunRecord:
                 if launch := os.environ.get(LAUNCH_FOLDER):
                     identity = {"folder": str(folder), "pid": values["pid"], "host": values["host"]}
                     atomic_write(Path(launch, RUN), json.dumps(identity))
-        status.on_run_end = self.update
+        notes.on_run_end = self.update
 
     def update(self, overrules: bool = False, **values: Any) -> str | None:
         """Sets keys while the run has not ended, and no other process has resumed it.

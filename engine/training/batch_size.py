@@ -25,9 +25,8 @@ from engine.training.step import TrainState, train_steps
 from utils.device import find_shortage, keep_freed_memory, peak_memory_bytes, untimed_convolutions
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
-from utils.notes import Note
+from utils.notes import RUN_LOG, Note
 from utils.signals import kill_children
-from utils.status import RUN_LOG
 
 _USABLE = 0.9  # of the memory: evaluations, checkpoints, fragments and the loader's batches need some
 _MIN_GROWTH = 0.02  # of the mean peak memory per image: the peak of a process on a CPU varies

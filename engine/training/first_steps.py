@@ -21,8 +21,8 @@ from datasets.sources.names import list_names
 from datasets.sources.samples import Samples
 from engine.evaluation.files import save_picture, to_picture
 from engine.progress import EpochProgress, Observer
-from engine.report import TRAIN_BATCH
 from engine.run.facts import PixelBaseline, read_fact
+from engine.run.record import TRAIN_BATCH
 from engine.training.session import RunOutputs, Session
 from utils.errors import UserError, on_one_line, shortened
 from utils.notes import Note

@@ -17,7 +17,7 @@ from torch import nn
 from configs.parts import OPTIMIZERS
 from configs.schema import Train
 from configs.schema.train import Optimizer
-from engine.parallel.compile import run_eagerly
+from engine.parallel import run_eagerly
 from models.blocks import is_sharded
 from models.timm_model import classifiers
 from utils.device import find_shortage

@@ -3,6 +3,7 @@
 The session decides no option, and writes nothing. The outputs are opened when the session is ready.
 """
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,19 +27,21 @@ from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_fo
 from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_held_out
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
+from engine.evaluation.results import SampleResults
 from engine.evaluation.session import apply_op_lists, build_eval_files, build_evaluator
 from engine.features.probe import Solved, set_head
-from engine.parallel.compile import compile_model, run_eagerly
-from engine.parallel.strategy import Strategy, build_strategy
+from engine.parallel import build_strategy, compile_model, run_eagerly
 from engine.plan.training import Plan
 from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, fuse_blocks, set_process_switches
+from engine.progress import Metrics
+from engine.report.contents import RunContents, contents_of
 from engine.run.cost import StepTimer, copy_to_meta, describe_model
 from engine.run.facts import Devices, TrainingData
 from engine.run.folder import enter_folder, open_new_folder, record_environment
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
-from engine.run.record import RunRecord
+from engine.run.record import REPORT, RunRecord
 from engine.run.reporter import Reporter
 from engine.training.describe import Built, HeadClasses, describe_on_screen, describe_state, find_misfits
 from engine.training.loss import build_step_loss
@@ -53,7 +56,6 @@ from engine.training.step import TrainState
 from models.build import build_model
 from models.kernels import prepare_convolutions
 from models.weights.choose import FINE_TUNE
-from models.weights.fit import Fitted
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError, error_from
 from utils.notes import Note
@@ -142,7 +144,16 @@ def build_train_state(
     """
     train, device = config.train, context.device
     set_process_switches(config, device)
-    model, weights, classes = _build_model(config, device, plan, solved)
+    torch.manual_seed(derive_seed(config.seed, "initialization"))
+    # A checkpoint has all weights, and the pretrained ones may be missing then.
+    options, classes = (
+        (config.with_model(pretrained=None) if plan and plan.found else config).model,
+        match_classes(plan),
+    )
+    purpose = replace(FINE_TUNE, head_rows=classes.rows, zero_head=not scales_by_weights(train.optimizer))
+    model, weights = build_model(options, config.data, device, purpose, plan.weights_size if plan else None)
+    if solved:
+        set_head(model, solved)
     strategy = build_strategy(config.parallel, context)
     precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)
@@ -153,10 +164,17 @@ def build_train_state(
     targets, class_names = (plan.train.targets, plan.class_names) if plan else (None, None)
     loss, teacher = build_step_loss(config, model, precision, targets, class_names)
 
-    meta_model, average = copy_to_meta(model), None
+    meta_model, average, sharding = copy_to_meta(model), None, None
     if train.model_ema:
         average = WeightAverage(model, train.model_ema_decay, train.model_ema_warmup)
-    sharding = _shard(config, strategy, precision, model, average) if strategy.is_sharded else None
+    if strategy.is_sharded:
+        if config.model.tune.kind == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
+            problem = f"MODEL.TUNE lora: {config.parallel.strategy} cannot shard adapters"
+            raise UserError(f"{problem}; use PARALLEL.STRATEGY=ddp")
+        check_sharded_optimizer(train.optimizer)
+        sharding = strategy.shard(model, average and average.module, precision.gathered_dtype)
+        if average:
+            average.follow(model)
     compute_model = precision.attach(model)
     schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
     optimizer = build_optimizer(model, train, schedule.peak_lr)
@@ -183,39 +201,6 @@ def build_train_state(
         timer=StepTimer(device),
     )
     return state, Built(weights, classes, solved is not None, teacher, sharding, compiled, fused)
-
-
-def _build_model(
-    config: Config, device: torch.device, plan: Plan | None, solved: Solved | None
-) -> tuple[nn.Module, Fitted | None, HeadClasses]:
-    """The model with its initial weights; a checkpoint has all weights, and the pretrained ones may be missing then."""
-    torch.manual_seed(derive_seed(config.seed, "initialization"))
-    options = config.with_model(pretrained=None).model if plan and plan.found else config.model
-    classes = match_classes(plan)
-    model, weights = build_model(
-        options,
-        config.data,
-        device,
-        replace(FINE_TUNE, head_rows=classes.rows, zero_head=not scales_by_weights(config.train.optimizer)),
-        plan.weights_size if plan else None,
-    )
-    if solved:
-        set_head(model, solved)
-    return model, weights, classes
-
-
-def _shard(
-    config: Config, strategy: Strategy, precision: Precision, model: nn.Module, average: WeightAverage | None
-) -> str:
-    """Shards the model and the average in place; returns a description."""
-    if config.model.tune.kind == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
-        problem = f"MODEL.TUNE lora: {config.parallel.strategy} cannot shard adapters"
-        raise UserError(f"{problem}; use PARALLEL.STRATEGY=ddp")
-    check_sharded_optimizer(config.train.optimizer)
-    about = strategy.shard(model, average and average.module, precision.gathered_dtype)
-    if average:
-        average.follow(model)
-    return about
 
 
 def match_classes(plan: Plan | None) -> HeadClasses:
@@ -327,3 +312,75 @@ def _outputs(session: Session, folder: Path, logger: RunLogger) -> RunOutputs:
     )
     evaluation = build_eval_files(config, session.plan.val, session.evaluator, folder)
     return RunOutputs(folder=folder, logger=logger, reporter=reporter, evaluation=evaluation)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation of an epoch (from 1). Only the main process has the results.
+
+    model: the evaluated one; None if training has changed its weights since, or if it is sharded.
+    """
+
+    model: nn.Module | None
+    metrics: Metrics
+    results: SampleResults | None
+    epoch: int
+
+
+_MAX_TIME_SHARE = 0.005  # of the evaluation files, and of the page
+_FIRST_SECONDS = 0.5  # that the evaluation files are expected to take
+
+
+class RunReport:
+    """Keeps the evaluation files of the best epoch, and `report.html`, up to date in at most 1% of the run's time.
+
+    The main process calls `update()` after the checkpoint of an epoch, and `update(now=True)` when the final
+    state is recorded. The end of the run evaluates `best.pth` if there was no time for its files. A file that
+    cannot be written, for example on a full disk, gives a line in the log and never ends the run.
+    """
+
+    def __init__(self, outputs: RunOutputs, config: Config) -> None:
+        self.outputs, self._config = outputs, config
+        self._best: Evaluated | None = None
+        self._is_end, self._last_problem = False, ""
+        first_time = time.monotonic() + _FIRST_SECONDS / _MAX_TIME_SHARE
+        self._next_time = {self._write_evaluation: first_time, self._write_page: 0.0}
+
+    @property
+    def contents(self) -> RunContents:
+        """The run as the page shows it, from the record in memory."""
+        return contents_of(self.outputs.record, self._config, self.outputs.evaluation.values)
+
+    def update(self, best: Evaluated | None = None, now: bool = False) -> None:
+        """Writes the files, unless they were written a short while ago. now: writes them in any case.
+
+        best: the latest evaluation, if it is the best one so far. If there is no time for its files, only the end of
+        the run writes them.
+        """
+        self._best, self._is_end = best or self._best, now
+        for write, next_time in self._next_time.items():
+            started = time.monotonic()
+            if not now and started < next_time:
+                continue
+            try:
+                write()
+            except Exception as error:  # a page is never worth a run
+                problem = f"{type(error).__name__}: {error}"
+                if problem != self._last_problem:  # a disk stays full for hours
+                    self.outputs.logger.warn(f"{REPORT} cannot be written: {problem}")
+                self._last_problem = problem
+            finished = time.monotonic()
+            self._next_time[write] = finished + (finished - started) / _MAX_TIME_SHARE
+        if self._best:
+            self._best = replace(self._best, model=None)
+
+    def _write_evaluation(self) -> None:
+        best = self._best
+        if best and best.results and (best.model or self._is_end):
+            self._best = None
+            self.outputs.evaluation.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
+
+    def _write_page(self) -> None:
+        from engine.report.page import write_report  # imported late: it needs jinja2
+
+        write_report(self.outputs.folder)

@@ -17,8 +17,7 @@ from torch.profiler import record_function
 from configs.batch_plan import EpochLayout
 from configs.schema import Config
 from datasets.batch import Batch
-from engine.parallel.compile import run_eagerly
-from engine.parallel.strategy import Strategy
+from engine.parallel import Strategy, run_eagerly
 from engine.precision.master_weights import WeightAverage
 from engine.precision.non_finite import first_non_finite
 from engine.precision.policy import Precision

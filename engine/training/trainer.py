@@ -27,14 +27,12 @@ from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvalModel, build_eval_files, build_eval_model
 from engine.features.probe import Solved
 from engine.progress import EpochProgress, Metrics, Observer
-from engine.report import REPORT
 from engine.run.cost import SlowRanks
 from engine.run.folder import next_command
-from engine.run.record import TEST_EVALUATION
+from engine.run.record import REPORT, TEST_EVALUATION
 from engine.run.reporter import log_validation
 from engine.training.first_steps import BaselineThread, EvaluationImages, TrainBatch, UntrainedParameters
-from engine.training.run_report import Evaluated, RunReport
-from engine.training.session import RunOutputs, Session
+from engine.training.session import Evaluated, RunOutputs, RunReport, Session
 from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
 from utils.device import device_name, peak_memory_bytes

@@ -18,7 +18,7 @@ from engine.checkpoint.weights_record import read_record
 from engine.commands.run import run
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import attention_rollout
-from engine.parallel.strategy import Single
+from engine.parallel import Single
 from engine.precision.policy import Precision
 from engine.training.optimizer import build_optimizer
 from models.blocks import FeatureModel

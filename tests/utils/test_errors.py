@@ -15,7 +15,7 @@ from datasets.shards.store import ShardStore
 from engine.checkpoint import run_folder
 from engine.checkpoint.files import find_checkpoint
 from engine.run.log import RunLogger
-from utils import status
+from utils import notes
 from utils.device import visible_gpus
 from utils.errors import (
     MAY_PASS,
@@ -105,7 +105,7 @@ def printed_by(capsys, error: Exception) -> str:
 
 
 def test_the_command_that_resumes_follows_an_error(capsys, monkeypatch):
-    monkeypatch.setattr(status, "on_run_end", lambda **values: "again")
+    monkeypatch.setattr(notes, "on_run_end", lambda **values: "again")
     assert printed_by(capsys, UserError("3.jpg")) == "error: 3.jpg\nresume with: again\n"
     with pytest.raises(ZeroDivisionError):
         run_and_report_errors(lambda argv: 1 // 0, [])

@@ -12,7 +12,7 @@ from engine.checkpoint import run_folder
 from engine.checkpoint.run_folder import lock_run_folder
 from utils.errors import Unavailable
 from utils.files import locked
-from utils.status import RUN_LOG
+from utils.notes import RUN_LOG
 
 
 def fail_flock(monkeypatch, number: int) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from utils.errors import Findings, Unavailable, UserError, print_escaped, print_resume, to_single_line
+from utils.notes import record_run_end
 from utils.processes.launch import has_launcher, rank_of_process
 from utils.signals import Interrupted, raise_on_signals
-from utils.status import record_run_end
 
 _LOST = (errno.EIO, errno.EPIPE, errno.ENOSPC)  # the terminal or the reader of a pipe has gone; a full disk
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from utils.errors import Unavailable, UserError
 from utils.files import atomic_write, read_json
+from utils.notes import LAUNCH_FOLDER
 from utils.signals import TERMINATION_SIGNALS, Interrupted, handle_signals, signal_name
-from utils.status import LAUNCH_FOLDER
 
 if TYPE_CHECKING:
     import torch.distributed as dist

@@ -13,8 +13,8 @@ from engine.commands.run import run
 from engine.run.record import read_run
 from engine.training.trainer import Trainer
 from utils.files import read_json
+from utils.notes import STATUS
 from utils.signals import PendingSignal, defer_signals
-from utils.status import STATUS
 
 pytestmark = pytest.mark.usefixtures("handlers_after_test")
 OPTIONS = [

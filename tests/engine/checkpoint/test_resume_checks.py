@@ -12,7 +12,7 @@ from engine.checkpoint.files import load_checkpoint
 from engine.commands.run import run
 from utils.errors import UserError
 from utils.files import read_json
-from utils.status import STATUS
+from utils.notes import STATUS
 
 INVALID_CHANGES = {  # option -> what the error names
     "TRAIN.OPTIMIZER.NAME=SGD": r"TRAIN\.OPTIMIZER\.NAME.*AdamW",

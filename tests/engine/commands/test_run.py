@@ -20,7 +20,7 @@ from engine.run.record import RESULT_KEYS, STATUS_KEYS, RunRecord
 from utils.errors import UserError
 from utils.files import read_json
 from utils.metric_table import METRICS
-from utils.status import STATUS
+from utils.notes import STATUS
 
 
 @pytest.mark.usefixtures("nondeterministic_after_test")
@@ -64,7 +64,7 @@ def test_real_shortage_of_memory(digits_argv, any_device, monkeypatch, place):
 def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, cpu, monkeypatch):
     """The caller of the function that fails takes any other RuntimeError for a checkpoint of another model."""
     run(parse_command_line([*digits_argv, "TRAIN.MAX_STEPS=1"]), cpu)
-    load = "engine.parallel.strategy.Strategy.load_optimizer_state"
+    load = "engine.parallel.Strategy.load_optimizer_state"
     shortage, other = torch.AcceleratorError("CUDA error: out of memory"), RuntimeError("sizes differ")
     for error, line in (
         (shortage, "out of GPU memory .*use -amp"),

@@ -13,7 +13,7 @@ from datasets.transforms.device import Normalize
 from engine.evaluation import evaluate
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.results import SampleResults
-from engine.parallel.strategy import Single
+from engine.parallel import Single
 from engine.precision.policy import Precision
 from tests.conftest import GREY, eval_loader_for, samples_for
 from utils.distributed import ProcessContext

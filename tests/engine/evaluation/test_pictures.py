@@ -11,7 +11,7 @@ from configs.schema import Amp, Data
 from datasets.transforms.device import Normalize
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import attention_rollout, explanation_file, heat_map, input_gradient, write_attention
-from engine.parallel.strategy import Single
+from engine.parallel import Single
 from engine.precision.policy import Precision
 
 

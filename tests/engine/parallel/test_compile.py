@@ -15,8 +15,7 @@ from torch.nn.utils import parameters_to_vector
 
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Parallel, Train
-from engine.parallel.compile import compile_model, run_eagerly
-from engine.parallel.strategy import DDP, FSDP
+from engine.parallel import DDP, FSDP, compile_model, run_eagerly
 from engine.precision.policy import Precision
 from models.blocks import local_tensor, share_drop_path
 from models.build import build_model
@@ -102,7 +101,7 @@ def test_resume_is_bit_exact(digits_argv, tmp_path, cpu):
 def test_cuda_graphs_need_one_gpu_and_no_accumulation(value, device, accum_iter, ranks, expected, monkeypatch):
     """The log names the mode that `torch.compile` is given."""
     modes = []
-    monkeypatch.setattr("engine.parallel.compile.check_compiler", lambda device: None)
+    monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
     monkeypatch.setattr(nn.Module, "compile", lambda module, dynamic, mode: modes.append(mode))
     options = Train(COMPILE=value, ACCUM_ITER=accum_iter)
     context = ProcessContext(0, 0, ranks, ranks, torch.device(device))
@@ -164,7 +163,7 @@ def test_a_compiler_that_fails_is_named_before_training(cpu, monkeypatch):
 @pytest.mark.slow
 def test_sharded_model_is_compiled_block_by_block(cpu, cpu_group, monkeypatch):
     """Also with drop-path: two blocks drop samples, here the same ones. The backend generates no code."""
-    monkeypatch.setattr("engine.parallel.compile.check_compiler", lambda device: None)
+    monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
     compile_block = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_block(module, backend="aot_eager"))
     config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3", "MODEL.DROPPATH=0.2"]).config
@@ -195,7 +194,7 @@ def graphs(monkeypatch) -> list[torch.fx.GraphModule]:
         found.append(graph)
         return graph.forward
 
-    monkeypatch.setattr("engine.parallel.compile.check_compiler", lambda device: None)
+    monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
     monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_module(module, backend=backend))
     return found
 

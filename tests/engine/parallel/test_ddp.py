@@ -11,7 +11,7 @@ from torch.nn.utils import parameters_to_vector
 
 from configs.schema import Amp, Parallel
 from datasets.batch import Batch
-from engine.parallel.strategy import DDP, unused_parameters
+from engine.parallel import DDP, unused_parameters
 from engine.precision.policy import Precision
 from engine.training.session import synchronize_batch_norms
 from utils.distributed import ProcessContext

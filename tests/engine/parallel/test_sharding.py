@@ -11,8 +11,8 @@ from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line
-from engine.parallel.strategy import FSDP as FullyShardedDataParallel
-from engine.parallel.strategy import build_strategy, unused_parameters
+from engine.parallel import FSDP as FullyShardedDataParallel
+from engine.parallel import build_strategy, unused_parameters
 from engine.precision.non_finite import first_non_finite
 from engine.training.optimizer import SHARDED_OPTIMIZERS
 from engine.training.session import build_train_state

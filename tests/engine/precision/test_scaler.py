@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from configs.schema import Amp, Parallel, Train
-from engine.parallel.strategy import build_strategy
+from engine.parallel import build_strategy
 from engine.precision.policy import LossScaler, Precision
 from engine.training.optimizer import build_optimizer
 from utils.distributed import ProcessContext

@@ -17,7 +17,7 @@ from engine.profiling.profiler import TRACE, Profile, advice, phase_seconds, pro
 from engine.run.cost import Phase
 from utils.distributed import single_process
 from utils.files import read_json
-from utils.status import STATUS
+from utils.notes import STATUS
 
 DATA_WAIT, TRANSFORM, FORWARD, BACKWARD, OPTIMIZER, LOGGING = Phase
 

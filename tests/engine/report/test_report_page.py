@@ -20,13 +20,13 @@ from run_folders import (
 )  # fmt: skip
 
 from configs.schema import Config
-from engine.report import REPORT
 from engine.report import page as page_module
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures, tiles_of
 from engine.run.facts import PixelBaseline
-from engine.training.run_report import RunReport
-from utils.status import UNFINISHED
+from engine.run.record import REPORT
+from engine.training.session import RunReport
+from utils.notes import UNFINISHED
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from engine.run.record import (
 )
 from utils.files import read_json
 from utils.metric_table import METRICS
-from utils.status import LAUNCH_FOLDER, STATUS
+from utils.notes import LAUNCH_FOLDER, STATUS
 from utils.tables import read_rows
 
 

@@ -10,7 +10,7 @@ from timm.optim import create_optimizer_v2, muon
 from torch import nn
 
 from configs.schema import Amp, Train
-from engine.parallel.strategy import Single
+from engine.parallel import Single
 from engine.precision.policy import Precision
 from engine.training import optimizer as optimizers
 from engine.training.optimizer import BatchedMuon, build_optimizer, set_lr

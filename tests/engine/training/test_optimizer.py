@@ -10,7 +10,7 @@ from torch import nn
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Train
-from engine.parallel.compile import run_eagerly
+from engine.parallel import run_eagerly
 from engine.precision.policy import Precision
 from engine.training.optimizer import build_optimizer, set_lr
 from engine.training.session import build_train_state

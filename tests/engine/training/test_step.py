@@ -29,7 +29,7 @@ from configs.command_line import parse_command_line
 from configs.schema import Config
 from datasets.loading.sampler import epoch_order
 from engine.checkpoint.files import load_checkpoint
-from engine.parallel.strategy import DDP
+from engine.parallel import DDP
 from engine.training.session import build_train_state
 from engine.training.step import TrainState
 from models.build import build_model

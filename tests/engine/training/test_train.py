@@ -18,8 +18,8 @@ from engine.run.record import read_run
 from utils.errors import UserError
 from utils.files import read_json
 from utils.metric_table import METRICS
+from utils.notes import STATUS
 from utils.signals import Interrupted
-from utils.status import STATUS
 
 # EVAL.BEST_METRIC
 

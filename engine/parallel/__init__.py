@@ -1,1 +1,0 @@
-"""Data parallelism and compilation."""
