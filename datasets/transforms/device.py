@@ -7,14 +7,14 @@ Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019) are as timm's `Mixup` c
 one at the mirrored position of the batch: the first with the last. The parameters are drawn on the host; the host never
 waits for the device.
 
-Legend: B images per batch, C channels, S pixels on a side, D draws per batch, K erased images, R rectangles in each.
+Legend: B images per batch, C channels, S pixels on a side, K erased images, R rectangles in each.
 """
 
 import math
 import random
 from collections.abc import Iterator
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,19 +28,6 @@ from datasets.decoding.partial_jpeg import Box
 from utils.errors import UserError
 
 _NUMPY_SEEDS = 2**63 - 1
-
-
-class MixDraws(NamedTuple):
-    """The parameters of D mixes, on the host.
-
-    weight: float64 (D,), the share of the image itself in the new target, and with mixup in each pixel.
-    box: int64 (D, 4) of CutMix: top, bottom, left, right; empty for mixup.
-    is_cutmix: bool (D,)
-    """
-
-    weight: np.ndarray
-    box: np.ndarray
-    is_cutmix: np.ndarray
 
 
 class Mixup(nn.Module):
@@ -66,13 +53,11 @@ class Mixup(nn.Module):
         if not (self.mixup_alpha or self.cutmix_alpha) or (self.off_epoch and epoch >= self.off_epoch):
             return images, targets
         rng = np.random.default_rng(int(torch.randint(_NUMPY_SEEDS, ())))
-        height, width = images.shape[-2:]
-        draws = self.draw(rng, 1, (height, width))
-        weight, is_cutmix = float(draws.weight[0]), draws.is_cutmix[0]
-        if weight == 1 and not is_cutmix:
+        weight, box = self.draw(rng, *images.shape[-2:])
+        if weight == 1 and box is None:
             return images, targets
-        if is_cutmix:
-            top, bottom, left, right = draws.box[0].tolist()
+        if box:
+            top, bottom, left, right = box
             images[..., top:bottom, left:right] = images[..., top:bottom, left:right].flip(0)
         else:
             images = images.flip(0).lerp_(images, weight)
@@ -81,30 +66,28 @@ class Mixup(nn.Module):
             hot = torch.zeros((len(targets), self.num_classes), device=targets.device).scatter_(1, targets[:, None], 1)
         return images, hot * weight + hot.flip(0) * (1 - weight)
 
-    def draw(self, rng: np.random.Generator, count: int, size: tuple[int, int]) -> MixDraws:
-        """The parameters of `count` mixes. Each is CutMix, mixup, or, with weight 1, neither.
+    def draw(self, rng: np.random.Generator, height: int, width: int) -> tuple[float, tuple[int, int, int, int] | None]:
+        """The share of an image itself in its new target, with mixup in each pixel too; of CutMix, the box of the rest.
 
-        size: height and width of the images.
+        The box is top, bottom, left, right. A share of 1 without a box is no mix.
         """
-        is_mixed = rng.random(count) < self.probability
-        is_cutmix = is_mixed & (rng.random(count) < self.cutmix_share)
-        alpha = np.where(is_cutmix, self.cutmix_alpha, self.mixup_alpha)
-        weight = rng.beta(np.where(is_mixed, alpha, 1), np.where(is_mixed, alpha, 1))
+        if rng.random() >= self.probability:
+            return 1.0, None
+        alpha = self.cutmix_alpha if (is_cutmix := rng.random() < self.cutmix_share) else self.mixup_alpha
+        weight, edges = rng.beta(alpha, alpha), list[int]()
+        if not is_cutmix:
+            return weight, None
         if self.minmax:  # the sides of a box are uniform in CUTMIX_MINMAX
-            bounds = [[int(side * share) for share in self.minmax] for side in size]
-            height, width = (rng.integers(low, max(high, low + 1), count) for low, high in bounds)
-            top, left = rng.integers(0, size[0] - height + 1), rng.integers(0, size[1] - width + 1)
-            boxes = np.stack([top, top + height, left, left + width], axis=1)
-        else:  # boxes around uniform centers, clipped; before clipping their area is 1 - `weight` of the image
-            edges = []
-            for side in size:
-                length, center = (side * np.sqrt(1 - weight)).astype(int), rng.integers(0, side, len(weight))
-                edges += [np.clip(center - length // 2, 0, side), np.clip(center + (length + 1) // 2, 0, side)]
-            boxes = np.stack(edges, axis=1)
-        boxes = np.where(is_cutmix[:, None], boxes, 0)
-        top, bottom, left, right = boxes.T
-        weight = np.where(is_cutmix, 1 - (bottom - top) * (right - left) / (size[0] * size[1]), weight)
-        return MixDraws(np.where(is_mixed, weight, 1.0), boxes, is_cutmix)
+            bounds = [[int(side * share) for share in self.minmax] for side in (height, width)]
+            sides = [int(rng.integers(low, max(high, low + 1))) for low, high in bounds]
+            for whole, side in zip((height, width), sides, strict=True):
+                edges += [start := int(rng.integers(0, whole - side + 1)), start + side]
+        else:  # a box around a uniform center, clipped; before clipping its area is 1 - `weight` of the image
+            for side in (height, width):
+                length, center = int(side * math.sqrt(1 - weight)), int(rng.integers(0, side))
+                edges += [max(center - length // 2, 0), min(center + (length + 1) // 2, side)]
+        top, bottom, left, right = edges
+        return 1 - (bottom - top) * (right - left) / (height * width), (top, bottom, left, right)
 
 
 _ERASED_AREA = (0.02, 1 / 3)  # of all rectangles together, as a share of the image, and their height / width: from

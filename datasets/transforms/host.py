@@ -50,17 +50,12 @@ Policy = Callable[[Image.Image, random.Random], Image.Image]
 _Operation = Callable[[Image.Image], Image.Image]
 
 
-class PillowPolicies:
+def apply_policies(policies: Sequence[Policy], pixels: torch.Tensor, rng: random.Random) -> torch.Tensor:
     """Policies in sequence on uint8 (C, S, S): one conversion to a Pillow image, and one back."""
-
-    def __init__(self, policies: Sequence[Policy]) -> None:
-        self.policies = policies
-
-    def __call__(self, pixels: torch.Tensor, rng: random.Random) -> torch.Tensor:
-        original = image = to_pillow(pixels)
-        for policy in self.policies:
-            image = policy(image, rng)
-        return pixels if image is original else from_pillow(image)
+    original = image = to_pillow(pixels)
+    for policy in policies:
+        image = policy(image, rng)
+    return pixels if image is original else from_pillow(image)
 
 
 def to_pillow(pixels: torch.Tensor) -> Image.Image:
@@ -81,30 +76,23 @@ def from_pillow(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(planes).view(len(bands), image.height, image.width)
 
 
-class RandAugment:
+def rand_augment(layers: int, magnitude: float, image: Image.Image, rng: random.Random) -> Image.Image:
     """`layers` of the 15 operations, with replacement, each with probability 0.5 (Cubuk et al., 2020).
 
     The magnitude is normally distributed with standard deviation 0.5, and clipped to 0..10.
     """
-
-    def __init__(self, layers: int, magnitude: float) -> None:
-        self.layers, self.magnitude = layers, magnitude
-
-    def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
-        timm_policies().random = rng
-        for operation in rng.choices(_rand_augment(self.magnitude, len(image.getbands())), k=self.layers):
-            image = operation(image)
-        return image
+    timm_policies().random = rng
+    for operation in rng.choices(_rand_augment(magnitude, len(image.getbands())), k=layers):
+        image = operation(image)
+    return image
 
 
-class AutoAugment:
+def auto_augment(image: Image.Image, rng: random.Random) -> Image.Image:
     """One of the 25 pairs of operations found for ImageNet (Cubuk et al., 2019), with RandAugment's magnitude noise."""
-
-    def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
-        timm_policies().random = rng
-        for operation in rng.choice(_auto_augment(len(image.getbands()))):
-            image = operation(image)
-        return image
+    timm_policies().random = rng
+    for operation in rng.choice(_auto_augment(len(image.getbands()))):
+        image = operation(image)
+    return image
 
 
 @functools.cache
@@ -136,43 +124,35 @@ def _as_paddle(operation: Any) -> _Operation:
     return operation
 
 
-class ColorJitter:
+def color_jitter(strength: float, image: Image.Image, rng: random.Random) -> Image.Image:
     """Brightness, contrast and saturation times 1 +- `strength`, in random order, as torchvision and Paddle do it."""
-
-    def __init__(self, strength: float) -> None:
-        self.low, self.high = max(0, 1 - strength), 1 + strength
-
-    def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
-        for kind in rng.sample((ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color), 3):
-            image = kind(image).enhance(rng.uniform(self.low, self.high))
-        return image
+    for kind in rng.sample((ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color), 3):
+        image = kind(image).enhance(rng.uniform(max(0, 1 - strength), 1 + strength))
+    return image
 
 
 def build_policies(data: Data, train: Train) -> list[Policy]:
     """AUGMENT_POLICY precedes RAND_AUGMENT, AUTO_AUGMENT and COLOR_JITTER; only 3a keeps the jitter, as in timm."""
-    jitter: list[Policy] = [ColorJitter(train.color_jitter)] if train.color_jitter else []
+    jitter: list[Policy] = [partial(color_jitter, train.color_jitter)] if train.color_jitter else []
     if train.augment_policy:
-        policy = TimmPolicy(train.augment_policy, min(data.input_size), data.imagenet_mean, data.interpolation)
-        return [policy, *jitter] if "3a" in train.augment_policy else [policy]
+        given = train.augment_policy, min(data.input_size), data.imagenet_mean, data.interpolation
+        return [partial(timm_policy, *given), *(jitter if "3a" in train.augment_policy else [])]
     if train.rand_augment:
-        return [RandAugment(train.rand_augment_layers, train.rand_augment_magnitude)]
-    return [AutoAugment()] if train.auto_augment else jitter
+        return [partial(rand_augment, train.rand_augment_layers, train.rand_augment_magnitude)]
+    return [auto_augment] if train.auto_augment else jitter
 
 
-class TimmPolicy:
+def timm_policy(
+    policy: str, size: int, mean: tuple[float, ...], interpolation: str, image: Image.Image, rng: random.Random
+) -> Image.Image:
     """A policy such as rand-m9-mstd0.5-inc1, with the parameters that timm's `create_transform` gives it.
 
     Posterizing to 0 bits is black; timm's own raises with Pillow 13.
     """
-
-    def __init__(self, policy: str, size: int, mean: tuple[float, ...], interpolation: str = "bicubic") -> None:
-        self.arguments = policy, size, mean, interpolation
-
-    def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
-        module = timm_policies()
-        module.random = rng
-        module.np.random.seed(rng.getrandbits(_NUMPY_SEED_BITS))
-        return _build(*self.arguments)(image)
+    module = timm_policies()
+    module.random = rng
+    module.np.random.seed(rng.getrandbits(_NUMPY_SEED_BITS))
+    return _build(policy, size, mean, interpolation)(image)
 
 
 @functools.cache
@@ -343,7 +323,7 @@ def build_host_transform(data: Data, train: Train, seed: int) -> HostTransform:
     if data.vflip_prob:
         operations.append(partial(random_flip, -2, data.vflip_prob))
     if policies := build_policies(data, train):
-        operations.append(PillowPolicies(policies))
+        operations.append(partial(apply_policies, policies))
     operations += [HOST_AUGMENTATIONS.build(name, given) for name, given in (data.host_augmentations or {}).items()]
     crop = (*data.random_crop_scale, *data.random_crop_ratio)
     augments = len(operations) > 1 or data.hflip_prob > 0 or crop != (1, 1, 1, 1)

@@ -94,7 +94,6 @@ _VIT = replace(FAMILIES["deit"], title="ViT")  # DeiT's names are the names of P
 # RegNetY-16GF (Radosavovic et al., 2020), the teacher of PaddleViT's distillations; no value of MODEL.TYPE.
 _REGNET = Family(
     title="RegNet",
-    keys=Model,
     timm="regnety_160",
     arguments=lambda options, data: {},
     defaults={},

@@ -125,10 +125,9 @@ def shifted(before: str, after: str, by: int) -> Callable[[re.Match[str]], str]:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of PaddleViT's, built by timm.
+    """A family of PaddleViT's, built by timm: the attribute `family` of its section MODEL, whose `type` names it.
 
     title: as its paper writes it.
-    keys: the section MODEL of the family; its `type` is a Literal of the one name of MODEL.TYPE, in lower case.
     arguments: the options -> arguments of that name or class, without the number of classes and input channels. They
         override the arguments that all families share, such as drop_rate.
     defaults: values by section and key that differ from the general ones. From the family's `config.py` in PaddleViT,
@@ -147,7 +146,6 @@ class Family:
     """
 
     title: str
-    keys: type[Model]
     arguments: Callable[[Any, Data], dict[str, Any]]
     defaults: Mapping[str, Mapping[str, Any]]
     timm: str | Callable[[Any], str] | None = None
@@ -159,12 +157,6 @@ class Family:
     computed: Sequence[str] = ()
     corrections: Sequence[str] = ()
     differs: str = ""
-
-    @property
-    def type(self) -> str:
-        """The name in MODEL.TYPE, in lower case."""
-        name: str = self.keys.model_fields["type"].default
-        return name
 
     def timm_for(self, options: Model) -> str | None:
         return self.timm(options) if callable(self.timm) else self.timm

@@ -30,13 +30,6 @@ _KEYS = "img_size patch_size embed_dim depth num_heads mlp_ratio qkv_bias"
 _transformer = partial(arguments, _KEYS, dropout=DROPOUTS)
 
 
-class DeiT(PlainTransformer):
-    """DeiT (Touvron et al., 2020): ViT with ImageNet's normalization, and a second head if it is distilled."""
-
-    type: Literal["deit"] = "deit"
-    distilled: bool = option(True, "a distillation token and head; default: DISTILLATION_TYPE is not none")
-
-
 # The names of PaddleViT's ViT, DeiT and MAE in timm.
 _OLD_EMBEDDINGS = r"^(?:patch_embedding|embeddings)"  # until March 2022 and in June 2021
 _VIT_RENAMES = (
@@ -56,14 +49,27 @@ _VIT_RENAMES = (
     (r"^classifier_dist\.", "head_dist."),
     (r"^classifier\.", "head."),
 )
-DEIT = Family(
-    title="DeiT",
-    keys=DeiT,
-    timm=lambda model: "deit_tiny_distilled_patch16_224" if model.distilled else "deit_tiny_patch16_224",
-    arguments=_transformer(),
-    defaults=family_defaults(train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996, "DISTILLATION_TYPE": "hard"}),
-    renames=_VIT_RENAMES,
-)
+
+
+class DeiT(PlainTransformer):
+    """DeiT (Touvron et al., 2020): ViT with ImageNet's normalization, and a second head if it is distilled."""
+
+    type: Literal["deit"] = "deit"
+    distilled: bool = option(True, "a distillation token and head; default: DISTILLATION_TYPE is not none")
+
+    family: ClassVar = Family(
+        title="DeiT",
+        timm=lambda model: "deit_tiny_distilled_patch16_224" if model.distilled else "deit_tiny_patch16_224",
+        arguments=_transformer(),
+        defaults=family_defaults(train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996, "DISTILLATION_TYPE": "hard"}),
+        renames=_VIT_RENAMES,
+    )
+
+
+_BEIT_TRAINING = {
+    "NUM_EPOCHS": 100, "WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "WARMUP_START_LR": 0.0, "END_LR": 1e-6,
+    "LAYER_DECAY": 0.65, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9999,
+}  # fmt: skip
 
 
 class BEiT(PlainTransformer):
@@ -74,20 +80,14 @@ class BEiT(PlainTransformer):
     use_rel_pos_bias: bool = option(True, "a relative position bias in each block")
     init_values: float = option(1e-4, "initial value of the layer scale", gt=0)
 
-
-_BEIT_TRAINING = {
-    "NUM_EPOCHS": 100, "WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "WARMUP_START_LR": 0.0, "END_LR": 1e-6,
-    "LAYER_DECAY": 0.65, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9999,
-}  # fmt: skip
-BEIT = Family(
-    title="BEiT",
-    keys=BEiT,
-    timm="beit_base_patch16_224",
-    arguments=_transformer("use_abs_pos_emb use_rel_pos_bias init_values"),
-    defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_BEIT_TRAINING),
-    dropped=[r".*\.relative_position_index"],
-    corrections=["MODEL.DROPPATH, DROPOUT and ATTENTION_DROPOUT have an effect; PaddleViT's BEiT ignores them"],
-)
+    family: ClassVar = Family(
+        title="BEiT",
+        timm="beit_base_patch16_224",
+        arguments=_transformer("use_abs_pos_emb use_rel_pos_bias init_values"),
+        defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_BEIT_TRAINING),
+        dropped=[r".*\.relative_position_index"],
+        corrections=["MODEL.DROPPATH, DROPOUT and ATTENTION_DROPOUT have an effect; PaddleViT's BEiT ignores them"],
+    )
 
 
 class CaiT(PlainTransformer):
@@ -97,15 +97,13 @@ class CaiT(PlainTransformer):
     init_values: float = option(1e-4, "initial value of the layer scale", gt=0)
     depth_token_only: int = option(2, "number of blocks that update the class token only", ge=1)
 
-
-CAIT = Family(
-    title="CaiT",
-    keys=CaiT,
-    timm="cait_xxs24_224",
-    arguments=_transformer("init_values depth_token_only", mlp_ratio_token_only="mlp_ratio"),
-    defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
-    renames=[(r"^patch_embed\.patch_embed\.", "patch_embed.proj.")],
-)
+    family: ClassVar = Family(
+        title="CaiT",
+        timm="cait_xxs24_224",
+        arguments=_transformer("init_values depth_token_only", mlp_ratio_token_only="mlp_ratio"),
+        defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
+        renames=[(r"^patch_embed\.patch_embed\.", "patch_embed.proj.")],
+    )
 
 
 class XCiT(PlainTransformer):
@@ -120,20 +118,25 @@ class XCiT(PlainTransformer):
     cls_attn_layers: int = option(2, "number of blocks with class attention", ge=1)
     use_pos: bool = option(True, "a position embedding of sines and cosines")
 
-
-XCIT = Family(
-    title="XCiT",
-    keys=XCiT,
-    timm="xcit_nano_12_p16_224",
-    arguments=_transformer("eta tokens_norm cls_attn_layers", use_pos_embed="use_pos"),
-    defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
-    teacher_distils=True,
-    renames=[(r"^pos_embeder\.", "pos_embed.")],
-    split={r"(cls_attn_blocks\.\d+\.attn\.)qkv(\..*)": ("q", "k", "v")},
-)
+    family: ClassVar = Family(
+        title="XCiT",
+        timm="xcit_nano_12_p16_224",
+        arguments=_transformer("eta tokens_norm cls_attn_layers", use_pos_embed="use_pos"),
+        defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
+        teacher_distils=True,
+        renames=[(r"^pos_embeder\.", "pos_embed.")],
+        split={r"(cls_attn_blocks\.\d+\.attn\.)qkv(\..*)": ("q", "k", "v")},
+    )
 
 
 _Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], ...], ...], Field(min_length=1), BeforeValidator(as_tuple)]
+
+
+def _crossvit_arguments(model: "CrossViT", data: Data) -> dict[str, Any]:
+    first, second = model.img_size
+    # timm truncates the product with img_size
+    sizes = {"img_size": first, "img_scale": (1.0, (second + 0.5) / first)}
+    return _transformer("multi_conv")(model, data) | sizes
 
 
 class CrossViT(Model):
@@ -160,23 +163,14 @@ class CrossViT(Model):
             if len(stage) != 3:
                 yield f"DEPTH {list(stage)} of a stage must have three values: each branch, the exchange"
 
-
-def _crossvit_arguments(model: CrossViT, data: Data) -> dict[str, Any]:
-    first, second = model.img_size
-    # timm truncates the product with img_size
-    sizes = {"img_size": first, "img_scale": (1.0, (second + 0.5) / first)}
-    return _transformer("multi_conv")(model, data) | sizes
-
-
-CROSSVIT = Family(
-    title="CrossViT",
-    keys=CrossViT,
-    timm="crossvit_tiny_240",
-    arguments=_crossvit_arguments,
-    defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
-    renames=[(r"^(pos_embed|cls_token)\.(\d)$", r"\1_\2"), (r"\.attn\.out\.", ".attn.proj.")],
-    norm_eps={r"blocks\.\d+\.revert_projs\.\d+\.0": 1e-5},
-)
+    family: ClassVar = Family(
+        title="CrossViT",
+        timm="crossvit_tiny_240",
+        arguments=_crossvit_arguments,
+        defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
+        renames=[(r"^(pos_embed|cls_token)\.(\d)$", r"\1_\2"), (r"\.attn\.out\.", ".attn.proj.")],
+        norm_eps={r"blocks\.\d+\.revert_projs\.\d+\.0": 1e-5},
+    )
 
 
 class Blocks(Section):
@@ -195,6 +189,12 @@ class MAETrans(Section):
     encoder: MAEEncoder = MAEEncoder()
 
 
+_MAE_TRAINING = CROP_AND_FLIP | {
+    "NUM_EPOCHS": 800, "WARMUP_EPOCHS": 40, "BASE_LR": 1.5e-4, "LINEAR_SCALED_LR": 256,
+    "OPTIMIZER": {"BETAS": (0.9, 0.95)}, "RAND_AUGMENT_LAYERS": 9, "RAND_AUGMENT_MAGNITUDE": 5,
+}  # fmt: skip
+
+
 class MAE(Model):
     """MAE (He et al., 2021), fine-tuning: ViT with PaddleViT's fixed position embedding."""
 
@@ -202,28 +202,22 @@ class MAE(Model):
     type: Literal["mae"] = "mae"
     trans: MAETrans = MAETrans()
 
-
-_MAE_TRAINING = CROP_AND_FLIP | {
-    "NUM_EPOCHS": 800, "WARMUP_EPOCHS": 40, "BASE_LR": 1.5e-4, "LINEAR_SCALED_LR": 256,
-    "OPTIMIZER": {"BETAS": (0.9, 0.95)}, "RAND_AUGMENT_LAYERS": 9, "RAND_AUGMENT_MAGNITUDE": 5,
-}  # fmt: skip
-MAE_FINETUNING = Family(
-    title="MAE",
-    keys=MAE,
-    arguments=arguments(
-        "img_size trans.patch_size trans.mlp_ratio trans.qkv_bias",
-        "trans.encoder.embed_dim trans.encoder.depth trans.encoder.num_heads",
-        dropout=DROPOUTS,
-    ),
-    defaults=family_defaults(data={"RANDOM_CROP_SCALE": (0.05, 1.0)}, train=_MAE_TRAINING),
-    renames=_VIT_RENAMES,
-    computed=["pos_embed"],
-    corrections=[
-        "MODEL.NUM_CLASSES has an effect; PaddleViT's MAE ignores it and has 1000 classes",
-        "TRAIN.RAND_AUGMENT_LAYERS and RAND_AUGMENT_MAGNITUDE have an effect; PaddleViT's MAE always uses 2 and 9",
-    ],
-    differs="a fixed position embedding by the number of the token, as in PaddleViT, in place of a learned one",
-)
+    family: ClassVar = Family(
+        title="MAE",
+        arguments=arguments(
+            "img_size trans.patch_size trans.mlp_ratio trans.qkv_bias",
+            "trans.encoder.embed_dim trans.encoder.depth trans.encoder.num_heads",
+            dropout=DROPOUTS,
+        ),
+        defaults=family_defaults(data={"RANDOM_CROP_SCALE": (0.05, 1.0)}, train=_MAE_TRAINING),
+        renames=_VIT_RENAMES,
+        computed=["pos_embed"],
+        corrections=[
+            "MODEL.NUM_CLASSES has an effect; PaddleViT's MAE ignores it and has 1000 classes",
+            "TRAIN.RAND_AUGMENT_LAYERS and RAND_AUGMENT_MAGNITUDE have an effect; PaddleViT's MAE always uses 2 and 9",
+        ],
+        differs="a fixed position embedding by the number of the token, as in PaddleViT, in place of a learned one",
+    )
 
 
 class ResMLPKeys(Blocks):
@@ -235,12 +229,23 @@ class GatedMLPKeys(Blocks):
     mlp_ratio: float = option(6.0, "channels before the gate, which halves them / EMBED_DIM", gt=0)
 
 
+_mlp = partial(arguments, "img_size mixer.embed_dim", num_blocks="mixer.depth", dropout="proj_drop_rate")
+_MLP_TRAINING = {"WARMUP_EPOCHS": 20, "WEIGHT_DECAY": 0.1, "BASE_LR": 1e-3, "END_LR": 1e-5}
+
+
 class Mixer(Model):
     """MLP-Mixer (Tolstikhin et al., 2021)."""
 
     size_multiple: ClassVar[int | str] = 16
     type: Literal["mixer"] = "mixer"
     mixer: Blocks = Blocks()
+
+    family: ClassVar = Family(
+        title="MLP-Mixer",
+        arguments=_mlp(),
+        defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
+        renames=[(r"^patch_embed\.patch_embed\.", "stem.proj."), (r"^mixer_layers\.", "blocks.")],
+    )
 
 
 class ResMLP(Model):
@@ -250,6 +255,13 @@ class ResMLP(Model):
     type: Literal["resmlp"] = "resmlp"
     mixer: ResMLPKeys = ResMLPKeys()
 
+    family: ClassVar = replace(
+        Mixer.family,
+        title="ResMLP",
+        arguments=_mlp("mixer.patch_size mixer.mlp_ratio"),
+        defaults=family_defaults(model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
+    )
+
 
 class GatedMLP(Model):
     """gMLP (Liu et al., 2021)."""
@@ -258,31 +270,12 @@ class GatedMLP(Model):
     type: Literal["gatedmlp"] = "gatedmlp"
     mixer: GatedMLPKeys = GatedMLPKeys()
 
-
-_mlp = partial(arguments, "img_size mixer.embed_dim", num_blocks="mixer.depth", dropout="proj_drop_rate")
-_MLP_TRAINING = {"WARMUP_EPOCHS": 20, "WEIGHT_DECAY": 0.1, "BASE_LR": 1e-3, "END_LR": 1e-5}
-
-MIXER = Family(
-    title="MLP-Mixer",
-    keys=Mixer,
-    arguments=_mlp(),
-    defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
-    renames=[(r"^patch_embed\.patch_embed\.", "stem.proj."), (r"^mixer_layers\.", "blocks.")],
-)
-RESMLP = replace(
-    MIXER,
-    title="ResMLP",
-    keys=ResMLP,
-    arguments=_mlp("mixer.patch_size mixer.mlp_ratio"),
-    defaults=family_defaults(model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
-)
-GATED_MLP = replace(
-    MIXER,
-    title="gMLP",
-    keys=GatedMLP,
-    arguments=_mlp("mixer.mlp_ratio"),
-    norm_eps={r"blocks\.\d+\.mlp_channels\.gate\.norm": 1e-6},
-)
+    family: ClassVar = replace(
+        Mixer.family,
+        title="gMLP",
+        arguments=_mlp("mixer.mlp_ratio"),
+        norm_eps={r"blocks\.\d+\.mlp_channels\.gate\.norm": 1e-6},
+    )
 
 
 class Convolutions(Section):
@@ -293,14 +286,7 @@ class Convolutions(Section):
     activation: Literal["GELU", "ReLU"] = option("GELU", "activation function")
 
 
-class ConvMixer(Model):
-    """ConvMixer (Trockman and Kolter, 2022)."""
-
-    type: Literal["convmixer"] = "convmixer"
-    cnn: Convolutions = Convolutions()
-
-
-def _convmixer_renames(model: ConvMixer) -> Sequence[Rename]:
+def _convmixer_renames(model: "ConvMixer") -> Sequence[Rename]:
     head = model.cnn.depth + 5  # PaddleViT numbers the stem, the blocks, the pooling and the head together
     return [
         (rf"^{head}\.", "head."),
@@ -309,10 +295,15 @@ def _convmixer_renames(model: ConvMixer) -> Sequence[Rename]:
     ]
 
 
-CONVMIXER = Family(
-    title="ConvMixer",
-    keys=ConvMixer,
-    arguments=arguments("cnn.dim cnn.depth cnn.kernel_size cnn.patch_size cnn.activation"),
-    defaults=family_defaults(train=_MLP_TRAINING),
-    renames=_convmixer_renames,
-)
+class ConvMixer(Model):
+    """ConvMixer (Trockman and Kolter, 2022)."""
+
+    type: Literal["convmixer"] = "convmixer"
+    cnn: Convolutions = Convolutions()
+
+    family: ClassVar = Family(
+        title="ConvMixer",
+        arguments=arguments("cnn.dim cnn.depth cnn.kernel_size cnn.patch_size cnn.activation"),
+        defaults=family_defaults(train=_MLP_TRAINING),
+        renames=_convmixer_renames,
+    )

@@ -8,15 +8,11 @@ from configs.schema.families import plain, staged
 from configs.schema.families.family import Family, TimmModel, TransformersModel, ViT
 from configs.schema.model import Model
 
-_FOUND = [one for module in (plain, staged) for one in vars(module).values() if isinstance(one, Family)]
-FAMILIES: dict[str, Family] = {one.type: one for one in sorted(_FOUND, key=lambda family: family.type)}
-
-MODEL_SECTIONS: dict[str, type[Model]] = {
-    "vit": ViT,
-    "timm": TimmModel,
-    "transformers": TransformersModel,
-    **{name: family.keys for name, family in FAMILIES.items()},
-}
+_FOUND: list[Any] = [one for module in (plain, staged) for one in vars(module).values() if hasattr(one, "family")]
+_SECTIONS = dict(sorted((section.model_fields["type"].default, section) for section in _FOUND))
+FAMILIES: dict[str, Family] = {name: section.family for name, section in _SECTIONS.items()}
+MODEL_SECTIONS: dict[str, type[Model]]
+MODEL_SECTIONS = {"vit": ViT, "timm": TimmModel, "transformers": TransformersModel, **_SECTIONS}
 
 
 def type_of(section: Any) -> str | None:

@@ -46,31 +46,29 @@ class Swin(Model):
             if self.embed_dim * 2**stage % heads:
                 yield f"NUM_HEADS of stage {stage + 1} is {heads}, no divisor of {self.embed_dim * 2**stage}"
 
-
-SWIN = Family(
-    title="Swin Transformer",
-    keys=Swin,
-    timm="swin_tiny_patch4_window7_224",
-    arguments=arguments(
-        "img_size patch_size window_size embed_dim num_heads mlp_ratio qkv_bias",
-        depths="stage_depths",
-        drop_path_rate="droppath",  # also 0: timm's default is 0.1
-        dropout="proj_drop_rate",
-    ),
-    defaults=family_defaults(
-        data={"CROP_PCT": 0.9},
-        model={"DROPPATH": 0.1},
-        train={"WARMUP_EPOCHS": 20, "WARMUP_START_LR": 5e-7, "END_LR": 5e-6, "GRAD_CLIP": 5.0},
-    ),
-    renames=[
-        (r"^patch_embedding\.patch_embed\.", "patch_embed.proj."),
-        (r"^patch_embedding\.norm\.", "patch_embed.norm."),
-        (r"^stages\.(\d+)\.downsample\.", shifted("layers.", ".downsample.", by=1)),
-        (r"^stages\.", "layers."),
-        (r"^fc\.", "head.fc."),
-    ],
-    dropped=[r".*\.relative_position_index", r".*\.attn_mask"],
-)
+    family: ClassVar = Family(
+        title="Swin Transformer",
+        timm="swin_tiny_patch4_window7_224",
+        arguments=arguments(
+            "img_size patch_size window_size embed_dim num_heads mlp_ratio qkv_bias",
+            depths="stage_depths",
+            drop_path_rate="droppath",  # also 0: timm's default is 0.1
+            dropout="proj_drop_rate",
+        ),
+        defaults=family_defaults(
+            data={"CROP_PCT": 0.9},
+            model={"DROPPATH": 0.1},
+            train={"WARMUP_EPOCHS": 20, "WARMUP_START_LR": 5e-7, "END_LR": 5e-6, "GRAD_CLIP": 5.0},
+        ),
+        renames=[
+            (r"^patch_embedding\.patch_embed\.", "patch_embed.proj."),
+            (r"^patch_embedding\.norm\.", "patch_embed.norm."),
+            (r"^stages\.(\d+)\.downsample\.", shifted("layers.", ".downsample.", by=1)),
+            (r"^stages\.", "layers."),
+            (r"^fc\.", "head.fc."),
+        ],
+        dropped=[r".*\.relative_position_index", r".*\.attn_mask"],
+    )
 
 
 class PVTv2(Model):
@@ -85,31 +83,29 @@ class PVTv2(Model):
     sr_ratio: Counts = per_stage((8, 4, 2, 1), "keys and values: side of the map / side after the reduction")
     linear: bool | None = option(None, "keys and values: always pooled to 7x7 (PVT v2 Linear); null: false")
 
-
-PVTV2 = Family(
-    title="PVT v2",
-    keys=PVTv2,
-    timm="pvt_v2_b0",
-    arguments=arguments(
-        "num_heads qkv_bias linear",
-        embed_dims="embed_dim",
-        depths="stage_depth",
-        mlp_ratios="mlp_ratio",
-        sr_ratios="sr_ratio",
-        dropout="proj_drop_rate",
-    ),
-    defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
-    renames=[
-        (r"^patch_embedding1\.patch_embed\.", "patch_embed.proj."),
-        (r"^patch_embedding1\.norm\.", "patch_embed.norm."),
-        (r"^patch_embedding(\d)\.patch_embed\.", shifted("stages.", ".downsample.proj.", by=-1)),
-        (r"^patch_embedding(\d)\.norm\.", shifted("stages.", ".downsample.norm.", by=-1)),
-        (r"^block(\d)\.", shifted("stages.", ".blocks.", by=-1)),
-        (r"^norm(\d)\.", shifted("stages.", ".norm.", by=-1)),
-        (r"\.dwconv\.dwconv\.", ".dwconv."),
-    ],
-    norm_eps={r"(.*\.)?norm[12]?": 1e-6},
-)
+    family: ClassVar = Family(
+        title="PVT v2",
+        timm="pvt_v2_b0",
+        arguments=arguments(
+            "num_heads qkv_bias linear",
+            embed_dims="embed_dim",
+            depths="stage_depth",
+            mlp_ratios="mlp_ratio",
+            sr_ratios="sr_ratio",
+            dropout="proj_drop_rate",
+        ),
+        defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
+        renames=[
+            (r"^patch_embedding1\.patch_embed\.", "patch_embed.proj."),
+            (r"^patch_embedding1\.norm\.", "patch_embed.norm."),
+            (r"^patch_embedding(\d)\.patch_embed\.", shifted("stages.", ".downsample.proj.", by=-1)),
+            (r"^patch_embedding(\d)\.norm\.", shifted("stages.", ".downsample.norm.", by=-1)),
+            (r"^block(\d)\.", shifted("stages.", ".blocks.", by=-1)),
+            (r"^norm(\d)\.", shifted("stages.", ".norm.", by=-1)),
+            (r"\.dwconv\.dwconv\.", ".dwconv."),
+        ],
+        norm_eps={r"(.*\.)?norm[12]?": 1e-6},
+    )
 
 
 class PiT(Model):
@@ -124,31 +120,18 @@ class PiT(Model):
     mlp_ratio: float = option(4.0, "hidden channels of the MLP / channels", gt=0)
     distilled: bool = option(False, "a distillation token and head; default: DISTILLATION_TYPE is not none")
 
-
-PIT = Family(
-    title="PiT",
-    keys=PiT,
-    timm=lambda model: "pit_ti_distilled_224" if model.distilled else "pit_ti_224",
-    arguments=arguments("img_size patch_size stride base_dims depth mlp_ratio", heads="num_heads", dropout=DROPOUTS),
-    defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
-    renames=[(r"^pools\.(\d+)\.", shifted("transformers.", ".pool.", by=1))],
-)
-
-
-class LeViT(Model):
-    """LeViT (Graham et al., 2021): batch norm, attention with learned biases, a second head if it is distilled."""
-
-    size_multiple: ClassVar[int | str] = 16
-    type: Literal["levit"] = "levit"
-    distilled: bool = option(True, "a distillation head; default: DISTILLATION_TYPE is not none")
-    embed_dim: Counts = per_stage((128, 256, 384), "channels of each stage; the first: a multiple of 8")
-    key_dim: int = option(16, "channels of a query and key in a head", ge=1)
-    num_heads: Counts = per_stage((4, 6, 8), "attention heads of each stage")
-    depth: Counts = per_stage((2, 3, 4), "blocks of each stage")
-    attn_ratio: float = option(2, "channels of a value / KEY_DIM", gt=0)
+    family: ClassVar = Family(
+        title="PiT",
+        timm=lambda model: "pit_ti_distilled_224" if model.distilled else "pit_ti_224",
+        arguments=arguments(
+            "img_size patch_size stride base_dims depth mlp_ratio", heads="num_heads", dropout=DROPOUTS
+        ),
+        defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
+        renames=[(r"^pools\.(\d+)\.", shifted("transformers.", ".pool.", by=1))],
+    )
 
 
-def _levit_renames(model: LeViT) -> Sequence[Rename]:
+def _levit_renames(model: "LeViT") -> Sequence[Rename]:
     modules = [f"stages.0.blocks.{block}.{{}}" for block in range(model.depth[0])]
     for stage, depth in enumerate(model.depth[1:], start=1):
         modules += [
@@ -178,54 +161,60 @@ _LEVIT_TRAINING = {
     "NUM_EPOCHS": 1000, "WEIGHT_DECAY": 0.025, "END_LR": 1e-5, "LINEAR_SCALED_LR": None, "MODEL_EMA": True,
     "MIXUP_ALPHA": 0.2, "RANDOM_ERASE_PROB": 0.2, "DISTILLATION_TYPE": "hard",
 }  # fmt: skip
-LEVIT = Family(
-    title="LeViT",
-    keys=LeViT,
-    timm="levit_128s",
-    arguments=arguments("distilled img_size embed_dim key_dim depth num_heads attn_ratio"),
-    defaults=family_defaults(model={"DROPPATH": 0.1}, train=_LEVIT_TRAINING),
-    renames=_levit_renames,
-    dropped=[r".*\.attn_bias_idxs"],
-)
 
 
-class CoaTKeys(Model):
+class LeViT(Model):
+    """LeViT (Graham et al., 2021): batch norm, attention with learned biases, a second head if it is distilled."""
+
+    size_multiple: ClassVar[int | str] = 16
+    type: Literal["levit"] = "levit"
+    distilled: bool = option(True, "a distillation head; default: DISTILLATION_TYPE is not none")
+    embed_dim: Counts = per_stage((128, 256, 384), "channels of each stage; the first: a multiple of 8")
+    key_dim: int = option(16, "channels of a query and key in a head", ge=1)
+    num_heads: Counts = per_stage((4, 6, 8), "attention heads of each stage")
+    depth: Counts = per_stage((2, 3, 4), "blocks of each stage")
+    attn_ratio: float = option(2, "channels of a value / KEY_DIM", gt=0)
+
+    family: ClassVar = Family(
+        title="LeViT",
+        timm="levit_128s",
+        arguments=arguments("distilled img_size embed_dim key_dim depth num_heads attn_ratio"),
+        defaults=family_defaults(model={"DROPPATH": 0.1}, train=_LEVIT_TRAINING),
+        renames=_levit_renames,
+        dropped=[r".*\.attn_bias_idxs"],
+    )
+
+
+class CoaT(Model):
     """CoaT and CoaT-Lite (Xu et al., 2021)."""
 
     size_multiple: ClassVar[int | str] = 32
+    type: Literal["coat", "coat_lite"] = "coat"
     embed_dims: Counts = per_stage((152, 152, 152, 152), "channels of each scale; multiples of 8")
     serial_depths: Counts = per_stage((2, 2, 2, 2), "serial blocks of each scale")
     parallel_depth: int = option(6, "blocks that combine the last three scales; 0: CoaT-Lite", ge=0)
     mlp_ratios: Floats = per_stage((4.0, 4.0, 4.0, 4.0), "hidden channels of the MLP / channels, of each scale")
     qkv_bias: bool = option(True, "bias in the query, key and value projections")
 
+    family: ClassVar = Family(
+        title="CoaT",
+        arguments=arguments(
+            "img_size embed_dims serial_depths parallel_depth mlp_ratios qkv_bias", dropout="proj_drop_rate"
+        ),
+        defaults=family_defaults(train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True}),
+        renames=[
+            (r"^(patch_embed|cls_token|cpe|crpe)s\.(\d)", lambda match: f"{match[1]}{int(match[2]) + 1}"),
+            (r"^(patch_embed\d)\.patch_embed\.", r"\1.proj."),
+            (r"^serial_blocks\.(\d)\.", shifted("serial_blocks", ".", by=1)),
+        ],
+        differs="the three MLPs of a parallel block have weights of their own, as in PaddleViT",
+    )
 
-class CoaT(CoaTKeys):
-    type: Literal["coat"] = "coat"
 
+class CoaTLite(CoaT):
+    type: Literal["coat", "coat_lite"] = "coat_lite"
 
-class CoaTLite(CoaTKeys):
-    type: Literal["coat_lite"] = "coat_lite"
-
-
-COAT = Family(
-    title="CoaT",
-    keys=CoaT,
-    arguments=arguments(
-        "img_size embed_dims serial_depths parallel_depth mlp_ratios qkv_bias", dropout="proj_drop_rate"
-    ),
-    defaults=family_defaults(train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True}),
-    renames=[
-        (r"^patch_embeds\.(\d)\.patch_embed\.", shifted("patch_embed", ".proj.", by=1)),
-        (r"^patch_embeds\.(\d)\.norm\.", shifted("patch_embed", ".norm.", by=1)),
-        (r"^cls_tokens\.(\d)$", shifted("cls_token", "", by=1)),
-        (r"^cpes\.(\d)\.", shifted("cpe", ".", by=1)),
-        (r"^crpes\.(\d)\.", shifted("crpe", ".", by=1)),
-        (r"^serial_blocks\.(\d)\.", shifted("serial_blocks", ".", by=1)),
-    ],
-    differs="the three MLPs of a parallel block have weights of their own, as in PaddleViT",
-)
-COAT_LITE = replace(COAT, title="CoaT-Lite", keys=CoaTLite, differs="")
+    family: ClassVar = replace(CoaT.family, title="CoaT-Lite", differs="")
 
 
 class VOLOTrans(Section):
@@ -246,28 +235,26 @@ class VOLO(Model):
     stem_hidden_dim: int = option(128, "channels of the convolutions of the patch embedding", ge=1)
     trans: VOLOTrans = VOLOTrans()
 
-
-VOLO_FAMILY = Family(
-    title="VOLO",
-    keys=VOLO,
-    arguments=arguments(
-        "img_size stem_hidden_dim trans.layers trans.num_heads trans.embed_dims trans.downsamples",
-        "trans.outlook_attention trans.qkv_bias",
-        mlp_ratio="trans.mlp_ratios",
-        dropout="pos_drop_rate",
-    ),
-    defaults=family_defaults(train={"WARMUP_EPOCHS": 3, "BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 128}),
-    renames=[
-        (r"^patch_embed\.stem\.", "patch_embed.conv."),
-        (r"^model\.", "network."),
-        (r"^post_model\.", "post_network."),
-    ],
-    corrections=[
-        "the default of TRAIN.END_LR is 1e-5, as in VOLO's own code; PaddleViT's, written 53-4, is 49",
-        "MODEL.NUM_CLASSES, DROPPATH, DROPOUT and ATTENTION_DROPOUT have an effect; PaddleViT's VOLO ignores them and "
-        "has 1000 classes",
-    ],
-)
+    family: ClassVar = Family(
+        title="VOLO",
+        arguments=arguments(
+            "img_size stem_hidden_dim trans.layers trans.num_heads trans.embed_dims trans.downsamples",
+            "trans.outlook_attention trans.qkv_bias",
+            mlp_ratio="trans.mlp_ratios",
+            dropout="pos_drop_rate",
+        ),
+        defaults=family_defaults(train={"WARMUP_EPOCHS": 3, "BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 128}),
+        renames=[
+            (r"^patch_embed\.stem\.", "patch_embed.conv."),
+            (r"^model\.", "network."),
+            (r"^post_model\.", "post_network."),
+        ],
+        corrections=[
+            "the default of TRAIN.END_LR is 1e-5, as in VOLO's own code; PaddleViT's, written 53-4, is 49",
+            "MODEL.NUM_CLASSES, DROPPATH, DROPOUT and ATTENTION_DROPOUT have an effect; PaddleViT's VOLO ignores them "
+            "and has 1000 classes",
+        ],
+    )
 
 
 class ConvNeXt(Model):
@@ -278,16 +265,14 @@ class ConvNeXt(Model):
     depths: Counts = per_stage((3, 3, 9, 3), "blocks of each of the 4 stages")
     dims: Counts = per_stage((96, 192, 384, 768), "channels of each stage")
 
-
-CONVNEXT = Family(
-    title="ConvNeXt",
-    keys=ConvNeXt,
-    timm="convnext_tiny",
-    arguments=arguments("depths dims patch_size"),
-    defaults=family_defaults(
-        train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9999}
-    ),
-)
+    family: ClassVar = Family(
+        title="ConvNeXt",
+        timm="convnext_tiny",
+        arguments=arguments("depths dims patch_size"),
+        defaults=family_defaults(
+            train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9999}
+        ),
+    )
 
 
 class PoolFormer(Model):
@@ -302,22 +287,20 @@ class PoolFormer(Model):
         if any(one == other for one, other in pairwise(self.embed_dims)):
             yield "EMBED_DIMS has two equal values in a row: timm then does not downsample; change one"
 
-
-POOLFORMER = Family(
-    title="PoolFormer",
-    keys=PoolFormer,
-    arguments=arguments(depths="layers", dims="embed_dims", layer_scale_init_values="layer_scale_init_value"),
-    defaults=family_defaults(train={"BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 1024}),
-    renames=[
-        (r"^patch_embed\.proj\.", "stem.conv."),
-        (r"^network\.(\d+)\.proj\.", lambda match: f"stages.{(int(match[1]) + 1) // 2}.downsample.conv."),
-        (r"^network\.(\d+)\.(\d+)\.", lambda match: f"stages.{int(match[1]) // 2}.blocks.{match[2]}."),
-        (r"\.layer_scale_(\d)$", r".layer_scale\1.scale"),
-        (r"^norm\.", "head.norm."),
-        (r"^head\.(weight|bias)$", r"head.fc.\1"),
-    ],
-    differs="a group norm before the pooling, as in PaddleViT, in place of a layer norm after it",
-)
+    family: ClassVar = Family(
+        title="PoolFormer",
+        arguments=arguments(depths="layers", dims="embed_dims", layer_scale_init_values="layer_scale_init_value"),
+        defaults=family_defaults(train={"BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 1024}),
+        renames=[
+            (r"^patch_embed\.proj\.", "stem.conv."),
+            (r"^network\.(\d+)\.proj\.", lambda match: f"stages.{(int(match[1]) + 1) // 2}.downsample.conv."),
+            (r"^network\.(\d+)\.(\d+)\.", lambda match: f"stages.{int(match[1]) // 2}.blocks.{match[2]}."),
+            (r"\.layer_scale_(\d)$", r".layer_scale\1.scale"),
+            (r"^norm\.", "head.norm."),
+            (r"^head\.(weight|bias)$", r"head.fc.\1"),
+        ],
+        differs="a group norm before the pooling, as in PaddleViT, in place of a layer norm after it",
+    )
 
 
 Blocks = Annotated[
@@ -326,6 +309,12 @@ Blocks = Annotated[
     BeforeValidator(as_tuple),
 ]
 _STEM_WIDTH, _STEM_STRIDE = 64, 4
+
+
+_HALONET_TRAINING = {
+    "NUM_EPOCHS": 150, "WARMUP_EPOCHS": 3, "WEIGHT_DECAY": 8e-5, "BASE_LR": 0.1, "WARMUP_START_LR": 2e-4,
+    "END_LR": 2e-4, "LINEAR_SCALED_LR": 128,
+}  # fmt: skip
 
 
 class HaloNet(Model):
@@ -377,24 +366,37 @@ class HaloNet(Model):
             stride = strides[1]
         return multiple
 
+    family: ClassVar = Family(
+        title="HaloNet",
+        arguments=arguments(
+            "stages widths block_size halo_size", strides="stride", num_heads="num_head", activation="act"
+        ),
+        defaults=family_defaults(data={"IMAGE_SIZE": 256, "CROP_PCT": 0.95}, train=_HALONET_TRAINING),
+        renames=[
+            (r"^stage(\d)\.blocks\.", shifted("stages.", ".", by=-1)),
+            (r"\.creat_shortcut\.", ".shortcut."),
+            (r"\.pos_embed\.rel_(height|width)$", r".pos_embed.\1_rel"),
+            (r"\.post_attn\.bn\.", ".post_attn."),
+            (r"^classifier\.1\.", "head.fc."),
+        ],
+    )
 
-_HALONET_TRAINING = {
-    "NUM_EPOCHS": 150, "WARMUP_EPOCHS": 3, "WEIGHT_DECAY": 8e-5, "BASE_LR": 0.1, "WARMUP_START_LR": 2e-4,
-    "END_LR": 2e-4, "LINEAR_SCALED_LR": 128,
-}  # fmt: skip
-HALONET = Family(
-    title="HaloNet",
-    keys=HaloNet,
-    arguments=arguments("stages widths block_size halo_size", strides="stride", num_heads="num_head", activation="act"),
-    defaults=family_defaults(data={"IMAGE_SIZE": 256, "CROP_PCT": 0.95}, train=_HALONET_TRAINING),
-    renames=[
-        (r"^stage(\d)\.blocks\.", shifted("stages.", ".", by=-1)),
-        (r"\.creat_shortcut\.", ".shortcut."),
-        (r"\.pos_embed\.rel_(height|width)$", r".pos_embed.\1_rel"),
-        (r"\.post_attn\.bn\.", ".post_attn."),
-        (r"^classifier\.1\.", "head.fc."),
-    ],
-)
+
+_PARTS = {
+    "dw_3x3_blocks": (0, "conv_kxk"),
+    "dw_1x1": (0, "conv_scale"),
+    "dw_skip": (0, "identity"),
+    "dw_se": (0, "attn"),
+    "pw_1x1_blocks": (1, "conv_kxk"),
+    "pw_skip": (1, "identity"),
+    "pw_se": (1, "attn"),
+}
+
+
+def _mobileone_block(match: re.Match[str]) -> str:
+    """A block of PaddleViT's is a depthwise and a pointwise block of timm's; the first stage is timm's stem."""
+    stage, block, (second, part) = int(match[1]), int(match[2]), _PARTS[match[3]]
+    return f"stages.{stage - 1}.{2 * block + second}.{part}." if stage else f"stem.{part}."
 
 
 class MobileOne(Model):
@@ -421,40 +423,26 @@ class MobileOne(Model):
         pairs = zip(self.channels, self.expansions, strict=True)
         return tuple(int(channels * expansion) for channels, expansion in pairs)
 
-
-_PARTS = {
-    "dw_3x3_blocks": (0, "conv_kxk"),
-    "dw_1x1": (0, "conv_scale"),
-    "dw_skip": (0, "identity"),
-    "dw_se": (0, "attn"),
-    "pw_1x1_blocks": (1, "conv_kxk"),
-    "pw_skip": (1, "identity"),
-    "pw_se": (1, "attn"),
-}
-
-
-def _mobileone_block(match: re.Match[str]) -> str:
-    """A block of PaddleViT's is a depthwise and a pointwise block of timm's; the first stage is timm's stem."""
-    stage, block, (second, part) = int(match[1]), int(match[2]), _PARTS[match[3]]
-    return f"stages.{stage - 1}.{2 * block + second}.{part}." if stage else f"stem.{part}."
-
-
-MOBILEONE = Family(
-    title="MobileOne",
-    keys=MobileOne,
-    arguments=arguments("widths strides num_branches use_se", depths="num_blocks"),
-    defaults=family_defaults(train=MOBILE_TRAINING),
-    renames=[
-        (rf"^stages\.(\d+)\.(\d+)\.({'|'.join(_PARTS)})\.", _mobileone_block),
-        (r"\.attn\.reduce\.", ".attn.fc1."),
-        (r"\.attn\.expand\.", ".attn.fc2."),
-        (r"\.norm\.", ".bn."),
-        (r"^fc\.", "head.fc."),
-    ],
-)
+    family: ClassVar = Family(
+        title="MobileOne",
+        arguments=arguments("widths strides num_branches use_se", depths="num_blocks"),
+        defaults=family_defaults(train=MOBILE_TRAINING),
+        renames=[
+            (rf"^stages\.(\d+)\.(\d+)\.({'|'.join(_PARTS)})\.", _mobileone_block),
+            (r"\.attn\.reduce\.", ".attn.fc1."),
+            (r"\.attn\.expand\.", ".attn.fc2."),
+            (r"\.norm\.", ".bn."),
+            (r"^fc\.", "head.fc."),
+        ],
+    )
 
 
 _MultiplesOf8 = Annotated[tuple[Annotated[int, Field(ge=8, multiple_of=8)], ...], BeforeValidator(as_tuple)]
+
+
+_RESIDUALS = {"1": "0.0", "2": "1.0", "3": "1.1", "4": "1.2", "5": "2.0", "6": "3.0", "7": "4.0"}
+_LAYERS = {"0": "conv1_1x1", "1": "conv2_kxk", "2": "conv3_1x1.conv", "3": "conv3_1x1.bn"}
+_CONVOLUTIONS = {"1": "conv_kxk", "2": "conv_1x1", "3": "conv_proj", "4": "conv_fusion"}
 
 
 class MobileViT(Model):
@@ -468,30 +456,27 @@ class MobileViT(Model):
     )
     hidden_dims: _MultiplesOf8 = per_stage((96, 120, 144), "channels of the 3 transformers; multiples of 8")
 
-
-_RESIDUALS = {"1": "0.0", "2": "1.0", "3": "1.1", "4": "1.2", "5": "2.0", "6": "3.0", "7": "4.0"}
-_LAYERS = {"0": "conv1_1x1", "1": "conv2_kxk", "2": "conv3_1x1.conv", "3": "conv3_1x1.bn"}
-_CONVOLUTIONS = {"1": "conv_kxk", "2": "conv_1x1", "3": "conv_proj", "4": "conv_fusion"}
-
-MOBILEVIT = Family(
-    title="MobileViT",
-    keys=MobileViT,
-    arguments=arguments("dims", transformer_dims="hidden_dims"),
-    defaults=family_defaults(data={"CROP_PCT": 0.9}, train=MOBILE_TRAINING),
-    renames=[
-        (r"^mv2_block_([1-7])\.conv\.([0-3])\.", lambda match: f"stages.{_RESIDUALS[match[1]]}.{_LAYERS[match[2]]}."),
-        (r"^mvit_block_(\d)\.", shifted("stages.", ".1.", by=1)),
-        (r"^(stages\.\d\.1)\.transformer\.norm\.", r"\1.norm_."),
-        (r"\.transformer\.layers\.", ".transformer."),
-        (r"\.attn_norm\.", ".norm1."),
-        (r"\.mlp_norm\.", ".norm2."),
-        (r"^(stages\.\d\.1)\.conv([1-4])\.", lambda match: f"{match[1]}.{_CONVOLUTIONS[match[2]]}."),
-        (r"^conv3x3\.", "stem."),
-        (r"^conv1x1\.", "final_conv."),
-        (r"^linear\.", "head.fc."),
-        (r"\.norm\.", ".bn."),
-        (r"\.norm_\.", ".norm."),
-    ],
-    norm_eps={r"stages\.\d\.1\.norm": 1e-6},
-    differs="a batch norm and an activation follow the second convolution of a block, as in PaddleViT",
-)
+    family: ClassVar = Family(
+        title="MobileViT",
+        arguments=arguments("dims", transformer_dims="hidden_dims"),
+        defaults=family_defaults(data={"CROP_PCT": 0.9}, train=MOBILE_TRAINING),
+        renames=[
+            (
+                r"^mv2_block_([1-7])\.conv\.([0-3])\.",
+                lambda match: f"stages.{_RESIDUALS[match[1]]}.{_LAYERS[match[2]]}.",
+            ),
+            (r"^mvit_block_(\d)\.", shifted("stages.", ".1.", by=1)),
+            (r"^(stages\.\d\.1)\.transformer\.norm\.", r"\1.norm_."),
+            (r"\.transformer\.layers\.", ".transformer."),
+            (r"\.attn_norm\.", ".norm1."),
+            (r"\.mlp_norm\.", ".norm2."),
+            (r"^(stages\.\d\.1)\.conv([1-4])\.", lambda match: f"{match[1]}.{_CONVOLUTIONS[match[2]]}."),
+            (r"^conv3x3\.", "stem."),
+            (r"^conv1x1\.", "final_conv."),
+            (r"^linear\.", "head.fc."),
+            (r"\.norm\.", ".bn."),
+            (r"\.norm_\.", ".norm."),
+        ],
+        norm_eps={r"stages\.\d\.1\.norm": 1e-6},
+        differs="a batch norm and an activation follow the second convolution of a block, as in PaddleViT",
+    )

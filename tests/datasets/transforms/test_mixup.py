@@ -1,6 +1,6 @@
 """Mixup and CutMix, compared with timm's `Mixup` for the same parameters, and their distributions."""
 
-from collections.abc import Iterator
+import itertools
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from scipy import stats
 
 from configs.schema import Data, Train
 from datasets.batch import Batch
-from datasets.transforms.device import MixDraws, Mixup, TrainTransform
+from datasets.transforms.device import Mixup, TrainTransform
 
 BOTH = {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0}
 KINDS = {
@@ -30,22 +30,15 @@ def batch_of(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Timm(timm_mixup.Mixup):
-    """timm's class with our draws in place of its own."""
+    """timm's class with our draw in place of its own."""
 
-    def __init__(self, draws: MixDraws, monkeypatch) -> None:
+    def __init__(self, weight: float, box: tuple | None, monkeypatch) -> None:
         super().__init__(mixup_alpha=1.0, cutmix_alpha=1.0, mode="batch", label_smoothing=0.0, num_classes=5)
-        self.draws = draws
-        boxes = iter(np.flatnonzero(draws.is_cutmix))
-
-        def next_box(shape, lam, **_):
-            number = next(boxes)
-            return tuple(draws.box[number]), draws.weight[number]
-
-        monkeypatch.setattr(timm_mixup, "cutmix_bbox_and_lam", next_box)
+        self.parameters = (0.5 if box else weight), box is not None
+        monkeypatch.setattr(timm_mixup, "cutmix_bbox_and_lam", lambda shape, lam, **_: (box, weight))
 
     def _params_per_batch(self):
-        is_cutmix = self.draws.is_cutmix[0]
-        return (0.5 if is_cutmix else float(self.draws.weight[0])), is_cutmix
+        return self.parameters
 
 
 def test_targets_of_several_labels_are_mixed_linearly():
@@ -69,7 +62,7 @@ def test_images_and_targets_equal_timms(kind, monkeypatch):
     for seed in range(40):
         torch.manual_seed(seed)
         ours, our_targets = mixup(images.clone(), targets, 0)
-        theirs, their_targets = Timm(drawn[-1], monkeypatch)(images.clone(), targets)
+        theirs, their_targets = Timm(*drawn[-1], monkeypatch)(images.clone(), targets)
         if our_targets.ndim == 1:  # an unmixed batch keeps its labels
             our_targets = torch.nn.functional.one_hot(our_targets, 5).float()
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
@@ -77,44 +70,42 @@ def test_images_and_targets_equal_timms(kind, monkeypatch):
 
 
 class FixedDraws:
-    """Draws these weights, and centers of CutMix boxes."""
+    """Draws this weight, and the center of a CutMix box."""
 
-    def __init__(self, weights: np.ndarray, centers: Iterator[np.ndarray]) -> None:
-        self.beta, self.random = lambda *_: weights, np.zeros
-        self.integers = lambda *_: next(centers)
+    def __init__(self, weight: float, center: tuple[int, int]) -> None:
+        self.beta, self.random, numbers = lambda *_: weight, lambda: 0.0, iter(center)
+        self.integers = lambda *_: next(numbers)
 
 
 @pytest.mark.parametrize("size", [(15, 15), (16, 9)])
 def test_boxes_of_even_and_odd_sides_equal_timms(size, monkeypatch):
     """Every side of a box, around centers at the border and inside; the shares follow from the pixels."""
     rows, columns = (np.unique(np.linspace(0, side - 1, 16).astype(int)) for side in size)
-    side, top, left = (grid.ravel() for grid in np.meshgrid(np.arange(size[0]), rows, columns))
-    weights, centers = 1 - ((side + 0.5) / size[0]) ** 2, np.stack([top, left])
-    draws = mixup_of({"CUTMIX_ALPHA": 1.0}).draw(FixedDraws(weights, iter(centers)), len(side), size)
-    drawn = iter(centers.T.ravel())  # timm draws the row, then the column
-    monkeypatch.setattr(timm_mixup.np.random, "randint", lambda *_, **__: next(drawn))
-    theirs = [timm_mixup.cutmix_bbox_and_lam((3, *size), weight) for weight in weights]
-    assert draws.box.tolist() == [[int(edge) for edge in box] for box, _ in theirs]
-    assert draws.weight.tolist() == [share for _, share in theirs]
+    mixup = mixup_of({"CUTMIX_ALPHA": 1.0})
+    for side, *center in itertools.product(range(size[0]), rows.tolist(), columns.tolist()):
+        weight, drawn = 1 - ((side + 0.5) / size[0]) ** 2, iter(center)  # timm draws the row, then the column
+        monkeypatch.setattr(timm_mixup.np.random, "randint", lambda *_, drawn=drawn, **__: next(drawn))
+        box, share = timm_mixup.cutmix_bbox_and_lam((3, *size), weight)
+        assert mixup.draw(FixedDraws(weight, center), *size) == (share, tuple(map(int, box)))
 
 
 def test_boxes_of_a_range_of_sides():
-    draws = mixup_of({"CUTMIX_MINMAX": (0.2, 0.8)}).draw(np.random.default_rng(0), 8000, (32, 24))
-    top, bottom, left, right = draws.box.T
-    assert draws.is_cutmix.all() and np.allclose(draws.weight, 1 - (bottom - top) * (right - left) / (32 * 24))
+    mixup, rng = mixup_of({"CUTMIX_MINMAX": (0.2, 0.8)}), np.random.default_rng(0)
+    weights, boxes = zip(*(mixup.draw(rng, 32, 24) for _ in range(8000)), strict=True)
+    top, bottom, left, right = np.array(boxes).T
+    assert np.allclose(weights, 1 - (bottom - top) * (right - left) / (32 * 24))
     for low, high, side in ((top, bottom, 32), (left, right, 24)):
         assert (low >= 0).all() and (high <= side).all()
         assert set(high - low) == set(range(int(0.2 * side), int(0.8 * side)))
 
 
 def test_probabilities_and_weights():
-    mixup = mixup_of(BOTH | {"MIXUP_PROB": 0.6, "MIXUP_SWITCH_PROB": 0.3})
-    draws = mixup.draw(np.random.default_rng(0), 20000, (224, 224))
-    mixed = draws.weight != 1
-    assert mixed.mean() == pytest.approx(0.6, abs=0.015)
-    assert draws.is_cutmix.sum() / mixed.sum() == pytest.approx(0.3, abs=0.015)
-    weight = draws.weight[mixed & ~draws.is_cutmix]
-    assert stats.kstest(weight, stats.beta(0.8, 0.8).cdf).pvalue > 0.001
+    mixup, rng = mixup_of(BOTH | {"MIXUP_PROB": 0.6, "MIXUP_SWITCH_PROB": 0.3}), np.random.default_rng(0)
+    mixed = [draw for draw in (mixup.draw(rng, 224, 224) for _ in range(20000)) if draw != (1, None)]
+    mixup_weights = [weight for weight, box in mixed if box is None]
+    assert len(mixed) / 20000 == pytest.approx(0.6, abs=0.015)
+    assert 1 - len(mixup_weights) / len(mixed) == pytest.approx(0.3, abs=0.015)
+    assert stats.kstest(mixup_weights, stats.beta(0.8, 0.8).cdf).pvalue > 0.001
 
 
 @pytest.mark.parametrize(("off_epoch", "mixed_epochs"), [(0, [0, 1, 2, 3]), (2, [0, 1])])

@@ -4,6 +4,7 @@ import hashlib
 import pickle
 import random
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,17 +21,17 @@ from configs.schema import Data, Train
 from configs.schema.train import check_policy
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.host import (
-    AutoAugment,
-    ColorJitter,
-    PillowPolicies,
-    RandAugment,
-    TimmPolicy,
     _auto_augment,
     _rand_augment,
+    apply_policies,
+    auto_augment,
     build_host_transform,
     build_policies,
+    color_jitter,
     from_pillow,
+    rand_augment,
     timm_policies,
+    timm_policy,
     to_pillow,
 )
 from tests.datasets.photo import PHOTO
@@ -64,7 +65,7 @@ def digest_of(drawn: list[tuple]) -> str:
 
 def test_rand_augment_draws_each_operation_equally_often(monkeypatch):
     """The recorded digest keeps old runs resumable."""
-    drawn = draw(RandAugment(layers=2, magnitude=9), 6000, _rand_augment(9, 3), monkeypatch)
+    drawn = draw(partial(rand_augment, 2, 9), 6000, _rand_augment(9, 3), monkeypatch)
     counts = Counter(name for name, *_ in drawn)
     assert len(counts) == 15 and len(drawn) / 6000 == pytest.approx(2 * 0.5, abs=0.03)
     assert stats.chisquare(list(counts.values())).pvalue > 0.01
@@ -77,7 +78,7 @@ def test_rand_augment_draws_each_operation_equally_often(monkeypatch):
 
 def test_auto_augment_draws_its_25_pairs_by_their_probabilities(monkeypatch):
     pairs = _auto_augment(3)
-    drawn = draw(AutoAugment(), 8000, [operation for pair in pairs for operation in pair], monkeypatch)
+    drawn = draw(auto_augment, 8000, [operation for pair in pairs for operation in pair], monkeypatch)
     expected = Counter()
     for pair, published in zip(pairs, transforms.AutoAugment().policies, strict=True):
         for ours, (name, probability, magnitude) in zip(pair, published, strict=True):
@@ -102,11 +103,11 @@ def test_borders_are_gray_and_the_corners_of_a_rotation_black(channels):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("policy", [RandAugment(9, 10), AutoAugment(), ColorJitter(2.0)])
+@pytest.mark.parametrize("policy", [partial(rand_augment, 9, 10), auto_augment, partial(color_jitter, 2.0)])
 def test_no_draw_fails(policy, channels):
     """Among them posterizing to 0 bits, where timm fails with Pillow 13."""
-    apply, pixels = PillowPolicies([policy]), PIXELS[:channels]
-    results = [apply(pixels, random.Random(seed)) for seed in range(300)]
+    pixels = PIXELS[:channels]
+    results = [apply_policies([policy], pixels, random.Random(seed)) for seed in range(300)]
     assert all(result.shape == pixels.shape and result.dtype == torch.uint8 for result in results)
     assert sum(not torch.equal(result, pixels) for result in results) > 150
 
@@ -121,7 +122,7 @@ def test_color_jitter_is_torchvisions(monkeypatch):
     )
     for seed in range(600):
         steps.clear()
-        result, drawn = ColorJitter(0.4)(image, random.Random(seed)), [*steps]
+        result, drawn = color_jitter(0.4, image, random.Random(seed)), [*steps]
         if seed < 50:
             expected = image
             for name, factor in drawn:
@@ -134,17 +135,19 @@ def test_color_jitter_is_torchvisions(monkeypatch):
 
 PRECEDENCE = [
     ({}, []),
-    ({"COLOR_JITTER": 0.3}, [ColorJitter]),
-    ({"COLOR_JITTER": 0.3, "AUTO_AUGMENT": True}, [AutoAugment]),
-    ({"COLOR_JITTER": 0.3, "AUTO_AUGMENT": True, "RAND_AUGMENT": True}, [RandAugment]),
-    ({"COLOR_JITTER": 0.3, "RAND_AUGMENT": True, "AUGMENT_POLICY": "rand-m9"}, [TimmPolicy]),
-    ({"COLOR_JITTER": 0.3, "AUGMENT_POLICY": "3a"}, [TimmPolicy, ColorJitter]),
+    ({"COLOR_JITTER": 0.3}, [color_jitter]),
+    ({"COLOR_JITTER": 0.3, "AUTO_AUGMENT": True}, [auto_augment]),
+    ({"COLOR_JITTER": 0.3, "AUTO_AUGMENT": True, "RAND_AUGMENT": True}, [rand_augment]),
+    ({"COLOR_JITTER": 0.3, "RAND_AUGMENT": True, "AUGMENT_POLICY": "rand-m9"}, [timm_policy]),
+    ({"COLOR_JITTER": 0.3, "AUGMENT_POLICY": "3a"}, [timm_policy, color_jitter]),
 ]
 
 
 @pytest.mark.parametrize(("options", "kinds"), PRECEDENCE)
 def test_precedence(options, kinds):
-    assert [type(policy) for policy in build_policies(Data(), Train.model_validate(options))] == kinds
+    assert [
+        getattr(policy, "func", policy) for policy in build_policies(Data(), Train.model_validate(options))
+    ] == kinds
 
 
 @pytest.mark.parametrize("channels", [{}, GREY])
@@ -177,7 +180,7 @@ POLICIES = ["rand-m9-mstd0.5-inc1", "rand-n3-p1.0-tweights", "3a", "originalr-ms
 MEAN = (0.485, 0.456, 0.406)
 
 
-def timm_policy(policy: str, size: int, mean: tuple[float, ...], interpolation: str):
+def policy_of_timm(policy: str, size: int, mean: tuple[float, ...], interpolation: str):
     """The part of timm's transform between the flip and the tensor."""
     transform = timm.data.create_transform(
         size, is_training=True, auto_augment=policy, color_jitter=None, interpolation=interpolation, mean=mean,
@@ -197,7 +200,11 @@ def test_images_equal_timms_with_the_same_generators(policy, mode, interpolation
         monkeypatch.setitem(timm.data.auto_augment.NAME_TO_OP, name, safe_posterize)
     mean = MEAN if mode == "RGB" else (0.5,)
     arguments = policy, 48, mean, interpolation
-    image, ours, theirs = PHOTO.resize((48, 48)).convert(mode), TimmPolicy(*arguments), timm_policy(*arguments)
+    image, ours, theirs = (
+        PHOTO.resize((48, 48)).convert(mode),
+        partial(timm_policy, *arguments),
+        policy_of_timm(*arguments),
+    )
     for seed in range(25):
         result = ours(image, random.Random(seed))
         rng = random.Random(seed)
@@ -212,7 +219,7 @@ def test_the_generators_of_the_process_stay_as_they_are():
     random.seed(1), np.random.seed(2)
     before = random.getstate(), np.random.get_state()[1].tolist()
     for policy in POLICIES:
-        TimmPolicy(policy, 48, MEAN)(PHOTO, random.Random(3))
+        timm_policy(policy, 48, MEAN, "bicubic", PHOTO, random.Random(3))
     assert before == (random.getstate(), np.random.get_state()[1].tolist())
 
 
