@@ -9,7 +9,6 @@ validation images, or on the images and logits of -check FILE.npz; if a logit di
 written.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -27,7 +26,20 @@ SCRIPT = "scripts/export.py"
 
 def main(argv: list[str]) -> int:
     sources, argv = split_sources(argv)
-    flags, rest = split_flags(_parser(), argv)
+    usage = "RUN|FILE -format FORMAT [-output PATH] [-check NPZ|-no_check] [-no_paths] [flags of main_single_gpu.py]"
+    what = "the weights of RUN, the folder of a run, or of FILE, any file that -pretrained reads"
+    parser = script_parser("export.py", usage, f"Exports {what}, and checks the result on validation images.")
+    formats = "; ".join(f"{name}: {kind.title}" for name, kind in FORMATS.items())
+    add_flag(parser, "format", choices=FORMATS, help=formats)
+    output = "file or folder to write (default: beside the weights, with their name)"
+    add_flag(parser, "output", type=Path, metavar="PATH", help=output)
+    check = "images (N, C, S, S), normalized, and logits (N, classes) to compare with, in place of validation images"
+    add_flag(parser, "check", type=Path, metavar="NPZ", help=check)
+    no_check = "write the export without a comparison; needs no validation images"
+    add_flag(parser, "no_check", action="store_true", help=no_check)
+    no_paths = "leave out the folder of the data and the names of its held-out images"
+    add_flag(parser, "no_paths", action="store_true", help=no_paths)
+    flags, rest = split_flags(parser, argv)
     if len(sources) != 1 or flags.format is None:
         path = sources[0] if sources else "output/RUN"
         raise UserError(
@@ -45,23 +57,6 @@ def main(argv: list[str]) -> int:
     from scripts.exporting.run import run  # after the checks: importing torch and timm takes seconds
 
     return run(source, command, flags)
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "RUN|FILE -format FORMAT [-output PATH] [-check NPZ|-no_check] [-no_paths] [flags of main_single_gpu.py]"
-    what = "the weights of RUN, the folder of a run, or of FILE, any file that -pretrained reads"
-    parser = script_parser("export.py", usage, f"Exports {what}, and checks the result on validation images.")
-    formats = "; ".join(f"{name}: {kind.title}" for name, kind in FORMATS.items())
-    add_flag(parser, "format", choices=FORMATS, help=formats)
-    output = "file or folder to write (default: beside the weights, with their name)"
-    add_flag(parser, "output", type=Path, metavar="PATH", help=output)
-    check = "images (N, C, S, S), normalized, and logits (N, classes) to compare with, in place of validation images"
-    add_flag(parser, "check", type=Path, metavar="NPZ", help=check)
-    no_check = "write the export without a comparison; needs no validation images"
-    add_flag(parser, "no_check", action="store_true", help=no_check)
-    no_paths = "leave out the folder of the data and the names of its held-out images"
-    add_flag(parser, "no_paths", action="store_true", help=no_paths)
-    return parser
 
 
 if __name__ == "__main__":

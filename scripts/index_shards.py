@@ -7,7 +7,6 @@ The file belongs beside the shards. Without -output it is written there if DATA_
 a stored index has its present ETag or time. An interrupted indexing is resumed.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -25,7 +24,10 @@ from utils.processes.entry import run_and_report_errors
 
 
 def main(argv: list[str]) -> int:
-    flags, rest = split_flags(_parser(), argv)
+    usage = "-data_path URL_OR_FOLDER [-output FILE] [-opts KEY=VALUE ...]"  # such as DATA.CACHE_DIR
+    parser = script_parser("index_shards.py", usage, "Indexes a data set of tar shards.")
+    add_flag(parser, "output", type=new_file, metavar="FILE", help=f"the index (default: {INDEX_NAME} in DATA_PATH)")
+    flags, rest = split_flags(parser, argv)
     config = parse_command_line(rest).config
     root, _ = parse_location(config.data.data_path)
     output = flags.output or (Path(root, INDEX_NAME) if is_local(root) else None)
@@ -44,13 +46,6 @@ def main(argv: list[str]) -> int:
         print(f"{split}: {len(names):,} shards, {len(targets):,} images, {(targets >= 0).sum():,} with a label")
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; it belongs beside the shards as {INDEX_NAME}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "-data_path URL_OR_FOLDER [-output FILE] [-opts KEY=VALUE ...]"  # such as DATA.CACHE_DIR
-    parser = script_parser("index_shards.py", usage, "Indexes a data set of tar shards.")
-    add_flag(parser, "output", type=new_file, metavar="FILE", help=f"the index (default: {INDEX_NAME} in DATA_PATH)")
-    return parser
 
 
 if __name__ == "__main__":

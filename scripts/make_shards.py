@@ -10,7 +10,6 @@ PPM, and their shorter sides are resized to N; smaller images keep their size. A
 docs/data.md describes the files.
 """
 
-import argparse
 import io
 import itertools
 import json
@@ -74,7 +73,13 @@ class Sample(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    flags, rest = split_flags(_parser(), argv)
+    usage = "-output FOLDER [-shard_mb N] [-size N] [data flags of main_single_gpu.py]"
+    parser = script_parser("make_shards.py", usage, "Writes a data set as tar shards that WebDataset reads.")
+    add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create")
+    size_help = "size of a shard, MB (default: 256)"
+    add_flag(parser, "shard_mb", type=float, default=256.0, metavar="N", help=size_help)
+    add_flag(parser, "size", type=positive, metavar="N", help="store PPM, the shorter side N (default: as encoded)")
+    flags, rest = split_flags(parser, argv)
     if not flags.shard_mb > 0:  # also NaN
         raise UserError(f"-shard_mb={flags.shard_mb:g}: give a number greater than 0")
     data, splits = _read_image_splits(rest)
@@ -108,16 +113,6 @@ def main(argv: list[str]) -> int:
     several = " -opts DATA.MULTI_LABEL=true" * data.multi_label
     print(f"to train on them: -dataset=tar -data_path={shlex.quote(str(output))}{several}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "-output FOLDER [-shard_mb N] [-size N] [data flags of main_single_gpu.py]"
-    parser = script_parser("make_shards.py", usage, "Writes a data set as tar shards that WebDataset reads.")
-    add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create")
-    size_help = "size of a shard, MB (default: 256)"
-    add_flag(parser, "shard_mb", type=float, default=256.0, metavar="N", help=size_help)
-    add_flag(parser, "size", type=positive, metavar="N", help="store PPM, the shorter side N (default: as encoded)")
-    return parser
 
 
 def _read_image_splits(argv: list[str]) -> tuple[Data, dict[str, EncodedImages]]:

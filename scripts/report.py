@@ -9,7 +9,6 @@ Runs that differ only in seed or fold are a group: groups.csv beside the page ha
 folders give a line, and files are ignored.
 """
 
-import argparse
 import csv
 import sys
 from collections.abc import Sequence
@@ -49,7 +48,16 @@ _MAX_OPTIONS, _MAX_COLUMN_CHARS = 6, 1000  # in the terminal
 
 
 def main(argv: list[str]) -> int:
-    flags = _parser().parse_args(argv)
+    parser = Parser(
+        prog="scripts/report.py",
+        usage="%(prog)s RUN [RUN ...] [-csv] [-output FILE]",
+        description="Writes the page of a run, or compares runs: a page, and a table in the terminal.",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    add_flag(parser, "csv", action="store_true", help="print CSV with all digits instead of the table")
+    output = "HTML file to write (default: report.html in the run's folder, compare.html beside several runs)"
+    add_flag(parser, "output", type=Path, metavar="FILE", help=output)
+    flags = parser.parse_args(argv)
     folders = [folder for path in flags.folders for folder in _folders_in(path)]
     if not folders:
         raise UserError(f"{flags.folders[0]}: is a file; give the folders of runs, such as output/*")
@@ -73,19 +81,6 @@ def main(argv: list[str]) -> int:
         _print_csv(runs)
     print(f"Page: {escape_control_characters(str(page))}", file=sys.stderr if flags.csv else sys.stdout)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="scripts/report.py",
-        usage="%(prog)s RUN [RUN ...] [-csv] [-output FILE]",
-        description="Writes the page of a run, or compares runs: a page, and a table in the terminal.",
-    )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    add_flag(parser, "csv", action="store_true", help="print CSV with all digits instead of the table")
-    output = "HTML file to write (default: report.html in the run's folder, compare.html beside several runs)"
-    add_flag(parser, "output", type=Path, metavar="FILE", help=output)
-    return parser
 
 
 def _folders_in(path: Path) -> list[Path]:

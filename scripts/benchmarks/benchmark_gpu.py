@@ -22,8 +22,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from configs.command_line import parse_command_line
 from datasets.loading.workers import default_num_workers
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported
-from scripts.benchmarks.programs import ENTRY, MODES, READY_OPTIONS, failure_reason, parse_names, ready_flags
-from scripts.benchmarks.timm_command import add_timm_flag
+from scripts.benchmarks.programs import (
+    ENTRY,
+    MODES,
+    READY_OPTIONS,
+    add_timm_flag,
+    failure_reason,
+    parse_names,
+    ready_flags,
+)
 from scripts.benchmarks.turns import CORES, FIRST_LINE, Columns, Figures, figures_table, memory, speed, write_json
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus

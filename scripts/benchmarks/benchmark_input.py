@@ -34,8 +34,7 @@ from datasets.registry import read_samples
 from datasets.transforms.device import TrainTransform
 from datasets.transforms.host import build_host_transform, random_crop_box, resize
 from scripts.benchmarks.benchmark_train import MODEL, link_images, make_images
-from scripts.benchmarks.programs import build_program, first_step, group_cpu_seconds
-from scripts.benchmarks.timm_command import add_timm_flag, check_comparable
+from scripts.benchmarks.programs import add_timm_flag, build_program, check_comparable, first_step, group_cpu_seconds
 from scripts.benchmarks.turns import (
     PER_CPU,
     SPEED,

@@ -29,8 +29,15 @@ from datasets.batch import PREFETCH_FACTOR
 from datasets.transforms.device import Normalize
 from engine.training.batch_size import build_state, ready_batches
 from engine.training.optimizer import build_optimizer, set_lr
-from scripts.benchmarks.programs import MODES, PROGRAMS, build_program, parse_names, run_turn
-from scripts.benchmarks.timm_command import add_timm_flag, check_comparable
+from scripts.benchmarks.programs import (
+    MODES,
+    PROGRAMS,
+    add_timm_flag,
+    build_program,
+    check_comparable,
+    parse_names,
+    run_turn,
+)
 from scripts.benchmarks.turns import CORES, Columns, Figures, compare, figures_table, median_and_range, memory, speed
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus

@@ -2,10 +2,9 @@
 
     python scripts/benchmarks/parity.py -timm_train ~/pytorch-image-models/train.py -json parity.json
 
-The recipe is parity.yaml; an option that timm_command.py cannot translate is an error. See docs/benchmarks.md.
+The recipe is parity.yaml; an option that programs.py cannot translate is an error. See docs/benchmarks.md.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -21,8 +20,14 @@ from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.sources.in_memory import Digits
 from engine.training.batch_size import build_state
-from scripts.benchmarks.programs import ENTRY, failure_reason
-from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, add_timm_flag, check_recipe, timm_flags
+from scripts.benchmarks.programs import (
+    ENTRY,
+    EXPLICIT_ATTENTION,
+    add_timm_flag,
+    check_recipe,
+    failure_reason,
+    timm_flags,
+)
 from scripts.benchmarks.turns import NOISE, Figures, compare, seed_table
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
@@ -37,7 +42,13 @@ NO_LOG = 10**6  # steps between log lines
 
 
 def main(argv: list[str]) -> int:
-    flags, rest = split_flags(_parser(), argv)
+    parser = flag_parser(SCRIPT, "Compares the top-1 of the entry script and of timm's train.py on the same recipe.")
+    add_timm_flag(parser, required=True)
+    add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="number of seeds: SEED 0 to N-1 (default: 8)")
+    add_flag(parser, "images", type=Path, metavar="DIR", help="has DIR/train and DIR/val (default: the digits)")
+    add_flag(parser, "own_weights", action="store_true", help="timm draws its own initial weights (default: ours)")
+    add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
+    flags, rest = split_flags(parser, argv)
     config = parse_command_line([RECIPE, *rest]).config
     check_recipe(config, parse_command_line([RECIPE]).config)
     with tempfile.TemporaryDirectory() as temporary:
@@ -61,16 +72,6 @@ def main(argv: list[str]) -> int:
 
 def tables(figures: Figures) -> list[str]:
     return [seed_table(figures, baseline="timm"), NOISE]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = flag_parser(SCRIPT, "Compares the top-1 of the entry script and of timm's train.py on the same recipe.")
-    add_timm_flag(parser, required=True)
-    add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="number of seeds: SEED 0 to N-1 (default: 8)")
-    add_flag(parser, "images", type=Path, metavar="DIR", help="has DIR/train and DIR/val (default: the digits)")
-    add_flag(parser, "own_weights", action="store_true", help="timm draws its own initial weights (default: ours)")
-    add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
-    return parser
 
 
 def write_image_folder(data: Data, folder: Path) -> None:

@@ -1,6 +1,9 @@
-"""The formats of an export that are one file: `write_FORMAT` writes a model.
+"""The formats of an export: `write_FORMAT` writes a model, `load_FORMAT` reads it as its users do.
 
-onnx and torch_export are programs: images float32 (B, C, S, S) -> logits (B, classes), for any B.
+onnx and torch_export are programs: images float32 (B, C, S, S) -> logits (B, classes), for any B. hf is a folder for
+the Hugging Face Hub, which timm, transformers and this program read: config.json and model.safetensors are as timm
+saves them; README.md is the model card. With a MODEL.STEM, which no name of timm's has, the folder also has the code of
+the model.
 """
 
 import contextlib
@@ -9,21 +12,47 @@ import errno
 import io
 import json
 import logging
+import shutil
 from pathlib import Path
+from typing import Any
 
+import timm
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from timm.models import save_for_hf
 from torch import nn
 
+from configs.schema.data import properties_of
 from engine.checkpoint.weights_record import exported_entry
+from engine.report.contents import RunContents, read_contents
+from engine.report.overview import error_of
+from engine.run.cost import count_parameters
+from engine.run.facts import TrainingData
+from models.build import CONSTRUCTORS
 from models.kernels import FUSED, use_attention
-from scripts.exporting.formats import OPSET
+from models.vit import evaluation_arguments
+from scripts.exporting.formats import OPSET, STEM_FILES
 from scripts.weights.trained_model import Forward, TrainedModel
-from utils.errors import UserError
+from utils.errors import UserError, hide_passwords, to_single_line
+from utils.file_formats.hf_folder import FLIPS, PREPROCESSOR, WEIGHTS
 from utils.files import tensor_bytes
+from utils.metric_table import METRICS
+from utils.tables import markdown_table, to_float
 
 _MAX_ONNX_BYTES = 2_000_000_000  # of a file: protobuf's limit is 2 GiB
+_ROOT = Path(__file__).parents[2]
+_VIT, _VIT_WITH_STEM = "vit_base_patch16_224", "vit_stem"  # names whose arguments can all be given
+# timm describes its own weights: only these keys are true of the model.
+_KEPT_OF_TIMM = ("architecture", "input_size", "fixed_input_size", "pool_size", "first_conv", "classifier")
+_STEM_OF_TRANSFORMERS = {
+    "model_type": _VIT_WITH_STEM,
+    "image_processor_type": "TimmWrapperImageProcessor",
+    "auto_map": {
+        "AutoConfig": "modeling_vit_stem.VitStemConfig",
+        "AutoModelForImageClassification": "modeling_vit_stem.VitStemForImageClassification",
+    },
+}
 
 
 def write_safetensors(
@@ -93,3 +122,167 @@ def load_onnx(trained: TrainedModel, path: Path) -> Forward:
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+
+
+def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
+    """Raises UserError if timm's `create_model`, or transformers, cannot rebuild the model."""
+    options: Any = trained.config.model
+    # transformers computes probabilities by it: softmax, or sigmoid for several labels per image.
+    kind = "multi_label_classification" if trained.config.data.multi_label else "single_label_classification"
+    if options.type == "transformers":
+        _write_transformers(model, trained, path, kind)
+        return
+    is_vit, reason = options.type == "vit", ""
+    stem = {"stem": options.stem} if is_vit and options.stem else {}
+    if options.features not in ("pre_logits", getattr(model, "global_pool", None)):
+        reason = f"timm has no MODEL.FEATURES={options.features} of it"
+    elif is_vit and options.attn_head_size and options.attn_head_size * options.num_heads != options.embed_dim:
+        reason = "its ViT has no MODEL.ATTN_HEAD_SIZE"
+    elif options.type in CONSTRUCTORS:
+        reason = "no name of timm's accepts its options"
+    else:
+        rebuilt = model
+        if is_vit:  # with the shapes of `model`; its weights do not matter
+            arguments = evaluation_arguments(options, trained.config.data) | stem
+            rebuilt = timm.create_model(_VIT_WITH_STEM if stem else _VIT, **arguments)
+        rebuilt.pretrained_cfg = {key: rebuilt.pretrained_cfg.get(key) for key in _KEPT_OF_TIMM}
+        names = {"label_names": trained.class_names} if trained.class_names else {}
+        try:
+            save_for_hf(rebuilt, str(path), names, data_config=data_config(trained.description["preprocessing"]))
+        except ValueError as error:
+            reason = str(error)
+    if reason:
+        problem = f"-format hf: timm.create_model cannot rebuild this model (MODEL.TYPE {options.type}): {reason}"
+        raise UserError(f"{problem}; use another format")
+    config = json.loads((file := path / "config.json").read_text())
+    config.get("model_args", {}).pop("num_classes", None)  # transformers passes it too, and timm reads it elsewhere
+    config |= {"problem_type": kind} | (_STEM_OF_TRANSFORMERS if stem else {})
+    file.write_text(json.dumps(config, indent=2) + "\n")
+    (path / "pytorch_model.bin").unlink()  # timm's .safetensors lacks metadata, and tensors may not share memory
+    write_safetensors(model, trained, path / "model.safetensors")
+    for code in STEM_FILES if stem else ():
+        shutil.copy(_ROOT / code, path)
+    (path / "README.md").write_text(_model_card(model, trained, bool(stem)), encoding="utf-8")
+
+
+def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str) -> None:
+    """config.json, preprocessor_config.json and weights, with the names that transformers writes."""
+    values, names = trained.description["preprocessing"], trained.class_names or ()
+    if "Classification" not in type(model).__name__ or values["resize"] == "pad":
+        problem = f"transformers has no classifier of a {type(model).__name__}, or none that pads images"
+        raise UserError(f"-format hf: {problem}; use another format")
+    model.config.update({"problem_type": kind, "dtype": "float32"})
+    if names:
+        model.config.id2label = dict(enumerate(names))
+        model.config.label2id = {name: label for label, name in enumerate(names)}
+    model.save_pretrained(path)
+    write_safetensors(model, trained, file := path / WEIGHTS[0], load_file(file))
+    height, width = values["image_size"] if isinstance(values["image_size"], list) else [values["image_size"]] * 2
+    shown, whole = {"height": height, "width": width}, round(min(height, width) / values["crop_pct"])
+    crops, flips = values["resize"] == "crop", getattr(model.config, FLIPS, False)
+    preprocessor = {
+        "image_processor_type": "MobileViTImageProcessor" if flips else "CLIPImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": whole} if crops else shown,
+        "resample": {"bilinear": 2, "bicubic": 3}[values["interpolation"]],
+        "do_center_crop": crops,
+        "crop_size": shown,
+        "do_rescale": True,
+        "do_normalize": True,
+        "image_mean": values["mean"],
+        "image_std": values["std"],
+    }
+    (path / PREPROCESSOR).write_text(json.dumps(preprocessor, indent=2) + "\n")
+
+
+def load_hf(trained: TrainedModel, path: Path) -> Forward:
+    """The exported folder as timm reads it, or transformers: normalized images -> logits."""
+    if trained.config.model.type != "transformers":
+        model: Forward = timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+        return model
+    from transformers import AutoModelForImageClassification
+
+    exported = AutoModelForImageClassification.from_pretrained(path, local_files_only=True).eval()
+    flips = getattr(exported.config, FLIPS, False)
+    return lambda images: exported(images.flip(1) if flips else images).logits
+
+
+def data_config(values: dict[str, Any]) -> dict[str, Any]:
+    """The preprocessing of `describe_data` in timm's names."""
+    size = values["image_size"]
+    return {
+        "input_size": (values["channels"], *(size if isinstance(size, list) else (size, size))),
+        "interpolation": values["interpolation"],
+        "mean": tuple(values["mean"]),
+        "std": tuple(values["std"]),
+        "crop_pct": values["crop_pct"],
+        "crop_mode": {"crop": "center", "squash": "squash", "pad": "border"}[values["resize"]],
+    }
+
+
+_CARD = """---
+library_name: {library}
+pipeline_tag: image-classification
+tags:
+- image-classification
+- timm
+- transformers
+license: other
+license_name: to-be-chosen
+---
+
+# {name}
+
+{metrics}
+
+{facts}
+"""
+_IN_TIMM = 'timm: `timm.create_model("hf-hub:ORG/NAME", pretrained=True)`; transformers: `{}`'
+_IN_TRANSFORMERS = "transformers: `{}`; it runs the code in `modeling_vit_stem.py` and `vit_stem.py`"
+
+
+def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
+    """The Markdown of the Hub: with the figures of the run if the weights are in its folder."""
+    data, options, names = trained.config.data, trained.config.model, trained.class_names or ()
+    try:
+        run: RunContents | None = read_contents(trained.weights.parent)
+    except UserError:
+        run = None
+    has_path = trained.names_data_path and properties_of(data.dataset).has_files
+    place = f" `{Path(hide_passwords(str(data.data_path))).name}`" if has_path else ""
+    images = run.fact(TrainingData) if run else None
+    call = f'AutoModelForImageClassification.from_pretrained("ORG/NAME"{", trust_remote_code=True" * has_code})'
+    preprocessing, gray = trained.description["preprocessing"], '; gray: `Image.open(FILE).convert("L")`'
+    shown = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in preprocessing.items())
+    facts = {
+        "Model": f"`{options.type}`, {count_parameters(model)[0]:,} parameters, {options.num_logits} classes",
+        "Use": (_IN_TRANSFORMERS if has_code else _IN_TIMM).format(call),
+        "Images": f"{shown}{gray if data.image_channels == 1 else ''}",
+        "Data": f"`{data.dataset}`{place}{f', {images.images}' if images else ''}",
+        "Classes": ", ".join(f"`{to_single_line(name).replace('`', chr(39))}`" for name in names),
+        "License": "to be chosen, here and in `license` at the head of this file",
+    }
+    return _CARD.format(
+        library="transformers" if has_code else "timm",
+        name=options.name,
+        metrics=_metrics(run, trained.weights.name),
+        facts="\n".join(f"- **{name}:** {text}" for name, text in facts.items() if text),
+    )
+
+
+def _metrics(run: RunContents | None, weights: str) -> str:
+    """A table of validation and test; a sentence if the run did not evaluate these weights."""
+    result = run.values["result"] if run else {}
+    if not run or Path(str(result.get("checkpoint"))).name != weights:
+        return "No figures: these weights are not the best ones in the folder of their run."
+    shown, rows = [metric for metric in METRICS.values() if metric.name in run.figures and run.shows(metric)], []
+    if run.metric not in shown:
+        return "No figures: the run has not evaluated its weights."
+    splits = (("validation", run.evaluation, result | run.figures), ("test", run.test, run.test_result))
+    for split, evaluation, values in splits:
+        texts = {metric: metric.text(to_float(values.get(metric.name))) for metric in shown}
+        texts[run.metric] += error_of(run, evaluation)
+        count = int(to_float(values.get("samples")) or 0)
+        rows += [[split, f"{count:,}", *texts.values()]] if count else []
+    table = markdown_table(["images", "number", *(metric.title for metric in shown)], rows)
+    return f"{table}\n\nThe epoch was chosen on the validation images."

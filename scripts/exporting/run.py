@@ -25,7 +25,7 @@ from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.session import build_eval_model
 from engine.run.cost import count_parameters
-from scripts.exporting import files, hub
+from scripts.exporting import files
 from scripts.exporting.formats import FORMATS, check_target
 from scripts.weights.trained_model import Forward, TrainedModel, locate_weights, open_trained, without_images
 from utils.distributed import single_process
@@ -40,7 +40,7 @@ NUM_IMAGES = 32
 # Of each format: writes a model to a path, and makes a `Forward` of the path as its readers do.
 _PROGRAMS = {
     "safetensors": (files.write_safetensors, lambda trained, path: trained.build(path)),
-    "hf": (hub.write_hf, hub.load_hf),
+    "hf": (files.write_hf, files.load_hf),
     "onnx": (files.write_onnx, files.load_onnx),
     "torch_export": (files.write_torch_export, lambda _, path: torch.export.load(path).module()),
 }

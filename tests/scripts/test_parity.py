@@ -11,7 +11,7 @@ from configs.command_line import parse_command_line
 from engine.training.batch_size import build_state
 from scripts.benchmarks import parity
 from scripts.benchmarks.parity import RECIPE
-from scripts.benchmarks.timm_command import check_recipe, timm_flags
+from scripts.benchmarks.programs import check_recipe, timm_flags
 
 
 @pytest.fixture(autouse=True)
