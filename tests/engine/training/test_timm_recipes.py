@@ -102,8 +102,8 @@ def test_the_augmentation_equals_timms(recipe):
     host, device = build_host_transform(data, train, config.seed), TrainTransform(data, train, CLASSES)
     assert data.random_crop_scale == crop.scale and data.random_crop_ratio == pytest.approx(crop.ratio, rel=1e-4)
     assert (data.interpolation, data.hflip_prob, len(host.operations)) == (crop.interpolation.name.lower(), flip.p, 2)
-    (ours,) = host.operations[1].policies
-    assert repr(build_policy(*ours.arguments)) == repr(policy) and ours.arguments[3] == flags.train_interpolation
+    ((ours,),) = host.operations[1].args
+    assert repr(build_policy(*ours.args)) == repr(policy) and ours.args[3] == flags.train_interpolation
     assert data.imagenet_mean == (0.485, 0.456, 0.406) and data.imagenet_std == (0.229, 0.224, 0.225)
     erasing = [(one.probability, one.mode, one.count) for one in host.device_operations]
     theirs = [last] if isinstance(last, RandomErasing) else []
