@@ -131,25 +131,10 @@ class _Adapted(nn.Module):
 
 
 def add_adapters(model: nn.Module, options: Lora, name: str) -> None:
-    """Freezes the backbone and adapts its linear layers. B is zero: the outputs stay the same."""
-    model.requires_grad_(False)
-    for path, layer in _targets(model, options, name).items():
-        width = min(layer.in_features, layer.out_features)
-        if options.rank > width:
-            raise UserError(f"MODEL.LORA.RANK {options.rank}: {path} is only {width} wide; lower it, or change TARGETS")
-        a = layer.weight.new_empty((options.rank, layer.in_features))
-        b = layer.weight.new_zeros((layer.out_features, options.rank))
-        adapted = add_mixin(layer, _Adapted)
-        adapted.lora_A, adapted.lora_B = nn.Parameter(nn.init.kaiming_uniform_(a, 5**0.5)), nn.Parameter(b)
-        adapted.lora_alpha, adapted.lora_dropout = options.alpha, options.dropout
-    for head in classifiers(model):
-        head.requires_grad_(True)
+    """Freezes the backbone and adapts linear layers. B is zero: the outputs stay the same.
 
-
-def _targets(model: nn.Module, options: Lora, name: str) -> dict[str, nn.Linear]:
-    """The layers that TARGETS names, as peft reads it: whole paths, or their ends. null: those inside blocks.
-
-    Layers that mix attention heads (CaiT) may have fewer features than the rank: null leaves them as they are.
+    TARGETS names the layers, as peft reads it, by whole paths or their ends. null: those inside blocks; layers that mix
+    attention heads (CaiT) may have fewer features than the rank, and stay as they are.
     """
     in_heads = {module for head in classifiers(model) for module in head.modules()}
     layers = {
@@ -160,16 +145,27 @@ def _targets(model: nn.Module, options: Lora, name: str) -> dict[str, nn.Linear]
     if options.targets is None:
         inside = {module for block in blocks_of(model) for module in block.modules()}
         layers = {path: layer for path, layer in layers.items() if layer in inside}
-        wide = {path: layer for path, layer in layers.items() if min(layer.weight.shape) >= options.rank}
         if not layers:
             raise UserError(f"MODEL.TUNE lora: {name} has no linear layers in blocks; use last:N or full")
-        return wide or layers
-    ends = {target: [path for path in layers if f".{path}".endswith(f".{target}")] for target in options.targets}
-    for target, found in ends.items():
-        if not found:
+        layers = {path: one for path, one in layers.items() if min(one.weight.shape) >= options.rank} or layers
+    else:
+        ends = {target: [path for path in layers if f".{path}".endswith(f".{target}")] for target in options.targets}
+        for target in (target for target, found in ends.items() if not found):
             hint = did_you_mean(target, {path.rpartition(".")[2] for path in layers})
             raise UserError(f"MODEL.LORA.TARGETS: {target[:80]} is no linear layer of {name}{hint}")
-    return {path: layer for path, layer in layers.items() if any(path in found for found in ends.values())}
+        layers = {path: layer for path, layer in layers.items() if any(path in found for found in ends.values())}
+    model.requires_grad_(False)
+    for path, layer in layers.items():
+        width = min(layer.in_features, layer.out_features)
+        if options.rank > width:
+            raise UserError(f"MODEL.LORA.RANK {options.rank}: {path} is only {width} wide; lower it, or change TARGETS")
+        a = layer.weight.new_empty((options.rank, layer.in_features))
+        b = layer.weight.new_zeros((layer.out_features, options.rank))
+        adapted = add_mixin(layer, _Adapted)
+        adapted.lora_A, adapted.lora_B = nn.Parameter(nn.init.kaiming_uniform_(a, 5**0.5)), nn.Parameter(b)
+        adapted.lora_alpha, adapted.lora_dropout = options.alpha, options.dropout
+    for head in classifiers(model):
+        head.requires_grad_(True)
 
 
 def adapter_size(model: nn.Module) -> int:

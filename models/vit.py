@@ -10,7 +10,7 @@ tokens, D features, the channels of a token.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import timm
@@ -106,6 +106,10 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
     if options.stem and not timm.is_model(options.stem):
         close = did_you_mean(options.stem, timm.list_models())
         raise UserError(f"MODEL.STEM: timm has no model {options.stem[:80]}{close}")
+    attention: Any = Attention
+    if options.attn_head_size:
+        with_size = partialmethod(Attention.__init__, attn_head_dim=options.attn_head_size)
+        attention = type("AttentionWithHeadSize", (Attention,), {"__init__": with_size})
     with errors_of_building("MODEL.TYPE: vit", data):
         vit = VisionTransformer(
             **evaluation_arguments(options, data),
@@ -114,7 +118,7 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
             attn_drop_rate=options.attention_dropout,
             drop_path_rate=options.droppath,
             weight_init="moco",
-            attn_layer=_attention(options.attn_head_size),
+            attn_layer=attention,
             block_fn=SampleDropBlock,
             embed_layer=partial(ConvolutionalStem, options.stem) if options.stem else PatchEmbed,
         )
@@ -140,15 +144,3 @@ def evaluation_arguments(options: ViT, data: Data) -> dict[str, Any]:
         "class_token": options.global_pool == "token",
         "fc_norm": bool(options.stem),  # else the final norm precedes the pooling, as in big_vision
     }
-
-
-def _attention(head_size: int | None) -> type[Attention]:
-    """timm's attention class, with `head_size` as the default width of a head if it is not None."""
-    if head_size is None:
-        return Attention
-
-    class AttentionWithHeadSize(Attention):
-        def __init__(self, dim: int, **kwargs: Any) -> None:
-            super().__init__(dim, attn_head_dim=head_size, **kwargs)
-
-    return AttentionWithHeadSize

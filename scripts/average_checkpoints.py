@@ -11,13 +11,12 @@ used. All flags of main_single_gpu.py may follow, such as -data_path.
 
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.command_line import Command, parse_command_line
+from configs.command_line import parse_command_line
 from configs.yaml_io import write_yaml
 from datasets.loading.loader import build_eval_loader
 from engine.checkpoint.files import load_checkpoint
@@ -38,29 +37,19 @@ SCRIPT = "scripts/average_checkpoints.py"
 
 
 def main(argv: list[str]) -> int:
-    paths, argv = split_sources(argv)
+    names, argv = split_sources(argv)
     usage = "RUN [RUN ...] [-output FILE] [flags of main_single_gpu.py]"
     what = "the checkpoints of RUN, or the best weights of several runs or files"
     parser = script_parser("average_checkpoints.py", usage, f"Averages {what}.")
-    output = "checkpoint to write (default: average.pth in the first run's folder)"
-    add_flag(parser, "output", type=new_file, metavar="FILE", help=output)
+    file_help = "checkpoint to write (default: average.pth in the first run's folder)"
+    add_flag(parser, "output", type=new_file, metavar="FILE", help=file_help)
     flags, rest = split_flags(parser, argv)
-    sources = list(dict.fromkeys(map(find_source, paths)))
+    sources = list(dict.fromkeys(map(find_source, names)))
     if not sources or (len(sources) == 1 and not sources[0].is_dir()):
         raise UserError("give the folder of a run, or several runs or weight files, as the first arguments")
     if flags.output and flags.output.suffix != ".pth":
         raise UserError(f"-output {flags.output}: must end with .pth; add it")
     command = parse_command_line(["-eval", f"-pretrained={sources[0]}", *rest], SCRIPT)
-    write_average(sources, command, flags.output)
-    return 0
-
-
-def write_average(sources: Sequence[Path], command: Command, output: Path | None) -> None:
-    """Writes the uniform soup (Wortsman et al., 2022); default output: `average.pth` beside the first weights.
-
-    sources: the folder of a run, for all its checkpoints; or several runs or files, for the best weights of each.
-    Raises UserError: fewer than two checkpoints, weights of another model or other data, or no validation images.
-    """
     paths = _checkpoints(sources[0]) if len(sources) == 1 else list(dict.fromkeys(map(locate_weights, sources)))
     if len(paths) < 2:
         raise UserError(f"{sources[0]}: an average needs two checkpoints; train with SAVE_FREQ=1, or name more runs")
@@ -80,7 +69,7 @@ def write_average(sources: Sequence[Path], command: Command, output: Path | None
     evaluator = replace(built.evaluator, thresholds=None)  # the average has its own
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
     found = evaluator.evaluate(evaluator.precision.compute_copy(built.fp32), batches)[0]
-    trained, output = replace(trained, thresholds=found.thresholds), output or paths[0].with_name("average.pth")
+    trained, output = replace(trained, thresholds=found.thresholds), flags.output or paths[0].with_name("average.pth")
     if any(name.endswith(".running_mean") for name in mean):
         print("Note: the running statistics of the batch norms are averaged, not measured again")
     weights = {name: tensor.to(state[name].dtype).cpu() for name, tensor in mean.items()}
@@ -88,6 +77,7 @@ def write_average(sources: Sequence[Path], command: Command, output: Path | None
     atomic_save(output, {"model": weights} | about)  # a checkpoint without optimizer
     text = f"Saved: {output}, the mean of {len(paths)} weights, {metric.title} {metric.text(found.score)}"
     print_escaped(f"{text}; use it with -pretrained={shlex.quote(str(output))}")
+    return 0
 
 
 def add_to_mean(mean: State, state: State, count: int) -> State:

@@ -82,7 +82,13 @@ def main(argv: list[str]) -> int:
     flags, rest = split_flags(parser, argv)
     if not flags.shard_mb > 0:  # also NaN
         raise UserError(f"-shard_mb={flags.shard_mb:g}: give a number greater than 0")
-    data, splits = _read_image_splits(rest)
+    data, without_gpu = parse_command_line([*rest, "-opts", "DATA.BATCH_SIZE=1"]).config.data, single_process("cpu")
+    data = recognize_dataset(data, without_gpu)
+    names = ["train", "val", *(["test"] if has_test_split(data, without_gpu)[0] else [])]
+    read = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names, is_new=True)
+    if not isinstance(read[0], EncodedImages):
+        raise UserError(f"-dataset {data.dataset}: has no image files; use it without shards")
+    splits: dict[str, EncodedImages] = dict(zip(names, read, strict=True))
     torch.set_num_threads(1)  # images are decoded in parallel
     output, written = flags.output, dict[str, list[Index]]()
     label_key, group_key = LABELS_KEY if data.multi_label else "", GROUP_KEY if data.groups else ""
@@ -113,21 +119,6 @@ def main(argv: list[str]) -> int:
     several = " -opts DATA.MULTI_LABEL=true" * data.multi_label
     print(f"to train on them: -dataset=tar -data_path={shlex.quote(str(output))}{several}")
     return 0
-
-
-def _read_image_splits(argv: list[str]) -> tuple[Data, dict[str, EncodedImages]]:
-    """The DATA options, and the splits 'train', 'val' and, if there is one, 'test'.
-
-    Raises UserError for a wrong option and a data set without files; and as `read_samples`.
-    """
-    data = parse_command_line([*argv, "-opts", "DATA.BATCH_SIZE=1"]).config.data
-    without_gpu = single_process("cpu")
-    data = recognize_dataset(data, without_gpu)
-    names = ["train", "val", *(["test"] if has_test_split(data, without_gpu)[0] else [])]
-    splits = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names, is_new=True)
-    if not isinstance(splits[0], EncodedImages):
-        raise UserError(f"-dataset {data.dataset}: has no image files; use it without shards")
-    return data, dict(zip(names, splits, strict=True))
 
 
 class OrderedSplit:

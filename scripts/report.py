@@ -66,7 +66,15 @@ def main(argv: list[str]) -> int:
         runs = [read_contents(folders[0])]
         _write(page, run_page(runs[0]))
     else:
-        runs, problems = _read_runs(folders)
+        runs, problems = list[RunContents](), list[str]()
+        for folder in folders:
+            try:
+                runs.append(read_contents(folder))
+            except UserError as problem:
+                problems.append(f"left out: {problem}")
+        if not runs:
+            raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
+        runs = ranked(runs)
         groups, reasons = groups_of(runs)
         problems += reasons
         _write(page, comparison_page(runs, groups, problems, page.parent))
@@ -95,19 +103,6 @@ def _write(page: Path, content: str) -> None:
     except OSError as error:
         fix = "give another file with -output"
         raise error_from(error, f"{page}: cannot be written ({error.strerror}); {fix}") from None
-
-
-def _read_runs(folders: Sequence[Path]) -> tuple[list[RunContents], list[str]]:
-    """The runs in the order of the page, and a line for each folder that is not a run."""
-    runs, problems = [], []
-    for folder in folders:
-        try:
-            runs.append(read_contents(folder))
-        except UserError as problem:
-            problems.append(f"left out: {problem}")
-    if not runs:
-        raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
-    return ranked(runs), problems
 
 
 def _options(runs: Sequence[RunContents]) -> list[list[str]]:

@@ -232,9 +232,19 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
     The old file is kept as `previous`, if given.
     Raises UserError: the file cannot be written. The old file is unchanged, and no temporary file is left.
     """
+    import torch
+
     try:
         with open_atomically(path, "wb") as file:
-            _write_with_checksum(file, content)
+            writer = _HashingWriter(file)
+            try:
+                torch.save(content, writer)  # type: ignore[arg-type]  # it needs `write` and `flush` only
+            except RuntimeError as error:
+                raise (writer.error or error) from None
+            file.seek(-len(_NO_COMMENT), os.SEEK_END)
+            file.write(_CHECKSUM_PREFIX + writer.sha256.hexdigest().encode())
+            file.flush()
+            os.fsync(file.fileno())
             if previous and path.exists():
                 link_or_copy(path, previous)
         fsync_path(path.parent)
@@ -261,20 +271,6 @@ class _HashingWriter:
         except OSError as error:
             self.error = error
             raise
-
-
-def _write_with_checksum(file: IO[bytes], content: Any) -> None:
-    import torch
-
-    writer = _HashingWriter(file)
-    try:
-        torch.save(content, writer)  # type: ignore[arg-type]  # it needs `write` and `flush` only
-    except RuntimeError as error:
-        raise (writer.error or error) from None
-    file.seek(-len(_NO_COMMENT), os.SEEK_END)
-    file.write(_CHECKSUM_PREFIX + writer.sha256.hexdigest().encode())
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def atomic_write(path: Path, content: str | bytes) -> None:

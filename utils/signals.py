@@ -61,14 +61,14 @@ class PendingSignal:
 
 def raise_on_signals() -> None:
     """Makes the first signal raise `Interrupted`."""
-    handle_signals(_raise)
 
+    def receive(number: int, frame: FrameType | None) -> None:
+        pending = PendingSignal()
+        handle_signals(pending.receive)
+        pending.receive(number, frame)
+        raise Interrupted(number)
 
-def _raise(number: int, frame: FrameType | None) -> None:
-    pending = PendingSignal()
-    handle_signals(pending.receive)
-    pending.receive(number, frame)
-    raise Interrupted(number)
+    handle_signals(receive)
 
 
 def handle_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:

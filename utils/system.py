@@ -57,21 +57,16 @@ def limit_spinning(device: str | None) -> None:
     torch is imported. Other OpenMP libraries ignore the variable. The results are bit-identical. device: of -device.
     """
     if lacks_gpus(device) and not os.environ.keys() & {_SPINS, _POLICY}:
-        os.environ[_SPINS] = _SPINS_WHEN_BUSY if _running_threads() > (os.cpu_count() or 1) else _DEFAULT_SPINS
+        running = 0  # threads of other programs that run or wait for a core at this moment
+        with suppress(OSError, ValueError, IndexError):  # the system does not say
+            running = int(_LOAD.read_text().split()[3].partition("/")[0]) - 1
+        os.environ[_SPINS] = _SPINS_WHEN_BUSY if running > (os.cpu_count() or 1) else _DEFAULT_SPINS
 
 
 def lacks_gpus(device: str | None) -> bool:
     """Returns whether this process uses no GPU, without asking the driver. device: of -device."""
     is_excluded = device == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in EXCLUDES_GPUS
     return is_excluded or not any(DEVICE_FILES.glob("nvidia[0-9]*"))
-
-
-def _running_threads() -> int:
-    """The threads of other programs that run or wait for a core at this moment; 0 where the system does not say."""
-    try:
-        return int(_LOAD.read_text().split()[3].partition("/")[0]) - 1
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 @contextmanager

@@ -127,22 +127,19 @@ class TrainSampler:
     def __iter__(self) -> Iterator[list[Key]]:
         order_epoch, order = -1, torch.empty(0)
         batches, repeats = self.layout.batches_per_epoch, self.layout.repeats
+        samples, seed = self.layout.samples, self.layout.seed
         size, world_size = self.layout.batch.micro_step_size, self.layout.batch.ranks
         for number in range(self.first_batch, self.num_epochs * batches):
             epoch, position = divmod(number, batches)
             if epoch != order_epoch:
-                order_epoch, order = epoch, self._order(epoch)
+                order_epoch = epoch
+                if self.balanced_targets is not None:
+                    order = balanced_order(self.balanced_targets, -(-samples // repeats), seed, epoch)
+                else:
+                    order = self.windows.order(seed, epoch) if self.windows else epoch_order(samples, seed, epoch)
             places = range(position * size + self.rank, (position + 1) * size, world_size)
             indices = order[torch.tensor(places) // repeats].tolist()
             yield [(epoch, index, place % repeats) for index, place in zip(indices, places, strict=True)]
-
-    def _order(self, epoch: int) -> torch.Tensor:
-        samples, seed = self.layout.samples, self.layout.seed
-        if self.balanced_targets is not None:
-            return balanced_order(self.balanced_targets, -(-samples // self.layout.repeats), seed, epoch)
-        if self.windows:
-            return self.windows.order(seed, epoch)
-        return epoch_order(samples, seed, epoch)
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> torch.Tensor:

@@ -110,10 +110,11 @@ def choose(weights: Weights, model: nn.Module, options: Model, purpose: Purpose)
         problem = f"{file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {paths}"
         raise UserError(f"{problem}; change the key or remove it")
     one = chosen[0]
-    if not all(_are_equal(one.state, other.state) for other in chosen[1:]):
-        of_teacher = "give a file with one of them"  # the key is the student's
-        fix = of_teacher if purpose == TEACHER else "choose with -opts MODEL.WEIGHTS_ENTRY=NAME"
-        raise UserError(f"{file}: the entries {paths} fit equally well; {fix}")
+    for state in (other.state for other in chosen[1:]):
+        if state.keys() != one.state.keys() or not all(torch.equal(state[name], one.state[name]) for name in state):
+            of_teacher = "give a file with one of them"  # the key is the student's
+            fix = of_teacher if purpose == TEACHER else "choose with -opts MODEL.WEIGHTS_ENTRY=NAME"
+            raise UserError(f"{file}: the entries {paths} fit equally well; {fix}")
     others = [summarize_names([other.path or _ROOT]) for other in best if other is not one]
     key = "raw" if one in averages and raws else "average" if averages and one in raws else (*others, "")[0]
     return replace(one, others=others, other_key=key)
@@ -121,10 +122,6 @@ def choose(weights: Weights, model: nn.Module, options: Model, purpose: Purpose)
 
 def _best(candidates: list[Candidate]) -> list[Candidate]:
     return [one for one in candidates if one.score == max(other.score for other in candidates)]
-
-
-def _are_equal(state: State, other: State) -> bool:
-    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
 
 
 def _large_prefixes(names: State, least: float) -> list[str]:

@@ -206,12 +206,21 @@ def _resize_positions(
 def _fit_head(
     fitted: Fitted, model: nn.Module, head: str, state: State, own: State, rows: Sequence[int] | None, is_pooled: bool
 ) -> None:
-    """Makes the head new if the file has none of these classes. is_pooled: MODEL.FEATURES changes its inputs."""
+    """Gives each class its row of the file, or makes the head new if the file has none of these classes.
+
+    is_pooled: MODEL.FEATURES changes its inputs.
+    """
     is_other = max(rows or (0,)) < 0
     names = [name for name in own if name.startswith(f"{head}.")]
     in_file = [name for name in names if name in state]
-    if rows and not is_other:
-        _keep_rows(output_layers(model, head), state, own, torch.tensor(rows))
+    layers = output_layers(model, head) if rows and not is_other else []
+    for name in (f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")):
+        source, target, row = state.get(name), own.get(name), torch.tensor(rows)
+        if source is not None and target is not None and source.ndim == target.ndim and source.numel():
+            is_kept = ((row >= 0) & (row < len(source))).view(-1, *[1] * (target.ndim - 1))
+            kept = source[row.clamp(0, len(source) - 1)]
+            if kept.shape == target.shape and kept.dtype in _FLOAT_DTYPES:  # else the check of shapes refuses it
+                state[name] = torch.where(is_kept, kept.to(target.dtype), 0)  # the row of a new class, -1, is zero
     weights = [name for name in in_file if own[name].ndim > 1 and state[name].shape[1:] == own[name].shape[1:]]
     counts = [(len(state[name]), len(own[name])) for name in weights if len(state[name]) != len(own[name])]
     matrices = [name for name in in_file if state[name].ndim == 2 == own[name].ndim]
@@ -227,17 +236,6 @@ def _fit_head(
         return
     fitted.new_heads[head] = reason
     state |= {name: own[name] for name in names}
-
-
-def _keep_rows(layers: list[str], state: State, own: State, rows: torch.Tensor) -> None:
-    """Gives each class its row of the file; the row of a new class, -1, is zero."""
-    for name in (f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")):
-        source, target = state.get(name), own.get(name)
-        if source is not None and target is not None and source.ndim == target.ndim and source.numel():
-            is_kept = ((rows >= 0) & (rows < len(source))).view(-1, *[1] * (target.ndim - 1))
-            kept = source[rows.clamp(0, len(source) - 1)]
-            if kept.shape == target.shape and kept.dtype in _FLOAT_DTYPES:  # else the check of shapes refuses it
-                state[name] = torch.where(is_kept, kept.to(target.dtype), 0)
 
 
 def _make_zero(model: nn.Module, heads: Collection[str]) -> None:

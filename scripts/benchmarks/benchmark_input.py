@@ -86,7 +86,14 @@ def main(argv: list[str]) -> int:
     with TemporaryDirectory() as temporary:
         folder, programs = Path(temporary), {}
         images = flags.data or make_images(folder / "images")
-        streams = loader_streams(images, folder, config, context)
+        link_images(images, folder / "linked", EPOCH)
+        linked = config.with_data(dataset="folder", data_path=str(folder / "linked"))
+        streams: Streams = {
+            TIMM: lambda: timm_batches(linked.data, context.device),
+            OURS: lambda: our_batches(linked, context),
+            UINT8: lambda: our_batches(linked, context, normalizes=False),
+            LIMIT: lambda: limit_batches(linked, context),
+        }
         if flags.timm_train:
             start, argv_of_model = folder / "start", [*MODEL, *rest]
             check_comparable(parse_command_line(argv_of_model).config)
@@ -120,18 +127,6 @@ def tables(figures: Figures) -> list[str]:
         texts.append(figures_table(starts, columns))
         texts += [ratio_table(starts, [tuple(FIRST_STEPS)], figure, f"of {unit}") for figure, unit in units.items()]
     return texts
-
-
-def loader_streams(images: Path, folder: Path, config: Config, context: ProcessContext) -> Streams:
-    """Our loader, its limit, and timm's, on links to the images, class folders of JPEGs, in the temporary `folder`."""
-    link_images(images, folder / "linked", EPOCH)
-    config = config.with_data(dataset="folder", data_path=str(folder / "linked"))
-    return {
-        TIMM: lambda: timm_batches(config.data, context.device),
-        OURS: lambda: our_batches(config, context),
-        UINT8: lambda: our_batches(config, context, normalizes=False),
-        LIMIT: lambda: limit_batches(config, context),
-    }
 
 
 def measure_turn(

@@ -164,17 +164,8 @@ class Reading(NamedTuple):
     """The figures of a log line. steps: since the start of training. arrived: our clock at its arrival."""
 
     steps: int
-    memory_bytes: float = 0.0
-    arrived: float = 0.0
-
-
-def read_line(pattern: re.Pattern[str], line: str) -> Reading | None:
-    """Reads the figures of a line; None for another line."""
-    if not (match := pattern.search(line)):
-        return None
-    found = {name: float(text or 0) for name, text in match.groupdict().items()}
-    steps = (found.get("epoch", 1) - 1) * found.get("steps_per_epoch", 0) + found["step"] + 1
-    return Reading(int(steps), found.get("gigabytes", 0) * 1e9)
+    memory_bytes: float
+    arrived: float
 
 
 class _Run:
@@ -206,8 +197,10 @@ class _Run:
         for line in self._process.stdout:
             arrived = time.perf_counter()
             self._lines.append(line.rstrip("\n"))
-            if reading := read_line(self._log, line):
-                return reading._replace(arrived=arrived)
+            if match := self._log.search(line):
+                found = {name: float(text or 0) for name, text in match.groupdict().items()}
+                steps = (found.get("epoch", 1) - 1) * found.get("steps_per_epoch", 0) + found["step"] + 1
+                return Reading(int(steps), found.get("gigabytes", 0) * 1e9, arrived)
         if not self._limit.is_alive():
             raise UserError(f"not done within {self._limit_seconds:g} s; last line: {''.join(self._lines[-1:])}")
         raise UserError(failure_reason(self._process.wait(), self._lines))

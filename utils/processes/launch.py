@@ -162,19 +162,16 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
         numbers = [*(env[name] for name in names), env.get(local_world_size, env[names[1]])]
         nodes = env.get("SLURM_NODELIST")
         job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or str(os.getuid())
-    address = env.get("MASTER_ADDR") or ("127.0.0.1" if numbers[3] == numbers[1] else nodes and first_host(nodes))
+    # The first host of Slurm's list: 'node03' of 'node[03-05,9],x'
+    first = re.match(r"(?:\[[^\]]*\]|[^,\[])+", nodes or "")
+    host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0]) if first else nodes
+    address = env.get("MASTER_ADDR") or ("127.0.0.1" if numbers[3] == numbers[1] else host)
     if not address:
         raise UserError("MASTER_ADDR: not set; set it to the host of rank 0 (mpirun -x MASTER_ADDR=...)")
     return dict(zip(_TORCHRUN, numbers, strict=True)) | {
         "MASTER_ADDR": address,
         "MASTER_PORT": env.get("MASTER_PORT", str(20000 + zlib.crc32(job.encode()) % 10000)),  # no ephemeral port
     }
-
-
-def first_host(nodelist: str) -> str:
-    """The first host of Slurm's node list: 'node03' for 'node[03-05,9],x'."""
-    first_item = re.match(r"(?:\[[^\]]*\]|[^,\[])+", nodelist)
-    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first_item[0] if first_item else nodelist)
 
 
 def exit_with_launcher() -> None:
