@@ -14,9 +14,10 @@ import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
 from hashlib import sha256
-from itertools import product
+from itertools import chain, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,11 +64,10 @@ def find_invalid_labels(samples: Samples, split: str, num_classes: int, trains: 
     indices = np.flatnonzero(labels >= num_classes)
     if not len(indices):
         return []
-    first = indices[0]
-    images = f"{len(indices)} image(s) of {split}"
+    text = f"{samples.location(indices[0])}: label {labels[indices[0]]}, but MODEL.NUM_CLASSES is {num_classes}"
+    images = f"{len(indices)} image(s) of {split} have labels >= {num_classes}"
     fix = f"{'set it to' if trains else 'give weights of'} {labels.max() + 1} or more"
-    text = f"{samples.location(first)}: label {labels[first]}, but MODEL.NUM_CLASSES is {num_classes}"
-    return [f"{text} ({images} have labels >= {num_classes}); {fix}, or correct the labels"]
+    return [f"{text} ({images}); {fix}, or correct the labels"]
 
 
 def find_problems(
@@ -215,13 +215,13 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
             root, share = samples.listing.root, len(samples) / num_images
             found = check_files(samples, data.image_channels, _MAX_SECONDS * share, decode_seconds * share)
             fingerprints.append(found.fingerprints)
+            bad |= {image.path: image for image in found.bad}
             if found.number < len(samples):
                 text = f"{root}: checked the headers of {found.number} of {len(samples)} images"
                 samples.notes.append(Note("log", f"{text}; the others are checked when they are read"))
             if found.bad and skips:
                 text = f"{root}: {len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
                 samples.notes.append(Note("warning", f"{text}, such as {found.bad[0].path!r}: {found.bad[0].reason}"))
-            bad |= {image.path: image for image in found.bad}
         if bad and not skips:
             raise error_of(list(bad.values()))
         if files:
@@ -262,16 +262,15 @@ def _decoding_problem(samples: ImageFiles, index: int, channels: int) -> BadImag
     return None
 
 
-@dataclass
-class CheckedFiles:
+class CheckedFiles(NamedTuple):
     """bad: the unusable images among the `number` that were checked, in order.
 
     fingerprints: the size and the CRC-32 of the end of each file, uint64 (N,): size << 32 | CRC-32, 0 if not checked.
     """
 
     fingerprints: np.ndarray
-    number: int = 0
-    bad: list[BadImage] = field(default_factory=list)
+    number: int
+    bad: list[BadImage]
 
 
 def check_files(samples: ImageFiles, channels: int, seconds: float, decode_seconds: float = 0.0) -> CheckedFiles:
@@ -280,34 +279,26 @@ def check_files(samples: ImageFiles, channels: int, seconds: float, decode_secon
     The order of the check is random, so that it covers the data set wherever the time ends it; it is the same in each
     run.
     """
-    start = time.monotonic()
-    deadline = start + seconds
-    decode_until = start + decode_seconds if decode_seconds else None
-    checked = CheckedFiles(np.zeros(len(samples), np.uint64))
+    start, fingerprints = time.monotonic(), np.zeros(len(samples), np.uint64)
 
     def check(indices: np.ndarray) -> list[tuple[int, BadImage | None]]:
-        return [(index, find_problem(index)) for index in indices.tolist()] if time.monotonic() <= deadline else []
+        if time.monotonic() > start + seconds:
+            return []
+        return [(index, find_problem(index)) for index in indices.tolist()]
 
     def find_problem(index: int) -> BadImage | None:
-        is_intact = _looks_intact(samples, index, checked.fingerprints)
-        if is_intact and not (decode_until and time.monotonic() < decode_until):
+        is_intact = _looks_intact(samples, index, fingerprints)
+        if is_intact and not (decode_seconds and time.monotonic() < start + decode_seconds):
             return None
         with _decoding:
             return _decoding_problem(samples, index, channels)
 
     windows = samples.windows
     order = windows.order(0, 0).numpy() if windows else np.random.default_rng(0).permutation(len(samples))
-    chunks = (np.sort(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
-    found = list[tuple[int, BadImage | None]]()
-    pool = ThreadPoolExecutor(_NUM_THREADS)
-    try:
-        for of_chunk in pool.map(check, chunks):
-            found += of_chunk
-    finally:
-        pool.shutdown(cancel_futures=True)
-    checked.number = len(found)
-    checked.bad = [problem for _, problem in sorted(found, key=lambda one: one[0]) if problem]
-    return checked
+    chunks = (np.sort(order[first : first + _CHUNK]) for first in range(0, len(order), _CHUNK))
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:  # an error cancels the other chunks
+        found = dict(chain.from_iterable(pool.map(check, chunks)))
+    return CheckedFiles(fingerprints, len(found), [problem for _, problem in sorted(found.items()) if problem])
 
 
 def _looks_intact(samples: ImageFiles, index: int, fingerprints: np.ndarray) -> bool:
@@ -336,21 +327,18 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     _, groups, sizes = np.unique(fingerprints, return_inverse=True, return_counts=True)
     candidates = np.flatnonzero((sizes[groups] > 1) & (fingerprints > 0))
     candidates = candidates[np.argsort(groups[candidates], kind="stable")]
-    starts = np.cumsum([0, *map(len, splits)])
-    deadline = time.monotonic() + _MAX_COMPARE_SECONDS
+    starts, deadline = np.cumsum([0, *map(len, splits)]), time.monotonic() + _MAX_COMPARE_SECONDS
 
     def read(place: int) -> tuple[bytes, str, bytes, int] | None:
         """The digest, the path, the labels and the split of a file; None if it cannot be read in time."""
         split = int(np.searchsorted(starts, place, side="right")) - 1
         samples, index = splits[split], place - int(starts[split])
-        try:
-            if time.monotonic() > deadline:
-                return None
-            with open_regular_file(path := samples.name(index)) as file:
-                digest = hashlib.file_digest(file, "sha256").digest()
-        except OSError:
-            return None
-        return digest, path, samples.targets[index].tobytes(), split
+        with suppress(OSError):
+            if time.monotonic() <= deadline:
+                with open_regular_file(path := samples.name(index)) as file:
+                    digest = hashlib.file_digest(file, "sha256").digest()
+                return digest, path, samples.targets[index].tobytes(), split
+        return None
 
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         files = list(filter(None, pool.map(read, candidates[:_MAX_COMPARED].tolist())))

@@ -14,7 +14,7 @@ from datasets.sources.class_folders import FoundFiles, images_in, named_after_im
 from datasets.sources.image_files import Listing
 from datasets.sources.lists import read_table
 from datasets.sources.names import MASK, label_in, list_names, word_in
-from datasets.sources.tables import Layout, Row, Table
+from datasets.sources.tables import Cells, Layout, Table
 from utils.errors import UserError, combine_findings
 from utils.notes import Note
 
@@ -59,7 +59,7 @@ class LabelledPaths(Table):
 
     def __init__(self, data: Data) -> None:
         self.root = self.file = Path(data.data_path)
-        self.header, self._data, self._files = ["path", "split"], data, FoundFiles(self.root)
+        self.mistakes, self._data, self._files = {}, data, FoundFiles(self.root)
         paths, self.notes = _without_masks(images_in(self.root, self._files, set()), data.labels or "")
         if not paths or self._files.findings:
             findings = self._files.findings or [f"{self.root}: contains no images; check -data_path"]
@@ -79,8 +79,9 @@ class LabelledPaths(Table):
             others = [f"; not read: {folder}" for split, folder in place.items() if split in unread]
             self.notes.append(Note("log", f"{self.root}: {shown}{''.join(others)}"))
 
-    def __iter__(self) -> Iterator[tuple[int, Row]]:
-        yield from enumerate([path, split] for split, of_split in self._paths_of.items() for path in of_split)
+    def __iter__(self) -> Iterator[tuple[int, Cells]]:
+        paths = ((path, split) for split, of_split in self._paths_of.items() for path in of_split)
+        yield from enumerate({"path": path, "split": split} for path, split in paths)
 
     def read(self, split: str) -> Listing:
         """The images of a split, with the labels of the training. Findings: images without a class of the training."""

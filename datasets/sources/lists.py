@@ -18,7 +18,7 @@ from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
-from datasets.sources.rows import ONE_HOT, Rows, table_rows
+from datasets.sources.rows import Rows, table_rows
 from datasets.sources.samples import check_target_bytes
 from datasets.sources.source import Numbers, Source, without_labels
 from datasets.sources.split import split_listing
@@ -82,9 +82,9 @@ class Tables(Source):
         """The table of each split, and the split of its rows to read; 'all' is one table without splits."""
         parts: dict[str, Part] = {split: (table, None) for split, table in cls.find(data).items()}
         name = "all" if "all" in parts else "train"
-        if "val" not in parts and name in parts and (splits := find_layout(table := parts[name][0], data).splits):
+        if "val" not in parts and name in parts and (of := find_layout(table := parts[name][0], data).split_of):
             del parts[name]
-            parts |= {split: (table, split) for split in splits}
+            parts |= {split: (table, split) for split in {*of.values()}}
         return parts
 
     @classmethod
@@ -101,8 +101,8 @@ class Tables(Source):
             rows = table_rows(part[0], data, part[1])
         except UserError:  # an unreadable table is reported when it is read
             return without_labels(part[0].file, "has no column of labels") if part else (False, None)
-        labels, few = [*filter(None, rows.target_ids)], len(rows.lines) < _FEW
-        if part[0].has_numbers and not next(iter(rows.target_ids), ""):  # perhaps the number of a path is no label
+        labels, few = [*map(" ".join, filter(None, rows.target_ids))], len(rows.lines) < _FEW
+        if part[0].has_numbers and not next(iter(rows.target_ids), ()):  # perhaps the number of a path is no label
             labels = []
         if len(labels) == 1 and re.fullmatch(rf"(-1{'' if few else '|0'})(\.0*)?", labels[0]):
             problem = f"all labels of the split test are {labels[0]}, as of images without labels"
@@ -164,46 +164,47 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     has_numbers = None if part[0].has_numbers and data.labels else part[0].has_numbers
     rows = table_rows(part[0], data, part[1])
     train_rows = rows if has_numbers or part == train_part else table_rows(train_part[0], data, train_part[1])
-    texts = ["\n".join(one.target_ids) for one in (train_rows, rows)]
+    texts = ["\n".join(chain.from_iterable(one.target_ids)) for one in (train_rows, rows)]
     separator = next((mark for text in texts for mark in _SEPARATORS if mark in text), None)
-    separator = ONE_HOT if train_rows.classes else separator
 
-    def labels_in(target: str) -> list[str]:
-        return split_labels(target, separator) if data.multi_label else [target] if target else []
+    def labels_in(target: tuple[str, ...]) -> list[str]:
+        if not data.multi_label:
+            return [" | ".join(target)] if target else []  # several are no class
+        return [*target] if train_rows.classes else split_labels("".join(target), separator)
 
     if not data.multi_label and has_numbers is None:
         _refuse_several_labels(train_rows)
     names_of = [labels_in(target) for target in rows.target_ids]
     known = dict.fromkeys(train_rows.classes or chain.from_iterable(map(labels_in, train_rows.target_ids)))
-    if has_numbers:
-        known, numbers = {}, Numbers()
-    has_numbers = False if train_rows.classes else has_numbers
     used = known | dict.fromkeys(chain.from_iterable(names_of))
+    has_numbers, numbers = False if train_rows.classes else has_numbers, Numbers() if has_numbers else numbers
     class_names, label_of, has_names = _number_labels(used, known, numbers, has_numbers, train_rows.classes)
     notes, findings, wrong = [*rows.notes], [*rows.findings], dict[int, str]()
-    if has_names and all(map(_is_number, class_names)):
-        text = f"{train_rows.file}: the numbers are names of {len(class_names)} classes: {list_names(class_names)}"
-        notes.append(Note("log", f"{text} (MODEL.NUM_CLASSES keeps the numbers as they are)"))
-    problem = f"is not in {train_rows.file}; correct it, or add it there"
-    if not has_names:
-        problem = "is not a class number; number the classes from 0, or write names only"
-    for target_id, names in enumerate(names_of):
-        if unknown := [name for name in names if name not in label_of]:
-            wrong[target_id] = f"label {shorten(unknown[0])} {problem}"
-        elif not names and not data.multi_label:
+    problem = "is not a class number; number the classes from 0, or write names only"
+    if has_names:
+        problem = f"is not in {train_rows.file}; correct it, or add it there"
+        if all(map(_is_number, class_names)):
+            text = f"{train_rows.file}: the numbers are names of {len(class_names)} classes: {list_names(class_names)}"
+            notes.append(Note("log", f"{text} (MODEL.NUM_CLASSES keeps the numbers as they are)"))
+    labels_of = [[label_of.get(name, -1) for name in names] for names in names_of]
+    for target_id, labels in enumerate(labels_of):
+        if -1 in labels:
+            wrong[target_id] = f"label {shorten(names_of[target_id][labels.index(-1)])} {problem}"
+        elif not labels and not data.multi_label:
             wrong[target_id] = _NO_NUMBER if has_numbers else _NO_LABEL
+    of_ids = np.array([(*labels, -1)[0] for labels in labels_of], np.int64)
+    if data.multi_label:
+        check_target_bytes(rows.file, len(rows.lines), len(class_names))
+        of_ids = np.zeros((len(labels_of), len(class_names) + 1), np.int8)  # the last column: of wrong labels
+        for row, labels in zip(of_ids, labels_of, strict=True):
+            row[labels] = 1
+        of_ids = of_ids[:, :-1]
     target_ids, lines = np.frombuffer(rows.row_target_ids, np.int32), np.frombuffer(rows.lines, np.int32)
     for index in np.flatnonzero(np.isin(target_ids, list(wrong))):
         image = shorten(rows.paths.strings()[int(index)])
         findings.append(f"{rows.place(lines[index])}: {image}: {wrong[target_ids[index]]}")
     if not rows.target_ids and not findings:
         findings.append(f"{rows.file}: lists no images; add one line per image")
-    if data.multi_label:
-        check_target_bytes(rows.file, len(target_ids), len(class_names))
-    of_ids = np.zeros((len(names_of), len(class_names)), np.int8) if data.multi_label else np.full(len(names_of), -1)
-    for target_id, names in enumerate(names_of):
-        labels = [label_of[name] for name in names if name in label_of]
-        of_ids[(target_id, labels) if data.multi_label else target_id] = 1 if data.multi_label else (*labels, -1)[0]
     arrays = listing_arrays(rows.paths, of_ids[target_ids], lines)
     listing = Listing(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
     _report_repeated_images(listing)
@@ -234,18 +235,18 @@ def split_labels(target: str, separator: str | None) -> list[str]:
 
 def _refuse_several_labels(rows: Rows) -> None:
     """Raises UserError for numbers, as '0 3' and '[0, 3]', and for names that all recur, as 'cat|dog'."""
-    targets = list(filter(None, rows.target_ids))
-    parts_of = Counter(part.strip() for target in targets for part in re.split(r"[|;]", target))
-    known = {*targets, *(part for part, count in parts_of.items() if count > 1)}
-    for target in targets:
-        names = [name.strip() for name in re.split(r"[,;|]", target)]
+    texts = [" | ".join(target) for target in rows.target_ids if target]
+    parts_of = Counter(part.strip() for text in texts for part in re.split(r"[|;]", text))
+    known = {*texts, *(part for part, count in parts_of.items() if count > 1)}
+    for target, target_id in rows.target_ids.items():
+        text = " | ".join(target)
+        names = [name.strip() for name in re.split(r"[,;|]", text)]
         are_known = len(names) > 1 and known.issuperset(names)
-        is_list = target[0] in "[(" and len(split_labels(target, ",")) > 1
-        if ONE_HOT in target or are_known or is_list or _NUMBERS.fullmatch(target):
-            line = rows.lines[rows.row_target_ids.index(rows.target_ids[target])]
-            text = f"{rows.file}:{line}: target {shorten(target.replace(ONE_HOT, ' | '))} has several labels"
+        is_list = text[:1] in ("[", "(") and len(split_labels(text, ",")) > 1
+        if len(target) > 1 or are_known or is_list or _NUMBERS.fullmatch(text):
+            line = rows.lines[rows.row_target_ids.index(target_id)]
             fix = "train with several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image"
-            raise UserError(f"{text}; {fix}")
+            raise UserError(f"{rows.file}:{line}: target {shorten(text)} has several labels; {fix}")
 
 
 def _number_labels(
@@ -253,29 +254,27 @@ def _number_labels(
 ) -> tuple[list[str], dict[str, int], bool]:
     """The names of the classes, the label of each name in `used`, and whether they are more than the labels.
 
-    known: the names in the training. Most of them are numbers, or the first one for a checkpoint, if all are.
+    known: the names in the training. Most of them are numbers, or the first one for a checkpoint, if all are. A name
+    that is a whole number is '7' of '07' and '7.0'.
     """
     if are_numbers is None:
         each = list(map(_is_number, known))
         are_numbers = all(each[:1]) if numbers.known else 2 * sum(each) >= len(each)
-    named = _number_names(used, known, numbers) if are_numbers else {name: name for name in used}
-    if not named and are_numbers:
-        labels = {name: int(match[1]) for name in used if (match := _WHOLE_NUMBER.fullmatch(name))}
-        return [str(label) for label in range(max(labels.values(), default=0) + 1)], labels, False
+    named = {name: name for name in used}
+    if are_numbers:
+        whole = {name: match[1] for name in used if (match := _NUMBER_AS_NAME.fullmatch(name))}
+        named = {name: name if name in numbers.known else str(int(number)) for name, number in whole.items()}
+        in_train = {float(named[name]) for name in known if name in named}
+        are_names = numbers.are_names and in_train != set(range(len(in_train)))
+        if numbers.known:
+            are_names = all(map(_NUMBER_AS_NAME.fullmatch, numbers.known))
+        if not (named and are_names):
+            labels = {name: int(match[1]) for name in used if (match := _WHOLE_NUMBER.fullmatch(name))}
+            return [str(label) for label in range(max(labels.values(), default=0) + 1)], labels, False
     found = {named[name] for name in known if name in named}
     class_names = list(classes) or sorted(found, key=float if are_numbers else None)
     position = {name: label for label, name in enumerate(class_names)}
     return class_names, {name: position[one] for name, one in named.items() if one in position}, True
-
-
-def _number_names(used: Collection[str], known: Collection[str], numbers: Numbers) -> dict[str, str]:
-    """{label: name} of all labels that are whole numbers, '7' of '07' and '7.0'; empty if numbers are the labels."""
-    found = {name: match[1] for name in used if (match := _NUMBER_AS_NAME.fullmatch(name))}
-    named = {name: name if name in numbers.known else str(int(number)) for name, number in found.items()}
-    in_train = {float(named[name]) for name in known if name in named}
-    if numbers.known:
-        return named if all(map(_NUMBER_AS_NAME.fullmatch, numbers.known)) else {}
-    return named if numbers.are_names and in_train != set(range(len(in_train))) else {}
 
 
 def _report_repeated_images(listing: Listing) -> None:
@@ -284,9 +283,8 @@ def _report_repeated_images(listing: Listing) -> None:
     _, position, counts = np.unique(listing.arrays["paths_crcs"], return_inverse=True, return_counts=True)
     for index in np.flatnonzero(counts[position] > 1).tolist():
         path = listing.paths[index]
-        if (first := first_index.setdefault(path, index)) == index:
-            continue
-        repeated.append(lines[index])
+        if (first := first_index.setdefault(path, index)) != index:
+            repeated.append(lines[index])
         if not np.array_equal(targets[first], targets[index]):
             text = f"{listing.file}:{lines[index]}: {shorten(path)} has other labels in line {lines[first]}"
             listing.findings.append(f"{text}; write all its labels in one line, and remove the other")

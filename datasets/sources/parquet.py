@@ -22,7 +22,7 @@ from datasets.sources.lists import Tables
 from datasets.sources.names import SPLIT_NAMES, list_names, split_of
 from datasets.sources.samples import read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
-from datasets.sources.tables import PARQUET, Table
+from datasets.sources.tables import PARQUET, Cells, Table
 from utils.errors import UserError, error_from
 from utils.files import file_state
 from utils.notes import Note
@@ -81,7 +81,7 @@ class Parquet(Tables):
         if others:
             raise UserError(f"{self.root}: has several splits; give a file, such as -predict {table.file}")
         assert table.root
-        paths = StringPacker(record[-1] for _, record in table)
+        paths = StringPacker(table.column(table.image_column))
         listing = Listing(table.root, ["0"], listing_arrays(paths), has_class_names=False)
         return self.images(listing, [table])
 
@@ -94,7 +94,7 @@ class ParquetTable(Table):
     """
 
     def __init__(self, root: Path, files: Sequence[Path], data: Data) -> None:
-        self.file, self.files, self.layouts, self.notes = files[0], list(files), {}, []
+        self.file, self.files, self.mistakes, self.notes = files[0], list(files), {}, []
         self.root, shard = files[0].parent if root == files[0] else root, _SHARD.fullmatch(files[0].stem)
         if shard and root != files[0] and len(files) < int(shard[3]):
             raise UserError(f"{files[0]}: {len(files)} of its {int(shard[3])} files are here; download the others, too")
@@ -102,13 +102,10 @@ class ParquetTable(Table):
         for file in reversed(files):  # the first one gives the schema
             with _named_errors(file):
                 parquet = _open(file)
+                schema, self.classes = parquet.schema_arrow, _class_names(parquet.schema_arrow)
             groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
             self.group_ends[str(file.relative_to(self.root))] = np.cumsum([group.num_rows for group in groups])
             self.group_bytes = max(self.group_bytes, *(group.total_byte_size for group in groups), 0)
-        schema = parquet.schema_arrow
-        with _named_errors(files[0]):
-            self._classes = _class_names(schema)
-        self.class_column = next(iter(self._classes)) if len(self._classes) == 1 else ""
         images = [one.name for one in schema if _IMAGES.fullmatch(str(one.type))]
         given = (data.columns or {}).get("path")
         if given not in images and (given or len(images) != 1):
@@ -118,10 +115,7 @@ class ParquetTable(Table):
         self._flat = [one.name for one in schema if _FLAT.fullmatch(str(one.type))]
         self.header = [*self._flat, self.image_column]
 
-    def classes_of(self, column: str = "") -> tuple[str, ...]:
-        return self._classes.get(column, ())
-
-    def __iter__(self) -> Iterator[tuple[int, list[str] | str]]:
+    def __iter__(self) -> Iterator[tuple[int, Cells]]:
         number = 0
         for file in self.files:
             name, row = file.relative_to(self.root) if self.root else file, 0
@@ -130,9 +124,11 @@ class ParquetTable(Table):
                 classes = _class_names(parquet.schema_arrow)
                 for batch in parquet.iter_batches(columns=self._flat):
                     columns = [_texts(batch[column].to_pylist(), classes.get(column)) for column in self._flat]
-                    for texts in zip(*columns, strict=True) if columns else [()] * batch.num_rows:
-                        yield number + 1, [*texts, f"{name}:{row}"]
-                        number, row = number + 1, row + 1
+                    columns.append([f"{name}:{row + place}" for place in range(batch.num_rows)])
+                    row += batch.num_rows
+                    for texts in zip(*columns, strict=True):
+                        number += 1
+                        yield number, dict(zip(self.header, texts, strict=True))
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:

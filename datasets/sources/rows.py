@@ -17,18 +17,18 @@ from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.image_files import Listing, listing_arrays
 from datasets.sources.names import MASK, label_in, split_of, split_of_images, word_in
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
-from datasets.sources.tables import Table, column_of_paths, find_layout, first_folder, is_one, open_table
+from datasets.sources.tables import TEXT_LIST, Table, TextList, column_of_paths, find_layout
 from utils.errors import Finding, UserError, combine_findings
 from utils.notes import Note
 
-ONE_HOT = "\x1f"  # between the names of the columns with a 1
 _MAX_TRIED = 200  # images that show the folder
 _MAX_SEARCHED = 200_000  # files and folders among which images are found by their names
 _ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
+_MASKS = re.compile(rf"(.*[ ._-])?({MASK})([ ._-].*)?", re.IGNORECASE)
 
 
 class Rows:
-    """The rows of a list or table. Equal target texts are stored once, in the order in which they first occur.
+    """The rows of a list or table. Equal labels are stored once, in the order in which they first occur.
 
     root: folder of relative paths (default: the file's). anywhere: paths may be outside of it and of the file's folder.
     labels: DATA.LABELS, in place of the targets. by_name: the path of each image by its name, in place of the paths.
@@ -47,17 +47,17 @@ class Rows:
         self.file, self.root, self._by_name, self.notes = file, root or file.parent, by_name or {}, [*notes]
         self._anywhere, self._labels = anywhere, labels
         self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
-        self.target_ids: dict[str, int] = {}
+        self.target_ids: dict[tuple[str, ...], int] = {}
         self.classes: tuple[str, ...] = ()
         self.findings: list[Finding] = []
         self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
 
-    def add(self, line: int, path: str, target: str = "") -> None:
+    def add(self, line: int, path: str, target: Iterable[str] = ()) -> None:
         if not path or "\0" in path:
             fix = "save the file as text in UTF-8" if path else "fill it in or remove the line"
             self.add_finding(line, f"{shorten(path)} is not a path; {fix}")
             return
-        path = self._by_name.get(os.path.basename(path), path) if self._by_name else path
+        path = self._by_name.get(os.path.basename(path), path)
         if not self._anywhere and (path.startswith("/") or ".." in path or "./" in path or "//" in path):
             absolute = os.path.abspath(os.path.join(self.root, path))
             roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
@@ -67,11 +67,11 @@ class Rows:
                 return
             path = os.path.relpath(absolute, self.root)
         path = self._with_ending(line, path)
-        if self._labels and not (target := label_in(self._labels, path)):
+        if self._labels and not (target := [*filter(None, [label_in(self._labels, path)])]):
             self.add_finding(line, f"DATA.LABELS {shorten(self._labels)} does not match {shorten(path)}; correct it")
             return
         self.paths.add(path)
-        self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
+        self.row_target_ids.append(self.target_ids.setdefault(tuple(map(to_nfc, target)), len(self.target_ids)))
         self.lines.append(line)
 
     def _with_ending(self, line: int, path: str) -> str:
@@ -82,8 +82,7 @@ class Rows:
         if folder not in self._endings:
             found = self._endings[folder] = dict[str, list[str]]()
             with contextlib.suppress(OSError):
-                with os.scandir(self.root / folder) as entries:
-                    files = [entry.name for entry in entries if entry.is_file()]
+                files = [entry.name for entry in os.scandir(self.root / folder) if entry.is_file()]
                 for stem, ending in map(os.path.splitext, files):
                     if ending.lower() in _ENDINGS:
                         found.setdefault(stem, []).append(ending)
@@ -96,6 +95,10 @@ class Rows:
 
     def add_finding(self, line: int, problem: str) -> None:
         self.findings.append(f"{self.place(line)}: {problem}")
+
+    def add_mistakes(self, table: Table) -> None:
+        for line, problem in table.mistakes.items():
+            self.add_finding(line, problem)
 
     def place(self, line: int) -> str:
         """A line of the file; the files in a folder are not numbered."""
@@ -114,22 +117,11 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
         paths = (path for path in table.column(layout.path) if ".." not in path)
         rows = Rows(file, *_find_images(file, paths, data.image_root), labels=data.labels)
     rows.notes[:0] = table.notes
-    if table.layout is None:
-        split_name = layout.split or ("the first folders of the paths" if layout.splits else "none")
-        used = f"paths {shorten(layout.path)}, labels {shorten([*layout.labels])}, splits {shorten(split_name)}"
-        rows.notes.append(Note("log", f"{file}: of the columns {shorten(table.header)} it reads {used} (DATA.COLUMNS)"))
-    rows.classes = layout.labels if layout.is_one_hot else table.classes_of(*layout.labels[:1])
-    for line, record in table:
-        if isinstance(record, str):
-            rows.add_finding(line, record)
-            continue
-        cells = dict(zip(table.header, record, strict=True))
-        path, texts = cells[layout.path], [cells[name] for name in layout.labels]
-        if split and layout.split_of[(cells[layout.split] if layout.split else first_folder(path)).lower()] != split:
-            continue
-        if layout.is_one_hot:
-            texts = [name for name, text in zip(layout.labels, texts, strict=True) if is_one(text)]
-        rows.add(line, path, ONE_HOT.join(texts))
+    rows.classes = layout.labels if layout.is_one_hot else table.classes.get([*layout.labels, ""][0], ())
+    for line, cells in table:
+        if not split or layout.split_in(cells) == split:
+            rows.add(line, cells[layout.path], layout.labels_in(cells))
+    rows.add_mistakes(table)
     return rows
 
 
@@ -144,8 +136,7 @@ def _find_images(
     """
     if given:
         return Path(given), {}, []
-    paths = iter(paths)
-    listed = sample = list(islice(paths, _MAX_TRIED))
+    paths, listed, sample, root, split = iter(paths), list[str](), list[str](), file.parent, split_of(file.stem)
 
     def contains(folder: Path) -> bool:
         rows = Rows(file, folder, anywhere=True)
@@ -153,19 +144,17 @@ def _find_images(
             rows.add(0, path)
         return any(os.path.isfile(folder / path) for path in rows.paths.strings())
 
-    root, split = file.parent, split_of(file.stem)
-    if contains(root):  # of most tables, the others need not be read for this
-        return root, {}, []
-    listed += paths
-    sample = listed[:: -(-len(listed) // _MAX_TRIED) or 1]
-    if contains(root):
-        return root, {}, []
-    if _is_of_masks(root.name):  # ISIC's x_GroundTruth, x_Input
+    for some in (islice(paths, _MAX_TRIED), paths):  # of most tables, the others need not be read for this
+        listed += some
+        sample = listed[:: -(-len(listed) // _MAX_TRIED) or 1]
+        if contains(root):
+            return root, {}, []
+    if _MASKS.fullmatch(root.name):  # ISIC's x_GroundTruth, x_Input
         root = root.parent
     inside = [path for path in sorted(root.glob("*/")) if not path.name.startswith(".")]
     of_split = [path for path in inside if split and split_of_images(path.name) == split]
     of_others = {"train", "val", "test"} - {split} if split else {"test"}
-    usable = [path for path in inside if word_in(path.name) not in of_others and not _is_of_masks(path.name)]
+    usable = [path for path in inside if word_in(path.name) not in of_others and not _MASKS.fullmatch(path.name)]
     found = [*islice(filter(contains, (*of_split, *others)), 1)] or [*islice(filter(contains, usable), 2)]
     if len(found) == 1:
         return found[0], {}, [Note("log", f"{file}: the images are in {found[0]}")]
@@ -181,28 +170,21 @@ def _find_images(
     return file.parent, {}, [Note("warning", f"{file}: its images are not in {root}{searched}; set DATA.IMAGE_ROOT")]
 
 
-def _is_of_masks(folder: str) -> bool:
-    return any(re.fullmatch(MASK, part, re.IGNORECASE) for part in re.split(r"[ ._-]+", folder))
-
-
 def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Listing:
     """The images of a list or a table, with the column and the text that name them; see `datasets.registry.unlabelled`.
 
     The column of paths is the one of DATA.COLUMNS if the table has it, else found by its name, or the only column.
     Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
     """
-    table, listed = open_table(file, data.encoding), StringPacker()
+    table, listed = TextList(file) if file.suffix.lower() == TEXT_LIST else Table(file, data.encoding), StringPacker()
     column = column_of_paths(table, data)
-    place = table.header.index(column)
     given = data.image_root if data.image_root != trained_root else None
     others = [file.with_suffix(""), *([Path(trained_root)] if trained_root else [])]
     rows = Rows(file, *_find_images(file, table.column(column), given, others), anywhere=True)
-    for line, record in table:
-        if isinstance(record, str):
-            rows.add_finding(line, record)
-        else:
-            rows.add(line, record[place])
-            listed.add(record[place])
+    for line, cells in table:
+        rows.add(line, cells[column])
+        listed.add(cells[column])
+    rows.add_mistakes(table)
     if rows.findings:
         raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
     if not len(rows.paths):

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -108,48 +107,48 @@ class Splitter:
         """
         place, known, new, hashes = self.data.data_path, self.known, self._rule, hash_paths(paths)
         is_same = known is not None and split != "all" and known.rule == new.rule
-        listed = known.held_out if known and is_same else None
-        findings, notes = list[Finding](), list[Note]()
-        unit = "group" if groups else "image"
+        listed, listed_groups = (known.held_out, known.held_out_groups) if known and is_same else (None, ())
+        findings, notes, unit = list[Finding](), list[Note](), "group" if groups else "image"
         problem = f"no class has two {unit}s, so no {unit} can be held out; add a val split"
         if split == "all":
             is_val = np.ones(len(paths), dtype=bool)
-        elif known and listed is not None:
+        elif listed is not None:
             is_val = np.isin(hashes, _hashes_of(listed))
             if groups:
-                is_val |= np.isin(hash_paths(groups), _hashes_of(known.held_out_groups))
+                is_val |= np.isin(hash_paths(groups), _hashes_of(listed_groups))
             problem = f"has none of the {len(listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
             if not listed:
                 problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"
-        elif groups or targets.ndim == 2:
-            ids, unit_of = np.unique(hash_paths(groups or paths, new.seed), return_inverse=True)
+        else:
+            of_units = hash_paths(groups or paths, new.seed) if groups or new.seed else hashes
+            ids, unit_of = np.unique(of_units, return_inverse=True)
             if new.fold:
                 problem = f"no {unit} is in fold {new.fold[0]}; set fewer DATA.FOLDS than there are {unit}s"
             if groups and len(ids) in (1, len(targets)):
                 is_val, few = np.zeros(len(targets), bool), "all images are of one group"
                 few = few if len(ids) == 1 else "each image is a group of its own"
                 findings.append(f"DATA.GROUPS {shorten(new.groups)}: {few}, such as {shorten(groups[0])}")
+            elif targets.ndim == 2:
+                is_val = _stratify(targets, unit_of, new)[unit_of]
             else:
-                if targets.ndim == 1:
-                    is_val = _hold_out(most_frequent(targets, unit_of), new, ids)[0][unit_of]
-                else:
-                    is_val = _stratify(targets, unit_of, new)[unit_of]
+                is_held_out, small = _hold_out(most_frequent(targets, unit_of), new)
+                is_val = is_held_out[unit_of]
+                if small and not groups:
+                    image = shorten(paths[int(np.argmax(targets == small[0]))])
+                    folds = f"DATA.FOLDS {self.data.folds}, such as the class of {image}"
+                    text = f"{place}: {len(small)} class(es) have fewer images than {folds}"
+                    findings.append(f"{text}; add images, or set fewer folds")
+            if (groups or targets.ndim == 2) and not findings:
                 notes += _describe_split(groups, unit_of, targets, is_val, self.data.folds)
-        else:
-            is_val, small = _hold_out(targets, new, hash_paths(paths, new.seed) if new.seed else hashes)
-            if new.fold and small:
-                findings.append(
-                    f"{place}: {len(small)} class(es) have fewer images than DATA.FOLDS {new.fold[1]}, such "
-                    f"as the class of {shorten(paths[small[0]])}; add images, or set fewer folds"
-                )
         notes += _changes(known, paths, hashes, is_val, is_same) if known else []
         if split == "train":
-            names = _names_of(paths, is_val).union(listed or ())
-            held_out_groups = _names_of(groups, is_val).union(known.held_out_groups if known and is_same else ())
-            trained = np.union1d(known.trained if known else hashes[:0], hashes[~is_val])
-            self.result = replace(
-                new, held_out=tuple(sorted(names)), trained=trained, held_out_groups=tuple(sorted(held_out_groups))
+            indices = np.flatnonzero(is_val).tolist()
+            held_out, of_groups = (
+                tuple(sorted({*(before or ()), *(to_nfc(strings[index]) for index in indices if strings)}))
+                for strings, before in ((paths, listed), (groups, listed_groups))
             )
+            trained = np.union1d(known.trained if known else hashes[:0], hashes[~is_val])
+            self.result = replace(new, held_out=held_out, trained=trained, held_out_groups=of_groups)
         if not is_val.any() and not findings:
             findings.append(f"{place}: {problem}")
         return Part(np.flatnonzero(~is_val if split == "train" else is_val), findings, notes)
@@ -163,8 +162,8 @@ def _changes(
         return [Note("warning", _NO_LIST)]
     notes, held_out, is_trained = list[Note](), _hashes_of(known.held_out), np.isin(hashes, known.trained)
     lost = len(known.trained) - len(np.unique(hashes[is_trained]))
-    missing = int((~np.isin(held_out, hashes)).sum())
-    added = int((~is_trained & ~is_val).sum()) if len(known.trained) else 0
+    missing = np.count_nonzero(~np.isin(held_out, hashes))
+    added = np.count_nonzero(~is_trained & ~is_val) if len(known.trained) else 0
     if is_same and (missing or lost or added):
         text = f"missing are {missing} of {len(held_out)} held-out and {lost} of {len(known.trained)} training image(s)"
         notes.append(Note("warning" if missing else "log", f"since the checkpoint {added} image(s) were added; {text}"))
@@ -198,34 +197,30 @@ def split_listing(listing: Listing, split: str, splitter: Splitter) -> Listing:
     return listing.select(part.indices)
 
 
-def _names_of(strings: PackedStrings | None, is_selected: np.ndarray) -> set[str]:
-    return {to_nfc(strings[index]) for index in np.flatnonzero(is_selected).tolist()} if strings else set()
-
-
 def _hashes_of(paths: tuple[str, ...]) -> np.ndarray:
     return hash_paths(StringPacker(paths).strings())
 
 
-def _hold_out(classes: np.ndarray, rule: RunSplit, hashes: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """Tells for each image whether it is held out, bool (N,); names an image of each class with fewer than the folds.
+def _hold_out(classes: np.ndarray, rule: RunSplit) -> tuple[np.ndarray, list[int]]:
+    """Tells for each unit whether it is held out, bool (U,); names the classes with fewer units than folds.
 
-    Of a class of n images in the order of their hashes, fold i of k begins at (i n + label) // k, the label modulo k:
-    the folds of a class differ by at most one image, and classes of one size have the larger fold in turn. One
-    image more moves at most one image across each boundary of folds.
+    Of a class of n units in the order of their hashes, fold i of k begins at (i n + label) // k, the label modulo k:
+    the folds of a class differ by at most one unit, and classes of one size have the larger fold in turn. One unit more
+    moves at most one unit across each boundary of folds.
+
+    classes: of the units in the order of their hashes, int64 (U,).
     """
     is_val, small = np.zeros(len(classes), dtype=bool), list[int]()
     by_label = np.argsort(classes, kind="stable")
     for members in np.split(by_label, np.flatnonzero(np.diff(classes[by_label])) + 1):
-        order, positions = np.unique(hashes[members], return_inverse=True)  # a table may list an image twice
-        number = len(order)
-        if rule.fold:
+        number = len(members)
+        start, end = 0, min(max(round(number * rule.fraction), 1), number - 1)
+        if rule.fold and number:
             index, folds = rule.fold
             phase = int(classes[members[0]]) % folds
             start, end = ((i * number + phase) // folds for i in (index, index + 1))
-            small += members[:1].tolist() if number < folds else []
-        else:
-            start, end = 0, min(max(round(number * rule.fraction), 1), number - 1)
-        is_val[members] = (start <= positions) & (positions < end)
+            small += classes[members[: number < folds]].tolist()
+        is_val[members[start:end]] = True
     return is_val, small
 
 
@@ -275,18 +270,16 @@ def with_groups(listing: Listing, data: Data) -> Listing:
         matches = map(re.compile(data.groups).search, map(to_nfc, listing.paths))
         packed = StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
     else:
-        file, columns, root = Path(data.groups), dict[Any, Any](path="path", label="group"), data.image_root
+        file, root, columns = Path(data.groups), data.data_path, {"path": "path", "label": "group"}
         if by_column:
             assert listing.file
-            file, columns = listing.file, {**dict[Any, Any](data.columns or {}), "label": data.groups}
-        else:
-            root = data.data_path
+            file, root, columns = listing.file, data.image_root or "", {**(data.columns or {}), "label": data.groups}
         table = Table(file, data.encoding)
         if by_column and data.groups not in table.header:
             raise UserError(f"{file}:1: has no column {shorten(data.groups)} (DATA.GROUPS): {table.header}")
         changes = {"image_root": root, "labels": None, "columns": {**columns, "split": None}}
         rows, group_of = table_rows(table, data.model_copy(update=changes)), dict[str, str]()
-        names = list(rows.target_ids)
+        names = list(map("".join, rows.target_ids))
         for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
             if group_of.setdefault(path, names[target_id]) != names[target_id]:
                 rows.add_finding(line, f"{shorten(path)} has the group {shorten(group_of[path])} in another line")
@@ -312,7 +305,7 @@ def most_frequent(classes: np.ndarray, group_of: np.ndarray) -> np.ndarray:
 
     classes: int64 (N,), at least -1. group_of: positions of the groups, int64 (N,).
     """
-    width = int(classes.max()) + 2
+    width = int(classes.max(initial=0)) + 2
     pairs, counts = np.unique(group_of * width + classes + 1, return_counts=True)
     by_count = pairs[np.lexsort((pairs, -counts, pairs // width))]
     first = np.unique(by_count // width, return_index=True)[1]

@@ -1,6 +1,6 @@
 """Files that list images, one row per image: text lists, CSV files and JSON lines; and the meaning of their columns.
 
-Mistakes in rows are collected, so that one error names all of them. An error is raised at once if nothing can be read.
+An error is raised at once if nothing can be read.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from utils.notes import Note
 TEXT_LIST, JSON_LINES, PARQUET = ".txt", ".jsonl", ".parquet"
 TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, PARQUET)
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
-_PATH_FOLDER = "\0"  # among the values of columns: the first folders of the paths
+_FOLDERS = "the first folders of the paths"  # in place of a column of splits
 _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the decimal sign
 _INVISIBLE = " \u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of web pages and spreadsheets
 _MAX_DISTINCT = 30  # values of a column that are compared
@@ -47,10 +47,9 @@ _SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
 _LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
 _OTHER_WIDTH = "the number of fields differs from the header's; quote a path that contains a separator"
-_NO_OBJECT = "is not a JSON object; write one for each image in a line"
 _BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
 
-Row = list[str] | str
+Cells = dict[str, str]  # the text in each column of a row
 
 
 def read_lines(file: Path, encoding: str = "utf-8-sig", errors: str = "surrogateescape") -> Iterator[str]:
@@ -63,23 +62,13 @@ def read_lines(file: Path, encoding: str = "utf-8-sig", errors: str = "surrogate
         raise error_from(error, f"{file}: cannot be read ({error.strerror}); {fix}") from error
 
 
-def _find_encoding(file: Path, given: str | None) -> str:
-    """UTF-8 or, by its byte order mark, UTF-16; else `given`, as any file is text in some encoding of one byte."""
-    for encoding in ("utf-8-sig", "utf-16", *([given] if given else [])):
-        with contextlib.suppress(UnicodeError):
-            if not any("\0" in line for line in read_lines(file, encoding, "strict")):
-                return encoding
-    problem = f"{file}: is not text in UTF-8{f' or {given}' if given else ''}"
-    raise UserError(f"{problem}; name its encoding, such as -opts DATA.ENCODING=cp1252; save a workbook as CSV")
-
-
 @dataclass(frozen=True)
 class Layout:
     """The meaning of the columns of a table.
 
     path: the column of paths. labels: the column of labels or, with `is_one_hot`, a column of 0 and 1 for each class.
-    split: the column of splits; None without one. split_of: the split of each of its values, in lower case, or without
-    such a column of each first folder of the paths; empty if the table has no splits.
+    split: the column of splits, or `_FOLDERS`; None without one. split_of: the split of each of its values, in lower
+    case; empty if the table has no splits.
     """
 
     path: str
@@ -88,29 +77,41 @@ class Layout:
     split: str | None = None
     split_of: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def splits(self) -> set[str]:
-        return set(self.split_of.values())
+    def split_in(self, cells: Cells) -> str:
+        """The split of a row of a table with splits."""
+        text = _first_folder(cells[self.path]) if self.split == _FOLDERS else cells[self.split or ""]
+        return self.split_of[text.lower()]
+
+    def labels_in(self, cells: Cells) -> list[str]:
+        """The text of the label of a row, or the names of its columns with 1; may be empty."""
+        if self.is_one_hot:
+            return [name for name in self.labels if _is_one(cells[name])]
+        return [cells[name] for name in self.labels if cells[name]]
 
 
 class Table:
-    """A file that lists images. Iteration yields the number of a line, and the text in each column of the header, or
-    what is wrong with the line.
+    """A file that lists images. Iteration yields the number of a line, and the text in each column of it.
 
-    encoding: of a file that is not in UTF-8. notes: lines for the log. has_numbers: labels are class numbers, or names;
-    None: their texts decide.
+    encoding: of a file that is not in UTF-8 or, by its byte order mark, in UTF-16. mistakes: the problem of each line
+    that was not yielded. notes: lines for the log. has_numbers: labels are class numbers, or names; None: their texts
+    decide.
     """
 
     has_numbers: bool | None = None
     root: Path | None = None  # of the paths, if it is not the folder of the table
     image_column = ""  # of images in the table itself
-    class_column = ""  # of labels, if the table says so
-    layout: Layout | None = None  # if it does not follow from names and values
-    layouts: dict[str, Layout]  # each split of a table needs it
+    classes: Mapping[str, tuple[str, ...]] = {}  # the names of all classes of a column, if the table has them
+    layout: Layout | None = None  # see `find_layout`
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:
-        self.file, self.layouts, self.notes = file, {}, list[Note]()
-        self._encoding, self._separator, self._start = _find_encoding(file, encoding), "", 0
+        self.file, self.notes, self.mistakes, self._separator, self._start = file, list[Note](), dict[int, str](), "", 0
+        for self._encoding in ("utf-8-sig", "utf-16", *([encoding] if encoding else [])):
+            with contextlib.suppress(UnicodeError):  # any file is text in some encoding of one byte, so none is guessed
+                if not any("\0" in line for line in read_lines(file, self._encoding, "strict")):
+                    break
+        else:
+            problem = f"{file}: is not text in UTF-8{f' or {encoding}' if encoding else ''}"
+            raise UserError(f"{problem}; name its encoding, such as -opts DATA.ENCODING=cp1252; save a workbook as CSV")
         if file.suffix.lower() == JSON_LINES:
             self.header = list(dict.fromkeys(key for _, record in self._objects() for key in record))
             return
@@ -121,51 +122,47 @@ class Table:
         name = self._encoding.removesuffix("-sig")
         if (self._separator, name) != (",", "utf-8"):
             self.notes.append(Note("log", f"{file}: separator {self._separator!r}, encoding {name}"))
-        _, header = next(self._lines(), (0, ""))
-        self.header = [] if isinstance(header, str) else header
+        self.header = next(self._lines(), (0, list[str]()))[1]
 
-    def __iter__(self) -> Iterator[tuple[int, Row]]:
+    def __iter__(self) -> Iterator[tuple[int, Cells]]:
         if self._separator:
-            yield from islice(self._lines(), 1, None)
+            yield from (
+                (line, dict(zip(self.header, row, strict=True))) for line, row in islice(self._lines(), 1, None)
+            )
             return
         for line, record in self._objects():
-            values = map(record.get, self.header)
-            texts = (one[0] if isinstance(one, list) and len(one) == 1 else one for one in values)
-            yield line, ["" if one is None else _clean(str(one)) for one in texts] if record else _NO_OBJECT
-
-    @property
-    def records(self) -> Iterator[list[str]]:
-        """The rows without mistakes."""
-        return (row for _, row in self if not isinstance(row, str))
+            values = ((name, record.get(name)) for name in self.header)
+            texts = ((name, one[0] if isinstance(one, list) and len(one) == 1 else one) for name, one in values)
+            yield line, {name: "" if one is None else _clean(str(one)) for name, one in texts}
 
     def column(self, name: str) -> Iterator[str]:
-        place = self.header.index(name)
-        return (row[place] for row in self.records)
+        return (cells[name] for _, cells in self)
 
-    def classes_of(self, column: str = "") -> tuple[str, ...]:
-        """The names of all classes, if the table has them beside its rows."""
-        return ()
-
-    def _lines(self) -> Iterator[tuple[int, Row]]:
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """The header and the rows of a CSV file; spreadsheets write empty rows, which are left out."""
         lines = islice(read_lines(self.file, self._encoding), self._start, None)
         reader, width = csv.reader(lines, delimiter=self._separator, skipinitialspace=True, strict=True), 0
         try:
             for row in reader:
-                texts, width = list(map(_clean, row)), width or len(row)
-                if any(texts):
-                    yield reader.line_num + self._start, texts if len(row) == width else _OTHER_WIDTH
+                if any(texts := list(map(_clean, row))):
+                    width = width or len(row)
+                    if len(row) == width:
+                        yield reader.line_num + self._start, texts
+                    else:
+                        self.mistakes[reader.line_num + self._start] = _OTHER_WIDTH
         except csv.Error as error:  # the lines after it cannot be parsed reliably
-            yield reader.line_num + self._start, f"is not valid CSV ({error}); correct the line"
+            self.mistakes[reader.line_num + self._start] = f"is not valid CSV ({error}); correct the line"
 
     def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The JSON object of each line; empty if it is none."""
+        """The JSON object of each line."""
         for number, line in enumerate(read_lines(self.file, self._encoding), 1):
-            if line.strip():
-                record = None
-                with contextlib.suppress(ValueError, RecursionError):
-                    record = json.loads(line)
-                yield number, record if isinstance(record, dict) else {}
+            record = None
+            with contextlib.suppress(ValueError, RecursionError):
+                record = json.loads(line)
+            if isinstance(record, dict) and record:
+                yield number, record
+            elif line.strip():
+                self.mistakes[number] = "is not a JSON object; write one for each image in a line"
 
 
 class TextList(Table):
@@ -174,18 +171,13 @@ class TextList(Table):
     has_numbers, layout = True, Layout("path", ("label",))
 
     def __init__(self, file: Path) -> None:
-        self.file, self.notes, self.header = file, [], ["path", "label"]
+        self.file, self.notes, self.mistakes, self.header = file, [], {}, ["path", "label"]
 
-    def __iter__(self) -> Iterator[tuple[int, Row]]:
+    def __iter__(self) -> Iterator[tuple[int, Cells]]:
         for number, line in enumerate(map(str.strip, read_lines(self.file)), 1):
             if line:
                 labelled = _LABELLED.fullmatch(line)
-                yield number, [*labelled.groups()] if labelled else [line, ""]
-
-
-def open_table(file: Path, encoding: str | None = None) -> Table:
-    """The rows of a text file. Raises UserError: it cannot be read as text."""
-    return TextList(file) if file.suffix.lower() == TEXT_LIST else Table(file, encoding)
+                yield number, {"path": labelled[1] if labelled else line, "label": labelled[2] if labelled else ""}
 
 
 def _clean(text: str) -> str:
@@ -193,23 +185,25 @@ def _clean(text: str) -> str:
 
 
 def find_layout(table: Table, data: Data) -> Layout:
-    """The meaning of the columns, by DATA.COLUMNS, their names, and their values.
+    """The meaning of the columns, by DATA.COLUMNS, their names, and their values; a note names them.
 
     Raises UserError: a column is missing, or it is not clear which one is meant.
     """
     if table.layout:
         return table.layout
-    given: dict[Any, Any] = {"label": table.class_column or None, **(data.columns or {})}
-    if (asked := json.dumps([given, data.groups, data.labels])) in table.layouts:
-        return table.layouts[asked]
-    header, label = table.header, given.get("label")
+    header, given = table.header, data.columns or {}
     if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
         fix = "write the names of the columns above it, such as image_path and target"
         raise UserError(f"{table.file}:1: has no header, but the row {shorten(header)}; {fix}")
-    paths = [table.image_column] if table.image_column else _names(header, given.get("path"), _PATHS)
+    label = given.get("label") or (next(iter(table.classes)) if len(table.classes) == 1 else None)
+    paths = _names(header, given.get("path") or table.image_column, _PATHS)
     labels = [] if data.labels else _names([one for one in header if one not in paths], label, _LABELS)
     others = [name for name in header if name not in (*paths, *labels, data.groups)]
-    values = _distinct_values(table, paths)
+    values: dict[str, set[str]] = {name: set() for name in (*header, _FOLDERS)}  # all of a column, if they are few
+    for _, cells in table:
+        for name, text in (*cells.items(), (_FOLDERS, _first_folder(cells.get([*paths, _FOLDERS][0], "")))):
+            if len(values[name]) <= _MAX_DISTINCT:
+                values[name].add(text)
     split, split_of = _find_split(table, others, values, data)
     rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
     binary = [name for name in rest if _are(_BINARY, values[name])]
@@ -217,8 +211,7 @@ def find_layout(table: Table, data: Data) -> Layout:
     if not labels and not data.labels and 1 < len(rest) == len(binary):
         labels, is_one_hot = rest, True
     elif not labels and not data.labels and len(rest) == 1 and paths:
-        recurs = 2 * len(values[rest[0]]) <= len(values.get(paths[0], ()))
-        labels = rest if recurs else []
+        labels = rest if 2 * len(values[rest[0]]) <= len(values.get(paths[0], ())) else []
     objects = {name for name in header if any(value.startswith("{") for value in values[name])}
     labels = [name for name in labels if label or name not in objects]
     for kind, names in (("paths", paths), ("labels", labels)):
@@ -229,18 +222,21 @@ def find_layout(table: Table, data: Data) -> Layout:
                 raise UserError(f"{table.file}:1: the pixels of the images are in its columns; {fix}")
             images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
             path = [*paths, *images, "NAME"][0]
-            few = sorted({*rest} - {path, *objects}, key=lambda name: (len(values[name]) < 2, len(values[name])))
+            few = [name for name in rest if name != path and name not in objects]
+            few.sort(key=lambda name: (len(values[name]) < 2, len(values[name])))
             flags = [binary] if len(binary) > 1 else few
             raise _unclear(table, kind, names, data, path=path, label=[*labels, *flags, "NAME"][0])
     split_of = split_of if len(set(split_of.values())) > 1 else {}
-    return table.layouts.setdefault(asked, Layout(paths[0], tuple(labels), is_one_hot, split, split_of))
+    used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
+    table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
+    table.layout = Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
+    return table.layout
 
 
 def column_of_paths(table: Table, data: Data) -> str:
     """The column of paths in a table of images to predict: DATA.COLUMNS' one, else by its name, or the only one."""
     header, given = table.header, (data.columns or {}).get("path")
-    named = [name for name in header if name == given] or _names(header, None, _PATHS)
-    columns = named if len(header) > 1 else header
+    columns = _names(header, given if given in header else None, _PATHS) if len(header) > 1 else header
     if len(columns) != 1 or header.count(columns[0]) != 1:
         raise _unclear(table, "paths", columns, data, path=[*columns, "NAME"][0])
     return columns[0]
@@ -254,36 +250,23 @@ def _unclear(
     if kind == "splits":
         fix += " (of train, val and test, or of 0 and 1 if it is is_valid; null: trains on all rows)"
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
-    return UserError(f"{table.file}:1: {found}, with the row {shorten(next(table.records, []))}; {fix}")
+    row = next(([cells[name] for name in table.header] for _, cells in table), [])
+    return UserError(f"{table.file}:1: {found}, with the row {shorten(row)}; {fix}")
 
 
 def _names(header: Sequence[str], given: Any, known: Sequence[re.Pattern[str]]) -> list[str]:
     """The given columns, else those with the documented name, else those with a name of the first or second set."""
     if given:
         return [given] if isinstance(given, str) else list(given)
-    documented = [name for name in header if name in _DOCUMENTED and known[0].fullmatch(_plain(name))]
-    named = ([name for name in header if kind.fullmatch(_plain(name))] for kind in known)
-    return documented or next(filter(None, named), [])
+    named = [[name for name in header if kind.fullmatch(_plain(name))] for kind in known]
+    return next(filter(None, ([name for name in named[0] if name in _DOCUMENTED], *named)), [])
 
 
 def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.lower())
 
 
-def _distinct_values(table: Table, paths: Sequence[str]) -> dict[str, set[str]]:
-    """Some values of each column, all if there are at most `_MAX_DISTINCT`; and the first folders of the paths."""
-    columns = (*table.header, _PATH_FOLDER)
-    found: list[set[str]] = [set() for _ in columns]
-    place = table.header.index(paths[0]) if paths and paths[0] in table.header else None
-    for record in table.records:
-        folder = "" if place is None else first_folder(record[place])
-        for values, text in zip(found, (*record, folder), strict=True):
-            if len(values) <= _MAX_DISTINCT:
-                values.add(text)
-    return dict(zip(columns, found, strict=True))
-
-
-def first_folder(path: str) -> str:
+def _first_folder(path: str) -> str:
     """The first folder of a path, '' without one: 'train' of 'train/a/1.jpg'."""
     return path.removeprefix("./").partition("/")[0] if "/" in path else ""
 
@@ -296,40 +279,35 @@ def _find_split(
     table: Table, others: Sequence[str], values: Mapping[str, Collection[str]], data: Data
 ) -> tuple[str | None, Mapping[str, str]]:
     """`Layout.split` and `split_of`: of DATA.COLUMNS, else of a column among the `others`, else of the paths."""
-    columns = data.columns or {}
-    split_of = {name: _splits_of(name, values[name]) for name in (*table.header, _PATH_FOLDER)}
-    usable = [name for name in others if len({*split_of[name].values()}) > 1]
-    flags = [name for name in usable if _plain(name) in SPLIT_NAMES]  # 0 and 1: of an attribute, or of a class
-    unclear = flags + [name for name in others if not split_of[name] and _may_be_split(name, values[name])]
+    columns, split_of = data.columns or {}, {name: _splits_of(name, of) for name, of in values.items()}
+    usable = [name for name in others if len({*(split_of[name] or {}).values()}) > 1]
+    # 0 and 1 of 'train': of an attribute, or of a class
+    unclear = [name for name in usable if _plain(name) in SPLIT_NAMES] + [n for n in others if split_of[n] is None]
     if "split" in columns:
         split = columns["split"]
         if not split or split_of.get(split):
-            return split, split_of.get(split, {})
+            return split, split_of.get(split) or {}
         usable, unclear = [], [split]
     elif len(usable) < 2 and not unclear:
-        return (usable[0], split_of[usable[0]]) if usable else (None, split_of[_PATH_FOLDER])
+        split = [*usable, _FOLDERS][0]
+        return split if len({*(split_of[split] or {}).values()}) > 1 else None, split_of[split] or {}
     raise _unclear(table, "splits", list(dict.fromkeys([*usable, *unclear])), data, split=[*usable, None][0])
 
 
-def _may_be_split(name: str, values: Collection[str]) -> bool:
-    """Tells whether a column whose values are no splits has the name of one."""
-    plain = _plain(name)
-    is_named = plain not in SPLIT_NAMES and bool(_SPLIT.fullmatch(plain) or _SPLIT_FLAG.fullmatch(plain))
-    is_named |= plain in _MAYBE_SPLITS and any(text.lower() in _SPLIT_WORDS for text in values)
-    is_named |= plain in ("set", "subset") and _are(re.compile("[0-3]"), values)  # of MatConvNet
-    return is_named and len(values) > 1
-
-
-def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
-    """The split of each value, in lower case; empty if they are not splits."""
-    lower = {value.lower() for value in values}
+def _splits_of(name: str, values: Collection[str]) -> dict[str, str] | None:
+    """The split of each value, in lower case; None if only the name is of splits, else empty."""
+    lower, plain = {value.lower() for value in values}, _plain(name)
+    flag = _SPLIT_FLAG.fullmatch(plain)
     if lower <= _SPLIT_WORDS.keys():
         return {value: _SPLIT_WORDS[value] for value in lower}
-    if (flag := _SPLIT_FLAG.fullmatch(_plain(name))) and _are(_BINARY, lower):
+    if flag and _are(_BINARY, lower):
         other = "train" if flag[1] != "train" else "val"
-        return {value: flag[1] if is_one(value) else other for value in lower}
-    return {}
+        return {value: flag[1] if _is_one(value) else other for value in lower}
+    is_named = plain not in SPLIT_NAMES and (flag or _SPLIT.fullmatch(plain))
+    is_known = plain in _MAYBE_SPLITS and not lower.isdisjoint(_SPLIT_WORDS)
+    is_number = plain in ("set", "subset") and _are(re.compile("[0-3]"), values)  # of MatConvNet
+    return None if len(values) > 1 and (is_named or is_known or is_number) else {}
 
 
-def is_one(text: str) -> bool:
+def _is_one(text: str) -> bool:
     return text[:1] in ("1", "t", "T")
