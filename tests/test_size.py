@@ -16,7 +16,7 @@ CEILINGS = {
     "datasets/decoding": 627,
     "datasets/loading": 824,
     "datasets/shards": 1683,
-    "datasets/sources": 3690,
+    "datasets/sources": 3692,
     "datasets/transforms": 614,
     "engine": 644,
     "engine/checkpoint": 874,

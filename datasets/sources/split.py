@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -273,7 +274,8 @@ def with_groups(listing: Listing, data: Data) -> Listing:
         file, root, columns = Path(data.groups), data.data_path, {"path": "path", "label": "group"}
         if by_column:
             assert listing.file
-            file, root, columns = listing.file, data.image_root or "", {**(data.columns or {}), "label": data.groups}
+            given: dict[Any, Any] = data.columns or {}
+            file, root, columns = listing.file, data.image_root or "", {**given, "label": data.groups}
         table = Table(file, data.encoding)
         if by_column and data.groups not in table.header:
             raise UserError(f"{file}:1: has no column {shorten(data.groups)} (DATA.GROUPS): {table.header}")
