@@ -44,7 +44,7 @@ _HOOKS: dict[str, Callable[..., Any] | None] = {"none": None, "bf16": bf16_compr
 
 
 class Strategy:
-    """The interface of all strategies. The default methods serve a single process.
+    """The strategy of one process, and the interface of the others.
 
     `gather` and the `load_*_state` methods are collective calls: every rank makes them. A checkpoint has whole tensors,
     on rank 0 only.
@@ -126,10 +126,6 @@ class Strategy:
                 is_like_parameter = torch.is_tensor(value) and value.shape == parameter.shape
                 if is_like_parameter and value.stride() != parameter.stride():  # fused kernels need equal strides
                     moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-class Single(Strategy):
-    """The strategy of one process."""
 
 
 class DDP(Strategy):
@@ -340,7 +336,7 @@ def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:
     """Builds the strategy of the run; one process uses none. Raises UserError: as `FSDP`."""
     if context.world_size == 1:
-        return Single()
+        return Strategy()
     return DDP(context.device, options) if options.strategy == "ddp" else FSDP(options, context)
 
 

@@ -283,7 +283,7 @@ def read_result(folder: Path) -> dict:
 def _skip_pictures(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("engine.evaluation.files.write_pictures", lambda *arguments: {})
     patch.setattr("engine.report.page.write_report", lambda *arguments: None)
-    patch.setattr("engine.run.cost.training_flops", lambda *arguments: 10**6)
+    patch.setattr("engine.run.cost.flops_per_image", lambda *arguments, **options: 10**6)
 
 
 @pytest.fixture

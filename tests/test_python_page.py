@@ -14,7 +14,7 @@ from configs.command_line import parse_command_line
 from datasets.transforms.device import Normalize
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import attention_rollout, to_unit_range
-from engine.parallel import Single
+from engine.parallel import Strategy
 from engine.precision.policy import Precision
 from scripts import export
 
@@ -48,7 +48,7 @@ def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path
         assert found == pytest.approx({name: probabilities[classes.index(name)].item() for name in found}, abs=1e-3)
 
     config = parse_command_line([f"-cfg={run / 'config.yaml'}"]).config
-    evaluator = Evaluator(Normalize(config.data), Precision(config.amp, cpu.device), Single(), cpu)
+    evaluator = Evaluator(Normalize(config.data), Precision(config.amp, cpu.device), Strategy(), cpu)
     rollout = attention_rollout(model, images, evaluator)
     torch.testing.assert_close(to_unit_range(names["heat"]), rollout, rtol=0, atol=1e-3)
 

@@ -10,7 +10,7 @@ from configs.command_line import Command
 from engine.checkpoint.run_folder import check_writable
 from engine.evaluation.session import build_session as build_eval_session
 from engine.plan.training import plan_training
-from engine.run.cost import forward_flops
+from engine.run import cost
 from engine.run.folder import log_options, recipe_line, start_log
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
@@ -79,6 +79,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
             lines.append(str(baseline))
         if not config.model.tune.solves_head:  # which has no batches
             lines.append(f"Batch: {plan.batch}; peak learning rate {state.schedule.peak_lr:.3g}")
-    flops = f"{forward_flops(model, config.data) / 1e9:.2f} GFLOPs per image (a multiply-add counts as two)"
-    logger.begin("Dry run: all checks passed", *lines, f"Forward pass: {flops}")
+    flops = f"{cost.flops_per_image(model, config.data, trains=False) / 1e9:.2f} GFLOPs"
+    flops = f"Forward pass: {flops} per image (a multiply-add counts as two)"
+    logger.begin("Dry run: all checks passed", *lines, flops)
     return 0

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -80,21 +80,20 @@ class Predictions:
             for results in parts:
                 images = [*self._images(results)]
                 rows.writerows(cells_of(image, self._num_ranks) for image in images)
-                for objects in others:
-                    self._write_json(objects, images)
-                self._keep(results, images)
+                for image in images:
+                    path, ranked, texts, error = image
+                    predictions = [{"class": name, "probability": probability} for name, probability in ranked]
+                    for objects in others:  # a list, with an object in each line
+                        row = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
+                        objects.write(f"{',' if self.num_done else '['}\n{row}")
+                    if self.num_done < _SHOWN_ROWS or (error and len(self._shown) < 2 * _SHOWN_ROWS):
+                        self._shown.append(image)
+                    self.num_done += 1
+                self.num_readable += len(results.readable)
+                self._kept += [results] * self._labelled
             for objects in others:
                 objects.write("\n]\n")
         return paths
-
-    def _keep(self, results: SampleResults, images: list[_Image]) -> None:
-        """Counts the images, and keeps the first ones, some with errors, and the results of labelled data."""
-        for index, image in enumerate(images, self.num_done):
-            if index < _SHOWN_ROWS or (image[-1] and len(self._shown) < 2 * _SHOWN_ROWS):
-                self._shown.append(image)
-        self.num_done += len(images)
-        self.num_readable += len(results.readable)
-        self._kept += [results] * self._labelled
 
     def metrics(self, best: str | None) -> Metrics:
         """The metrics of labelled data, whose results are in memory. best: of `EVAL.BEST_METRIC`."""
@@ -142,13 +141,6 @@ class Predictions:
         probabilities = dict(ranked)
         cells = (f"{probabilities[name]:.6f}" if ranked else "" for name in self._class_names)
         return [safe_cell(path), *cells, *map(safe_cell, texts.values())]
-
-    def _write_json(self, file: IO[str], images: list[_Image]) -> None:
-        """Writes the next objects of a list, one in each line."""
-        for index, (path, ranked, texts, error) in enumerate(images, self.num_done):
-            predictions = [{"class": name, "probability": probability} for name, probability in ranked]
-            row = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
-            file.write(f"{',' if index else '['}\n{row}")
 
     def table(self) -> str:
         """The first predictions, and as many later errors, with at most three classes, for a terminal."""

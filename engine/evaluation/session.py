@@ -17,7 +17,7 @@ from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import weights_record
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
-from engine.parallel import Single, Strategy
+from engine.parallel import Strategy
 from engine.plan.evaluation import EvaluationPlan, plan_evaluation
 from engine.precision.op_lists import OPS
 from engine.precision.policy import Precision, set_process_switches
@@ -76,7 +76,7 @@ def eval_model_of(model: nn.Module, config: Config, context: ProcessContext) -> 
     prepare_convolutions(model, config.model.channels_last)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)
-    evaluator = build_evaluator(config, precision, Single(), context)  # all ranks have the same buffers
+    evaluator = build_evaluator(config, precision, Strategy(), context)  # all ranks have the same buffers
     return EvalModel(compute=precision.compute_copy(model).eval(), fp32=model, evaluator=evaluator)
 
 
@@ -114,7 +114,7 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     for note in (*built.notes, *plan.notes):
         logger.note(note)
     evaluator = built.evaluator
-    logger.fact(Devices(context.world_size, str(context.device), evaluator.precision.describe()))
+    logger.note(Devices(context.world_size, str(context.device), evaluator.precision.describe()))
     for text in evaluator.precision.misfits():
         logger.warn(text)
     record_environment(context, logger)

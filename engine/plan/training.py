@@ -1,13 +1,12 @@
 """The plan of a training run, the checkpoint that -resume names, and the check that all ranks have equal options."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -166,7 +165,13 @@ def plan_training(
     if windows := shard_windows(train, data):
         shuffled = f"{min(windows.size, len(windows.ends))} of {len(windows.ends)} shards"
         notes.append(Note("log", f"samples are shuffled within {shuffled} (DATA.SHUFFLE_SHARDS)"))
-    if not data.multi_label and np.count_nonzero(train.class_counts(config.model.num_logits)) == 1:
+    counts = train.class_counts(config.model.num_logits)
+    counts = counts[counts > 0]
+    if config.loss.class_weights == "balanced":  # as `read_class_weights` has it
+        others = (len(train) - counts).clip(1)
+        weights = others / counts if data.multi_label else len(train) / (len(counts) * counts)
+        notes.append(Note("log", f"LOSS.CLASS_WEIGHTS balanced: from {weights.min():.3g} to {weights.max():.3g}"))
+    if not data.multi_label and len(counts) == 1:
         notes.append(Note("warning", "all training images are of one class: an accuracy of 100% means nothing"))
     if train.has_class_names and config.model.num_logits > classes:  # labels that are numbers may leave some out
         given = f"MODEL.NUM_CLASSES is {config.model.num_classes}"
@@ -184,26 +189,7 @@ def plan_training(
         preprocessing=describe_preprocessing(followed),
         notes=notes,
     )
-    for note in _notes_on_results(config, train):
-        logger.note(note)
     return plan if command.profile else replace(plan, config=compile_if_it_pays(plan, facts, context, logger))
-
-
-def _notes_on_results(config: Config, data: Samples) -> Iterator[Note]:
-    """Values of the loss and of the average that change the result, and that no option that was given shows."""
-    train = config.train
-    if config.loss.class_weights == "balanced":  # as `read_class_weights` has it
-        counts = data.class_counts(config.model.num_logits)
-        counts = counts[counts > 0]
-        others = (len(data) - counts).clip(1)
-        weights = others / counts if config.data.multi_label else len(data) / (len(counts) * counts)
-        yield Note("log", f"LOSS.CLASS_WEIGHTS balanced: from {weights.min():.3g} to {weights.max():.3g}")
-    if train.distillation_type != "none":
-        values = f"alpha {train.distillation_alpha:g}, tau {train.distillation_tau:g}"
-        yield Note("log", f"TRAIN.DISTILLATION_TYPE {train.distillation_type}: {values}")
-    if train.model_ema:
-        warmup = ", warmed up as timm's" * train.model_ema_warmup
-        yield Note("log", f"TRAIN.MODEL_EMA: the average of the weights has decay {train.model_ema_decay:g}{warmup}")
 
 
 def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger: RunLogger) -> Config:

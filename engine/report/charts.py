@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from configs.yaml_io import format_value
 from engine.report.contents import LARGEST, RunContents, points
@@ -155,30 +155,44 @@ class Chart:
     def svg(self) -> Markup:
         """The drawing. Its polylines have the values of their points as `data-x` and `data-y`."""
         x_axis, y_axis = self.axes
-        frame = f"{_LEFT} {WIDTH - _RIGHT} {_TOP} {HEIGHT - _BOTTOM} {x_axis.low:.10g} {x_axis.high:.10g}"
+        bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
+
+        def pixel(x: float, y: float) -> Point:
+            return _LEFT + x_axis.position(x) * (right - _LEFT), bottom - y_axis.position(y) * (bottom - _TOP)
+
+        frame = f"{_LEFT} {right} {_TOP} {bottom} {x_axis.low:.10g} {x_axis.high:.10g}"
         opened = Markup(
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{{0}}" data-frame="{frame}" '
             'data-x="{1}"><title id="{0}">{2}</title>'
         ).format(f"{element_id('svg', self.title)}-title", self.x_label, self.title)
-        parts = [opened, _grid(x_axis, y_axis, self.x_label)]
-        parts += [self._curve(series, x_axis, y_axis) for series in self.series]
+        parts = [opened, Markup("<g>")]
+        for tick in y_axis.ticks:
+            y, label = pixel(x_axis.low, tick)[1], tick_label(tick)
+            parts.append(Markup(f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>'))
+            parts.append(Markup(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'))
+        for tick in x_axis.ticks:
+            x, label = pixel(tick, y_axis.ticks[0])[0], tick_label(tick)
+            parts.append(Markup(f'<path class="tick" d="M{x:.1f} {bottom}v4"/>'))
+            parts.append(Markup(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{label}</text>'))
+        place = f'x="{(_LEFT + right) / 2}" y="{HEIGHT - 4}"'
+        parts.append(Markup(f'<text class="label" {place} text-anchor="middle">{{}}</text></g>').format(self.x_label))
+        for series in self.series:
+            points = downsample(series.points)
+            pixels = [pixel(*point) for point in points]
+            if len(pixels) == 1:  # a line of one point would be invisible
+                pixels = [(pixels[0][0] - 3, pixels[0][1]), (pixels[0][0] + 3, pixels[0][1])]
+            curve = Markup('<polyline class="{}" points="{}" data-name="{}" data-x="{}" data-y="{}"/>').format(
+                series_class(series.index),
+                " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels),
+                series.name,
+                " ".join(f"{x:.10g}" for x, _ in points),
+                " ".join(f"{y:.6g}" for _, y in points),
+            )
+            parts.append(curve)
         if self.best:
-            x, y = _pixel(self.best, x_axis, y_axis)
+            x, y = pixel(*self.best)
             parts.append(Markup('<circle class="best" cx="{}" cy="{}" r="4.5"/>').format(f"{x:.1f}", f"{y:.1f}"))
         return Markup("").join([*parts, Markup("</svg>")])
-
-    def _curve(self, series: Series, x_axis: Axis, y_axis: Axis) -> Markup:
-        points = downsample(series.points)
-        pixels = [_pixel(point, x_axis, y_axis) for point in points]
-        if len(pixels) == 1:  # a line of one point would be invisible
-            pixels = [(pixels[0][0] - 3, pixels[0][1]), (pixels[0][0] + 3, pixels[0][1])]
-        return Markup('<polyline class="{}" points="{}" data-name="{}" data-x="{}" data-y="{}"/>').format(
-            series_class(series.index),
-            " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels),
-            series.name,
-            " ".join(f"{x:.10g}" for x, _ in points),
-            " ".join(f"{y:.6g}" for _, y in points),
-        )
 
 
 @dataclass(frozen=True)
@@ -258,23 +272,3 @@ def series_class(index: int) -> str:
     """The classes of the style sheet for the curve of this number, and for its entry in the legend."""
     dash = index // NUM_COLOURS % 4
     return f"curve c{index % NUM_COLOURS}" + (f" d{dash}" if dash else "")
-
-
-def _pixel(point: Point, x_axis: Axis, y_axis: Axis) -> Point:
-    x = _LEFT + x_axis.position(point[0]) * (WIDTH - _LEFT - _RIGHT)
-    return x, HEIGHT - _BOTTOM - y_axis.position(point[1]) * (HEIGHT - _TOP - _BOTTOM)
-
-
-def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> Markup:
-    bottom, middle = HEIGHT - _BOTTOM, (_LEFT + WIDTH - _RIGHT) / 2
-    parts = []
-    for tick in y_axis.ticks:
-        y = _pixel((x_axis.low, tick), x_axis, y_axis)[1]
-        parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick_label(tick)}</text>')
-    for tick in x_axis.ticks:
-        x = _pixel((tick, y_axis.ticks[0]), x_axis, y_axis)[0]
-        parts.append(f'<path class="tick" d="M{x:.1f} {bottom}v4"/>')
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick_label(tick)}</text>')
-    label = f'<text class="label" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>'
-    return Markup("<g>" + "".join(parts) + label + "</g>")

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from configs.compare import differing_from_defaults
 from engine.report import charts, tables
 from engine.report.charts import MAX_NAME_CHARS, number, option, percent
 from engine.report.contents import Evaluation, RunContents, read_contents
@@ -41,7 +42,7 @@ def write_report(folder: Path) -> Path:
 def run_page(run: RunContents) -> str:
     """The page of one run."""
     evaluation = run.evaluation
-    status, resume = status_of(run)
+    (status, resume), differing = status_of(run), differing_from_defaults(run.options)
     pictures = (run.folder / SUSPECTS).parent / PICTURES
     values = {
         "run": run,
@@ -51,7 +52,7 @@ def run_page(run: RunContents) -> str:
         "details": details_of(run),
         "train_batch": tables.data_uri(run.folder / TRAIN_BATCH, _MAX_BATCH_BYTES),
         "charts": charts.curves_of([run]),
-        "off_defaults": tables.options_off_defaults(run),
+        "off_defaults": {key: differing[key] for key in differing if key not in tables.OPTIONS_OF_RUN},
         "galleries": list(tables.galleries_of(evaluation)) if evaluation else [],
         "suspects": [(row, tables.data_uri(pictures / f"{number}.jpg")) for number, row in enumerate(run.suspects)],
         "confusion": _confusion(evaluation) if evaluation else None,

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.compare import differing_from_defaults
 from configs.yaml_io import shorten
 from engine.report.charts import number, percent
 from engine.report.contents import Evaluation, RunContents
@@ -25,12 +24,6 @@ _CLASS_COLUMNS = {
     "threshold": "threshold", "probability": "mean probability", "ece": "ECE", **OPERATING,
 }  # fmt: skip
 _COUNTS = ("count", "predicted")
-
-
-def options_off_defaults(run: RunContents) -> dict[str, tuple[Any, Any]]:
-    """(value, default) by dotted key of the options that differ from the defaults."""
-    differing = differing_from_defaults(run.options)
-    return {key: pair for key, pair in differing.items() if key not in OPTIONS_OF_RUN}
 
 
 def compared_options(runs: Sequence[RunContents]) -> dict[str, list[Any]]:
@@ -120,18 +113,19 @@ _KINDS = {".jpg": ("jpeg", b"\xff\xd8\xff"), ".png": ("png", b"\x89PNG")}  # nam
 
 def galleries_of(evaluation: Evaluation) -> Iterator[tuple[str, list[tuple[Row, str, str]]]]:
     """The title of each kind, and the rows of `mistakes.csv` with picture and attention map; a sample is shown once."""
-    shown: set[str] = set()
+    shown, folder = set[str](), evaluation.folder / PICTURES
     for kind, title in _TITLES.items():
-        rows = [row for row in evaluation.rows("mistakes", *_MISTAKE) if row["kind"] == kind]
+        rows = {str(row["index"]): row for row in evaluation.rows("mistakes", *_MISTAKE) if row["kind"] == kind}
+        names = {index: index if index.isdecimal() else "none" for index in rows if index not in shown}
         if rows:
-            yield title, [(row, *_pictures(evaluation, row)) for row in rows if row["index"] not in shown]
-        shown |= {row["index"] for row in rows}
-
-
-def _pictures(evaluation: Evaluation, row: Row) -> tuple[str, str]:
-    index = str(row["index"])
-    stem = evaluation.folder / PICTURES / (index if index.isdecimal() else "none")
-    return data_uri(stem.with_suffix(".jpg")), data_uri(stem.with_name(f"{stem.name}-attention.jpg"))
+            yield (
+                title,
+                [
+                    (rows[index], data_uri(folder / f"{name}.jpg"), data_uri(folder / f"{name}-attention.jpg"))
+                    for index, name in names.items()
+                ],
+            )
+        shown |= rows.keys()
 
 
 def data_uri(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> str:

@@ -261,7 +261,7 @@ def peak_flops_per_second(device_name: str, dtype: torch.dtype, tf32: bool) -> f
 def describe_model(model: nn.Module, data: Data, dtype: torch.dtype, tf32: bool, context: ProcessContext) -> Model:
     """Counts parameters and FLOPs, and looks up the peak of the devices. dtype, tf32: as `peak_flops_per_second`."""
     try:
-        flops = training_flops(model, data)
+        flops = flops_per_image(model, data)
     except Exception:  # a model may do anything that tensors without memory do not support
         flops = None
     peak = None
@@ -278,23 +278,16 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return sum(map(torch.numel, parameters)), sum(trainable)
 
 
-def forward_flops(model: nn.Module, data: Data) -> int:
-    """FLOPs of the forward pass of one image."""
-    # Not by `no_grad`: torch's counter fails on views of parameters, such as an expanded class token, under it.
-    return _count(copy_to_meta(model).requires_grad_(False), data)
+def flops_per_image(model: nn.Module, data: Data, trains: bool = True) -> int:
+    """FLOPs of the forward and, if it `trains`, of the backward pass. Frozen parameters have no weight gradients.
 
-
-def training_flops(model: nn.Module, data: Data) -> int:
-    """FLOPs of the forward and backward pass of one image. Frozen parameters have no weight gradients."""
-    return _count(copy_to_meta(model), data)
-
-
-def _count(meta_model: nn.Module, data: Data) -> int:
-    """Runs a copy of a model on the meta device, with explicit attention and without gradient checkpointing.
-
-    Recomputed values do not count as model FLOPs; torch would count the ones of fused attention and checkpointing.
+    A copy on the meta device runs, with explicit attention and without gradient checkpointing: recomputed values do not
+    count as model FLOPs; torch would count the ones of fused attention and checkpointing.
     """
     images = torch.empty((1, data.image_channels, *data.input_size), device="meta")
+    meta_model = copy_to_meta(model)
+    if not trains:  # not by `no_grad`: torch's counter fails on views of parameters, such as an expanded class token
+        meta_model.requires_grad_(False)
     use_attention(meta_model, EXPLICIT)
     checkpointed: list[Any] = [module for module in meta_model.modules() if hasattr(module, "grad_checkpointing")]
     for module in checkpointed:

@@ -106,7 +106,7 @@ def enter_folder(
     owner = broadcast_object({"pid": os.getpid(), "host": socket.gethostname()}, context)
     resume = next_command(command, f"-resume={folder.absolute()}")
     logger.record.open(folder, resume, world_size=context.world_size, **owner, **values)
-    logger.fact(Start(str(folder), steps_done, next_command(command)))
+    logger.note(Start(str(folder), steps_done, next_command(command)))
 
 
 def next_command(command: Command, *flags: str) -> str:
@@ -151,7 +151,7 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
         changes = ", ".join(f"{name} {before.get(name, 'none')} -> {parts.get(name, 'none')}" for name in changed)
         logger.warn(f"Resume: the environment has changed, so the resume may not be bit-exact: {changes}")
     given = hide_passwords(shlex.join(sys.orig_argv))
-    logger.fact(Environment(command=given, parts=parts, hosts=list(context.hosts or [context.host])))
+    logger.note(Environment(command=given, parts=parts, hosts=list(context.hosts or [context.host])))
 
 
 def _commit() -> str:

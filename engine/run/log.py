@@ -99,7 +99,7 @@ class _LogFile(logging.FileHandler):
 class RunLogger:
     """Writes the log of a run, and records its facts and warnings. Lines in log files start with the time.
 
-    `info`, `log`, `fact`, `warn` and `note` are for the run, on the main process only: all to log.txt; `info` and some
+    `info`, `log`, `warn` and `note` are for the run, on the main process only: all to log.txt; `info` and some
     notes, see `begin`, to the screen. `rank` logs to log_{rank}.txt of one of several processes. Lines from before the
     folder is known are kept until it is opened. shows_all: prints all notes.
     """
@@ -154,19 +154,15 @@ class RunLogger:
         """Logs a line, which is not printed."""
         self._run.debug(message)
 
-    def fact(self, fact: Fact) -> None:
-        """Records a fact, and logs its line."""
-        self.record.add_fact(fact)
-        self.log(f"{_MARK}{fact}")
-
     def warn(self, text: str) -> None:
         """Records a problem that does not end the run, and logs it."""
         self._run.warning(text)
 
     def note(self, note: Note | Fact) -> None:
-        """Logs a note; a fact or a warning is recorded."""
+        """Logs a note or the line of a fact; a fact or a warning is recorded."""
         if not isinstance(note, Note):
-            self.fact(note)
+            self.record.add_fact(note)
+            self.log(f"{_MARK}{note}")
         elif note.kind == "warning":
             self.warn(note.text)
         else:

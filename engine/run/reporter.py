@@ -168,14 +168,11 @@ class Reporter(Observer):
             if is_due or progress.step == 1:  # not the first step of a resumed run: no row is there
                 self._record.add_row("report", **row)
             if is_first:
-                self.logger.fact(self.model)
+                self.logger.note(self.model)
             if is_last:
                 self._seconds = time.perf_counter() - self._epoch_start.time
                 self._bar.close()
-                self._check_readable(progress)
-
-    def _check_readable(self, progress: EpochProgress) -> None:
-        unreadable = self._unreadable_images(to_metrics(self._last_report.sums))
+        unreadable = self._unreadable_images(to_metrics(self._last_report.sums)) if is_last else 0
         if unreadable == self.images_per_epoch:
             problem = f"no training image of epoch {progress.epoch + 1} can be read"
             raise UserError(f"{problem}; bad_images_*.csv in {self._record.folder} has the reasons")
@@ -277,7 +274,7 @@ class Reporter(Observer):
     def finish(self) -> None:
         """Ends the loggers with the result of the run."""
         if self._first is None:  # no step was left
-            self.logger.fact(self.model)
+            self.logger.note(self.model)
         self.close(self._record.values["result"])
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:

@@ -48,12 +48,28 @@ class Built:
 
 def describe_state(state: TrainState, built: Built) -> list[Note]:
     config, train, batch = state.config, state.config.train, state.layout.batch
-    notes = _on_weights(built)
+    weights, classes = built.weights, built.classes
+    notes = weights.notes() if weights else []
+    if built.has_solved_head:
+        notes.append(Note("log", "the head starts as the probe's (MODEL.HEAD)"))
+    if classes.ambiguity and weights and NewHead.NO_KNOWN_CLASS in weights.new_heads.values():
+        problem = "the weights have no class names, so that no row of the head is kept"
+        notes.append(Note("screen", f"{problem}: {classes.ambiguity}"))
+    parts = (("kept", classes.kept), ("new", classes.new))
+    if lists := [f"{len(names)} {kind} ({list_names(names)})" for kind, names in parts if names]:
+        notes.append(Note("screen", f"classes of the head: {', '.join(lists)}"))
+    notes = [note.on("Pretrained") for note in notes]
     if teacher := built.teacher:
-        data, weights = teacher.data, teacher.fitted
+        data, fitted = teacher.data, teacher.fitted
         seen = f"{data.image_size} pixels, mean {list(data.imagenet_mean)}, std {list(data.imagenet_std)}"
-        about = Note("screen", f"{teacher.name}, weights: {weights.source}, {seen}")
-        notes += [note.on("Teacher") for note in (about, *weights.remarks)]
+        about = Note("screen", f"{teacher.name}, weights: {fitted.source}, {seen}")
+        values = f"alpha {train.distillation_alpha:g}, tau {train.distillation_tau:g}"
+        how = Note("log", f"TRAIN.DISTILLATION_TYPE {train.distillation_type}: {values}")
+        notes += [note.on("Teacher") for note in (about, how, *fitted.remarks)]
+    if train.model_ema:
+        warmup = ", warmed up as timm's" * train.model_ema_warmup
+        average = f"the average of the weights has decay {train.model_ema_decay:g}{warmup}"
+        notes.append(Note("log", f"TRAIN.MODEL_EMA: {average}"))
     if built.sharding:
         notes.append(Note("log", f"Parallel: {config.parallel.strategy}: {built.sharding}"))
     elif config.parallel.strategy != "ddp":
@@ -72,20 +88,6 @@ def describe_state(state: TrainState, built: Built) -> list[Note]:
     if batch.whole_steps:
         notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
     return notes
-
-
-def _on_weights(built: Built) -> list[Note]:
-    weights, classes = built.weights, built.classes
-    notes = weights.notes() if weights else []
-    if built.has_solved_head:
-        notes.append(Note("log", "the head starts as the probe's (MODEL.HEAD)"))
-    if classes.ambiguity and weights and NewHead.NO_KNOWN_CLASS in weights.new_heads.values():
-        problem = "the weights have no class names, so that no row of the head is kept"
-        notes.append(Note("screen", f"{problem}: {classes.ambiguity}"))
-    parts = (("kept", classes.kept), ("new", classes.new))
-    if lists := [f"{len(names)} {kind} ({list_names(names)})" for kind, names in parts if names]:
-        notes.append(Note("screen", f"classes of the head: {', '.join(lists)}"))
-    return [note.on("Pretrained") for note in notes]
 
 
 def find_misfits(state: TrainState, is_new: bool) -> list[Note]:

@@ -134,7 +134,7 @@ _SIDE, _GAP, _LINE, _FONT = 160, 4, 16, 12  # pixels: of an image, between image
 
 
 class TrainBatch(Observer):
-    """Draws the next batch of the main process after its step, unless the run has the picture."""
+    """Draws a grid of the next batch of the main process after its step, unless the run has the picture."""
 
     def __init__(self, session: Session, outputs: RunOutputs) -> None:
         self._plan, self._logger = session.plan, outputs.logger
@@ -151,17 +151,10 @@ class TrainBatch(Observer):
         if not self._kept:
             return
         (images, targets), self._kept = self._kept, []
-        try:
-            save_picture(self._draw(images, targets, progress), self._path)
-        except OSError as error:
-            self._logger.warn(f"{self._path}: cannot be drawn ({error.strerror or error})")
-
-    def _draw(self, images: torch.Tensor, targets: torch.Tensor, progress: EpochProgress) -> Image.Image:
-        """A grid of the samples: positions of the batch without one are left out."""
         data, font = self._plan.config.data, ImageFont.load_default(_FONT)
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.imagenet_mean, data.imagenet_std))
         pixels = (255 * (images.float() * std + mean)).round().nan_to_num(0).clamp(0, 255).to(torch.uint8)
-        is_sample = targets.reshape(len(targets), -1)[:, 0] >= 0
+        is_sample = targets.reshape(len(targets), -1)[:, 0] >= 0  # other positions of the batch are left out
         texts = [target_text(target, self._plan.class_names) for target in targets[is_sample]]
         width, height = _SIDE + _GAP, _SIDE + _GAP + _LINE * max((text.count("\n") + 1 for text in texts), default=0)
         grid = Image.new("RGB", (_COLUMNS * width - _GAP, _LINE + math.ceil(len(texts) / _COLUMNS) * height), "white")
@@ -171,7 +164,10 @@ class TrainBatch(Observer):
             cell.paste(to_picture(crop, _SIDE))
             ImageDraw.Draw(cell).text((0, _SIDE), text, "black", font)
             grid.paste(cell, (number % _COLUMNS * width, _LINE + number // _COLUMNS * height))
-        return grid
+        try:
+            save_picture(grid, self._path)
+        except OSError as error:
+            self._logger.warn(f"{self._path}: cannot be drawn ({error.strerror or error})")
 
 
 def target_text(target: torch.Tensor, names: Sequence[str] | None) -> str:

@@ -4,10 +4,11 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import nn
 
 from configs.schema.model import Tune
+from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.session import eval_model_of
-from engine.features.classifiers import Loss
 from engine.features.probe import ProbeTask, Solved, linear_head, set_head, solve_head, write_suspects
 from engine.plan.training import Plan
 from engine.precision.policy import set_process_switches
@@ -28,49 +29,40 @@ def run_probe(trainer: Trainer, solved: Solved | None) -> None:
     Raises:
         UserError: the head is not one linear layer; or as `solve_head`.
     """
-    with trainer.started():
-        if not trainer.has_ended():
-            trainer.start_epoch()
-            if not trainer.progress.done_steps:
-                _solve_in_run(trainer, solved)
-            trainer.end_epoch()
-
-
-def _solve_in_run(trainer: Trainer, solved: Solved | None) -> None:
     plan, outputs, progress, config = trainer.plan, trainer.outputs, trainer.progress, trainer.config
-    weights, device = trainer.state.precision.weights, trainer.context.device
+    weights, session = trainer.state.precision.weights, trainer.session
     if not linear_head(weights.saved):
         raise UserError(f"MODEL.TUNE probe: the head of {config.model.name} is not one linear layer; set it to head")
     names = outputs.evaluation.class_names
     list_suspects = partial(write_suspects, outputs.folder, samples=plan.train, names=names, data=config.data)
-    task = ProbeTask(
-        config=config,
-        model=trainer.state.eval_model,
-        evaluator=trainer.session.evaluator,
-        train=plan.train,
-        val=plan.val,
-        loss=_loss(plan, device),
-        logger=outputs.logger,
-        bad_images=trainer.session.bad_images,
-        after_batch=trainer.after_eval_batch,
-        list_suspects=list_suspects if config.eval.suspects else None,
-        solved=solved,
-    )
-    solved = solve_head(task)
-    set_head(weights.saved, solved)
-    weights.sync_after_load()
-    trainer.use_solved(solved)
-    if solved.sums is not None:  # on the main process; the sums are over all ranks
-        no = torch.zeros((), device=device)
-        progress.sums.add_step(solved.sums, no, no > 0)
-    progress.done_steps += 1
-    trainer.after_step(progress)
+    with trainer.started():
+        if trainer.has_ended():
+            return
+        trainer.start_epoch()
+        if not progress.done_steps:
+            task = _task(plan, trainer.state.eval_model, session.evaluator, outputs.logger)._replace(
+                bad_images=session.bad_images,
+                after_batch=trainer.after_eval_batch,
+                list_suspects=list_suspects if config.eval.suspects else None,
+                solved=solved,
+            )
+            solved = solve_head(task)
+            set_head(weights.saved, solved)
+            weights.sync_after_load()
+            trainer.use_solved(solved)
+            if solved.sums is not None:  # on the main process; the sums are over all ranks
+                no = torch.zeros((), device=trainer.context.device)
+                progress.sums.add_step(solved.sums, no, no > 0)
+            progress.done_steps += 1
+            trainer.after_step(progress)
+        trainer.end_epoch()
 
 
-def _loss(plan: Plan, device: torch.device) -> Loss:
+def _task(plan: Plan, model: nn.Module, evaluator: Evaluator, logger: RunLogger) -> ProbeTask:
     config = plan.config
-    weights = read_class_weights(config.loss, plan.train.targets, config.model.num_logits, device)
-    return build_loss(config.loss, config.train.smoothing, weights)
+    weights = read_class_weights(config.loss, plan.train.targets, config.model.num_logits, evaluator.context.device)
+    loss = build_loss(config.loss, config.train.smoothing, weights)
+    return ProbeTask(config, model, evaluator, plan.train, plan.val, loss, logger)
 
 
 def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> Solved | None:
@@ -95,13 +87,4 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
         logger.log(f"----- MODEL.HEAD probe has no effect: {reason}")
         return None
     built = eval_model_of(model, config, context)
-    task = ProbeTask(
-        config=config,
-        model=built.compute,
-        evaluator=built.evaluator,
-        train=plan.train,
-        val=plan.val,
-        loss=_loss(plan, device),
-        logger=logger,
-    )
-    return solve_head(task)
+    return solve_head(_task(plan, built.compute, built.evaluator, logger))

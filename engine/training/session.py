@@ -93,7 +93,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     state, built = build_train_state(config, context, plan.layout, plan, solved)
     for note in describe_state(state, built):
         logger.note(note)
-    logger.fact(Devices(context.world_size, str(context.device), state.precision.describe()))
+    logger.note(Devices(context.world_size, str(context.device), state.precision.describe()))
     images = TrainingData(
         training=len(plan.train),
         validation=len(plan.val),
@@ -102,8 +102,8 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
         model_classes=config.model.num_logits,
         validation_digest=digest_of(plan.val) if context.is_main else "",
     )
-    logger.fact(images)
-    logger.fact(plan.preprocessing)
+    logger.note(images)
+    logger.note(plan.preprocessing)
     if plan.split:
         logger.log(f"----- Data: held-out images: SHA-256 {plan.split.digest}, listed in a run's {HELD_OUT_FILE}")
     remarks = call_on_main(lambda: notes_on(plan.train, plan.val, plan.test), context) or []  # may read images

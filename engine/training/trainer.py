@@ -18,13 +18,11 @@ from configs.command_line import Command
 from datasets.batch import Batch
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.checks import notes_on_waiting
-from datasets.sources.samples import Samples
 from engine.checkpoint.files import CheckpointWriter
 from engine.checkpoint.run_folder import BEST, LAST
 from engine.checkpoint.weights_record import split_to_entry
 from engine.evaluation.files import NOT_DRAWN
-from engine.evaluation.results import SampleResults
-from engine.evaluation.session import EvalModel, build_eval_files, build_eval_model
+from engine.evaluation.session import build_eval_files, build_eval_model
 from engine.features.probe import Solved
 from engine.progress import EpochProgress, Metrics, Observer
 from engine.run.cost import SlowRanks
@@ -100,8 +98,16 @@ class Trainer:
                 progress.epoch, progress.done_batches, train.num_epochs, session.bad_images, session.val_batches
             )
         with self.started():
-            if session.solved:
-                self._start_from(session.solved)
+            if session.solved:  # the probe is epoch 0: a checkpoint with its evaluation, the best one so far
+                self.use_solved(session.solved)
+                probe = self._evaluate(self.state.eval_model, "Probe, ", 0)
+                metrics = probe.metrics
+                self.outputs.record.set_result(samples=metrics.samples, probe_score=metrics.score)
+                self.outputs.reporter.add_evaluation(progress, 0, metrics, is_best=True)
+                self.position.best, self.position.thresholds = best_entry(metrics, 0), metrics.thresholds
+                self._save(is_best=True)
+                if self.report:
+                    self.report.update(probe)
             while not self.has_ended():
                 progress = self.progress
                 stop_step = min(progress.steps, (train.max_steps or sys.maxsize) - progress.epoch * progress.steps)
@@ -139,19 +145,6 @@ class Trainer:
                     self.wait_until_saved()
                 raise
             self.wait_until_saved()
-
-    def _start_from(self, solved: Solved) -> None:
-        """The probe is epoch 0: a checkpoint with its evaluation, the best one so far."""
-        self.use_solved(solved)
-        model = self.state.eval_model
-        metrics, results = self._evaluate(model, "Probe, ")
-        self.outputs.record.set_result(samples=metrics.samples, probe_score=metrics.score)
-        self.outputs.reporter.add_evaluation(self.progress, 0, metrics, is_best=True)
-        self.position.best, self.position.thresholds = best_entry(metrics, 0), metrics.thresholds
-        self._save(is_best=True)
-        if self.report:
-            drawn = None if self.state.strategy.is_sharded else model
-            self.report.update(Evaluated(drawn, metrics, results, 0))
 
     def use_solved(self, solved: Solved) -> None:
         """The next evaluation takes its results from the features of this head."""
@@ -254,10 +247,7 @@ class Trainer:
         of MAX_STEPS is not in the table, which is the same when the run continues.
         """
         state, title = self.state, f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
-        model = state.eval_model
-        # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
-        drawn = None if state.strategy.is_sharded else model
-        evaluated = Evaluated(drawn, *self._evaluate(model, title), epochs_done)
+        evaluated = self._evaluate(state.eval_model, title, epochs_done)
         self.outputs.record.set_result(samples=evaluated.metrics.samples)
         self.position.thresholds = evaluated.metrics.thresholds
         rank = evaluated.metrics.metric.rank
@@ -266,11 +256,11 @@ class Trainer:
         in_table = self.config.eval_raw or is_last
         if not state.average or not (in_table or self._reaches_the_end(epochs_done)):
             return evaluated, None, is_best
-        raw, _ = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")
+        raw = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ", epochs_done).metrics
         self.outputs.record.set_result(average_score=evaluated.metrics.score, raw_score=raw.score)
         return evaluated, raw if in_table else None, is_best
 
-    def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
+    def _evaluate(self, model: nn.Module, title: str, epochs_done: int) -> Evaluated:
         started, session = time.perf_counter(), self.session
         if solved := self._solved:
             self._solved, results = None, solved.results
@@ -282,7 +272,8 @@ class Trainer:
         if not math.isfinite(metrics.score) and self.position.best is None:
             name = f"EVAL.BEST_METRIC {metrics.best}"
             self.outputs.logger.warn(f"{name} is undefined on these validation images; the lowest loss decides")
-        return metrics, results
+        # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
+        return Evaluated(None if self.state.strategy.is_sharded else model, metrics, results, epochs_done)
 
     def _save(self, is_best: bool = False) -> None:
         """A collective call; the main process writes in the background."""
@@ -356,33 +347,27 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     """Evaluates the best checkpoint, of epoch `epoch`; a collective call. Returns the result on test images.
 
     Writes the evaluation files of the validation, unless the run has written them, and of the held-out test images if
-    there are any.
+    there are any. Unreadable test images are skipped and listed: they must not turn a finished training into a failed
+    one.
     """
-    outputs, context, test = trainer.outputs, trainer.context, trainer.plan.test
-    files = outputs.evaluation.values if context.is_main else {}
-    is_written = files.get("epoch") == epoch and files.get("attention", NOT_DRAWN) != NOT_DRAWN
-    is_written = broadcast_object(is_written, context)
+    config, outputs, context, test = trainer.config, trainer.outputs, trainer.context, trainer.plan.test
+    known = outputs.evaluation.values if context.is_main else {}
+    is_known = known.get("epoch") == epoch and known.get("attention", NOT_DRAWN) != NOT_DRAWN
+    is_written = broadcast_object(is_known, context)
     if is_written and test is None:
         return None
     best = broadcast_object(outputs.folder / BEST, context)
-    built = build_eval_model(
-        trainer.config.with_model(pretrained=str(best)), context, weights_size=trainer.config.data.input_size
-    )
+    built = build_eval_model(config.with_model(pretrained=str(best)), context, weights_size=config.data.input_size)
     if not is_written:
         outputs.logger.log(f"----- Evaluation of {best.name}, epoch {epoch}, for {outputs.evaluation.folder}")
         metrics, results = built.evaluator.evaluate(built.compute, trainer.session.val_batches)
         if trainer.report:
             trainer.report.update(Evaluated(built.compute, metrics, results, epoch), now=True)
-    return None if test is None else _evaluate_test(trainer, built, epoch, test)
-
-
-def _evaluate_test(trainer: Trainer, built: EvalModel, epoch: int, test: Samples) -> dict[str, Any]:
-    """Unreadable images are skipped and listed: they must not turn a finished training into a failed one."""
-    config, outputs, session = trainer.config, trainer.outputs, trainer.session
-    data = config.data.model_copy(update={"on_bad_image": "skip"})
-    batches = build_eval_loader(
-        data, test, trainer.context, config.timeout_seconds, session.bad_images, memory=session.val_batches
-    )
+    if test is None:
+        return None
+    data, session = config.data.model_copy(update={"on_bad_image": "skip"}), trainer.session
+    bad_images, memory = session.bad_images, session.val_batches
+    batches = build_eval_loader(data, test, context, config.timeout_seconds, bad_images, memory=memory)
     unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "error"))
     started = time.perf_counter()
     try:
@@ -403,15 +388,18 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, epoch: int, test: Samples
 
 
 def _conclude(command: Command, trainer: Trainer) -> int:
-    """Logs how the run ended and how to resume or evaluate it; returns the exit status."""
+    """Records how the run ended, logs its result and the commands that follow; returns the exit status."""
+    from engine.report.overview import class_figures, error_of, shift_by_weights, verdict_of  # late, as the page
+
     signal, logger, folder = trainer.interrupted, trainer.outputs.logger, trainer.outputs.folder
-    record, run = trainer.outputs.record, f"-resume={folder.absolute()}"
+    record, run, config = trainer.outputs.record, f"-resume={folder.absolute()}", trainer.config
     result: dict[str, Any] = record.values["result"]
-    outcome: dict[str, Any] = {"state": "finished", "exit_status": 0, "resume": None, "signal": None}
-    end, resume = "", next_command(command, run, f"-epochs={2 * trainer.config.train.num_epochs}")
+    status = signal.status if signal else 0
+    outcome: dict[str, Any] = {"state": "finished", "exit_status": status, "resume": None, "signal": None}
+    end, resume = "", next_command(command, run, f"-epochs={2 * config.train.num_epochs}")
     # A signal that arrives in the last step interrupts nothing.
     if signal:
-        outcome |= {"state": "interrupted", "exit_status": signal.status, "signal": str(signal)}
+        outcome |= {"state": "interrupted", "signal": str(signal)}
         end, resume = f"Interrupted by {signal}; saved. ", next_command(command, run)
     elif not result["finished"]:
         outcome["state"], options = "stopped", ("-opts", "TRAIN.MAX_STEPS=null")
@@ -426,29 +414,19 @@ def _conclude(command: Command, trainer: Trainer) -> int:
     total, steps = map(format_duration, (clock.total_seconds, clock.seconds))
     logger.log(f"----- Total time: {total}, of it {steps} in training steps")
     if not trainer.report:
-        return signal.status if signal else 0
+        return status
     waited = trainer.state.timer.totals().data_wait_seconds if trainer.context.device.type == "cuda" else 0.0
     for note in notes_on_waiting(trainer.plan.train, waited / max(clock.seconds, 1e-9)):
         logger.note(note)
     record.update(**outcome)  # writes the evaluation of the best epoch, and the page
-    _log_end(trainer, end, resume, next_command(command, run, "-predict", "FOLDER"))
-    evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
-    logger.log(f"----- Evaluate it: {from_here(evaluate)}")
-    return signal.status if signal else 0
 
-
-def _log_end(trainer: Trainer, end: str, resume: str, predict: str) -> None:
-    """The last lines: the result, on test images too, its defect, the page, and the commands that follow."""
-    from engine.report.overview import class_figures, error_of, shift_by_weights, verdict_of  # late, as the page
-
-    assert trainer.report
-    logger, contents = trainer.outputs.logger, trainer.report.contents
-    metric, result, test = contents.metric, contents.values["result"], contents.test_score
-    score = math.nan if contents.score is None else contents.score
+    contents = trainer.report.contents
+    metric, epoch, test = contents.metric, result["epoch"], contents.test_score
     if shift := shift_by_weights(contents):
         logger.warn(shift)
-    if result["epoch"] is not None:
-        best = f"{metric.text(score)}{error_of(contents, contents.evaluation)} (epoch {result['epoch']})"
+    if epoch is not None:
+        score = math.nan if contents.score is None else contents.score
+        best = f"{metric.text(score)}{error_of(contents, contents.evaluation)} (epoch {epoch})"
         if test is not None:
             of_images = f"{error_of(contents, contents.test)} ({contents.test_result['samples']} images)"
             best += f"; test: {metric.text(test)}{of_images}"
@@ -459,13 +437,16 @@ def _log_end(trainer: Trainer, end: str, resume: str, predict: str) -> None:
     if abs(average - raw) > 1:
         both = f"of the average {metric.text(average)}, of the raw weights {metric.text(raw)}"
         logger.log(f"----- Last epoch: {metric.title} {both}")
-    text, command = verdict_of(contents)
-    if text:
-        logger.info(f"----- {text}")
-    logger.info(f"----- Report: {trainer.outputs.folder / REPORT}")
-    if result["epoch"] is not None:
-        logger.info(f"----- Predict: {from_here(predict)}")
-    if command:
-        (logger.log if end else logger.info)(f"----- Try: {from_here(command)}")
-    if end or (not command and not trainer.config.model.tune.solves_head):
+    verdict, advised = verdict_of(contents)
+    if verdict:
+        logger.info(f"----- {verdict}")
+    logger.info(f"----- Report: {folder / REPORT}")
+    if epoch is not None:
+        logger.info(f"----- Predict: {from_here(next_command(command, run, '-predict', 'FOLDER'))}")
+    if advised:
+        (logger.log if end else logger.info)(f"----- Try: {from_here(advised)}")
+    if end or (not advised and not config.model.tune.solves_head):
         logger.info(f"----- {end}Continue: {from_here(resume)}")
+    evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
+    logger.log(f"----- Evaluate it: {from_here(evaluate)}")
+    return status

@@ -18,7 +18,7 @@ from engine.checkpoint.weights_record import read_record
 from engine.commands.run import run
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import attention_rollout
-from engine.parallel import Single
+from engine.parallel import Strategy
 from engine.precision.policy import Precision
 from engine.training.optimizer import build_optimizer
 from models.blocks import FeatureModel
@@ -214,7 +214,7 @@ def test_layers_attention_and_recomputation(tmp_path, cpu):
     assert depth["dinov2_with_registers.encoder.layer.0.mlp.fc1.weight"] == 2 and max(depth.values()) == 3
     pixels, gradients = torch.randn(2, 3, 48, 48), []
     maps = attention_rollout(
-        model.eval(), pixels, Evaluator(Normalize(config.data), Precision(Amp(), cpu.device), Single(), cpu)
+        model.eval(), pixels, Evaluator(Normalize(config.data), Precision(Amp(), cpu.device), Strategy(), cpu)
     )
     assert maps.shape == (2, 6, 6) and maps.std() > 0
     for recomputes in (False, True):

@@ -78,10 +78,10 @@ def test_a_validation_that_fails_costs_no_epoch(digits_argv, tmp_path, cpu, monk
     uninterrupted = train(argv, cpu)
     evaluate, calls = Trainer._evaluate, iter(range(1, 10**6))
 
-    def fail(self, model, title):
+    def fail(self, *given):
         if next(calls) == 2 * count - 1:
             raise BadImage("x.jpg", "is damaged", "remove it")
-        return evaluate(self, model, title)
+        return evaluate(self, *given)
 
     argv[2] = f"-output={tmp_path / 'failed'}"
     with monkeypatch.context() as patch, pytest.raises(BadImage):

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from PIL import Image
 from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.evaluation.predictions import Predictions
+from engine.evaluation.results import SampleResults
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.tables import read_rows
@@ -141,18 +144,18 @@ def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, 
 def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path, cpu, monkeypatch):
     """48 images are 24 batches, and rows are written every 8: the file before stays until the last one."""
     argv = [str(images), f"-pretrained={trained / 'best.pth'}", "-batch_size_eval=2", "-num_workers=0"]
-    out, keep = tmp_path / "out", Predictions._keep
+    out, images_of = tmp_path / "out", Predictions._images
     out.mkdir()
     (out / "predictions.csv").write_text("earlier")
     (out / ".predictions.csv.host.7.tmp").write_text("of a killed process")
 
-    def keep_or_stop(made: Predictions, *given: object) -> None:
+    def images_or_stop(made: Predictions, results: SampleResults) -> Iterator[Any]:
         if made.num_done:
             raise KeyboardInterrupt
-        keep(made, *given)
+        return images_of(made, results)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Predictions, "_keep", keep_or_stop)
+        patch.setattr(Predictions, "_images", images_or_stop)
         predict(out, cpu, *argv)
     assert (out / "predictions.csv").read_text() == "earlier" and not list(out.glob("*.tmp"))
     assert predict(out, cpu, *argv) == predict(tmp_path / "whole", cpu, *argv)

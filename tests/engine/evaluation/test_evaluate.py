@@ -13,7 +13,7 @@ from datasets.transforms.device import Normalize
 from engine.evaluation import evaluate
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.results import SampleResults
-from engine.parallel import Single
+from engine.parallel import Strategy
 from engine.precision.policy import Precision
 from tests.conftest import GREY, eval_loader_for, samples_for
 from utils.distributed import ProcessContext
@@ -35,7 +35,7 @@ def model() -> nn.Module:
 
 def evaluator_for(config: Config, context: ProcessContext, flips: bool = False) -> Evaluator:
     transform, precision, multi_label = Normalize(config.data), Precision(Amp(), context.device), False
-    return Evaluator(transform, precision, Single(), context, flips, multi_label, keeps_logits=True)
+    return Evaluator(transform, precision, Strategy(), context, flips, multi_label, keeps_logits=True)
 
 
 def test_features_in_fp32_meet_a_head_in_half(cpu):

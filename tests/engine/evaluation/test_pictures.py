@@ -11,13 +11,13 @@ from configs.schema import Amp, Data
 from datasets.transforms.device import Normalize
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import attention_rollout, explanation_file, heat_map, input_gradient, write_attention
-from engine.parallel import Single
+from engine.parallel import Strategy
 from engine.precision.policy import Precision
 
 
 def evaluator_for(context, **amp) -> Evaluator:
     precision = Precision(Amp.model_validate(amp), context.device)
-    return Evaluator(Normalize(Data()), precision, Single(), context)
+    return Evaluator(Normalize(Data()), precision, Strategy(), context)
 
 
 def tiny_vit(**options) -> torch.nn.Module:

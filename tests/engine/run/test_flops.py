@@ -6,7 +6,7 @@ import torch
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
-from engine.run.cost import describe_model, forward_flops, peak_flops_per_second, training_flops
+from engine.run.cost import describe_model, flops_per_image, peak_flops_per_second
 from engine.run.facts import Model
 from models.build import build_model
 from utils.distributed import ProcessContext
@@ -34,19 +34,19 @@ def test_flops_of_a_vit_equal_the_closed_form():
     options = config("-cfg=configs/vit_tiny_patch16_224.yaml")
     model, _ = build_model(options.model, options.data, torch.device("meta"))
     forward, embedding = vit_forward_flops(192, 12, 224, 16, 3, 1000)
-    assert forward_flops(model, options.data) == forward
-    assert training_flops(model, options.data) == 3 * forward - embedding  # images have no gradient
+    assert flops_per_image(model, options.data, trains=False) == forward
+    assert flops_per_image(model, options.data) == 3 * forward - embedding  # images have no gradient
     assert model.patch_embed.proj.weight.grad is None
     for block in model.blocks:
         block.attn.fused_attn = not block.attn.fused_attn
-    assert training_flops(model, options.data) == 3 * forward - embedding
+    assert flops_per_image(model, options.data) == 3 * forward - embedding
 
 
 def test_frozen_backbone_counts_its_forward_pass_only():
     options = config("-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", "MODEL.TUNE=head")
     model, _ = build_model(options.model, options.data, CPU)
     forward, _ = vit_forward_flops(192, 12, 224, 16, 3, 1000)
-    assert training_flops(model, options.data) == forward + 2 * 192 * 1000
+    assert flops_per_image(model, options.data) == forward + 2 * 192 * 1000
 
 
 def test_grouped_convolutions_are_counted_per_group():
@@ -54,13 +54,13 @@ def test_grouped_convolutions_are_counted_per_group():
     options = config("-opts", "MODEL.TYPE=timm", "MODEL.NAME=efficientnet_b0", "DATA.IMAGE_SIZE=64")
     model = timm.create_model("efficientnet_b0")
     stem = 2 * 32**2 * 3 * 3**2 * 32
-    assert training_flops(model, options.data) == 3 * forward_flops(model, options.data) - stem
+    assert flops_per_image(model, options.data) == 3 * flops_per_image(model, options.data, trains=False) - stem
 
 
 def test_a_view_of_the_class_token_that_is_passed_to_a_module_is_counted():
     options = config("-cfg=tests/fixtures/families/CaiT/model.yaml")
     model, _ = build_model(options.model, options.data, CPU)
-    assert 2.7 * forward_flops(model, options.data) < training_flops(model, options.data)
+    assert 2.7 * flops_per_image(model, options.data, trains=False) < flops_per_image(model, options.data)
 
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16

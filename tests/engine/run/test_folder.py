@@ -170,7 +170,7 @@ def test_a_resumed_run_names_what_has_changed(tmp_path, cpu):
     before = {name: part for name, part in parts.items() if name != "timm"} | {"torch": "2.9.0", "driver": "570"}
     other = RunLogger(changed, cpu)
     other.record.open(changed)
-    other.fact(Environment("", before, []))
+    other.note(Environment("", before, []))
     for folder in folders:
         record(tmp_path, cpu, folder)
     (warning,) = read_run(tmp_path)["warnings"]

@@ -38,9 +38,8 @@ def flags(request, tmp_path, monkeypatch) -> list[str]:
 
 
 def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatch, capsys):
-    given, note, fact = list[str](), RunLogger.note, RunLogger.fact
+    given, note = list[str](), RunLogger.note
     monkeypatch.setattr(RunLogger, "note", lambda self, one: (given.append(str(one)), note(self, one)))
-    monkeypatch.setattr(RunLogger, "fact", lambda self, one: (given.append(str(one)), fact(self, one)))
     assert main_single_gpu.main(flags) == 0
     folder, printed = only_run(tmp_path / "out"), capsys.readouterr().out
     first = printed.partition("Epoch[001/001], Step[")[0].splitlines()

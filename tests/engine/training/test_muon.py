@@ -10,7 +10,7 @@ from timm.optim import create_optimizer_v2, muon
 from torch import nn
 
 from configs.schema import Amp, Train
-from engine.parallel import Single
+from engine.parallel import Strategy
 from engine.precision.policy import Precision
 from engine.training import optimizer as optimizers
 from engine.training.optimizer import BatchedMuon, build_optimizer, set_lr
@@ -112,7 +112,7 @@ def test_a_state_of_timm_is_continued_and_read_by_it(layer_decay):
     torch.save(expected.state_dict(), file)
     optimizer = build_optimizer(ours, options)
     ours.load_state_dict(timms.state_dict())
-    Single().load_optimizer_state(optimizer, torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+    Strategy().load_optimizer_state(optimizer, torch.load(io.BytesIO(file.getvalue()), weights_only=True))
     for model, one in ((ours, optimizer), (timms, expected)):
         train(model, one, range(4, 6))
     assert_equal(optimizer, expected)
