@@ -21,7 +21,7 @@ from datasets.sources.names import (
     check_names,
     number_by,
     number_of_classes,
-    ordered_classes,
+    sort_names,
     split_of_images,
 )
 from datasets.sources.parquet import Parquet, parquet_files
@@ -223,7 +223,7 @@ def _read(
         if not of_split.findings and class_names:
             unknown = unknown or number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
         elif not of_split.findings and data.classes:
-            listed = ordered_classes(of_split.class_names, data.classes)
+            listed = sort_names(of_split.class_names, data.classes)
             if not of_split.has_class_names and data.classes not in (NATURAL, BYTES):  # labels are places in the list
                 of_split.class_names = [*listed, *of_split.class_names[len(listed) :]]
                 of_split.has_class_names = True

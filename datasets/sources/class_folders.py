@@ -7,7 +7,6 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -27,19 +26,18 @@ _OTHER_EXTENSIONS = (
     *(".arw", ".cr2", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".srw"),
     *("_original", "~", ".bak", ".orig", ".tmp", ".part", ".crdownload"),
 )
-# Folders of macOS, Windows, Linux, Android, Synology, QNAP and NetApp, some with thumbnails or copies of the images.
-_SYSTEM_FOLDERS = re.compile(
-    r"__macosx|network trash folder|temporary items|\$recycle\.bin|system volume information|found\.\d{3}|_vti_cnf|"
-    r"lost\+found|lost\.dir|__pycache__|#recycle|#snapshot|~snapshot|"
+# Hidden folders, and folders of macOS, Windows, Linux, Android, Synology, QNAP and NetApp, some with thumbnails or
+# copies of the images.
+_IGNORED_FOLDERS = re.compile(
+    r"\..*|__macosx|network trash folder|temporary items|\$recycle\.bin|system volume information|found\.\d{3}|"
+    r"_vti_cnf|lost\+found|lost\.dir|__pycache__|#recycle|#snapshot|~snapshot|"
     r"@(eadir|tmp|sharebin|syno\w+|recycle|recently-snapshot|transcode|__thumb)",
-    re.IGNORECASE,
+    re.IGNORECASE | re.DOTALL,
 )
 # The name of an image and a word: a mask, a thumbnail, a copy
 _MORE_THAN_A_NAME = re.compile(r"(.+?)[ ._-]+[^\W\d]+(?: ?\(\d+\))?")
 _BROKEN = "broken link"
 _MAX_ENDINGS = 8  # in a note
-
-
 _CALTECH = {  # the folder in DATA_PATH, or DATA_PATH itself, and the folder that is no class
     "caltech101": ("101_ObjectCategories", "BACKGROUND_Google"),
     "caltech256": ("256_ObjectCategories", "257.clutter"),
@@ -69,10 +67,9 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     known: the classes of the training images. One without images is no error, another class is.
 
     Findings: a folder that cannot be listed or contains no images; another class.
-    Raises UserError: `root` is missing, cannot be listed, or contains no folders.
+    Raises UserError: as `list_folder`; `root` contains no folders.
     """
-    found, folders = FoundFiles(root), class_folders_in(root, excluded)
-    refuse_broken_links(root)
+    found, (folders, files) = FoundFiles(root), list_folder(root, excluded)
     if not folders:
         raise UserError(f"{root}: contains no folders; put the images of each class into a separate folder")
     of_folders = list(map(to_nfc, folders))
@@ -81,7 +78,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     paths, targets, copies = StringPacker(), array("q"), list[str]()
     for folder, name in zip(folders, of_folders, strict=True):
         num_findings = len(found.findings)
-        images = images_in(root / folder, found, {root.resolve()})
+        images = found.images_in(root / folder)
         if known is not None and name not in known:
             fix = f"add or remove it{did_you_mean(name, known)}"
             found.findings.append(f"{root / folder}: is no class folder of the training; {fix}")
@@ -94,7 +91,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
         copies += named_after_images(images)
     if known is not None and not paths and not found.findings:
         found.findings.append(f"{root}: contains no images of the training's classes; add images, or remove the folder")
-    notes, (_, files) = notes_on_copies(root, copies, len(targets)), _list(root)
+    notes = notes_on_copies(root, copies, len(targets))
     if beside := sum(found.is_image(root, name) for name in files):
         notes.append(Note("log", f"{root}: {beside} image(s) beside the class folders are not read"))
     for dataset, (_, no_class) in _CALTECH.items():
@@ -130,7 +127,7 @@ def read_images(root: Path) -> Listing:
     Raises UserError: a folder cannot be listed, or there are no images.
     """
     found = FoundFiles(root, keep_undecodable=True)
-    paths = StringPacker(images_in(root, found, set()))
+    paths = StringPacker(found.images_in(root))
     if found.findings:
         raise combine_findings(f"{root}: {len(found.findings)} problems", found.findings)
     if not len(paths):
@@ -139,23 +136,31 @@ def read_images(root: Path) -> Listing:
     return Listing(root, ["0"], listing_arrays(paths), notes=found.notes(), has_class_names=False)
 
 
-def class_folders_in(root: Path, excluded: Collection[str] = ()) -> list[str]:
-    """The sorted names of the folders in `root`, except `excluded`; raises UserError if it cannot be listed."""
-    return sorted(name for name in _list(root)[0] if name not in excluded and not _is_ignored(name))
+def list_folder(root: Path, excluded: Collection[str] = ()) -> tuple[list[str], list[str]]:
+    """The sorted names of the folders in `root`, except ignored ones and `excluded`, and the names of its other files.
 
-
-def refuse_broken_links(root: Path) -> None:
-    """Raises UserError: `root` has a broken link without an image's name, perhaps to a class or a split."""
-    for path in (os.path.join(root, name) for name in _list(root)[1] if not name.lower().endswith(IMAGE_EXTENSIONS)):
+    Raises UserError: it is missing, or cannot be listed; a broken link without an image's name, perhaps to a class or a
+    split.
+    """
+    found = FoundFiles(root)
+    _, folders, files = next(found.walk(root), (root, [], []))
+    if found.findings:
+        raise combine_findings(str(root), found.findings)
+    for path in (os.path.join(root, name) for name in files if not name.lower().endswith(IMAGE_EXTENSIONS)):
         if is_broken_link(path):
             raise UserError(f"{path}: is a broken link, to {os.readlink(path)}; restore the folder, or remove the link")
+    return [name for name in folders if name not in excluded], files
 
 
-def has_images(folder: Path, deep: bool) -> bool:
-    """Tells whether a folder contains an image, with `deep` at any depth."""
-    found = FoundFiles(folder)
-    folders = islice(_walk(folder, found, set()), None if deep else 1)
-    return any(found.is_image(path, name) for path, files in folders for name in files)
+def folders_in(root: Path) -> list[str]:
+    """The sorted names of the folders in `root`, except ignored ones; empty if it cannot be listed."""
+    return next(FoundFiles(root).walk(root), ("", [], []))[1]
+
+
+def has_images(root: Path) -> bool:
+    """Tells whether a folder contains an image, at any depth."""
+    found = FoundFiles(root)
+    return any(found.is_image(path, name) for path, _, files in found.walk(root) for name in files)
 
 
 @dataclass
@@ -189,10 +194,36 @@ class FoundFiles:
         self.others["hidden " * (name[0] == ".") + (ending or name)] += 1
         return False
 
-    def select_folders(self, names: list[str]) -> list[str]:
-        """The sorted names of the folders that are not ignored."""
-        self.others.update(f"{name}/" for name in names if _is_ignored(name))
-        return sorted(name for name in names if not _is_ignored(name))
+    def walk(self, folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Each folder in a folder, the sorted names of the folders in it that are not ignored, and of its files.
+
+        A link is followed once, and never to the root, if that is another folder, or to a parent folder of it.
+        """
+        root = self.root.resolve()
+        visited = {*root.parents, *([root] if folder != self.root else ())}
+        for path, folders, files in os.walk(
+            folder, onerror=lambda error: self.findings.append(_cannot_list(error)), followlinks=True
+        ):
+            resolved = Path(path).resolve()
+            if resolved in visited:
+                self.others["link to a folder that is read"] += 1
+                folders.clear()
+                continue
+            visited.add(resolved)
+            ignored = [*filter(_IGNORED_FOLDERS.fullmatch, folders)]
+            folders[:] = sorted({*folders}.difference(ignored))
+            yield path, folders, files
+            self.others.update(f"{name}/" for name in ignored)
+
+    def images_in(self, folder: Path) -> list[str]:
+        """The paths of the images in a folder, relative to the root, sorted by the names of their parts."""
+        paths = list[str]()
+        for path, _, files in self.walk(folder):
+            prefix = os.path.join(path, "").removeprefix(os.path.join(self.root, ""))
+            if images := [prefix + name for name in files if self.is_image(path, name)]:
+                paths += images
+                self.sizes[prefix.removesuffix("/")] += len(images)
+        return sorted(paths, key=lambda path: path.replace("/", "\0"))
 
     def notes(self) -> list[Note]:
         """Notes about the files, which may be warnings."""
@@ -205,51 +236,6 @@ class FoundFiles:
             counts = ", ".join(f"{count} {shorten(ending)}" for ending, count in self.others.most_common(_MAX_ENDINGS))
             notes.append(Note("log", f"{self.root}: {self.others.total()} files and folders are ignored: {counts}"))
         return notes
-
-
-def _is_ignored(folder: str) -> bool:
-    """Tells whether a folder of this name is hidden, or of an operating system or a storage device."""
-    return folder.startswith(".") or _SYSTEM_FOLDERS.fullmatch(folder) is not None
-
-
-def images_in(folder: Path, found: FoundFiles, visited: set[Path]) -> list[str]:
-    """The paths of the images in a folder, relative to the root, sorted by the names of their parts.
-
-    visited: the resolved folders to which no link is followed.
-    """
-    paths = list[str]()
-    for path, files in _walk(folder, found, visited):
-        prefix = os.path.join(path, "").removeprefix(os.path.join(found.root, ""))
-        if images := [prefix + name for name in files if found.is_image(path, name)]:
-            paths += images
-            found.sizes[prefix.removesuffix("/")] += len(images)
-    return sorted(paths, key=lambda path: path.replace("/", "\0"))
-
-
-def _walk(folder: Path, found: FoundFiles, visited: set[Path]) -> Iterator[tuple[str, list[str]]]:
-    """Each folder in a folder, and the names of its files."""
-    parents = found.root.resolve().parents
-    for path, folders, files in os.walk(
-        folder, onerror=lambda e: found.findings.append(_cannot_list(e)), followlinks=True
-    ):
-        resolved = Path(path).resolve()
-        if resolved in visited or resolved in parents:
-            found.others["link to a folder that is read"] += 1
-            folders.clear()
-            continue
-        visited.add(resolved)
-        yield path, files
-        folders[:] = found.select_folders(folders)
-
-
-def _list(folder: Path) -> tuple[list[str], list[str]]:
-    """The names of the folders in a folder, and of its other entries; raises UserError if it cannot be listed."""
-
-    def refuse(error: OSError) -> None:
-        raise _cannot_list(error) from error
-
-    _, folders, others = next(os.walk(folder, onerror=refuse))
-    return folders, others
 
 
 def _cannot_list(error: OSError) -> UserError:

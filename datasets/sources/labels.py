@@ -5,12 +5,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from shlex import quote
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.class_folders import FoundFiles, images_in, named_after_images, notes_on_copies
+from datasets.sources.class_folders import FoundFiles, named_after_images, notes_on_copies
 from datasets.sources.image_files import Listing
 from datasets.sources.lists import read_table
 from datasets.sources.names import MASK, label_in, list_names, word_in
@@ -18,7 +19,6 @@ from datasets.sources.tables import Cells, Layout, Table
 from utils.errors import UserError, combine_findings
 from utils.notes import Note
 
-NO_SPLIT = "-opts DATA.CLASS_FOLDERS=true"
 _MAX_SHOWN = 4
 _MAX_TRIED = 100  # images that show quickly that an expression does not fit
 _FIELD = r"(\d+)_"
@@ -33,9 +33,7 @@ def _by_split(paths: Sequence[str]) -> tuple[int, dict[str, list[str]]]:
     level, all images are of 'train', and it is -1.
     Raises ValueError with the folders: not all of them have such a word, or two have the same one, or none is train.
     """
-    parts = [path.split("/")[:-1] for path in paths]
-    for level in range(max(map(len, parts), default=0)):
-        names = [folders[level] if level < len(folders) else "" for folders in parts]
+    for level, names in enumerate(zip_longest(*(path.split("/")[:-1] for path in paths), fillvalue="")):
         words = {name: word_in(name) or "" for name in names}
         if any(words.values()):
             if not all(words.values()) or len(set(words.values())) < len(words) or "train" not in words.values():
@@ -60,15 +58,16 @@ class LabelledPaths(Table):
     def __init__(self, data: Data) -> None:
         self.root = self.file = Path(data.data_path)
         self.mistakes, self._data, self._files = {}, data, FoundFiles(self.root)
-        paths, self.notes = _without_masks(images_in(self.root, self._files, set()), data.labels or "")
+        paths, self.notes = _without_masks(self._files.images_in(self.root), data.labels or "")
         if not paths or self._files.findings:
             findings = self._files.findings or [f"{self.root}: contains no images; check -data_path"]
             raise combine_findings(f"{self.root}: {len(findings)} problems", findings)
         try:
             level, self._paths_of = (-1, {"train": paths}) if data.class_folders else _by_split(paths)
         except ValueError as names:
-            fix = f"give the folder of one as -data_path, or name them so; if none is a split: {NO_SPLIT}"
-            raise UserError(f"{self.root}: which of the folders {names} is train, val or test? Then {fix}") from None
+            problem = f"which of the folders {names} is train, val or test? Then give the folder of one as -data_path"
+            fix = "or name them so; if none is a split: -opts DATA.CLASS_FOLDERS=true"
+            raise UserError(f"{self.root}: {problem}, {fix}") from None
         labels = {split: {label_in(data.labels or "", path) for path in of} for split, of in self._paths_of.items()}
         place = {split: self.root / Path(*of[0].split("/")[: level + 1]) for split, of in self._paths_of.items()}
         unread = {"none"} if labels.get("test", set()) & labels["train"] - {""} else {"none", "test"}
@@ -117,7 +116,7 @@ def advise_labels(root: Path) -> str | None:
     None without evidence: folders that recur in several folders, or files whose names differ in a number or in another
     field only. Each expression is tried on all images of train and val.
     """
-    paths, _ = _without_masks(images_in(root, FoundFiles(root), set()))
+    paths, _ = _without_masks(FoundFiles(root).images_in(root))
     try:
         level, of_split = _by_split(paths)
     except ValueError:
@@ -125,13 +124,13 @@ def advise_labels(root: Path) -> str | None:
     train, val = of_split["train"], of_split.get("val", [])
     paths = train + val
     found = list[str]()
-    for expression, of_labels in (*_by_folder(paths, level), *_by_file_name(paths), *_by_field()):
+    for expression, of_labels in _expressions(paths, level):
         if not all(label_in(expression, path) for path in train[:_MAX_TRIED]):
             continue
         labels = Counter(label_in(expression, path) for path in train)
         are_of_train = {label_in(expression, path) for path in val} <= labels.keys()
         if are_of_train and "" not in labels and 2 <= len(labels) <= len(paths) / 2 and sorted(labels.values())[-2] > 1:
-            options = [f"DATA.LABELS={expression}", *_cases(paths, of_labels)]
+            options = filter(None, [f"DATA.LABELS={expression}", _cases(paths, of_labels)])
             classes = f"{len(labels)} classes, {list_names(sorted(labels), _MAX_SHOWN)}"
             found.append(f"-opts {' '.join(map(quote, options))} reads {classes}")
             if not expression.endswith(_FIELD):  # of these, the user knows which one is the class
@@ -141,24 +140,28 @@ def advise_labels(root: Path) -> str | None:
 
 def notes_on_folders(listing: Listing) -> list[Note]:
     """A note if class folders contain folders alone: of cases, colon/{p01,p02}, or of classes: colon/{aca,n}."""
+    if len(listing.class_names) < 2 or not all("/" in folder for folder in listing.sizes):
+        return []
     paths = [*listing.paths]
-    is_nested = len(listing.class_names) > 1 and all("/" in folder for folder in listing.sizes)
-    for option in _cases(paths, 0) if is_nested else ():
+    if option := _cases(paths, 0):
         cases = {(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths}
         if len({case for case, _ in cases}) == len(cases):
             text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
             fix = f"to keep the images of each in one split: -opts {quote(option)}"
             return [Note("screen", f"{listing.root}: {text}; {fix}")]
-    several = Counter(folder.partition("/")[0] for folder in {"/".join(one.split("/")[:2]) for one in listing.sizes})
-    text = (
-        f"{listing.root}: the classes are {list_names(listing.class_names, _MAX_SHOWN)}; if they are the inner folders"
-    )
-    fix = f"-opts {quote('DATA.LABELS=^[^/]+/([^/]+)/')}"
-    return [Note("log", f"{text}: {fix}")] if is_nested and min(several.values()) > 1 else []
+    inner = Counter(folder.partition("/")[0] for folder in {"/".join(one.split("/")[:2]) for one in listing.sizes})
+    text = f"{listing.root}: the classes are {list_names(listing.class_names, _MAX_SHOWN)}"
+    fix = f"if they are the inner folders: -opts {quote('DATA.LABELS=^[^/]+/([^/]+)/')}"
+    return [Note("log", f"{text}; {fix}")] if min(inner.values(), default=0) > 1 else []
 
 
-def _by_folder(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
-    """The innermost level of folders with names that recur, and its number: 10253/{0,1}, patient1/study1_{ill,well}."""
+def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
+    """Expressions that may find labels in paths, and the level of folders in which each does, -1: in the files' names.
+
+    The innermost level of folders with names that recur, 10253/{0,1}, patient1/study1_{ill,well}; the text before a
+    number, cat.0.jpg, great_pyrenees_12.jpg, cat (3).jpg; the first field, lamp.x1y.jpg; each number in
+    25_1_2_20170116.jpg. split: the level of folders that are splits, or -1.
+    """
     folders = [path.split("/")[:-1] for path in paths]
     for level in reversed(range(min(map(len, folders), default=0))):
         parents = defaultdict[str, set[str]](set)
@@ -168,30 +171,20 @@ def _by_folder(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
         if recurs and level != split:
             text = r"[^/]*\d_([^/\d_]+)" if all(re.fullmatch(r".*\d_[^\d_]+", name) for name in parents) else "([^/]+)"
             yield f"^{'[^/]+/' * level}{text}/", level
-            return
-
-
-def _by_file_name(paths: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """The text before a number, cat.0.jpg, great_pyrenees_12.jpg, cat (3).jpg, and the first field: lamp.x1y.jpg."""
+            break
     before_number = [rf"(.+){separator}\d+" for separator in ("_", r"\.", "-", r" \(?")] + [r"([^/\d]*[^\W\d_])\d+"]
     for expression in (*before_number, *(rf"([^/{mark}]+){mark}[^/]+$" for mark in ("\\.", "_", "-"))):
         whole = rf"{expression}\)?\.\w+$" if expression in before_number else expression
         pairs = ((label_in(expression, path), label_in(whole, path)) for path in paths)
         if all(label == of_whole and re.search(r"[^\W\d_]", label) for label, of_whole in pairs):
             yield expression, -1
-
-
-def _by_field() -> Iterator[tuple[str, int]]:
-    """Each number in 25_1_2_20170116.jpg."""
     yield from ((rf"(?:^|/)(?:[^/_]+_){{{number}}}{_FIELD}", -1) for number in range(_MAX_SHOWN))
 
 
-def _cases(paths: Sequence[str], of_labels: int) -> list[str]:
-    """DATA.GROUPS: the level of folders with most names, if all have numbers, as of patients; empty without one."""
-    folders = [path.split("/")[:-1] for path in paths]
+def _cases(paths: Sequence[str], of_labels: int) -> str:
+    """DATA.GROUPS: the level of folders with most names, if all have numbers, as of patients; '' without one."""
     best = (2, "")
-    for level in range(min(map(len, folders), default=0)):
-        names = {parts[level] for parts in folders}
+    for level, names in enumerate(map(set, zip(*(path.split("/")[:-1] for path in paths), strict=False))):
         if level != of_labels and all(map(IDENTIFIER.search, names)) and len(names) <= len(paths) / 2:
             best = max(best, (len(names), f"^{'[^/]+/' * level}([^/]+)/"))
-    return [f"DATA.GROUPS={best[1]}"] if best[1] else []
+    return best[1] and f"DATA.GROUPS={best[1]}"

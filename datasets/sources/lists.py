@@ -17,7 +17,7 @@ from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
-from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
+from datasets.sources.names import SPLIT_NAMES, list_names
 from datasets.sources.rows import Rows, table_rows
 from datasets.sources.samples import check_target_bytes
 from datasets.sources.source import Numbers, Source, without_labels
@@ -137,13 +137,18 @@ class Lists(Tables):
 
 
 def table_file(root: Path, split: str) -> Path:
-    """The table of a split, by its name (see `find_split_names`): train.csv, valid/metadata.csv; it may not exist."""
+    """The table of a split, by its name: val.csv rather than valid.csv, valid/metadata.csv; it may not exist.
+
+    Raises UserError: several, none of which is named `split`.
+    """
     stems = {name.removesuffix(".csv") for name in (os.listdir(root) if root.is_dir() else ())}
-    named = [name for name in stems if SPLIT_NAMES.get(name.lower()) == split]
+    named = sorted(name for name in stems if SPLIT_NAMES.get(name.lower()) == split)
     for ending in (".csv", *(f"/{name}" for name in METADATA)):
         names = [name for name in named if Path(f"{root}/{name}{ending}").exists()]
+        if len(names) > 1 and split not in names:
+            raise UserError(f"{root}: {' and '.join(map(shorten, names))}: which one is {split}? Rename it {split}")
         if names:
-            return Path(f"{root}/{find_split_names(names, root)[split]}{ending}")
+            return Path(f"{root}/{split if split in names else names[0]}{ending}")
     return root / f"{split}.csv"
 
 

@@ -4,7 +4,8 @@ import json
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -37,7 +38,6 @@ SPLIT_WORD = re.compile(
     re.IGNORECASE,
 )
 _SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none"}
-_NOT_UNIQUE = "case, zeros or the Unicode form of accents decide"
 _MAX_NAMES = 20  # in an error message
 
 
@@ -77,37 +77,24 @@ def label_in(expression: str, path: str) -> str:
     return "/".join(text.rpartition("/")[2] for text in texts if text)
 
 
-def find_split_names(names: Iterable[str], place: object) -> dict[str, str]:
-    """The one of `names` that is the name of each split, in upper or lower case; 'val' rather than another name of val.
+def sort_names(names: Sequence[str], order: str) -> list[str]:
+    """The names in timm's order (natural: without case, digits as numbers), in torchvision's (bytes), or as in a file.
 
-    Raises UserError: several names of a split, none of which is 'train', 'val' or 'test'.
+    Raises UserError: the order is not unique: names have equal keys, or their Unicode form, which archives change,
+    decides; or as `read_class_list`.
     """
-    found: dict[str, list[str]] = {}
-    for name in sorted(names):
-        if split := SPLIT_NAMES.get(name.lower()):
-            found.setdefault(split, []).append(name)
-    for split, several in found.items():
-        if split not in several and len(several) > 1:
-            raise UserError(f"{place}: {' and '.join(map(shorten, several))}: which one is {split}? Rename it {split}")
-    splits = sorted(found, key=list(SPLIT_NAMES).index)  # train, val, test
-    return {split: split if split in found[split] else found[split][0] for split in splits}
 
+    def key(name: str) -> Any:
+        parts = re.split(r"(\d{1,4000})", name.lower())  # int refuses more digits
+        return [int(part) if part.isdecimal() else part for part in parts] if order == NATURAL else name
 
-def natural_key(name: str) -> list[int | str]:
-    """The key by which timm sorts class folders: without case, digits as numbers."""
-    parts = re.split(r"(\d{1,4000})", name.lower())  # int refuses more digits
-    return [int(part) if part.isdecimal() else part for part in parts]
-
-
-def sort_names(names: Sequence[str], order: str) -> list[str] | None:
-    """The names in timm's order (natural) or in torchvision's (bytes).
-
-    None if it is not unique: names have equal keys, or their Unicode form, which archives change, decides.
-    """
-    key: Any = natural_key if order == NATURAL else str
-    by_form = [sorted(names, key=lambda name: key(normalize(form, name))) for form in ("NFC", "NFD")]
-    is_unique = len({tuple(key(name)) for name in names}) == len(names)
-    return by_form[0] if is_unique and by_form[0] == by_form[1] else None
+    if order not in (NATURAL, BYTES):
+        return read_class_list(Path(order))
+    of_nfc, of_nfd = (sorted(names, key=lambda name: key(normalize(form, name))) for form in ("NFC", "NFD"))
+    if of_nfc != of_nfd or any(key(name) == key(after) for name, after in pairwise(of_nfc)):
+        problem = "the order of class names is not unique (case, zeros or the Unicode form of accents decide)"
+        raise UserError(f"{problem}; set DATA.CLASSES to {CLASS_FILE}")
+    return of_nfc
 
 
 def find_ambiguity(names: Sequence[str]) -> str | None:
@@ -117,30 +104,15 @@ def find_ambiguity(names: Sequence[str]) -> str | None:
     """
     if list(names) != sorted(names):
         return None
-    natural, by_bytes = (sort_names(names, order) for order in (NATURAL, BYTES))
-    if natural is None or by_bytes is None:
-        return (
-            f"the order of their names is not unique in all programs ({_NOT_UNIQUE}); set DATA.CLASSES to {CLASS_FILE}"
-        )
+    try:
+        natural, by_bytes = (sort_names(names, order) for order in (NATURAL, BYTES))
+    except UserError as not_unique:
+        return str(not_unique)
     for number, (one, other) in enumerate(zip(natural, by_bytes, strict=True)):
         if one != other:
             orders = f"class {number} is {shorten(one)} in timm's order, {shorten(other)} in torchvision's"
             return f"{orders}; set DATA.CLASSES to {NATURAL} (timm), {BYTES} (torchvision), or {CLASS_FILE}"
     return None
-
-
-def ordered_classes(names: Sequence[str], order: str) -> list[str]:
-    """The classes of DATA.CLASSES: `names` in an order, or the names in a file, as `read_class_list`.
-
-    Raises UserError: the order of these names is not unique; or as `read_class_list`.
-    """
-    if order not in (NATURAL, BYTES):
-        return read_class_list(Path(order))
-    if (ordered := sort_names(names, order)) is None:
-        raise UserError(
-            f"DATA.CLASSES {order}: the order of the names is not unique ({_NOT_UNIQUE}); set it to {CLASS_FILE}"
-        )
-    return ordered
 
 
 def read_class_list(file: Path) -> list[str]:
@@ -166,19 +138,16 @@ def names_by_number(content: Any) -> dict[int, str] | None:
     """The names of numbered classes: of a list, of {number: name}, or of {name: number}; else None."""
     if isinstance(content, list | tuple):
         content = dict(enumerate(content))
-    if not isinstance(content, dict) or not content:
-        return None
-    items = content.items()
+    pairs = list(content.items()) if isinstance(content, dict) else []
     are_numbers = all(
         isinstance(key, str) and type(value) in (int, str) and re.fullmatch("[0-9]{1,9}", str(value))
-        for key, value in items
+        for key, value in pairs
     )
-    if are_numbers and not all(isinstance(value, str) and key.isdecimal() for key, value in items):
-        numbers = {int(value): key for key, value in content.items()}
-        return numbers if len(numbers) == len(content) else None
-    named = {key: name for key, name in content.items() if name is not None}
-    names = {int(key): str(name) for key, name in named.items() if str(key).isdecimal() and isinstance(name, str | int)}
-    return names if len(names) == len(named) else None
+    if are_numbers and not all(isinstance(value, str) and key.isdecimal() for key, value in pairs):
+        pairs = [(value, key) for key, value in pairs]
+    named = [(key, name) for key, name in pairs if name is not None]
+    names = {int(key): str(name) for key, name in named if str(key).isdecimal() and isinstance(name, str | int)}
+    return names if pairs and len(names) == len(named) else None
 
 
 def map_labels(names: Sequence[str], known: Sequence[str]) -> np.ndarray:

@@ -8,6 +8,7 @@ import weakref
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -37,23 +38,18 @@ def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
     The folder exists as long as the returned object, at most until this process exits.
     Raises UserError: the folder cannot be written.
     """
-    folder = None
     try:
-        folder = TemporaryFolder("samples")
-        for name, values in arrays.items():
-            np.save(Path(folder.name, f"{name}.npy"), values, allow_pickle=False)
-        mapped = MappedArrays(Path(folder.name), arrays)
-    except BaseException as error:
-        if folder:
-            folder.cleanup()
-        if isinstance(error, OSError):
-            problem = (
-                f"the list of images cannot be written ({error.strerror}); {space_fix(error.strerror)} or set TMPDIR"
-            )
-            raise error_from(error, f"{tempfile.gettempdir()}: {problem}") from error
-        raise
-    weakref.finalize(mapped, folder.cleanup)
-    return mapped
+        with ExitStack() as on_failure:
+            folder = TemporaryFolder("samples")
+            on_failure.callback(folder.cleanup)
+            for name, values in arrays.items():
+                np.save(Path(folder.name, f"{name}.npy"), values, allow_pickle=False)
+            mapped = MappedArrays(Path(folder.name), arrays)
+            weakref.finalize(mapped, on_failure.pop_all().close)
+            return mapped
+    except OSError as error:
+        problem = f"the list of images cannot be written ({error.strerror}); {space_fix(error.strerror)} or set TMPDIR"
+        raise error_from(error, f"{tempfile.gettempdir()}: {problem}") from error
 
 
 def to_nfc(text: str) -> str:
@@ -107,10 +103,10 @@ class StringPacker:
         return len(self._ends)
 
     def add(self, string: str) -> None:
-        encoded = _encode(string)
+        encoded, in_nfc = (text.encode("utf-8", "surrogateescape") for text in (string, to_nfc(string)))
         self._encoded += encoded
         self._ends.append(len(self._encoded))
-        self._crcs.append(zlib.crc32(encoded if string.isascii() else _encode(to_nfc(string))))
+        self._crcs.append(zlib.crc32(in_nfc))
 
     def strings(self) -> PackedStrings:
         return PackedStrings(np.frombuffer(self._encoded, np.uint8), np.frombuffer(self._ends, np.int64))
@@ -118,10 +114,6 @@ class StringPacker:
     def crcs(self) -> np.ndarray:
         """CRC-32 of each string in NFC, uint32 (N,): equal strings have equal values."""
         return np.frombuffer(self._crcs, np.uint32)
-
-
-def _encode(string: str) -> bytes:
-    return string.encode("utf-8", "surrogateescape")
 
 
 def strings_in(arrays: Mapping[str, np.ndarray], name: str) -> PackedStrings:

@@ -4,27 +4,19 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.class_folders import (
-    FoundFiles,
-    class_folders_in,
-    has_images,
-    images_in,
-    read_class_folders,
-    refuse_broken_links,
-)
+from datasets.sources.class_folders import FoundFiles, folders_in, has_images, list_folder, read_class_folders
 from datasets.sources.image_files import ImageFiles, Listing
 from datasets.sources.labels import IDENTIFIER, LabelledPaths, advise_labels, notes_on_folders
 from datasets.sources.names import SPLIT_NAMES, SPLIT_WORD, list_names, split_of, word_in
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source, without_labels
-from datasets.sources.split import split_listing
+from datasets.sources.split import Splitter, split_listing
 from datasets.sources.tables import TABLE_SUFFIXES
 from utils.errors import UserError
 from utils.notes import Note
@@ -44,14 +36,13 @@ Splits = dict[str, str]  # of each split the name of its folder, '' of DATA_PATH
 
 
 class SplitFolders:
-    """The folders of DATA_PATH: which are splits, and which are classes, by the only one of `_LAYOUTS` that fits.
+    """The folders of DATA_PATH: which are splits, and which are classes, by the only one of two layouts that fits.
 
     A folder that contains only a folder of its own name, as unzip makes it, stands for that folder.
 
     all_classes: DATA.CLASS_FOLDERS: only folders with the names of `SPLIT_NAMES` are splits, all others are classes.
     root: DATA_PATH, or a folder of the same name in it. folders: of each split. 'train' is `root` itself if class
-    folders are there, without the folders `excluded`. test: the folder of test images, which is in `folders` if it
-    contains folders of classes.
+    folders are there. test: the folder of test images, which is in `folders` if it contains folders of classes.
     Raises UserError: `root` cannot be listed, or it is not clear which folders are splits or classes.
     """
 
@@ -59,43 +50,23 @@ class SplitFolders:
     # each of these, and the names (NFC) of the folders in it. bare: those for tests or predictions without folders.
     def __init__(self, given: Path, all_classes: bool = False) -> None:
         self.given, self.all_classes = given, all_classes
-        doubled = given if all_classes else _pass_doubled(given)
-        self.root = doubled if _folders_in(doubled) else given
-        self.names = class_folders_in(self.root)
-        refuse_broken_links(self.root)
+        inner_of = Path if all_classes else _pass_doubled
+        self.root = inner if folders_in(inner := inner_of(given)) else given
+        self.names, _ = list_folder(self.root)
         words = {name: SPLIT_NAMES.get(name.lower()) if all_classes else word_in(name) for name in self.names}
         self.words = {name: word for name, word in words.items() if word}
-        self.paths = {name: self.root / name if all_classes else _pass_doubled(self.root / name) for name in self.words}
-        self.inside = {name: _folders_in(path) for name, path in self.paths.items()}
+        self.paths = {name: inner_of(self.root / name) for name in self.words}
+        self.inside = {name: {*map(to_nfc, folders_in(path))} for name, path in self.paths.items()}
         of_tests = [] if all_classes else [name for name, word in self.words.items() if word in ("test", "none")]
         self.bare = [name for name in of_tests if not self.inside[name]]
-        fitting = [splits for layout in _LAYOUTS if (splits := layout(self))]
+        fitting = [splits for splits in (self._as_splits(), self._as_classes()) if splits]
         if len(fitting) != 1:
             problem = "it is not clear which folders are classes, or train/, val/ and test/ with class folders"
             raise unclear(given, self.root, problem if self.names else "contains no folders")
-        (splits,) = fitting
-        self.folders = {split: self.paths[name] if name else self.root for split, name in splits.items()}
-        unread = self.unread(splits)
-        self.excluded = {*splits.values(), *unread}
-        named_test = {} if all_classes and "" in self.excluded else self.named("test")
+        (self.splits,) = fitting
+        self.folders = {split: self.paths[name] if name else self.root for split, name in self.splits.items()}
+        named_test = {} if all_classes and "" in self.splits.values() else self.named("test")
         self.test = self.folders.get("test") or self.paths.get(named_test.get("test", ""))
-        self.notes = self._notes(splits, unread)
-
-    def _notes(self, splits: Splits, unread: list[str]) -> list[Note]:
-        notes = list[Note]()
-        if unread or any(name not in (split, "") for split, name in splits.items()):
-            paths = [f"{split} is {str(folder.relative_to(self.root))!r}" for split, folder in self.folders.items()]
-            hints = [f"-predict {quote(str(self.root / name))} labels images" for name in unread if name in self.bare]
-            not_read = [f"not read: {list_names(unread)}"] if unread else []
-            notes.append(Note("log", f"{self.root}: {'; '.join([', '.join(paths), *not_read, *hints[:1]])}"))
-        if "" in splits.values() and (train := self.named("train").get("train")):
-            text = f"{self.root / train} is read as a class; if it is the training split, give it as -data_path"
-            notes.append(Note("warning", text))
-        files = chain.from_iterable(sorted((self.root / place).glob("*.[tc][xs][tv]")) for place in _PLACES_OF_LISTS)
-        if lists := [os.path.normpath(path) for path in files if word_in(path.stem) in {*SPLIT_NAMES.values()}]:
-            text = f"{', '.join(lists[:_MAX_SHOWN])}: not read, the folders decide; {_OTHER_DATA}"
-            notes.append(Note("warning", text))
-        return notes
 
     def named(self, split: str) -> Splits:
         return self.choose(split, [name for name in self.words if name.lower() in SPLIT_NAMES])
@@ -125,58 +96,66 @@ class SplitFolders:
         classes = set[str]().union(*(self.inside[name] for name in used - {""}))
         return [name for name in self.bare if used != {""} and to_nfc(name) not in classes]
 
+    def _as_splits(self) -> Splits | None:
+        """{train,val,test}/{cat,dog}, seg_{train,test}/{cat,dog}: a class folder of train is in val or test, too; or
+        train/{cat,dog} beside no other images than for tests; or val/{cat,dog} alone, to evaluate it.
+        """
+        trains = [name for name, word in self.words.items() if word == "train"]
+        if train := self.choose("train", [name for name in trains if self.sharing(self.inside[name])]):
+            return train | self.named("val") | self.sharing(self.inside[train["train"]])
+        val = self.named("val").get("val", "")
+        of_classes = [name for name in trains if len(self.inside[name]) >= (1 if name.lower() in SPLIT_NAMES else 2)]
+        found = self.choose("train", of_classes) or ({"val": val} if self.inside.get(val) else {})
+        if val and "train" in found:
+            if len(self.inside[val]) > 1:
+                problem = f"{shorten(val)} has none of the class folders of {shorten(found['train'])}"
+                raise UserError(f"{self.root}: {problem}; give both the same folders of classes")
+            return None
+        beside = {*self.names} - {*found.values(), *self.named("test").values(), *self.bare}
+        return None if any(has_images(self.root / name) for name in beside) else found
+
+    def _as_classes(self) -> Splits | None:
+        """{cat,dog}, perhaps beside {val,test}/{cat,dog} and images to predict. No name is of a split or all images."""
+        splits = {"train": ""} | self.sharing({*map(to_nfc, self.names)})
+        classes = {*self.names} - {*splits.values(), *self.unread(splits)}
+        train = self.named("train").get("train", "")
+        is_split = self.sharing(self.inside[train]) if train and self.all_classes else self.inside.get(train)
+        others = [name for name in classes if name.lower() not in SPLIT_NAMES]
+        others = [name for name in others if self.words.get(name) != "train" or len(self.inside[name]) < 2]
+        if is_split or not any(has_images(self.root / name) for name in others):
+            return None
+        of_words = {name: self.words[name] for name in classes & self.words.keys() - {train}}
+        are_bare = [word == "none" or not _NEUTRAL.sub("", SPLIT_WORD.sub("", name)) for name, word in of_words.items()]
+        are_splits = self.words.keys() == {*self.names} and (len(self.names) == 1 or len({*self.words.values()}) > 1)
+        has_all = len(classes) > 1 and any(map(_ALL_IMAGES.fullmatch, classes))
+        return splits if self.all_classes or not (any(are_bare) or are_splits or has_all) else None
+
     def read(self, split: str) -> Listing:
         """The images of a split with the labels of the training. A class that the training lacks is an error."""
         if split not in self.folders:
             names = list_names([folder.name for folder in self.folders.values()])
             raise UserError(f"{self.root}: has no folder {split} beside {names}; add it, or choose another split")
-        folder, train = self.folders[split], self.folders.get("train")
+        folder, train, unread = self.folders[split], self.folders.get("train"), self.unread(self.splits)
+        excluded = {self.root: {*self.splits.values(), *unread}}  # of the classes in DATA_PATH itself
         known = None
         if train and folder != train:
-            known = set(map(to_nfc, class_folders_in(train, self.excluded if train == self.root else ())))
-        listing = read_class_folders(folder, self.excluded if folder == self.root else (), known)
-        listing.notes[:0] = self.notes
+            known = {*map(to_nfc, list_folder(train, excluded.get(train, ()))[0])}
+        listing = read_class_folders(folder, excluded.get(folder, ()), known)
+        notes = list[Note]()
+        if unread or any(name not in (split, "") for split, name in self.splits.items()):
+            paths = [f"{split} is {str(path.relative_to(self.root))!r}" for split, path in self.folders.items()]
+            hints = [f"-predict {quote(str(self.root / name))} labels images" for name in unread if name in self.bare]
+            not_read = [f"not read: {list_names(unread)}"] if unread else []
+            notes.append(Note("log", f"{self.root}: {'; '.join([', '.join(paths), *not_read, *hints[:1]])}"))
+        if train == self.root and (name := self.named("train").get("train")):
+            text = f"{self.root / name} is read as a class; if it is the training split, give it as -data_path"
+            notes.append(Note("warning", text))
+        files = chain.from_iterable(sorted((self.root / place).glob("*.[tc][xs][tv]")) for place in _PLACES_OF_LISTS)
+        if lists := [os.path.normpath(path) for path in files if word_in(path.stem) in {*SPLIT_NAMES.values()}]:
+            text = f"{', '.join(lists[:_MAX_SHOWN])}: not read, the folders decide; {_OTHER_DATA}"
+            notes.append(Note("warning", text))
+        listing.notes[:0] = notes
         return listing
-
-
-def _split_folders(tree: SplitFolders) -> Splits | None:
-    """{train,val,test}/{cat,dog}, seg_{train,test}/{cat,dog}: a class folder of train is in val or test, too; or
-    train/{cat,dog} beside no other images than for tests; or val/{cat,dog} alone, to evaluate it.
-    """
-    trains = [name for name, word in tree.words.items() if word == "train"]
-    if train := tree.choose("train", [name for name in trains if tree.sharing(tree.inside[name])]):
-        return train | tree.named("val") | tree.sharing(tree.inside[train["train"]])
-    named = {split: name for split in ("train", "val") for name in tree.named(split).values() if tree.inside[name]}
-    several = [name for name in trains if len(tree.inside[name]) > 1]
-    found = {"train": named["train"]} if "train" in named else tree.choose("train", several) or named
-    beside = {*tree.names} - {*found.values(), *tree.named("test").values(), *tree.bare}
-    lost_val = tree.named("val").get("val") if "train" in found else None
-    if lost_val and len(tree.inside[lost_val]) > 1:
-        problem = f"{shorten(lost_val)} has none of the class folders of {shorten(found['train'])}"
-        raise UserError(f"{tree.root}: {problem}; give both the same folders of classes")
-    return None if lost_val or any(has_images(tree.root / name, deep=True) for name in beside) else found
-
-
-def _classes(tree: SplitFolders) -> Splits | None:
-    """{cat,dog}, perhaps beside {val,test}/{cat,dog} and images to predict. No name is of a split or of all images."""
-    splits = {"train": ""} | tree.sharing(set(map(to_nfc, tree.names)))
-    rest = {*tree.names} - {*splits.values(), *tree.unread(splits)}
-    train = tree.named("train").get("train", "")
-    is_split = tree.sharing(tree.inside[train]) if train and tree.all_classes else tree.inside.get(train)
-    trains = {name for name, inside in tree.inside.items() if tree.words[name] == "train" and len(inside) > 1}
-    others = [name for name in rest - trains if name.lower() not in SPLIT_NAMES]
-    if is_split or not any(has_images(tree.root / name, deep=True) for name in others):
-        return None
-    if tree.all_classes:
-        return splits
-    of_words = {name: tree.words[name] for name in (rest & tree.words.keys()) - {train}}
-    are_bare = [word == "none" or not _NEUTRAL.sub("", SPLIT_WORD.sub("", name)) for name, word in of_words.items()]
-    are_splits = len(tree.words) == len(tree.names) and (len(tree.names) == 1 or len({*tree.words.values()}) > 1)
-    has_all = len(rest) > 1 and any(map(_ALL_IMAGES.fullmatch, rest))
-    return None if any(are_bare) or are_splits or has_all else splits
-
-
-_LAYOUTS = (_split_folders, _classes)
 
 
 class ClassFolders(Source):
@@ -185,6 +164,10 @@ class ClassFolders(Source):
     The split 'all' is all images of DATA_PATH, without test, if it has neither train nor val.
     """
 
+    def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
+        super().__init__(data, splitter)
+        self._found, self._read = _find(data), dict[Path, Listing]()
+
     def read(self, split: str) -> ImageFiles:
         is_part = split != "test" and "val" not in self._found.folders
         listing = self._found.read("train" if is_part else split)
@@ -192,14 +175,6 @@ class ClassFolders(Source):
             listing.notes += notes_on_folders(listing)
         self._read[listing.root] = listing
         return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
-
-    @cached_property
-    def _found(self) -> SplitFolders | LabelledPaths:
-        return _find(self.data)
-
-    @cached_property
-    def _read(self) -> dict[Path, Listing]:
-        return {}
 
     def check_classes(self) -> None:
         for listing in () if self.data.labels else self._read.values():
@@ -229,19 +204,13 @@ def _find(data: Data) -> SplitFolders | LabelledPaths:
 def _pass_doubled(folder: Path) -> Path:
     """The folder, or the folder of the same name in it if that is all: `x/x`, as unzip makes it."""
     for _ in range(_MAX_DOUBLED):
-        inside = {name.casefold() for name in _folders_in(folder)}
-        name = to_nfc(os.path.basename(os.path.abspath(folder))).casefold()
-        if inside != {name} or has_images(folder, deep=False):
+        found, name = FoundFiles(folder), os.path.basename(os.path.abspath(folder))
+        _, folders, files = next(found.walk(folder), ("", [], []))
+        is_doubled = [to_nfc(one).casefold() for one in folders] == [to_nfc(name).casefold()]
+        if not is_doubled or any(found.is_image(folder, file) for file in files):
             break
-        folder /= class_folders_in(folder)[0]
+        folder /= folders[0]
     return folder
-
-
-def _folders_in(folder: Path) -> set[str]:
-    try:
-        return set(map(to_nfc, class_folders_in(folder)))
-    except UserError:
-        return set()
 
 
 class _Levels:
@@ -297,7 +266,7 @@ def unclear(given: Path, root: Path, problem: str) -> UserError:
     given: DATA_PATH.
     """
     found = FoundFiles(root)
-    images_in(root, found, set())
+    found.images_in(root)
     levels = _Levels({folder: number for folder, number in found.sizes.items() if folder})
     seen = [f"{found.sizes['']} images"] if found.sizes[""] else []
     seen += [f"{shorten(name)} ({number} images)" for name, number in levels.sizes.most_common(_MAX_SHOWN)]
@@ -319,10 +288,12 @@ def unclear(given: Path, root: Path, problem: str) -> UserError:
 
 def _is_data_set(folder: Path) -> bool:
     try:
-        listing = SplitFolders(folder).read("train")
+        source = ClassFolders(Data.model_validate({"DATA_PATH": str(folder)}))
+        samples = source.read("train")
+        source.check_classes()
     except UserError:
         return False
-    return not listing.findings and not _wrong_level(listing, False)
+    return not samples.findings
 
 
 def _other_data(root: Path) -> str:
@@ -339,6 +310,6 @@ def _other_data(root: Path) -> str:
 
 def has_class_folders(root: Path) -> bool:
     """Tells whether `root`, or the only folder with images in it, contains two folders with images."""
-    folders = (root / name for name in sorted(_folders_in(root)))
-    found = list(islice((folder for folder in folders if has_images(folder, deep=True)), 2))
+    folders = (root / name for name in folders_in(root))
+    found = list(islice((folder for folder in folders if has_images(folder)), 2))
     return len(found) > 1 or (len(found) == 1 and has_class_folders(found[0]))

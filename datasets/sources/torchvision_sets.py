@@ -110,9 +110,8 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
     if not root.is_dir():  # INaturalist would make it
         raise FileNotFoundError("no such folder")
     name, open_set = open_set.func.__name__, partial(open_set, str(root))
-    if "loader" in signature(open_set).parameters:
-        open_set = partial(open_set, loader=str)  # the path in place of the image
-    data = open_set() if name == "FER2013" else open_set(download=False)  # SEMEION's default is True
+    fixed = {"loader": str, "download": False}  # the path in place of the image; SEMEION's default is True
+    data = open_set(**{key: value for key, value in fixed.items() if key in signature(open_set).parameters})
     if name == "PCAM":
         return PcamImages(open_set, data)
     classes = {name: label for label, name in enumerate(getattr(data, "classes", getattr(data, "all_categories", ())))}

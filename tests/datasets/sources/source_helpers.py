@@ -9,6 +9,7 @@ from PIL import Image
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
+from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.sources.checks import check_files
 from datasets.sources.source import source_class
 from utils.errors import UserError
@@ -20,6 +21,12 @@ def options(path, **values) -> Data:
 
 def find_test(data: Data):
     return source_class(data.dataset).find_test(data)
+
+
+def read_splits(data: Data, cpu):
+    """The samples of train, val, and test if it has labels, of the data set that is recognized."""
+    data = recognize_dataset(data, cpu)
+    return read_samples(data, None, cpu, "train", "val", *["test"] * has_test_split(data, cpu)[0], is_new=True)
 
 
 def write_image(path, pixels=None, colour=(200, 30, 40), size=(12, 9)):

@@ -2,20 +2,12 @@
 
 import pytest
 from conftest import GREY, TINY_VIT, read_result, rows, train
-from source_helpers import expand, names_of, options, tree, typed, write_image
+from source_helpers import expand, names_of, options, read_splits, tree, typed, write_image
 
 from configs.command_line import parse_command_line
-from datasets.registry import has_test_split, read_samples, recognize_dataset
 from engine.commands.run import run
 from scripts import export
 from utils.errors import UserError
-
-
-def read(data, cpu):
-    """The samples of train, val and perhaps test."""
-    data = recognize_dataset(data, cpu)
-    splits = ["train", "val", *["test"] * has_test_split(data, cpu)[0]]
-    return read_samples(data, None, cpu, *splits, is_new=True)
 
 
 def classes_of(samples):
@@ -23,40 +15,33 @@ def classes_of(samples):
 
 
 NUMBERS = "{1,2,3,4,5,6,7,8}"
-READ = {  # files, DATA.LABELS, classes, images of train, val and perhaps test
+READ = {  # files, DATA.LABELS, classes, images of train, val and perhaps test; or the image or folders in the error
     "three splits": ([f"{{Train,valid,test_set}}/{{a,b}}-{NUMBERS}.jpg"], r"(\w+)-", ["a", "b"], (16, 16, 16)),
     "wrapped": ([f"x/{{train,test}}/{{a,b}}-{NUMBERS}.jpg"], r"(\w+)-", ["a", "b"], (14, 2, 16)),
     "a class with the name of masks": ([f"{{gt,suv}}/{NUMBERS}.jpg"], "^([^/]+)/", ["gt", "suv"], (14, 2)),
     "two groups": ([f"{{x,y}}/{{a,b}}_{NUMBERS}.jpg"], "(.)/(.)", ["x/a", "x/b", "y/a", "y/b"], (28, 4)),
     "a named group": ([f"{{a,b}}_{NUMBERS}.jpg"], r"(?P<class>.)_(\d)", ["a", "b"], (14, 2)),
     "numbers": ([f"{{1,2,10}}_{NUMBERS}.jpg"], r"(\d+)_", ["1", "10", "2"], (21, 3)),
+    "no match": ([f"{{a,b}}_{NUMBERS}.jpg", "x.jpg"], "(.)_", "'x.jpg'"),
+    "a class of val": (["train/{a,b}_{1,2}.jpg", "val/{a,c}_1.jpg"], "(.)_", "'val/c_1.jpg'"),
+    "images beside splits": (["{train,test,raw}/{a,b}_1.jpg"], "(.)_", "'raw', 'test', 'train'"),
+    "two trainings": (["{train,training,test}/{a,b}_1.jpg"], "(.)_", "'test', 'train', 'training'"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", READ)
 def test_labels_in_paths(name, tmp_path, cpu):
-    files, labels, classes, sizes = READ[name]
-    splits = read(options(tree(tmp_path, *files), labels=labels, batch_size=1), cpu)
-    assert splits[0].class_names == classes and tuple(map(len, splits)) == sizes
+    files, labels, expected, *sizes = READ[name]
+    given = options(tree(tmp_path, *files), labels=labels, batch_size=1)
+    if not sizes:
+        with pytest.raises(UserError, match=rf"^[^\n]*{expected}[^\n]*$"):
+            read_splits(given, cpu)
+        return
+    splits = read_splits(given, cpu)
+    assert splits[0].class_names == expected and [tuple(map(len, splits))] == sizes
     for samples in splits:
         for path, label in classes_of(samples).items():
             assert label.rpartition("/")[2] in path
-
-
-REFUSED = {  # files, the image or the folders that the error names
-    "no match": ([f"{{a,b}}_{NUMBERS}.jpg", "x.jpg"], "'x.jpg'"),
-    "a class of val": (["train/{a,b}_{1,2}.jpg", "val/{a,c}_1.jpg"], "'val/c_1.jpg'"),
-    "images beside splits": (["{train,test,raw}/{a,b}_1.jpg"], "'raw', 'test', 'train'"),
-    "two trainings": (["{train,training,test}/{a,b}_1.jpg"], "'test', 'train', 'training'"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_wrong_labels_end_the_run(name, tmp_path, cpu):
-    files, part = REFUSED[name]
-    with pytest.raises(UserError) as refused:
-        read(options(tree(tmp_path, *files), labels="(.)_", batch_size=1), cpu)
-    assert part in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("dataset", "labels"), [("folder", ".+_"), ("folder", "("), ("tar", "(.)")])
@@ -65,33 +50,26 @@ def test_an_expression_without_a_group_is_refused(dataset, labels):
         parse_command_line([f"-dataset={dataset}", "-opts", f"DATA.LABELS={labels}"])
 
 
-@pytest.mark.parametrize(
-    ("name", "header", "line"),
-    [
-        ("{}_list.txt", "", "{}\n"),
-        ("{}_list.txt", "", "{} 7\n"),
-        ("{}.csv", "image_path\n", "{}\n"),
-        ("{}.csv", "image_path,age\n", "{},3\n"),
-    ],
-)
+@pytest.mark.parametrize(("name", "header", "line"), [
+    ("{}_list.txt", "", "{}\n"), ("{}_list.txt", "", "{} 7\n"),
+    ("{}.csv", "image_path\n", "{}\n"), ("{}.csv", "image_path,age\n", "{},3\n"),
+])  # fmt: skip
 def test_lists_and_tables_without_labels(name, header, line, tmp_path, cpu):
     paths = {split: expand(f"photos/{{cat,dog}}_{split}{NUMBERS}.jpg") for split in ("train", "val")}
-    tree(tmp_path, *paths["train"], *paths["val"])
+    tree(tmp_path, *paths["train"], *paths["val"], "photos/9.jpg")
     for split, names in paths.items():
         (tmp_path / name.format(split)).write_text(header + "".join(map(line.format, names)))
-    splits = read(options(tmp_path, labels="([a-z]+)_", batch_size=1), cpu)
-    for samples, (split, names) in zip(splits, paths.items(), strict=True):
-        assert classes_of(samples) == {name: name[7:10] for name in names}, split
-    assert splits[0].class_names == ["cat", "dog"]
-    tree(tmp_path, "photos/9.jpg")
+    given = options(tmp_path, labels="([a-z]+)_", batch_size=1)
+    splits = read_splits(given, cpu)
+    assert [classes_of(one) for one in splits] == [{name: name[7:10] for name in names} for names in paths.values()]
     with open(next(tmp_path.glob("train*")), "a") as file:
         file.write(line.format("photos/9.jpg"))
     with pytest.raises(UserError, match=r"train\S+:1[78]: DATA.LABELS .*'photos/9.jpg'"):
-        read(options(tmp_path, labels="([a-z]+)_", batch_size=1), cpu)
+        read_splits(given, cpu)
 
 
 PATIENTS = "{10253,10254,10255,8863}"
-ADVISED = {  # files; classes, images and groups after the first advice that names DATA.LABELS
+ADVISED = {  # files; classes, images and groups after the first advice that names DATA.LABELS, or no such advice
     "pets": ([f"images/{{pug,great_dane}}_{NUMBERS}.jpg", "annotations/x/0.txt!"], ["great_dane", "pug"], 16, 0),
     "trimaps": ([f"images/{{a,bb}}_{NUMBERS}.jpg", f"annotations/trimaps/{{a,bb}}_{NUMBERS}.png"], ["a", "bb"], 16, 0),
     "dogs and cats": ([f"train/{{cat,dog}}.{NUMBERS}.jpg", "test1/{1,2}.jpg"], ["cat", "dog"], 16, 0),
@@ -110,44 +88,42 @@ ADVISED = {  # files; classes, images and groups after the first advice that nam
         ["negative", "positive"], 36, 3,
     ),
     "splits in classes": ([f"{{a,b}}/{{train,val}}/{NUMBERS}.jpg"], ["a", "b"], 16, 0),
+    "photos": (["IMG_{1,2,3,4}.jpg"],),
+    "bare numbers": (["{1,2,3,4}.jpg"],),
+    "no pattern": (["a{1,2}.jpg", "b_1.jpg", "3.jpg"],),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ADVISED)
 def test_the_advice_trains_when_it_is_typed(name, tmp_path, cpu):
-    files, classes, number, groups = ADVISED[name]
+    files, *expected = ADVISED[name]
     given = options(tree(tmp_path, *files), batch_size=1)
-    with pytest.raises(UserError) as refused:
-        read(given, cpu)
-    assert "\n" not in str(refused.value) and all(name in str(refused.value) for name in classes)
-    data = next(one for one in typed(str(refused.value), given) if one.labels)
-    splits = read(data, cpu)
-    train, val, *_ = splits
+    with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
+        read_splits(given, cpu)
+    advised = [one for one in typed(str(refused.value), given) if one.labels]
+    assert bool(advised) == bool(expected)
+    if not expected:
+        return
+    classes, number, groups = expected
+    assert all(name in str(refused.value) for name in classes)
+    train, val, *_ = read_splits(advised[0], cpu)
     own_val = {*train.listing.paths} | {*val.listing.paths} if "val" not in str(val.listing.paths[0]) else train
     assert train.class_names == classes and len(own_val) == number
     assert len({*(train.groups or ()), *(val.groups or ())}) == groups
-    if name != "MURA":
-        assert not {*(train.groups or ())} & {*(val.groups or ())}
-
-
-@pytest.mark.parametrize("files", [["IMG_{1,2,3,4}.jpg"], ["{1,2,3,4}.jpg"], ["a{1,2}.jpg", "b_1.jpg", "3.jpg"]])
-def test_names_without_evidence_are_no_labels(files, tmp_path, cpu):
-    with pytest.raises(UserError) as refused:
-        read(options(tree(tmp_path, *files), batch_size=1), cpu)
-    assert "LABELS=" not in str(refused.value)
+    assert name == "MURA" or not {*(train.groups or ())} & {*(val.groups or ())}
 
 
 def test_the_groups_in_class_folders_are_named(tmp_path, cpu):
     """As in BreaKHis: the screen names DATA.GROUPS, which keeps patients together."""
     tree(tmp_path, "{ill/duct,ill/lobe,well/fib,well/ade}/{40X,100X,200X}/{1,2}.png")
-    assert not any("DATA.GROUPS" in note.text for note in read(options(tmp_path, batch_size=1), cpu)[0].notes)
+    assert not any("DATA.GROUPS" in note.text for note in read_splits(options(tmp_path, batch_size=1), cpu)[0].notes)
     patients = [f"{label}/SOB/type/P-{label}{number}" for label in ("ill", "well") for number in range(4)]
     root = tree(tmp_path / "B", *(f"{one}/{{40X,100X}}/{{1,2}}.png" for one in patients))
     given = options(root, batch_size=1)
-    train, *_ = read(given, cpu)
+    train, *_ = read_splits(given, cpu)
     (note,) = (note.text for note in train.notes if note.kind == "screen")
     (data,) = typed(note, given)
-    train, val = read(data, cpu)
+    train, val = read_splits(data, cpu)
     assert len({*train.groups}) == 6 and len({*val.groups}) == 2 and not {*train.groups} & {*val.groups}
 
 

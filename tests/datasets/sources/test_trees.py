@@ -6,18 +6,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-from source_helpers import options, tree
+from source_helpers import options, read_splits, tree
 
-from datasets.registry import has_test_split, read_samples, recognize_dataset
+from datasets.registry import read_samples
 from utils.errors import UserError
 
 ALL = "DATA.CLASS_FOLDERS=true"
 
 
 def read(root, cpu, **values):
-    """The samples of train, val, and test if it has labels."""
-    given = recognize_dataset(options(root, batch_size=1, **values), cpu)
-    splits = read_samples(given, None, cpu, "train", "val", *["test"] * has_test_split(given, cpu)[0])
+    """The samples of train, val, and perhaps test, whose labels are the names of folders."""
+    splits = read_splits(options(root, batch_size=1, **values), cpu)
     for samples in splits:
         for index, label in enumerate(samples.targets):
             assert f"/{splits[0].class_names[label]}/" in samples.name(index)
