@@ -18,7 +18,7 @@ from configs.flags import (
 )
 from configs.help import print_help
 from configs.load import RUN_OPTIONS, OptionLayers, add_options, nest, read_layers
-from configs.parts import Plugin, check_plugins, open_plugin
+from configs.parts import check_plugins, open_plugin
 from configs.resolve import follow_options
 from configs.schema import Config
 from configs.schema.data import AUTO, properties_of
@@ -121,7 +121,14 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     recipe = Path(arguments.cfg) if arguments.cfg else None
     layers = read_layers(arguments, evaluates=bool(arguments.eval or prediction))
     add_options(layers, set_options, "-set")
-    plugin_notes = _add_plugins(layers, [open_plugin(path) for path in arguments.plugin])
+    plugins = [open_plugin(path) for path in arguments.plugin]
+    entries = [plugin.entry for plugin in plugins]
+    plugin_notes = [Note("log", f"Plugin: {entry}") for entry in entries]
+    plugin_notes += check_plugins(layers.values.get("PLUGINS"), entries, layers.origin(("PLUGINS",)))
+    if entries:
+        layers.add_key("PLUGINS", entries, "-plugin")
+    empty = [plugin.path for plugin in plugins if not plugin.has_parts]
+    plugin_notes += [Note("warning", f"{path} registers no part; use @register_model, @loss, ...") for path in empty]
     config, layers, notes = follow_options(layers)
     if arguments.profile:
         others = {"-dry_run": arguments.dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
@@ -144,17 +151,6 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
         debug=arguments.debug,
     )
     return replace(command, notes=(*command.notes, *_warn_of_unused(layers, command)))
-
-
-def _add_plugins(layers: OptionLayers, plugins: Sequence[Plugin]) -> list[Note]:
-    """PLUGINS of the options names the plugins of -plugin. Returns lines for the log."""
-    entries = [plugin.entry for plugin in plugins]
-    warnings = check_plugins(layers.values.get("PLUGINS"), entries, layers.origin(("PLUGINS",)))
-    if entries:
-        layers.add_key("PLUGINS", entries, "-plugin")
-    empty = [plugin.path for plugin in plugins if not plugin.has_parts]
-    warnings += [Note("warning", f"{path} registers no part; use @register_model, @loss, ...") for path in empty]
-    return [*(Note("log", f"Plugin: {entry}") for entry in entries), *warnings]
 
 
 def to_yaml(config: Config) -> str:

@@ -44,7 +44,7 @@ def build_family(options: Model, data: Data) -> nn.Module:
     family = FAMILIES[options.type]
     arguments = shared_arguments(options, data) | family.arguments(options, data)
     with errors_of_building(f"MODEL.TYPE: {options.type}", data):
-        name = family.timm_for(options)
+        name = family.timm(options) if callable(family.timm) else family.timm
         model = timm.create_model(name, **arguments) if name else CONSTRUCTORS[options.type](**arguments)
     for name, module in model.named_modules():
         for pattern, eps in family.norm_eps.items():

@@ -39,7 +39,14 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
         if kwargs:
             check_kwargs(name, kwargs)
         if options.pretrained == "timm":
-            arguments |= {"pretrained": True, "pretrained_cfg_overlay": _published_file(name)}
+            arguments |= {"pretrained": True, "pretrained_cfg_overlay": {}}
+            published: Any = timm.get_pretrained_cfg(name)
+            fix = "download it by hand, and give -pretrained=FILE"
+            if published and published.hf_hub_id:
+                arguments["pretrained_cfg_overlay"] = {"file": str(download(*published_on_hub(name), fix))}
+            elif published and published.url:  # timm itself downloads it
+                with explained(published.url, fix):
+                    urlopen(published.url, timeout=ANSWER_SECONDS).close()
         try:
             model = timm.create_model(name, **arguments)
         except TypeError as error:
@@ -49,18 +56,6 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
             model = timm.create_model(name, **arguments)
     check_image_size(model, name, data)
     return model
-
-
-def _published_file(name: str) -> dict[str, Any]:
-    """The file of the published weights, as timm's `pretrained_cfg_overlay`; empty if timm itself downloads them."""
-    published: Any = timm.get_pretrained_cfg(name)
-    fix = "download it by hand, and give -pretrained=FILE"
-    if published and published.hf_hub_id:
-        return {"file": str(download(*published_on_hub(name), fix))}
-    if published and published.url:
-        with explained(published.url, fix):
-            urlopen(published.url, timeout=ANSWER_SECONDS).close()
-    return {}
 
 
 def published_on_hub(name: str) -> tuple[str, tuple[str, ...]]:

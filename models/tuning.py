@@ -50,11 +50,19 @@ def _freeze_backbone(model: nn.Module) -> None:
 
 
 def _train_last_blocks(model: nn.Module, count: int, name: str) -> None:
-    """Trains the head, the last `count` blocks and all after them, in the order of timm's `group_matcher`."""
+    """Trains the head, the last `count` blocks and all after them, in the order of timm's `group_matcher`.
+
+    The matcher names the blocks; without such names, the items of the model's containers of blocks count.
+    """
     get_matcher: Any = getattr(model, "group_matcher", None)
     matcher = get_matcher(coarse=False) if get_matcher else None
     layer_of = group_parameters(model, matcher, reverse=True) if matcher else {}
-    blocks = sorted({layer_of[path] for path in _in_blocks(model, matcher)}) if matcher else []
+    in_blocks = {parameter for block in blocks_of(model) for parameter in block.parameters()}
+    paths = [path for path, parameter in model.named_parameters() if parameter in in_blocks]
+    if isinstance(matcher, dict) and (patterns := {key: value for key, value in matcher.items() if "block" in key}):
+        *groups, _ = group_parameters(model, patterns).values()  # the last group is outside of blocks
+        paths = [group[0] for group in groups]
+    blocks = sorted({layer_of[path] for path in paths}) if matcher else []
     if not blocks:
         problem = f"MODEL.TUNE last:{count}: {name} has no group_matcher, which defines its layers"
         raise UserError(f"{problem}; use head or full")
@@ -65,15 +73,6 @@ def _train_last_blocks(model: nn.Module, count: int, name: str) -> None:
     for path, parameter in model.named_parameters():
         if layer_of[path] >= blocks[-count] and path not in fixed:
             parameter.requires_grad_(True)
-
-
-def _in_blocks(model: nn.Module, matcher: Any) -> list[str]:
-    """The parameters in blocks: those that the matcher calls so, else those in the model's containers of blocks."""
-    if isinstance(matcher, dict) and (patterns := {key: value for key, value in matcher.items() if "block" in key}):
-        *groups, _ = group_parameters(model, patterns).values()  # the last group is outside of blocks
-        return [paths[0] for paths in groups]
-    inside = {parameter for block in blocks_of(model) for parameter in block.parameters()}
-    return [path for path, parameter in model.named_parameters() if parameter in inside]
 
 
 def set_training(model: nn.Module, options: Model) -> None:

@@ -139,20 +139,16 @@ class OrderedSplit:
         encoded, name = samples.read_bytes(index), partial(samples.name, index)
         pixels = open_image(encoded, self.data.image_channels, name, samples.decoding).pixels
         if self.size:
-            encoded = encode_ppm(pixels, self.size)
+            if (short := min(pixels.shape[1:])) > self.size:
+                pixels = resize(pixels, *(side * self.size // short for side in pixels.shape[1:]))
+            channels, height, width = pixels.shape
+            header = b"P%d\n%d %d\n255\n" % (6 if channels == 3 else 5, width, height)  # PPM, PGM
+            encoded = header + pixels.permute(1, 2, 0).numpy().tobytes()
         target = samples.targets[index]
         label = int(target) if target.ndim == 0 else np.flatnonzero(target).tolist()
         group = samples.groups[index] if samples.groups else ""
         kind = "PGM" if encoded.startswith(b"P5") else kind_of(encoded[:HEAD_BYTES]) or ""
         return Sample(self.keys[index], _EXTENSIONS.get(kind, kind.lower()), label, encoded, group)
-
-
-def encode_ppm(image: torch.Tensor, size: int) -> bytes:
-    """torch.uint8 (3, H, W) as PPM, (1, H, W) as PGM; a shorter side of more than `size` pixels is resized to it."""
-    if (short := min(image.shape[1:])) > size:
-        image = resize(image, *(side * size // short for side in image.shape[1:]))
-    channels, height, width = image.shape
-    return b"P%d\n%d %d\n255\n" % (6 if channels == 3 else 5, width, height) + image.permute(1, 2, 0).numpy().tobytes()
 
 
 def write_split(
@@ -211,28 +207,24 @@ def info(written: dict[str, list[Index]], train: EncodedImages, label_key: str) 
 
 
 def unique_keys(paths: Iterable[str]) -> PackedStrings:
-    """The key of each image, given the images' paths relative to the data: equal ones get a number, in order."""
+    """The key of each image, given the images' paths relative to the data: equal ones get a number, in order.
+
+    A key is the path without its extension, relative and without `..`, and no dot in its last part. WebDataset's rule:
+    the key of a member ends at the first dot of the last part of its name.
+    """
     keys, used, last_number = StringPacker(), set(), Counter()
     for path in paths:
-        base = key = _key_of(path)
+        folder, name = posixpath.split(posixpath.normpath(path.strip("/") or "image"))
+        folders = ["__" if part == ".." else part for part in folder.split("/") if part]
+        stem = _LEADING_UNDERSCORES.sub("_", os.path.splitext(name)[0].replace(".", "_"))
+        base = _CONTROL_CHARACTERS.sub("_", "/".join([*folders, stem]))
+        base = key = _LEADING_UNDERSCORES.sub("_", base)
         while key in used:
             last_number[base] += 1
             key = f"{base}_{last_number[base] + 1}"
         used.add(key)
         keys.add(key)
     return keys.strings()
-
-
-def _key_of(path: str) -> str:
-    """The path without its extension, relative and without `..`, and no dot in its last part.
-
-    WebDataset's rule: the key of a member ends at the first dot of the last part of its name.
-    """
-    folder, name = posixpath.split(posixpath.normpath(path.strip("/") or "image"))
-    folders = ["__" if part == ".." else part for part in folder.split("/") if part]
-    stem = _LEADING_UNDERSCORES.sub("_", os.path.splitext(name)[0].replace(".", "_"))
-    key = _CONTROL_CHARACTERS.sub("_", "/".join([*folders, stem]))
-    return _LEADING_UNDERSCORES.sub("_", key)
 
 
 def write_shard(path: Path, samples: Iterable[Sample], max_bytes: float) -> list[tuple[int, int | str, str, str]]:

@@ -146,7 +146,14 @@ def _report_failure(store: dist.Store, rank: int, local_rank: int, limit_seconds
             report_lost_rank(str(failure), timed_out=bool(lost["timeout"]))
             failure.is_printed = True
         else:
-            failure.is_printed = _another_has_failed(store, rank, local_rank)
+            thread, number = DaemonPool(1), 0  # of the failures so far; 0 if the network is cut: the store is silent
+            try:
+                number = thread.submit(store.add, "failures", 1).result(_STORE_SECONDS)
+            except (dist.DistError, TimeoutError):
+                time.sleep(min(0.5 * local_rank, 3.0))  # a launcher terminates the other ranks when one has ended
+            if number and rank == 0 and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:  # this process owns the store
+                time.sleep(1.0)
+            failure.is_printed = number > 1
         raise failure from error
 
 
@@ -157,19 +164,6 @@ def _has_lost_connection(error: BaseException) -> re.Match[str] | None:
     """
     cause = error.__context__ if isinstance(error, Interrupted) else error
     return _LOST_CONNECTION.search(str(cause)) if isinstance(cause, RuntimeError) else None
-
-
-def _another_has_failed(store: dist.Store, rank: int, local_rank: int) -> bool:
-    """Whether a rank has failed before this one; False also if the store does not answer, since the network is cut."""
-    thread = DaemonPool(1)
-    try:
-        number = thread.submit(store.add, "failures", 1).result(_STORE_SECONDS)
-    except (dist.DistError, TimeoutError):
-        time.sleep(min(0.5 * local_rank, 3.0))  # a launcher terminates the other ranks when one has ended
-        return False
-    if rank == 0 and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:  # this process owns the store
-        time.sleep(1.0)
-    return number > 1
 
 
 def _meet(store: dist.Store, rank: int, world_size: int, device: torch.device, limit_seconds: float) -> tuple[str, ...]:

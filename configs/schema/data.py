@@ -161,7 +161,6 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     def _problems(self) -> Iterator[str]:
         if problem := secret_in_url(self.data_path):
             yield f"DATA_PATH: {problem}"
-        yield from self._problems_of_source()
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
             if len(values) != self.image_channels:
                 yield f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}"
@@ -175,8 +174,6 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
             yield "IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD"
         if self.random_crop_scale[1] > 1:
             yield "RANDOM_CROP_SCALE is a fraction of the image, at most 1"
-
-    def _problems_of_source(self) -> Iterator[str]:
         data_set, is_of = properties_of(self.dataset), f"DATASET is {shorten(self.dataset)}"
         if self.multi_label and not (data_set.multi_label or data_set.may_be_table):  # else `recognize_dataset` checks
             yield f"MULTI_LABEL needs the data set csv or tar, but {is_of}; use -dataset=csv"

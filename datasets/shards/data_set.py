@@ -156,12 +156,7 @@ def _find(data: Data) -> tuple[ShardStore, FoundShards]:
 
 
 def open_index(
-    store: ShardStore,
-    shards: Sequence[Shard],
-    cache_dir: Path,
-    label_key: str = "",
-    assume: bool = True,
-    group_key: str = "",
+    store: ShardStore, shards: Sequence[Shard], cache_dir: Path, label_key: str, assume: bool, group_key: str
 ) -> tuple[Index, list[Note]]:
     """Returns the index of exactly these shards, in their order, and notes for the log.
 

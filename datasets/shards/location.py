@@ -60,18 +60,17 @@ def parse_location(data_path: str) -> tuple[str, list[str] | None]:
 
 
 def _split_pattern(path: str) -> tuple[str, list[str] | None]:
-    """Splits a path before its first part with a brace, or before a last part `*.tar`: the rest is a pattern."""
+    """Splits a path before its first part with a brace, or before a last part `*.tar`: the rest is a pattern.
+
+    The names of the pattern are in the order in which Bash expands it.
+    """
     is_folder = is_local(path) and os.path.isdir(path)
     start = path.find("{")
     if is_folder or (start < 0 and not path.endswith(_SUFFIX)):
         return path.rstrip("/") or "/", None
     slash = path.rfind("/", 0, start if start >= 0 else None)
     root = path[:slash] or "/" if slash >= 0 else "."
-    return root, _expand(path[slash + 1 :])
-
-
-def _expand(pattern: str) -> list[str]:
-    """Lists the names of a pattern, in the order in which Bash expands it."""
+    pattern = path[slash + 1 :]
     shown, names = shorten(pattern), [pattern]
     if "{" in pattern:
         require("DATA.DATA_PATH with a pattern in braces", "braceexpand")
@@ -90,7 +89,7 @@ def _expand(pattern: str) -> list[str]:
             raise UserError(f"DATA.DATA_PATH: {shorten(name)}, from the pattern {shown}, {problem}")
     if len(set(names)) < len(names):
         raise UserError(f"DATA.DATA_PATH: the pattern {shown} names a shard twice")
-    return names
+    return root, names
 
 
 def _name_problem(name: str) -> str | None:
@@ -99,51 +98,6 @@ def _name_problem(name: str) -> str | None:
     if is_path and name.endswith(_SUFFIX) and not {"", ".", ".."}.intersection(name.split("/")):
         return None
     return f"is not a short relative path of a {_SUFFIX} file without '..', ':', backslashes and control characters"
-
-
-@dataclass
-class FoundShards:
-    """The sorted names of the shards of each split: 'train', 'val', 'test', or only 'all'.
-
-    class_names: the name of each label, or None. label_key: the key of the label in a sample's JSON file, or ''.
-    """
-
-    splits: dict[str, list[str]]
-    class_names: list[str] | None = None
-    label_key: str = ""
-
-
-def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundShards:
-    """Finds the shards by their `names`, by `_info.json`, or in the root and its folders whose names contain a split.
-
-    Raises UserError: no shard is found, or it is not clear to which split one belongs.
-    """
-    if names:
-        return _split_by_name(names, store)
-    if (info := store.read_small(INFO_FILE, _MAX_INFO_BYTES)) is not None:
-        return _read_info(info, store.url(INFO_FILE))
-    if not store.files.can_list:
-        problem = f"{store.root}: the shards on a web server cannot be listed, and there is no {INFO_FILE}"
-        raise UserError(f"{problem}; give a pattern, such as {store.url('train-{0000..0127}.tar')}")
-    files, folders = store.list_folder()
-    for folder in folders:
-        if split_of(folder):
-            files += store.list_folder(folder)[0]
-    if shards := [file for file in files if not _name_problem(file) and not file.split("/")[-1].startswith(".")]:
-        return _split_by_name(shards, store)
-    problem = f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}, not compressed)"
-    raise UserError(f"{problem}; check it, or use -dataset=folder for images")
-
-
-def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
-    splits = defaultdict[str, list[str]](list)
-    for name in sorted(names):
-        splits[split_of(name) or "all"].append(name)
-    if "all" in splits and len(splits) > 1:
-        other = next(names for split, names in splits.items() if split != "all")[0]
-        problem = f"{store.url(splits['all'][0])}: has no 'train', 'val' or 'test' in its name, but {other} has"
-        raise UserError(f"{problem}; rename it, or move it out of the data set")
-    return FoundShards(dict(splits))
 
 
 def _check_name(name: str) -> str:
@@ -174,15 +128,55 @@ class _Info(BaseModel, strict=True):
         return self
 
 
-def _read_info(data: bytes, url: str) -> FoundShards:
-    """Reads timm's description of a data set, which may come from anyone; raises UserError."""
-    try:
-        info = _Info.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = f"{shorten('.'.join(map(str, first['loc'])))}: " if first["loc"] else ""
-        problem = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{url}: {key}{problem}; correct it, or give a pattern of names instead") from None
-    splits = {SPLIT_NAMES[name]: sorted(split.filenames) for name, split in info.splits.items()}
-    label_key = next(iter(info.splits.values())).alt_label or ""
-    return FoundShards(splits, class_names=info.class_names, label_key=label_key)
+@dataclass
+class FoundShards:
+    """The sorted names of the shards of each split: 'train', 'val', 'test', or only 'all'.
+
+    class_names: the name of each label, or None. label_key: the key of the label in a sample's JSON file, or ''.
+    """
+
+    splits: dict[str, list[str]]
+    class_names: list[str] | None = None
+    label_key: str = ""
+
+
+def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundShards:
+    """Finds the shards by their `names`, by `_info.json`, or in the root and its folders whose names contain a split.
+
+    Raises UserError: no shard is found, or it is not clear to which split one belongs.
+    """
+    if names:
+        return _split_by_name(names, store)
+    if (data := store.read_small(INFO_FILE, _MAX_INFO_BYTES)) is not None:  # of timm, or of anyone
+        try:
+            info = _Info.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = f"{shorten('.'.join(map(str, first['loc'])))}: " if first["loc"] else ""
+            problem = f"{store.url(INFO_FILE)}: {key}{first['msg'].removeprefix('Value error, ')}"
+            raise UserError(f"{problem}; correct it, or give a pattern of names instead") from None
+        splits = {SPLIT_NAMES[name]: sorted(split.filenames) for name, split in info.splits.items()}
+        label_key = next(iter(info.splits.values())).alt_label or ""
+        return FoundShards(splits, class_names=info.class_names, label_key=label_key)
+    if not store.files.can_list:
+        problem = f"{store.root}: the shards on a web server cannot be listed, and there is no {INFO_FILE}"
+        raise UserError(f"{problem}; give a pattern, such as {store.url('train-{0000..0127}.tar')}")
+    files, folders = store.list_folder()
+    for folder in folders:
+        if split_of(folder):
+            files += store.list_folder(folder)[0]
+    if shards := [file for file in files if not _name_problem(file) and not file.split("/")[-1].startswith(".")]:
+        return _split_by_name(shards, store)
+    problem = f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}, not compressed)"
+    raise UserError(f"{problem}; check it, or use -dataset=folder for images")
+
+
+def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
+    splits = defaultdict[str, list[str]](list)
+    for name in sorted(names):
+        splits[split_of(name) or "all"].append(name)
+    if "all" in splits and len(splits) > 1:
+        other = next(names for split, names in splits.items() if split != "all")[0]
+        problem = f"{store.url(splits['all'][0])}: has no 'train', 'val' or 'test' in its name, but {other} has"
+        raise UserError(f"{problem}; rename it, or move it out of the data set")
+    return FoundShards(dict(splits))

@@ -209,9 +209,20 @@ class RandomErase(RandomDeviceOperation):
         return torch.tensor([position for position, _ in erased]), torch.tensor(padded)
 
     def forward(self, images: torch.Tensor, positions: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-        """Overwrites the erased parts of normalized float32 (B, C, S, S)."""
+        """Overwrites the erased parts of normalized float32 (B, C, S, S).
+
+        On a CPU noise is drawn for the boxes only. On a GPU many small kernels would take longer than noise for whole
+        images.
+        """
         if images.device.type == "cpu":
-            return self._erase_one_by_one(images, positions.tolist(), boxes.tolist())
+            for position, of_image in zip(positions.tolist(), boxes.tolist(), strict=True):
+                for first, start, rows, columns in of_image:
+                    part = images[position, :, first : first + rows, start : start + columns]
+                    if self.mode == "pixel":
+                        part.normal_()
+                    else:
+                        part.copy_(torch.randn((len(part), 1, 1)) if self.mode == "rand" else torch.zeros(()))
+            return images
         parts = images[positions]
         top, left, height, width = boxes[..., None].unbind(2)  # each (K, R, 1)
         y, x = (torch.arange(side, device=images.device) for side in images.shape[-2:])
@@ -226,17 +237,6 @@ class RandomErase(RandomDeviceOperation):
             fill = torch.randn_like(parts) if self.mode == "pixel" else torch.zeros((), device=parts.device)
             parts = torch.where(reduce(torch.logical_or, masks.unbind(1))[:, None], fill, parts)
         images[positions] = parts
-        return images
-
-    def _erase_one_by_one(self, images: torch.Tensor, positions: list[int], boxes: list[list[Box]]) -> torch.Tensor:
-        """Draws noise for the boxes only. On a GPU many small kernels would take longer than noise for whole images."""
-        for position, boxes_of_image in zip(positions, boxes, strict=True):
-            for top, left, height, width in boxes_of_image:
-                part = images[position, :, top : top + height, left : left + width]
-                if self.mode == "pixel":
-                    part.normal_()
-                else:
-                    part.copy_(torch.randn((len(part), 1, 1)) if self.mode == "rand" else torch.zeros(()))
         return images
 
 

@@ -119,7 +119,7 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
     """
     is_regnet = options.type == "timm" and options.name.partition(".")[0] == _REGNET.timm
     family = _REGNET if is_regnet else FAMILIES.get(options.type, _VIT)
-    renames = (*_STATISTICS, *family.renames_for(options))
+    renames = (*_STATISTICS, *(family.renames(options) if callable(family.renames) else family.renames))
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     distilled = " (DISTILLED for two heads)" if getattr(options, "distilled", None) is False else ""
     own = model.state_dict()

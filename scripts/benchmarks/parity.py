@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 
 from configs.command_line import parse_command_line
-from configs.schema import Data
 from datasets.sources.in_memory import Digits
 from engine.training.batch_size import build_state
 from scripts.benchmarks.programs import (
@@ -54,8 +53,12 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (flags.output or Path(temporary)).absolute()
         data = (flags.images or folder / "data").absolute()
-        if not flags.images:
-            write_image_folder(config.data, data)
+        for split in () if flags.images else ("train", "val"):  # 8-bit gray, in the split of -dataset=digits
+            samples = Digits(config.data).read(split)
+            for index, (image, target) in enumerate(zip(samples.images, samples.targets, strict=True)):
+                path = data / split / samples.class_names[target] / f"{index:04d}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image[0]).save(path)
 
         def train(name: str, seed: int) -> dict[str, float]:
             output = folder / f"{name}-seed{seed}"
@@ -72,16 +75,6 @@ def main(argv: list[str]) -> int:
 
 def tables(figures: Figures) -> list[str]:
     return [seed_table(figures, baseline="timm"), NOISE]
-
-
-def write_image_folder(data: Data, folder: Path) -> None:
-    """Writes the digits as `folder/{train,val}/{class}/{index}.png`, 8-bit gray, in the split of `-dataset=digits`."""
-    for split in ("train", "val"):
-        samples = Digits(data).read(split)
-        for index, (image, target) in enumerate(zip(samples.images, samples.targets, strict=True)):
-            path = folder / split / samples.class_names[target] / f"{index:04d}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image[0]).save(path)
 
 
 def final_top1(command: Sequence[str], output: Path, table: str, column: str) -> float:

@@ -157,9 +157,3 @@ class Family:
     computed: Sequence[str] = ()
     corrections: Sequence[str] = ()
     differs: str = ""
-
-    def timm_for(self, options: Model) -> str | None:
-        return self.timm(options) if callable(self.timm) else self.timm
-
-    def renames_for(self, options: Model) -> Sequence[Rename]:
-        return self.renames(options) if callable(self.renames) else self.renames

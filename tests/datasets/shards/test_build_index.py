@@ -59,7 +59,7 @@ def cache(tmp_path) -> Path:
 def opened(store: FakeStore, cache: Path, shards: list[Shard] | None = None, label_key: str = ""):
     """The index, the notes, and the numbers of the shards that were read."""
     store.streamed.clear()
-    index, notes = open_index(store, shards or shards_of(store), cache, label_key)
+    index, notes = open_index(store, shards or shards_of(store), cache, label_key, assume=True, group_key="")
     return index, [*map(str, notes)], sorted(int(name[-5]) for name in store.streamed)
 
 
