@@ -166,6 +166,6 @@ def test_an_interrupted_build_continues(store, cache, error, monkeypatch):
 def test_an_index_is_built_once_by_all_that_need_it(store, cache):
     """The lock of a file counts for threads as for processes."""
     with ThreadPoolExecutor(3) as pool:
-        opens = [pool.submit(open_index, store, shards_of(store), cache) for _ in range(3)]
+        opens = [pool.submit(open_index, store, shards_of(store), cache, "", True, "") for _ in range(3)]
         assert [(len(one.result()[0]), one.result()[1]) for one in opens] == [(20, [])] * 3
     assert sorted(store.streamed) == sorted(store.files)
