@@ -78,13 +78,11 @@ def find_problems(
     if isinstance(samples, ImageFiles) and samples.targets.ndim == 2 and not samples.targets.any():
         fix = "fill in the column target"  # the average precision is not defined
         findings.append(f"{samples.listing.file}: no image of the split {split} has a label; {fix}")
-    if split == "train" and trains and not samples.findings:
-        needed, key = data.micro_batch * context.world_size, "-batch_size"  # one batch on every rank
-        if data.global_batch_size:
-            needed, key = data.global_batch_size, "DATA.GLOBAL_BATCH_SIZE"
-        if len(samples) < needed:
-            problem = f"{len(samples)} training samples do not fill one batch of {needed}"
-            findings.append(f"{data.dataset}: {problem} on {context.world_size} device(s); lower {key}")
+    needed = data.global_batch_size or data.micro_batch * context.world_size  # one batch on every rank
+    if split == "train" and trains and not samples.findings and len(samples) < needed:
+        key = "DATA.GLOBAL_BATCH_SIZE" if data.global_batch_size else "-batch_size"
+        problem = f"{len(samples)} training samples do not fill one batch of {needed}"
+        findings.append(f"{data.dataset}: {problem} on {context.world_size} device(s); lower {key}")
     if context.local_rank == 0:  # each host may have a disk of its own
         findings += samples.find_missing_files()
     return findings
@@ -165,17 +163,14 @@ def check_same_data(splits: Sequence[Samples], context: ProcessContext) -> None:
     """
     if context.world_size == 1:
         return
-    own = [
-        f"{len(samples)} images in {len(samples.class_names)} classes, digest "
-        f"{sha256(_fingerprints(samples).data).hexdigest()[:16]}"
-        for samples in splits
-    ]
-    texts = gather_objects(own, context)
-    for rank, split in product(range(context.world_size), range(len(splits))):
-        if texts[rank][split] != texts[0][split]:
-            both = f"{texts[rank][split]}, not {texts[0][split]}"
+    digests = [sha256(_fingerprints(samples).data).hexdigest()[:16] for samples in splits]
+    counts = [f"{len(samples)} images in {len(samples.class_names)} classes" for samples in splits]
+    texts = gather_objects([f"{of}, digest {digest}" for of, digest in zip(counts, digests, strict=True)], context)
+    for (rank, of_rank), split in product(enumerate(texts), range(len(splits))):
+        if of_rank[split] != texts[0][split]:
             fix = "copy the data of one host to the others, or use a folder that all hosts share"
-            raise UserError(f"{context.name(rank)} has other data than {context.name(0)}: {both}; {fix}")
+            other = f"{context.name(rank)} has other data than {context.name(0)}"
+            raise UserError(f"{other}: {of_rank[split]}, not {texts[0][split]}; {fix}")
 
 
 def digest_of(samples: Samples) -> str:
@@ -246,12 +241,8 @@ def decode_images(splits: Sequence[ImageFiles], channels: int) -> list[BadImage]
 
     Raises UserError: a disk or a server fails.
     """
-    bad: dict[str, BadImage] = {}
-    for samples in splits:
-        for index in range(len(samples)):
-            if problem := _decoding_problem(samples, index, channels):
-                bad[problem.path] = problem
-    return list(bad.values())
+    found = (_decoding_problem(samples, index, channels) for samples in splits for index in range(len(samples)))
+    return list({problem.path: problem for problem in found if problem}.values())
 
 
 def _decoding_problem(samples: ImageFiles, index: int, channels: int) -> BadImage | None:

@@ -124,9 +124,7 @@ class ImageFiles(EncodedImages):
     @property
     def _few(self) -> list[int]:
         """Indices of the files whose paths have the smallest checksums, sorted."""
-        if len(self) <= _FEW_FILES:
-            return list(range(len(self)))
-        return sorted(self.listing.arrays["paths_crcs"].argpartition(_FEW_FILES)[:_FEW_FILES].tolist())
+        return sorted(self.listing.arrays["paths_crcs"].argsort()[:_FEW_FILES].tolist())
 
     def find_missing_files(self) -> Sequence[Finding]:
         errors = [self.missing_image(index) for index in self._few]

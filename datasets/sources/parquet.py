@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -72,8 +72,7 @@ class Parquet(Tables):
         return tables
 
     def images(self, listing: Listing, tables: Sequence[Table]) -> ImageFiles:
-        parts = [table for table in tables if isinstance(table, ParquetTable)]
-        return ParquetImages(listing, parts, self.data.shuffle_shards)
+        return ParquetImages(listing, cast(Sequence[ParquetTable], tables), self.data.shuffle_shards)
 
     def read_unlabelled(self) -> ImageFiles:
         """All images of a file, with the label 0; raises UserError for a folder of splits."""
@@ -81,9 +80,8 @@ class Parquet(Tables):
         if others:
             raise UserError(f"{self.root}: has several splits; give a file, such as -predict {table.file}")
         assert table.root
-        paths = StringPacker(table.column(table.image_column))
-        listing = Listing(table.root, ["0"], listing_arrays(paths), has_class_names=False)
-        return self.images(listing, [table])
+        arrays = listing_arrays(StringPacker(table.column(table.image_column)))
+        return self.images(Listing(table.root, ["0"], arrays, has_class_names=False), [table])
 
 
 class ParquetTable(Table):
@@ -196,7 +194,13 @@ class ParquetImages(ImageFiles):
         name, group, row = self._place(index)
         file, image = str(self.listing.root / name), self.name(index)
         try:
-            value = self._rows(file, group)[row].as_py()
+            with _lock:
+                if (file, group) not in self._cache:
+                    rows = _open(Path(file)).read_row_group(group, columns=[self._column], use_threads=False)
+                    self._cache[file, group] = rows.column(self._column)
+                    while len(self._cache) > 1 and sum(one.nbytes for one in self._cache.values()) > _CACHE_BYTES:
+                        del self._cache[next(iter(self._cache))]
+                value = self._cache[file, group][row].as_py()
         except Exception as error:  # pyarrow raises many types on damaged files
             if isinstance(error, OSError) and error.errno:
                 raise read_error(error, file, image, _FIX) from error
@@ -205,16 +209,6 @@ class ParquetImages(ImageFiles):
         if data is None:  # perhaps it only names a file
             raise BadImage(image, "has no bytes of an image", "write the data set with them")
         return bytes(data)
-
-    def _rows(self, file: str, group: int) -> Any:
-        """The images of a row group: an Arrow array."""
-        with _lock:
-            if (key := (file, group)) not in self._cache:
-                rows = _open(Path(file)).read_row_group(group, columns=[self._column], use_threads=False)
-                self._cache[key] = rows.column(self._column)
-                while len(self._cache) > 1 and sum(one.nbytes for one in self._cache.values()) > _CACHE_BYTES:
-                    del self._cache[next(iter(self._cache))]
-            return self._cache[key]
 
     def states(self) -> np.ndarray:
         of_files = {name: file_state(str(self.listing.root / name)) for name in self._ends}

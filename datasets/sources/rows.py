@@ -17,7 +17,7 @@ from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.image_files import Listing, listing_arrays
 from datasets.sources.names import MASK, label_in, split_of, split_of_images, word_in
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
-from datasets.sources.tables import TEXT_LIST, Table, TextList, column_of_paths, find_layout
+from datasets.sources.tables import TEXT_LIST, Table, TextList, find_layout
 from utils.errors import Finding, UserError, combine_findings
 from utils.notes import Note
 
@@ -96,32 +96,32 @@ class Rows:
     def add_finding(self, line: int, problem: str) -> None:
         self.findings.append(f"{self.place(line)}: {problem}")
 
-    def add_mistakes(self, table: Table) -> None:
-        for line, problem in table.mistakes.items():
-            self.add_finding(line, problem)
-
     def place(self, line: int) -> str:
         """A line of the file; the files in a folder are not numbered."""
         return str(self.file) if self.file.is_dir() else f"{self.file}:{line}"
 
 
-def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
+def table_rows(table: Table, data: Data, split: str | None = None, others: Sequence[Path] | None = None) -> Rows:
     """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`.
 
-    The images are in DATA.IMAGE_ROOT, else where `_find_images` finds them.
+    The images are in DATA.IMAGE_ROOT, else where `_find_images` finds them. others: of images to predict, whose labels
+    are not read, and which may be anywhere.
     """
-    file, layout = table.file, find_layout(table, data)
+    predicts, labels = others is not None, data.labels if others is None else None
+    layout = find_layout(table, data, predicts)
     if table.root:
-        rows = Rows(file, table.root, anywhere=True, labels=data.labels)
+        rows = Rows(table.file, table.root, anywhere=True, labels=labels)
     else:
-        paths = (path for path in table.column(layout.path) if ".." not in path)
-        rows = Rows(file, *_find_images(file, paths, data.image_root), labels=data.labels)
+        paths = (path for path in table.column(layout.path) if predicts or ".." not in path)
+        place = _find_images(table.file, paths, data.image_root, others or ())
+        rows = Rows(table.file, *place, anywhere=predicts, labels=labels)
     rows.notes[:0] = table.notes
     rows.classes = layout.labels if layout.is_one_hot else table.classes.get([*layout.labels, ""][0], ())
     for line, cells in table:
         if not split or layout.split_in(cells) == split:
             rows.add(line, cells[layout.path], layout.labels_in(cells))
-    rows.add_mistakes(table)
+    for line, problem in table.mistakes.items():
+        rows.add_finding(line, problem)
     return rows
 
 
@@ -173,21 +173,15 @@ def _find_images(
 def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Listing:
     """The images of a list or a table, with the column and the text that name them; see `datasets.registry.unlabelled`.
 
-    The column of paths is the one of DATA.COLUMNS if the table has it, else found by its name, or the only column.
     Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
     """
-    table, listed = TextList(file) if file.suffix.lower() == TEXT_LIST else Table(file, data.encoding), StringPacker()
-    column = column_of_paths(table, data)
-    given = data.image_root if data.image_root != trained_root else None
+    table = TextList(file) if file.suffix.lower() == TEXT_LIST else Table(file, data.encoding)
+    given = data.model_copy(update={"image_root": data.image_root if data.image_root != trained_root else None})
     others = [file.with_suffix(""), *([Path(trained_root)] if trained_root else [])]
-    rows = Rows(file, *_find_images(file, table.column(column), given, others), anywhere=True)
-    for line, cells in table:
-        rows.add(line, cells[column])
-        listed.add(cells[column])
-    rows.add_mistakes(table)
+    rows, column = table_rows(table, given, others=others), find_layout(table, given, predicts=True).path
     if rows.findings:
         raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
     if not len(rows.paths):
         raise UserError(f"{file}: lists no images; write one path per line")
-    arrays = listing_arrays(rows.paths) | to_arrays(listed.strings(), "listed")
-    return Listing(rows.root, ["0"], arrays, notes=[*table.notes, *rows.notes], has_class_names=False, column=column)
+    arrays = listing_arrays(rows.paths) | to_arrays(StringPacker(table.column(column)).strings(), "listed")
+    return Listing(rows.root, ["0"], arrays, notes=rows.notes, has_class_names=False, column=column)

@@ -134,11 +134,12 @@ class Splitter:
             else:
                 is_held_out, small = _hold_out(most_frequent(targets, unit_of), new)
                 is_val = is_held_out[unit_of]
-                if small and not groups:
+                if len(small) and not groups:
                     image = shorten(paths[int(np.argmax(targets == small[0]))])
-                    folds = f"DATA.FOLDS {self.data.folds}, such as the class of {image}"
-                    text = f"{place}: {len(small)} class(es) have fewer images than {folds}"
-                    findings.append(f"{text}; add images, or set fewer folds")
+                    text = (
+                        f"{len(small)} class(es) have fewer images than DATA.FOLDS {self.data.folds}, such as the class"
+                    )
+                    findings.append(f"{place}: {text} of {image}; add images, or set fewer folds")
             if (groups or targets.ndim == 2) and not findings:
                 notes += _describe_split(groups, unit_of, targets, is_val, self.data.folds)
         notes += _changes(known, paths, hashes, is_val, is_same) if known else []
@@ -202,8 +203,8 @@ def _hashes_of(paths: tuple[str, ...]) -> np.ndarray:
     return hash_paths(StringPacker(paths).strings())
 
 
-def _hold_out(classes: np.ndarray, rule: RunSplit) -> tuple[np.ndarray, list[int]]:
-    """Tells for each unit whether it is held out, bool (U,); names the classes with fewer units than folds.
+def _hold_out(classes: np.ndarray, rule: RunSplit) -> tuple[np.ndarray, np.ndarray]:
+    """Tells for each unit whether it is held out, bool (U,); and the classes with fewer units than folds.
 
     Of a class of n units in the order of their hashes, fold i of k begins at (i n + label) // k, the label modulo k:
     the folds of a class differ by at most one unit, and classes of one size have the larger fold in turn. One unit more
@@ -211,18 +212,14 @@ def _hold_out(classes: np.ndarray, rule: RunSplit) -> tuple[np.ndarray, list[int
 
     classes: of the units in the order of their hashes, int64 (U,).
     """
-    is_val, small = np.zeros(len(classes), dtype=bool), list[int]()
-    by_label = np.argsort(classes, kind="stable")
-    for members in np.split(by_label, np.flatnonzero(np.diff(classes[by_label])) + 1):
-        number = len(members)
-        start, end = 0, min(max(round(number * rule.fraction), 1), number - 1)
-        if rule.fold and number:
-            index, folds = rule.fold
-            phase = int(classes[members[0]]) % folds
-            start, end = ((i * number + phase) // folds for i in (index, index + 1))
-            small += classes[members[: number < folds]].tolist()
-        is_val[members[start:end]] = True
-    return is_val, small
+    labels, class_of, sizes = np.unique(classes, return_inverse=True, return_counts=True)
+    starts, ends = np.zeros(len(sizes)), np.minimum(np.maximum(np.round(sizes * rule.fraction), 1), sizes - 1)
+    index, folds = rule.fold or (0, 0)
+    if folds:
+        starts, ends = ((i * sizes + labels % folds) // folds for i in (index, index + 1))
+    place = np.empty(len(classes), np.int64)  # in its class
+    place[np.argsort(class_of, kind="stable")] = np.arange(len(classes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return (starts[class_of] <= place) & (place < ends[class_of]), labels[sizes < folds]
 
 
 def _stratify(targets: np.ndarray, unit_of: np.ndarray, rule: RunSplit) -> np.ndarray:

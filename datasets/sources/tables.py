@@ -184,9 +184,10 @@ def _clean(text: str) -> str:
     return text.strip().strip(_INVISIBLE)
 
 
-def find_layout(table: Table, data: Data) -> Layout:
+def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
     """The meaning of the columns, by DATA.COLUMNS, their names, and their values; a note names them.
 
+    predicts: only the column of paths is needed: DATA.COLUMNS' one if the table has it, or the only column.
     Raises UserError: a column is missing, or it is not clear which one is meant.
     """
     if table.layout:
@@ -195,57 +196,50 @@ def find_layout(table: Table, data: Data) -> Layout:
     if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
         fix = "write the names of the columns above it, such as image_path and target"
         raise UserError(f"{table.file}:1: has no header, but the row {shorten(header)}; {fix}")
-    label = given.get("label") or (next(iter(table.classes)) if len(table.classes) == 1 else None)
-    paths = _names(header, given.get("path") or table.image_column, _PATHS)
-    labels = [] if data.labels else _names([one for one in header if one not in paths], label, _LABELS)
+    given_path = given.get("path") if given.get("path") in header or not predicts else None
+    label, has_labels = given.get("label"), not (predicts or data.labels)
+    label = label or (next(iter(table.classes)) if len(table.classes) == 1 else None)
+    paths = _names(header, given_path or table.image_column or (predicts and len(header) == 1 and header), _PATHS)
+    labels = _names([one for one in header if one not in paths], label, _LABELS) if has_labels else []
     others = [name for name in header if name not in (*paths, *labels, data.groups)]
     values: dict[str, set[str]] = {name: set() for name in (*header, _FOLDERS)}  # all of a column, if they are few
     for _, cells in table:
         for name, text in (*cells.items(), (_FOLDERS, _first_folder(cells.get([*paths, _FOLDERS][0], "")))):
             if len(values[name]) <= _MAX_DISTINCT:
                 values[name].add(text)
-    split, split_of = _find_split(table, others, values, data)
+    split, split_of = (None, {}) if predicts else _find_split(table, others, values, data)
     rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
     binary = [name for name in rest if _are(_BINARY, values[name])]
-    is_one_hot = not (data.labels or isinstance(label or "", str))
-    if not labels and not data.labels and 1 < len(rest) == len(binary):
+    is_one_hot = has_labels and not isinstance(label or "", str)
+    if has_labels and not labels and 1 < len(rest) == len(binary):
         labels, is_one_hot = rest, True
-    elif not labels and not data.labels and len(rest) == 1 and paths:
+    elif has_labels and not labels and len(rest) == 1 and paths:
         labels = rest if 2 * len(values[rest[0]]) <= len(values.get(paths[0], ())) else []
     objects = {name for name in header if any(value.startswith("{") for value in values[name])}
     labels = [name for name in labels if label or name not in objects]
     for kind, names in (("paths", paths), ("labels", labels)):
-        may_differ = kind == "labels" and (is_one_hot or data.labels)
+        may_differ = kind == "labels" and (is_one_hot or not has_labels)
         if (len(names) != 1 and not may_differ) or any(header.count(name) != 1 for name in names):
             if not names and any(re.fullmatch(r"(?i)(pixel|px)_?\d*s?", name) for name in header):
                 fix = "-dataset=torchvision/FER2013 or MNIST reads such sets; of others, write the images to files"
                 raise UserError(f"{table.file}:1: the pixels of the images are in its columns; {fix}")
             images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
-            path = [*paths, *images, "NAME"][0]
-            few = [name for name in rest if name != path and name not in objects]
+            advice: dict[str, Any] = {"path": [*paths, *images, "NAME"][0]}
+            few = [name for name in rest if name != advice["path"] and name not in objects]
             few.sort(key=lambda name: (len(values[name]) < 2, len(values[name])))
             flags = [binary] if len(binary) > 1 else few
-            raise _unclear(table, kind, names, data, path=path, label=[*labels, *flags, "NAME"][0])
+            advice |= {"label": [*labels, *flags, "NAME"][0]} if has_labels else {}
+            raise _unclear(table, kind, names, data, advice)
     split_of = split_of if len(set(split_of.values())) > 1 else {}
     used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
-    table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
+    note = Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)")
+    table.notes += [] if predicts else [note]
     table.layout = Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
     return table.layout
 
 
-def column_of_paths(table: Table, data: Data) -> str:
-    """The column of paths in a table of images to predict: DATA.COLUMNS' one, else by its name, or the only one."""
-    header, given = table.header, (data.columns or {}).get("path")
-    columns = _names(header, given if given in header else None, _PATHS) if len(header) > 1 else header
-    if len(columns) != 1 or header.count(columns[0]) != 1:
-        raise _unclear(table, "paths", columns, data, path=[*columns, "NAME"][0])
-    return columns[0]
-
-
-def _unclear(
-    table: Table, kind: str, names: Sequence[str], data: Data, **columns: str | Sequence[str] | None
-) -> UserError:
-    option = quote(f"DATA.COLUMNS={json.dumps({**(data.columns or {}), **columns}, ensure_ascii=False)}")
+def _unclear(table: Table, kind: str, names: Sequence[str], data: Data, advice: Mapping[str, Any]) -> UserError:
+    option = quote(f"DATA.COLUMNS={json.dumps({**(data.columns or {}), **advice}, ensure_ascii=False)}")
     fix = f"give each column a name of its own in the first line, and name them: -opts {option}"
     if kind == "splits":
         fix += " (of train, val and test, or of 0 and 1 if it is is_valid; null: trains on all rows)"
@@ -291,7 +285,7 @@ def _find_split(
     elif len(usable) < 2 and not unclear:
         split = [*usable, _FOLDERS][0]
         return split if len({*(split_of[split] or {}).values()}) > 1 else None, split_of[split] or {}
-    raise _unclear(table, "splits", list(dict.fromkeys([*usable, *unclear])), data, split=[*usable, None][0])
+    raise _unclear(table, "splits", list(dict.fromkeys([*usable, *unclear])), data, {"split": [*usable, None][0]})
 
 
 def _splits_of(name: str, values: Collection[str]) -> dict[str, str] | None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import samples_for
 from PIL import Image
-from source_helpers import write_image
+from source_helpers import expand, write_image
 
 from configs.command_line import parse_command_line
 from datasets.sources.checks import digest_of, notes_on, notes_on_waiting
@@ -86,9 +86,8 @@ def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, c
     one = digest(tmp_path / "one", "caf\u00e9.jpg 0", "b.jpg 1")
     write_images(tmp_path / "two", "cafe\u0301.jpg")  # as macOS writes it
     assert digest(tmp_path / "two", "b.jpg 1", "cafe\u0301.jpg 0") == one and len(one) == 16
-    assert (
-        len({one, digest(tmp_path / "three", "b.jpg 1"), digest(tmp_path / "four", "caf\u00e9.jpg 1", "b.jpg 1")}) == 3
-    )
+    others = digest(tmp_path / "three", "b.jpg 1"), digest(tmp_path / "four", "caf\u00e9.jpg 1", "b.jpg 1")
+    assert len({one, *others}) == 3
 
 
 def test_a_data_set_without_any_of_its_files_is_one_finding_per_split(tmp_path, cpu):
@@ -119,16 +118,11 @@ def test_values_of_12_bits_are_mapped_linearly_and_few_levels_are_a_warning(tmp_
         )
 
 
-@pytest.mark.parametrize(("suffix", "share", "has_codec", "expected"), [
-    (".jpg", 0.06, False, 1), (".jpg", 0.05, False, 0), (".jpg", 0.06, True, 0), (".png", 0.06, False, 0),
-])  # fmt: skip
-def test_a_gpu_that_waits_for_whole_jpegs_names_the_package(
-    tmp_path, cpu, monkeypatch, suffix, share, has_codec, expected
-):
-    monkeypatch.setattr("datasets.sources.checks.can_decode_parts", lambda: has_codec)
-    write_images(
-        tmp_path, *(f"{split}/{label}/{k}{suffix}" for split in ("train", "val") for label in "ab" for k in "cd")
-    )
-    (train,) = samples_for(config_for(tmp_path, "folder"), cpu, "train")
-    notes = notes_on_waiting(train, share)
-    assert len(notes) == expected and all("nvidia-nvimgcodec-cu13" in note.text for note in notes)
+def test_a_gpu_that_waits_for_whole_jpegs_names_the_package(tmp_path, cpu, monkeypatch):
+    waits = (("jpg", 0.06, False, 1), ("jpg", 0.05, False, 0), ("jpg", 0.06, True, 0), ("png", 0.06, False, 0))
+    for suffix, share, has_codec, expected in waits:
+        monkeypatch.setattr("datasets.sources.checks.can_decode_parts", lambda found=has_codec: found)
+        write_images(tmp_path / suffix, *expand(f"{{train,val}}/{{a,b}}/{{c,d}}.{suffix}"))
+        (train,) = samples_for(config_for(tmp_path / suffix, "folder"), cpu, "train")
+        notes = notes_on_waiting(train, share)
+        assert len(notes) == expected and all("nvidia-nvimgcodec-cu13" in note.text for note in notes)

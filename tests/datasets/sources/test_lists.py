@@ -104,23 +104,6 @@ def test_columns_by_their_names_and_ids_without_ending(tmp_path):
     assert names_of(unlabelled(str(tmp_path / "train.csv"), given)) == names_of(samples)
 
 
-SHEET = "image_path{0}target\nblüte.jpg{0}Blüte\nb.jpg{0}Gräser\n"
-
-
-@pytest.mark.parametrize(
-    ("separator", "encoding"), [(",", "utf-8"), (";", "cp1252"), (";", "utf-8-sig"), ("\t", "utf-16")]
-)
-def test_tables_of_spreadsheets(tmp_path, separator, encoding):
-    write_image(tmp_path / "blüte.jpg")
-    file = tmp_path / "train.csv"
-    file.write_bytes(SHEET.format(separator).encode(encoding))
-    given = options(file, encoding=encoding if encoding == "cp1252" else None)
-    samples, images = Tables(given).read("all"), unlabelled(str(file), given)
-    assert samples.class_names == ["Blüte", "Gräser"] and samples.open(0, 3).size == (9, 12)
-    assert names_of(samples) == names_of(images) == ["blüte.jpg", "b.jpg"]
-    assert (images.column, images.listed_name(1)) == ("image_path", "b.jpg")
-
-
 # Test images
 
 ROWS = {"train": "a.jpg 0\nb.jpg 1\n", "val": "c.jpg 1\n", "test": "a.jpg 0\nb.jpg 1\n"}

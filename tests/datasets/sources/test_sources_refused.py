@@ -68,6 +68,7 @@ UNLABELLED = {
     "missing": (None, "no such file or folder"),
     "empty.txt": ("\n\n", "lists no images"),
     "no_column.csv": ("a,b\nx.jpg,1\n", "no_column.csv:1: .*DATA.COLUMNS"),
+    "no_header.csv": ("a.jpg\nb.jpg\n", "no_header.csv:1: "),
     "blank.csv": ("id,image_path\n1,a.jpg\n2,\n", "blank.csv:3: '' is not a path"),
     "utf16.txt": ("a.jpg".encode("utf-16-le"), r"utf16.txt:1: 'a\\x00\.\\x00"),
     "folder": ({"folder/sub/a.txt": ""}, "contains no images"),

@@ -4,7 +4,7 @@ import csv
 
 import pandas
 import pytest
-from source_helpers import names_of, options, typed, write_classes, write_image
+from source_helpers import names_of, options, tree, typed, write_classes, write_image
 
 from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
 from datasets.sources import rows
@@ -56,7 +56,7 @@ def labels_of(*splits):
 TWO = {"file": FILES, "label": LABELS}
 WITH_SIGNS = [label + "\u200b" * (number % 3) for number, label in enumerate(LABELS)]
 IN_FOLDERS = [f"{split}/{file}" for split, file in zip(SPLITS, FILES, strict=True)]
-READ = {  # columns, DATA.COLUMNS, the images of each split; of the file: its name, and its separator, which it names
+READ = {  # columns, DATA.COLUMNS, the images of each split; of the file: its name, separator and encoding
     "short names": ({"path": FILES, "label": LABELS}, None, [26, 4]),
     "two kinds": ({"file_space_name": FILES, "id": range(30), "class_id": range(30), "Class": LABELS}, None, [26, 4]),
     "documented": ({"image_path": FILES, "target": LABELS, "path": range(30), "label": range(30)}, None, [26, 4]),
@@ -77,17 +77,20 @@ READ = {  # columns, DATA.COLUMNS, the images of each split; of the file: its na
     "lists of one": ({"file_name": FILES, "label": [[label] for label in LABELS]}, None, [26, 4], "a.jsonl"),
     "tabs": (TWO, None, [26, 4], "data.tsv", "\t"),
     "a line for Excel": (TWO, None, [26, 4], "DATA.CSV", ";"),
+    "a spreadsheet": (TWO, None, [26, 4], "all.csv", ";", "utf-8-sig"),
+    "UTF-16": (TWO, None, [26, 4], "all.csv", "\t", "utf-16"),
 }
 
 
 @pytest.mark.parametrize("case", READ)
 def test_columns_and_splits(case, table, cpu):
     columns, given, sizes, *file = READ[case]
-    name, separator = (*file, *("all.csv", ",")[len(file) :])
+    name, separator, encoding = (*file, *("all.csv", ",", "utf-8")[len(file) :])
     paths = IN_FOLDERS if case == "folders of splits" else FILES
-    written = table(name, paths, separator=separator, **columns)
-    if separator != ",":
+    written = table(name, paths, encoding, separator, **columns)
+    if case == "a line for Excel":
         written.write_text(f"sep={separator}\n{written.read_text()}")
+    assert names_of(unlabelled(str(written), options(written, columns=given))) == paths
     splits = read(written, cpu, columns=given, dataset="folder")
     assert labels_of(*splits) == dict(zip(paths, LABELS, strict=True)) and list(map(len, splits)) == sizes
     if len(sizes) == 3:
@@ -255,9 +258,7 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path, cpu):
     ],
 )
 def test_a_folder_with_train_csv_is_a_table_unless_it_has_class_folders(tmp_path, files, values, dataset, cpu):
-    for file in files:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        write_image(tmp_path / file) if file.endswith(".png") else (tmp_path / file).touch()
+    tree(tmp_path, *(file if file.endswith(".png") else f"{file}!" for file in files))
     assert recognize_dataset(options(tmp_path, dataset="imagenet2012", **values), cpu).dataset == dataset
 
 
