@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -20,9 +19,9 @@ from torch import nn
 from configs.load import OptionLayers, model_sections
 from configs.parts import LOSSES
 from configs.resolve import follow_options
-from configs.schema import Config, Data, Distillation, Model
+from configs.schema import Config, Data
 from configs.schema import Loss as LossOptions
-from configs.weights import NORMALIZATION, WeightsRecord, architecture
+from configs.weights import NORMALIZATION, architecture, follow_weights
 from configs.yaml_io import shorten
 from datasets.batch import PADDING
 from datasets.sources.names import map_labels
@@ -30,10 +29,10 @@ from engine.checkpoint.weights_record import read_record, weights_record
 from engine.features.classifiers import Loss
 from engine.plan.evaluation import match_outputs
 from engine.precision.policy import Precision
-from models.build import build_model
+from models.build import build_model, outputs_of_weights
 from models.weights.choose import TEACHER
 from models.weights.fit import Fitted
-from utils.errors import UserError, did_you_mean, error_from
+from utils.errors import UserError, error_from
 
 
 def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None = None) -> Loss:
@@ -208,7 +207,6 @@ def hard_targets(student: torch.Tensor, teacher: torch.Tensor, padding: torch.Te
 
 
 TIMM = "timm"  # as TEACHER_WEIGHTS: timm's published weights
-_PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", *NORMALIZATION)
 
 
 class Teacher:
@@ -262,12 +260,14 @@ class Teacher:
 def build_teacher(config: Config, precision: Precision, class_names: Sequence[str] | None = None) -> Teacher:
     """The teacher of a student with the options of `config`.
 
-    Its head must have the student's number of classes. class_names: of the run's data, None if it has none.
+    The model is TEACHER_MODEL, else the model in the checkpoint, else the file's name without its extension. The
+    preprocessing comes from the checkpoint, else from the recipe, else from the weights; missing keys from the family.
+    The head must have the student's number of classes. class_names: of the run's data, None if it has none.
     Raises UserError: no weights, an unknown model, other classes or channels than the student's, an image size that the
     model does not accept, or weights that do not fit.
     """
-    options, student, data = config.train, config.model, config.data
-    weights = options.teacher_file
+    options, student, data, same = config.train, config.model, config.data, "give a teacher of the same classes"
+    weights, name = options.teacher_file, options.named_teacher or options.implied_teacher
     if weights is None:
         raise UserError(
             f"TRAIN.TEACHER_WEIGHTS: DISTILLATION_TYPE {options.distillation_type} needs a teacher with weights; give "
@@ -275,91 +275,36 @@ def build_teacher(config: Config, precision: Precision, class_names: Sequence[st
         )
     try:
         checkpoint = None if weights == TIMM else read_record(weights)
-    except UserError as error:
-        raise error_from(error, f"TRAIN.TEACHER_WEIGHTS: {error}") from error
-    name, own, num_classes = _find_model(options, weights, checkpoint)
-    if num_classes not in (None, student.num_logits):
-        raise UserError(
-            f"TRAIN.TEACHER_WEIGHTS: the teacher {name} has {num_classes} classes and the student "
-            f"{student.num_logits} (MODEL.NUM_CLASSES); give a teacher of the same classes"
+        if checkpoint and not options.named_teacher:
+            name, sections = str(checkpoint.model.get("NAME")), {"MODEL": architecture(checkpoint.model)}
+        else:
+            sections = model_sections(name)
+        if weights == TIMM and sections["MODEL"].get("TYPE") != TIMM:
+            raise UserError(f"{name} is no model of timm's; give a file of weights")
+        stated = {} if checkpoint else sections["DATA"]
+        given = {key: stated[key] for key in ("IMAGE_SIZE", "IMAGE_CHANNELS", *NORMALIZATION) if key in stated}
+        own, *_ = follow_options(OptionLayers({"MODEL": sections["MODEL"], "DATA": given}))
+        own = own.with_model(num_classes=student.num_logits, attention=student.attention, pretrained=weights)
+        record = checkpoint or weights_record(own.model)
+        own = follow_weights(own, {"DATA": given}, record).options
+        number = checkpoint.num_classes if checkpoint else outputs_of_weights(own.model, own.data)
+        if number not in (None, student.num_logits):
+            raise UserError(f"has {number} classes and the student {student.num_logits} (MODEL.NUM_CLASSES); {same}")
+        if own.data.image_channels != data.image_channels:
+            text = f"takes images of {own.data.image_channels} channels"
+            raise UserError(f"{text}, and DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher")
+        outputs = list[int]()  # of the teacher, for each class of the data
+        if class_names and record and record.class_names:
+            outputs = map_labels(class_names, record.class_names).tolist()
+        elif class_names:
+            outputs = match_outputs(class_names, own.model, record, data.classes)[0]
+        if -1 in outputs and class_names:
+            raise UserError(f"{shorten(class_names[outputs.index(-1)])} is no class of the teacher; {same}")
+        outputs += [one for one in range(student.num_logits) if one not in outputs]  # more than the data has
+        model, fitted = build_model(
+            own.model, own.data, precision.device, TEACHER, record.image_size if record else None
         )
-    changes = {"attention": student.attention, "pretrained": weights}
-    model_options = own.with_model(num_classes=student.num_logits, **changes).model
-    outputs = None
-    try:
-        if class_names:
-            outputs = _teacher_outputs(class_names, model_options, data.classes)
-        size = checkpoint.image_size if checkpoint else None
-        model, fitted = build_model(model_options, own.data, precision.device, TEACHER, size)
     except UserError as error:
-        raise error_from(error, f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {error}") from error
-    if own.data.image_channels != data.image_channels:
-        text = f"TRAIN.TEACHER_MODEL: {name} takes images of {own.data.image_channels} channels"
-        raise UserError(f"{text}, and DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher")
+        raise error_from(error, f"TRAIN.TEACHER_MODEL {name}, TRAIN.TEACHER_WEIGHTS: {error}") from error
     assert fitted  # the teacher has weights
-    return Teacher(name, model, fitted, precision, own.data, data, outputs)
-
-
-def _find_model(
-    options: Distillation, weights: str, checkpoint: WeightsRecord | None
-) -> tuple[str, Config, int | None]:
-    """The name, the options and the number of classes, which is None if only the tensors of the file have it.
-
-    The model is TEACHER_MODEL, else the model in the checkpoint, else the file's name without its extension. The
-    preprocessing comes from the checkpoint, else from the recipe, else from timm; missing keys from the family.
-    """
-    if checkpoint and not options.named_teacher:
-        name, model, data = str(checkpoint.model.get("NAME")), architecture(checkpoint.model), {}
-    else:
-        name = options.named_teacher or options.implied_teacher
-        model, data = model_sections(name).values()
-    published = _timm_config(name, model, weights)
-    if checkpoint:
-        data = checkpoint.data
-    elif published and not data:
-        channels, *size = published.input_size
-        data = dict(zip(_PREPROCESSING, (size, channels, list(published.mean), list(published.std)), strict=True))
-    preprocessing = {key: value for key, value in data.items() if key in _PREPROCESSING}
-    try:
-        config, *_ = follow_options(OptionLayers({"MODEL": model, "DATA": preprocessing}))
-    except UserError as error:
-        raise error_from(error, f"TRAIN.TEACHER_MODEL {name}: {error}; choose another teacher") from None
-    if checkpoint:
-        return name, config, checkpoint.num_classes
-    return name, config, published.num_classes if weights == TIMM else None
-
-
-def _teacher_outputs(class_names: Sequence[str], teacher: Model, classes: str | None) -> list[int] | None:
-    """The output of the teacher for each class of the data; None if both have the same order.
-
-    Raises UserError: the teacher was trained on other classes; or as `match_outputs`.
-    """
-    checkpoint = weights_record(teacher)
-    if checkpoint and checkpoint.class_names:
-        outputs: list[int] = map_labels(class_names, checkpoint.class_names).tolist()
-    else:
-        outputs = match_outputs(class_names, teacher, checkpoint, classes)[0]
-    if -1 in outputs:
-        unknown = shorten(class_names[outputs.index(-1)])
-        raise UserError(f"{unknown} is no class of the teacher; give a teacher of the same classes")
-    outputs += [one for one in range(teacher.num_logits) if one not in outputs]  # NUM_CLASSES is more than the data has
-    return None if outputs == sorted(outputs) else outputs
-
-
-def _timm_config(name: str, model: dict[str, Any], weights: str) -> Any:
-    """timm's `pretrained_cfg` of a model of TYPE timm; None for another type."""
-    if model.get("TYPE") != TIMM:
-        if weights == TIMM:
-            raise UserError(f"TRAIN.TEACHER_WEIGHTS timm: {name} is no model of timm's; give a file of weights")
-        return None
-    timm_name = str(model.get("NAME"))
-    try:
-        published: Any = timm.get_pretrained_cfg(timm_name, allow_unregistered=False)
-    except RuntimeError:
-        hint = did_you_mean(timm_name, timm.list_models(pretrained=True) + timm.list_models())
-        raise UserError(
-            f"TRAIN.TEACHER_MODEL: {timm_name[:80]} is neither a recipe in configs/ nor a model of timm's{hint}"
-        ) from None
-    if weights == TIMM and not published.has_weights:
-        raise UserError(f"TRAIN.TEACHER_WEIGHTS timm: timm has no weights of {timm_name}; give a file of weights")
-    return published
+    return Teacher(name, model, fitted, precision, own.data, data, None if outputs == sorted(outputs) else outputs)
