@@ -47,7 +47,7 @@ from engine.evaluation.results import (
 )
 from engine.parallel import run_eagerly
 from engine.progress import Metrics
-from engine.run.record import CONFUSION, MAX_CLASSES_SHOWN, PER_IMAGE, PICTURES, SUMMARY, TABLES, read_evaluation
+from engine.run.record import CONFUSION, MISTAKES, PER_IMAGE, PICTURES, SUMMARY, TABLES, read_evaluation
 from models.kernels import explicit_attention
 from utils.files import atomic_write, make_own_folder, open_atomically
 from utils.metric_table import OPERATING
@@ -226,6 +226,7 @@ def write_findings(
 
 
 MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
+_MAX_CLASSES_SHOWN = 50  # in the matrix of the page
 MAX_PAIRS, _SHOWN_PAIRS = 1000, 20
 LOGITS = "logits.npz"
 NOT_DRAWN = "attention maps: the run ended before they were drawn; -eval draws them"
@@ -301,9 +302,10 @@ class EvaluationFiles:
         self._write_classes(figures, top1=figures.recall, top5=figures.top5, **ranked)
         wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
         pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
-        self._write_table("confused_pairs", _PAIR_COLUMNS, pair_rows, _SHOWN_PAIRS)
+        self._write_table("confused_pairs", ("true", "predicted", "count", "share"), pair_rows, _SHOWN_PAIRS)
         self._write_table("calibration", _BIN_COLUMNS, _bin_rows(bins))
-        self._write_table("coverage", _COVERAGE_COLUMNS, ([*map(_cell, row)] for row in coverage(results)))
+        rows = ([*map(_cell, row)] for row in coverage(results))
+        self._write_table("coverage", ("threshold", "coverage", "accuracy"), rows)
         # A row per image; the label of an image that could not be read is -1, and its classes are empty.
         paths = (safe_cell(self.samples.name(index)) for index in range(len(results.targets)))
         targets, predicted, shown = results.targets, results.labels[:, 0], [*map(safe_cell, self.class_names), ""]
@@ -314,7 +316,7 @@ class EvaluationFiles:
             matrix = np.zeros((len(names), len(names)), dtype=np.int64)
             matrix[pairs[:, 0], pairs[:, 1]] = pairs[:, 2]
             atomic_write(self.folder / CONFUSION, matrix_text(names, matrix.tolist()))
-            if len(names) <= MAX_CLASSES_SHOWN:
+            if len(names) <= _MAX_CLASSES_SHOWN:
                 self._tables["confusion"] = [list(names), matrix.tolist()]
         return {**figures.macro(), "ece": bins.error}, self._write_mistakes(worst_mistakes(results), results)
 
@@ -360,15 +362,12 @@ class EvaluationFiles:
             probabilities = 100 * float(results.probabilities[index, 0]), true_probability
             texts = self.samples.name(index), name_of_target(target, names), names[predicted]
             rows.append([kind, index, *texts, *map(_cell, probabilities), f"{loss:.6g}"])
-        self._write_table("mistakes", _MISTAKE_COLUMNS, rows)
+        self._write_table("mistakes", MISTAKES, rows)
         return mistakes
 
 
 _IMAGE_COLUMNS = ("index", "path", "checksum", "label", "predicted", "class", "predicted_class")
-_PAIR_COLUMNS = ("true", "predicted", "count", "share")
 _BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")
-_COVERAGE_COLUMNS = ("threshold", "coverage", "accuracy")
-_MISTAKE_COLUMNS = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")
 
 
 def _bin_rows(bins: Calibration) -> Iterator[Sequence[Any]]:

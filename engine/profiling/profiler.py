@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ TRACE = "trace.json.gz"
 _WARMUP_STEPS, _TIMED_STEPS, _PROFILED_STEPS = 5, 10, 10
 _ENDLESS = 10**6  # epochs
 _QUIET = "99"  # above all levels of KINETO_LOG_LEVEL, to silence its first line on standard error
-_TOP_OPS, _MAX_SENTENCES, _MAX_COLUMN_CHARS = 20, 5, 80
+_TOP_OPS, _MAX_COLUMN_CHARS = 20, 80
 
 
 @dataclass(frozen=True)
@@ -58,26 +58,22 @@ class Profile:
 
 
 def advice(profile: Profile) -> list[str]:
-    """At most five sentences, one for each part of a step whose share exceeds its limit."""
-    found = [f"{share:.0%} of {text}." for share, limit, text in _advice(profile) if share > limit]
-    return found[:_MAX_SENTENCES]
-
-
-def _advice(profile: Profile) -> Iterator[tuple[float, float, str]]:
-    """(share, limit, text) of each part of a step that an option changes, in the order in which to change them."""
-    if not profile.data_in_memory:
-        smaller = "store the images decoded and small (scripts/make_shards.py -size N, -dataset=tar)"
-        yield profile.data_wait_share, 0.05, f"a step is waiting for data: raise -num_workers, or {smaller}"
+    """A sentence for each part of a step whose share exceeds its limit, in the order in which to change them."""
+    smaller = "store the images decoded and small (scripts/make_shards.py -size N, -dataset=tar)"
     faster = "raise -batch_size, or try -opts TRAIN.COMPILE=max, which uses CUDA graphs on one GPU"
     faster = faster if profile.is_compiled else "compile the model (-compile) or raise -batch_size"
-    yield profile.launch_bound_share or 0.0, 0.1, f"the steps wait for the host to launch kernels: {faster}"
-    if profile.is_slow_float32:
-        slow = "the forward and backward pass in float32, on a GPU with fast 16-bit matrix products"
-        yield profile.share(Phase.FORWARD, Phase.BACKWARD), 0.5, f"a step is {slow}: train in mixed precision (-amp)"
+    slow = "the forward and backward pass in float32, on a GPU with fast 16-bit matrix products"
     fewer = "take fewer steps per epoch, with a larger -batch_size or -accum_iter"
-    yield profile.share(Phase.OPTIMIZER), 0.1, f"a step is the optimizer: {fewer}"
     off = "turn off the augmentations that you need least: DATA.AFFINE_*, TRAIN.MIXUP_ALPHA, TRAIN.CUTMIX_ALPHA"
-    yield profile.share(Phase.TRANSFORM), 0.1, f"a step is augmentation on the device: {off}"
+    wait, passes = profile.data_wait_share, profile.share(Phase.FORWARD, Phase.BACKWARD)
+    parts = (
+        (wait * (not profile.data_in_memory), 0.05, f"a step is waiting for data: raise -num_workers, or {smaller}"),
+        (profile.launch_bound_share or 0.0, 0.1, f"the steps wait for the host to launch kernels: {faster}"),
+        (passes * profile.is_slow_float32, 0.5, f"a step is {slow}: train in mixed precision (-amp)"),
+        (profile.share(Phase.OPTIMIZER), 0.1, f"a step is the optimizer: {fewer}"),
+        (profile.share(Phase.TRANSFORM), 0.1, f"a step is augmentation on the device: {off}"),
+    )
+    return [f"{share:.0%} of {text}." for share, limit, text in parts if share > limit]
 
 
 def profile_text(profile: Profile) -> str:

@@ -189,7 +189,10 @@ def _defects(run: RunContents) -> Iterator[tuple[str, str]]:
     evaluated = [row for row in epochs if points([row], "epoch", "val_top1")]
     train, val = ([y for _, y in points(evaluated, "epoch", f"{split}_top1")] for split in ("train", "val"))
     images = _sample_size(run, "top1")
-    rises = _rises(val, images) and not run.values.get("stopped_early")
+    fifth, rises = max(len(val) // 5, 1), False
+    if len(val) > 1 and not run.values.get("stopped_early"):  # the mean of the last fifth against the fifth before
+        before, last = fmean(val[-2 * fifth : -fifth]), fmean(val[-fifth:])
+        rises = last - before >= max(_RISE, _noise(before, last, images) / math.sqrt(fifth))
     longer = _command(run, f"-resume={run.folder.absolute()}", f"-epochs={2 * options['TRAIN.NUM_EPOCHS']}")
 
     better = _better_rivals(run)
@@ -261,15 +264,6 @@ def _noise(first: float, second: float, images: float) -> float:
     images = max(images, 1)
     shares = [(min(max(one / 100, 0), 1) * images + 1) / (images + 2) for one in (first, second)]
     return 100 * math.sqrt(sum(share * (1 - share) for share in shares) / images)
-
-
-def _rises(values: list[float], images: float) -> bool:
-    """Compares the means of the last fifth of the evaluations and of the fifth before."""
-    fifth = max(len(values) // 5, 1)
-    if len(values) < 2:
-        return False
-    before, last = fmean(values[-2 * fifth : -fifth]), fmean(values[-fifth:])
-    return last - before >= max(_RISE, _noise(before, last, images) / math.sqrt(fifth))
 
 
 _OF_DATA = {f"DATA.{key}" for key in (*PLACE[1:], *SPLIT, "ON_BAD_IMAGE", "GREY_RANGE", "RESIZE")}

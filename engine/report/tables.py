@@ -12,7 +12,7 @@ from engine.report.charts import number, percent
 from engine.report.contents import Evaluation, RunContents
 from engine.report.overview import tiles_of
 from engine.run.facts import EvaluationData, TrainingData
-from engine.run.record import PICTURES, Row
+from engine.run.record import MISTAKES, PICTURES, Row
 from utils.metric_table import METRICS, OPERATING
 from utils.tables import to_float
 
@@ -106,7 +106,6 @@ def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
 
 
 _TITLES = {"most_confident": "Most confident mistakes", "highest_loss": "Highest losses"}
-_MISTAKE = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")
 _MAX_FILE_BYTES = 32_000  # of a picture: all of them have less than 5 MB
 _KINDS = {".jpg": ("jpeg", b"\xff\xd8\xff"), ".png": ("png", b"\x89PNG")}  # name and first bytes
 
@@ -115,7 +114,7 @@ def galleries_of(evaluation: Evaluation) -> Iterator[tuple[str, list[tuple[Row, 
     """The title of each kind, and the rows of `mistakes.csv` with picture and attention map; a sample is shown once."""
     shown, folder = set[str](), evaluation.folder / PICTURES
     for kind, title in _TITLES.items():
-        rows = {str(row["index"]): row for row in evaluation.rows("mistakes", *_MISTAKE) if row["kind"] == kind}
+        rows = {str(row["index"]): row for row in evaluation.rows("mistakes", *MISTAKES) if row["kind"] == kind}
         names = {index: index if index.isdecimal() else "none" for index in rows if index not in shown}
         if rows:
             yield (

@@ -33,8 +33,8 @@ EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # folders; their 
 SUMMARY, TABLES, PER_IMAGE, CONFUSION, PICTURES = (
     "summary.json", "tables.json", "per_image.csv", "confusion.csv", "pictures",
 )  # fmt: skip
+MISTAKES = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")  # columns
 MAX_CHARS = 1000  # of a warning
-MAX_CLASSES_SHOWN = 50  # in the confusion matrix of the page
 Row = dict[str, Any]
 Kind = Literal["report", "evaluation", "epoch"]  # of a row
 
