@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/: their files exist, and the programs accept their flags and options."""
+"""The pages: files of their commands exist, and the programs accept their flags and options; links have a target."""
 
 import importlib
 import re
@@ -56,3 +56,24 @@ def test_files_flags_and_options_are_known(page, monkeypatch, tmp_path, capsys):
             known |= {f"-{name}" for name in vars(entry_parser("").parse_args([]))}
             given = {word.partition("=")[0] for word in argv if re.match(r"-[a-z]|[A-Z]+(\.[A-Z_]+)*=", word)}
             assert given <= known | {key.name for key in all_keys()}, argv
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda page: page.name)
+def test_each_link_has_a_target(page):
+    """With the anchors that GitHub makes of headings."""
+    for file, anchor in LINK.findall(prose(page)):
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), file
+        assert not anchor or anchor in anchors(target), f"{file}#{anchor}"

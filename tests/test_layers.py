@@ -1,4 +1,5 @@
-"""The structure of the sources: a layer imports lower layers only; files and functions are short."""
+"""The sources: a layer imports lower layers only; files and functions are short; no reader runs code from a file, and
+safe readers are requested explicitly (SECURITY.md); nothing reads the text of a note to decide."""
 
 import ast
 import re
@@ -48,6 +49,7 @@ CONFIGS_LAYERS = [
 ]
 PROJECT_MODULES = {*LAYERS, "scripts", "tests", "main_single_gpu", "main_multi_gpu"}
 PRODUCT_FILES = [*ROOT.glob("main_*.py"), *(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))]
+SOURCES = [*PRODUCT_FILES, *(ROOT / "scripts").rglob("*.py")]
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 100
 
 
@@ -107,7 +109,7 @@ def test_test_files_have_different_names():
 def test_private_names_of_torch_are_in_one_file():
     """`torch._foreach_*` is allowed: optimizers outside of torch rely on it."""
     private = re.compile(r"\b(?:torch|dist)\.(?:\w+\.)*_(?!_|foreach_)\w+|\btorch\._C\b")
-    for path in [*PRODUCT_FILES, *(ROOT / "scripts").rglob("*.py")]:
+    for path in SOURCES:
         if path != ROOT / "utils" / "torch_compat.py":
             found = private.findall(path.read_text())
             assert not found, f"{path.relative_to(ROOT)} uses {found}: add a function to utils/torch_compat.py"
@@ -132,3 +134,87 @@ def test_configs_and_the_entry_scripts_import_no_torch():
     loaded = loaded_with(*(module for module in modules if module.startswith(("configs.", "main_"))))
     assert {"configs.schema.families.registry", "configs.flags", "configs.resolve"} < loaded
     assert not {"torch", "torchvision", "timm", "numpy"} & loaded
+
+
+REQUIRED_ARGUMENTS = {"torch.load": {"weights_only": True}, "np.load": {"allow_pickle": False}}
+PLUGINS = ROOT / "configs" / "parts.py"  # runs the files that -plugin names
+FORBIDDEN_CALLS = {"pickle.load", "pickle.loads", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "eval", "exec"}
+
+
+def test_readers_cannot_run_code():
+    for path in SOURCES:
+        calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+        for call in calls:
+            name = ast.unparse(call.func)
+            assert name not in FORBIDDEN_CALLS - ({"exec"} if path == PLUGINS else set()), f"{path}:{call.lineno}"
+            arguments = {keyword.arg: getattr(keyword.value, "value", None) for keyword in call.keywords}
+            for key, value in REQUIRED_ARGUMENTS.get(name, {}).items():
+                assert arguments.get(key) is value, f"{path}:{call.lineno}: {name} without {key}={value}"
+
+
+def test_files_are_changed_through_the_opener_that_follows_no_link():
+    for path in PRODUCT_FILES:
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "open" and len(call.args) > 1:
+                mode, openers = ast.unparse(call.args[1]), [ast.unparse(word) for word in call.keywords]
+                is_new = "x" in mode or "closefd=False" in openers
+                assert is_new or not set("aw+") & set(mode) or "opener=own_file" in openers, f"{path}:{call.lineno}"
+
+
+_NOTE = re.compile(r"(.*_)?(notes?|remarks?|warnings?)")
+_READS = re.compile("(starts|ends)with|find|index|count|r?partition|split|match|search|sub")
+
+
+def reads(source: str) -> list[str]:
+    """The expressions that search in a note: in a name like `note`, or in one to which a note is assigned."""
+    tree, known = ast.parse(source), set[str]()
+
+    def is_note(node: ast.AST | None) -> bool:
+        match node:
+            case ast.Name(name) | ast.Attribute(_, name) if _NOTE.fullmatch(name) or name in known:
+                return True
+            case (
+                ast.Attribute(value) | ast.Subscript(value) | ast.Call(ast.Attribute(value)) | ast.FormattedValue(value)
+            ):
+                return is_note(value)
+            case ast.Call(ast.Name("str"), values) | ast.BoolOp(_, values) | ast.JoinedStr(values):
+                return any(map(is_note, values))
+        return False
+
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign([target], value) | ast.NamedExpr(target, value) | ast.For(target, value):
+                pass
+            case ast.comprehension(target, value):
+                pass
+            case _:
+                continue
+        if is_note(value):
+            known |= {
+                one.id for one in ast.walk(target) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+            }
+    found = list[ast.AST]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare(left, [ast.In() | ast.NotIn()], [right]) if is_note(right) and not is_note(left):
+                found.append(node)
+            case ast.Call(ast.Attribute(value, method), arguments) if _READS.fullmatch(method):
+                found += [node] if is_note(value) or any(map(is_note, arguments)) else []
+    return [ast.unparse(node) for node in found]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [  # as they were once
+        "self.warn(note) if 'Warning: ' in note else self.info(note)",
+        "[note for note in class_notes if not note.startswith(_UNCLEAR)]",
+        "source, *others = notes or ['weights']\nsource = _OF_STUDENT.sub('', source)",
+        "[note for note in samples.notes if note.text.startswith('Warning')]",
+    ],
+)
+def test_a_search_in_a_note_is_found(source):
+    assert reads(source)
+
+
+def test_no_code_searches_in_a_note():
+    assert {path: found for path in SOURCES if (found := reads(path.read_text(encoding="utf-8")))} == {}

@@ -1,7 +1,8 @@
-"""make_shards.py: WebDataset, timm and tar read the shards; after a failure none of them are left."""
+"""make_shards.py: WebDataset, timm and tar read the shards; after a failure none are left. index_shards.py."""
 
 import json
 import shutil
+import sys
 import tarfile
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from webdataset.tariterators import base_plus_ext
 from configs.command_line import parse_command_line
 from datasets.decoding.images import BadImage
 from datasets.registry import read_samples
-from datasets.shards.index import INDEX_NAME, INFO_FILE
-from scripts import make_shards
+from datasets.shards.index import INDEX_NAME, INFO_FILE, read_index
+from scripts import index_shards, make_shards
 from scripts.make_shards import unique_keys
+from tests.datasets.shards.tar_files import write_shards
 from utils.errors import UserError
 
 CLASSES = ("cat", "dog.v2", "ünï 中🙂")
@@ -200,3 +202,18 @@ def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
     info = json.loads((output / INFO_FILE).read_text())
     (output / INFO_FILE).write_text(json.dumps({"splits": info["splits"]}))  # read without names: the numbers
     assert read("tar", output)["train0"] == (["0", "1", "2"], [0, 1, 1])
+
+
+def test_the_index_of_a_folder_needs_no_other_package(tmp_path, monkeypatch, capsys):
+    folder, cache = write_shards(tmp_path / "d", train=2), ["-opts", f"DATA.CACHE_DIR={tmp_path / 'cache'}"]
+    for name in ("obstore", "braceexpand"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert index_shards.main([f"-data_path={folder}", *cache]) == 0
+    train, val = capsys.readouterr().out.splitlines()[:2]
+    assert "2 shards" in train and "20 with a label" in train and "12 with a label" in val
+    index = read_index((folder / INDEX_NAME).read_bytes(), "i")
+    assert [shard.name for shard in index.shards] == ["train-0000.tar", "train-0001.tar", "val-0000.tar"]
+    assert index_shards.main([f"-data_path={folder}", f"-output={tmp_path / 'copy'}", *cache]) == 0
+    assert len(read_index((tmp_path / "copy").read_bytes(), "i")) == 32
+    with pytest.raises(UserError, match="missing/i"):
+        index_shards.main([f"-data_path={folder}", f"-output={tmp_path / 'missing' / 'i'}", *cache])

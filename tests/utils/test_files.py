@@ -1,7 +1,9 @@
-"""Files of a run: checksummed files, status, tables and their texts; and seeds."""
+"""Files of a run: checksummed files, tables and their texts; locks, also on file systems without `flock`; seeds."""
 
 import errno
+import fcntl
 import itertools
+import logging
 import os
 import random
 import resource
@@ -15,16 +17,12 @@ import pytest
 import torch
 from conftest import ROOT
 
-from engine.checkpoint.run_folder import remove_temporary
+from engine.checkpoint import run_folder
+from engine.checkpoint.run_folder import lock_run_folder, remove_temporary
 from utils import files
-from utils.errors import UserError
-from utils.files import (
-    TemporaryFolder,
-    atomic_save,
-    read_regular_file,
-    temporary_path,
-    verify_checksum,
-)
+from utils.errors import Unavailable, UserError
+from utils.files import TemporaryFolder, atomic_save, locked, read_regular_file, temporary_path, verify_checksum
+from utils.notes import RUN_LOG
 from utils.seeding import derive_seed
 from utils.tables import read_rows, safe_cell, unescaped_cell
 
@@ -165,3 +163,67 @@ def test_the_temporary_folders_of_killed_processes_are_removed(tmp_path, monkeyp
     others[1].communicate("\n")
     own.cleanup()
     assert [path.name for path in tmp_path.iterdir()] == ["ampvit-output"]
+
+
+def fail_flock(monkeypatch, number: int) -> None:
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.fixture
+def lock(tmp_path):
+    return tmp_path / ".lock"
+
+
+@pytest.fixture
+def warnings(monkeypatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(logging.getLogger(RUN_LOG), "warning", lines.append)
+    return lines
+
+
+def is_free(lock: Path) -> bool:
+    try:
+        with locked(lock, 0.0):
+            return True
+    except Unavailable:
+        return False
+
+
+def test_a_folder_is_locked_by_one_process_which_is_named(tmp_path, monkeypatch, warnings):
+    monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.0)
+    with lock_run_folder(tmp_path) as has_locks:
+        assert has_locks
+        with pytest.raises(Unavailable, match=rf"^{tmp_path}: .*process {os.getpid()} on"), lock_run_folder(tmp_path):
+            pass
+    assert is_free(tmp_path / ".lock") and not warnings
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_flock_nothing_is_locked_and_one_warning_says_so(tmp_path, monkeypatch, warnings, number):
+    fail_flock(monkeypatch, number)
+    for _ in range(2):
+        with lock_run_folder(tmp_path) as has_locks:
+            assert not has_locks and is_free(tmp_path / ".lock")
+    assert len(warnings) == 1 and str(tmp_path) in warnings[0]
+
+
+def test_a_lock_that_another_host_has_removed_is_opened_again(lock, monkeypatch):
+    flock, removed = fcntl.flock, []
+
+    def stale(file, operation):
+        if not removed:
+            removed.append(lock.unlink())
+            raise OSError(errno.ESTALE, "")
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", stale)
+    with locked(lock, 1.0):
+        assert lock.exists() and not is_free(lock)
+
+
+def test_a_refusal_means_locked(lock, monkeypatch):
+    fail_flock(monkeypatch, errno.EACCES)
+    assert not is_free(lock)

@@ -1,6 +1,7 @@
 """The screen of a run: few short lines before the first step and at the end; log.txt has all notes in full."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,3 +96,23 @@ def test_without_a_log_file_all_warnings_are_printed_in_full(cpu, capsys):
         logger.warn(f"{index} " + "x" * 200)
     logger.begin("Data: x")
     assert [line[-200:] for line in capsys.readouterr().out.splitlines()[1:]] == ["x" * 200] * 9
+
+
+def test_the_kind_of_a_note_and_not_its_text_makes_a_warning(tmp_path, cpu, capsys):
+    logger = RunLogger(tmp_path, cpu)
+    for note in (Note("log", "'Warning: curve' is a class"), Note("screen", "Warning: a"), Note("warning", "few")):
+        logger.note(note.on("Data"))
+    logger.begin()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["Data: Warning: a", "Warning: Data: few"]
+    assert [line.split(" ", 2)[2] for line in (tmp_path / "log.txt").read_text().splitlines()] == [
+        "----- Data: 'Warning: curve' is a class",
+        "----- Data: Warning: a",
+        "----- Warning: Data: few",
+    ]
+    assert logger.record.values["warnings"] == {"Data: few": 1}
+
+
+def test_other_ranks_print_no_warning(cpu, capfd):
+    RunLogger(None, replace(cpu, rank=1, world_size=2)).warn("few")
+    assert capfd.readouterr() == ("", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import assert_same_state, only_run, read_result, rows, states, train
+from conftest import TINY_VIT, assert_same_state, noise_folder, only_run, read_result, rows, session_for, states, train
 
 from configs.command_line import parse_command_line
 from engine.checkpoint.files import load_checkpoint
@@ -53,6 +53,23 @@ def test_a_run_without_a_finite_value_has_no_best_epoch_and_finishes(digits_argv
     folder = train([*digits_argv, "EVAL.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=1"], cpu)
     assert read_result(folder)["finished"] and read_result(folder)["epoch"] is None
     assert not (folder / "best.pth").exists() and read_contents(folder).best is None
+
+
+def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_best_epoch(tmp_path, cpu):
+    """An accuracy of 100% says nothing there."""
+    root = noise_folder(tmp_path, 12, 4, (8, 8, 3))
+    words = [f"-data_path={root}", "-batch_size=4", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts", *TINY_VIT]
+    for path in (root / "val/class1").iterdir():
+        path.rename(root / "val/class0" / path.name)
+    more = ["DATA.DATASET=imagenet2012", "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=3", "EVAL.BEST_METRIC=auroc"]
+    folder = train([*words, *more], cpu)
+    assert [count for text, count in read_run(folder)["warnings"].items() if "EVAL.BEST_METRIC" in text] == [1]
+    assert read_result(folder)["epoch"] and "Best AUROC" in (folder / "log.txt").read_text()
+    for split, classes in (("train", "01"), ("val", "0")):
+        names = (path.relative_to(root) for name in classes for path in (root / split / f"class{name}").iterdir())
+        (root / f"{split}.csv").write_text("image,label\n" + "".join(f"{name},cat\n" for name in names))
+    notes = session_for([*words, "DATA.DATASET=csv", "MODEL.NUM_CLASSES=1"], cpu).plan.notes
+    assert [note for note in notes if str(note).startswith("Warning: all training images are of one class")]
 
 
 # TRAIN.PATIENCE

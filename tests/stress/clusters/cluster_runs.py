@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import ROOT
-from faults.saved import state_hash
+from conftest import ROOT, assert_same_state, only_run, states
 from rank_pool import environment
 
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -57,5 +56,4 @@ def assert_unbroken(output: Path, epochs: int, *options: str) -> None:
     folder = output.with_name("unbroken")
     command = [sys.executable, "main_multi_gpu.py", "-ngpus=2", *flags(folder, epochs, *options)]
     subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, check=True, timeout=LIMIT_SECONDS)
-    left, right = (state_hash(*one.glob("*/last.pth")) for one in (output, folder))
-    assert left == right, "the weights differ"
+    assert_same_state(*(states(only_run(one)) for one in (output, folder)))

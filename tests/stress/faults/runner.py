@@ -6,16 +6,17 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from faults import processes
 from faults.processes import SINGLE, Running, start
-from faults.saved import has_good_checkpoint
 from faults.scene import Provoke, Scene, Skipped
 from results import Result
 
-from engine.checkpoint.run_folder import remove_temporary
-from utils.errors import REFUSED
+from engine.checkpoint.files import load_checkpoint
+from engine.checkpoint.run_folder import LAST, PREVIOUS, remove_temporary
+from utils.errors import REFUSED, UserError
 
 GRACE_SECONDS = 60.0  # for helper processes to end after the main process
 
@@ -119,8 +120,15 @@ def _problems_of_files(fault: Fault, scene: Scene) -> Iterator[str]:
     for path in scene.folder.rglob("*.tmp"):
         yield f"a temporary file is left: {path.name}"
     for folder in {path.parent for path in scene.output.glob("*/*.pth")}:
-        if not has_good_checkpoint(folder):
+        if not any(_is_good(folder / name) for name in (LAST, PREVIOUS)):
             yield f"no good checkpoint in {folder.name}"
+
+
+def _is_good(checkpoint: Path) -> bool:
+    try:
+        return bool(load_checkpoint(checkpoint))
+    except UserError:
+        return False
 
 
 def _state(scene: Scene) -> str | None:

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from conftest import assert_same_state, only_run, states
 from faults.processes import MULTI, SINGLE, Running, finish
 from faults.runner import Fault, finished
-from faults.saved import state_hash
 from faults.scene import TINY, Provoke, Scene, in_namespace, require_mounts
 
 from configs.schema import Data
@@ -131,22 +131,24 @@ def _ranks(number: int) -> tuple[str, tuple[str, ...]]:
 
 
 @functools.cache
-def _train_undisturbed(ranks: int) -> str:
-    """The state hash of a run on the shards in a folder."""
+def _train_undisturbed(ranks: int) -> dict:
+    """The last checkpoint of a run on the shards in a folder."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         scene = Scene(Path(folder), Path(folder))
         script, flags = _ranks(ranks)
         finish(scene, script, _flags(scene, _data_of(scene), *_LONG, flags=flags))
-        (last,) = scene.output.glob("*/last.pth")
-        return state_hash(last)
+        return states(only_run(scene.output))
 
 
 def _is_equal(ranks: int = 1) -> Check:
     def check(scene: Scene) -> list[str]:
-        (last,) = scene.output.glob("*/last.pth")
         with _TRAINING:  # one thread trains, and the others take its result
             expected = _train_undisturbed(ranks)
-        return [] if state_hash(last) == expected else ["the weights are not those of an undisturbed run"]
+        try:
+            assert_same_state(states(only_run(scene.output)), expected)
+        except AssertionError as error:
+            return [f"other weights than of an undisturbed run: {error}"]
+        return []
 
     return check
 
