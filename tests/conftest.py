@@ -56,6 +56,7 @@ CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # two ranks of a test share two cores
+    os.fsync = lambda descriptor: None  # no test cuts the power, and a run would wait for the disk 30 times
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "100")  # torch reads it at the first process group
     with suppress(ModuleNotFoundError):
@@ -141,6 +142,14 @@ def cpu_group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def few_penalties() -> Iterator[None]:
+    """The probe tries 2 penalties in place of 13."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.features.classifiers._L2_VALUES", (1e-1, 1e-3))
+        yield
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from engine.report.page import run_page
 from utils.errors import UserError
 from utils.tables import read_rows
 
+pytestmark = pytest.mark.usefixtures("few_penalties")
+
 
 def probe_flags(output: Path, trained: Path, *options: str) -> list[str]:
     flags = [f"-pretrained={trained / 'best.pth'}", "-batch_size=50"]
@@ -101,8 +103,7 @@ def test_several_labels_and_unreadable_images(tmp_path, cpu):
     assert read_result(evaluated)["mean_ap"] == result["mean_ap"]
 
 
-def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path, cpu, monkeypatch):
-    monkeypatch.setattr("engine.features.classifiers._L2_VALUES", (1e-2,))  # a fit takes half a second
+def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path, cpu):
     folder = train(probe_flags(tmp_path, trained_digits(), "EVAL.SUSPECTS=true"), cpu, pictures=True)
     listed = read_rows(folder / "suspects" / "suspects.csv")
     margins = [float(row["margin"]) for row in listed]

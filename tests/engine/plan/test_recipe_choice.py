@@ -183,6 +183,7 @@ def test_the_hub_is_asked_for_a_limited_time(monkeypatch):
 def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(recipe, "find_on_hub", lambda *_: None)
     flags = [f"-data_path={images}", "-epochs=1", f"-output={tmp_path / 'out'}", "-num_workers=0", "-device=cpu"]
+    flags += ["-image_size=32"]
     assert main_single_gpu.main(flags) == 0
     assert capsys.readouterr().out.count("configs/folder_small.yaml (34 images; ") == 1
     folder = only_run(tmp_path / "out")

@@ -14,13 +14,7 @@ from engine.features import probe as probe_module
 from engine.features.classifiers import fit_probe
 from models.tuning import set_training
 
-
-@pytest.fixture(scope="module", autouse=True)
-def few_penalties():
-    """The probe tries 2 penalties in place of 13."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.features.classifiers._L2_VALUES", (1e-1, 1e-3))
-        yield
+pytestmark = pytest.mark.usefixtures("few_penalties")
 
 
 @pytest.fixture(scope="module")
