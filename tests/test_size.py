@@ -39,7 +39,7 @@ CEILINGS = {
     "utils": 1930,
     "utils/file_formats": 385,
     "utils/processes": 467,
-    "tests": 1652,
+    "tests": 1514,
     "tests/configs": 1137,
     "tests/datasets": 6286,
     "tests/engine": 11016,
