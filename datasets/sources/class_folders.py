@@ -6,7 +6,6 @@ import shlex
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -61,9 +60,6 @@ def find_folder(root: Path, name: str) -> Path:
 def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collection[str] | None = None) -> Listing:
     """Lists the images of each folder in `root`, at any depth; the sorted names of the folders (NFC) are the classes.
 
-    Hidden folders and folders of operating systems are ignored. A link to a folder is followed once per class, and
-    never to a parent folder.
-
     known: the classes of the training images. One without images is no error, another class is.
 
     Findings: a folder that cannot be listed or contains no images; another class.
@@ -75,7 +71,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     of_folders = list(map(to_nfc, folders))
     names = sorted([*of_folders, *set(known or ()).difference(of_folders)])
     label_of = {name: label for label, name in enumerate(names)}
-    paths, targets, copies = StringPacker(), array("q"), list[str]()
+    paths, targets, notes = StringPacker(), array("q"), list[Note]()
     for folder, name in zip(folders, of_folders, strict=True):
         num_findings = len(found.findings)
         images = found.images_in(root / folder)
@@ -88,10 +84,8 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
         for path in images:
             paths.add(path)
             targets.append(label_of[name])
-        copies += named_after_images(images)
     if known is not None and not paths and not found.findings:
         found.findings.append(f"{root}: contains no images of the training's classes; add images, or remove the folder")
-    notes = notes_on_copies(root, copies, len(targets))
     if beside := sum(found.is_image(root, name) for name in files):
         notes.append(Note("log", f"{root}: {beside} image(s) beside the class folders are not read"))
     for dataset, (_, no_class) in _CALTECH.items():
@@ -101,32 +95,13 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     return Listing(root, names, arrays, findings=found.findings, notes=notes + found.notes(), sizes=found.sizes)
 
 
-def named_after_images(paths: Sequence[str]) -> list[str]:
-    """The paths with the name of another one: with another ending, or with a word, as of a mask or a copy of it."""
-    parts = map(os.path.splitext, paths)
-    stems = [stem if ending.lower() in IMAGE_EXTENSIONS else stem + ending for stem, ending in parts]
-    known, seen, found = set(stems), set[str](), list[str]()
-    for path, stem in zip(paths, stems, strict=True):
-        if stem in seen or ((match := _MORE_THAN_A_NAME.fullmatch(stem)) and match[1] in known):
-            found.append(path)
-        seen.add(stem)
-    return found
-
-
-def notes_on_copies(root: Path, copies: Sequence[str], number: int) -> list[Note]:
-    """A warning if a quarter of the images, or more, have the name of another one."""
-    shown = f"{len(copies)} of {number} images, such as {shorten((copies or [''])[0])}"
-    text = f"{root}: {shown}, have the name of another image: move masks and copies out of it"
-    return [Note("warning", text)] if len(copies) > number / 4 else []
-
-
 def read_images(root: Path) -> Listing:
     """Lists all images in a folder, at any depth and without labels, as `read_class_folders` does: each label is 0.
 
     Images without a decoder are listed, too: whether an image can be read is found when it is read.
     Raises UserError: a folder cannot be listed, or there are no images.
     """
-    found = FoundFiles(root, keep_undecodable=True)
+    found = FoundFiles(root, predicts=True)
     paths = StringPacker(found.images_in(root))
     if found.findings:
         raise combine_findings(f"{root}: {len(found.findings)} problems", found.findings)
@@ -163,21 +138,18 @@ def has_images(root: Path) -> bool:
     return any(found.is_image(path, name) for path, _, files in found.walk(root) for name in files)
 
 
-@dataclass
 class FoundFiles:
     """Errors about folders in `root`, and counts of the files in them.
 
+    sizes: the images in each folder, by its path in `root`. copies: the paths of those with the name of another one.
     others: files and folders that are ignored, by their endings. lost: the paths of images that cannot be read, by
-    their kinds; images without a decoder here count as images with `keep_undecodable`. sizes: the images in each
-    folder, by its path in `root`.
+    their kinds. predicts: images without a decoder here count as images.
     """
 
-    root: Path
-    keep_undecodable: bool = False
-    findings: list[Finding] = field(default_factory=list)
-    sizes: Counter[str] = field(default_factory=Counter)
-    others: Counter[str] = field(default_factory=Counter)
-    lost: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    def __init__(self, root: Path, predicts: bool = False) -> None:
+        self.root, self.predicts, self.findings = root, predicts, list[Finding]()
+        self.sizes, self.copies, self.others = Counter[str](), list[str](), Counter[str]()
+        self.lost = defaultdict[str, list[str]](list)
 
     def is_image(self, folder: str | Path, name: str) -> bool:
         """Tells whether a file is an image, and counts another one. Only a file with an unknown ending is opened."""
@@ -188,7 +160,7 @@ class FoundFiles:
         kind = (kind_of_file(path) or (_BROKEN if is_broken_link(path) else None)) if is_opened else None
         if kind == _BROKEN or (kind and missing_decoder(kind)):
             self.lost[kind].append(path)
-            return self.keep_undecodable and kind != _BROKEN
+            return self.predicts and kind != _BROKEN
         if kind or (is_opened and ending in PHOTO_EXTENSIONS):
             return True  # a damaged photo is an image, too: an error reports it
         self.others["hidden " * (name[0] == ".") + (ending or name)] += 1
@@ -197,7 +169,7 @@ class FoundFiles:
     def walk(self, folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         """Each folder in a folder, the sorted names of the folders in it that are not ignored, and of its files.
 
-        A link is followed once, and never to the root, if that is another folder, or to a parent folder of it.
+        A link is followed once, as in a class, and never to a parent folder or, from another folder, to the root.
         """
         root = self.root.resolve()
         visited = {*root.parents, *([root] if folder != self.root else ())}
@@ -220,14 +192,19 @@ class FoundFiles:
         paths = list[str]()
         for path, _, files in self.walk(folder):
             prefix = os.path.join(path, "").removeprefix(os.path.join(self.root, ""))
-            if images := [prefix + name for name in files if self.is_image(path, name)]:
-                paths += images
+            if images := [name for name in files if self.is_image(path, name)]:
+                paths += [prefix + name for name in images]
                 self.sizes[prefix.removesuffix("/")] += len(images)
+                self.copies += [prefix + name for name in _named_after_others(sorted(images))]
         return sorted(paths, key=lambda path: path.replace("/", "\0"))
 
     def notes(self) -> list[Note]:
-        """Notes about the files, which may be warnings."""
+        """Notes about the files; a warning if a quarter of the images have the name of another one, or more."""
         notes = list[Note]()
+        if len(self.copies) > self.sizes.total() / 4 and not self.predicts:
+            shown = f"{len(self.copies)} of {self.sizes.total()} images, such as {shorten(self.copies[0])}"
+            text = f"{self.root}: {shown}, have the name of another image: move masks and copies out of it"
+            notes.append(Note("warning", text))
         for kind, paths in self.lost.items():
             fix = missing_decoder(kind) or "restore their targets"
             text = f"{self.root}: {len(paths)} {kind}(s) cannot be read, such as {shorten(paths[0])}; {fix}"
@@ -236,6 +213,18 @@ class FoundFiles:
             counts = ", ".join(f"{count} {shorten(ending)}" for ending, count in self.others.most_common(_MAX_ENDINGS))
             notes.append(Note("log", f"{self.root}: {self.others.total()} files and folders are ignored: {counts}"))
         return notes
+
+
+def _named_after_others(names: Sequence[str]) -> list[str]:
+    """The images with another one's name: with another ending, or with a word, as of a mask or a copy of it."""
+    parts = map(os.path.splitext, names)
+    stems = [stem if ending.lower() in IMAGE_EXTENSIONS else stem + ending for stem, ending in parts]
+    known, seen, found = set(stems), set[str](), list[str]()
+    for name, stem in zip(names, stems, strict=True):
+        if stem in seen or ((match := _MORE_THAN_A_NAME.fullmatch(stem)) and match[1] in known):
+            found.append(name)
+        seen.add(stem)
+    return found
 
 
 def _cannot_list(error: OSError) -> UserError:

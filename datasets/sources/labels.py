@@ -11,7 +11,7 @@ from shlex import quote
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.class_folders import FoundFiles, named_after_images, notes_on_copies
+from datasets.sources.class_folders import FoundFiles
 from datasets.sources.image_files import Listing
 from datasets.sources.lists import read_table
 from datasets.sources.names import MASK, label_in, list_names, word_in
@@ -20,7 +20,6 @@ from utils.errors import UserError, combine_findings
 from utils.notes import Note
 
 _MAX_SHOWN = 4
-_MAX_TRIED = 100  # images that show quickly that an expression does not fit
 _FIELD = r"(\d+)_"
 _PARTS = ("train", "val", "test", "none")  # none: images without labels
 IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
@@ -86,10 +85,10 @@ class LabelledPaths(Table):
         """The images of a split, with the labels of the training. Findings: images without a class of the training."""
         if split not in self.folders:
             raise UserError(f"{self.root}: has no folder {split} beside {list_names(sorted(self.folders))}; add it")
-        listing, paths = read_table((self, split), (self, "train"), self._data), self._paths_of[split]
+        listing = read_table((self, split), (self, "train"), self._data)
         names = list_names(listing.class_names, _MAX_SHOWN)
         listing.notes.append(Note("log", f"{self.root}: DATA.LABELS finds {len(listing.class_names)} classes, {names}"))
-        listing.notes += [*notes_on_copies(self.file, named_after_images(paths), len(paths)), *self._files.notes()]
+        listing.notes += self._files.notes()
         return replace(listing, file=None)
 
 
@@ -125,11 +124,11 @@ def advise_labels(root: Path) -> str | None:
     paths = train + val
     found = list[str]()
     for expression, of_labels in _expressions(paths, level):
-        if not all(label_in(expression, path) for path in train[:_MAX_TRIED]):
+        if not all(label_in(expression, path) for path in train):
             continue
         labels = Counter(label_in(expression, path) for path in train)
         are_of_train = {label_in(expression, path) for path in val} <= labels.keys()
-        if are_of_train and "" not in labels and 2 <= len(labels) <= len(paths) / 2 and sorted(labels.values())[-2] > 1:
+        if are_of_train and 2 <= len(labels) <= len(paths) / 2 and sorted(labels.values())[-2] > 1:
             options = filter(None, [f"DATA.LABELS={expression}", _cases(paths, of_labels)])
             classes = f"{len(labels)} classes, {list_names(sorted(labels), _MAX_SHOWN)}"
             found.append(f"-opts {' '.join(map(quote, options))} reads {classes}")

@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
@@ -166,14 +167,18 @@ class ClassFolders(Source):
 
     def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
         super().__init__(data, splitter)
-        self._found, self._read = _find(data), dict[Path, Listing]()
+        folders = LabelledPaths(data) if data.labels else SplitFolders(self.root, data.class_folders)
+        self._found: SplitFolders | LabelledPaths = folders
+        self._read = dict[str, Listing]()
 
     def read(self, split: str) -> ImageFiles:
         is_part = split != "test" and "val" not in self._found.folders
-        listing = self._found.read("train" if is_part else split)
+        name = "train" if is_part else split
+        if name not in self._read:
+            self._read[name] = self._found.read(name)
+        listing = replace(self._read[name], findings=[*self._read[name].findings], notes=[*self._read[name].notes])
         if not (self.data.labels or self.data.groups) and split == "train":
             listing.notes += notes_on_folders(listing)
-        self._read[listing.root] = listing
         return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
 
     def check_classes(self) -> None:
@@ -183,22 +188,18 @@ class ClassFolders(Source):
 
     @classmethod
     def splits_of(cls, data: Data) -> Collection[str]:
-        found = _find(data)
+        found = cls(data)._found
         return found.folders if "val" in found.folders or found.folders["train"] != found.root else ()
 
     @classmethod
     def find_test(cls, data: Data) -> tuple[bool, str | None]:
         if not os.path.isdir(data.data_path):
             return False, None
-        found = _find(data)
+        found = cls(data)._found
         if found.test and "test" not in found.folders:
             of_class = "image to which DATA.LABELS gives a class" if data.labels else "folder with the name of a class"
             return without_labels(found.test, f"has no {of_class}")
         return "test" in found.folders, None
-
-
-def _find(data: Data) -> SplitFolders | LabelledPaths:
-    return LabelledPaths(data) if data.labels else SplitFolders(Path(data.data_path), data.class_folders)
 
 
 def _pass_doubled(folder: Path) -> Path:

@@ -122,8 +122,11 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
         return [names.get(label, str(label)) for label in range(len(names) or max(labels) + 1)]
 
     images, labels = getattr(data, "data", None), getattr(data, "targets", getattr(data, "labels", ()))
-    if name == "FER2013":
-        images, labels = np.stack([pixels for pixels, _ in data._samples]), [label for _, label in data._samples]
+    pairs: Any = getattr(data, "_samples", None) or map(data.__getitem__, range(len(data)))
+    if name == "OxfordIIITPet":  # it has no `loader`, as GTSRB
+        pairs = zip(data._images, data._labels, strict=True)
+    elif name == "FER2013":
+        images, labels = zip(*pairs, strict=True)
         if None in labels:
             raise ValueError("test.csv has no labels, unlike fer2013.csv and icml_face_data.csv")
     if images is not None:  # (N, H, W), (N, H, W, 3) or (N, 3, H, W)
@@ -134,11 +137,6 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
         samples = ImageArray(images, labels, names_of(labels))
         samples.has_class_names = bool(names)
         return samples
-    pairs: Any = map(data.__getitem__, range(len(data)))
-    if name == "GTSRB":  # it has no `loader`, as OxfordIIITPet
-        pairs = data._samples
-    elif name == "OxfordIIITPet":
-        pairs = zip(data._images, data._labels, strict=True)
     # Sorted: INaturalist and SUN397 list the files in the order of the disk.
     files = sorted((str(path).removeprefix(os.path.join(root, "")), label) for path, label in pairs)
     if outside := [path for path, _ in files if path.startswith("/") or ".." in path.split("/")]:

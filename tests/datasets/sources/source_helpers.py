@@ -48,13 +48,15 @@ def expand(text: str) -> list[str]:
 
 
 def tree(root, *parts):
-    """Images 'x/0.jpg', folders 'x' of four images, empty folders 'x/', and empty files 'x!', see `expand`."""
+    """Images x/0.jpg, folders x of four images, empty folders x/ and files x!, links x>target, see `expand`."""
     for path in (one for part in parts for one in expand(part)):
-        is_image = path.endswith((".jpg", ".png"))
-        files = [path] if is_image or path[-1] in "!/" else [f"{path}/{number}.jpg" for number in range(4)]
-        for file in files:
+        name, is_link, target = path.partition(">")
+        is_file = path.endswith((".jpg", ".png", "!", "/"))
+        for file in [path] if is_file or is_link else [f"{path}/{number}.jpg" for number in range(4)]:
             (root / file).parent.mkdir(parents=True, exist_ok=True)
-            if file.endswith("/"):
+            if is_link:
+                (root / name).symlink_to(root / target)
+            elif file.endswith("/"):
                 (root / file).mkdir(exist_ok=True)
             else:
                 (root / file.rstrip("!")).write_bytes(b"" if file.endswith("!") else IMAGE)

@@ -65,13 +65,6 @@ def test_names_are_equal_in_every_unicode_form(tmp_path, cpu, dataset, form, kno
         assert [samples.open(index, 3) for index in range(len(samples))]
 
 
-def test_names_of_other_case_are_a_warning(tmp_path, cpu):
-    write_classes(tmp_path, dog=2, Dog=2)
-    (samples,) = read(tmp_path, cpu, "all", class_names=None)
-    (note,) = samples.notes
-    assert note.kind == "warning" and "'Dog', 'dog'" in note.text
-
-
 def test_number_of_classes(tmp_path, cpu):
     write_classes(tmp_path / "folder", cat=2, dog=2)
     assert number_of_classes("folder", read(tmp_path / "folder", cpu, "train", class_names=None)) == 2

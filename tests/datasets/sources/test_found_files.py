@@ -86,30 +86,25 @@ def test_a_prediction_has_an_error_for_each_image_that_cannot_be_read(tmp_path, 
 
 
 def test_links_are_followed_but_never_up(tmp_path):
-    root = tmp_path / "data"
-    write_classes(root, a=2, b=1)
-    write_image(tmp_path / "elsewhere" / "y.jpg")
-    links = {"a/more": "elsewhere", "a/self": "data/a", "a/up": "data", "b/far_up": ".", "b/across": "data/a"}
-    for name, target in (links | {"a/across": "data/b", "a/gone": "missing"}).items():
-        (root / name).symlink_to(tmp_path / target)
-    listing = read_class_folders(root)
+    tree(tmp_path, "data/a/{000,001}.jpg", "data/b/000.jpg", "elsewhere/y.jpg", "data/a/gone>missing")
+    tree(tmp_path, "data/a/more>elsewhere", "data/a/{self,../b/across}>data/a", "data/a/up>data", "data/b/far_up>.")
+    tree(tmp_path, "data/a/across>data/b")
+    listing = read_class_folders(tmp_path / "data")
     assert list(listing.paths) == [
         *("a/000.jpg", "a/001.jpg", "a/across/000.jpg", "a/more/y.jpg"),
         *("b/000.jpg", "b/across/000.jpg", "b/across/001.jpg", "b/across/more/y.jpg"),
     ]
     assert any(note.kind == "warning" and "a/gone" in note.text for note in listing.notes)
-    assert len(unlabelled(str(root), Data())) == 4  # without classes, each folder once
+    assert len(unlabelled(str(tmp_path / "data"), Data())) == 4  # without classes, each folder once
 
 
 def test_a_link_in_place_of_an_image_or_of_a_folder(tmp_path, cpu):
-    tree(tmp_path, "far/{train,val}/{a,b}")
-    (tmp_path / "linked").symlink_to(tmp_path / "far")
+    tree(tmp_path, "far/{train,val}/{a,b}", "linked>far", "lost>missing")
     given = options(tmp_path / "linked", dataset="folder", batch_size=1)
     assert [*map(len, read_samples(given, None, cpu, "train", "val"))] == [8, 8]
-    (tmp_path / "far/train/a/x.jpg").symlink_to("nowhere.jpg")
+    tree(tmp_path, "far/train/a/x.jpg>nowhere.jpg")
     (train,) = read_samples(given, None, cpu, "train")
     assert "nowhere.jpg" in train.missing_image(list(train.listing.paths).index("a/x.jpg")).reason
-    (tmp_path / "lost").symlink_to(tmp_path / "missing")
     assert_refused(lambda: ClassFolders(options(tmp_path / "lost")).read("train"), tmp_path / "lost", "missing")
 
 

@@ -61,6 +61,7 @@ READ = {  # columns, DATA.COLUMNS, the images of each split; of the file: its na
     "two kinds": ({"file_space_name": FILES, "id": range(30), "class_id": range(30), "Class": LABELS}, None, [26, 4]),
     "documented": ({"image_path": FILES, "target": LABELS, "path": range(30), "label": range(30)}, None, [26, 4]),
     "the only other column": ({"Unnamed: 0": range(30), "file_name": FILES, "finding": LABELS}, None, [26, 4]),
+    "GTSRB": ({"Width": range(30), "Roi.X1": [5] * 30, "ClassId": LABELS, "Path": FILES}, None, [26, 4]),
     "given": ({"x": FILES, "y": LABELS}, {"path": "x", "label": "y"}, [26, 4]),
     "columns of 0 and 1": ({"filename": FILES, **pandas.get_dummies(pandas.Series(LABELS))}, None, [26, 4]),
     "pixels beside paths": ({**TWO, **PIXELS}, None, [26, 4]),

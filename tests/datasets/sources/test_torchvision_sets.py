@@ -80,13 +80,15 @@ def inat(root, patch):
         write_image(root / path / f"{number}.jpg", pixels(8, 8, 3))
 
 
-def handwriting(root, patch, prefix="EMNIST/raw/emnist-letters"):
-    """Names, MD5 sums and files of `prefix`-{train,test}-{images-idx3,labels-idx1}-ubyte."""
+def idx(array):
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def handwriting(root, patch):
     for split, count in (("train", 78), ("test", 26)):
         labels = (np.arange(count) % 26 + 1).astype(np.uint8)
         for name, array in (("images-idx3", pixels(count, 28, 28)), ("labels-idx1", labels)):
-            head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-            write(root / f"{prefix}-{split}-{name}-ubyte", head + array.tobytes())
+            write(root / f"EMNIST/raw/emnist-letters-{split}-{name}-ubyte", idx(array))
 
 
 TRAIN_TEST, FLAG = {"train": {"split": "train"}, "test": {"split": "test"}}, {"train": {"train": True}}
@@ -207,13 +209,8 @@ def test_refusals(name, cpu, tmp_path, monkeypatch):
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_download_is_checked_and_leaves_no_parts(is_whole, server, cpu, tmp_path, monkeypatch):
     images, labels = pixels(40, 28, 28), (np.arange(40) % 10).astype(np.uint8)
-    files = {"images-idx3": struct.pack(">4I", 2051, 40, 28, 28) + images.tobytes()}
-    files["labels-idx1"] = struct.pack(">2I", 2049, 40) + labels.tobytes()
-    sums = [
-        [name := f"{split}-{kind}-ubyte.gz", write(server / name, gzip.compress(content))]
-        for split in ("train", "t10k")
-        for kind, content in files.items()
-    ]
+    files = [f"{split}-{kind}-ubyte.gz" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    sums = [[name, write(server / name, gzip.compress(idx(images if "idx3" in name else labels)))] for name in files]
     sums[-1][1] = sums[-1][1] if is_whole else "0" * 32
     monkeypatch.setattr(theirs.MNIST, "resources", sums)
     monkeypatch.setattr(theirs.MNIST, "mirrors", [f"{server.as_uri()}/"])
