@@ -33,7 +33,10 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
     """
     name, kwargs = options.name, options.kwargs or {}
     if not timm.is_model(name):
-        raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{did_you_mean(name, timm.list_models())}")
+        known = timm.list_models()
+        hint = did_you_mean(name, [one for one in known if one.startswith(name.lower())], cutoff=0.0)
+        hint = hint or did_you_mean(name, known) or '; python -c "import timm; print(*timm.list_models())" lists all'
+        raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{hint}")
     arguments = {"img_size": data.image_size} | shared_arguments(options, data) | kwargs
     with errors_of_building(f"MODEL.NAME: {name}", data):
         if kwargs:

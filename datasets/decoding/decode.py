@@ -31,6 +31,7 @@ GreyRange = tuple[float, float]  # the values of 16-bit gray that become black a
 MODES = {1: "L", 3: "RGB"}  # Pillow's, by the number of channels
 MAX_VALUE = 65535
 _MAX_ASPECT = 100  # resizing the shorter side of a longer image would take gigabytes
+_MAX_BYTES_PER_PIXEL = 20  # of host memory, to decode an image
 _MAX_SCANS = 100  # of the largest image; a kilobyte of a progressive JPEG can contain a scan of the whole image
 _PLAIN_PPM = re.compile(rb"P([56])\n(\d{1,5}) (\d{1,5})\n255\n")
 _AS_STORED = 0  # torchvision's ImageReadMode.UNCHANGED: gray stays gray
@@ -210,11 +211,13 @@ def open_with_pillow(data: bytes, name: Callable[[], str]) -> Image.Image:
 
 @contextlib.contextmanager
 def errors_as_bad_image(name: Callable[[], str]) -> Iterator[None]:
-    """Converts a decoder's exceptions into a BadImage that names the image."""
+    """Converts a decoder's exceptions into a BadImage, or a MemoryError, that names the image."""
     try:
         yield
-    except (BadImage, MemoryError):
+    except BadImage:
         raise
+    except MemoryError as error:
+        raise MemoryError(name()) from error
     except UnidentifiedImageError as error:
         raise BadImage(name(), f"is not an image of a supported format ({', '.join(FORMATS)})", _FIX) from error
     except Exception as error:  # Pillow raises many types on damaged files
@@ -229,7 +232,9 @@ def _check_cost(image: Image.Image, data: bytes, name: Callable[[], str], max_pi
         raise ValueError(f"{width} x {height} pixels: one side is more than {_MAX_ASPECT} times the other")
     if (pixels := width * height) > max_pixels:
         reason = f"has {width} x {height} pixels, more than DATA.MAX_PIXELS {max_pixels}"
-        raise BadImage(name(), reason, f"replace or remove it, or read it with -opts DATA.MAX_PIXELS={pixels}")
+        memory = f"{pixels * _MAX_BYTES_PER_PIXEL / 1e9:,.1f} GB of memory"
+        fix = f"shrink or remove it, or read it in {memory} with -opts DATA.MAX_PIXELS={pixels}"
+        raise BadImage(name(), reason, fix)
     scans = data.count(b"\xff\xda") if image.info.get("progressive") else 1
     if pixels * scans > _MAX_SCANS * max_pixels:
         raise ValueError(f"{width} x {height} pixels with {scans} scans: too many scans")

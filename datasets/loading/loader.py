@@ -89,8 +89,9 @@ class BatchReader(Dataset[Batch | UserError]):
             return self.slots.message(self._read(keys, self.slots.next()))
         except UserError as error:
             return error
-        except MemoryError:
-            return Unavailable("out of host memory; lower -num_workers or -batch_size")
+        except MemoryError as error:  # of a decoder: with the name of the image
+            fix = "lower -num_workers or -batch_size; if one image is large, shrink it or lower DATA.MAX_PIXELS"
+            return Unavailable(f"out of host memory{''.join(f' ({one})' for one in error.args)}; {fix}")
 
     def _read(self, keys: list[Key], images: torch.Tensor) -> Batch:
         """images: memory for the batch, uint8 (B or more, C, S, S)."""

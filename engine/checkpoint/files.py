@@ -252,9 +252,14 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
         raise UserError(f"{path}: is not a checkpoint of this program: {listed} missing or of a wrong type")
     if not _is_consistent(state):
         raise UserError(f"{path}: is not a checkpoint of this program: its entries contradict each other; use another")
-    for name, one in weights.items():
-        if not one.isfinite().all():
-            raise UserError(f"{path}: contains NaN or infinite values in {name}; use an earlier checkpoint")
+    if name := _non_finite(state):
+        raise UserError(f"{path}: contains NaN or infinite values in {name}; use an earlier checkpoint")
+
+
+def _non_finite(state: dict[str, Any]) -> str:
+    """The first tensor of the weights with a NaN or infinite value; '' if there is none."""
+    named = ((f"{key} {format_value(name)}", one) for key in WEIGHTS for name, one in (state[key] or {}).items())
+    return next((name for name, one in named if not one.isfinite().all()), "")
 
 
 def _is_consistent(state: dict[str, Any]) -> bool:
@@ -321,7 +326,7 @@ class CheckpointWriter:
         """Writes the last checkpoint; its files also become the best one and `periodic` if those are due.
 
         is_later: than the last checkpoint, which becomes the previous one; else its step is the same one.
-        Raises UserError: this checkpoint, or the one before, cannot be written; the checkpoints on disk stay.
+        Raises UserError: this one, or the one before, cannot be written or is not finite; the checkpoints on disk stay.
         """
         self.wait()
         weights = {entry: {name: one.contiguous() for name, one in (state[entry] or {}).items()} for entry in WEIGHTS}
@@ -335,6 +340,9 @@ class CheckpointWriter:
 
     def _write(self, content: dict[str, Any], is_best: bool, periodic: str | None, is_later: bool) -> None:
         last = self.folder / LAST
+        if name := _non_finite(content):
+            problem = f"NaN or infinite values in {name}, so that {last} is not written and earlier checkpoints stay"
+            raise UserError(f"{problem}; lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP=1.0")
         atomic_save(last, content, previous=self.folder / PREVIOUS if is_later else None)
         link_copies(last, is_best, periodic, self.keep)
         self.on_written(self.folder / (BEST if is_best else LAST), content)

@@ -195,6 +195,8 @@ def _defects(run: RunContents) -> Iterator[tuple[str, str]]:
         rises = last - before >= max(_RISE, _noise(before, last, images) / math.sqrt(fifth))
     longer = _command(run, f"-resume={run.folder.absolute()}", f"-epochs={2 * options['TRAIN.NUM_EPOCHS']}")
 
+    if text := _at_chance(run):
+        yield f"{text}.", _again(run, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
     better = _better_rivals(run)
     if better:
         _, _, rival, scores = max(better)
@@ -239,12 +241,26 @@ def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
 
 
 def first_epoch_of(run: RunContents) -> str:
-    """A line on a first epoch below the probe of its run by more than twice the noise; '' for others."""
+    """A line on a first epoch at chance, or below the probe of its run by more than twice the noise; '' for others."""
+    text = _at_chance(run, math.inf)
     for gap, probe, rival, scores in _better_rivals(run):
         if rival == "probe_score" and gap > 2 * _noise(probe - gap, probe, _sample_size(run, run.metric.name)):
-            lower = f"-lr={run.options['TRAIN.BASE_LR'] / 10:g}"
-            return f"The first epoch is far below the probe: {scores}; {lower} changes the weights less"
-    return ""
+            text = text or f"The first epoch is far below the probe: {scores}"
+    return text and f"{text}; -lr={run.options['TRAIN.BASE_LR'] / 10:g} changes the weights less"
+
+
+def _at_chance(run: RunContents, few_steps: float = 100) -> str:
+    """A text, if the training loss ends at least as high as with equal probabilities of all classes; '' for others.
+
+    At a good rate it may, too, after a few steps, but then it was never twice as high.
+    """
+    options, chance = run.options, math.log(to_float(run.options["MODEL.NUM_CLASSES"]) or 1)
+    steps, losses = zip(*(points(run.epochs, "step", "train_loss") or [(0.0, -math.inf)]), strict=True)
+    loss = [options[key] for key in ("LOSS.NAME", "LOSS.CLASS_WEIGHTS", "TRAIN.DISTILLATION_TYPE")]
+    is_high = 0 < chance <= losses[-1] and (steps[-1] >= few_steps or max(losses) > 2 * chance)
+    if not is_high or loss != ["cross_entropy", None, "none"]:
+        return ""
+    return f"The training loss is {number(losses[-1])}, and a guess of the class has {chance:.2f}"
 
 
 def _sample_size(run: RunContents, name: str) -> float:

@@ -1,8 +1,10 @@
 """Console, log files and progress bar of a run."""
 
 import logging
+import re
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -23,6 +25,7 @@ from utils.tables import MAX_COLUMNS
 
 _NOTE = logging.INFO + 5  # level of the notes for the screen; what is only for the files has DEBUG
 _MAX_LINES, _MAX_WARNINGS = 8, 3  # on the screen before the first step: notes included, and below them
+_MIN_PATH_CHARS = 30  # that are shown
 _MARK = "----- "  # of lines in the files that are no steps
 
 
@@ -76,9 +79,11 @@ class _Console(logging.Handler):
 
 
 def _fitted(line: str, end: str = "") -> str:
-    """The line in the width of the screen."""
+    """The line in the width of the screen: without the middle of its longest path, then without its last words."""
     width = min(shutil.get_terminal_size().columns, MAX_COLUMNS) if sys.stdout.isatty() else MAX_COLUMNS
-    return shortened(line, width - len(end)) + end
+    path = max(re.findall(r"\S*/\S*", line), key=len, default="")
+    line = line.replace(path, shortened(path, max(len(path) + width - len(line + end), _MIN_PATH_CHARS)))
+    return textwrap.shorten(line, width - len(end), placeholder=" ...") + end
 
 
 class _LogFile(logging.FileHandler):

@@ -92,7 +92,7 @@ class RunRecord:
         self.epochs: dict[int, Row] = {}
         self.on_end: Callable[[], None] = lambda: None
         self._folder: Path | None = None
-        self._resume_command: str | None = None
+        self.resume_command: str | None = None
         self._lock = threading.RLock()  # checkpoints are written in a thread
 
     @property
@@ -116,7 +116,7 @@ class RunRecord:
                 "warnings": dict(Counter(before["warnings"]) + Counter(self.values["warnings"])),
                 **values,
             }
-            self._folder, self._resume_command = folder, resume_command
+            self._folder, self.resume_command = folder, resume_command
             if self.is_main:
                 self._write()
                 if launch := os.environ.get(LAUNCH_FOLDER):
@@ -132,7 +132,7 @@ class RunRecord:
         """
         resume: str | None = None
         if "checkpoint" in values:
-            values["resume"] = self._resume_command
+            values["resume"] = self.resume_command
         with self._lock:
             written = read_json(self.folder / STATUS)
             replaced = (*UNFINISHED, *(("failed", "interrupted") if overrules else ()))

@@ -209,7 +209,7 @@ class Reporter(Observer):
             parts += [format_speed(speed), *self.model.rates(speed)]
         if self.scaler.skipped:
             parts.append(f"skipped steps: {self.scaler.skipped}")
-        if seconds_left := self._seconds_left(progress):
+        if seconds_left := self.seconds_left(progress):
             parts.append(f"time left: {format_duration(seconds_left)}")
         self.logger.info(", ".join(parts))
         epochs_done = progress.epoch + 1
@@ -290,7 +290,7 @@ class Reporter(Observer):
         times, seconds = self.timer.totals().since(start.timer), time.perf_counter() - start.time
         figures = {"lr": progress.lr} | self._figures(latest.total_samples, seconds, times)
         figures |= {"grad_norm": latest.grad_norm, **(latest.values if latest.samples else {})}
-        scale, left = figures["loss_scale"], self._seconds_left(progress)
+        scale, left = figures["loss_scale"], self.seconds_left(progress)
         shows_scale = scale != self._scale and (self.scaler.dynamic or scale != 1)
         for line in step_lines(progress, self.num_epochs, latest, to_metrics(sums), figures, left, shows_scale):
             self.logger.info(line)
@@ -304,7 +304,7 @@ class Reporter(Observer):
         position = {"epoch": progress.epoch + 1, "step": progress.step, "epoch_step": progress.done_steps}
         return position | {"seconds_left": left} | figures
 
-    def _seconds_left(self, progress: EpochProgress) -> float | None:
+    def seconds_left(self, progress: EpochProgress) -> float | None:
         """The steps that are left at the mean time of a step since the first one, with evaluations; None before it."""
         if self._first is None or progress.step == self._first[1]:
             return None

@@ -25,13 +25,16 @@ from engine.training.session import build_train_state
 from engine.training.step import train_steps
 from utils.device import synchronize
 from utils.distributed import ProcessContext, broadcast_object
+from utils.errors import from_here
 from utils.notes import Note
 from utils.system import seconds_since_start
+from utils.tables import format_duration
 
 _TIMED_STEPS, _WARM_STEPS, _MAX_TIMED_BATCHES = 20, 2, 16
 _MAX_SHARE = 0.1  # of the time of a run, for the timed steps; half as much for more than four batches of an evaluation
 _END_SECONDS = 4.0  # for the pictures and the page at the end
 _USED_SHARE = 0.97  # of the time for steps and evaluations
+_MAX_MISSED = 0.1  # of the time of a run, without a remark
 
 
 def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, solved: Solved | None) -> Plan:
@@ -94,12 +97,25 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
         end = f", about {late:.0f} s too late" if late > 0 else ""
         logger.note(Note("screen", f"{title}no time for a step, so that the run is the probe{end}"))
         return _as_probe(plan, context)
-    epochs, steps = epochs_in(left, step, evaluation / config.validate_freq, progress.steps)
-    epochs, steps = broadcast_object((epochs, steps), context)
-    chosen = f"NUM_EPOCHS {epochs}" + (f", EPOCH_STEPS {steps} of {progress.steps}" if steps < progress.steps else "")
-    logger.log(f"----- {title}{chosen}")
+    epochs, steps = broadcast_object(epochs_in(left, step, evaluation / config.validate_freq, progress.steps), context)
     limit = steps if steps < progress.steps else None
+    logger.log(f"----- {title}NUM_EPOCHS {epochs}" + (f", EPOCH_STEPS {limit} of {progress.steps}" if limit else ""))
     return replace(plan, config=config.with_train(epoch_steps=limit, **_schedule(train, epochs)))
+
+
+def halfway_remark(train: Train, epochs_done: int, seconds_left: float | None, resume: str | None) -> str:
+    """A line after half of the epochs of a run that will miss TRAIN.MINUTES by over a tenth; '' for others.
+
+    seconds_left: of the epochs to come, at the speed so far. resume: the command.
+    """
+    seconds, half = 60 * (train.minutes or 0), math.ceil((train.last_epoch + train.num_epochs) / 2)
+    missed = (budget := seconds - seconds_since_start() - _END_SECONDS) - (seconds_left or 0)
+    if not seconds or not seconds_left or epochs_done != half or abs(missed) < _MAX_MISSED * seconds:
+        return ""
+    end = f"{format_duration(abs(missed))} too {'early' if missed > 0 else 'late'}"
+    epochs = epochs_done + max(1, int((train.num_epochs - epochs_done) * budget / seconds_left))
+    fix = f"for another length, interrupt it and type: {from_here(resume or '')} -epochs={epochs}"
+    return f"TRAIN.MINUTES {train.minutes:g}: the run will end about {end}; {fix}"
 
 
 def _as_probe(plan: Plan, context: ProcessContext) -> Plan:

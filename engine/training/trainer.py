@@ -30,6 +30,7 @@ from engine.run.folder import next_command
 from engine.run.record import REPORT, TEST_EVALUATION
 from engine.run.reporter import log_validation
 from engine.training.first_steps import BaselineThread, EvaluationImages, TrainBatch, UntrainedParameters
+from engine.training.minutes import halfway_remark
 from engine.training.session import Evaluated, RunOutputs, RunReport, Session
 from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
@@ -204,6 +205,9 @@ class Trainer:
 
             if text := first_epoch_of(self.report.contents):
                 self.outputs.logger.note(Note("screen", text))
+        left, resume = self.outputs.reporter.seconds_left(progress), self.outputs.record.resume_command
+        if self.report and not self.plan.found and (text := halfway_remark(config.train, epochs_done, left, resume)):
+            self.outputs.logger.info(f"----- {text}")
         self.position.progress = self.state.new_progress(epochs_done)
         ends = self._reaches_the_end(epochs_done) or self.stops_early(epochs_done)
         if is_best or ends or self._is_due(epochs_done, config.save_freq):

@@ -36,6 +36,8 @@ def of_timm(name: str, words: str) -> str:
 
 REFUSED = [  # command line -> a pattern of the error
     (of_timm("resnet5O", "SEED=0"), r"MODEL\.NAME.* resnet5O.* resnet50"),
+    (of_timm("deit_smal", "SEED=0"), "did you mean deit_small_"),
+    (of_timm("zzz", "SEED=0"), r"timm\.list_models\(\)"),
     (of_timm("levit_128s", "DATA.IMAGE_SIZE=200"), r"levit_128s.* DATA\.IMAGE_SIZE 200: "),  # by the forward pass
     # An argument of a parent of the class, and one of timm's function alone
     (of_timm(DEIT_TINY, "'MODEL.KWARGS={init_value: 3}'"), "init_value.* did you mean init_values"),
@@ -57,7 +59,7 @@ REFUSED = [  # command line -> a pattern of the error
     (of("SwinTransformer", "-opts 'MODEL.NUM_HEADS=[1, 2, 3, 4]'"), "NUM_HEADS of stage 3 is 3, no divisor"),
     (of("MobileOne", "-opts 'MODEL.CHANNELS=[8, 9, 16, 24, 32]'"), "gives 9 channels"),
     (of("ConvMixer", "-opts MODEL.DROPPATH=0.1"), "convmixer does not accept .*MODEL.DROPPATH; set"),
-    (of("SwinTransformer", "-image_size=14"), "^-image_size: .* 14 is not a multiple of 4, .* 16$"),
+    (of("SwinTransformer", "-image_size=14"), "^-image_size: .* 14 is not a multiple of 4, .* 16; -model=resnet10t"),
     # Weights: the file, and the tensor and the values that differ
     (weights("SwinTransformer", "SEED=0", "DeiT_plain"), r"weights.pdparams: .*position_embedding.* Swin Trans"),
     (weights("LeViT", "'MODEL.DEPTH=[1, 1, 1]'"), "weights.pdparams: .*blocks.3.attn.* LeViT"),

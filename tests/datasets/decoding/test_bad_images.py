@@ -153,8 +153,8 @@ def test_out_of_memory_is_not_a_bad_image(image_folder, tmp_path, cpu, monkeypat
 
     config = parse_command_line(argv_for(image_folder, tmp_path)).config
     (samples,) = samples_for(config, cpu, "val")
-    monkeypatch.setattr("datasets.sources.samples.open_image", no_memory)
-    with pytest.raises(UserError, match="out of host memory; lower -num_workers"):
+    monkeypatch.setattr("datasets.decoding.decode.open_with_pillow", no_memory)
+    with pytest.raises(UserError, match=rf"out of host memory \({samples.name(0)}\); .*MAX_PIXELS"):
         next(iter(eval_loader_for(config, samples, cpu)))
 
 

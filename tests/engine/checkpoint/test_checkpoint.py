@@ -70,6 +70,15 @@ def test_last_previous_best_and_newest_are_kept(tmp_path, monkeypatch, in_backgr
     assert epochs(tmp_path) == {f"{name}.pth": epoch for name, epoch in (names | {"last": 6}).items()}
 
 
+def test_weights_that_are_not_finite_are_not_written(tmp_path):
+    """A running variance may become infinite while losses and gradients are finite."""
+    writer = new_writer(tmp_path)
+    save(writer, 1, is_best=True)
+    with pytest.raises(UserError, match=r"state_dict_ema var, .*BASE_LR"):
+        save(writer, 2, is_best=True, state_dict_ema={"var": torch.tensor([1.0, torch.inf])})
+    assert epochs(tmp_path) == {"last.pth": 1, "best.pth": 1, "epoch-001.pth": 1}
+
+
 def test_periodic_checkpoints_are_in_the_order_of_their_epochs(tmp_path):
     """As text, 990 comes after 1010."""
     numbers = (90, 980, 990, 1000, 1010, 12000)

@@ -139,6 +139,23 @@ def test_a_first_epoch_far_below_the_probe_names_a_tenth_of_the_rate(tmp_path, t
     assert (lower in line) if lower else not line
 
 
+@pytest.mark.parametrize(
+    ("losses", "options", "kind", "at_once"),
+    [
+        ([27.3, 9.5, 2.46], [], "lower rate", True),  # BASE_LR 1 on the digits
+        ([4.0, 2.43, 2.36, 2.35, 2.32], [], "lower rate", False),  # 0.3: after 100 steps
+        ([2.9, 2.6, 2.4], [], "", False),  # the first steps of a good rate
+        ([27.3, 9.5, 2.1], [], "", False),
+        ([27.3, 9.5, 2.46], ["LOSS.NAME=bce"], "", False),
+    ],
+)
+def test_a_training_at_chance_names_a_tenth_of_the_rate(tmp_path, losses, options, kind, at_once):
+    run = make_run(tmp_path / "run", options=["MODEL.NUM_CLASSES=10", *options])
+    write_rows(run, [{"epoch": epoch, "train_loss": loss, "val_top1": 9.0} for epoch, loss in enumerate(losses, 1)])
+    run = read_contents(run)
+    assert kind_of(verdict_of(run)) == kind and ("-lr=0.0003 " in first_epoch_of(run)) == at_once
+
+
 def test_the_probe_as_epoch_0_is_no_trained_epoch(tmp_path):
     """The best checkpoint is the probe, and the trained epochs may still rise."""
     for name, val, kind in (("flat", HYM, "lower rate"), ("rising", [60, 71, 81.7], "longer")):

@@ -72,6 +72,16 @@ def test_a_few_notes_and_warnings_are_shown_and_the_others_counted(warnings, not
     assert hidden == warnings + notes - shown_notes - shown_warnings and max(map(len, lines)) <= 120
 
 
+def test_a_long_line_loses_its_end_and_the_middle_of_a_path(tmp_path, cpu, capsys):
+    logger, path = RunLogger(tmp_path, cpu), f"/data/{'long/' * 30}labels.csv"
+    logger.warn("the validation images are also training images; " + "remove them or set a key. " * 9)
+    logger.warn(f"{path}: has no labels")
+    logger.begin()
+    words, named = capsys.readouterr().out.splitlines()
+    assert words.startswith("Warning: the validation images are also training images; remove") and len(words) <= 120
+    assert re.fullmatch(r"Warning: /data/.*\.\.\..*/labels\.csv: has no labels", named) and len(named) <= 120
+
+
 def test_notes_of_a_run_that_ends_before_its_first_lines_are_printed(tmp_path, capsys):
     argv = [*digits_flags(tmp_path / "out"), "AMP.LEVEL=O2", "MODEL.PRETRAINED=none.pth"]
     with pytest.raises(UserError, match=r"none\.pth"):

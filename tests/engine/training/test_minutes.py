@@ -1,18 +1,22 @@
 """TRAIN.MINUTES: epochs and steps by the time that is left; the run is the one with these values given."""
 
+import re
+import shlex
+
 import pytest
 import torch
 from conftest import digits_flags, rows, train
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line
+from configs.schema.train import Train
 from configs.yaml_io import parse_value
 from datasets.loading.sampler import TrainSampler
 from engine.commands.run import run
 from engine.plan.training import plan_training
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
-from engine.training.minutes import epochs_in, evaluation_seconds, fit_into_minutes
+from engine.training.minutes import epochs_in, evaluation_seconds, fit_into_minutes, halfway_remark
 from tests.engine.report.run_folders import write_json
 from utils.files import read_json
 
@@ -89,18 +93,41 @@ def test_short_epochs_have_the_first_images_of_the_order():
     assert (layout.steps_per_epoch, layout.batches_per_epoch) == (5, 10)
 
 
-def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, cpu, monkeypatch):
+def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, cpu, monkeypatch, capsys):
+    """The resume is the command of a run that is too late."""
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 7))
+    monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: 2400)
     stopped = ["TRAIN.MAX_STEPS=9", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=5"]
     folder = train([*digits_flags(tmp_path / "timed"), *stopped, "-minutes=30"], cpu)
     options = parse_value((folder / "config.yaml").read_text())["TRAIN"]
     assert [options[key] for key in ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")] == [2, 7, 0.5, 30]
     monkeypatch.setattr("engine.training.minutes.epochs_in", None)  # a resume does not measure
-    assert run(parse_command_line([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"]), cpu) == 0
+    (command,) = re.findall(r"-resume=.* -epochs=\d+$", capsys.readouterr().out, re.MULTILINE)
+    assert run(parse_command_line([*shlex.split(command), "-opts", "TRAIN.MAX_STEPS=null"]), cpu) == 0
     given = train([*digits_flags(tmp_path / "given"), "TRAIN.NUM_EPOCHS=2", "TRAIN.EPOCH_STEPS=7"], cpu)
     first, second = (torch.load(one / "last.pth")["model"] for one in (folder, given))
     assert rows(folder) == rows(given)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("epochs_done", "seconds", "left", "expected"),
+    [
+        (27, 200, 200, ("3m16s too early", 52)),  # 396 s are left: 25 more epochs instead of 13
+        (27, 400, 400, ("3m24s too late", 33)),
+        (27, 599, 400, ("6m43s too late", 28)),
+        (27, 300, 250, ""),
+        (26, 200, 100, ""),  # not half of the epochs
+        (27, 200, None, ""),  # MAX_STEPS
+    ],
+)
+def test_halfway_a_run_of_another_length_says_so(monkeypatch, epochs_done, seconds, left, expected):
+    """Of 10 minutes and 40 epochs, the first 13 of which are another run's."""
+    monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: seconds)
+    train = Train(NUM_EPOCHS=40, LAST_EPOCH=13, MINUTES=10)
+    line = halfway_remark(train, epochs_done, left, "python main.py -resume=/run")
+    assert bool(line) == bool(expected)
+    assert not line or (expected[0] in line and line.endswith(f": python main.py -resume=/run -epochs={expected[1]}"))
 
 
 def test_a_run_of_a_sweep_takes_over_the_epochs_of_a_run_of_its_speed(tmp_path, cpu, monkeypatch):
