@@ -37,7 +37,7 @@ from datasets.decoding.images import (
 from datasets.decoding.partial_jpeg import can_decode_parts
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.names import names_of_labels
-from datasets.sources.samples import EncodedImages, Samples
+from datasets.sources.samples import EncodedImages, Samples, label_pairs
 from utils.distributed import ProcessContext, call_on_main, gather_objects
 from utils.errors import Finding, UserError, combine_findings
 from utils.files import open_descriptor, open_regular_file
@@ -57,15 +57,11 @@ _CHUNK = 256  # images between two looks at the clock
 
 def find_invalid_labels(samples: Samples, split: str, num_classes: int, trains: bool = True) -> list[str]:
     """Finds labels for which the model has no class. trains: the model is new, so that its number can change."""
-    labels = samples.targets
-    if labels.ndim == 2:  # multi-hot (N, classes): the highest label of each image, -1 without labels
-        highest = labels.shape[1] - 1 - labels[:, ::-1].argmax(axis=1)
-        labels = np.where(labels.any(axis=1), highest, -1)
-    indices = np.flatnonzero(labels >= num_classes)
-    if not len(indices):
+    indices, labels = label_pairs(samples.targets)
+    if not len(wrong := np.flatnonzero(labels >= num_classes)):
         return []
-    text = f"{samples.location(indices[0])}: label {labels[indices[0]]}, but MODEL.NUM_CLASSES is {num_classes}"
-    images = f"{len(indices)} image(s) of {split} have labels >= {num_classes}"
+    text = f"{samples.location(indices[wrong[0]])}: label {labels[wrong[0]]}, but MODEL.NUM_CLASSES is {num_classes}"
+    images = f"{len(np.unique(indices[wrong]))} image(s) of {split} have labels >= {num_classes}"
     fix = f"{'set it to' if trains else 'give weights of'} {labels.max() + 1} or more"
     return [f"{text} ({images}); {fix}, or correct the labels"]
 
@@ -184,12 +180,9 @@ def _fingerprints(samples: Samples) -> np.ndarray:
     number = targets.shape[1] if targets.ndim == 2 else targets.max(initial=-1) + 1
     classes = [*(f"{label} {name}" for label, name in enumerate(names_of_labels(samples, number))), "none"]
     numbers = np.array([zlib.crc32(name.encode(errors="surrogateescape")) for name in classes], np.uint64)
-    if targets.ndim == 1:
-        of_samples = numbers[targets]
-    else:
-        rows, labels = np.nonzero(targets)
-        of_samples = np.zeros(len(targets), np.uint64)
-        np.add.at(of_samples, rows, numbers[labels])
+    indices, labels = label_pairs(targets)
+    of_samples = np.zeros(len(targets), np.uint64)
+    np.add.at(of_samples, indices, numbers[labels])
     return of_samples << np.uint64(32) | samples.checksums()
 
 

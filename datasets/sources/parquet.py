@@ -80,7 +80,7 @@ class Parquet(Tables):
         if others:
             raise UserError(f"{self.root}: has several splits; give a file, such as -predict {table.file}")
         assert table.root
-        arrays = listing_arrays(StringPacker(table.column(table.image_column)))
+        arrays = listing_arrays(StringPacker(table.column(table.columns["path"])))
         return self.images(Listing(table.root, ["0"], arrays, has_class_names=False), [table])
 
 
@@ -109,9 +109,10 @@ class ParquetTable(Table):
         if given not in images and (given or len(images) != 1):
             option = shlex.quote(f"DATA.COLUMNS={{path: {[*images, 'NAME'][0]}}}")
             raise UserError(f"{files[0]}: the columns of images are {shorten(images)}; name one: -opts {option}")
-        self.image_column = str(given or images[0])
+        of_labels = {"label": next(iter(self.classes))} if len(self.classes) == 1 else {}
+        self.columns = {"path": str(given or images[0]), **of_labels}
         self._flat = [one.name for one in schema if _FLAT.fullmatch(str(one.type))]
-        self.header = [*self._flat, self.image_column]
+        self.header = [*self._flat, self.columns["path"]]
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         number = 0
@@ -168,7 +169,7 @@ class ParquetImages(ImageFiles):
 
     def __init__(self, listing: Listing, tables: Sequence["ParquetTable"], shuffled_groups: int) -> None:
         super().__init__(listing)
-        self._column = tables[0].image_column
+        self._column = tables[0].columns["path"]
         self._ends = {name: ends for table in tables for name, ends in table.group_ends.items()}
         self._cache = dict[tuple[str, int], Any]()
         largest, numbers = max(table.group_bytes for table in tables), dict[tuple[str, int], int]()

@@ -31,6 +31,11 @@ def check_target_bytes(place: object, num_images: int, num_classes: int) -> None
         raise UserError(f"{place}: {need}, more than {_MAX_TARGET_BYTES / 1e9:.0f}; {fix}")
 
 
+def label_pairs(targets: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The image and the label of each label of `Samples.targets`: int64 (L,) and int64 (L,)."""
+    return (np.arange(len(targets)), targets) if targets.ndim == 1 else np.nonzero(targets)
+
+
 class Samples:
     """The images and labels of one split.
 
@@ -91,10 +96,7 @@ class Samples:
 
     def class_counts(self, num_classes: int) -> np.ndarray:
         """The samples with each label, int64 (num_classes,); with DATA.MULTI_LABEL a sample may count several times."""
-        if self.targets.ndim == 1:
-            return np.bincount(self.targets, minlength=num_classes)
-        counts = self.targets.sum(axis=0, dtype=np.int64)[:num_classes]
-        return np.pad(counts, (0, num_classes - len(counts)))
+        return np.bincount(label_pairs(self.targets)[1], minlength=num_classes)
 
     def for_loader(
         self, sampler: TrainSampler | EvalSampler, timeout_seconds: float

@@ -22,6 +22,7 @@ from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.image_files import Listing
 from datasets.sources.rows import table_rows
+from datasets.sources.samples import label_pairs
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.tables import Table
 from utils.errors import Finding, UserError, combine_findings
@@ -319,7 +320,8 @@ def _describe_split(
     unit_of: as of `most_frequent`. targets: int64 (N,) or multi-hot int8 (N, C). is_val: bool (N,).
     """
     sizes, number, words = np.bincount(unit_of), len(targets), "classes" if targets.ndim == 1 else "labels"
-    rows, labels = (np.arange(number), targets + 1) if targets.ndim == 1 else np.nonzero(targets)
+    rows, labels = label_pairs(targets)
+    labels = labels + (targets.ndim == 1)  # from -1
     totals = np.bincount(labels, minlength=1)
     held_out = np.bincount(labels[is_val[rows]], minlength=len(totals))
     shares = 100 * np.stack([totals / number, held_out / max(is_val.sum(), 1)])

@@ -99,7 +99,7 @@ class Table:
 
     has_numbers: bool | None = None
     root: Path | None = None  # of the paths, if it is not the folder of the table
-    image_column = ""  # of images in the table itself
+    columns: Mapping[str, str] = {}  # as DATA.COLUMNS, if the table names them
     classes: Mapping[str, tuple[str, ...]] = {}  # the names of all classes of a column, if the table has them
     layout: Layout | None = None  # see `find_layout`
 
@@ -192,14 +192,14 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
     """
     if table.layout:
         return table.layout
-    header, given = table.header, data.columns or {}
+    header, given = table.header, dict[Any, Any](table.columns) | (data.columns or {})
     if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
         fix = "write the names of the columns above it, such as image_path and target"
         raise UserError(f"{table.file}:1: has no header, but the row {shorten(header)}; {fix}")
-    given_path = given.get("path") if given.get("path") in header or not predicts else None
-    label, has_labels = given.get("label"), not (predicts or data.labels)
-    label = label or (next(iter(table.classes)) if len(table.classes) == 1 else None)
-    paths = _names(header, given_path or table.image_column or (predicts and len(header) == 1 and header), _PATHS)
+    path, label, has_labels = given.get("path"), given.get("label"), not (predicts or data.labels)
+    if predicts and path not in header:
+        path = header if len(header) == 1 else None
+    paths = _names(header, path, _PATHS)
     labels = _names([one for one in header if one not in paths], label, _LABELS) if has_labels else []
     others = [name for name in header if name not in (*paths, *labels, data.groups)]
     values: dict[str, set[str]] = {name: set() for name in (*header, _FOLDERS)}  # all of a column, if they are few

@@ -201,17 +201,14 @@ def test_labels_of_several_kinds(table, labels, read_as, cpu):
 
 @pytest.mark.parametrize("kind", ["metadata.csv", "metadata.jsonl", "_classes.csv", "root"])
 def test_tables_beside_the_images_of_splits(table, tmp_path, kind, cpu):
-    rows = {}
-    for split, count in (("train", 6), ("validation", 4), ("test", 2)):
-        names, labels = [f"{number}.png" for number in range(count)], (["cat", "dog"] * 3)[:count]
-        files = [f"{split}/{name}" for name in names]
-        rows |= dict(zip(files, labels, strict=True))
+    counts = {"train": 6, "validation": 4, "test": 2}
+    files = [f"{split}/{name}" for split, count in counts.items() for name in FILES[:count]]
+    for split, count in counts.items() if kind != "root" else ():
+        labels = LABELS[:count]
         columns = pandas.get_dummies(labels) if kind == "_classes.csv" else {"label": labels, "size": range(count)}
-        written = table(f"{split}/{kind}", files, file_name=names, **columns)
-        if kind == "root":
-            written.unlink()
-    if kind == "root":
-        table("metadata.csv", file_name=list(rows), label=list(rows.values()))
+        table(f"{split}/{kind}", file_name=FILES[:count], **columns)
+    name = "metadata.csv" if kind == "root" else "not_read.csv"
+    table(name, files, file_name=files, label=[LABELS[int(file[-5])] for file in files])
     for dataset in ("imagenet2012", "folder"):
         splits = read(tmp_path, cpu, dataset=dataset)
         assert [len(samples) for samples in splits] == [6, 4, 2]
