@@ -12,7 +12,6 @@ from datasets.decoding.decode import Decoding
 from datasets.decoding.images import MissingImage
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems
 from datasets.sources.class_folders import read_images
-from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.lists import METADATA, table_file
 from datasets.sources.names import (
     BYTES,
@@ -25,13 +24,12 @@ from datasets.sources.names import (
     split_of_images,
 )
 from datasets.sources.parquet import Parquet, parquet_files
-from datasets.sources.rows import read_unlabelled_list
-from datasets.sources.samples import Samples
+from datasets.sources.samples import ImageFiles, Listing, Samples, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
 from datasets.sources.split import Splitter, check_groups, with_groups
 from datasets.sources.split_folders import has_class_folders
-from datasets.sources.tables import PARQUET, TABLE_SUFFIXES
+from datasets.sources.tables import PARQUET, TABLE_SUFFIXES, read_unlabelled_list
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
 from utils.errors import Finding, Unavailable, UserError, combine_findings
 from utils.notes import Note

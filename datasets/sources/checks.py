@@ -35,9 +35,8 @@ from datasets.decoding.images import (
     size_if_whole,
 )
 from datasets.decoding.partial_jpeg import can_decode_parts
-from datasets.sources.image_files import ImageFiles
 from datasets.sources.names import names_of_labels
-from datasets.sources.samples import EncodedImages, Samples, label_pairs
+from datasets.sources.samples import EncodedImages, ImageFiles, Samples, label_pairs
 from utils.distributed import ProcessContext, call_on_main, gather_objects
 from utils.errors import Finding, UserError, combine_findings
 from utils.files import open_descriptor, open_regular_file

@@ -12,7 +12,7 @@ import numpy as np
 
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, kind_of_file, missing_decoder
-from datasets.sources.image_files import ImageFiles, Listing, is_broken_link, listing_arrays
+from datasets.sources.samples import ImageFiles, Listing, is_broken_link, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing

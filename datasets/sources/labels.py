@@ -12,9 +12,9 @@ from shlex import quote
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_folders import FoundFiles
-from datasets.sources.image_files import Listing
 from datasets.sources.lists import read_table
 from datasets.sources.names import MASK, label_in, list_names, word_in
+from datasets.sources.samples import Listing
 from datasets.sources.tables import Cells, Layout, Table
 from utils.errors import UserError, combine_findings
 from utils.notes import Note

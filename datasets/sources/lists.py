@@ -16,13 +16,11 @@ import numpy as np
 from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
-from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.names import SPLIT_NAMES, list_names
-from datasets.sources.rows import Rows, table_rows
-from datasets.sources.samples import check_target_bytes
+from datasets.sources.samples import ImageFiles, Listing, check_target_bytes, listing_arrays
 from datasets.sources.source import Numbers, Source, without_labels
 from datasets.sources.split import split_listing
-from datasets.sources.tables import LABEL_DIGITS, Table, TextList, find_layout
+from datasets.sources.tables import LABEL_DIGITS, Rows, Table, TextList, find_layout, table_rows
 from utils.errors import Unavailable, UserError
 from utils.notes import Note
 

@@ -17,10 +17,9 @@ from configs.yaml_io import shorten
 from datasets.decoding.decode import LazyImage
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import ShardWindows
-from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.lists import Tables
 from datasets.sources.names import SPLIT_NAMES, list_names, split_of
-from datasets.sources.samples import read_error
+from datasets.sources.samples import ImageFiles, Listing, listing_arrays, read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.tables import PARQUET, Cells, Table
 from utils.errors import UserError, error_from

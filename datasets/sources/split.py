@@ -20,11 +20,9 @@ import numpy as np
 from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
-from datasets.sources.image_files import Listing
-from datasets.sources.rows import table_rows
-from datasets.sources.samples import label_pairs
+from datasets.sources.samples import Listing, label_pairs
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
-from datasets.sources.tables import Table
+from datasets.sources.tables import Table, table_rows
 from utils.errors import Finding, UserError, combine_findings
 from utils.notes import Note
 

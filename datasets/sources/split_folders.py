@@ -12,9 +12,9 @@ from shlex import quote
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_folders import FoundFiles, folders_in, has_images, list_folder, read_class_folders
-from datasets.sources.image_files import ImageFiles, Listing
 from datasets.sources.labels import IDENTIFIER, LabelledPaths, advise_labels, notes_on_folders
 from datasets.sources.names import SPLIT_NAMES, SPLIT_WORD, list_names, split_of, word_in
+from datasets.sources.samples import ImageFiles, Listing
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source, without_labels
 from datasets.sources.split import Splitter, split_listing

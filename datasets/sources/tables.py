@@ -1,4 +1,5 @@
-"""Files that list images, one row per image: text lists, CSV files and JSON lines; and the meaning of their columns.
+"""Files that list images, one row per image: text lists, CSV files and JSON lines; the meaning of their columns, and
+where the images are.
 
 An error is raised at once if nothing can be read.
 """
@@ -7,19 +8,23 @@ import contextlib
 import csv
 import io
 import json
+import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.decoding.images import IMAGE_EXTENSIONS
-from datasets.sources.names import SPLIT_NAMES
-from utils.errors import UserError, error_from
+from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
+from datasets.sources.names import MASK, SPLIT_NAMES, label_in, split_of, split_of_images, word_in
+from datasets.sources.samples import Listing, listing_arrays
+from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
+from utils.errors import Finding, UserError, combine_findings, error_from
 from utils.files import open_regular_file
 from utils.notes import Note
 
@@ -48,6 +53,10 @@ _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
 _LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
 _OTHER_WIDTH = "the number of fields differs from the header's; quote a path that contains a separator"
 _BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
+_MAX_TRIED = 200  # images that show the folder
+_MAX_SEARCHED = 200_000  # files and folders among which images are found by their names
+_ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
+_MASKS = re.compile(rf"(.*[ ._-])?({MASK})([ ._-].*)?", re.IGNORECASE)
 
 Cells = dict[str, str]  # the text in each column of a row
 
@@ -207,7 +216,7 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
         for name, text in (*cells.items(), (_FOLDERS, _first_folder(cells.get([*paths, _FOLDERS][0], "")))):
             if len(values[name]) <= _MAX_DISTINCT:
                 values[name].add(text)
-    split, split_of = (None, {}) if predicts else _find_split(table, others, values, data)
+    split, of_values = (None, {}) if predicts else _find_split(table, others, values, data)
     rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
     binary = [name for name in rest if _are(_BINARY, values[name])]
     is_one_hot = has_labels and not isinstance(label or "", str)
@@ -230,11 +239,11 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
             flags = [binary] if len(binary) > 1 else few
             advice |= {"label": [*labels, *flags, "NAME"][0]} if has_labels else {}
             raise _unclear(table, kind, names, data, advice)
-    split_of = split_of if len(set(split_of.values())) > 1 else {}
+    of_values = of_values if len(set(of_values.values())) > 1 else {}
     used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
     note = Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)")
     table.notes += [] if predicts else [note]
-    table.layout = Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
+    table.layout = Layout(paths[0], tuple(labels), is_one_hot, split, of_values)
     return table.layout
 
 
@@ -273,18 +282,18 @@ def _find_split(
     table: Table, others: Sequence[str], values: Mapping[str, Collection[str]], data: Data
 ) -> tuple[str | None, Mapping[str, str]]:
     """`Layout.split` and `split_of`: of DATA.COLUMNS, else of a column among the `others`, else of the paths."""
-    columns, split_of = data.columns or {}, {name: _splits_of(name, of) for name, of in values.items()}
-    usable = [name for name in others if len({*(split_of[name] or {}).values()}) > 1]
+    columns, of_values = data.columns or {}, {name: _splits_of(name, of) for name, of in values.items()}
+    usable = [name for name in others if len({*(of_values[name] or {}).values()}) > 1]
     # 0 and 1 of 'train': of an attribute, or of a class
-    unclear = [name for name in usable if _plain(name) in SPLIT_NAMES] + [n for n in others if split_of[n] is None]
+    unclear = [name for name in usable if _plain(name) in SPLIT_NAMES] + [n for n in others if of_values[n] is None]
     if "split" in columns:
         split = columns["split"]
-        if not split or split_of.get(split):
-            return split, split_of.get(split) or {}
+        if not split or of_values.get(split):
+            return split, of_values.get(split) or {}
         usable, unclear = [], [split]
     elif len(usable) < 2 and not unclear:
         split = [*usable, _FOLDERS][0]
-        return split if len({*(split_of[split] or {}).values()}) > 1 else None, split_of[split] or {}
+        return split if len({*(of_values[split] or {}).values()}) > 1 else None, of_values[split] or {}
     raise _unclear(table, "splits", list(dict.fromkeys([*usable, *unclear])), data, {"split": [*usable, None][0]})
 
 
@@ -305,3 +314,163 @@ def _splits_of(name: str, values: Collection[str]) -> dict[str, str] | None:
 
 def _is_one(text: str) -> bool:
     return text[:1] in ("1", "t", "T")
+
+
+class Rows:
+    """The rows of a list or table. Equal labels are stored once, in the order in which they first occur.
+
+    root: folder of relative paths (default: the file's). anywhere: paths may be outside of it and of the file's folder.
+    labels: DATA.LABELS, in place of the targets. by_name: the path of each image by its name, in place of the paths.
+    classes: the names of the columns of 0 and 1, or of the classes if the table has them, in the order of the labels.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        root: Path | None = None,
+        by_name: Mapping[str, str] | None = None,
+        notes: Sequence[Note] = (),
+        anywhere: bool = False,
+        labels: str | None = None,
+    ) -> None:
+        self.file, self.root, self._by_name, self.notes = file, root or file.parent, by_name or {}, [*notes]
+        self._anywhere, self._labels = anywhere, labels
+        self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
+        self.target_ids: dict[tuple[str, ...], int] = {}
+        self.classes: tuple[str, ...] = ()
+        self.findings: list[Finding] = []
+        self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
+
+    def add(self, line: int, path: str, target: Iterable[str] = ()) -> None:
+        if not path or "\0" in path:
+            fix = "save the file as text in UTF-8" if path else "fill it in or remove the line"
+            self.add_finding(line, f"{shorten(path)} is not a path; {fix}")
+            return
+        path = self._by_name.get(os.path.basename(path), path)
+        if not self._anywhere and (path.startswith("/") or ".." in path or "./" in path or "//" in path):
+            absolute = os.path.abspath(os.path.join(self.root, path))
+            roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
+            if not absolute.startswith(tuple(roots)):  # often of another machine
+                fix = "write paths relative to it, or set DATA.IMAGE_ROOT to the folder of all"
+                self.add_finding(line, f"path {shorten(path)} is not inside {self.root}; {fix}")
+                return
+            path = os.path.relpath(absolute, self.root)
+        path = self._with_ending(line, path)
+        if self._labels and not (target := [*filter(None, [label_in(self._labels, path)])]):
+            self.add_finding(line, f"DATA.LABELS {shorten(self._labels)} does not match {shorten(path)}; correct it")
+            return
+        self.paths.add(path)
+        self.row_target_ids.append(self.target_ids.setdefault(tuple(map(to_nfc, target)), len(self.target_ids)))
+        self.lines.append(line)
+
+    def _with_ending(self, line: int, path: str) -> str:
+        """The path of the one image whose name is `path` without its ending, as in tables of ids; else `path`."""
+        if path.lower().endswith(_ENDINGS):
+            return path
+        folder, name = os.path.split(path)
+        if folder not in self._endings:
+            found = self._endings[folder] = dict[str, list[str]]()
+            with contextlib.suppress(OSError):
+                files = [entry.name for entry in os.scandir(self.root / folder) if entry.is_file()]
+                for stem, ending in map(os.path.splitext, files):
+                    if ending.lower() in _ENDINGS:
+                        found.setdefault(stem, []).append(ending)
+                for file in files:  # the path is a file itself
+                    found.pop(file, None)
+        endings = self._endings[folder].get(name, [])
+        if len(endings) > 1:
+            self.add_finding(line, f"{shorten(path)} is {' and '.join(sorted(endings))}; write the ending, too")
+        return path + endings[0] if endings else path
+
+    def add_finding(self, line: int, problem: str) -> None:
+        self.findings.append(f"{self.place(line)}: {problem}")
+
+    def place(self, line: int) -> str:
+        """A line of the file; the files in a folder are not numbered."""
+        return str(self.file) if self.file.is_dir() else f"{self.file}:{line}"
+
+
+def table_rows(table: Table, data: Data, split: str | None = None, others: Sequence[Path] | None = None) -> Rows:
+    """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`.
+
+    The images are in DATA.IMAGE_ROOT, else where `_find_images` finds them. others: of images to predict, whose labels
+    are not read, and which may be anywhere.
+    """
+    predicts, labels = others is not None, data.labels if others is None else None
+    layout = find_layout(table, data, predicts)
+    if table.root:
+        rows = Rows(table.file, table.root, anywhere=True, labels=labels)
+    else:
+        paths = (path for path in table.column(layout.path) if predicts or ".." not in path)
+        place = _find_images(table.file, paths, data.image_root, others or ())
+        rows = Rows(table.file, *place, anywhere=predicts, labels=labels)
+    rows.notes[:0] = table.notes
+    rows.classes = layout.labels if layout.is_one_hot else table.classes.get([*layout.labels, ""][0], ())
+    for line, cells in table:
+        if not split or layout.split_in(cells) == split:
+            rows.add(line, cells[layout.path], layout.labels_in(cells))
+    for line, problem in table.mistakes.items():
+        rows.add_finding(line, problem)
+    return rows
+
+
+def _find_images(
+    file: Path, paths: Iterable[str], given: str | None, others: Sequence[Path] = ()
+) -> tuple[Path, Mapping[str, str], list[Note]]:
+    """The folder of the paths of a table, the path in it of each name if they are in several folders, and notes.
+
+    It is the `given` one, else the first of these with one of the paths as a file: the table's folder; the split's
+    folder in it (train/ or train_images/ of train.csv); `others`; the only folder in it with an image, apart from other
+    splits and masks; several of these, where names are unique.
+    """
+    if given:
+        return Path(given), {}, []
+    paths, listed, sample, root, split = iter(paths), list[str](), list[str](), file.parent, split_of(file.stem)
+
+    def contains(folder: Path) -> bool:
+        rows = Rows(file, folder, anywhere=True)
+        for path in sample:
+            rows.add(0, path)
+        return any(os.path.isfile(folder / path) for path in rows.paths.strings())
+
+    for some in (islice(paths, _MAX_TRIED), paths):  # of most tables, the others need not be read for this
+        listed += some
+        sample = listed[:: -(-len(listed) // _MAX_TRIED) or 1]
+        if contains(root):
+            return root, {}, []
+    if _MASKS.fullmatch(root.name):  # ISIC's x_GroundTruth, x_Input
+        root = root.parent
+    inside = [path for path in sorted(root.glob("*/")) if not path.name.startswith(".")]
+    of_split = [path for path in inside if split and split_of_images(path.name) == split]
+    of_others = {"train", "val", "test"} - {split} if split else {"test"}
+    usable = [path for path in inside if word_in(path.name) not in of_others and not _MASKS.fullmatch(path.name)]
+    found = [*islice(filter(contains, (*of_split, *others)), 1)] or [*islice(filter(contains, usable), 2)]
+    if len(found) == 1:
+        return found[0], {}, [Note("log", f"{file}: the images are in {found[0]}")]
+    by_name, most = dict[str, str](), max(_MAX_SEARCHED, 3 * len(listed))
+    files = list(islice(chain(root.glob("*"), *(folder.rglob("*") for folder in usable)), most))
+    for path in files if len(files) < most else ():
+        for key in {path.name, path.stem} if path.suffix.lower() in _ENDINGS else ():
+            by_name[key] = "" if key in by_name else str(path.relative_to(root))
+    if sample and all(by_name.get(os.path.basename(path)) for path in sample):
+        unique = {name: path for name, path in by_name.items() if path}
+        return root, unique, [Note("log", f"{file}: the images are in {root}, found by their names")]
+    searched = f" nor, by unique names, among {len(files):,}{' or more' * (len(files) == most)} files in it"
+    return file.parent, {}, [Note("warning", f"{file}: its images are not in {root}{searched}; set DATA.IMAGE_ROOT")]
+
+
+def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Listing:
+    """The images of a list or a table, with the column and the text that name them; see `datasets.registry.unlabelled`.
+
+    Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
+    """
+    table = TextList(file) if file.suffix.lower() == TEXT_LIST else Table(file, data.encoding)
+    given = data.model_copy(update={"image_root": data.image_root if data.image_root != trained_root else None})
+    others = [file.with_suffix(""), *([Path(trained_root)] if trained_root else [])]
+    rows, column = table_rows(table, given, others=others), find_layout(table, given, predicts=True).path
+    if rows.findings:
+        raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
+    if not len(rows.paths):
+        raise UserError(f"{file}: lists no images; write one path per line")
+    arrays = listing_arrays(rows.paths) | to_arrays(StringPacker(table.column(column)).strings(), "listed")
+    return Listing(rows.root, ["0"], arrays, notes=rows.notes, has_class_names=False, column=column)

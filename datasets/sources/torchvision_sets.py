@@ -22,9 +22,8 @@ import torchvision
 from configs.schema import Data
 from configs.schema.data import properties_of, spelling
 from configs.yaml_io import shorten
-from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.in_memory import ImageArray
-from datasets.sources.samples import EncodedImages, Samples, read_error
+from datasets.sources.samples import EncodedImages, ImageFiles, Listing, Samples, listing_arrays, read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing

@@ -16,9 +16,8 @@ from configs.schema import Data
 from datasets.loading.workers import call_in_background
 from datasets.small_images import pixel_baseline
 from datasets.sources.checks import decode_images, error_of
-from datasets.sources.image_files import ImageFiles
 from datasets.sources.names import list_names
-from datasets.sources.samples import Samples
+from datasets.sources.samples import ImageFiles, Samples
 from engine.evaluation.files import save_picture, to_picture
 from engine.progress import EpochProgress, Observer
 from engine.run.facts import PixelBaseline, read_fact
