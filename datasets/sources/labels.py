@@ -25,18 +25,22 @@ _PARTS = ("train", "val", "test", "none")  # none: images without labels
 IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
 
 
-def _by_split(paths: Sequence[str]) -> tuple[int, dict[str, list[str]]]:
+def _by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, list[str]]]:
     """The level of folders that are splits, and the paths of each: {train,test1}/cat.0.jpg, cat/{train,val}/0.jpg.
 
     It is the first level at which a folder has the word of a split; 'none': of images without labels. Without such a
     level, all images are of 'train', and it is -1.
-    Raises ValueError with the folders: not all of them have such a word, or two have the same one, or none is train.
+    Raises UserError: not all folders of the level have such a word, or two have the same one, or none is train.
     """
     for level, names in enumerate(zip_longest(*(path.split("/")[:-1] for path in paths), fillvalue="")):
         words = {name: word_in(name) or "" for name in names}
         if any(words.values()):
             if not all(words.values()) or len(set(words.values())) < len(words) or "train" not in words.values():
-                raise ValueError(list_names(sorted(words.keys() - {""}), _MAX_SHOWN))
+                which = (
+                    f"which of the folders {list_names(sorted(words.keys() - {''}), _MAX_SHOWN)} is train, val or test"
+                )
+                fix = "give the folder of one as -data_path, or name them so; if none is a split:"
+                raise UserError(f"{root}: {which}? Then {fix} -opts DATA.CLASS_FOLDERS=true")
             found = {word: list[str]() for word in words.values()}
             for path, name in zip(paths, names, strict=True):
                 found[words[name]].append(path)
@@ -61,12 +65,7 @@ class LabelledPaths(Table):
         if not paths or self._files.findings:
             findings = self._files.findings or [f"{self.root}: contains no images; check -data_path"]
             raise combine_findings(f"{self.root}: {len(findings)} problems", findings)
-        try:
-            level, self._paths_of = (-1, {"train": paths}) if data.class_folders else _by_split(paths)
-        except ValueError as names:
-            problem = f"which of the folders {names} is train, val or test? Then give the folder of one as -data_path"
-            fix = "or name them so; if none is a split: -opts DATA.CLASS_FOLDERS=true"
-            raise UserError(f"{self.root}: {problem}, {fix}") from None
+        level, self._paths_of = (-1, {"train": paths}) if data.class_folders else _by_split(self.root, paths)
         labels = {split: {label_in(data.labels or "", path) for path in of} for split, of in self._paths_of.items()}
         place = {split: self.root / Path(*of[0].split("/")[: level + 1]) for split, of in self._paths_of.items()}
         unread = {"none"} if labels.get("test", set()) & labels["train"] - {""} else {"none", "test"}
@@ -83,8 +82,6 @@ class LabelledPaths(Table):
 
     def read(self, split: str) -> Listing:
         """The images of a split, with the labels of the training. Findings: images without a class of the training."""
-        if split not in self.folders:
-            raise UserError(f"{self.root}: has no folder {split} beside {list_names(sorted(self.folders))}; add it")
         listing = read_table((self, split), (self, "train"), self._data)
         names = list_names(listing.class_names, _MAX_SHOWN)
         listing.notes.append(Note("log", f"{self.root}: DATA.LABELS finds {len(listing.class_names)} classes, {names}"))
@@ -117,8 +114,8 @@ def advise_labels(root: Path) -> str | None:
     """
     paths, _ = _without_masks(FoundFiles(root).images_in(root))
     try:
-        level, of_split = _by_split(paths)
-    except ValueError:
+        level, of_split = _by_split(root, paths)
+    except UserError:
         return None
     train, val = of_split["train"], of_split.get("val", [])
     paths = train + val

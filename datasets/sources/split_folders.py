@@ -133,9 +133,6 @@ class SplitFolders:
 
     def read(self, split: str) -> Listing:
         """The images of a split with the labels of the training. A class that the training lacks is an error."""
-        if split not in self.folders:
-            names = list_names([folder.name for folder in self.folders.values()])
-            raise UserError(f"{self.root}: has no folder {split} beside {names}; add it, or choose another split")
         folder, train, unread = self.folders[split], self.folders.get("train"), self.unread(self.splits)
         excluded = {self.root: {*self.splits.values(), *unread}}  # of the classes in DATA_PATH itself
         known = None
@@ -174,6 +171,9 @@ class ClassFolders(Source):
     def read(self, split: str) -> ImageFiles:
         is_part = split != "test" and "val" not in self._found.folders
         name = "train" if is_part else split
+        if name not in self._found.folders:
+            names = list_names([folder.name for folder in self._found.folders.values()])
+            raise UserError(f"{self._found.root}: has no folder {name} beside {names}; add it, or choose another split")
         if name not in self._read:
             self._read[name] = self._found.read(name)
         listing = replace(self._read[name], findings=[*self._read[name].findings], notes=[*self._read[name].notes])
@@ -299,9 +299,9 @@ def _is_data_set(folder: Path) -> bool:
 
 def _other_data(root: Path) -> str:
     """The flags that read other data: the table of the training, or of all images, if there is one in or beside it."""
-    tables = [path for path in sorted(root.iterdir()) if path.suffix.lower() in TABLE_SUFFIXES]
+    tables = sorted(root.iterdir(), key=lambda path: (split_of(path.name) != "train", path))
     tables = [path for path in tables if split_of(path.name) != "test" and not _SUBMISSION.search(path.name)]
-    tables.sort(key=lambda path: split_of(path.name) != "train")
+    tables = [path for path in tables if path.suffix.lower() in TABLE_SUFFIXES]
     tables += [root.parent / name for name in ("train.csv", "labels.csv")]
     if table := next(filter(Path.is_file, tables), None):
         path = table.parent if table.name == "train.csv" else table

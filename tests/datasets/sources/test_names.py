@@ -1,9 +1,7 @@
 """Names of classes, files and folders with any bytes: control characters reach neither the terminal nor the log."""
 
 import os
-from pathlib import Path
 
-import pytest
 from conftest import GREY, TINY_VIT, read_result, train
 from source_helpers import write_image
 
@@ -17,14 +15,7 @@ NAMES = [
 FOLDER = "data $\\frac{ \x1b[31m\n{}%s"
 
 
-def argv_for(root: Path, output: Path) -> list[str]:
-    options = [*TINY_VIT, *GREY, "DATA.ON_BAD_IMAGE=skip", f"MODEL.NUM_CLASSES={len(NAMES)}"]
-    flags = ["-dataset=folder", f"-data_path={root}", "-batch_size=4", f"-output={output}", "-num_workers=0"]
-    return [*flags, "-opts", *options]
-
-
-@pytest.fixture
-def folders(tmp_path) -> Path:
+def test_a_whole_run(tmp_path, cpu, capsys):
     """Class folders with these names, two images in each; the log reports one bad image and one ignored link."""
     root = tmp_path / FOLDER
     for split in ("train", "val"):
@@ -33,14 +24,12 @@ def folders(tmp_path) -> Path:
             write_image(root / split / name / "b.png")
         (root / split / NAMES[2] / "\x1b[2J\n.png").write_text("not an image")
         (root / split / NAMES[2] / "\x1b[2J\nlink").symlink_to(root)
-    return root
-
-
-def test_a_whole_run(folders, tmp_path, cpu, capsys):
-    folder = train(argv_for(folders, tmp_path / "output \x1b[31m$\\frac{"), cpu)
+    output = tmp_path / "output \x1b[31m$\\frac{"
+    flags = ["-dataset=folder", f"-data_path={root}", "-batch_size=4", f"-output={output}", "-num_workers=0", "-opts"]
+    folder = train([*flags, *TINY_VIT, *GREY, "DATA.ON_BAD_IMAGE=skip", f"MODEL.NUM_CLASSES={len(NAMES)}"], cpu)
     assert read_result(folder)["finished"]
     assert f"of {len(NAMES)} classes" in capsys.readouterr().out
-    assert parse_command_line([f"-cfg={folder / 'config.yaml'}"]).config.data.data_path == str(folders)
+    assert parse_command_line([f"-cfg={folder / 'config.yaml'}"]).config.data.data_path == str(root)
     texts = {
         path.name: path.read_bytes().decode() for path in folder.iterdir() if path.suffix in (".txt", ".csv", ".yaml")
     }

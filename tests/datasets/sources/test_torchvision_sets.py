@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import json
 import pickle
 import shutil
 import struct
@@ -10,7 +9,7 @@ import sys
 import tarfile
 from collections import Counter
 from dataclasses import replace
-from itertools import chain, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -32,14 +31,6 @@ def write(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return hashlib.md5(path.read_bytes()).hexdigest()
-
-
-def food(root, patch):
-    for split, count in (("train", 12), ("test", 3)):
-        lists = {name: [f"{name}/{split}{number}" for number in range(count)] for name in ("waffles", "apple_pie")}
-        write(root / f"food-101/meta/{split}.json", json.dumps(lists))
-        for path in chain.from_iterable(lists.values()):
-            write_image(root / "food-101/images" / f"{path}.jpg", pixels(9, 12, 3))
 
 
 def pets(root, patch):
@@ -93,8 +84,7 @@ def handwriting(root, patch):
 
 TRAIN_TEST, FLAG = {"train": {"split": "train"}, "test": {"split": "test"}}, {"train": {"train": True}}
 SAME = {  # the data set, DATA.KWARGS, the maker of the files, and the arguments of torchvision's class for each split
-    "Food101": ("torch/food_101", {}, food, TRAIN_TEST),
-    "OxfordIIITPet": ("torchvision/OxfordIIITPet", {}, pets, TRAIN_TEST | {"train": {"split": "trainval"}}),
+    "OxfordIIITPet": ("torch/oxford_iiit_pet", {}, pets, TRAIN_TEST | {"train": {"split": "trainval"}}),
     "CIFAR10": ("torchvision/CIFAR10", {}, cifar, FLAG | {"test": {"train": False}}),
     "DTD": ("torchvision/dtd", {"partition": 2}, textures, TRAIN_TEST | {"val": {"split": "val"}}),
     "INaturalist": ("torch/inaturalist", MINI, inat, {"train": {}, "val": {"version": "2021_valid"}}),
@@ -118,7 +108,8 @@ def test_images_labels_and_splits_are_torchvisions(case, cpu, tmp_path, monkeypa
     assert ours.keys() == {"train", "val"} | arguments.keys()
     for split, of_split in arguments.items():
         images = kind(str(tmp_path), **{**kwargs, **of_split})
-        expected = Counter((np.asarray(image.convert("RGB")).tobytes(), label) for image, label in images_of(images))
+        pairs = map(images.__getitem__, range(len(images)))
+        expected = Counter((np.asarray(image.convert("RGB")).tobytes(), label) for image, label in pairs)
         parts = [ours[split]] if split != "train" or "val" in arguments else [ours["train"], ours["val"]]
         found = [(one.open(index, 3).pixels, one.targets[index]) for one in parts for index in range(len(one))]
         assert Counter((image.permute(1, 2, 0).numpy().tobytes(), label) for image, label in found) == expected
@@ -140,21 +131,17 @@ def server(tmp_path, monkeypatch):
     return tmp_path / "server"
 
 
-def images_of(data):
-    return (data[index] for index in range(len(data)))
-
-
-@pytest.mark.parametrize(("make", "name"), [(food, "torch/food101"), (cifar, "torchvision/CIFAR10")])
+@pytest.mark.parametrize(("make", "name"), [(pets, "torch/oxfordiiitpet"), (cifar, "torchvision/CIFAR10")])
 def test_a_run_resumes_exactly_and_tests_the_official_images(make, name, cpu, tmp_path, monkeypatch):
     make(tmp_path / "data", monkeypatch)
-    inner = tmp_path / "data" / ("food-101" if make is food else "cifar-10-batches-py")
+    inner = tmp_path / "data" / ("oxford-iiit-pet" if make is pets else "cifar-10-batches-py")
     flags = [f"-dataset={name}", "-batch_size=8", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts", *TINY_VIT]
     flags += ["MODEL.NUM_CLASSES=null", "TRAIN.NUM_EPOCHS=2", "TRAIN.WARMUP_EPOCHS=0"]
     whole = train([f"-data_path={tmp_path / 'data'}", *flags], cpu)
     part = train([f"-data_path={inner}", *flags, "TRAIN.MAX_STEPS=3"], cpu)
     train([f"-resume={part}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
     assert_same_state(states(whole), states(part))
-    assert read_result(whole)["test"]["samples"] == (6 if make is food else 20)
+    assert read_result(whole)["test"]["samples"] == (6 if make is pets else 20)
 
 
 class Command:
@@ -167,15 +154,13 @@ class Command:
         return open, (str(self.path), "w")
 
 
-def test_a_batch_of_cifar_with_another_checksum_is_not_opened(cpu, tmp_path, monkeypatch):
+def test_damaged_files_are_neither_opened_nor_followed(cpu, tmp_path, monkeypatch):
+    """A batch of CIFAR with another checksum; an image outside of the folder."""
     for content in (pickle.dumps(Command(tmp_path / "ran")), pickle.dumps({"labels": [], "data": []})):
         cifar(tmp_path, monkeypatch, content)
         with pytest.raises(UserError, match=r"CIFAR10 .*DATA.DOWNLOAD"):
             read(options(tmp_path, dataset="cifar10"), cpu)
     assert not (tmp_path / "ran").exists()
-
-
-def test_an_image_outside_of_the_folder_is_not_read(cpu, tmp_path, monkeypatch):
     textures(tmp_path / "data", monkeypatch)
     write(tmp_path / "data/dtd/dtd/labels/val1.txt", "../x.jpg\n")
     with pytest.raises(UserError, match=r"x\.jpg'"):
