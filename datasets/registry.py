@@ -211,8 +211,6 @@ def _read(
             samples[split] = source.read(split)
         except UserError as error:
             findings.append(error)
-    if not class_names:
-        source.check_classes()
     if data.groups and not predicts:
         _group(samples, data)
     for split, of_split in samples.items():

@@ -34,7 +34,7 @@ class Source:
 
     reads_archive = False  # DATA_PATH may be an archive
     has_folds = False  # DATA.FOLDS are its own, not the splitter's
-    numbers = Numbers()  # of a table
+    numbers = Numbers()  # of a table; folders are checked to be classes unless these are known
 
     def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
         self.data, self.root, self.splitter = data, Path(data.data_path), splitter or Splitter(data)
@@ -45,9 +45,6 @@ class Source:
         Raises UserError: nothing can be read, or there is no such split.
         """
         raise NotImplementedError
-
-    def check_classes(self) -> None:
-        """Raises UserError if the classes of the splits that were read are probably none."""
 
     @classmethod
     def recognize(cls, data: Data) -> str:

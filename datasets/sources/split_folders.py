@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
@@ -164,27 +165,26 @@ class ClassFolders(Source):
 
     def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
         super().__init__(data, splitter)
-        folders = LabelledPaths(data) if data.labels else SplitFolders(self.root, data.class_folders)
-        self._found: SplitFolders | LabelledPaths = folders
-        self._read = dict[str, Listing]()
+        found = LabelledPaths(data) if data.labels else SplitFolders(self.root, data.class_folders)
+        self._found: SplitFolders | LabelledPaths = found
+        self._listing, self._unclear = cache(found.read), cache(unclear)
 
     def read(self, split: str) -> ImageFiles:
-        is_part = split != "test" and "val" not in self._found.folders
+        folders = self._found.folders
+        is_part = split != "test" and "val" not in folders
         name = "train" if is_part else split
-        if name not in self._found.folders:
-            names = list_names([folder.name for folder in self._found.folders.values()])
+        if name not in folders:
+            names = list_names([folder.name for folder in folders.values()])
             raise UserError(f"{self._found.root}: has no folder {name} beside {names}; add it, or choose another split")
-        if name not in self._read:
-            self._read[name] = self._found.read(name)
-        listing = replace(self._read[name], findings=[*self._read[name].findings], notes=[*self._read[name].notes])
+        if not (self.data.labels or self.numbers.known):
+            listing = self._listing("train" if "train" in folders else name)
+            if problem := _wrong_level(listing, self.data.class_folders):
+                raise self._unclear(self.root, listing.root, problem)
+        listing = self._listing(name)
+        listing = replace(listing, findings=[*listing.findings], notes=[*listing.notes])
         if not (self.data.labels or self.data.groups) and split == "train":
             listing.notes += notes_on_folders(listing)
         return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
-
-    def check_classes(self) -> None:
-        for listing in () if self.data.labels else self._read.values():
-            if problem := _wrong_level(listing, self.data.class_folders):
-                raise unclear(self.root, listing.root, problem)
 
     @classmethod
     def splits_of(cls, data: Data) -> Collection[str]:
@@ -239,6 +239,8 @@ def _wrong_level(listing: Listing, all_classes: bool) -> str | None:
     all_classes: DATA.CLASS_FOLDERS, which confirms the classes unless there is one folder alone.
     """
     levels, names = _Levels(listing.sizes), {*listing.class_names}
+    if any(isinstance(one, UserError) for one in listing.findings):  # a folder that cannot be listed
+        return None
     if len(listing.class_names) == 1 or (len(levels.sizes) == 1 and listing.findings):
         return "only one folder contains images"
     if all_classes:
@@ -289,12 +291,11 @@ def unclear(given: Path, root: Path, problem: str) -> UserError:
 
 def _is_data_set(folder: Path) -> bool:
     try:
-        source = ClassFolders(Data.model_validate({"DATA_PATH": str(folder)}))
-        samples = source.read("train")
-        source.check_classes()
+        found = SplitFolders(folder)
+        listing = found.read("train") if "train" in found.folders else None
     except UserError:
         return False
-    return not samples.findings
+    return listing is not None and not (listing.findings or _wrong_level(listing, False))
 
 
 def _other_data(root: Path) -> str:

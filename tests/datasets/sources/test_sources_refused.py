@@ -11,7 +11,7 @@ from utils.errors import UserError
 TABLE = "image_path,target\n"
 IMAGE = None  # in place of the content of a file
 FOLDERS = {"cat/0.jpg": IMAGE, "dog/0.jpg": IMAGE}
-CASES = {  # DATA.DATASET, files, the path that is given, a part of the error
+CASES = {  # DATA.DATASET (None: images to predict), files, the path that is given, a part of the error
     "no class folders": ("folder", {}, "", ": contains no folders"),
     "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, "", ": no class has two images"),
     "a URL": ("folder", {}, "hf://datasets/org/name", "hf://datasets/org/name: is a URL"),
@@ -29,6 +29,12 @@ CASES = {  # DATA.DATASET, files, the path that is given, a part of the error
     "columns of one name": ("csv", {"x.csv": "file,label,label\n1.png,a,b\n"}, "x.csv", "x.csv:1: .*DATA.COLUMNS"),
     **{f"a file {name}": ("imagenet2012", {name: "PK"}, name, "is a file") for name in ("a.xlsx", "a.json")},
     "a file a.7z": ("imagenet2012", {"a.7z": "PK"}, "a.7z", "is an archive"),
+    "no images to predict": (None, {}, "missing", "missing: no such file or folder"),
+    "an empty list": (None, {"empty.txt": "\n\n"}, "empty.txt", "empty.txt: lists no images"),
+    "no column of paths": (None, {"no.csv": "a,b\nx.jpg,1\n"}, "no.csv", "no.csv:1: .*DATA.COLUMNS"),
+    "a row without a path": (None, {"x.csv": "id,image_path\n1,a.jpg\n2,\n"}, "x.csv", "x.csv:3: '' is not a path"),
+    "UTF-16": (None, {"x.txt": "a.jpg".encode("utf-16-le")}, "x.txt", r"x.txt:1: 'a\\x00\.\\x00"),
+    "a folder without images": (None, {"folder/sub/a.txt": ""}, "folder", "folder: contains no images"),
 }  # fmt: skip
 
 
@@ -42,12 +48,15 @@ def write(root, files):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_data_of_a_training(case, tmp_path, cpu):
+def test_refusals(case, tmp_path, cpu):
     dataset, files, path, part = CASES[case]
     write(tmp_path, files)
-    data = options(path if "://" in path else tmp_path / path, dataset=dataset, batch_size=1)
-    with pytest.raises(UserError, match=part):
-        read_samples(recognize_dataset(data, cpu), None, cpu, "train")
+    data = options(path if "://" in path else tmp_path / path, dataset=dataset or "folder", batch_size=1)
+    with pytest.raises(UserError, match=part) as error:
+        if dataset:
+            read_samples(recognize_dataset(data, cpu), None, cpu, "train")
+        unlabelled(data.data_path, Data())
+    assert dataset or "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("dataset", [name for name in DATA_SETS if name not in ("digits", "fake") and "/" not in name])
@@ -62,24 +71,3 @@ def test_a_missing_folder_and_an_archive(dataset, tmp_path, cpu):
         for read in (lambda: read_samples(packed, None, cpu, "train"), lambda: unlabelled(packed.data_path, packed)):
             with pytest.raises(UserError, match=r"photos.tar.gz: is an archive"):
                 read()
-
-
-UNLABELLED = {
-    "missing": (None, "no such file or folder"),
-    "empty.txt": ("\n\n", "lists no images"),
-    "no_column.csv": ("a,b\nx.jpg,1\n", "no_column.csv:1: .*DATA.COLUMNS"),
-    "no_header.csv": ("a.jpg\nb.jpg\n", "no_header.csv:1: "),
-    "blank.csv": ("id,image_path\n1,a.jpg\n2,\n", "blank.csv:3: '' is not a path"),
-    "utf16.txt": ("a.jpg".encode("utf-16-le"), r"utf16.txt:1: 'a\\x00\.\\x00"),
-    "folder": ({"folder/sub/a.txt": ""}, "contains no images"),
-}
-
-
-@pytest.mark.parametrize("name", UNLABELLED)
-def test_images_to_predict(name, tmp_path):
-    content, part = UNLABELLED[name]
-    if content is not None:
-        write(tmp_path, content if isinstance(content, dict) else {name: content})
-    with pytest.raises(UserError, match=part) as error:
-        unlabelled(str(tmp_path / name), Data())
-    assert str(tmp_path / name) in str(error.value) and "\n" not in str(error.value)
