@@ -319,7 +319,7 @@ def _is_one(text: str) -> bool:
 class Rows:
     """The rows of a list or table. Equal labels are stored once, in the order in which they first occur.
 
-    root: folder of relative paths (default: the file's). anywhere: paths may be outside of it and of the file's folder.
+    root: folder of relative paths. anywhere: paths may be outside of it and of the file's folder.
     labels: DATA.LABELS, in place of the targets. by_name: the path of each image by its name, in place of the paths.
     classes: the names of the columns of 0 and 1, or of the classes if the table has them, in the order of the labels.
     """
@@ -327,13 +327,13 @@ class Rows:
     def __init__(
         self,
         file: Path,
-        root: Path | None = None,
-        by_name: Mapping[str, str] | None = None,
+        root: Path,
+        by_name: Mapping[str, str],
         notes: Sequence[Note] = (),
         anywhere: bool = False,
         labels: str | None = None,
     ) -> None:
-        self.file, self.root, self._by_name, self.notes = file, root or file.parent, by_name or {}, [*notes]
+        self.file, self.root, self._by_name, self.notes = file, root, by_name, [*notes]
         self._anywhere, self._labels = anywhere, labels
         self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
         self.target_ids: dict[tuple[str, ...], int] = {}
@@ -398,12 +398,9 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
     """
     predicts, labels = others is not None, data.labels if others is None else None
     layout = find_layout(table, data, predicts)
-    if table.root:
-        rows = Rows(table.file, table.root, anywhere=True, labels=labels)
-    else:
-        paths = (path for path in table.column(layout.path) if predicts or ".." not in path)
-        place = _find_images(table.file, paths, data.image_root, others or ())
-        rows = Rows(table.file, *place, anywhere=predicts, labels=labels)
+    paths = (path for path in table.column(layout.path) if predicts or ".." not in path)
+    place = _find_images(table.file, paths, table.root or data.image_root, others or ())
+    rows = Rows(table.file, *place, anywhere=predicts or table.root is not None, labels=labels)
     rows.notes[:0] = table.notes
     rows.classes = layout.labels if layout.is_one_hot else table.classes.get([*layout.labels, ""][0], ())
     for line, cells in table:
@@ -415,7 +412,7 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
 
 
 def _find_images(
-    file: Path, paths: Iterable[str], given: str | None, others: Sequence[Path] = ()
+    file: Path, paths: Iterable[str], given: str | Path | None, others: Sequence[Path]
 ) -> tuple[Path, Mapping[str, str], list[Note]]:
     """The folder of the paths of a table, the path in it of each name if they are in several folders, and notes.
 
@@ -428,7 +425,7 @@ def _find_images(
     paths, listed, sample, root, split = iter(paths), list[str](), list[str](), file.parent, split_of(file.stem)
 
     def contains(folder: Path) -> bool:
-        rows = Rows(file, folder, anywhere=True)
+        rows = Rows(file, folder, {}, anywhere=True)
         for path in sample:
             rows.add(0, path)
         return any(os.path.isfile(folder / path) for path in rows.paths.strings())

@@ -1,4 +1,9 @@
-"""Tables of images with several labels: reading, findings, splits, class numbers, batches."""
+"""Tables of images with several labels: reading, findings, numbers of classes, batches; the share of each label."""
+
+import json
+import re
+from hashlib import sha256
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,11 +13,16 @@ from source_helpers import assert_refused, options, write_classes, write_image
 
 from configs.command_line import parse_command_line
 from datasets.batch import PADDING
-from datasets.registry import recognize_dataset
+from datasets.registry import read_samples, recognize_dataset
 from datasets.sources.checks import notes_on
 from datasets.sources.lists import Tables, split_labels
 from datasets.sources.names import number_by
+from datasets.sources.shared_arrays import StringPacker
+from datasets.sources.split import Splitter
+from tests.datasets.shards.tar_files import jpeg, tar_of
 from utils.errors import UserError
+
+FOLDS = 5
 
 
 @pytest.fixture
@@ -110,3 +120,148 @@ def test_a_table_is_recognized_and_class_folders_are_refused(tables, tmp_path, c
     write_classes(tmp_path / "photos", cat=2, dog=2)
     with pytest.raises(UserError, match="photos is read as folder"):
         recognize_dataset(given.model_copy(update={"data_path": str(tmp_path / "photos")}), cpu)
+
+
+# Splits: each fold, and the held-out part, has its share of each label; groups, too
+
+
+def held_out(targets, groups=None, known=None, paths=None, **values):
+    """Tells for each image whether it is held out; the notes, and the split. groups: their numbers, (N,)."""
+    paths = paths or [f"{number}.jpg" for number in range(len(targets))]
+    splitter = Splitter(options("DIR", **({} if groups is None else {"groups": "g"}), **values), known)
+    packed = None if groups is None else StringPacker(f"g{group}" for group in groups).strings()
+    indices = {}
+    for split in ("train", "val"):
+        part = splitter.part(StringPacker(paths).strings(), np.asarray(targets, np.int8), split, packed)
+        assert not part.findings
+        indices[split] = set(part.indices.tolist())
+    assert indices["train"] | indices["val"] == set(range(len(targets))) and not indices["train"] & indices["val"]
+    return np.isin(np.arange(len(targets)), [*indices["val"]]), list(map(str, part.notes)), splitter.result
+
+
+def fold_of(targets, groups=None, folds=FOLDS, **values):
+    """The fold of each image; every image is held out in one."""
+    parts = [held_out(targets, groups, folds=folds, fold=fold, **values)[0] for fold in range(folds)]
+    assert np.all(sum(part.astype(int) for part in parts) == 1)
+    return np.argmax(parts, axis=0)
+
+
+def deviation(targets, is_in):
+    """The largest difference between the share of a label in a part and in all images, in points."""
+    return 100 * np.abs(targets[is_in].mean(0) - targets.mean(0)).max()
+
+
+def made_table(seed, has_groups):
+    """Labels of 3% to 50% of the images; with groups of 1 to about 50 images, the shares differ between groups."""
+    rng = np.random.default_rng(seed)
+    number, classes = int(rng.integers(150, 500)), int(rng.integers(3, 12))
+    groups = np.sort(rng.integers(int(rng.integers(40, 80)), size=number)) if has_groups else np.arange(number)
+    logits = rng.uniform(-3.5, 0, classes) + has_groups * rng.normal(0, 1.5, (number, classes))[groups]
+    return (rng.random((number, classes)) < 1 / (1 + np.exp(-logits))).astype(np.int8), groups if has_groups else None
+
+
+@pytest.mark.parametrize(("has_groups", "share_of_dealt", "highest"), [(False, 0.2, 3), (True, 0.5, 12)])
+def test_folds_of_made_tables_have_their_share_of_each_label(has_groups, share_of_dealt, highest):
+    """20 tables: by far closer to the shares than groups or images that are dealt in turn; the log tells the truth."""
+    stratified, dealt = [], []
+    for seed in range(20):
+        targets, groups = made_table(seed, has_groups)
+        units = np.arange(len(targets)) if groups is None else np.unique(groups, return_inverse=True)[1]
+        folds = fold_of(targets, groups)
+        stratified.append(max(deviation(targets, folds == fold) for fold in range(FOLDS)))
+        dealt.append(max(deviation(targets, units % FOLDS == fold) for fold in range(FOLDS)))
+        assert np.ptp(np.bincount(folds)) <= (2 if groups is None else 0.2 * len(targets) / FOLDS)
+        assert groups is None or all(len(set(folds[groups == group])) == 1 for group in groups)
+        is_val, notes, _ = held_out(targets, groups)
+        share = re.search(
+            r"labels deviate by up to ([\d.]+) points \(([\d.]+)% of all, ([\d.]+)% of the held", notes[0]
+        )
+        logged, of_all, of_val = map(float, share.groups())
+        assert logged == pytest.approx(deviation(targets, is_val), abs=0.051)
+        assert abs(of_all - of_val) == pytest.approx(logged, abs=0.11) and 0.09 < is_val.mean() < 0.12
+    assert np.mean(stratified) < share_of_dealt * np.mean(dealt) and max(stratified) < highest
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_splits_by_hand(seed):
+    """Group 0 has four images with the label, 1 and 2 have two, 3 has none: 0 and 3 are one half, 1 and 2 the other.
+
+    Five images of each of the 16 sets of four labels: each fold has 16 images, and eight with each label.
+    """
+    targets = [[1]] * 4 + [[1], [1], [0], [0]] * 2 + [[0]] * 4
+    halves = fold_of(targets, np.repeat(np.arange(4), 4), folds=2, split_seed=seed)[::4]
+    assert halves[0] == halves[3] != halves[1] == halves[2]
+    targets = np.array([*product((0, 1), repeat=4)] * FOLDS)
+    folds = fold_of(targets, split_seed=seed)
+    assert all([*targets[folds == fold].sum(0)] == [8] * 4 and sum(folds == fold) == 16 for fold in range(FOLDS))
+
+
+def test_the_order_of_files_does_not_matter_and_a_seed_is_another_split():
+    targets, _ = made_table(3, has_groups=False)
+    number = len(targets)
+    paths, order = [f"{index}.jpg" for index in range(number)], np.random.default_rng(0).permutation(number)
+    folds = fold_of(targets)
+    assert np.array_equal(fold_of(targets[order], paths=[paths[index] for index in order]), folds[order])
+    assert np.array_equal(fold_of(np.repeat(targets, 2, 0), paths=[path for path in paths for _ in "ab"])[::2], folds)
+    other = fold_of(targets, split_seed=1)
+    assert 0.7 < np.mean(other != folds) < 0.9
+    assert max(deviation(targets, other == fold) for fold in range(FOLDS)) < 2
+    digest = sha256(folds.astype("u1").tobytes()).hexdigest()
+    assert digest[:8] == "61729afe", digest  # on every machine
+
+
+def test_rare_labels():
+    """Of a label with two images one is held out; one with fewer images than folds is in as many folds."""
+    targets = np.zeros((200, 4), np.int8)
+    targets[:2, 0] = targets[2:5, 1] = targets[5, 2] = 1
+    targets[10:110, 3] = 1
+    is_val, notes, _ = held_out(targets)
+    assert is_val @ targets == pytest.approx([1, 1, 0, 10]) and is_val.sum() == 20
+    assert len(notes) == 2 and "1 of 4 labels" in notes[1]
+    folds = fold_of(targets)
+    assert [len(set(folds[targets[:, label] == 1])) for label in range(4)] == [2, 3, 1, 5]
+    assert np.bincount(folds).tolist() == [40] * FOLDS and np.bincount(folds[10:110]).tolist() == [20] * FOLDS
+    without = np.zeros((50, 3))  # no image has a label
+    assert np.bincount(fold_of(without)).tolist() == [10] * FOLDS and held_out(without)[0].sum() == 5
+
+
+def test_a_run_keeps_its_list_of_images_with_several_labels():
+    targets, groups = made_table(5, has_groups=True)
+    for of_run in (None, groups):
+        is_val, _, run = held_out(targets, of_run)
+        assert np.array_equal(held_out(1 - targets, of_run, run)[0], is_val)  # corrected labels are another split
+        assert not np.array_equal(held_out(1 - targets, of_run)[0], is_val)
+
+
+def test_tables_and_shards_are_stratified(tmp_path, cpu):
+    sets, files, rows = ["", "0", "1", "0|1"] * 4, {}, "image_path,target\n"
+    for number, labels in enumerate(sets):
+        write_image(tmp_path / f"{number}.jpg")
+        rows += f"{number}.jpg,{labels}\n"
+        content = {"labels": [int(label) for label in labels.split("|") if label]}
+        files |= {f"{number}.jpg": jpeg(number), f"{number}.json": json.dumps(content).encode()}
+    (tmp_path / "train.csv").write_text(rows)
+    (tmp_path / "shards").mkdir()
+    info = {"splits": {"train": {"filenames": ["data.tar"], "alt_label": "labels"}}}
+    (tmp_path / "shards/_info.json").write_text(json.dumps(info))
+    (tmp_path / "shards/data.tar").write_bytes(tar_of(files))
+    for dataset, root in (("csv", tmp_path), ("tar", tmp_path / "shards")):
+        for fold in range(4):
+            given = options(root, dataset=dataset, multi_label=True, folds=4, fold=fold, batch_size=1)
+            (val,) = read_samples(given, None, cpu, "val")
+            assert val.targets.sum(0).tolist() == [2, 2] and len(val) == 4
+            assert any("labels deviate by up to 0.0 points" in note.text for note in val.notes)
+
+
+def test_splits_of_images_with_one_label_stay():
+    """The digests of held-out images, with and without groups, folds and a seed, as in runs that exist."""
+    rng, digests = np.random.default_rng(0), ""
+    for number in range(8):
+        classes, groups = rng.integers(4, size=90), rng.integers(12, size=90)
+        paths = [f"{label}/{index}é.jpg" for index, label in enumerate(classes)]
+        for values in ({"split_seed": number}, {"val_fraction": 0.3}, {"folds": 4, "fold": number % 4}):
+            for given in (None, StringPacker(f"g{group}" for group in groups).strings()):
+                splitter = Splitter(options("DIR", **values, **({"groups": "(x)"} if given else {})))
+                splitter.part(StringPacker(paths).strings(), classes, "train", given)
+                digests += splitter.result.digest
+    assert sha256(digests.encode()).hexdigest()[:8] == "bbe8c50e"
