@@ -233,8 +233,7 @@ def _check_cost(image: Image.Image, data: bytes, name: Callable[[], str], max_pi
     if (pixels := width * height) > max_pixels:
         reason = f"has {width} x {height} pixels, more than DATA.MAX_PIXELS {max_pixels}"
         memory = f"{pixels * _MAX_BYTES_PER_PIXEL / 1e9:,.1f} GB of memory"
-        fix = f"shrink or remove it, or read it in {memory} with -opts DATA.MAX_PIXELS={pixels}"
-        raise BadImage(name(), reason, fix)
+        raise BadImage(name(), reason, f"{_FIX}, or read it in {memory} with -opts DATA.MAX_PIXELS={pixels}")
     scans = data.count(b"\xff\xda") if image.info.get("progressive") else 1
     if pixels * scans > _MAX_SCANS * max_pixels:
         raise ValueError(f"{width} x {height} pixels with {scans} scans: too many scans")

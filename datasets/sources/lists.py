@@ -20,7 +20,7 @@ from datasets.sources.names import SPLIT_NAMES, list_names
 from datasets.sources.samples import ImageFiles, Listing, check_target_bytes, listing_arrays
 from datasets.sources.source import Numbers, Source, without_labels
 from datasets.sources.split import split_listing
-from datasets.sources.tables import LABEL_DIGITS, Rows, Table, TextList, find_layout, table_rows
+from datasets.sources.tables import LABEL_DIGITS, TABLE_SUFFIXES, Rows, Table, TextList, find_layout, table_rows
 from utils.errors import Unavailable, UserError
 from utils.notes import Note
 
@@ -72,6 +72,9 @@ class Tables(Source):
         found = {split: file for split, file in files.items() if file.is_file()}
         if not {"train", "val"} & found.keys():
             metadata = [root / name for name in METADATA if (root / name).is_file()]
+            tables = [shlex.quote(str(one)) for one in sorted(root.iterdir()) if one.suffix.lower() in TABLE_SUFFIXES]
+            if tables and not found and not metadata:
+                raise UserError(f"{root}: has no train.csv; -dataset=csv -data_path={tables[0]} reads a table")
             found |= {"all": metadata[0]} if metadata else {} if found else {"train": files["train"]}
         return {split: Table(file, data.encoding) for split, file in found.items()}
 

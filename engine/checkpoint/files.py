@@ -341,8 +341,7 @@ class CheckpointWriter:
     def _write(self, content: dict[str, Any], is_best: bool, periodic: str | None, is_later: bool) -> None:
         last = self.folder / LAST
         if name := _non_finite(content):
-            problem = f"NaN or infinite values in {name}, so that {last} is not written and earlier checkpoints stay"
-            raise UserError(f"{problem}; lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP=1.0")
+            raise UserError(f"{last}: not written: NaN or infinite values in {name}; lower -lr, set TRAIN.GRAD_CLIP=1")
         atomic_save(last, content, previous=self.folder / PREVIOUS if is_later else None)
         link_copies(last, is_best, periodic, self.keep)
         self.on_written(self.folder / (BEST if is_best else LAST), content)

@@ -16,6 +16,7 @@ CASES = {  # DATA.DATASET (None: images to predict), files, the path that is giv
     "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, "", ": no class has two images"),
     "a URL": ("folder", {}, "hf://datasets/org/name", "hf://datasets/org/name: is a URL"),
     "a lost table": ("csv", FOLDERS, "", "train.csv: cannot be read .*DATA.DATASET"),
+    "another name": ("csv", {"labels.csv": TABLE}, "", "no train.csv; .* -data_path=.*labels.csv reads"),
     "no rows": ("csv", {"train.csv": TABLE}, "", "train.csv: .*lists no images"),
     "no label": ("csv", {"train.csv": f"{TABLE}b.jpg,\n"}, "", r"train.csv:2: .*DATA.MULTI_LABEL=true"),
     "a name among numbers": ("csv", {"train.csv": f"{TABLE}a.jpg,0\nb.jpg,cat\n"}, "", "train.csv:3: .*'cat'"),

@@ -72,16 +72,6 @@ def test_a_few_notes_and_warnings_are_shown_and_the_others_counted(warnings, not
     assert hidden == warnings + notes - shown_notes - shown_warnings and max(map(len, lines)) <= 120
 
 
-def test_a_long_line_loses_its_end_and_the_middle_of_a_path(tmp_path, cpu, capsys):
-    logger, path = RunLogger(tmp_path, cpu), f"/data/{'long/' * 30}labels.csv"
-    logger.warn("the validation images are also training images; " + "remove them or set a key. " * 9)
-    logger.warn(f"{path}: has no labels")
-    logger.begin()
-    words, named = capsys.readouterr().out.splitlines()
-    assert words.startswith("Warning: the validation images are also training images; remove") and len(words) <= 120
-    assert re.fullmatch(r"Warning: /data/.*\.\.\..*/labels\.csv: has no labels", named) and len(named) <= 120
-
-
 def test_notes_of_a_run_that_ends_before_its_first_lines_are_printed(tmp_path, capsys):
     argv = [*digits_flags(tmp_path / "out"), "AMP.LEVEL=O2", "MODEL.PRETRAINED=none.pth"]
     with pytest.raises(UserError, match=r"none\.pth"):
@@ -100,12 +90,19 @@ def test_a_dry_run_prints_all_warnings_and_with_debug_all_notes(tmp_path, capsys
     assert any(line.startswith("Preprocessing: ") for line in more - few)
 
 
-def test_without_a_log_file_all_warnings_are_printed_in_full(cpu, capsys):
-    logger = RunLogger(None, cpu)
-    for index in range(9):
-        logger.warn(f"{index} " + "x" * 200)
-    logger.begin("Data: x")
-    assert [line[-200:] for line in capsys.readouterr().out.splitlines()[1:]] == ["x" * 200] * 9
+def test_a_long_line_loses_its_end_and_the_middle_of_a_path_if_a_file_has_it(tmp_path, cpu, capsys):
+    texts = ["the validation images are" + " not there." * 20, f"/data/{'long/' * 30}labels.csv: has no labels"] * 3
+    printed = []
+    for folder in (None, tmp_path):
+        logger = RunLogger(folder, cpu)
+        for text in texts:
+            logger.warn(text)
+        logger.begin("Data: x")
+        printed.append(capsys.readouterr().out.splitlines()[1:])
+    full, (words, named, _) = printed
+    assert full == [f"Warning: {text}" for text in texts] and max(len(words), len(named)) <= 120
+    assert words.startswith("Warning: the validation images are not there. not")
+    assert re.fullmatch(r"Warning: /data/.*\.\.\..*/labels\.csv: has no labels", named)
 
 
 def test_the_kind_of_a_note_and_not_its_text_makes_a_warning(tmp_path, cpu, capsys):

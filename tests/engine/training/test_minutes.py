@@ -1,7 +1,6 @@
 """TRAIN.MINUTES: epochs and steps by the time that is left; the run is the one with these values given."""
 
 import re
-import shlex
 
 import pytest
 import torch
@@ -94,7 +93,6 @@ def test_short_epochs_have_the_first_images_of_the_order():
 
 
 def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, cpu, monkeypatch, capsys):
-    """The resume is the command of a run that is too late."""
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 7))
     monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: 2400)
     stopped = ["TRAIN.MAX_STEPS=9", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=5"]
@@ -103,7 +101,7 @@ def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, 
     assert [options[key] for key in ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")] == [2, 7, 0.5, 30]
     monkeypatch.setattr("engine.training.minutes.epochs_in", None)  # a resume does not measure
     (command,) = re.findall(r"-resume=.* -epochs=\d+$", capsys.readouterr().out, re.MULTILINE)
-    assert run(parse_command_line([*shlex.split(command), "-opts", "TRAIN.MAX_STEPS=null"]), cpu) == 0
+    assert run(parse_command_line([*command.split(), "-opts", "TRAIN.MAX_STEPS=null"]), cpu) == 0
     given = train([*digits_flags(tmp_path / "given"), "TRAIN.NUM_EPOCHS=2", "TRAIN.EPOCH_STEPS=7"], cpu)
     first, second = (torch.load(one / "last.pth")["model"] for one in (folder, given))
     assert rows(folder) == rows(given)
@@ -124,10 +122,9 @@ def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, 
 def test_halfway_a_run_of_another_length_says_so(monkeypatch, epochs_done, seconds, left, expected):
     """Of 10 minutes and 40 epochs, the first 13 of which are another run's."""
     monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: seconds)
-    train = Train(NUM_EPOCHS=40, LAST_EPOCH=13, MINUTES=10)
-    line = halfway_remark(train, epochs_done, left, "python main.py -resume=/run")
+    line = halfway_remark(Train(NUM_EPOCHS=40, LAST_EPOCH=13, MINUTES=10), epochs_done, left, "python -resume=/run")
     assert bool(line) == bool(expected)
-    assert not line or (expected[0] in line and line.endswith(f": python main.py -resume=/run -epochs={expected[1]}"))
+    assert not line or (expected[0] in line and line.endswith(f": python -resume=/run -epochs={expected[1]}"))
 
 
 def test_a_run_of_a_sweep_takes_over_the_epochs_of_a_run_of_its_speed(tmp_path, cpu, monkeypatch):
