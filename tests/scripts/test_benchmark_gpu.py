@@ -79,7 +79,7 @@ time.sleep(100)
 
 def test_a_part_that_hangs_is_killed_and_keeps_its_result(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark_gpu, "TERMINATION_SECONDS", 0.2)
-    part = Part([sys.executable, "-c", HANGS.format(file=str(tmp_path / "one.json"))], limit_seconds=3.0)
+    part = Part([sys.executable, "-IS", "-c", HANGS.format(file=str(tmp_path / "one.json"))], limit_seconds=1.0)
     record = run_part("one", part, tmp_path)
-    assert record["outcome"] == "stopped after 3 s; last line: the last line"
+    assert record["outcome"] == "stopped after 1 s; last line: the last line"
     assert record["result"] == {"turns": 1}

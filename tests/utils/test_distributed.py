@@ -176,11 +176,11 @@ def test_an_address_without_rank_0_is_named(capsys):
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(UserError, match=rf"MASTER_PORT: another program listens at {LOOPBACK}:{port}"):
-            connect_store(place(port), limit_seconds=1)
+            connect_store(place(port), limit_seconds=0.5)
         with pytest.raises(UserError, match=rf"rank 0 cannot open {LOOPBACK}:{port} \(Address already in use\)"):
-            connect_store(place(port, rank=0), limit_seconds=1)
+            connect_store(place(port, rank=0), limit_seconds=0.5)
     with pytest.raises(UserError, match=rf"rank 1 cannot connect to {LOOPBACK}:{port} \(Connection refused\)"):
-        connect_store(place(port), limit_seconds=1)
+        connect_store(place(port), limit_seconds=0.5)
     assert capsys.readouterr().err.count(f"rank 1 waits for rank 0 at {LOOPBACK}:{port}") == 2
 
 

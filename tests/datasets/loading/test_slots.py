@@ -9,7 +9,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
-from test_workers import CPU, Images
+from test_workers import CPU, Images, short_polls  # noqa: F401
 
 from configs.schema import Data
 from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, slots_shape

@@ -84,15 +84,15 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_every_bit_is_that_of_timm(rule):
+@pytest.mark.parametrize(("rule", "threads"), [*((rule, 1) for rule in RULES), ("nesterov", 2)])
+def test_every_bit_is_that_of_timm(rule, threads):
     (name, kwargs), ours = RULES[rule], Shapes()
     timms, before = copy.deepcopy(ours), torch.get_num_threads()
     optimizer = build_optimizer(ours, train_options(name, kwargs))
     expected = create_optimizer_v2(timms, name, LR, DECAY, **kwargs)
     assert type(optimizer) is BatchedMuon and type(expected) is muon.Muon
     try:
-        torch.set_num_threads(2)
+        torch.set_num_threads(threads)
         train(ours, optimizer, range(5))
         train(timms, expected, range(5))
     finally:
