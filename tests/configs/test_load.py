@@ -1,4 +1,4 @@
-"""Files and flags -> one `Config`: order, types, and an error of one line for each mistake."""
+"""Files and flags -> one `Config`: order, types, an error of one line for each mistake; are two of one experiment?"""
 
 import os
 import re
@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from configs.command_line import parse_command_line, to_yaml
-from configs.compare import changed_options, shared_options
+from configs.compare import changed_options, experiment_mismatch, shared_options
 from configs.schema import Amp, Config
 from configs.yaml_io import parse_value
 from utils.errors import UserError
@@ -200,3 +200,35 @@ def test_a_recipe_data_or_a_model_selects_a_run(capsys):
     with pytest.raises(SystemExit) as end:
         parse_command_line(["-amp", "-batch_size=4", "-opts", "TRAIN.BASE_LR=1e-3"]).require_selection()
     assert end.value.code == 2 and capsys.readouterr().err.startswith("usage: main_single_gpu.py -data_path FOLDER")
+
+
+MISMATCHES = {
+    "SEED=1": "SEED 0, this run has 1",
+    "DATA={FOLDS: 5, FOLD: 1}": "DATA.FOLD 0, this run has 1",
+    "MODEL.DEPTH=3": "MODEL.DEPTH 12, this run has 3",
+    "DATA.DATA_PATH=./data/": None,
+    "TRAIN.NUM_EPOCHS=299": "TRAIN.NUM_EPOCHS 300, this run has 299",
+    "TRAIN.NUM_EPOCHS=301": None,
+    "TRAIN.ACCUM_ITER=2": None,
+    "MODEL.FUSED_BLOCKS=false": None,
+}
+
+
+@pytest.mark.parametrize("option", MISMATCHES)
+def test_first_difference(tmp_path, option):
+    argv = ["-dataset=csv", "-data_path=data"]
+    folds = ", FOLDS: 5, FOLD: 0" if "FOLD" in option else ""
+    (tmp_path / "config.yaml").write_text(f"NAME: other\nDATA: {{DATASET: csv, DATA_PATH: data{folds}}}")
+    config = parse_command_line([*argv, "-opts", option]).config
+    assert experiment_mismatch(tmp_path / "config.yaml", config) == MISMATCHES[option]
+
+
+def test_an_evaluation_ignores_options_of_the_training(tmp_path):
+    (tmp_path / "config.yaml").write_text("DATA: {DATASET: digits}\nTRAIN: {BASE_LR: 0.1}\nNAME: other")
+    config = parse_command_line(["-dataset=digits", "-eval", "-resume=auto"]).config
+    assert experiment_mismatch(tmp_path / "config.yaml", config) is None
+
+
+def test_unreadable_options_do_not_match(tmp_path):
+    (tmp_path / "config.yaml").write_text("- 1")
+    assert "expected `KEY: value` lines" in experiment_mismatch(tmp_path / "config.yaml", parse_command_line([]).config)

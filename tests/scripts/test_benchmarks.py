@@ -1,18 +1,27 @@
-"""The parts that all benchmarks share: turns, ratios, tables, seeds, reasons of failures; benchmark_input.py and
-benchmark_train.py on a few images. No test asserts a time."""
+"""All benchmarks: turns, ratios, tables, seeds, reasons of failures; what each one runs, on a few images; parity.py
+translates a recipe for timm's train.py, which no test runs. No test asserts a time."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
+import timm
+import torch
 from conftest import TINY_VIT, samples_for
 
 from configs.command_line import parse_command_line
 from datasets.loading.loader import BatchReader
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_host_transform
-from scripts.benchmarks import benchmark_input, benchmark_train
+from engine.training.batch_size import build_state
+from scripts.benchmarks import benchmark_gpu, benchmark_input, benchmark_train, parity
+from scripts.benchmarks.benchmark_gpu import TRAINING, Part, build_parts, run_part
 from scripts.benchmarks.benchmark_train import link_images, make_images
+from scripts.benchmarks.parity import RECIPE
+from scripts.benchmarks.programs import check_recipe, timm_flags
 from scripts.benchmarks.turns import ratio_table, seed_table, speed_ratios, take_turns
+from scripts.flags import split_flags
 from utils.errors import UserError
 
 
@@ -91,7 +100,6 @@ for step in range(0, 10000, 2):
 
 @pytest.mark.slow
 def test_rounds_of_the_entry_script_and_of_a_train_py(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (train_py := tmp_path / "train.py").write_text(TIMM)
     make_images(tmp_path / "images", (24, 16), count=16, noise=0.0)
     flags = ["-programs=jpeg,ready,timm", "-rounds=1", "-warmup=2", "-steps=4", "-interval=2"]
@@ -102,3 +110,148 @@ def test_rounds_of_the_entry_script_and_of_a_train_py(tmp_path, monkeypatch):
     assert len(result["ratios"]["jpeg / timm"]) == 1 and result["environment"]["batch size"] == 4
     assert min(result["figures"]["jpeg"]["peak_memory_bytes"]) > 1e8
     assert result["figures"]["timm"].keys() == {"images_per_second", "cpu_seconds_per_second", "seconds_to_first_line"}
+
+
+def parts_of(*argv: str) -> dict[str, Part]:
+    flags, rest = split_flags(benchmark_gpu._parser(), list(argv))
+    return build_parts(flags, [*benchmark_gpu.DEFAULTS, *rest])
+
+
+@pytest.fixture
+def ran(monkeypatch) -> list[str]:
+    """The parts that main runs, by a clock on which each takes its whole limit; `O1` fails."""
+    names, clock = [], [0.0]
+
+    def run(name: str, part: Part, _: Path) -> dict:
+        clock[0] += part.limit_seconds
+        names.append(name)
+        figures = {"bare": {}, "ready": {"images_per_second": [5000.0], "peak_memory_bytes": [20e9]}}
+        failed = {"bare": {}, "ready": {"failed": "a | b"}}
+        outcome = "failed: why" if name == "O1" else "done"
+        return {"outcome": outcome, "seconds": 1.0, "result": {"figures": failed if name == "O1" else figures}}
+
+    monkeypatch.setattr(benchmark_gpu.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(benchmark_gpu, "run_part", run)
+    return names
+
+
+def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path, capsys):
+    calls, statuses, argv = 0, [], [f"-output={tmp_path}", f"-timm_train={__file__}", "-opts", "SEED=3"]
+    while calls < 20 and (not calls or "Not run yet: " in capsys.readouterr().out):
+        calls += 1
+        statuses.append(benchmark_gpu.main(argv))
+        assert benchmark_gpu.time.monotonic() <= calls * (540 - benchmark_gpu.RESERVED_SECONDS)
+    assert sorted(ran) == sorted(parts_of(*argv)) and ran[:5] == list(parts_of())[:5]
+    assert set(ran) - set(parts_of()) == {"timm", "timm_eager"}
+    assert statuses == [1, *[0] * (calls - 1)]
+    page = (tmp_path / "figures.md").read_text()
+    for row in ("O1 | failed: why | 1 |", "O1: O1-bf16, ready | failed: a \\| b |", "timm: O1-bf16, ready | 5000.0 "):
+        assert f"| {row}" in page
+
+
+def test_every_training_part_is_a_command_of_benchmark_train(tmp_path):
+    made, configs = parts_of(f"-output={tmp_path}", f"-timm_train={__file__}", "-opts", "SEED=3"), {}
+    for name, setting in TRAINING.items():
+        command = made[name].command
+        flags, rest = split_flags(benchmark_train._parser(), command[command.index("-u") + 2 :])
+        rest = [*benchmark_train.DEFAULTS, *rest]
+        configs[name] = config = parse_command_line(rest).config
+        assert tuple(benchmark_train.checked_contenders(flags, rest)) == setting.programs
+        assert config.data.batch_size == 256
+        assert config.amp.enabled == setting.mode.startswith("O")
+        assert config.train.compiles == setting.compiles
+        images = flags.steps * config.data.batch_size
+        assert images == pytest.approx(4096 if setting.mode == "fp32" else 16384, rel=0.3)
+        assert config.seed == 3 or setting.model
+    shipped = parse_command_line(["-cfg=configs/vit_base_patch16_224.yaml"]).config.model
+    assert configs["dropout"].model == shipped
+    assert configs["O1"].model.dropout == 0 < shipped.dropout
+    assert configs["timm"].train.compile == "model"
+
+
+HANGS = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open({file!r}, "w").write('{{"turns": 1}}')
+print("the last line", flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_part_that_hangs_is_killed_and_keeps_its_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark_gpu, "TERMINATION_SECONDS", 0.2)
+    part = Part([sys.executable, "-IS", "-c", HANGS.format(file=str(tmp_path / "one.json"))], limit_seconds=1.0)
+    record = run_part("one", part, tmp_path)
+    assert record["outcome"] == "stopped after 1 s; last line: the last line"
+    assert record["result"] == {"turns": 1}
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def config_of(*options: str):
+    return parse_command_line([RECIPE, "-opts", "SEED=0", *options]).config
+
+
+def flags_of(*options: str) -> dict[str, str]:
+    """Flag of train.py -> its values."""
+    found: dict[str, list[str]] = {}
+    for word in timm_flags(config_of(*options), Path("/data"), Path("/out"), interval=50, val_split="val"):
+        if word.startswith("--"):
+            found[word[2:]] = values = []
+        else:
+            values.append(word)
+    return {name: " ".join(values) for name, values in found.items()}
+
+
+TRANSLATED = [
+    ("AMP.DTYPE=float16", {"amp": "", "amp-dtype": "float16"}),
+    ("DATA.IMAGE_SIZE=8 DATA.CROP_PCT=0.9", {"img-size": "8", "crop-pct": "0.9", "interpolation": "bicubic"}),
+    ("DATA.RANDOM_CROP_SCALE=[0.3,0.9] DATA.HFLIP_PROB=0.25", {"scale": "0.3 0.9", "hflip": "0.25"}),
+    ("MODEL.NUM_CLASSES=11 MODEL.DROPPATH=0.3", {"num-classes": "11", "drop-path": "0.3"}),
+    ("TRAIN.NUM_EPOCHS=9 TRAIN.WARMUP_EPOCHS=3", {"epochs": "6", "warmup-epochs": "3", "warmup-prefix": ""}),
+    ("TRAIN.BASE_LR=3e-3 TRAIN.END_LR=1e-6", {"lr": "0.003", "min-lr": "1e-06", "sched": "cosine"}),
+    ("TRAIN.WEIGHT_DECAY=0.2 TRAIN.GRAD_CLIP=0.5", {"weight-decay": "0.2", "clip-grad": "0.5"}),
+    ("TRAIN.OPTIMIZER.NAME=Adam TRAIN.OPTIMIZER.EPS=1e-6", {"opt": "adam", "opt-eps": "1e-06"}),
+    ("TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9", {"model-ema-warmup": "", "model-ema-decay": "0.9"}),
+    ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.MIXUP_PROB=0.7", {"mixup": "0.8", "mixup-prob": "0.7"}),
+    ("TRAIN.COMPILE=max", {"torchcompile": "", "torchcompile-mode": "max-autotune"}),
+    ("SEED=3 VALIDATE_FREQ=2", {"seed": "3", "val-interval": "2", "val-split": "val"}),
+]
+
+
+def test_options_and_flags():
+    for options, expected in TRANSLATED:
+        check_recipe(config_of(*options.split()), config_of())
+        found = flags_of(*options.split())
+        assert {name: found[name] for name in expected} == expected, options
+    check_recipe(config_of("AMP.ENABLED=false"), config_of())
+    switches = {"amp", "amp-dtype", "model-ema", "model-ema-warmup", "torchcompile"}
+    assert not switches & flags_of("AMP.ENABLED=false").keys()
+
+
+def test_timms_model_is_ours_with_the_same_initial_weights(tmp_path, cpu):
+    options = ["AMP.ENABLED=false", "MODEL.QKV_BIAS=false", "MODEL.MLP_RATIO=3", "MODEL.DROPOUT=0.1"]
+    options.append("MODEL.ATTENTION_DROPOUT=0.2")
+    config, flags = config_of(*options), flags_of(*options)
+    parity.timm_command(Path("train.py"), ["-opts", "SEED=0", *options], 0, tmp_path, tmp_path / "a")
+    ours = build_state(config, cpu).precision.weights.master.eval()
+    given = dict(text.split("=") for text in flags["model-kwargs"].split())
+    arguments = {name: json.loads(text.lower()) for name, text in given.items()}
+    model = timm.create_model(
+        flags["model"], num_classes=int(flags["num-classes"]), in_chans=int(flags["in-chans"]),
+        drop_path_rate=float(flags["drop-path"]), checkpoint_path=str(tmp_path / "a.pth"), **arguments,
+    ).eval()  # fmt: skip
+    torch.nn.init.normal_(ours.head.weight, generator=torch.Generator().manual_seed(0))
+    model.head.load_state_dict(ours.head.state_dict())
+    images = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    # Each logit is a chain of about 10 sums of up to 288 terms of size 1 or less: in float64 below 1e-11.
+    torch.testing.assert_close(model.double()(images), ours.double()(images), rtol=0, atol=1e-11)
+    rates = [(one.pos_drop.p, one.blocks[0].attn.attn_drop.p, one.blocks[3].mlp.drop1.p) for one in (model, ours)]
+    assert rates[0] == rates[1] == (0.1, 0.2, 0.1)
+    assert model.blocks[3].drop_path1.drop_prob == ours.blocks[3].drop_path1.drop_prob == pytest.approx(0.1)
+    parity.timm_command(Path("train.py"), [], 1, tmp_path, tmp_path / "b")
+    one, other = (torch.load(path) for path in (tmp_path / "a.pth", tmp_path / "b.pth"))
+    assert not torch.equal(one["blocks.0.attn.qkv.weight"], other["blocks.0.attn.qkv.weight"])
