@@ -1,6 +1,5 @@
 """Helpers for tests of several folders: small runs, in this process or in subprocesses."""
 
-import csv
 import functools
 import json
 import os
@@ -33,6 +32,7 @@ from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
 from utils.signals import TERMINATION_SIGNALS
 from utils.system import is_installed
+from utils.tables import read_rows
 
 ROOT = Path(__file__).parents[1]
 # The modules of the packages that `requirements*.txt` call optional.
@@ -355,8 +355,7 @@ def rows(folder: Path) -> list[dict]:
         "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "peak_memory_bytes",
         "train_seconds", "launch_bound_share",
     }  # fmt: skip
-    with open(folder / "metrics.csv", newline="") as file:
-        return [{key: row[key] for key in row.keys() - measured} for row in csv.DictReader(file)]
+    return [{key: row[key] for key in row.keys() - measured} for row in read_rows(folder / "metrics.csv")]
 
 
 def step_rows(folder: Path) -> list[dict]:

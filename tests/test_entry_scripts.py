@@ -1,6 +1,5 @@
 """The documented commands on a small ImageNet-style folder of JPEGs."""
 
-import csv
 import io
 import re
 import shlex
@@ -14,6 +13,7 @@ from PIL import Image
 import main_single_gpu
 from tests.datasets.photo import PHOTO
 from utils.errors import UserError
+from utils.tables import read_rows
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 RECIPE = """
@@ -66,8 +66,7 @@ def test_run_folder_contents(trained):
     assert any((folder / "details").glob("events.out.tfevents*"))
     assert re.fullmatch(r"vit-\d{8}-\d\d-\d\d", folder.name)
     assert (folder / "details/train_batch.png").read_bytes().startswith(b"\x89PNG")
-    with open(folder / "metrics.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(folder / "metrics.csv")
     assert [row["epoch"] for row in rows] == ["1", "2"] and [row["step"] for row in rows] == ["3", "6"]
     result = read_result(folder)
     assert result["top1"] == max(float(row["val_top1"]) for row in rows)

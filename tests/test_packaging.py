@@ -1,7 +1,6 @@
 """The list of packages, the versions of requirements.lock, and the container that installs them; commands where only
 the required packages are installed."""
 
-import csv
 import json
 import re
 import subprocess
@@ -22,6 +21,7 @@ from datasets.sources.source import source_class
 from engine.run.loggers import check_loggers
 from utils.errors import UserError
 from utils.system import is_installed, require
+from utils.tables import read_rows
 
 
 def requirements(name: str) -> list[Requirement]:
@@ -84,8 +84,7 @@ def test_commands_need_the_required_packages_only(tmp_path, monkeypatch):
     evaluated = only_run(tmp_path, "eval") / "evaluation"
     assert (evaluated / "per_class.csv").read_text() == (folder / "evaluation/per_class.csv").read_text()
     assert json.loads((evaluated / "summary.json").read_text())["attention"] is None
-    with open(tmp_path / "predictions.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 7
+    assert len(read_rows(tmp_path / "predictions.csv")) == 7
     assert (only_run(tmp_path, "profile") / "trace.json.gz").exists()
 
 

@@ -77,7 +77,7 @@ class NoInitialization(TorchFunctionMode):
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name == "XCiT"))  # 28 files
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("CaiT", "CrossViT", "VOLO", "XCiT")))  # of many files
         for name, facts in FILES.items()
         if any(fact["status"] == "same" for fact in facts)
     ],

@@ -13,17 +13,6 @@ from utils import torch_compat
 CPU = torch.device("cpu")
 
 
-def test_fused_lerp(any_device):
-    torch.manual_seed(0)
-    starts, ends = ([torch.randn(shape, device=any_device.device) for shape in ((), (3,), (2, 5))] for _ in range(2))
-    expected, copies = torch._foreach_lerp(starts, ends, 0.3), [end.clone() for end in ends]
-    skipped = torch.zeros((), dtype=torch.bool, device=any_device.device)
-    for step_is_skipped in (False, True):
-        torch_compat.fused_lerp_(starts, ends, 0.3, skipped.fill_(step_is_skipped))
-        assert all(map(torch.allclose, starts, expected))
-        assert all(map(torch.equal, ends, copies))
-
-
 @pytest.mark.usefixtures("cpu_group")
 def test_process_group_timeout():
     torch_compat.set_process_group_timeout(timedelta(seconds=77))
@@ -32,19 +21,6 @@ def test_process_group_timeout():
     other = dist.new_group(timeout=timedelta(seconds=11))
     torch_compat.set_process_group_timeout(timedelta(seconds=33), other)
     assert [torch_compat.process_group_timeout(CPU, group).seconds for group in (None, other)] == [77, 33]
-
-
-@pytest.mark.parametrize("overflow", [0.0, 1.0])
-def test_fused_optimizers_divide_the_gradients_and_skip(overflow):
-    parameter = nn.Parameter(torch.ones(2))
-    assert not torch_compat.unscales_in_step(torch.optim.SGD([parameter], lr=1.0))
-    optimizer = torch.optim.SGD([parameter], lr=1.0, fused=True)
-    assert torch_compat.unscales_in_step(optimizer)
-    parameter.grad = torch.full_like(parameter, 6.0)
-    optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(overflow)
-    optimizer.step()
-    expected = 1.0 if overflow else 1.0 - 6.0 / 2.0
-    assert parameter.tolist() == [expected] * 2
 
 
 def test_compiled_backward_without_autocast():

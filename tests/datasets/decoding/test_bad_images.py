@@ -1,6 +1,5 @@
 """`ON_BAD_IMAGE: skip`: unreadable images are listed, and count neither in the loss nor in accuracy."""
 
-import csv
 import re
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from engine.checkpoint.files import load_checkpoint
 from engine.commands.run import run
 from engine.training.step import forward_backward
 from utils.errors import UserError
+from utils.tables import read_rows
 
 BAD = {"class0/4.png": b"", "class1/11.png": b"<html>404</html>", "class0/30.png": b"\x89PNG\r\n\x1a\n and no more"}
 BAD_IN_VAL = {"class1/3.png": b"?"}
@@ -52,13 +52,8 @@ def argv_for(image_folder: Path, output: Path, *options: str) -> list[str]:
     ]  # fmt: skip
 
 
-def rows(path: Path) -> list[dict]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def assert_lists_each_once(folder: Path) -> None:
-    listed = rows(folder / "bad_images_0.csv")
+    listed = read_rows(folder / "bad_images_0.csv")
     assert sorted(Path(row["path"]).name for row in listed) == ["11.png", "3.png", "30.png", "4.png"]
     assert all(re.search("is empty|is not an image of|cannot be decoded", row["reason"]) for row in listed)
 
@@ -107,7 +102,7 @@ def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp
 
 def test_a_run_counts_and_lists_bad_images_and_resumes_bit_for_bit(image_folder, tmp_path, cpu, capsys):
     folder = train(argv_for(image_folder, tmp_path / "out"), cpu)
-    assert [row["skipped_images"] for row in rows(folder / "metrics.csv")] == ["3", "3"]
+    assert [row["skipped_images"] for row in read_rows(folder / "metrics.csv")] == ["3", "3"]
     assert_lists_each_once(folder)
     printed = capsys.readouterr().out
     assert printed.count("3 of 40 training images could not be read and were skipped: see bad_images_*.csv") == 2
@@ -120,7 +115,7 @@ def test_a_run_counts_and_lists_bad_images_and_resumes_bit_for_bit(image_folder,
     one, other = (load_checkpoint(run / "last.pth") for run in (folder, resumed))
     for part in ("model", "optimizer", "sums", "best"):
         assert_same_state(one[part], other[part], part)
-    assert [row["skipped_images"] for row in rows(resumed / "metrics.csv")] == ["3", "3"]
+    assert [row["skipped_images"] for row in read_rows(resumed / "metrics.csv")] == ["3", "3"]
     assert_lists_each_once(resumed)
 
     (image_folder / "val" / "class1" / "3.png").unlink()  # the result of a data set without the bad image is the same
@@ -167,6 +162,6 @@ def test_the_list_escapes_control_characters_and_is_continued(tmp_path):
     again = BadImageList(3, tmp_path)
     again.add([BadImage("b.jpg", "x", ""), BadImage("c.jpg", "y", ""), BadImage(hostile, "y", "")])
     again.add([BadImage("c.jpg", "y", "")])
-    listed = rows(tmp_path / "bad_images_3.csv")
+    listed = read_rows(tmp_path / "bad_images_3.csv")
     assert [row["path"] for row in listed] == [r"""a\n\x1b[31m,"\udcff'=cmd.jpg""", "b.jpg", "c.jpg"]
     assert (tmp_path / "bad_images_3.csv").read_text().count("\n") == 4

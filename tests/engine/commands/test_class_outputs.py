@@ -55,20 +55,27 @@ def write_weights(folder: Path, outputs: int, **config: object) -> torch.nn.Modu
     return model
 
 
-def write_images(folder: Path, names: list[str]) -> np.ndarray:
-    """Two images of noise in a folder of each class; their pixels (2 N, 32, 32, 3)."""
-    pixels = np.random.default_rng(1).integers(256, size=(2 * len(names), SIZE, SIZE, 3), dtype=np.uint8)
-    for number, values in enumerate(pixels):
-        path = folder / names[number // 2] / f"{number % 2}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(values).save(path)
+def write_noise(root: Path, files: list[str], size: int) -> np.ndarray:
+    """An image of noise in each file; their pixels (N, size, size, 3)."""
+    pixels = np.random.default_rng(1).integers(256, size=(len(files), size, size, 3), dtype=np.uint8)
+    for name, values in zip(files, pixels, strict=True):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values).save(root / name)
     return pixels
 
 
+def write_images(folder: Path, names: list[str]) -> np.ndarray:
+    """Two images in a folder of each class."""
+    return write_noise(folder, [f"{name}/{number}.png" for name in names for number in range(2)], SIZE)
+
+
 @torch.inference_mode()
+def logits_of(model: torch.nn.Module, pixels: np.ndarray) -> torch.Tensor:
+    return model((torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
+
+
 def figures(model: torch.nn.Module, pixels: np.ndarray, outputs: list[int]) -> list[float]:
-    logits = model((torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
-    targets = torch.tensor(outputs).repeat_interleave(2)
+    logits, targets = logits_of(model, pixels), torch.tensor(outputs).repeat_interleave(2)
     return [100 * (logits.argmax(1) == targets).double().mean().item(), cross_entropy(logits, targets).item()]
 
 
@@ -194,8 +201,7 @@ def test_names_in_predictions(folder, tmp_path, cpu):
     (folder / "12.txt").write_text("\n".join(NUMBERS))
     names = {"12": [str(i) for i in range(12)], "1000": ImageNetInfo().label_descriptions()}
     for number, more in (("12", []), ("12", [f"DATA.CLASSES={folder / '12.txt'}"]), ("1000", [])):
-        with torch.inference_mode():
-            logits = models[int(number)]((torch.from_numpy(pixels[:1]).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)[0]
+        logits = logits_of(models[int(number)], pixels[:1])[0]
         found = predicted(tmp_path, cpu, *opened, f"-pretrained={folder / number}.pth", "-opts", *DATA, *more)
         expected = NUMBERS if more else names[number]
         assert found[:3] == [expected[label] for label in logits.topk(3).indices.tolist()]

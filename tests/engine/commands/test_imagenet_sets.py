@@ -10,6 +10,7 @@ import timm
 import torch
 from conftest import only_run, read_result
 from PIL import Image
+from test_class_outputs import logits_of, write_noise
 from timm.data import RealLabelsImagenet
 from torch.nn.functional import cross_entropy
 
@@ -43,23 +44,9 @@ def weights(model, tmp_path_factory) -> Path:
     return path
 
 
-def write_images(root: Path, names: list[str]) -> np.ndarray:
-    """One image of noise per name; returns their pixels (N, 8, 8, 3)."""
-    pixels = np.random.default_rng(0).integers(256, size=(len(names), 8, 8, 3), dtype=np.uint8)
-    for name, values in zip(names, pixels, strict=True):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(values).save(root / name)
-    return pixels
-
-
 def flags(dataset: str, root: Path, weights: Path, output: Path, *options: str) -> list[str]:
     data = [f"-dataset={dataset}", f"-data_path={root}", "-batch_size_eval=3", "-num_workers=0"]
     return [*data, f"-pretrained={weights}", f"-output={output}", "-opts", *OPTIONS, *options]
-
-
-@torch.inference_mode()
-def logits_of(model: torch.nn.Module, pixels: np.ndarray) -> torch.Tensor:
-    return model((torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
 
 
 def figures(logits: torch.Tensor, targets: torch.Tensor) -> list[float]:
@@ -76,7 +63,7 @@ def evaluate(dataset: str, root: Path, weights: Path, output: Path, cpu, *option
 
 def write_set(root: Path, classes: dict[int, str], model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """Ten images in a folder of each class, in the order of the folders; returns their logits and labels."""
-    pixels = write_images(root, [f"{name}/{number}.png" for name in classes.values() for number in range(10)])
+    pixels = write_noise(root, [f"{name}/{number}.png" for name in classes.values() for number in range(10)], size=8)
     return logits_of(model, pixels), torch.tensor([label for label in classes for _ in range(10)])
 
 
@@ -104,7 +91,7 @@ def test_numbers_and_wordnet_ids_are_labels(model, weights, tmp_path, cpu):
 
 def test_any_real_label_is_right(model, weights, tmp_path, cpu):
     names, rng = [f"ILSVRC2012_val_{number + 1:08d}.JPEG" for number in range(40)], np.random.default_rng(1)
-    write_images(root := tmp_path / "data", [f"val/{name}" for name in names])
+    write_noise(root := tmp_path / "data", [f"val/{name}" for name in names], size=8)
     logits = logits_of(model, np.stack([np.asarray(Image.open(root / "val" / name)) for name in names]))
     ranked = logits.argsort(descending=True)
     picked = [ranked[row, rng.integers(0, 9, size=rng.integers(0, 4))].tolist() for row in range(40)]
@@ -129,7 +116,7 @@ def test_any_real_label_is_right(model, weights, tmp_path, cpu):
     ],
 )
 def test_wrong_sets_are_one_line(dataset, content, options, line, weights, tmp_path, cpu):
-    write_images(root := tmp_path / "data", [name for name in content if name != "real.json"])
+    write_noise(root := tmp_path / "data", [name for name in content if name != "real.json"], size=8)
     if "real.json" in content:
         (root / "real.json").write_text(json.dumps(content["real.json"]))
     with pytest.raises(UserError, match=line) as error:
