@@ -13,6 +13,17 @@ from utils import torch_compat
 CPU = torch.device("cpu")
 
 
+def test_fused_lerp(any_device):
+    torch.manual_seed(0)
+    starts, ends = ([torch.randn(shape, device=any_device.device) for shape in ((), (3,), (2, 5))] for _ in range(2))
+    expected, copies = torch._foreach_lerp(starts, ends, 0.3), [end.clone() for end in ends]
+    skipped = torch.zeros((), dtype=torch.bool, device=any_device.device)
+    for step_is_skipped in (False, True):
+        torch_compat.fused_lerp_(starts, ends, 0.3, skipped.fill_(step_is_skipped))
+        assert all(map(torch.allclose, starts, expected))
+        assert all(map(torch.equal, ends, copies))
+
+
 @pytest.mark.usefixtures("cpu_group")
 def test_process_group_timeout():
     torch_compat.set_process_group_timeout(timedelta(seconds=77))
