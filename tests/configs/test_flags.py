@@ -1,4 +1,4 @@
-"""Flags: of -predict, of timm's train.py, in the words of other programs, with URLs."""
+"""Flags: of -predict, of timm's train.py, in the words of other programs, with URLs; `-h KEY` and docs/options.md."""
 
 import re
 import shlex
@@ -10,8 +10,12 @@ from conftest import ROOT
 from configs.command_line import parse_command_line
 from configs.compare import non_default_options
 from configs.flags import Prediction, entry_parser
-from configs.help import all_keys
+from configs.help import all_keys, options_page
 from configs.load import flatten
+from configs.resolve import ALL_RULES
+from configs.schema.config import known_keys
+from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.model import FIXED_KEYS
 from configs.yaml_io import read_yaml
 from utils.errors import UserError
 
@@ -172,3 +176,29 @@ def test_quoted_values_are_read_with_a_note():
     )
     assert quoted.config == plain.config and quoted.config.model.name == "4" and quoted.config.train.base_lr == 1e-3
     assert len(set(quoted.notes) - set(plain.notes)) == 1
+
+
+def printed_help(topic: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        parse_command_line(["-h", topic])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_page_of_all_options_is_current():
+    """Else: python -m configs.help > docs/options.md"""
+    assert (ROOT / "docs/options.md").read_text() == options_page() + "\n"
+
+
+@pytest.mark.parametrize("family", MODEL_SECTIONS)
+def test_each_key_of_a_family_has_help(family):
+    keys = [key for key in all_keys() if key.section != "LOSS.KWARGS"]  # of one loss
+    described = {key.name for key in keys if not key.types or family in key.types}
+    with_one_value = {f"MODEL.{key}" for key in (*FIXED_KEYS.get(family, ()), "FREEZE_BACKBONE")}
+    assert set(known_keys(family)) - {key.section for key in keys} - with_one_value == described
+    assert all(key.meaning for key in all_keys())
+
+
+def test_help_on_rules_has_each_rule(capsys):
+    printed = " ".join(printed_help("RULES", capsys).split())
+    assert all(" ".join(rule.__doc__.partition("\n\n")[0].split()) in printed for rule in ALL_RULES)

@@ -1,14 +1,18 @@
-"""Device transforms, compared with torchvision and timm."""
+"""Device transforms, mixup and CutMix among them, compared with torchvision and timm for the same parameters."""
 
+import itertools
 import random
 
+import numpy as np
 import pytest
+import timm.data.mixup as timm_mixup
 import torch
+from scipy import stats
 from torchvision.transforms import v2
 
 from configs.schema import Data, Train
 from datasets.batch import Batch
-from datasets.transforms.device import Normalize, RandomAffine, RandomErase, TrainTransform
+from datasets.transforms.device import Mixup, Normalize, RandomAffine, RandomErase, TrainTransform
 
 GREY = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.0], "IMAGENET_STD": [1.0]}
 
@@ -91,3 +95,107 @@ def test_padding_is_not_erased():
     positions, boxes = erase.collate([None, erase.draw(random.Random(0)), None])
     assert positions.tolist() == [1] and boxes.shape == (1, 1, 4)
     assert erase.collate([None]) is None
+
+
+BOTH = {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0}
+KINDS = {
+    "both": BOTH,
+    "half": BOTH | {"MIXUP_PROB": 0.5},
+    "mixup and minmax": {"MIXUP_ALPHA": 0.8, "CUTMIX_MINMAX": [0.2, 0.8]},
+}
+
+
+def mixup_of(options: dict) -> Mixup:
+    return Mixup(Train.model_validate(options), num_classes=5)
+
+
+def batch_of(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn((count, 3, 12, 20), generator=generator), torch.arange(count) % 5
+
+
+class Timm(timm_mixup.Mixup):
+    """timm's class with our draw in place of its own."""
+
+    def __init__(self, weight: float, box: tuple | None, monkeypatch) -> None:
+        super().__init__(mixup_alpha=1.0, cutmix_alpha=1.0, mode="batch", label_smoothing=0.0, num_classes=5)
+        self.parameters = (0.5 if box else weight), box is not None
+        monkeypatch.setattr(timm_mixup, "cutmix_bbox_and_lam", lambda shape, lam, **_: (box, weight))
+
+    def _params_per_batch(self):
+        return self.parameters
+
+
+def test_targets_of_several_labels_are_mixed_linearly():
+    """A multi-hot target is the sum of the targets of its labels."""
+    images, labels = batch_of(6)
+    others = (labels + 1) % 5
+    multi_hot = (torch.eye(5)[labels] + torch.eye(5)[others]).to(torch.int8)
+    mixed = []
+    for targets in (multi_hot, labels, others):
+        torch.manual_seed(3)
+        mixed.append(mixup_of(BOTH)(images.clone(), targets, epoch=0)[1])
+    assert torch.allclose(mixed[0], mixed[1] + mixed[2]) and not torch.equal(mixed[0], multi_hot)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_and_targets_equal_timms(kind, monkeypatch):
+    images, targets = batch_of(8)
+    mixup = mixup_of(KINDS[kind])
+    draw, drawn = mixup.draw, []
+    monkeypatch.setattr(mixup, "draw", lambda *args: drawn.append(draw(*args)) or drawn[-1])
+    for seed in range(40):
+        torch.manual_seed(seed)
+        ours, our_targets = mixup(images.clone(), targets, 0)
+        theirs, their_targets = Timm(*drawn[-1], monkeypatch)(images.clone(), targets)
+        if our_targets.ndim == 1:  # an unmixed batch keeps its labels
+            our_targets = torch.nn.functional.one_hot(our_targets, 5).float()
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(our_targets, their_targets, rtol=1e-6, atol=1e-6)
+
+
+class FixedDraws:
+    """Draws this weight, and the center of a CutMix box."""
+
+    def __init__(self, weight: float, center: tuple[int, int]) -> None:
+        self.beta, self.random, numbers = lambda *_: weight, lambda: 0.0, iter(center)
+        self.integers = lambda *_: next(numbers)
+
+
+@pytest.mark.parametrize("size", [(15, 15), (16, 9)])
+def test_boxes_of_even_and_odd_sides_equal_timms(size, monkeypatch):
+    """Every side of a box, around centers at the border and inside; the shares follow from the pixels."""
+    rows, columns = (np.unique(np.linspace(0, side - 1, 16).astype(int)) for side in size)
+    mixup = mixup_of({"CUTMIX_ALPHA": 1.0})
+    for side, *center in itertools.product(range(size[0]), rows.tolist(), columns.tolist()):
+        weight, drawn = 1 - ((side + 0.5) / size[0]) ** 2, iter(center)  # timm draws the row, then the column
+        monkeypatch.setattr(timm_mixup.np.random, "randint", lambda *_, drawn=drawn, **__: next(drawn))
+        box, share = timm_mixup.cutmix_bbox_and_lam((3, *size), weight)
+        assert mixup.draw(FixedDraws(weight, center), *size) == (share, tuple(map(int, box)))
+
+
+def test_boxes_of_a_range_of_sides():
+    mixup, rng = mixup_of({"CUTMIX_MINMAX": (0.2, 0.8)}), np.random.default_rng(0)
+    weights, boxes = zip(*(mixup.draw(rng, 32, 24) for _ in range(8000)), strict=True)
+    top, bottom, left, right = np.array(boxes).T
+    assert np.allclose(weights, 1 - (bottom - top) * (right - left) / (32 * 24))
+    for low, high, side in ((top, bottom, 32), (left, right, 24)):
+        assert (low >= 0).all() and (high <= side).all()
+        assert set(high - low) == set(range(int(0.2 * side), int(0.8 * side)))
+
+
+def test_probabilities_and_weights():
+    mixup, rng = mixup_of(BOTH | {"MIXUP_PROB": 0.6, "MIXUP_SWITCH_PROB": 0.3}), np.random.default_rng(0)
+    mixed = [draw for draw in (mixup.draw(rng, 224, 224) for _ in range(20000)) if draw != (1, None)]
+    mixup_weights = [weight for weight, box in mixed if box is None]
+    assert len(mixed) / 20000 == pytest.approx(0.6, abs=0.015)
+    assert 1 - len(mixup_weights) / len(mixed) == pytest.approx(0.3, abs=0.015)
+    assert stats.kstest(mixup_weights, stats.beta(0.8, 0.8).cdf).pvalue > 0.001
+
+
+@pytest.mark.parametrize(("off_epoch", "mixed_epochs"), [(0, [0, 1, 2, 3]), (2, [0, 1])])
+def test_epochs_with_mixup(off_epoch, mixed_epochs):
+    train = Train.model_validate({"MIXUP_ALPHA": 0.8, "MIXUP_OFF_EPOCH": off_epoch})
+    transform = TrainTransform(Data(), train, 4)
+    batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 1]), 2)
+    assert [epoch for epoch in range(4) if transform(batch._replace(epoch=epoch))[1].ndim == 2] == mixed_epochs
