@@ -265,16 +265,14 @@ def check_files(samples: ImageFiles, channels: int, seconds: float, decode_secon
     start, fingerprints = time.monotonic(), np.zeros(len(samples), np.uint64)
 
     def check(indices: np.ndarray) -> list[tuple[int, BadImage | None]]:
-        if time.monotonic() > start + seconds:
-            return []
-        return [(index, find_problem(index)) for index in indices.tolist()]
-
-    def find_problem(index: int) -> BadImage | None:
-        is_intact = _looks_intact(samples, index, fingerprints)
-        if is_intact and not (decode_seconds and time.monotonic() < start + decode_seconds):
-            return None
-        with _decoding:
-            return _decoding_problem(samples, index, channels)
+        found = list[tuple[int, BadImage | None]]()
+        for index in indices.tolist() if time.monotonic() <= start + seconds else ():
+            is_intact, problem = _looks_intact(samples, index, fingerprints), None
+            if not is_intact or (decode_seconds and time.monotonic() < start + decode_seconds):
+                with _decoding:
+                    problem = _decoding_problem(samples, index, channels)
+            found.append((index, problem))
+        return found
 
     windows = samples.windows
     order = windows.order(0, 0).numpy() if windows else np.random.default_rng(0).permutation(len(samples))

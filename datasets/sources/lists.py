@@ -27,6 +27,7 @@ from utils.notes import Note
 _SEPARATORS = "|;,"
 _WHOLE_NUMBER = re.compile(rf"(\d{{1,{LABEL_DIGITS}}})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
 _NUMBERS = re.compile(r"[\[( ]*\d+([\s,;|]+\d+)+[\]) ]*")  # several in a target
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")  # float() reads the names nan and inf, too
 _NUMBER_AS_NAME = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
 _KINDS = "patient|subject|participant|person|case|lesion|animal|specimen|slide"
@@ -189,7 +190,7 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     problem = "is not a class number; number the classes from 0, or write names only"
     if has_names:
         problem = f"is not in {train_rows.file}; correct it, or add it there"
-        if all(map(_is_number, class_names)):
+        if all(map(_NUMBER.fullmatch, class_names)):
             text = f"{train_rows.file}: the numbers are names of {len(class_names)} classes: {list_names(class_names)}"
             notes.append(Note("log", f"{text} (MODEL.NUM_CLASSES keeps the numbers as they are)"))
     labels_of = [[label_of.get(name, -1) for name in names] for names in names_of]
@@ -264,7 +265,7 @@ def _number_labels(
     that is a whole number is '7' of '07' and '7.0'.
     """
     if are_numbers is None:
-        each = list(map(_is_number, known))
+        each = [_NUMBER.fullmatch(name) is not None for name in known]
         are_numbers = all(each[:1]) if numbers.known else 2 * sum(each) >= len(each)
     named = {name: name for name in used}
     if are_numbers:
@@ -297,7 +298,3 @@ def _report_repeated_images(listing: Listing) -> None:
     if repeated:
         text = f"{listing.file}: {len(repeated)} image(s) are listed more than once"
         listing.notes.append(Note("log", f"{text}; the first repetition is in line {repeated[0]}"))
-
-
-def _is_number(target: str) -> bool:
-    return re.fullmatch(r"[+-]?\d+(\.\d*)?", target) is not None  # float() reads the names nan and inf, too

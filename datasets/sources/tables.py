@@ -52,6 +52,7 @@ _SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
 _LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
 _OTHER_WIDTH = "the number of fields differs from the header's; quote a path that contains a separator"
+_ONE = re.compile("[1tT]")
 _BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
 _MAX_TRIED = 200  # images that show the folder
 _MAX_SEARCHED = 200_000  # files and folders among which images are found by their names
@@ -94,7 +95,7 @@ class Layout:
     def labels_in(self, cells: Cells) -> list[str]:
         """The text of the label of a row, or the names of its columns with 1; may be empty."""
         if self.is_one_hot:
-            return [name for name in self.labels if _is_one(cells[name])]
+            return [name for name in self.labels if _ONE.match(cells[name])]
         return [cells[name] for name in self.labels if cells[name]]
 
 
@@ -213,7 +214,8 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
     others = [name for name in header if name not in (*paths, *labels, data.groups)]
     values: dict[str, set[str]] = {name: set() for name in (*header, _FOLDERS)}  # all of a column, if they are few
     for _, cells in table:
-        for name, text in (*cells.items(), (_FOLDERS, _first_folder(cells.get([*paths, _FOLDERS][0], "")))):
+        cells[_FOLDERS] = _first_folder(cells.get([*paths, _FOLDERS][0], ""))
+        for name, text in cells.items():
             if len(values[name]) <= _MAX_DISTINCT:
                 values[name].add(text)
     split, of_values = (None, {}) if predicts else _find_split(table, others, values, data)
@@ -305,15 +307,11 @@ def _splits_of(name: str, values: Collection[str]) -> dict[str, str] | None:
         return {value: _SPLIT_WORDS[value] for value in lower}
     if flag and _are(_BINARY, lower):
         other = "train" if flag[1] != "train" else "val"
-        return {value: flag[1] if _is_one(value) else other for value in lower}
+        return {value: flag[1] if _ONE.match(value) else other for value in lower}
     is_named = plain not in SPLIT_NAMES and (flag or _SPLIT.fullmatch(plain))
     is_known = plain in _MAYBE_SPLITS and not lower.isdisjoint(_SPLIT_WORDS)
     is_number = plain in ("set", "subset") and _are(re.compile("[0-3]"), values)  # of MatConvNet
     return None if len(values) > 1 and (is_named or is_known or is_number) else {}
-
-
-def _is_one(text: str) -> bool:
-    return text[:1] in ("1", "t", "T")
 
 
 class Rows:
@@ -346,7 +344,7 @@ class Rows:
             fix = "save the file as text in UTF-8" if path else "fill it in or remove the line"
             self.add_finding(line, f"{shorten(path)} is not a path; {fix}")
             return
-        path = self._by_name.get(os.path.basename(path), path)
+        path = self._by_name.get(os.path.basename(path), path) if self._by_name else path
         if not self._anywhere and (path.startswith("/") or ".." in path or "./" in path or "//" in path):
             absolute = os.path.abspath(os.path.join(self.root, path))
             roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
