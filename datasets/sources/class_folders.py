@@ -118,18 +118,13 @@ def list_folder(root: Path, excluded: Collection[str] = ()) -> tuple[list[str], 
     split.
     """
     found = FoundFiles(root)
-    _, folders, files = next(found.walk(root), (root, [], []))
+    folders, files = found.top()
     if found.findings:
         raise combine_findings(str(root), found.findings)
     for path in (os.path.join(root, name) for name in files if not name.lower().endswith(IMAGE_EXTENSIONS)):
         if is_broken_link(path):
             raise UserError(f"{path}: is a broken link, to {os.readlink(path)}; restore the folder, or remove the link")
     return [name for name in folders if name not in excluded], files
-
-
-def folders_in(root: Path) -> list[str]:
-    """The sorted names of the folders in `root`, except ignored ones; empty if it cannot be listed."""
-    return next(FoundFiles(root).walk(root), ("", [], []))[1]
 
 
 def has_images(root: Path) -> bool:
@@ -186,6 +181,10 @@ class FoundFiles:
             folders[:] = sorted({*folders}.difference(ignored))
             yield path, folders, files
             self.others.update(f"{name}/" for name in ignored)
+
+    def top(self) -> tuple[list[str], list[str]]:
+        """The sorted names of the folders in the root that are not ignored, and of its files; none if listing fails."""
+        return next(self.walk(self.root), ("", [], []))[1:]
 
     def images_in(self, folder: Path) -> list[str]:
         """The paths of the images in a folder, relative to the root, sorted by the names of their parts."""

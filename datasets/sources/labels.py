@@ -33,14 +33,13 @@ def _by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, list[str
     Raises UserError: not all folders of the level have such a word, or two have the same one, or none is train.
     """
     for level, names in enumerate(zip_longest(*(path.split("/")[:-1] for path in paths), fillvalue="")):
-        words = {name: word_in(name) or "" for name in names}
+        words = {name: word_in(name) or "" for name in dict.fromkeys(names)}
         if any(words.values()):
             if not all(words.values()) or len(set(words.values())) < len(words) or "train" not in words.values():
-                which = (
-                    f"which of the folders {list_names(sorted(words.keys() - {''}), _MAX_SHOWN)} is train, val or test"
-                )
+                shown = list_names(sorted(words.keys() - {""}), _MAX_SHOWN)
                 fix = "give the folder of one as -data_path, or name them so; if none is a split:"
-                raise UserError(f"{root}: {which}? Then {fix} -opts DATA.CLASS_FOLDERS=true")
+                problem = f"which of the folders {shown} is train, val or test"
+                raise UserError(f"{root}: {problem}? Then {fix} -opts DATA.CLASS_FOLDERS=true")
             found = {word: list[str]() for word in words.values()}
             for path, name in zip(paths, names, strict=True):
                 found[words[name]].append(path)

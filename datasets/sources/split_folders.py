@@ -12,7 +12,7 @@ from shlex import quote
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.class_folders import FoundFiles, folders_in, has_images, list_folder, read_class_folders
+from datasets.sources.class_folders import FoundFiles, has_images, list_folder, read_class_folders
 from datasets.sources.labels import IDENTIFIER, LabelledPaths, advise_labels, notes_on_folders
 from datasets.sources.names import SPLIT_NAMES, SPLIT_WORD, list_names, split_of, word_in
 from datasets.sources.samples import ImageFiles, Listing
@@ -53,12 +53,12 @@ class SplitFolders:
     def __init__(self, given: Path, all_classes: bool = False) -> None:
         self.given, self.all_classes = given, all_classes
         inner_of = Path if all_classes else _pass_doubled
-        self.root = inner if folders_in(inner := inner_of(given)) else given
+        self.root = inner if FoundFiles(inner := inner_of(given)).top()[0] else given
         self.names, _ = list_folder(self.root)
         words = {name: SPLIT_NAMES.get(name.lower()) if all_classes else word_in(name) for name in self.names}
         self.words = {name: word for name, word in words.items() if word}
         self.paths = {name: inner_of(self.root / name) for name in self.words}
-        self.inside = {name: {*map(to_nfc, folders_in(path))} for name, path in self.paths.items()}
+        self.inside = {name: {*map(to_nfc, FoundFiles(path).top()[0])} for name, path in self.paths.items()}
         of_tests = [] if all_classes else [name for name, word in self.words.items() if word in ("test", "none")]
         self.bare = [name for name in of_tests if not self.inside[name]]
         fitting = [splits for splits in (self._as_splits(), self._as_classes()) if splits]
@@ -173,13 +173,13 @@ class ClassFolders(Source):
         folders = self._found.folders
         is_part = split != "test" and "val" not in folders
         name = "train" if is_part else split
+        if not (self.data.labels or self.numbers.known):  # the first split has the classes
+            listing = self._listing(next(iter(folders)))
+            if problem := _wrong_level(listing, self.data.class_folders):
+                raise self._unclear(self.root, listing.root, problem)
         if name not in folders:
             names = list_names([folder.name for folder in folders.values()])
             raise UserError(f"{self._found.root}: has no folder {name} beside {names}; add it, or choose another split")
-        if not (self.data.labels or self.numbers.known):
-            listing = self._listing("train" if "train" in folders else name)
-            if problem := _wrong_level(listing, self.data.class_folders):
-                raise self._unclear(self.root, listing.root, problem)
         listing = self._listing(name)
         listing = replace(listing, findings=[*listing.findings], notes=[*listing.notes])
         if not (self.data.labels or self.data.groups) and split == "train":
@@ -206,7 +206,7 @@ def _pass_doubled(folder: Path) -> Path:
     """The folder, or the folder of the same name in it if that is all: `x/x`, as unzip makes it."""
     for _ in range(_MAX_DOUBLED):
         found, name = FoundFiles(folder), os.path.basename(os.path.abspath(folder))
-        _, folders, files = next(found.walk(folder), ("", [], []))
+        folders, files = found.top()
         is_doubled = [to_nfc(one).casefold() for one in folders] == [to_nfc(name).casefold()]
         if not is_doubled or any(found.is_image(folder, file) for file in files):
             break
@@ -312,6 +312,6 @@ def _other_data(root: Path) -> str:
 
 def has_class_folders(root: Path) -> bool:
     """Tells whether `root`, or the only folder with images in it, contains two folders with images."""
-    folders = (root / name for name in folders_in(root))
+    folders = (root / name for name in FoundFiles(root).top()[0])
     found = list(islice((folder for folder in folders if has_images(folder)), 2))
     return len(found) > 1 or (len(found) == 1 and has_class_folders(found[0]))

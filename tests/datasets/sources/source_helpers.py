@@ -11,16 +11,11 @@ from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.sources.checks import check_files
-from datasets.sources.source import source_class
 from utils.errors import UserError
 
 
 def options(path, **values) -> Data:
     return Data.model_validate({"DATA_PATH": str(path), **{key.upper(): value for key, value in values.items()}})
-
-
-def find_test(data: Data):
-    return source_class(data.dataset).find_test(data)
 
 
 def read_splits(data: Data, cpu):

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from source_helpers import assert_refused, find_test, names_of, options, write_classes, write_image
+from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
 from configs.command_line import parse_command_line
 from datasets.registry import read_samples, recognize_dataset, unlabelled
@@ -118,18 +118,18 @@ def test_test_images_without_labels_are_not_evaluated(dataset, file, content, tm
     for name, text in (("train.csv", "image_path,target\na.jpg,0\n"), ("train_list.txt", "a.jpg 0\n"), (file, content)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    has_test, note = find_test(options(tmp_path, dataset=dataset))
+    has_test, note = source_class(dataset).find_test(options(tmp_path))
     assert not has_test and str(tmp_path / file.split("/")[0]) in note
 
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "csv"])
 def test_splits_of_lists_and_tables(tmp_path, dataset):
     given = options(tmp_path, dataset=dataset)
-    assert find_test(given) == (False, None)
+    assert source_class(dataset).find_test(given) == (False, None)
     for split, rows in ROWS.items():
         (tmp_path / f"{split}_list.txt").write_text(rows)
         (tmp_path / f"{split}.csv").write_text("image_path,target\n" + rows.replace(" ", ","))
-    assert find_test(given) == (True, None)
+    assert source_class(dataset).find_test(given) == (True, None)
     assert source_class(dataset)(given).read("test").targets.tolist() == [0, 1]
 
 

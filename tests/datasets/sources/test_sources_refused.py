@@ -13,6 +13,7 @@ IMAGE = None  # in place of the content of a file
 FOLDERS = {"cat/0.jpg": IMAGE, "dog/0.jpg": IMAGE}
 CASES = {  # DATA.DATASET (None: images to predict), files, the path that is given, a part of the error
     "no class folders": ("folder", {}, "", ": contains no folders"),
+    "classes without images": ("folder", {"train/a/x.txt": "", "train/b/x.txt": ""}, "", "train/a: contains no images"),
     "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, "", ": no class has two images"),
     "a URL": ("folder", {}, "hf://datasets/org/name", "hf://datasets/org/name: is a URL"),
     "a lost table": ("csv", FOLDERS, "", "train.csv: cannot be read .*DATA.DATASET"),
