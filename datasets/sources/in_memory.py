@@ -68,20 +68,18 @@ class Digits(Source):
 
     def read(self, split: str) -> ImageArray:
         from sklearn.datasets import load_digits
-        from sklearn.model_selection import StratifiedKFold, train_test_split
+        from sklearn.model_selection import StratifiedKFold, StratifiedShuffleSplit
 
         bunch = load_digits()
         images = np.round(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
         fraction, seed = self.data.val_fraction or _DIGITS_VAL_FRACTION, self.data.split_seed
+        splitter = StratifiedShuffleSplit(1, test_size=fraction, random_state=seed)
         if self.data.folds:
-            splits = StratifiedKFold(self.data.folds, shuffle=True, random_state=seed).split(images, bunch.target)
-            parts = list(splits)[self.data.fold or 0]
-        else:
-            try:
-                indices = range(len(images))
-                parts = train_test_split(indices, test_size=fraction, stratify=bunch.target, random_state=seed)
-            except ValueError as error:
-                raise UserError(f"DATA.VAL_FRACTION {self.data.val_fraction}: {error}") from error
+            splitter = StratifiedKFold(self.data.folds, shuffle=True, random_state=seed)
+        try:
+            parts = list(splitter.split(images, bunch.target))[self.data.fold or 0]
+        except ValueError as error:
+            raise UserError(f"DATA.VAL_FRACTION {self.data.val_fraction}: {error}") from error
         part = parts[0 if split == "train" else 1]
         return ImageArray(images[part], bunch.target[part], [str(name) for name in bunch.target_names])
 
