@@ -32,9 +32,9 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
     Raises UserError: unknown name, an argument or an image size that this model does not accept, a failed download.
     """
     name, kwargs = options.name, options.kwargs or {}
-    if not timm.is_model(name):
-        known = timm.list_models()
-        hint = did_you_mean(name, [one for one in known if one.startswith(name.lower())], cutoff=0.0)
+    known = timm.list_models(include_tags="." in name)
+    if not timm.is_model(name) or ("." in name and name not in known):
+        hint = did_you_mean(name, [one for one in known if one.startswith(name.lower().partition(".")[0])], cutoff=0.0)
         hint = hint or did_you_mean(name, known) or '; python -c "import timm; print(*timm.list_models())" lists all'
         raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{hint}")
     arguments = {"img_size": data.image_size} | shared_arguments(options, data) | kwargs
@@ -45,9 +45,11 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
             arguments |= {"pretrained": True, "pretrained_cfg_overlay": {}}
             published: Any = timm.get_pretrained_cfg(name)
             fix = "download it by hand, and give -pretrained=FILE"
-            if published and published.hf_hub_id:
+            if not published or not published.has_weights:
+                raise UserError(f"MODEL.NAME: timm has no weights of {name}; give a file of weights")
+            if published.hf_hub_id:
                 arguments["pretrained_cfg_overlay"] = {"file": str(download(*published_on_hub(name), fix))}
-            elif published and published.url:  # timm itself downloads it
+            elif published.url:  # timm itself downloads it
                 with explained(published.url, fix):
                     urlopen(published.url, timeout=ANSWER_SECONDS).close()
         try:

@@ -288,8 +288,9 @@ def build_teacher(config: Config, precision: Precision, class_names: Sequence[st
         record = checkpoint or weights_record(own.model)
         own = follow_weights(own, {"DATA": given}, record).options
         number = checkpoint.num_classes if checkpoint else outputs_of_weights(own.model, own.data)
-        if number not in (None, student.num_logits):
-            raise UserError(f"has {number} classes and the student {student.num_logits} (MODEL.NUM_CLASSES); {same}")
+        if number != student.num_logits and (number or weights == TIMM):  # of a file, `build_model` finds the head
+            both = f"has {number or 'no'} classes and the student {student.num_logits}"
+            raise UserError(f"{both} (MODEL.NUM_CLASSES); {same}")
         if own.data.image_channels != data.image_channels:
             text = f"takes images of {own.data.image_channels} channels"
             raise UserError(f"{text}, and DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher")

@@ -38,6 +38,8 @@ REFUSED = [  # command line -> a pattern of the error
     (of_timm("resnet5O", "SEED=0"), r"MODEL\.NAME.* resnet5O.* resnet50"),
     (of_timm("deit_smal", "SEED=0"), "did you mean deit_small_"),
     (of_timm("zzz", "SEED=0"), r"timm\.list_models\(\)"),
+    (of_timm("test_vit.r161_in1k", "SEED=0"), r"did you mean test_vit.*\.r160_in1k"),
+    (of_timm("efficientnet_b8", "MODEL.PRETRAINED=timm"), "timm has no weights of efficientnet_b8; "),
     (of_timm("levit_128s", "DATA.IMAGE_SIZE=200"), r"levit_128s.* DATA\.IMAGE_SIZE 200: "),  # by the forward pass
     # An argument of a parent of the class, and one of timm's function alone
     (of_timm(DEIT_TINY, "'MODEL.KWARGS={init_value: 3}'"), "init_value.* did you mean init_values"),

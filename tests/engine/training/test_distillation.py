@@ -230,6 +230,7 @@ def refused(digits_teacher: Path, folder: Path) -> list[tuple[list[str], str]]:
         ([f"{weights}={folder}/rgb.pth"], rf"^{model} tiny_teacher, .* 3 channels"),
         ([f"{weights}=timm", f"{model}=vit_digits"], rf"{weights}: vit_digits is no model of timm's"),
         ([f"{weights}=timm"], r"regnety_160.deit_in1k, .* 1000 .* 10"),
+        ([f"{weights}=timm", f"{model}=vit_small_patch14_dinov2"], "has no classes .* 10"),
     ]
 
 
