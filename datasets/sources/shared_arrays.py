@@ -103,7 +103,9 @@ class StringPacker:
         return len(self._ends)
 
     def add(self, string: str) -> None:
-        encoded, in_nfc = (text.encode("utf-8", "surrogateescape") for text in (string, to_nfc(string)))
+        encoded = in_nfc = string.encode("utf-8", "surrogateescape")
+        if not string.isascii():  # of a million paths, nearly all are
+            in_nfc = to_nfc(string).encode("utf-8", "surrogateescape")
         self._encoded += encoded
         self._ends.append(len(self._encoded))
         self._crcs.append(zlib.crc32(in_nfc))
