@@ -167,16 +167,19 @@ class ClassFolders(Source):
         super().__init__(data, splitter)
         found = LabelledPaths(data) if data.labels else SplitFolders(self.root, data.class_folders)
         self._found: SplitFolders | LabelledPaths = found
-        self._listing, self._unclear = cache(found.read), cache(unclear)
+        self._listing = cache(found.read)
+        self._error: UserError | None = None
 
     def read(self, split: str) -> ImageFiles:
         folders = self._found.folders
         is_part = split != "test" and "val" not in folders
         name = "train" if is_part else split
-        if not (self.data.labels or self.numbers.known):  # the first split has the classes
-            listing = self._listing(next(iter(folders)))
+        if not (self.data.labels or self.numbers.known or self._error):
+            listing = self._listing(name if name in folders else next(iter(folders)))
             if problem := _wrong_level(listing, self.data.class_folders):
-                raise self._unclear(self.root, listing.root, problem)
+                self._error = unclear(self.root, listing.root, problem)
+        if self._error:  # one error for all splits
+            raise self._error
         if name not in folders:
             names = list_names([folder.name for folder in folders.values()])
             raise UserError(f"{self._found.root}: has no folder {name} beside {names}; add it, or choose another split")
