@@ -136,9 +136,7 @@ class SplitFolders:
         """The images of a split with the labels of the training. A class that the training lacks is an error."""
         folder, train, unread = self.folders[split], self.folders.get("train"), self.unread(self.splits)
         excluded = {self.root: {*self.splits.values(), *unread}}  # of the classes in DATA_PATH itself
-        known = None
-        if train and folder != train:
-            known = {*map(to_nfc, list_folder(train, excluded.get(train, ()))[0])}
+        known = {*map(to_nfc, list_folder(train, excluded.get(train, ()))[0])} if train and folder != train else None
         listing = read_class_folders(folder, excluded.get(folder, ()), known)
         notes = list[Note]()
         if unread or any(name not in (split, "") for split, name in self.splits.items()):
@@ -183,8 +181,7 @@ class ClassFolders(Source):
         if name not in folders:
             names = list_names([folder.name for folder in folders.values()])
             raise UserError(f"{self._found.root}: has no folder {name} beside {names}; add it, or choose another split")
-        listing = self._listing(name)
-        listing = replace(listing, findings=[*listing.findings], notes=[*listing.notes])
+        listing = replace(whole := self._listing(name), findings=[*whole.findings], notes=[*whole.notes])
         if not (self.data.labels or self.data.groups) and split == "train":
             listing.notes += notes_on_folders(listing)
         return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
@@ -315,6 +312,5 @@ def _other_data(root: Path) -> str:
 
 def has_class_folders(root: Path) -> bool:
     """Tells whether `root`, or the only folder with images in it, contains two folders with images."""
-    folders = (root / name for name in FoundFiles(root).top()[0])
-    found = list(islice((folder for folder in folders if has_images(folder)), 2))
+    found = list(islice(filter(has_images, (root / name for name in FoundFiles(root).top()[0])), 2))
     return len(found) > 1 or (len(found) == 1 and has_class_folders(found[0]))
