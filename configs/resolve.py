@@ -151,9 +151,8 @@ def old_keys_are_renamed(options: OptionLayers) -> list[Note]:
         else:
             continue
         options.remove(key)
-    parts = [f"without effect: {', '.join(unused)}"] if unused else []
-    parts += [f"renamed: {', '.join(renamed)}"] if renamed else []
-    return [Note("warning", f"old keys; {'; '.join(parts)}")] if parts else []
+    notes = [Note("log", f"old keys, renamed: {', '.join(renamed)}")] if renamed else []
+    return [*notes, *([Note("warning", f"old keys without effect: {', '.join(unused)}")] if unused else [])]
 
 
 def precision_follows_preset(options: OptionLayers) -> list[Note]:

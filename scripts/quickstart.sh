@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up .venv and trains a small ViT on scikit-learn's digits, in mixed precision where that is not slower. Takes three
-# to six minutes on two CPU cores, half of them for the installation.
+# to five minutes on two idle CPU cores, two of them for the installation.
 set -euo pipefail
 source "$(dirname "$0")/venv.sh"
 use_venv requirements.txt

@@ -14,7 +14,7 @@ sys.exit("error: Python 3.11 or later is needed; set PYTHON" if sys.version_info
         "${PYTHON:-python3}" -m venv --clear .venv
     fi
     if [[ "$(cat "$stamp" 2>/dev/null)" != *"$wanted"* ]]; then
-        echo "Installing into .venv (about two minutes, 6 GB) ..."
+        compgen -G ".venv/lib/*/site-packages/torch" >/dev/null || echo "Installing into .venv (about two minutes, 6 GB) ..."
         .venv/bin/python -m pip install --quiet --disable-pip-version-check $(printf -- '-r %s ' "$@")
         echo "$wanted" >"$stamp"
     fi

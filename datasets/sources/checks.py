@@ -105,10 +105,10 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
         of_split, least = samples.class_counts(len(names)), _FEW_VAL_IMAGES if samples is val else 1
         if few := [label for label in order if of_split[label] < least]:
             lowest = min(few, key=lambda label: of_split[label])
-            problem = f"{len(few)} of {len(order)} classes have fewer than {least} {split} image(s), such as "
-            problem += f"{shorten(names[lowest])} with {of_split[lowest]}: the accuracy hardly shows whether they are "
-            fix = "add images, or set DATA.VAL_FRACTION" if samples is val else "add images"
-            notes.append(Note("warning", f"{problem}recognized; {fix}"))
+            lack = f"fewer than {least} validation images" if samples is val else f"no {split} image"
+            fix = "add images or set DATA.VAL_FRACTION" if samples is val else "add images"
+            example = f"{shorten(names[lowest])}: {of_split[lowest]}"
+            notes.append(Note("warning", f"{len(few)} of {len(order)} classes have {lack} ({example}); {fix}"))
     if len(order) > 1 and counts[largest := order[-1]] >= _IMBALANCE * counts[smallest := order[0]]:
         fix = "DATA.BALANCED_SAMPLING=true or " if train.targets.ndim == 1 else ""
         sizes = f"{shorten(names[largest])} has {counts[largest]} training images, {shorten(names[smallest])} "

@@ -131,7 +131,7 @@ def place_of(data: Data) -> str:
 def model_line(config: Config, meta_model: nn.Module, more: str) -> str:
     """The line of the screen about a model."""
     parameters, trained = (f"{number / 1e6:.3f} M" for number in count_parameters(meta_model))
-    trained = f", {trained} of them trained" if trained != parameters and not config.eval.enabled else ""
+    trained = f", {trained} trained" if trained != parameters and not config.eval.enabled else ""
     size = " x ".join(map(str, dict.fromkeys(config.data.input_size)))
     return f"Model: {config.model.name}, {parameters} parameters{trained}, {size} pixels, {more}"
 

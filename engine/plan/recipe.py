@@ -124,9 +124,9 @@ def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -
         model: Any = parse_command_line([f"-cfg={_RECIPES / 'finetune.yaml'}", *argv]).config.model
         if model.pretrained != "timm":  # but of the source of -model
             return True, f"weights: {model.pretrained}", []
-        place = None if model.kwargs else find_on_hub(*published_on_hub(model.name))
+        if model.kwargs:
+            return False, "MODEL.KWARGS: no weights, unless -pretrained=timm is given", []
+        place = find_on_hub(*published_on_hub(model.name))
     except (UserError, RuntimeError) as error:  # timm's of an unknown tag
         return False, f"no weights: {to_single_line(str(error))}", []
-    missing = "not found; -pretrained=FILE reads some"
-    missing = "not used with MODEL.KWARGS, unless -pretrained=timm is given" if model.kwargs else missing
-    return bool(place), f"weights of {model.name} {place or missing}", []
+    return bool(place), f"weights of {model.name} {place or 'not found: -pretrained=FILE'}", []

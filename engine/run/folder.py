@@ -149,7 +149,7 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
     before = earlier.parts if earlier else parts
     if changed := [name for name in parts | before if parts.get(name) != before.get(name)]:
         changes = ", ".join(f"{name} {before.get(name, 'none')} -> {parts.get(name, 'none')}" for name in changed)
-        logger.warn(f"Resume: the environment has changed, so the resume may not be bit-exact: {changes}")
+        logger.warn(f"Resume: may not be bit-exact: {changes}")
     given = hide_passwords(shlex.join(sys.orig_argv))
     logger.note(Environment(command=given, parts=parts, hosts=list(context.hosts or [context.host])))
 

@@ -24,7 +24,7 @@ from utils.notes import RANK_LOG, RUN_LOG, Note
 from utils.tables import MAX_COLUMNS
 
 _NOTE = logging.INFO + 5  # level of the notes for the screen; what is only for the files has DEBUG
-_MAX_LINES, _MAX_WARNINGS = 8, 3  # on the screen before the first step: notes included, and below them
+_MAX_LINES, _MAX_WARNINGS = 7, 3  # on the screen before the first step, below the recipe: in all, and of them
 _MIN_PATH_CHARS = 30  # that are shown
 _MARK = "----- "  # of lines in the files that are no steps
 
@@ -67,7 +67,8 @@ class _Console(logging.Handler):
         waiting, self._waiting = self._waiting or [], None
         notes = [*lines, *(line for level, line in waiting if level < logging.WARNING)]
         warnings = [line for level, line in waiting if level >= logging.WARNING]
-        shown = [*notes[:_MAX_LINES], *warnings[:_MAX_WARNINGS]] if self.has_file else [*notes, *warnings]
+        last = warnings[:_MAX_WARNINGS] if self.has_file else warnings
+        shown = [*(notes[: _MAX_LINES - len(last)] if self.has_file else notes), *last]
         if hidden := len(notes) + len(warnings) - len(shown):
             shown[-1] = _fitted(shown[-1], f" (and {hidden} more in {LOG})")
         for line in shown:

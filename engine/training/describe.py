@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from datasets.sources.names import list_names
 from engine.evaluation.session import model_line, place_of
@@ -121,13 +122,12 @@ def describe_on_screen(state: TrainState, built: Built, data: TrainingData, resu
         weights = f"resumed at epoch {resumed.epoch + 1}, step {resumed.done_steps}"
     elif built.weights:
         new = {*built.weights.new_heads.values()} - {NewHead.OTHER_NORM}
-        source = "timm" if config.model.pretrained == "timm" else built.weights.source.rpartition("/")[2]
-        weights = f"weights: {source}{', new head' * bool(new)}"
+        weights = f"weights: {Path(config.model.pretrained or '').name}{', new head' * bool(new)}"
     steps, size = layout.steps_per_epoch, layout.batch.global_size
     of_steps = f"of {steps:,} step{'s' * (steps != 1)} of {size:,} images"
     epochs = f"{train.num_epochs} epoch{'s' * (train.num_epochs != 1)} {of_steps}"
     training = "linear probe" if config.model.tune.solves_head else epochs
-    minutes = f", {train.minutes:g} minutes" if train.minutes else ""
+    minutes = f", {train.minutes:g} minutes" if train.minutes and not resumed else ""
     devices = Devices(state.context.world_size, str(state.context.device), state.precision.short_name)
     return [
         f"Data: {data.images}{place_of(config.data)}",

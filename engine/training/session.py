@@ -290,7 +290,7 @@ def open_profile(command: Command, session: Session, logger: RunLogger) -> RunOu
     """Opens a new folder, for a run without checkpoints; a collective call."""
     command = replace(command, config=session.plan.config)
     folder = open_new_folder(command, session.state.context, logger, "profile-")
-    logger.begin(*session.lines, f"Folder: {folder}")
+    logger.begin(*session.lines[:-1], f"Folder: {folder}")  # without the epochs: a profile has its own
     return _outputs(session, folder, logger)
 
 

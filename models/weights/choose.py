@@ -86,11 +86,9 @@ def choose(weights: Weights, model: nn.Module, options: Model, purpose: Purpose)
     most = max((one.score[1] for one in found), default=0)
     if 4 * most < len(body):
         largest = max(weights.states.values(), key=len, default={})
-        fix = "give weights of this model with timm's names"
-        if weights.architecture:
-            fix = f"give -model={weights.architecture}, which the file names"
+        fix = weights.advice(options.name) or "give weights of this model with timm's names"
         text = f"{file}: contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors"
-        raise UserError(f"{text} ({summarize_names(own)}); {fix}")
+        raise UserError(f"{text} ({summarize_names(filter(body.__contains__, own))}); {fix}")
     found = [one for one in found if one.score[1]]
     best = _best(found)
     averages = [one for one in best if weights.average.search(one.path)]

@@ -127,7 +127,8 @@ def load_pretrained(
     heads = head_names(model)
     for head in heads:
         _fit_head(fitted, model, head, state, own, purpose.head_rows, options.features != "pre_logits")
-    checked = _check_tensors(weights, state, own, heads)
+    fix = weights.advice(options.name) or "give weights of this model, or set MODEL to match"
+    checked = _check_tensors(weights, state, own, heads, fix)
     if fitted.new_heads and purpose.needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
         if fitted.new_heads.keys() >= set(heads) and NewHead.NOT_IN_FILE in fitted.new_heads.values():
@@ -258,15 +259,12 @@ def output_layers(model: nn.Module, head: str) -> list[str]:
     return [name for name, part in module.named_modules(prefix=head) if isinstance(part, nn.Linear | nn.Conv2d)][-1:]
 
 
-def _check_tensors(weights: Weights, state: State, own: State, heads: list[str]) -> State:
+def _check_tensors(weights: Weights, state: State, own: State, heads: list[str], fix: str) -> State:
     """The tensors of `state` that the model has, cast to the model's dtypes.
 
     Raises UserError if a tensor is missing, or its shape, dtype or values are wrong; if a part of the model apart from
     `heads`, such as `blocks`, or the input of the blocks, has tensors in `state` that the model lacks.
     """
-    fix = "give weights of this model, or set MODEL to match"
-    if weights.architecture:
-        fix = f"the file names -model={weights.architecture}"
 
     def refuse(names: list[str], what: str, remedy: str = fix) -> None:
         if names:

@@ -20,13 +20,13 @@ from safetensors.torch import load_file
 from timm.models import is_model
 
 from configs.schema.train import WEIGHTS_EXTENSIONS
-from configs.weights import NPZ, PADDLE, SAFETENSORS, TORCH, find_weights, format_of
+from configs.weights import NPZ, OPTIONS_ENTRY, PADDLE, SAFETENSORS, TORCH, find_weights, format_of
 from configs.yaml_io import parse_value
 from models.transformers_model import read_folder
 from models.tuning import A, merge_adapters
 from models.weights.names import State, google_to_timm, summarize_names
 from utils.errors import UserError, error_from
-from utils.file_formats.hf_folder import CONFIG, LOCAL, SHARDS, WEIGHTS, is_of_timm
+from utils.file_formats.hf_folder import CONFIG, LOCAL, SHARDS, WEIGHTS, is_of_timm, read_metadata
 from utils.file_formats.pickles import (
     ArrayRecord,
     ForbiddenName,
@@ -86,6 +86,16 @@ class Weights:
             return self.model
         names = (self.content.get("arch"), self.arguments.get("model"), self.arguments.get("arch"))
         return next((name for name in names if isinstance(name, str) and is_model(name)), "")
+
+    def advice(self, name: str) -> str:
+        """The model of the file and the flags for it, for an error; '' if the file names none, or the model `name`."""
+        with suppress(Exception):  # a file of another program has any content
+            own = parse_value(self.content[OPTIONS_ENTRY])["MODEL"]
+            stated, is_timm = summarize_names([own["NAME"]]), own["TYPE"] == "timm" and not own["KWARGS"]
+            if not is_timm or stated != name:
+                fix = f"give -model={stated}" if is_timm else "omit -cfg and -model"
+                return f"these are weights of {stated}; {fix}"
+        return f"the file names -model={self.architecture}" if self.architecture not in ("", name) else ""
 
     @property
     def trained_size(self) -> Any:
@@ -230,7 +240,8 @@ def _read_torch(file: Path) -> Weights:
 def _read_safetensors(file: Path) -> Weights:
     beside = read_json(file.with_name(CONFIG)) if file.name in (*WEIGHTS, SHARDS) else {}
     if is_of_timm(beside):
-        return Weights({"": load_file(file, device="cpu")})
+        options = read_metadata(file).get(OPTIONS_ENTRY)
+        return Weights({"": load_file(file, device="cpu")}, content={OPTIONS_ENTRY: options})
     return Weights({"": read_folder(file.parent)}, model=f"{LOCAL}{file.parent}")
 
 

@@ -251,15 +251,16 @@ UNUSED = {
 }
 
 
-def test_an_earlier_file_gives_the_model_of_its_keys_and_one_warning(tmp_path):
+def test_an_earlier_file_gives_the_model_of_its_keys_and_one_warning_of_keys_without_effect(tmp_path):
     command = parse(tmp_path, EARLIER)
     model, train = command.config.model, command.config.train
     assert (model.depth, model.num_heads, model.base_dims) == ((2, 6, 4), (2, 4, 8), (48, 48, 48))
     assert (model.distilled, model.droppath, model.resume, model.pretrained) == (True, 0.2, None, None)
     assert (train.rand_augment, train.lr_scheduler.name) == (False, "cosine")
     (warning,) = (note.text for note in command.notes if note.kind == "warning")
-    assert set(warning.partition("without effect: ")[2].partition(";")[0].split(", ")) == UNUSED
-    assert "MODEL.TRANS.HEADS -> MODEL.NUM_HEADS" in warning and "MODEL.DISTILL -> MODEL.DISTILLED" in warning
+    assert set(warning.partition(": ")[2].split(", ")) == UNUSED
+    (renamed,) = (note.text for note in command.notes if note.kind == "log" and "MODEL.TRANS" in note.text)
+    assert "MODEL.TRANS.HEADS -> MODEL.NUM_HEADS" in renamed and "MODEL.DISTILL -> MODEL.DISTILLED" in renamed
 
 
 def test_the_higher_layer_and_then_the_present_name_win(tmp_path):

@@ -78,7 +78,7 @@ def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
     assert few.startswith("3 ") and "'c' has 30 " in unequal and "'a' 3" in unequal
     for sizes in ([30, 12, 0, 15], [4, 1, 0, 30]), ([30, 12, 15], [9, 9, 9], [3, 0, 4]):
         (lost,) = warnings(*sizes)  # a class without training images has a note of its own
-        assert "'b' with " in lost and f"{2 if len(sizes) == 2 else 1} of 3 classes" in lost
+        assert "'b': " in lost and f"{2 if len(sizes) == 2 else 1} of 3 classes" in lost
 
 
 def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, cpu):

@@ -45,7 +45,7 @@ def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatc
     folder, printed = only_run(tmp_path / "out"), capsys.readouterr().out
     first = printed.partition("Epoch[001/001], Step[")[0].splitlines()
     warnings = sum(line.startswith("Warning: ") for line in first)
-    assert 4 <= len(first) - warnings <= 8 and max(map(len, first)) <= 120
+    assert 5 <= len(first) <= 8 and max(map(len, first)) <= 120
     assert warnings <= 3 and all(line.startswith("Warning: ") for line in first[len(first) - warnings :])
     last = re.split(r"Epoch\[001/001\], epoch time.*\n", printed)[1].splitlines()
     assert 4 <= len(last) <= 6 and len([line for line in last if not re.search("[/]", line) and len(line) > 120]) == 0
@@ -64,7 +64,8 @@ def test_a_few_notes_and_warnings_are_shown_and_the_others_counted(warnings, not
     logger.open(tmp_path)
     logger.begin("Data: x")
     lines = capsys.readouterr().out.splitlines()
-    shown_notes, shown_warnings = min(notes, 7), min(warnings, 3)
+    shown_warnings = min(warnings, 3)
+    shown_notes = min(notes, 6 - shown_warnings)
     assert [line[:10] for line in lines] == [
         "Data: x", *(f"note {index}" for index in range(shown_notes)), *(f"Warning: {n}" for n in range(shown_warnings))
     ]  # fmt: skip

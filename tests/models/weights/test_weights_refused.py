@@ -12,8 +12,10 @@ import safetensors.torch
 import torch
 from weight_files import google_arrays, paddle_state, pickled, random_vit, read, refusal, small_vit, written
 
+from configs.command_line import parse_command_line, to_yaml
 from models.weights.choose import EVALUATE
 from models.weights.fit import load_pretrained
+from models.weights.names import body_names
 from utils.errors import UserError
 
 ENDINGS = ("pdparams", "safetensors", "pth", "npz")
@@ -59,6 +61,24 @@ def test_a_file_of_another_model(tmp_path, ending):
     save({f"layer{i}\n\x1b[2J" + "x" * 1000: torch.ones(1) for i in range(9)}, path)
     message = refusal(path)
     assert "and 6 more" in message and message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        (["-model=resnet10t"], "; give -model=resnet10t"),
+        (["-model=resnet10t", "-opts", "MODEL.KWARGS={stem_width: 16}"], "; omit -cfg and -model"),
+        ([], "; omit -cfg and -model"),
+    ],
+)
+def test_own_weights_of_another_model_name_the_flags_for_it(tmp_path, flags, advice):
+    options = to_yaml(parse_command_line(["-cfg=configs/vit_digits.yaml", *flags]).config)
+    state, size = random_vit().state_dict(), len(body_names(small_vit()))
+    del state["norm.bias"]
+    for weights, words in ((state, "tensors: norm.bias;"), ({"x": state["norm.weight"]}, f" and {size - 3} more)")):
+        torch.save({"model": weights, "options": options}, tmp_path / "best.pth")
+        message = refusal(tmp_path / "best.pth")
+        assert words in message and message.endswith(advice)
 
 
 def test_paths_that_are_no_weight_file(tmp_path):
