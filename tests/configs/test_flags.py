@@ -102,27 +102,18 @@ def test_each_option_of_the_table_exists():
         assert set(mentioned) <= known, note
 
 
-ANSWERS = {  # of timm's train.py
-    "--opt adamw --opt-betas 0.9 0.95 --weight-decay 0.05 --sched cosine --warmup-lr=0 --min-lr 1e-5 --drop-path 0.1 "
-    "--reprob 0.25 --mixup 0.8 --aa rand-m9-mstd0.5 --smoothing 0.1 --model-ema": {
-        "TRAIN.OPTIMIZER.NAME": "adamw",
-        "TRAIN.OPTIMIZER.BETAS": (0.9, 0.95),
-        "TRAIN.LR_SCHEDULER.NAME": "cosine",
-        "TRAIN.END_LR": 1e-5,
-        "MODEL.DROPPATH": 0.1,
-        "TRAIN.RANDOM_ERASE_PROB": 0.25,
-        "TRAIN.MODEL_EMA": True,
-    },
-}
-
-
-@pytest.mark.parametrize("words", ANSWERS)
-def test_all_flags_of_another_program_are_answered_at_once_with_words_to_type(words):
+def test_all_flags_of_timm_are_answered_at_once_with_words_to_type():
+    words = "--opt adamw --opt-betas 0.9 0.95 --weight-decay 0.05 --sched cosine --warmup-lr=0 --min-lr 1e-5"
+    words += " --drop-path 0.1 --reprob 0.25 --mixup 0.8 --aa rand-m9-mstd0.5 --smoothing 0.1 --model-ema"
+    answer = {
+        "TRAIN.OPTIMIZER.NAME": "adamw", "TRAIN.OPTIMIZER.BETAS": (0.9, 0.95), "TRAIN.LR_SCHEDULER.NAME": "cosine",
+        "TRAIN.END_LR": 1e-5, "MODEL.DROPPATH": 0.1, "TRAIN.RANDOM_ERASE_PROB": 0.25, "TRAIN.MODEL_EMA": True,
+    }  # fmt: skip
     with pytest.raises(UserError) as error:
         parse_command_line(words.split())
     typed = shlex.split(str(error.value).partition("; use ")[2].partition(" (")[0])
     found = dict(flatten(parse_command_line(typed).config.model_dump(by_alias=True)))
-    assert typed[0] == "-opts" and {key: found[key] for key in ANSWERS[words]} == ANSWERS[words]
+    assert typed[0] == "-opts" and found.items() >= answer.items()
 
 
 def test_the_block_has_each_default_of_timm_that_differs_and_is_a_recipe(tmp_path):
@@ -178,13 +169,6 @@ def test_quoted_values_are_read_with_a_note():
     assert len(set(quoted.notes) - set(plain.notes)) == 1
 
 
-def printed_help(topic: str, capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as end:
-        parse_command_line(["-h", topic])
-    assert end.value.code == 0
-    return capsys.readouterr().out
-
-
 def test_the_page_of_all_options_is_current():
     """Else: python -m configs.help > docs/options.md"""
     assert (ROOT / "docs/options.md").read_text() == options_page() + "\n"
@@ -200,5 +184,8 @@ def test_each_key_of_a_family_has_help(family):
 
 
 def test_help_on_rules_has_each_rule(capsys):
-    printed = " ".join(printed_help("RULES", capsys).split())
+    with pytest.raises(SystemExit) as end:
+        parse_command_line(["-h", "RULES"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 0
     assert all(" ".join(rule.__doc__.partition("\n\n")[0].split()) in printed for rule in ALL_RULES)

@@ -1,6 +1,7 @@
 """The rules of options (configs/resolve.py): -model, presets, old keys, defaults, facts of the data -> one `Config`."""
 
 import json
+from operator import attrgetter
 
 import pytest
 from conftest import ROOT
@@ -10,12 +11,17 @@ from hypothesis import strategies as st
 from configs.command_line import parse_command_line, to_yaml
 from configs.compare import changed_options
 from configs.resolve import Facts, follow_facts
-from configs.schema import Amp, Config
+from configs.schema import Config
 from configs.schema.compute import PRESETS
 from configs.yaml_io import parse_value, write_yaml
 from utils.errors import Findings, UserError
 
 GLOBAL_BATCH = ("DATA.GLOBAL_BATCH_SIZE=24", "DATA.BATCH_SIZE=2")
+
+
+def parse(folder, text: str, *flags: str):
+    (folder / "recipe.yaml").write_text(text)
+    return parse_command_line([f"-cfg={folder / 'recipe.yaml'}", *flags])
 
 
 def options(*keys: str) -> Config:
@@ -90,11 +96,10 @@ def test_a_metric_that_does_not_apply_to_the_data_is_refused(metric, multi_label
         assert f"EVAL.BEST_METRIC {metric} does not apply to {problem}" in str(error.value)
 
 
-RECIPE = "TRAIN: {NUM_EPOCHS: 300, WARMUP_EPOCHS: 32}"
 WARM_UPS = {  # recipe, flags -> warm-up of a run of 5 epochs
     "default": ("SEED: 0", 0.5),
     "family": ("MODEL: {TYPE: swin}", 0.5),
-    "recipe": (RECIPE, 0.5),
+    "recipe": ("TRAIN: {NUM_EPOCHS: 300, WARMUP_EPOCHS: 32}", 0.5),
     "short": ("TRAIN: {WARMUP_EPOCHS: 4}", 4),
 }
 
@@ -125,13 +130,12 @@ def test_a_warm_up_that_is_not_shorter_than_the_run_becomes_a_tenth(case, tmp_pa
     ],
 )
 def test_paddlevits_frozen_backbone_is_a_tuned_head(tmp_path, model, options, tune):
-    (tmp_path / "recipe.yaml").write_text(f"MODEL: {{{model}}}")
-    argv = [f"-cfg={tmp_path / 'recipe.yaml'}", *options]
+    given = tmp_path, f"MODEL: {{{model}}}", *options
     if tune is None:
         with pytest.raises(UserError, match=r"recipe.yaml:1: MODEL.FREEZE_BACKBONE is TUNE=head, not TUNE=lora"):
-            parse_command_line(argv)
+            parse(*given)
     else:
-        config = parse_command_line(argv).config
+        config = parse(*given).config
         assert str(config.model.tune) == tune and "FREEZE_BACKBONE" not in to_yaml(config)
         stored = parse_value(to_yaml(config))
         stored["MODEL"] |= {"TUNE": "full", "FREEZE_BACKBONE": True}
@@ -190,7 +194,9 @@ def test_a_folder_without_a_model_of_timms_is_refused(tmp_path, content):
         model_of(f"-model=local-dir:{tmp_path}")
 
 
-# ENABLED, LEVEL, INIT_LOSS_SCALING, INCR_EVERY_N_STEPS, INCR_RATIO, DECR_EVERY_N_NAN_OR_INF, DECR_RATIO
+values = attrgetter(
+    "enabled", "level", "init_loss_scaling", "incr_every_n_steps", "incr_ratio", "decr_every_n_nan_or_inf", "decr_ratio"
+)
 PUBLISHED = {
     "fp32": (False, "O1", 65536, 2000, 2.0, 1, 0.5),
     "torch": (True, "O1", 65536, 2000, 2.0, 1, 0.5),
@@ -203,13 +209,6 @@ PUBLISHED = {
 }
 
 
-def values(amp: Amp) -> tuple:
-    return (
-        amp.enabled, amp.level, amp.init_loss_scaling, amp.incr_every_n_steps, amp.incr_ratio,
-        amp.decr_every_n_nan_or_inf, amp.decr_ratio,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_has_its_published_values(preset):
     command = parse_command_line(["-opts", f"AMP.PRESET={preset}"])
@@ -219,21 +218,13 @@ def test_a_preset_has_its_published_values(preset):
 
 
 def test_keys_of_the_same_file_win_over_a_preset_and_a_preset_over_lower_layers(tmp_path):
-    (tmp_path / "a.yaml").write_text("AMP: {INCR_RATIO: 4.0, PRESET: fleet}")
-    amp = parse_command_line([f"-cfg={tmp_path / 'a.yaml'}"]).config.amp
+    amp = parse(tmp_path, "AMP: {INCR_RATIO: 4.0, PRESET: fleet}").config.amp
     assert (amp.init_loss_scaling, amp.incr_ratio) == (32768, 4.0)
-    (tmp_path / "a.yaml").write_text("AMP: {ENABLED: true, INIT_LOSS_SCALING: 8.0, MIN_LOSS_SCALING: 2.0}")
-    recipe = f"-cfg={tmp_path / 'a.yaml'}"
-    amp = parse_command_line([recipe, "-opts", "AMP.PRESET=fleet"]).config.amp
+    recipe = "AMP: {ENABLED: true, INIT_LOSS_SCALING: 8.0, MIN_LOSS_SCALING: 2.0}"
+    amp = parse(tmp_path, recipe, "-opts", "AMP.PRESET=fleet").config.amp
     assert (amp.init_loss_scaling, amp.min_loss_scaling) == (32768, 2.0)
-    assert not parse_command_line([recipe, "-amp", "-opts", "AMP.PRESET=fp32"]).config.amp.enabled
-    (tmp_path / "b.yaml").write_text("AMP: {PRESET: fp32}")
-    assert parse_command_line([f"-cfg={tmp_path / 'b.yaml'}", "-amp"]).config.amp.enabled
-
-
-def parse(folder, text: str, *flags: str):
-    (folder / "old.yaml").write_text(text)
-    return parse_command_line([f"-cfg={folder / 'old.yaml'}", *flags])
+    assert not parse(tmp_path, recipe, "-amp", "-opts", "AMP.PRESET=fp32").config.amp.enabled
+    assert parse(tmp_path, "AMP: {PRESET: fp32}", "-amp").config.amp.enabled
 
 
 EARLIER = """
@@ -279,7 +270,7 @@ def test_all_mistakes_are_named_in_one_message(tmp_path):
         parse(tmp_path, text)
     headline, *lines = str(error.value).split("\n")
     assert headline == "6 options are wrong:"
-    found = {line.partition(f"{tmp_path / 'old.yaml'}:")[2].partition(";")[0].partition(" is ")[0] for line in lines}
+    found = {line.partition(f"{tmp_path / 'recipe.yaml'}:")[2].partition(";")[0].partition(" is ")[0] for line in lines}
     assert found == {
         *("1: SEED", "2: unknown key TAGS", "5: unknown key MODEL.MLP_DIM", "6: unknown key MODEL.DEPHT"),
         *("8: DATA.IMAGE_SIZE", "9: unknown key train"),

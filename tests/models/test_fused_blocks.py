@@ -164,22 +164,6 @@ def test_gradients_of_gelu_in_many_programs():
     torch.testing.assert_close(bias.grad, h.grad.sum(0), rtol=1e-5, atol=1e-4)
 
 
-class OtherDropout(nn.Dropout):
-    pass
-
-
-def with_other_dropout(block):
-    block.mlp.drop2 = OtherDropout(0.1)
-
-
-def with_frozen_weight(block):
-    block.mlp.fc1.weight.requires_grad_(False)
-
-
-def with_explicit_attention(block):
-    block.attn.fused_attn = False
-
-
 @pytest.mark.parametrize("options", [{"init_values": 1e-5}, {"qk_norm": True}, {"qkv_bias": False},
                                      {"act_layer": "quick_gelu"}])  # fmt: skip
 def test_other_blocks_are_not_fused(options):
@@ -187,7 +171,11 @@ def test_other_blocks_are_not_fused(options):
     assert not any(fused.is_plain(block) for block in make_blocks(**options))
 
 
-@pytest.mark.parametrize("change", [with_other_dropout, with_frozen_weight, with_explicit_attention])
+@pytest.mark.parametrize("change", [
+    lambda block: setattr(block.mlp, "drop2", type("OtherDropout", (nn.Dropout,), {})(0.1)),
+    lambda block: block.mlp.fc1.weight.requires_grad_(False),
+    lambda block: setattr(block.attn, "fused_attn", False),
+])  # fmt: skip
 def test_a_changed_block_is_not_fused(change):
     model = make_model()
     change(model.blocks[1])

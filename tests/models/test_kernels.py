@@ -11,14 +11,7 @@ from torch import nn
 from configs.command_line import parse_command_line
 from engine.precision.policy import Precision
 from models.build import build_model
-from models.kernels import (
-    FUSED,
-    FastDropout,
-    UnbindAttention,
-    prepare_convolutions,
-    select_attention,
-    use_fast_dropout,
-)
+from models.kernels import FUSED, FastDropout, UnbindAttention, prepare_convolutions, select_attention, use_fast_dropout
 
 CPU = torch.device("cpu")
 

@@ -20,13 +20,13 @@ import torch
 from checkpoint_content import checkpoint_state, small_model
 from faults.processes import ROOT, SINGLE, finish
 from faults.scene import Scene
-from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line, to_yaml
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.weights_record import describe_data, read_record, to_metadata
 from models.weights.fit import load_pretrained
 from scripts import report
+from tests.models.weights.weight_files import FIXTURE, small_vit
 from utils.errors import UserError
 from utils.files import atomic_save
 
@@ -87,10 +87,9 @@ def repair_checkpoint(data: bytes) -> bytes:
 
 def pdparams_examples() -> list[bytes]:
     """A state of PaddleClas, with timm's names and PaddlePaddle's layout, and PaddleViT's files."""
-    folder = ROOT / "tests" / "fixtures" / "paddlevit_small"
-    state = {name: (one.t() if one.ndim == 2 else one).numpy() for name, one in _paddle_model().state_dict().items()}
+    state = {name: (one.t() if one.ndim == 2 else one).numpy() for name, one in small_vit().state_dict().items()}
     plain = [pickle.dumps(state, protocol=protocol) for protocol in (0, 2, 4)]
-    return [*plain, *(path.read_bytes() for path in sorted(folder.glob("*.pdparams")))]
+    return [*plain, *(path.read_bytes() for path in sorted(FIXTURE.glob("*.pdparams")))]
 
 
 def weights_examples() -> list[bytes]:
@@ -123,12 +122,7 @@ def _bytes_written_by(write: Callable[[Path], None]) -> bytes:
 
 def read_pdparams(data: bytes, folder: Path) -> None:
     (folder / "vit.pdparams").write_bytes(data)
-    load_pretrained(_paddle_model(), str(folder / "vit.pdparams"))
-
-
-def _paddle_model() -> VisionTransformer:
-    """The model of tests/fixtures/paddlevit_small/vit.yaml."""
-    return VisionTransformer(img_size=32, patch_size=8, num_classes=10, embed_dim=48, depth=2, num_heads=3)
+    load_pretrained(small_vit(), str(folder / "vit.pdparams"))
 
 
 def read_weights_file(data: bytes, folder: Path) -> None:

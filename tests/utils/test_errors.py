@@ -38,6 +38,13 @@ from utils.processes.entry import run_and_report_errors
 from utils.signals import Interrupted
 
 
+def raising(error):
+    def main(argv):
+        raise error
+
+    return main
+
+
 def damaged(folder, name):
     (folder / name).write_bytes(b"hello" * 100)
     return str(folder / name)
@@ -70,7 +77,7 @@ def test_status_of(name, tmp_path, cpu, monkeypatch):
         (REFUSED_ERRORS | MAY_PASS_ERRORS)[name](tmp_path, cpu)
     assert caught.value.status == (REFUSED if name in REFUSED_ERRORS else MAY_PASS)
     assert pickle.loads(pickle.dumps(caught.value)).status == caught.value.status  # on the other ranks
-    assert run_and_report_errors(lambda argv: (_ for _ in ()).throw(caught.value), []) == caught.value.status
+    assert run_and_report_errors(raising(caught.value), []) == caught.value.status
 
 
 def test_an_error_about_an_error_keeps_its_status():
@@ -79,35 +86,25 @@ def test_an_error_about_an_error_keeps_its_status():
 
 
 def test_status_of_a_signal():
-    def main(argv):
-        raise Interrupted(15)
-
-    assert run_and_report_errors(main, []) == 143
+    assert run_and_report_errors(raising(Interrupted(15)), []) == 143
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
 def test_too_little_address_space_is_one_line(error, monkeypatch, capsys):
     """Without a limit the same error is a traceback."""
-
-    def main(argv):
-        raise error
-
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4500000 * 1024, resource.RLIM_INFINITY))
-    assert run_and_report_errors(main, []) == MAY_PASS
+    assert run_and_report_errors(raising(error), []) == MAY_PASS
     assert re.fullmatch(r"error: ulimit -v is 4500000: .*\n", capsys.readouterr().err)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     with pytest.raises(type(error)):
-        run_and_report_errors(main, [])
+        run_and_report_errors(raising(error), [])
 
 
 ESCAPE = "\x1b]0;harm\x07\x1b[31m\u202e\udcff\r"
 
 
 def printed_by(capsys, error: Exception) -> str:
-    def main(argv: list[str]) -> int:
-        raise error
-
-    assert run_and_report_errors(main, []) == error.status
+    assert run_and_report_errors(raising(error), []) == error.status
     return capsys.readouterr().err
 
 

@@ -173,11 +173,6 @@ def fail_flock(monkeypatch, number: int) -> None:
 
 
 @pytest.fixture
-def lock(tmp_path):
-    return tmp_path / ".lock"
-
-
-@pytest.fixture
 def warnings(monkeypatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(logging.getLogger(RUN_LOG), "warning", lines.append)
@@ -210,8 +205,8 @@ def test_without_flock_nothing_is_locked_and_one_warning_says_so(tmp_path, monke
     assert len(warnings) == 1 and str(tmp_path) in warnings[0]
 
 
-def test_a_lock_that_another_host_has_removed_is_opened_again(lock, monkeypatch):
-    flock, removed = fcntl.flock, []
+def test_a_lock_that_another_host_has_removed_is_opened_again(tmp_path, monkeypatch):
+    lock, flock, removed = tmp_path / ".lock", fcntl.flock, []
 
     def stale(file, operation):
         if not removed:
@@ -224,6 +219,6 @@ def test_a_lock_that_another_host_has_removed_is_opened_again(lock, monkeypatch)
         assert lock.exists() and not is_free(lock)
 
 
-def test_a_refusal_means_locked(lock, monkeypatch):
+def test_a_refusal_means_locked(tmp_path, monkeypatch):
     fail_flock(monkeypatch, errno.EACCES)
-    assert not is_free(lock)
+    assert not is_free(tmp_path / ".lock")

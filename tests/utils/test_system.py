@@ -13,12 +13,7 @@ import pytest
 from conftest import ROOT
 
 from utils import system
-from utils.system import (
-    core_share,
-    cpu_quota,
-    limit_spinning,
-    why_unusable,
-)  # fmt: skip
+from utils.system import core_share, cpu_quota, limit_spinning, why_unusable
 
 PROJECT = {"configs", "datasets", "engine", "models", "scripts", "utils"}
 PROGRAMS = [

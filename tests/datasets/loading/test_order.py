@@ -162,12 +162,9 @@ ENDS = np.cumsum([30, 1, 0, 25, 40, 4, 33, 17, 50, 8])  # one shard without samp
 @pytest.mark.parametrize("window", [1, 3, 10])
 def test_a_window_is_used_up_before_the_next_one_begins(window):
     shards = np.searchsorted(ENDS, ShardWindows(ENDS, window).order(0, 0).numpy(), side="right")
-    first_use = list(dict.fromkeys(shards.tolist()))
-    last_place = {shard: int(np.flatnonzero(shards == shard)[-1]) for shard in first_use}
-    first_place = {shard: int(np.flatnonzero(shards == shard)[0]) for shard in first_use}
+    places = [np.flatnonzero(shards == shard) for shard in np.unique(shards)]
     for place in range(len(shards)):
-        in_use = [shard for shard in first_use if first_place[shard] <= place <= last_place[shard]]
-        assert len(in_use) <= window
+        assert sum(own[0] <= place <= own[-1] for own in places) <= window
 
 
 @pytest.mark.parametrize("ends", [np.cumsum(np.diff(ENDS, prepend=0)[::-1]), np.arange(4, ENDS[-1] + 1, 4)])

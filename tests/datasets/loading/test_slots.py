@@ -4,7 +4,6 @@ copies of a batch to a GPU."""
 import gc
 import math
 import pickle
-import time
 import weakref
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
@@ -23,6 +22,7 @@ from datasets.decoding.images import BadImage
 from datasets.loading.loader import BatchReader, Loader, TrainBatches, epoch_layout
 from datasets.loading.sampler import EvalSampler
 from datasets.transforms.host import build_eval_host_transform
+from tests.datasets.shards.range_server import wait_for
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -60,10 +60,7 @@ def test_two_batches_can_be_held_all_others_are_poisoned_and_the_memory_is_relea
     assert mapped == {images.untyped_storage().data_ptr()}
     assert images.shape == (workers, PREFETCH_FACTOR + (2 if workers == 1 else 1), 4, 3, 8, 8)
     del loader
-    deadline = time.monotonic() + 60
-    while gc.collect() >= 0 and released() and time.monotonic() < deadline:
-        time.sleep(0.05)  # the thread of the watchdog ends
-    assert released() is None
+    wait_for(lambda: gc.collect() >= 0 and released() is None)  # the thread of the watchdog ends
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from datasets.loading.sampler import EvalSampler, Key
 from datasets.loading.workers import default_num_workers, start_worker_server
 from datasets.sources.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
+from tests.datasets.shards.range_server import wait_for
 from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -84,10 +85,7 @@ def workers_of(batches: Iterator[Batch], loader: Loader) -> list[int]:
 
 
 def assert_gone(*pids: int) -> None:
-    deadline = time.monotonic() + 300
-    while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.05)
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), seconds=300)
 
 
 HANGING = r"worker.* 4 s; .*DATA\.DATA_PATH.*TIMEOUT_SECONDS"

@@ -127,7 +127,7 @@ def range_server(folder: Path) -> Iterator[RangeServer]:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Waits for the result of downloads in the background."""
+    """Waits for other threads and processes."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -68,6 +68,12 @@ def names_of(samples):
     return [os.fsdecode(path) for path in samples.listing.paths]
 
 
+def classes_of(*splits):
+    """The name of the class of each image, by the name of the image."""
+    pairs = [pair for one in splits for pair in zip(names_of(one), one.targets.tolist(), strict=True)]
+    return {name: splits[0].class_names[label] for name, label in pairs}
+
+
 def problems_of(call):
     """The error that `call` raises, or the findings about the samples and the images that it returns."""
     try:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import samples_for
 from PIL import Image
-from source_helpers import expand, options, write_classes, write_image
+from source_helpers import options, tree, write_classes, write_image
 
 from configs.command_line import parse_command_line
 from datasets import registry
@@ -21,11 +21,6 @@ from datasets.sources.source import source_class
 from tests.datasets.shards.tar_files import tar_of
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-
-
-def write_images(root: Path, *names: str) -> None:
-    for name in names:
-        write_image(root / name)
 
 
 def config_for(root: Path, dataset: str, *given: str):
@@ -52,7 +47,7 @@ WRONG = {  # of a list and of a table: the lines, and the numbers of lines that 
 @pytest.mark.parametrize("dataset", WRONG)
 def test_one_report_names_all_problems(dataset, tmp_path, cpu):
     name, lines, numbers = WRONG[dataset]
-    write_images(tmp_path, "a.jpg", "b.jpg")
+    tree(tmp_path, "a.jpg", "b.jpg")
     (tmp_path / name).write_text("\n".join(lines))
     (tmp_path / name.replace("train", "val")).write_text("\n".join([*lines[:1], "x"]))
     _, *findings = report_on(tmp_path, dataset, cpu, "MODEL.NUM_CLASSES=10")
@@ -83,13 +78,13 @@ def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
 
 def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, cpu):
     def digest(root: Path, *lines: str) -> str:
-        write_images(root, "caf\u00e9.jpg", "b.jpg")
+        tree(root, "caf\u00e9.jpg", "b.jpg")
         (root / "val_list.txt").write_text("\n".join(lines))
         (samples,) = samples_for(config_for(root, "imagenet2012"), cpu, "val")
         return digest_of(samples)
 
     one = digest(tmp_path / "one", "caf\u00e9.jpg 0", "b.jpg 1")
-    write_images(tmp_path / "two", "cafe\u0301.jpg")  # as macOS writes it
+    tree(tmp_path / "two", "cafe\u0301.jpg")  # as macOS writes it
     assert digest(tmp_path / "two", "b.jpg 1", "cafe\u0301.jpg 0") == one and len(one) == 16
     others = digest(tmp_path / "three", "b.jpg 1"), digest(tmp_path / "four", "caf\u00e9.jpg 1", "b.jpg 1")
     assert len({one, *others}) == 3
@@ -99,7 +94,7 @@ def test_a_data_set_without_any_of_its_files_is_one_finding_per_split(tmp_path, 
     (tmp_path / "train.csv").write_text("image_path,target\nc.jpg,0\nc.jpg,0\nb.jpg,1\nb.jpg,1\ngone.jpg,0\n")
     only = report_on(tmp_path, "csv", cpu)[-1]
     assert only.startswith(f"{tmp_path}/train.csv:") and "is not a file" in only
-    write_images(tmp_path, "c.jpg", "b.jpg")
+    tree(tmp_path, "c.jpg", "b.jpg")
     samples_for(config_for(tmp_path, "csv"), cpu, "train", "val")  # its only missing image is found by `check_images`
 
 
@@ -127,7 +122,7 @@ def test_a_gpu_that_waits_for_whole_jpegs_names_the_package(tmp_path, cpu, monke
     waits = (("jpg", 0.06, False, 1), ("jpg", 0.05, False, 0), ("jpg", 0.06, True, 0), ("png", 0.06, False, 0))
     for suffix, share, has_codec, expected in waits:
         monkeypatch.setattr("datasets.sources.checks.can_decode_parts", lambda found=has_codec: found)
-        write_images(tmp_path / suffix, *expand(f"{{train,val}}/{{a,b}}/{{c,d}}.{suffix}"))
+        tree(tmp_path / suffix, f"{{train,val}}/{{a,b}}/{{c,d}}.{suffix}")
         (train,) = samples_for(config_for(tmp_path / suffix, "folder"), cpu, "train")
         notes = notes_on_waiting(train, share)
         assert len(notes) == expected and all("nvidia-nvimgcodec-cu13" in note.text for note in notes)

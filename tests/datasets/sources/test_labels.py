@@ -2,17 +2,12 @@
 
 import pytest
 from conftest import GREY, TINY_VIT, read_result, rows, train
-from source_helpers import expand, names_of, options, read_splits, tree, typed, write_image
+from source_helpers import classes_of, expand, options, read_splits, tree, typed, write_image
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
 from scripts import export
 from utils.errors import UserError
-
-
-def classes_of(samples):
-    return {name: samples.class_names[label] for name, label in zip(names_of(samples), samples.targets, strict=True)}
-
 
 NUMBERS = "{1,2,3,4,5,6,7,8}"
 READ = {  # files, DATA.LABELS, classes, images of train, val and perhaps test; or the image or folders in the error

@@ -1,6 +1,5 @@
 """Parquet files with images, as Hugging Face's hub has them."""
 
-import io
 import json
 import pickle
 import random
@@ -16,6 +15,7 @@ from configs.schema import Data
 from datasets.registry import unlabelled
 from datasets.sources.checks import check_files
 from datasets.sources.parquet import ParquetImages
+from tests.datasets.photo import encode
 from utils.errors import UserError
 
 NAMES = ["zebra", "ant", "mole"]
@@ -23,8 +23,7 @@ NAMES = ["zebra", "ant", "mole"]
 
 def encoded(number):
     """An image whose brightness is its number."""
-    Image.new("L", (6, 4), number).save(buffer := io.BytesIO(), "PNG")
-    return buffer.getvalue()
+    return encode(Image.new("L", (6, 4), number), "PNG")
 
 
 def write(file, numbers, labels="class", rows=4, images=None, names=NAMES, **columns):

@@ -195,12 +195,6 @@ def test_folds_of_digits_and_of_data_with_splits(tmp_path, cpu):
 # Groups
 
 
-def random_images(rng):
-    number, groups = int(rng.integers(20, 60)), int(rng.integers(6, 15))
-    group_of = rng.integers(groups, size=number)
-    return [(f"{index}.jpg", int(rng.integers(3)), f"g{group}") for index, group in enumerate(group_of)]
-
-
 def part_of(images, split, known=None, **values):
     """As `split_part`. images: (path, class, group)."""
     paths, classes, groups = zip(*images, strict=True)
@@ -215,7 +209,9 @@ def test_no_group_is_on_two_sides():
     """1,000 random data sets: splits and folds part the groups; every group is held out in one fold."""
     for number in range(1000):
         rng = np.random.default_rng(number)
-        images, values = random_images(rng), {"split_seed": number % 3}
+        size, groups = int(rng.integers(20, 60)), int(rng.integers(6, 15))
+        group_of, values = rng.integers(groups, size=size), {"split_seed": number % 3}
+        images = [(f"{index}.jpg", int(rng.integers(3)), f"g{group}") for index, group in enumerate(group_of)]
         if number % 2:
             values |= {"folds": int(rng.integers(2, 5))}
         held_out = Counter()

@@ -4,7 +4,7 @@ import csv
 
 import pandas
 import pytest
-from source_helpers import names_of, options, tree, typed, write_classes, write_image
+from source_helpers import classes_of, names_of, options, tree, typed, write_classes, write_image
 
 from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
 from datasets.sources import tables
@@ -48,11 +48,6 @@ def read(path, cpu, num_classes=None, class_names=None, known=None, is_new=True,
     return splits
 
 
-def labels_of(*splits):
-    """The label of each image."""
-    return {name: one.class_names[label] for one in splits for name, label in zip(names_of(one), one.targets.tolist())}  # noqa: B905
-
-
 TWO = {"file": FILES, "label": LABELS}
 WITH_SIGNS = [label + "\u200b" * (number % 3) for number, label in enumerate(LABELS)]
 IN_FOLDERS = [f"{split}/{file}" for split, file in zip(SPLITS, FILES, strict=True)]
@@ -93,7 +88,7 @@ def test_columns_and_splits(case, table, cpu):
         written.write_text(f"sep={separator}\n{written.read_text()}")
     assert names_of(unlabelled(str(written), options(written, columns=given))) == paths
     splits = read(written, cpu, columns=given, dataset="folder")
-    assert labels_of(*splits) == dict(zip(paths, LABELS, strict=True)) and list(map(len, splits)) == sizes
+    assert classes_of(*splits) == dict(zip(paths, LABELS, strict=True)) and list(map(len, splits)) == sizes
     if len(sizes) == 3:
         assert [names_of(samples) for samples in splits] == [paths[:18], paths[18:24], paths[24:]]
 
@@ -298,7 +293,7 @@ def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, nam
     ids = [number if names == "id" else names.format(number) for number in range(30)]
     file = table("metadata.csv", files, id=ids, label=LABELS, lesion=[number // 2 for number in range(30)])
     train, val = read(file, cpu, checked=True, groups="lesion", columns={"path": "id"})
-    assert labels_of(train, val) == dict(zip(files, LABELS, strict=True)) and not {*train.groups} & {*val.groups}
+    assert classes_of(train, val) == dict(zip(files, LABELS, strict=True)) and not {*train.groups} & {*val.groups}
     given = options(tmp_path, columns={"path": "id"})
     assert unlabelled(str(file), given, None).name(3) == f"{tmp_path}/{files[3]}"
     with monkeypatch.context() as patch:  # a large folder around a small table is not searched to its end

@@ -18,6 +18,7 @@ from source_helpers import options, read_splits, write_image
 from torchvision import datasets as theirs
 
 from datasets.registry import read_samples
+from tests.models.weights.weight_files import Reduced
 from utils.errors import UserError
 
 RANDOM, MINI = np.random.default_rng(0), {"version": "2021_train_mini"}
@@ -144,19 +145,9 @@ def test_a_run_resumes_exactly_and_tests_the_official_images(make, name, cpu, tm
     assert read_result(whole)["test"]["samples"] == (6 if make is pets else 20)
 
 
-class Command:
-    """As a pickle it creates a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (str(self.path), "w")
-
-
 def test_damaged_files_are_neither_opened_nor_followed(cpu, tmp_path, monkeypatch):
     """A batch of CIFAR with another checksum; an image outside of the folder."""
-    for content in (pickle.dumps(Command(tmp_path / "ran")), pickle.dumps({"labels": [], "data": []})):
+    for content in (pickle.dumps(Reduced(open, str(tmp_path / "ran"), "w")), pickle.dumps({"labels": [], "data": []})):
         cifar(tmp_path, monkeypatch, content)
         with pytest.raises(UserError, match=r"CIFAR10 .*DATA.DOWNLOAD"):
             read(options(tmp_path, dataset="cifar10"), cpu)

@@ -19,7 +19,7 @@ import pytest
 import timm
 import torch
 from timm.models import adapt_input_conv
-from weight_files import logits, paddle_state, pickled, random_vit, refusal, small_vit
+from weight_files import Reduced, logits, paddle_state, pickled, random_vit, refusal, small_vit
 
 from configs.schema.families.family import TimmModel
 from configs.schema.families.plain import DeiT
@@ -82,19 +82,6 @@ def test_objects_beside_the_weights_and_the_ending_do_not_matter(tmp_path, zippe
     assert torch.equal(logits(model), logits(source))
 
 
-def test_numpy_arrays_and_parts_in_wrappers_of_pytorch_are_weights(tmp_path):
-    source, model = random_vit(), small_vit()
-    arrays = {name: tensor.numpy() for name, tensor in source.state_dict().items()}
-    inner = {name.replace("blocks.", "blocks._checkpoint_wrapped_module."): one for name, one in states().items()}
-    for content in (arrays, {"params": arrays, "x": np.array(["a"], dtype=object), "y": np.zeros(3, "datetime64[s]")}):
-        torch.save(content, tmp_path / "x.pth")
-        load_pretrained(model, str(tmp_path / "x.pth"))
-        assert torch.equal(logits(model), logits(source))
-    torch.save({f"_fsdp_wrapped_module._orig_mod.{name}": one for name, one in inner.items()}, tmp_path / "x.pth")
-    load_pretrained(model, str(tmp_path / "x.pth"))
-    assert torch.equal(logits(model), logits(RAW))
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("zipped", [True, False])
 def test_pickle_protocols(tmp_path, zipped):
@@ -104,16 +91,6 @@ def test_pickle_protocols(tmp_path, zipped):
             assert load_pretrained(small_vit(), str(tmp_path / "x.pth"))
         else:
             assert "has a pickle protocol that torch does not read" in refusal(tmp_path / "x.pth")
-
-
-class Reduced:
-    """Pickles as a call of a function, by its name: nothing runs when the file is written."""
-
-    def __init__(self, function, *arguments):
-        self.call = function, arguments
-
-    def __reduce__(self):
-        return self.call
 
 
 HOSTILE = {
@@ -175,6 +152,9 @@ BODY = {name: tensor for name, tensor in states().items() if not name.startswith
 HEAD = {name: tensor for name, tensor in states().items() if name.startswith("head.")}
 BACKBONE = {f"backbone.{name}": tensor for name, tensor in BODY.items()}
 SWAPPED = {"state_dict": states("model.", far=True)}
+NUMPY = {name: tensor.numpy() for name, tensor in states().items()}
+INNER = {name.replace("blocks.", "blocks._checkpoint_wrapped_module."): one for name, one in states().items()}
+NO_DATA = {"grid": torch.arange(5).expand(3, 5), "mask": torch.eye(3).to_sparse()}
 DINO_HEAD = {f"head.{layer}": torch.ones(2, 2) for layer in ("mlp.0.weight", "mlp.2.weight", "last_layer.weight_v")}
 # File -> its content; what is read by default in a training, and in an evaluation. raw: RAW, average: FAR
 LAYOUTS = {
@@ -193,10 +173,15 @@ LAYOUTS = {
     "head beside": ({"state_dict": BACKBONE | {f"fc.{k[5:]}": v for k, v in HEAD.items()}}, "raw", "raw"),
     "mmpretrain": ({"state_dict": BACKBONE | {f"head.layers.{k}": v for k, v in HEAD.items()}}, "raw", "raw"),
     "flat with moments": (states() | states("exp_avg.", far=True) | states("optim.m.", far=True), "raw", "raw"),
+    "numpy": (NUMPY, "raw", "raw"),
+    "numpy beside others": ({"params": NUMPY, "x": np.array(["a"], object), "y": np.zeros(3, "M8[s]")}, "raw", "raw"),
+    "wrappers of PyTorch": ({f"_fsdp_wrapped_module._orig_mod.{k}": v for k, v in INNER.items()}, "raw", "raw"),
+    "tensors without data": ({"state_dict": states() | NO_DATA, "state_dict_ema": states(far=True)}, "average", "raw"),
     "the same twice": (dict.fromkeys(("model", "state_dict"), states()), "raw", "raw"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_entry_the_prefix_and_the_average(tmp_path, layout):
     content, *expected = LAYOUTS[layout]
@@ -248,10 +233,9 @@ def test_the_teacher_of_dino_and_other_pairs(tmp_path, chunked):
     flat = states("student.", far=True) | states("teacher.")  # of a distillation: its result is the student
     torch.save({"state_dict": flat}, tmp_path / "x.pth")
     assert "fit equally well" in refusal(tmp_path / "x.pth")
-    load_pretrained(model, str(tmp_path / "x.pth"), options=TimmModel(WEIGHTS_ENTRY="teacher"))
-    assert torch.equal(logits(model), logits(RAW))
-    load_pretrained(model, str(tmp_path / "x.pth"), options=TimmModel(WEIGHTS_ENTRY="student"))
-    assert torch.equal(logits(model), logits(FAR))
+    for entry, source in (("teacher", RAW), ("student", FAR)):
+        load_pretrained(model, str(tmp_path / "x.pth"), options=TimmModel(WEIGHTS_ENTRY=entry))
+        assert torch.equal(logits(model), logits(source))
 
 
 def test_entries_that_fit_equally_well_end_in_a_line_whose_names_work(tmp_path):
@@ -415,22 +399,10 @@ def test_channels_of_the_first_convolution(tmp_path, name):
             torch.testing.assert_close(read, adapt_input_conv(read.shape[1], weight, weight.shape[1]))
 
 
-def test_a_tensor_without_its_data_leaves_the_others(tmp_path):
-    buffers = {"grid": torch.arange(5).expand(3, 5), "mask": torch.eye(3).to_sparse()}
-    torch.save({"state_dict": states() | buffers, "state_dict_ema": states(far=True)}, tmp_path / "x.pth")
-    model = small_vit()
-    load_pretrained(model, str(tmp_path / "x.pth"), purpose=EVALUATE)
-    assert torch.equal(logits(model), logits(RAW))
-
-
 def test_arrays_that_share_one_string_are_refused(tmp_path):
     state = (1, (10**6,), np.dtype("u1"), False, "x" * 10**6)
-
-    class Shared:
-        def __reduce__(self):
-            return np.zeros(0).__reduce__()[0], (np.ndarray, (0,), b"b"), state
-
-    torch.save({str(number): Shared() for number in range(9)}, tmp_path / "x.pth")
+    shared = (Reduced(np.zeros(0).__reduce__()[0], np.ndarray, (0,), b"b", state=state) for _ in range(9))
+    torch.save({str(number): array for number, array in enumerate(shared)}, tmp_path / "x.pth")
     assert "is damaged" in refusal(tmp_path / "x.pth")
 
 

@@ -4,13 +4,12 @@ import os
 import pickle
 import re
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from weight_files import google_arrays, paddle_state, pickled, random_vit, read, refusal, small_vit, written
+from weight_files import Reduced, google_arrays, paddle_state, pickled, random_vit, read, refusal, small_vit, written
 
 from configs.command_line import parse_command_line, to_yaml
 from models.weights.choose import EVALUATE
@@ -47,11 +46,7 @@ def test_a_tensor_that_does_not_fit(tmp_path, name, tensor, words):
 def test_evaluation_needs_the_head(tmp_path, classes):
     state = small_vit(num_classes=classes or 10).state_dict()
     torch.save({name: tensor for name, tensor in state.items() if classes or "head" not in name}, tmp_path / "vit.pth")
-    model = small_vit()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(UserError, match=r"vit\.pth: .*head: .*(MODEL\.NUM_CLASSES|train with)"):
-        load_pretrained(model, str(tmp_path / "vit.pth"), purpose=EVALUATE)
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert re.search(r"head: .*(MODEL\.NUM_CLASSES|train with)", refusal(tmp_path / "vit.pth", purpose=EVALUATE))
 
 
 @pytest.mark.parametrize("ending", ["pth", "safetensors"])
@@ -194,28 +189,18 @@ def test_npz_with_other_content(tmp_path, case):
     assert words in refusal(tmp_path / "vit.npz")
 
 
-class Bomb:
-    """Writes a file when unpickled."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.target}",)
-
-
 @pytest.fixture
 def bomb(tmp_path):
-    pickle.loads(pickle.dumps(Bomb(tmp_path / "proof")))
+    pickle.loads(pickle.dumps(Reduced(os.system, f"touch {tmp_path / 'proof'}")))
     assert (tmp_path / "proof").exists(), "the bomb must be live for these tests to say something"
-    yield Bomb(tmp_path / "exploded")
+    yield Reduced(os.system, f"touch {tmp_path / 'exploded'}")
     assert not (tmp_path / "exploded").exists()
 
 
 @pytest.mark.parametrize("protocol", [0, 4])
 def test_no_code_runs_from_pdparams(tmp_path, bomb, protocol):
     forbidden = f"{os.system.__module__}.system"
-    for content in (bomb, {"a": bomb}, {"model": paddle_state(), "optimizer": [bomb]}, {bomb.target.name: (1, bomb)}):
+    for content in (bomb, {"a": bomb}, {"model": paddle_state(), "optimizer": [bomb]}, {"exploded": (1, bomb)}):
         assert f"refers to {forbidden}," in refusal(pickled(tmp_path / "vit.pdparams", content, protocol))
 
 

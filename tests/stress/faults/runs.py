@@ -60,24 +60,17 @@ def two_ranks(provoke: Provoke, *options: str) -> Provoke:
     return lambda scene: [*provoke(scene), "-ngpus=2", "-opts", "TIMEOUT_SECONDS=120", *options]
 
 
-def send(number: int, rank: int | None = None, after: str = "Epoch[002", times: int = 1) -> Callable[[Running], None]:
-    """Sends a signal to a rank, or to the main process."""
-
-    def act(running: Running) -> None:
-        running.wait_for(after)
-        for _ in range(times):
-            running.send(number, *(() if rank is None else (running.ranks()[rank],)))
-            time.sleep(0.05)
-
-    return act
-
-
-def _send_to_all(number: int) -> Callable[[Running], None]:
-    """Sends a signal to all processes, as a terminal does."""
+def send(number: int, rank: int | None = None, times: int = 1, to_all: bool = False) -> Callable[[Running], None]:
+    """Sends a signal to a rank, to the main process, or to all processes, as a terminal does."""
 
     def act(running: Running) -> None:
         running.wait_for("Epoch[002")
-        running.send_to_all(number)
+        for _ in range(times):
+            if to_all:
+                running.send_to_all(number)
+            else:
+                running.send(number, *(() if rank is None else (running.ranks()[rank],)))
+            time.sleep(0.05)
 
     return act
 
@@ -146,15 +139,15 @@ def rank_faults() -> list[Fault]:
     tmpfs = two_hosts('mount -t tmpfs tmpfs output && exec "$@"')
     bind = two_hosts('mount --bind other data && exec "$@"')
     seed = two_hosts('exec "$@" SEED=1')
-    on_sigterm = send(signal.SIGTERM)
+    on_sigterm, on_hangup = send(signal.SIGTERM), send(signal.SIGHUP, to_all=True)
     return [
         *rank_deaths(),
         Fault("rank 1 terminated", two, None, (143,), MULTI, send(signal.SIGTERM, 1), "interrupted"),
         Fault("an image that one rank cannot read", bad_image, r"3\.jpg: is not an image", script=MULTI),
         Fault("SIGTERM to two ranks", two, None, (143,), MULTI, on_sigterm, "interrupted"),
         Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, send(signal.SIGUSR1), "interrupted"),
-        Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, _send_to_all(signal.SIGINT), "interrupted"),
-        Fault("a closed terminal on two ranks", two, None, (129,), MULTI, _send_to_all(signal.SIGHUP), "interrupted"),
+        Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, send(signal.SIGINT, to_all=True), "interrupted"),
+        Fault("a closed terminal on two ranks", two, None, (129,), MULTI, on_hangup, "interrupted"),
         Fault("output: not shared", mounted, r"output/\S+: hostB does not see .*hostA", (1,), MULTI, shell=tmpfs),
         Fault("hosts with other data", other_data, r"hostB\) has .*cat/4.jpg .*cat/3.jpg", (2,), MULTI, shell=bind),
         Fault("ranks with other options", mounted, r"hostB\) has SEED 1, .*SEED 0", (2,), MULTI, shell=seed),
