@@ -16,7 +16,7 @@ CEILINGS = {
     "datasets/decoding": 631,
     "datasets/loading": 825,
     "datasets/shards": 1672,
-    "datasets/sources": 3507,
+    "datasets/sources": 3506,
     "datasets/transforms": 614,
     "engine": 640,
     "engine/checkpoint": 881,

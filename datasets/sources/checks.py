@@ -99,7 +99,7 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
     if train.targets.ndim == 2 and (unlabelled := int((~train.targets.any(axis=1)).sum())):
         notes.append(Note("log", f"{unlabelled} of {len(train)} training images have no label"))
     if order and (typical := np.median(counts[order])) < _FEW_IMAGES:
-        fix = "add images, or use pretrained weights and check the accuracy on more validation images"
+        fix = "add images or use pretrained weights, and validate on more images"
         notes.append(Note("warning", f"{typical:g} training images per class (median); {fix}"))
     for split, samples in [*splits.items()][1:] if len(order) > 1 else ():
         of_split, least = samples.class_counts(len(names)), _FEW_VAL_IMAGES if samples is val else 1
@@ -110,9 +110,8 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
             example = f"{shorten(names[lowest])}: {of_split[lowest]}"
             notes.append(Note("warning", f"{len(few)} of {len(order)} classes have {lack} ({example}); {fix}"))
     if len(order) > 1 and counts[largest := order[-1]] >= _IMBALANCE * counts[smallest := order[0]]:
-        fix = "DATA.BALANCED_SAMPLING=true or " if train.targets.ndim == 1 else ""
         sizes = f"{shorten(names[largest])} has {counts[largest]} training images, {shorten(names[smallest])} "
-        fix = f"compare the macro F1, and consider {fix}LOSS.CLASS_WEIGHTS=balanced"
+        fix = "compare the macro F1, try LOSS.CLASS_WEIGHTS=balanced"
         notes.append(Note("warning", f"{sizes}{counts[smallest]}: {fix}"))
     return notes + _notes_on_grey_levels(train)
 
@@ -329,12 +328,12 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     notes = list[Note]()
     for fact, problem, advice in (
         (2, "have different labels", "remove all but one"),
-        (3, "are in two splits", "the evaluation counts images that were trained on; remove them from one"),
+        (3, "are in two splits", "remove one of each, or the accuracy is too high"),
     ):
         if found := [files for files in equal.values() if len({one[fact] for one in files}) > 1]:
             other = next(one for one in found[0] if one[fact] != found[0][0][fact])
-            files_with = f"{sum(map(len, found))} files with equal bytes {problem}, such as {shorten(found[0][0][1])}"
-            notes.append(Note("warning", f"{files_with} and {shorten(other[1])}; {advice}"))
+            pair = f"{shorten(found[0][0][1])} and {shorten(other[1])}"
+            notes.append(Note("warning", f"{sum(map(len, found))} files with equal bytes {problem}; {advice}: {pair}"))
     if len(files) < len(candidates):
         part = f"{len(files)} of {len(candidates)} files"
         notes.append(Note("log", f"compared the bytes of {part} with the size and the end of another"))

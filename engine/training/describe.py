@@ -103,12 +103,12 @@ def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
         # The rule that fits the optimizer, as timm's train.py chooses it: the linear one is for SGD.
         rule = "linear_scaled_lr" if train.optimizer.name.lower().startswith(("sgd", "lars")) else "sqrt_scaled_lr"
         peak = train.base_lr * lr_factor(train.model_copy(update={rule: tuned_for}), size)
-        text = f"BASE_LR {train.base_lr:g} is tuned for a global batch of {tuned_for}; this run has {size}"
-        texts.append(f"{text}: set TRAIN.{rule.upper()}={tuned_for}, which makes it {peak:.3g}")
-    initial = train.model_ema_decay ** (steps := epochs * layout.steps_per_epoch)
+        text = f"BASE_LR {train.base_lr:g} is tuned for a global batch of {tuned_for}, not {size}"
+        texts.append(f"{text}: TRAIN.{rule.upper()}={tuned_for} makes it {peak:.3g}")
+    initial = train.model_ema_decay ** (epochs * layout.steps_per_epoch)
     if train.model_ema and not train.model_ema_warmup and initial > 0.1:
-        text = f"TRAIN.MODEL_EMA_DECAY {train.model_ema_decay:g} is slow for {steps} steps: the initial weights are "
-        texts.append(f"{text}{initial:.0%} of the last average; set TRAIN.MODEL_EMA_WARMUP=true or lower the decay")
+        fix = "set TRAIN.MODEL_EMA_WARMUP=true or lower MODEL_EMA_DECAY"
+        texts.append(f"the initial weights are {initial:.0%} of the last average; {fix}")
     if is_new and model.tune.kind != "full" and not model.pretrained:
         texts.append(f"MODEL.TUNE={model.tune} keeps random weights: give the weights of the backbone with -pretrained")
     return [Note("warning", text) for text in (*texts, cpu_warning(state.context.device)) if text]
