@@ -36,10 +36,10 @@ All keys with types, units, defaults and ranges: -h KEY, docs/options.md.
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag that sets YAML keys."""
+    """A flag that sets a YAML key."""
 
     name: str
-    keys: tuple[str, ...]
+    key: str
     type: Callable[[str], Any]
     help: str
     value: Any = True  # of a switch that is on
@@ -55,32 +55,32 @@ def _batch_size(text: str) -> int | str:
 
 FLAGS = {
     "run": (
-        Flag("amp", ("AMP.ENABLED",), bool, "mixed precision in training and evaluation"),
-        Flag("amp_dtype", ("AMP.DTYPE",), str, "mixed precision with dtype float16 or bfloat16"),
-        Flag("compile", ("TRAIN.COMPILE",), bool, "compile the model with torch.compile", "default", "none"),
-        Flag("eval", ("EVAL.ENABLED",), bool, "evaluate only; needs -pretrained or -resume"),
-        Flag("save_logits", ("EVAL.SAVE_LOGITS",), bool, "-eval: write the logits of each image to logits.npz"),
-        Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "gradient accumulation steps"),
-        Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs; a warm-up of as many or more becomes a tenth"),
-        Flag("minutes", ("TRAIN.MINUTES",), float, "time of the run; the number of epochs follows from it"),
-        Flag("lr", ("TRAIN.BASE_LR",), float, "peak learning rate, before scaling by the batch size"),
-        Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "number of finished epochs"),
+        Flag("amp", "AMP.ENABLED", bool, "mixed precision in training and evaluation"),
+        Flag("amp_dtype", "AMP.DTYPE", str, "mixed precision with dtype float16 or bfloat16"),
+        Flag("compile", "TRAIN.COMPILE", bool, "compile the model with torch.compile", "default", "none"),
+        Flag("eval", "EVAL.ENABLED", bool, "evaluate only; needs -pretrained or -resume"),
+        Flag("save_logits", "EVAL.SAVE_LOGITS", bool, "-eval: write the logits of each image to logits.npz"),
+        Flag("accum_iter", "TRAIN.ACCUM_ITER", int, "gradient accumulation steps"),
+        Flag("epochs", "TRAIN.NUM_EPOCHS", int, "number of epochs; a warm-up of as many or more becomes a tenth"),
+        Flag("minutes", "TRAIN.MINUTES", float, "time of the run; the number of epochs follows from it"),
+        Flag("lr", "TRAIN.BASE_LR", float, "peak learning rate, before scaling by the batch size"),
+        Flag("last_epoch", "TRAIN.LAST_EPOCH", int, "number of finished epochs"),
     ),
     "data": (
-        Flag("dataset", ("DATA.DATASET",), str, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
-        Flag("data_path", ("DATA.DATA_PATH",), str, "folder of the data set, or URL of tar shards"),
-        Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), _batch_size, "images per device, or auto"),
-        Flag("memory_gb", ("DATA.MEMORY_GB",), float, "limit of -batch_size=auto (default: the free GPU memory)"),
-        Flag("batch_size_eval", ("DATA.BATCH_SIZE_EVAL",), int, "the same for evaluation (default: -batch_size)"),
-        Flag("image_size", ("DATA.IMAGE_SIZE",), parse_value, "pixels of the input: a number, or HEIGHT,WIDTH"),
-        Flag("num_workers", ("DATA.NUM_WORKERS",), int, "worker processes per rank"),
+        Flag("dataset", "DATA.DATASET", str, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
+        Flag("data_path", "DATA.DATA_PATH", str, "folder of the data set, or URL of tar shards"),
+        Flag("batch_size", "DATA.BATCH_SIZE", _batch_size, "images per device, or auto"),
+        Flag("memory_gb", "DATA.MEMORY_GB", float, "limit of -batch_size=auto (default: the free GPU memory)"),
+        Flag("batch_size_eval", "DATA.BATCH_SIZE_EVAL", int, "the same for evaluation (default: -batch_size)"),
+        Flag("image_size", "DATA.IMAGE_SIZE", parse_value, "pixels of the input: a number, or HEIGHT,WIDTH"),
+        Flag("num_workers", "DATA.NUM_WORKERS", int, "worker processes per rank"),
     ),
     "weights and output": (
-        Flag("pretrained", ("MODEL.PRETRAINED",), str, "initial weights: a file, a folder, hf-hub:ORG/NAME, or timm"),
-        Flag("teacher_model_path", ("TRAIN.TEACHER_WEIGHTS",), str, "weights of the teacher of a distillation"),
-        Flag("resume", ("MODEL.RESUME",), str, "a checkpoint, the folder of a run, or auto"),
-        Flag("output", ("SAVE",), str, "output folder; each run creates a folder in it"),
-        Flag("name", ("NAME",), str, "the run's folder is X-DATE-TIME in -output"),
+        Flag("pretrained", "MODEL.PRETRAINED", str, "initial weights: a file, a folder, hf-hub:ORG/NAME, or timm"),
+        Flag("teacher_model_path", "TRAIN.TEACHER_WEIGHTS", str, "weights of the teacher of a distillation"),
+        Flag("resume", "MODEL.RESUME", str, "a checkpoint, the folder of a run, or auto"),
+        Flag("output", "SAVE", str, "output folder; each run creates a folder in it"),
+        Flag("name", "NAME", str, "the run's folder is X-DATE-TIME in -output"),
     ),
 }
 # Of timm, torchvision, Colossal-AI, PyTorch's examples, PaddleClas, PaddleViT; their words with dashes have `_` here.

@@ -211,14 +211,16 @@ def read_layers(arguments: argparse.Namespace, evaluates: bool) -> OptionLayers:
         for key, value in section.items():
             layers.add_key(f"MODEL.{key}", value, f"-model {name}")
         layers.model_only = bool(recipe)
+    if arguments.batch_size is not None:
+        layers.add_key("DATA.BATCH_SIZE_EVAL", None, "-batch_size")  # it follows BATCH_SIZE
     for flag in (flag for flags in FLAGS.values() for flag in flags):
         value = getattr(arguments, flag.name)
         if value == "":
             raise UserError(f"-{flag.name} is empty; give a value, or remove the flag")
         if flag.type is bool and value is not None:
             value = flag.value if value else flag.off
-        for key in flag.keys if value is not None else ():
-            layers.add_key(key, value, f"-{flag.name}")
+        if value is not None:
+            layers.add_key(flag.key, value, f"-{flag.name}")
     for name in ("predict", "embed"):
         if getattr(arguments, name) is not None:
             layers.add_key("EVAL.ENABLED", True, f"-{name}")

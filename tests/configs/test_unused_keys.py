@@ -49,7 +49,7 @@ def test_what_a_command_does_not_use_is_named(argv, named):
 
 
 def test_a_probe_changes_only_keys_that_it_is_said_not_to_use():
-    argv = ["-cfg=configs/finetune.yaml", "-batch_size=8", "-opts", "DATA.BALANCED_SAMPLING=true"]
+    argv = ["-cfg=configs/finetune.yaml", "-batch_size=8", "-batch_size_eval=8", "-opts", "DATA.BALANCED_SAMPLING=true"]
     full, probe = (to_yaml(parse_command_line([*argv, f"MODEL.TUNE={tune}"]).config) for tune in ("full", "probe"))
     changed = changed_options(full, probe)
     assert changed["TRAIN.NUM_EPOCHS"] == (10, 1) and changed["DATA.BALANCED_SAMPLING"] == (True, False)

@@ -49,6 +49,7 @@ WRONG = [
     ("-opts AMP.PRESET=bf16_stream AMP.DTYPE=float16", "DTYPE"),
     ("-cfg=configs/folder_small.yaml -pretrained=timm", "MODEL.PRETRAINED timm"),
     ("-cfg=configs/probe.yaml -opts TRAIN.BASE_LR=abc", "TRAIN.BASE_LR"),  # without effect in a probe
+    ("-batch_size=0", "DATA.BATCH_SIZE is 0"),
     ("-batch_size=auto", "DATA.GLOBAL_BATCH_SIZE"),
     (f"-batch_size=auto -opts {AUTO} MODEL.TUNE=probe", "-batch_size_eval"),
     ("-batch_size=auto -memory_gb=0", "MEMORY_GB"),
