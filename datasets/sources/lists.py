@@ -121,12 +121,12 @@ class Lists(Tables):
     @classmethod
     def find(cls, data: Data) -> dict[str, Table]:
         root = Path(data.data_path)
+        needed = "a folder with train/ and val/, or with train_list.txt and val_list.txt"
         if root.is_file():
-            fix = "give a folder of images, or a table (.csv, .tsv, .jsonl, .parquet)"
-            raise UserError(f"{root}: is a file that is not read; {fix}")
+            raise UserError(f"{root}: is a file; give {needed}, or a table ({', '.join(TABLE_SUFFIXES)})")
         if not root.is_dir() or not any(root.iterdir()):
             problem = "is empty" if root.is_dir() else "no such folder"
-            raise Unavailable(f"{root}: {problem}; give a folder of images")  # perhaps a disk that is not mounted yet
+            raise Unavailable(f"{root}: {problem}; give -data_path, {needed}")  # perhaps a disk that is not mounted yet
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
         return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}
 

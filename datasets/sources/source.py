@@ -1,6 +1,5 @@
 """The interface of a data set: `Source`, which reads the samples of its splits."""
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +86,7 @@ _SOURCES = {
     "imagenet-v2": "sources.imagenet_sets:ImageNetFolders",
     "imagenet-real": "sources.imagenet_sets:ImageNetReal",
 }
+_OF_IMAGENET = ("imagenet", "imagenet1k", "imagenet-ilsvrc", "ilsvrc2012")  # other names of imagenet2012
 _PACKAGES = {"parquet": ("pyarrow",), "digits": ("sklearn",), "torchvision/PCAM": ("h5py",)}
 _PACKAGES |= dict.fromkeys(("torchvision/Flowers102", "torchvision/StanfordCars", "torchvision/SVHN"), ("scipy",))
 
@@ -96,8 +96,8 @@ def source_class(dataset: str) -> type[Source]:
     if dataset not in DATA_SETS:
         is_torchvisions = dataset.startswith(TORCHVISION)
         known = [name for name in DATA_SETS if name.startswith(TORCHVISION) == is_torchvisions]
-        hint = did_you_mean(dataset, known) or did_you_mean(TORCHVISION + dataset, DATA_SETS, 0.9)
-        if re.fullmatch(r"imagenet\W?(1k|ilsvrc)?|(imagenet\W?)?ilsvrc\W?(2012)?", dataset.lower()):
+        hint = did_you_mean(dataset, [*known, *_OF_IMAGENET]) or did_you_mean(TORCHVISION + dataset, DATA_SETS, 0.9)
+        if hint.endswith(tuple(f" {name}?" for name in _OF_IMAGENET)):
             hint = "; use -dataset=imagenet2012 with -data_path=FOLDER, which contains train/ and val/"
         names = ", ".join(known).replace(TORCHVISION, "") + ("" if is_torchvisions else f", {TORCHVISION}NAME")
         raise UserError(f"DATA.DATASET: unknown data set {dataset[:80]}{hint} (known: {names})")

@@ -28,10 +28,6 @@ _PART = re.compile(r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
 _SUBMISSION = re.compile("(?i)submission|sample_?sub")  # an example without labels
 _PLACES_OF_LISTS = ("", "..", "../meta", "../labels", "../val")
-_OTHER_DATA = (
-    "-dataset=csv reads tables, -dataset=tar tar shards, -dataset=torchvision/NAME the files of public data sets, "
-    "DATA.LABELS labels in paths"
-)
 _MAX_DOUBLED = 10  # folders in folders of one name
 _MAX_SHOWN = 3  # folders and names in an error
 Splits = dict[str, str]  # of each split the name of its folder, '' of DATA_PATH itself
@@ -149,8 +145,8 @@ class SplitFolders:
             notes.append(Note("warning", text))
         files = chain.from_iterable(sorted((self.root / place).glob("*.[tc][xs][tv]")) for place in _PLACES_OF_LISTS)
         if lists := [os.path.normpath(path) for path in files if word_in(path.stem) in {*SPLIT_NAMES.values()}]:
-            text = f"{', '.join(lists[:_MAX_SHOWN])}: not read, the folders decide; {_OTHER_DATA}"
-            notes.append(Note("warning", text))
+            text = f"the folders decide, not read: {', '.join(lists[:_MAX_SHOWN])}; {_other_data(self.root)}"
+            notes.append(Note("warning", _advise_lists(Path(lists[0]).parent) + text))
         listing.notes[:0] = notes
         return listing
 
@@ -286,7 +282,7 @@ def unclear(given: Path, root: Path, problem: str) -> UserError:
     advice = f"if it is the data set, give {' or '.join(paths)}" if paths else advise_labels(given) or _other_data(root)
     if len(levels.sizes) > 1 and not {*map(str.lower, levels.sizes)} <= SPLIT_NAMES.keys():
         advice += "; if each folder is a class, -opts DATA.CLASS_FOLDERS=true"
-    return UserError(f"{root}: {problem}: {', '.join(seen) or 'it is empty'}; {advice}")
+    return UserError(f"{root}: {problem}: {', '.join(seen) or 'it is empty'}; {_advise_lists(root)}{advice}")
 
 
 def _is_data_set(folder: Path) -> bool:
@@ -298,6 +294,12 @@ def _is_data_set(folder: Path) -> bool:
     return listing is not None and not (listing.findings or _wrong_level(listing, False))
 
 
+def _advise_lists(folder: Path) -> str:
+    """The flags that read PaddleViT's lists in a folder, before other advice; '' without both lists."""
+    has_lists = all((folder / f"{split}_list.txt").is_file() for split in ("train", "val"))
+    return f"-dataset=imagenet2012 -data_path={quote(str(folder))} reads its lists; " if has_lists else ""
+
+
 def _other_data(root: Path) -> str:
     """The flags that read other data: the table of the training, or of all images, if there is one in or beside it."""
     tables = sorted(root.iterdir(), key=lambda path: (split_of(path.name) != "train", path))
@@ -307,7 +309,8 @@ def _other_data(root: Path) -> str:
     if table := next(filter(Path.is_file, tables), None):
         path = table.parent if table.name == "train.csv" else table
         return f"-dataset=csv -data_path={quote(str(path))} reads a table"
-    return f"{_OTHER_DATA}; -predict {quote(str(root))} labels images"
+    others = "-dataset=csv reads tables, -dataset=tar tar shards, -dataset=torchvision/NAME files of public data sets"
+    return f"{others}, DATA.LABELS labels in paths; -predict {quote(str(root))} labels images"
 
 
 def has_class_folders(root: Path) -> bool:
