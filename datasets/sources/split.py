@@ -267,16 +267,12 @@ def with_groups(listing: Listing, data: Data) -> Listing:
         matches = map(re.compile(data.groups).search, map(to_nfc, listing.paths))
         packed = StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
     else:
-        file, root, columns = Path(data.groups), data.data_path, {"path": "path", "label": "group"}
+        file, root, columns, label = Path(data.groups), data.data_path, dict[Any, Any]({"path": "path"}), "group"
         if by_column:
             assert listing.file
-            given: dict[Any, Any] = data.columns or {}
-            file, root, columns = listing.file, data.image_root or "", {**given, "label": data.groups}
-        table = Table(file, data.encoding)
-        if by_column and data.groups not in table.header:
-            raise UserError(f"{file}:1: has no column {shorten(data.groups)} (DATA.GROUPS): {table.header}")
-        changes = {"image_root": root, "labels": None, "columns": {**columns, "split": None}}
-        rows, group_of = table_rows(table, data.model_copy(update=changes)), dict[str, str]()
+            file, root, columns, label = listing.file, data.image_root or "", data.columns or {}, data.groups
+        changes = {"image_root": root, "labels": None, "columns": {**columns, "label": label, "split": None}}
+        rows, group_of = table_rows(Table(file, data.encoding), data.model_copy(update=changes)), dict[str, str]()
         names = list(map("".join, rows.target_ids))
         for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
             if group_of.setdefault(path, names[target_id]) != names[target_id]:

@@ -206,6 +206,10 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
     if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
         fix = "write the names of the columns above it, such as image_path and target"
         raise UserError(f"{table.file}:1: has no header, but the row {shorten(header)}; {fix}")
+    for name in chain.from_iterable(one if isinstance(one, list) else [one] for one in given.values()):
+        if name not in (None, *header) and not predicts:
+            problem = f"has no column {shorten(name)} (DATA.COLUMNS, DATA.GROUPS)"
+            raise UserError(f"{table.file}:1: {problem}; it has {', '.join(map(shorten, header))}")
     path, label, has_labels = given.get("path"), given.get("label"), not (predicts or data.labels)
     if predicts and path not in header:
         path = header if len(header) == 1 else None

@@ -121,6 +121,13 @@ def test_the_advice_about_unclear_columns_works(case, table, cpu):
         assert read(file, cpu, columns=given.columns)[0].class_names == ["cat", "dog"]
 
 
+@pytest.mark.parametrize("given", [{"path": "x"}, {"label": "x"}, {"label": ["label", "x"]}, {"split": "x"}])
+def test_a_column_that_the_table_lacks(given, table, cpu):
+    file = table(files=FILES, **TWO)
+    with pytest.raises(UserError, match=r":1: has no column 'x' .*DATA\.COLUMNS.* 'file', 'label'$"):
+        read(file, cpu, columns=given)
+
+
 def test_a_run_that_exists_keeps_its_split_and_encoding(table, cpu):
     file = table(files=FILES, file=FILES, label=["Gräser", "dog"] * 15, split=SPLITS, encoding="cp1252")
     assert list(map(len, read(file, cpu, is_new=False))) == [18, 6, 6]
