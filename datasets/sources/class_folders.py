@@ -79,7 +79,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
             fix = f"add or remove it{did_you_mean(name, known)}"
             found.findings.append(f"{root / folder}: is no class folder of the training; {fix}")
         elif not images and known is None and len(found.findings) == num_findings:
-            fix = " or ".join(["add images", *filter(None, map(missing_decoder, found.lost))])
+            fix = ", or ".join(["add images", "remove the folder", *filter(None, map(missing_decoder, found.lost))])
             found.findings.append(f"{root / folder}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}")
         for path in images:
             paths.add(path)

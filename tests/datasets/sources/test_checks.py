@@ -2,20 +2,22 @@
 
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase
 
 import numpy as np
 import pytest
 import torch
-from conftest import samples_for
+from conftest import CPU, samples_for
 from PIL import Image
 from source_helpers import options, tree, write_classes, write_image
 
+from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
 from datasets import registry
 from datasets.sources import checks
-from datasets.sources.checks import check_same_data, digest_of, notes_on, notes_on_waiting
+from datasets.sources.checks import check_same_data, digest_of, find_problems, notes_on, notes_on_waiting
 from datasets.sources.in_memory import FakeImages, ImageArray
 from datasets.sources.source import source_class
 from tests.datasets.shards.tar_files import tar_of
@@ -226,3 +228,12 @@ def test_evaluations_and_predictions_compare_too(tmp_path, answers, predicts):
     (tmp_path / "node2/val/b/000.jpg").unlink()
     counts = ("9 images", "not 10 images") if predicts else ("3 images", "not 4 images")
     assert all(count in answer for answer in answers(read) for count in counts)
+
+
+@pytest.mark.parametrize(("size", "total", "ranks"), [(32, None, 1), (32, None, 4), (8, 32, 1), (32, 64, 2)])
+def test_the_batch_sizes_of_the_error_fill_a_batch(size, total, ranks):
+    samples, context = FakeImages(26, 2, (8, 8)), replace(CPU, world_size=ranks)
+    given = ["-dataset=fake", f"-batch_size={size}", f"--opts=DATA.GLOBAL_BATCH_SIZE={total or 'null'}"]
+    (finding,) = find_problems(samples, "train", parse_command_line(given).config.data, context)
+    config = parse_command_line([*given, *str(finding).partition("; use ")[2].split()]).config
+    assert not find_problems(samples, "train", config.data, context) and plan_batches(config, ranks).global_size <= 26
