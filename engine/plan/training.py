@@ -173,9 +173,10 @@ def plan_training(
         notes.append(Note("log", f"LOSS.CLASS_WEIGHTS balanced: from {weights.min():.3g} to {weights.max():.3g}"))
     if not data.multi_label and len(counts) == 1:
         notes.append(Note("warning", "all training images are of one class: an accuracy of 100% means nothing"))
-    if train.has_class_names and config.model.num_logits > classes:  # labels that are numbers may leave some out
-        given = f"MODEL.NUM_CLASSES is {config.model.num_classes}"
-        notes.append(Note("warning", f"{given}, and there are {classes} classes; remove the key to train {classes}"))
+    used, outputs = max(len(samples.class_names) for samples in splits), config.model.num_logits
+    if not found and outputs > (classes if train.has_class_names else 2 * used):  # numbers may leave some classes out
+        text = f"the model has {outputs} classes, and the data {used}; -opts MODEL.NUM_CLASSES={used} trains {used}"
+        notes.append(Note("warning", text))
     plan = Plan(
         config=config,
         batch=plan_batches(config, ranks),

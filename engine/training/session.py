@@ -107,7 +107,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     if plan.split:
         logger.log(f"----- Data: held-out images: SHA-256 {plan.split.digest}, listed in a run's {HELD_OUT_FILE}")
     remarks = call_on_main(lambda: notes_on(plan.train, plan.val, plan.test), context) or []  # may read images
-    for remark in (*remarks, *plan.notes, batches.workers_note):
+    for remark in (*plan.notes, *remarks, batches.workers_note):
         logger.note(remark.on("Data"))
     for note in find_misfits(state, is_new=plan.found is None):
         logger.note(note)

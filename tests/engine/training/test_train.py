@@ -66,10 +66,14 @@ def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_
     assert [count for text, count in read_run(folder)["warnings"].items() if "EVAL.BEST_METRIC" in text] == [1]
     assert read_result(folder)["epoch"] and "Best AUROC" in (folder / "log.txt").read_text()
     for split, classes in (("train", "01"), ("val", "0")):
-        names = (path.relative_to(root) for name in classes for path in (root / split / f"class{name}").iterdir())
+        names = [path.relative_to(root) for name in classes for path in (root / split / f"class{name}").iterdir()]
+        (root / f"{split}_list.txt").write_text("".join(f"{name} 0\n" for name in names))
         (root / f"{split}.csv").write_text("image,label\n" + "".join(f"{name},cat\n" for name in names))
     notes = session_for([*words, "DATA.DATASET=csv", "MODEL.NUM_CLASSES=1"], cpu).plan.notes
     assert [note for note in notes if str(note).startswith("Warning: all training images are of one class")]
+    for number, warns in (1000, True), (1, False):  # the labels of lists are numbers
+        notes = session_for([*words, "DATA.DATASET=imagenet2012", f"MODEL.NUM_CLASSES={number}"], cpu).plan.notes
+        assert any("-opts MODEL.NUM_CLASSES=1 " in note.text for note in notes) == warns
 
 
 # TRAIN.PATIENCE
