@@ -142,13 +142,12 @@ def test_auto_finds_the_newest_checkpoint_of_all_runs(run_folder, tmp_path):
     assert find_checkpoint("auto", CPU, runs_newest_first(tmp_path)).path == other / LAST
 
 
-PADDLE = r"-pretrained=.*/Epoch-12.*\.pdparams and -last_epoch=12$"
 NOT_FOUND = {  # -resume, in a folder with two runs and files of PaddleViT -> the error
     "runs": "is a folder of 2 runs; give one of them: 'train-1.*', 'train-1.*'$",
     "runs/train": r"no such file or folder; did you mean runs/train-1-2\?$",
     "nothing": "-resume nothing: no such file or folder",
     "killed": r"-resume killed: .* no checkpoint; .*-cfg=killed/config\.yaml$",
-    "paddle": PADDLE,
+    "paddle": r"-pretrained=.*/Epoch-12.*\.pdparams and -last_epoch=12$",
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import (
+    CPU,
     GREY,
     TINY_VIT,
     assert_same_state,
@@ -25,7 +26,6 @@ from engine.checkpoint.files import load_checkpoint
 from engine.commands.run import run
 from engine.run.record import read_run
 from engine.training.trainer import Trainer
-from utils.distributed import ProcessContext
 from utils.files import read_json
 from utils.notes import STATUS
 from utils.signals import PendingSignal, defer_signals
@@ -90,7 +90,7 @@ def teacher(image_folder, tmp_path_factory):
     """The weights of a run of one step; its normalization is not the student's."""
     output = tmp_path_factory.mktemp("teacher")
     argv = [*argv_for(image_folder, output, 0), "DATA.IMAGENET_MEAN=[0.3]", "TRAIN.MAX_STEPS=1"]
-    return train(argv, ProcessContext(0, 0, 1, 1, torch.device("cpu"))) / "last.pth"
+    return train(argv, CPU) / "last.pth"
 
 
 @pytest.mark.slow

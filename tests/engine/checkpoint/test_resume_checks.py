@@ -25,11 +25,13 @@ from engine.checkpoint.files import find_checkpoint, load_checkpoint, runs_newes
 from engine.checkpoint.run_folder import is_run_folder
 from engine.commands.run import run
 from engine.run.log import print_waiting_notes
+from tests.engine.run.test_folder import contents
 from utils.errors import UserError
 from utils.files import read_json
 from utils.notes import STATUS
 
 INVALID_CHANGES = {  # option -> what the error names
+    "DATA.DATASET=unknown": r"^DATA\.DATASET: .*unknown",
     "TRAIN.OPTIMIZER.NAME=SGD": r"TRAIN\.OPTIMIZER\.NAME.*AdamW",
     "TRAIN.MODEL_EMA=true": r"TRAIN\.MODEL_EMA.*false",
     "EVAL.BEST_METRIC=loss": r"EVAL\.BEST_METRIC.*null",
@@ -54,11 +56,11 @@ def stopped(digits_run) -> Path:
 
 
 def test_resume_rejects_invalid_changes(stopped, digits_argv, cpu):
-    before = (stopped / "config.yaml").read_text()
+    before = contents(stopped)
     for option, expected in INVALID_CHANGES.items():
         with pytest.raises(UserError, match=f"(?s){expected}"):
             train([f"-resume={stopped}", *digits_argv, option], cpu)
-    assert (stopped / "config.yaml").read_text() == before
+    assert contents(stopped) == before
 
 
 def test_a_dry_run_checks_the_checkpoint_and_does_not_train(stopped, digits_argv, cpu):
@@ -205,13 +207,9 @@ def test_evaluation_of_the_newest_run(digits_run, digits_argv, cpu, tmp_path):
 
 
 LONG = (
-    "TRAIN.NUM_EPOCHS=5",
-    "KEEP_CHECKPOINTS=9",
-    "DATA.BATCH_SIZE=360",
-    "TRAIN.BASE_LR=5e-3",
-    "LOGGERS=[]",
+    "TRAIN.NUM_EPOCHS=5", "KEEP_CHECKPOINTS=9", "DATA.BATCH_SIZE=360", "TRAIN.BASE_LR=5e-3", "LOGGERS=[]",
     "EVAL.BEST_METRIC=loss",
-)
+)  # fmt: skip
 STEPS = 3  # of an epoch
 
 
@@ -224,7 +222,7 @@ def long_run(digits_run) -> Path:
 
 
 def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(long_run, digits_argv, cpu, tmp_path):
-    before = {file: file.read_bytes() for file in long_run.rglob("*") if file.is_file() and file.name != ".lock"}
+    before = contents(long_run)
     for name, epoch in (("epoch-002.pth", 2), ("previous.pth", 4)):
         stop = f"TRAIN.MAX_STEPS={STEPS * (epoch + 1)}"
         run(parse_command_line([f"-resume={long_run / name}", f"-output={tmp_path / name}", "-opts", stop]), cpu)
@@ -232,7 +230,7 @@ def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(long_run, di
         assert [row["epoch"] for row in rows(folder)] == [str(epoch + 1)]
         assert_same_state(states(folder)["model"], states(long_run, f"epoch-00{epoch + 1}.pth")["model"])
         assert read_result(folder)["checkpoint"].startswith(str(folder))
-    assert before == {file: file.read_bytes() for file in before}
+    assert contents(long_run) == before
     found = find_checkpoint("auto", cpu, [long_run])
     assert found.path.name == "last.pth" and found.run_folder == long_run
 

@@ -26,7 +26,6 @@ CLASSES = ["ant", "bee", "cat", "dog"]
 MODEL = [option for option in TINY_VIT if not option.startswith(("MODEL.NUM_CLASSES", "DATA."))]
 SIZE = ["DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0"]
 AS_IT_IS = ["DATA.RANDOM_CROP_SCALE=[1, 1]", "DATA.RANDOM_CROP_RATIO=[1, 1]", "TRAIN.BASE_LR=1e-2"]
-SCHEDULE = ["TRAIN.NUM_EPOCHS=8"]
 
 
 def write_class(folder: Path, label: int, count: int) -> None:
@@ -52,7 +51,7 @@ def argv_for(images: Path, output: Path, *options: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(images, tmp_path_factory, cpu) -> Path:
-    return train(argv_for(images, tmp_path_factory.mktemp("out"), *SIZE, *GREY, *AS_IT_IS, *SCHEDULE), cpu)
+    return train(argv_for(images, tmp_path_factory.mktemp("out"), *SIZE, *GREY, *AS_IT_IS, "TRAIN.NUM_EPOCHS=8"), cpu)
 
 
 def evaluate(trained: Path, images: Path, output: Path, cpu, *more: str) -> tuple[dict, str]:
@@ -89,10 +88,8 @@ def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):
     assert result["top1"] == 100
     assert "----- Data: 22 images of 2 of 4 classes\n" in log
     assert log.count("Warning") == log.count("Warning: -eval does not use TRAIN.WARMUP_EPOCHS") == 1
-    run(
-        parse_command_line(["-dry_run", "-eval", *argv_for(tmp_path / "test", tmp_path, f"MODEL.PRETRAINED={moved}")]),
-        cpu,
-    )
+    argv = argv_for(tmp_path / "test", tmp_path, f"MODEL.PRETRAINED={moved}")
+    run(parse_command_line(["-dry_run", "-eval", *argv]), cpu)
 
 
 @pytest.mark.parametrize("rule", [["DATA.VAL_FRACTION=0.2"], ["DATA.FOLDS=5", "DATA.FOLD=4"]])

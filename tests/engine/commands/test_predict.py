@@ -57,12 +57,10 @@ def test_the_accuracy_of_the_file_is_that_of_the_evaluation(images, trained, tmp
     """Weights are named in two ways: by the run, and by a file that is away from it. Class names need no -cfg."""
     moved = shutil.copy(trained / "best.pth", tmp_path / "moved.pth")
     shutil.copytree(images, other := tmp_path / "other")  # the data of the training would be split
-    run(
-        parse_command_line(["-eval", f"-resume={trained / 'best.pth'}", f"-data_path={other}", f"-output={tmp_path}"]),
-        cpu,
-    )
+    argv = [f"-resume={trained / 'best.pth'}", f"-data_path={other}"]
+    run(parse_command_line(["-eval", *argv, f"-output={tmp_path}"]), cpu)
     expected = read_result(only_run(tmp_path, "eval"))
-    of_run = predict(tmp_path / "run", cpu, f"-resume={trained / 'best.pth'}", f"-data_path={other}")
+    of_run = predict(tmp_path / "run", cpu, *argv)
     printed = capsys.readouterr().out
     of_file = predict(tmp_path / "file", cpu, f"-pretrained={moved}", "-dataset=folder", f"-data_path={other}")
     assert len(of_run) == 4 * PER_CLASS and 30 < expected["top1"] < 100
@@ -136,9 +134,8 @@ def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, 
     (tmp_path / "a.jpg").write_bytes(b"hello")
     with pytest.raises(UserError, match=r"none of the 1 images can be read; .*predictions.csv has the reasons"):
         predict(tmp_path / "out", cpu, str(tmp_path / "a.jpg"), f"-pretrained={trained / 'best.pth'}")
-    assert read_rows(tmp_path / "out" / "predictions.csv")[0]["error"].startswith(
-        "is not an image of a supported format"
-    )
+    (row,) = read_rows(tmp_path / "out" / "predictions.csv")
+    assert row["error"].startswith("is not an image of a supported format")
 
 
 def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path, cpu, monkeypatch):

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -139,28 +138,18 @@ def make(tmp_path):
     return partial(write, tmp_path)
 
 
-def write(folder, *names, **options) -> Predictions:
-    """Writes the files in `folder`, see `prepare`."""
-    made, results = prepare(folder, *names, **options)
-    files = [folder / "predictions.csv", *[folder / "predictions.json"] * options.get("json", True)]
-    assert made.write(results) == files
-    return made
-
-
-def prepare(
+def write(
     folder,
     names=("./a.jpg", "b.jpg", "c.jpg"),
     classes=("cat", "dog", "emu"),
     top_k=2,
     labelled=True,
-    chunk=2,
     threshold=None,
     thresholds=None,
     ranked=None,
     excel=False,
-    json=True,
-) -> tuple[Predictions, Iterator[SampleResults]]:
-    """The predictions, and their results. Image 1 cannot be read; the target of image i is i.
+) -> Predictions:
+    """Writes predictions. Image 1 cannot be read; the target of image i is i.
 
     ranked: labels in order, by default ascending.
     """
@@ -171,14 +160,16 @@ def prepare(
     targets[1] = -1
 
     def results():
-        for start in range(0, count, chunk):
-            values = (column[start : start + chunk] for column in (targets, labels, probabilities, losses))
+        for start in range(0, count, 2):
+            values = (column[start : start + 2] for column in (targets, labels, probabilities, losses))
             yield SampleResults(*values, {1: "is empty (0 bytes)"} if start == 0 else {})
 
     samples = Noise(list(names))
     samples.targets = np.arange(count)
-    options = Prediction(None if labelled else "photos", top_k, None, json, excel, threshold)
-    return Predictions(folder, samples, list(classes), options, thresholds), results()
+    options = Prediction(None if labelled else "photos", top_k, None, True, excel, threshold)
+    made = Predictions(folder, samples, list(classes), options, thresholds)
+    assert made.write(results()) == [folder / "predictions.csv", folder / "predictions.json"]
+    return made
 
 
 def read_json(folder) -> list:

@@ -360,10 +360,3 @@ def test_unreadable_images_do_not_count():
 def test_a_score_that_is_not_a_number_is_the_lowest():
     targets, scores = np.array([[1], [0], [0]], dtype=np.int8), np.array([[np.nan], [1], [-5]], dtype=np.float32)
     assert rank_samples(targets, scores).average_precision.tolist() == pytest.approx([100 / 3])
-
-
-def test_images_without_labels_are_only_ranked():
-    """A prediction of unlabelled images by a model of several labels: probabilities are independent of each other."""
-    fields = score_classes(torch.tensor([[2.0, 1.0, -1.0]]), torch.zeros(1, dtype=torch.int64), top_k=2)
-    assert fields["labels"].tolist() == [[0, 1]]
-    assert fields["probabilities"][0].tolist() == pytest.approx([0.880797, 0.731059], rel=1e-5)

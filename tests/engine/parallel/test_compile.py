@@ -118,13 +118,9 @@ def test_cuda_graphs_need_one_gpu_and_no_accumulation(value, device, accum_iter,
 def test_compiled_training_on_a_gpu_equals_eager_training(digits_argv, gpu, mode, accum_iter):
     """With `max` and without accumulation, CUDA graphs replay the passes."""
     argv = ["-amp", *digits_argv, f"TRAIN.ACCUM_ITER={accum_iter}", "TRAIN.GRAD_CLIP=1.0", "TRAIN.MAX_STEPS=10"]
-    assert_close_training(argv, mode, gpu)
-
-
-def assert_close_training(argv: list[str], mode: str, context: ProcessContext) -> None:
-    folders = [train([*argv, f"TRAIN.COMPILE={compiled}"], context) for compiled in ("none", mode)]
+    folders = [train([*argv, f"TRAIN.COMPILE={compiled}"], gpu) for compiled in ("none", mode)]
     eager, compiled = (parameters_to_vector(states(folder)["model"].values()) for folder in folders)
-    initial = parameters_to_vector(states(train([*argv, "TRAIN.MAX_STEPS=1"], context))["model"].values())
+    initial = parameters_to_vector(states(train([*argv, "TRAIN.MAX_STEPS=1"], gpu))["model"].values())
     assert (compiled - eager).norm() < 0.05 * (eager - initial).norm()
 
 

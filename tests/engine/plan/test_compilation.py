@@ -15,13 +15,8 @@ from engine.run.log import RunLogger
 from utils.errors import UserError
 
 LONG, AMP = Facts(eager_seconds=3600.0), ("AMP.ENABLED=true",)
-VIT_B = (
-    "-image_size=224",
-    "-batch_size=256",
-    "-amp",
-    "-opts",
-    "MODEL.FUSED_BLOCKS=false",
-)  # 1,437 images of the digits: 5 steps per epoch
+# 1,437 images of the digits: 5 steps per epoch
+VIT_B = ("-image_size=224", "-batch_size=256", "-amp", "-opts", "MODEL.FUSED_BLOCKS=false")
 
 
 def chosen(facts: Facts, *options: str) -> str:
@@ -57,9 +52,8 @@ def test_the_chosen_value_of_a_run_is_chosen_again_for_the_device_of_the_next_st
     (tmp_path / "status.json").touch()
     config = parse_command_line([f"-resume={tmp_path}"]).config
     assert config.train.compile == expected and follow_facts(config, LONG).train.compile == expected
-    assert (
-        follow_facts(config, replace(LONG, compile="default")).train.compile == "default"
-    )  # of the checkpoint, on a GPU
+    of_checkpoint = replace(LONG, compile="default")  # on a GPU
+    assert follow_facts(config, of_checkpoint).train.compile == "default"
 
 
 @pytest.fixture
@@ -109,30 +103,22 @@ def test_fused_blocks_are_not_compiled(plan, monkeypatch, options, expected):
     assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compile == expected
 
 
-def test_blocks_are_compiled_if_triton_does_not_work_on_one_rank(plan, monkeypatch):
+def fail(*_: object) -> None:
+    raise UserError("no compiler")
+
+
+@pytest.mark.parametrize("fails_here", [True, False])
+def test_blocks_are_compiled_if_triton_does_not_work_on_one_rank(plan, monkeypatch, fails_here):
     pytest.importorskip("triton")
-    monkeypatch.setattr("models.fused_blocks.check_kernels", lambda device: None)
-    made, others = plan("-epochs=400", options=("MODEL.FUSED_BLOCKS=true",)), [True, 0]  # compiles; its fused blocks
-    monkeypatch.setattr("engine.plan.training.gather_objects", lambda value, context: [value, others.pop()])
-    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compile == "default"
-
-
-def test_blocks_are_compiled_if_triton_does_not_work(plan, monkeypatch):
-    pytest.importorskip("triton")
-
-    def fail(device: torch.device) -> None:
-        raise UserError("no C compiler")
-
-    monkeypatch.setattr("models.fused_blocks.check_kernels", fail)
+    monkeypatch.setattr("models.fused_blocks.check_kernels", fail if fails_here else lambda device: None)
     made = plan("-epochs=400", options=("MODEL.FUSED_BLOCKS=true",))
+    others = [True, 12 * fails_here]  # of the other rank: compiles; its fused blocks
+    monkeypatch.setattr("engine.plan.training.gather_objects", lambda value, context: [value, others.pop()])
     assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compile == "default"
 
 
 @pytest.mark.parametrize("part", ["check_compiler", "build_model"])  # the latter: without memory
 def test_a_run_that_did_not_ask_for_it_trains_without_it(plan, monkeypatch, part):
-    def fail(*_: object) -> None:
-        raise UserError("no compiler")
-
     made = plan("-epochs=200")
     monkeypatch.setattr(f"engine.plan.training.{part}", fail)
     assert not compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compiles

@@ -6,14 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from engine.report.charts import (
-    MAX_POINTS,
-    Chart,
-    Series,
-    axis_of,
-    downsample,
-    reliability,
-)
+from engine.report.charts import MAX_POINTS, Chart, Series, axis_of, downsample, reliability
 from engine.report.contents import points
 
 PIXELS = re.compile(r'points="([^"]*)"')
@@ -27,10 +20,7 @@ def values_at_pixels(svg: str) -> list[list[tuple[float, float]]]:
     y_per_pixel = (float(last_label) - float(first_label)) / (float(last) - float(first))
     return [
         [
-            (
-                low + (x - left) / (right - left) * (high - low),
-                float(first_label) + (y - float(first)) * y_per_pixel,
-            )
+            (low + (x - left) / (right - left) * (high - low), float(first_label) + (y - float(first)) * y_per_pixel)
             for x, y in (map(float, pair.split(",")) for pair in line.split())
         ]
         for line in PIXELS.findall(svg)

@@ -37,11 +37,8 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     update_json(two / "run.json", result={"top1": 51.0, "test": {"top1": 49.5}, "train_seconds": 3600.0})
     (two / "report.html").touch()
     page, lines, problems = compare(one, two)
-    assert (
-        len(problems) == 1
-        and "no two runs have the same TRAIN.BASE_LR" in problems[0]
-        and lines[-1] == f"Page: {tmp_path / 'compare.html'}"
-    )
+    (problem,) = problems
+    assert "no two runs have the same TRAIN.BASE_LR" in problem and lines[-1] == f"Page: {tmp_path / 'compare.html'}"
     assert [re.split(" {2,}", line) for line in [*lines[:3], *lines[4:7]]] == [
         ["run", "best validation top-1", "epoch", "test top-1", "training time", "state"],
         ["two & more", "51.00%", "5 of 300", "49.50%", "1h00m", "finished"],

@@ -201,8 +201,7 @@ def test_facts_and_warnings_of_all_starts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "[" * 100_000, '{"facts": 7, "warnings": [], "result": null, "starts": "two", "pid": {}}'],
+    "text", ["", "{", "[]", "[" * 100_000, '{"facts": 7, "warnings": [], "result": null, "starts": "two", "pid": {}}']
 )
 def test_a_damaged_record_is_begun_anew(tmp_path, text):
     (tmp_path / RUN).write_text(text)

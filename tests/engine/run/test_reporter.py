@@ -157,12 +157,8 @@ def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes(tmp_path, 
     run.before_report = next_scale
     run.epoch(*[(1.0, 1.0, False)] * STEPS)
     assert re.findall(r"Step\[0*(\d)/|loss scale (\d)", run.log) == [
-        ("0", ""),
-        ("", "4"),
-        ("1", ""),
-        ("2", ""),
-        ("", "2"),
-    ]
+        ("0", ""), ("", "4"), ("1", ""), ("2", ""), ("", "2"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

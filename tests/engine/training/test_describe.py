@@ -30,16 +30,18 @@ AVERAGE = {"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.999, "MODEL_EMA_WARMUP": Fals
 
 
 @pytest.mark.parametrize(
-    ("train", "parts"),
+    ("train", "model", "parts"),
     [
-        ({"NUM_EPOCHS": 6, "WARMUP_EPOCHS": 4}, ["WARMUP_EPOCHS 4"]),
-        ({"BASE_LR": 1e-4, "END_LR": 2e-4}, ["END_LR 0.0002"]),
-        (AVERAGE, ["initial weights are 37%"]),
-        (AVERAGE | {"MODEL_EMA_WARMUP": True}, []),
+        ({"NUM_EPOCHS": 6, "WARMUP_EPOCHS": 4}, {}, ["WARMUP_EPOCHS 4"]),
+        ({"BASE_LR": 1e-4, "END_LR": 2e-4}, {}, ["END_LR 0.0002"]),
+        (AVERAGE, {}, ["initial weights are 37%"]),
+        (AVERAGE | {"MODEL_EMA_WARMUP": True}, {}, []),
+        ({}, {"TUNE": "head"}, ["MODEL.TUNE"]),  # of random weights
+        ({}, {"TUNE": "head", "PRETRAINED": "weights.pth"}, []),
     ],
 )
-def test_options_that_do_not_fit_the_length_of_the_run(train, parts):
-    found = misfits(train)
+def test_options_that_do_not_fit_the_run(train, model, parts):
+    found = misfits(train, **model)
     assert len(found) == len(parts) and all(part in text for part, text in zip(parts, found, strict=True))
 
 
@@ -53,10 +55,6 @@ def test_the_advice_about_another_batch_size_sets_the_rate_that_it_names(optimiz
     assert build_schedule(Train.model_validate(options | {key: 6400}), 10, 64).peak_lr == pytest.approx(lr)
     for fitting in ({key: 6400}, {"BASE_LR_BATCH_SIZE": None}, {"BASE_LR_BATCH_SIZE": 64}):
         assert misfits(options | fitting) == []
-
-
-def test_a_frozen_backbone_of_random_weights():
-    assert len(misfits({}, TUNE="head")) == 1 and misfits({}, TUNE="head", PRETRAINED="weights.pth") == []
 
 
 COMMANDS = {

@@ -215,27 +215,23 @@ def test_an_evaluation_needs_no_teacher_and_a_dry_run_does(digits_teacher, tmp_p
 # Errors
 
 
-def refused(digits_teacher: Path, folder: Path) -> list[tuple[list[str], str]]:
-    """Options, and what the error names."""
+def test_a_teacher_that_does_not_fit_is_one_line(digits_teacher, tmp_path, cpu):
     grey = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
-    write_teacher(folder / "seven.pth", classes=7, data=grey)
-    write_teacher(folder / "rgb.pth", classes=10)
+    write_teacher(tmp_path / "seven.pth", classes=7, data=grey)
+    write_teacher(tmp_path / "rgb.pth", classes=10)
     weights, model = "TRAIN.TEACHER_WEIGHTS", "TRAIN.TEACHER_MODEL"
-    return [
+    refused = [  # options, and the part that the error names
         ([f"{weights}=null"], rf"^{weights}: "),
         ([f"{weights}=no/x.pth"], rf"{weights}: no/x.pth"),
         ([f"{model}=regnety_161"], rf"^{model} regnety_161, .*did you mean reg"),
-        ([f"{weights}={folder}/seven.pth"], rf"{weights}: .* 7 classes .* 10"),
+        ([f"{weights}={tmp_path}/seven.pth"], rf"{weights}: .* 7 classes .* 10"),
         ([f"{model}=vit_digits"], rf"^{model} vit_digits, {weights}: .*last.pth: "),
-        ([f"{weights}={folder}/rgb.pth"], rf"^{model} tiny_teacher, .* 3 channels"),
+        ([f"{weights}={tmp_path}/rgb.pth"], rf"^{model} tiny_teacher, .* 3 channels"),
         ([f"{weights}=timm", f"{model}=vit_digits"], rf"{weights}: vit_digits is no model of timm's"),
         ([f"{weights}=timm"], r"regnety_160.deit_in1k, .* 1000 .* 10"),
         ([f"{weights}=timm", f"{model}=vit_small_patch14_dinov2"], "has no classes .* 10"),
     ]
-
-
-def test_a_teacher_that_does_not_fit_is_one_line(digits_teacher, tmp_path, cpu):
-    for options, named in refused(digits_teacher, tmp_path):
+    for options, named in refused:
         with pytest.raises(UserError, match=named) as error:
             run(parse_command_line(["-dry_run", *student(tmp_path / "out", digits_teacher, *options)]), cpu)
         assert "\n" not in str(error.value)

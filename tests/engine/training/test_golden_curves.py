@@ -26,13 +26,8 @@ _STEPS = 40
 def losses_of(recipe: str, folder: Path) -> list[float]:
     """The losses of the first steps of a recipe in fp32; its images and weights follow from fixed seeds."""
     flags = [f"-cfg={ROOT}/configs/{recipe}.yaml", f"-output={folder / 'runs'}", "-num_workers=0"]
-    options = [
-        f"TRAIN.MAX_STEPS={_STEPS}",
-        "REPORT_FREQ=1",
-        "SAVE_FREQ=1000",
-        "VALIDATE_FREQ=1000",
-        "TRAIN.NUM_EPOCHS=20",
-    ]
+    options = [f"TRAIN.MAX_STEPS={_STEPS}", "TRAIN.NUM_EPOCHS=20", "REPORT_FREQ=1"]
+    options += ["SAVE_FREQ=1000", "VALIDATE_FREQ=1000"]
     if recipe == "vit_digits":
         options += ["TRAIN.OPTIMIZER.NAME=AdamW"]
     else:

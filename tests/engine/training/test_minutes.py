@@ -3,8 +3,7 @@
 import re
 
 import pytest
-import torch
-from conftest import digits_flags, rows, train
+from conftest import assert_same_state, digits_flags, rows, states, train
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line
@@ -103,9 +102,8 @@ def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, 
     (command,) = re.findall(r"-resume=.* -epochs=\d+$", capsys.readouterr().out, re.MULTILINE)
     assert run(parse_command_line([*command.split(), "-opts", "TRAIN.MAX_STEPS=null"]), cpu) == 0
     given = train([*digits_flags(tmp_path / "given"), "TRAIN.NUM_EPOCHS=2", "TRAIN.EPOCH_STEPS=7"], cpu)
-    first, second = (torch.load(one / "last.pth")["model"] for one in (folder, given))
     assert rows(folder) == rows(given)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_same_state(states(folder)["model"], states(given)["model"])
 
 
 @pytest.mark.parametrize(

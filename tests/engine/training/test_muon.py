@@ -6,6 +6,7 @@ import io
 import pytest
 import timm
 import torch
+from conftest import assert_same_state
 from timm.optim import create_optimizer_v2, muon
 from torch import nn
 
@@ -56,15 +57,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
 
 
 def assert_equal(found: torch.optim.Optimizer, expected: torch.optim.Optimizer) -> None:
-    """The parameters, the state and the groups."""
-    for ours, timms in zip(found.param_groups, expected.param_groups, strict=True):
-        assert all(torch.equal(*pair) for pair in zip(ours["params"], timms["params"], strict=True))
-    ours, timms = found.state_dict(), expected.state_dict()
-    assert ours["param_groups"] == timms["param_groups"] and ours["state"].keys() == timms["state"].keys()
-    for index, state in timms["state"].items():
-        assert ours["state"][index].keys() == state.keys()
-        for key, value in state.items():
-            assert torch.equal(torch.as_tensor(ours["state"][index][key]), torch.as_tensor(value)), (index, key)
+    """The parameters and the groups, then the state."""
+    assert_same_state(found.param_groups, expected.param_groups)
+    assert_same_state(found.state_dict(), expected.state_dict())
 
 
 RULES = {

@@ -32,8 +32,7 @@ from scripts import export
 from tests.datasets.photo import PHOTO, as_tensor
 from utils.errors import UserError
 
-TV = "resnet18.tv_in1k"  # bilinear
-NAMES = [TV, "resnet18", "vit_small_patch16_224", "beit_base_patch16_384", "convnext_tiny.fb_in22k"]
+NAMES = ["resnet18.tv_in1k", "resnet18", "vit_small_patch16_224", "beit_base_patch16_384", "convnext_tiny.fb_in22k"]
 FINETUNE = ["-cfg=configs/finetune.yaml", "-data_path=data"]
 
 

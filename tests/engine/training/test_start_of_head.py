@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import digits_flags, only_run, read_result, rows, run_folders, states, train
+from conftest import assert_same_state, digits_flags, only_run, read_result, rows, run_folders, states, train
 from safetensors.torch import load_file
 from torch import nn
 
@@ -62,8 +62,7 @@ def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path
     fits = []
     monkeypatch.setattr(probe_module, "fit_probe", lambda *data: fits.append(fit_probe(*data)) or fits[-1])
     folder = train(tuned(tmp_path, backbone, "TRAIN.MODEL_EMA=true", "TRAIN.MINUTES=0.001"), cpu)
-    best, probe = (torch.load(one / "best.pth") for one in (folder, probed))
-    assert all(torch.equal(best["model"][name], probe["model"][name]) for name in probe["model"])
+    assert_same_state(states(folder, "best.pth")["model"], states(probed, "best.pth")["model"])
     assert len([*(tmp_path / "features").iterdir()]) == 2, "the features are computed once: of both splits"
     assert len(fits) == 1, "the head is fitted once"
     result, expected = read_result(folder), read_result(probed)
@@ -71,15 +70,11 @@ def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path
     assert run(parse_command_line([f"-resume={folder}"]), cpu) == 0
 
 
-def status_of(context, argv):
-    return run(parse_command_line(argv), context)
-
-
 @pytest.mark.slow
 def test_a_sharded_run_without_time_trains_a_step(backbone, tmp_path, ranks):
     """A probe needs whole models."""
     options = "PARALLEL.STRATEGY=fsdp", "TRAIN.MINUTES=0.001"
-    assert ranks(2)(status_of, [*tuned(tmp_path, backbone, *options), "-device=cpu"]) == [0, 0]
+    ranks(2).run([*tuned(tmp_path, backbone, *options), "-device=cpu"])
     (folder,) = run_folders(tmp_path)
     assert [row["epoch"] for row in rows(folder)] == ["0", "1"] and read_result(folder)["probe_score"] is not None
 
@@ -95,8 +90,7 @@ def test_epoch_0_is_the_probe_and_a_resumed_run_is_exact(backbone, probed, tmp_p
     part = train(tuned(tmp_path / "part", backbone, "TRAIN.MAX_STEPS=25"), cpu)
     shutil.rmtree(tmp_path / "part" / "features")  # a resume needs none
     assert run(parse_command_line([f"-resume={part}", "-opts", "TRAIN.MAX_STEPS=null"]), cpu) == 0
-    first, second = (torch.load(folder / "last.pth")["model"] for folder in (whole, part))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_same_state(states(part)["model"], states(whole)["model"])
     assert rows(part) == table
 
 

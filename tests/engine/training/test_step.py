@@ -31,7 +31,6 @@ from datasets.loading.sampler import epoch_order
 from engine.checkpoint.files import load_checkpoint
 from engine.parallel import DDP
 from engine.training.session import build_train_state
-from engine.training.step import TrainState
 from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.seeding import derive_seed
@@ -208,17 +207,12 @@ def test_no_step_reads_logits_or_gradients_of_earlier_steps(options, tmp_path, c
     assert rows(found) == rows(expected) and step_rows(found) == step_rows(expected)
 
 
-def build_with_fused_attention(context: ProcessContext) -> TrainState:
-    """The passes before the first step find the attention kernels and, of DDP, warm up."""
+def test_ddp_starts_with_fused_attention_under_autocast(group_of_one, monkeypatch):
+    """Under torch 2.10 DDP would wait for gradients that never come: its warm-up is without autocast."""
+    monkeypatch.setattr("engine.training.session.build_strategy", lambda options, context: DDP(context.device, options))
     options = ["MODEL.ATTENTION=fused", "AMP.ENABLED=true", "AMP.DTYPE=bfloat16"]
     config = parse_command_line(["-opts", *TINY_VIT, *GREY, *options]).config
-    return build_train_state(config, context, EpochLayout(100, BatchPlan(4), config.seed))[0]
-
-
-def test_ddp_starts_with_fused_attention_under_autocast(group_of_one, monkeypatch):
-    """Under torch 2.10 DDP would wait for gradients that never come."""
-    monkeypatch.setattr("engine.training.session.build_strategy", lambda options, context: DDP(context.device, options))
-    state = build_with_fused_attention(group_of_one)
+    state, _ = build_train_state(config, group_of_one, EpochLayout(100, BatchPlan(4), config.seed))
     images = torch.zeros(2, 1, 8, 8, device=group_of_one.device)
     with state.precision.autocast():
         state.wrapped(images).sum().backward()
