@@ -31,10 +31,6 @@ MILLIONS = {  # parameters; PaddleViT's recipes, then published sizes
 }  # fmt: skip
 
 
-def millions(model: torch.nn.Module) -> float:
-    return round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 3)
-
-
 @pytest.mark.parametrize("recipe", sorted(MILLIONS.keys() | {path.stem for path in (ROOT / "configs").glob("*.yaml")}))
 def test_every_recipe_builds(recipe, monkeypatch):
     monkeypatch.setattr("models.build.check_image_size", lambda *_: None)  # the pass below
@@ -43,7 +39,8 @@ def test_every_recipe_builds(recipe, monkeypatch):
         config = config.with_model(num_classes=10 if "cifar10" in recipe else 1000)
     with torch.device("meta"), NoInitialization():
         model, _ = build_model(config.model, config.data, torch.device("meta"))
-    assert recipe not in MILLIONS or millions(model) == MILLIONS[recipe]
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    assert recipe not in MILLIONS or round(millions, 3) == MILLIONS[recipe]
     if isinstance(model, VisionTransformer):
         model.blocks = model.blocks[:1]  # the others have its shapes
     shape = (1, config.data.image_channels, config.data.image_size, config.data.image_size)
@@ -149,15 +146,10 @@ def test_features_are_timms_pre_logits(name):
         assert torch.equal(model.get_classifier()(features), model(images))
 
 
-def vit_with_features(features: str, *options: str) -> torch.nn.Module:
-    config = vit_config(f"MODEL.FEATURES={features}", *options)
-    torch.manual_seed(0)
-    return build_model(config.model, config.data, CPU)[0].eval()
-
-
 @pytest.mark.parametrize(("features", "width"), [("token", 24), ("avg", 24), ("token_avg", 48)])
 def test_tokens_of_a_vit(features, width):
-    model = vit_with_features(features)
+    config = vit_config(f"MODEL.FEATURES={features}")
+    model = build_model(config.model, config.data, CPU)[0].eval()
     with torch.inference_mode():
         tokens = model.forward_features(IMAGES)
         parts = {"token": tokens[:, 0], "avg": tokens[:, 1:].mean(1)}

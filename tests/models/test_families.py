@@ -60,10 +60,6 @@ def load(fact, tmp_path):
     return parse_command_line([f"-cfg={file}"]).config
 
 
-def is_known(fact):
-    return fact["options"]["MODEL"]["TYPE"].lower() in MODEL_SECTIONS
-
-
 class NoInitialization(TorchFunctionMode):
     """Skips functions that change a tensor in place: on the meta device they cost the most time and have no effect."""
 
@@ -97,7 +93,7 @@ def test_files_build_paddles_model(family, tmp_path, monkeypatch):
 @pytest.mark.parametrize("family", FILES)
 def test_files_load_or_are_refused_in_one_line(family, tmp_path):
     for fact in FILES[family]:
-        if fact["status"] == "none" or not is_known(fact):
+        if fact["status"] == "none" or fact["options"]["MODEL"]["TYPE"].lower() not in MODEL_SECTIONS:
             with pytest.raises(UserError) as refusal:
                 load(fact, tmp_path)
             assert "\n" not in str(refusal.value)

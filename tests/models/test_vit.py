@@ -18,12 +18,6 @@ from models.vit import PatchLinear, SampleDropBlock, add_residual, num_kept_samp
 B, N, C = 16, 5, 8
 
 
-@pytest.fixture
-def block() -> SampleDropBlock:
-    torch.manual_seed(0)
-    return SampleDropBlock(C, num_heads=2, drop_path=0.5)
-
-
 def test_number_of_kept_samples():
     assert [num_kept_samples(32, rate) for rate in (0.0, 0.04, 0.1, 0.5)] == [None, None, 29, 16]
     drops = [SampleDropBlock(C, num_heads=2, drop_path=rate).drops_samples for rate in (0.0, 0.099, 0.1, 0.199, 0.2)]
@@ -32,8 +26,9 @@ def test_number_of_kept_samples():
         assert all(num_kept_samples(batch_size, rate) in (None, 1) for rate in (0.1, 0.5, 0.7, 0.9, 1.0))
 
 
-def test_evaluation_equals_timms_and_training_keeps_half(block):
-    plain = Block(C, num_heads=2)
+def test_evaluation_equals_timms_and_training_keeps_half():
+    torch.manual_seed(0)
+    block, plain = SampleDropBlock(C, num_heads=2, drop_path=0.5), Block(C, num_heads=2)
     plain.load_state_dict(block.state_dict())
     x = torch.randn(B, N, C)
     assert torch.equal(block.eval()(x), plain(x))

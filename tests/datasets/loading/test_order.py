@@ -85,17 +85,13 @@ def test_an_evaluation_reads_each_sample_once_from_any_batch_on(num_samples, fir
     assert EvalSampler(num_samples, 4, 0, world_size, first).end(len(ranks[0])) == num_samples
 
 
-def config_for(*options: str):
-    given = ["-dataset=digits", "-image_size=16", "-batch_size=50", "-opts", *GREY, "MODEL.NUM_CLASSES=10"]
-    return parse_command_line([*given, *options]).config
-
-
 def test_batches_do_not_depend_on_the_number_of_workers(cpu):
     def batches(workers: int) -> list:
-        config = config_for(
-            f"DATA.NUM_WORKERS={workers}", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "DATA.AFFINE_DEGREES=9",
+        config = parse_command_line([
+            "-dataset=digits", "-image_size=16", "-batch_size=50", f"-num_workers={workers}", "-opts", *GREY,
+            "MODEL.NUM_CLASSES=10", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "DATA.AFFINE_DEGREES=9",
             "DATA.REPEATED_AUGMENTATION=3", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.AUGMENT_POLICY=rand-m9-mstd0.5-inc1",
-        )  # fmt: skip
+        ]).config  # fmt: skip
         (samples,) = samples_for(config, cpu, "train")
         batches = train_batches_for(config, samples, cpu)
         return [batch._replace(images=batch.images.clone()) for batch in batches]  # workers use the memory again

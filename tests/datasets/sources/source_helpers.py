@@ -74,18 +74,13 @@ def classes_of(*splits):
     return {name: splits[0].class_names[label] for name, label in pairs}
 
 
-def problems_of(call):
-    """The error that `call` raises, or the findings about the samples and the images that it returns."""
+def assert_refused(call, *parts):
+    """One line contains all parts: the error that `call` raises, or a finding about its samples or their images."""
     try:
         samples = call()
+        messages = list(map(str, (*samples.findings, *check_files(samples, 3, 60).bad)))
     except UserError as error:
-        return [str(error)]
-    return list(map(str, (*samples.findings, *check_files(samples, 3, 60).bad)))
-
-
-def assert_refused(call, *parts):
-    """One line contains all parts; the last part is the fix."""
-    messages = problems_of(call)
+        messages = [str(error)]
     assert any(all(str(part) in message for part in parts) for message in messages), messages
     assert not any("\n" in message or len(message) > 600 for message in messages)
 

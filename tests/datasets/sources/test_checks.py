@@ -60,15 +60,11 @@ def test_one_report_names_all_problems(dataset, tmp_path, cpu):
 # Notes: facts that may be intended
 
 
-def samples_of(*splits: list[int]) -> list[ImageArray]:
-    """Samples of classes 'a', 'b', ... with these numbers of images."""
-    names = list(ascii_lowercase[: len(splits[0])])
-    return [ImageArray(np.zeros((sum(n), 1, 2, 2), np.uint8), np.repeat(range(len(n)), n), names) for n in splits]
-
-
 def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
     def warnings(*sizes: list[int]) -> list[str]:
-        return [note.text for note in notes_on(*samples_of(*sizes)) if note.kind == "warning"]
+        names = list(ascii_lowercase[: len(sizes[0])])
+        splits = [ImageArray(np.zeros((sum(n), 1, 2, 2), np.uint8), np.repeat(range(len(n)), n), names) for n in sizes]
+        return [note.text for note in notes_on(*splits) if note.kind == "warning"]
 
     assert warnings([10, 12], [5, 5]) == [] and warnings([99, 10], [5, 5], [1, 1]) == []
     few, unequal = warnings([3, 3, 30], [5, 5, 5])

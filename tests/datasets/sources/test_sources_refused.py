@@ -42,19 +42,13 @@ CASES = {  # DATA.DATASET (None: images to predict), files, the path that is giv
 }  # fmt: skip
 
 
-def write(root, files):
-    for name, content in files.items():
-        if content is IMAGE:
-            write_image(root / name)
-        else:
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_refusals(case, tmp_path, cpu):
     dataset, files, path, part = CASES[case]
-    write(tmp_path, files)
+    for name, content in files.items():
+        write_image(tmp_path / name)
+        if content is not IMAGE:
+            (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     data = options(path if "://" in path else tmp_path / path, dataset=dataset or "folder", batch_size=1)
     with pytest.raises(UserError, match=part) as error:
         if dataset:

@@ -333,12 +333,6 @@ def test_the_names_of_the_authors(tmp_path, author):
         torch.testing.assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
 
 
-def paddle_arrays(state: dict) -> dict:
-    """In PaddlePaddle's layout."""
-    linear = {name for name, tensor in state.items() if tensor.ndim == 2 and name.endswith(".weight")}
-    return {name: (tensor.t() if name in linear else tensor).numpy() for name, tensor in state.items()}
-
-
 OLD_VIT = (
     *((r"^cls_token", "patch_embedding.cls_token"), (r"^pos_embed", "patch_embedding.position_embeddings")),
     *((r"^patch_embed\.proj", "patch_embedding.patch_embedding"), (r"^blocks", "encoder.layers")),
@@ -369,7 +363,10 @@ PADDLE = {  # name -> the model, the section MODEL, PaddlePaddle's names
 def test_paddlevits_names_before_march_2022_and_paddleclas(tmp_path, version):
     build, options, pairs = PADDLE[version]
     source, model = randomized(build()), build().eval()
-    pickled(tmp_path / "x.pdparams", paddle_arrays(renamed(source, *pairs)))
+    state = renamed(source, *pairs)
+    linear = {name for name, tensor in state.items() if tensor.ndim == 2 and name.endswith(".weight")}
+    arrays = {name: (tensor.t() if name in linear else tensor).numpy() for name, tensor in state.items()}
+    pickled(tmp_path / "x.pdparams", arrays)
     load_pretrained(model, str(tmp_path / "x.pdparams"), options, EVALUATE)
     torch.testing.assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
 
