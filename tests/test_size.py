@@ -16,7 +16,7 @@ CEILINGS = {
     "datasets/decoding": 631,
     "datasets/loading": 825,
     "datasets/shards": 1672,
-    "datasets/sources": 3514,
+    "datasets/sources": 3516,
     "datasets/transforms": 614,
     "engine": 640,
     "engine/checkpoint": 881,
@@ -42,14 +42,14 @@ CEILINGS = {
     "tests": 1500,
     "tests/configs": 1105,
     "tests/datasets": 6117,
-    "tests/engine": 10908,
+    "tests/engine": 10930,
     "tests/fixtures": 72,
     "tests/models": 2620,
     "tests/scripts": 1278,
     "tests/stress": 2250,
     "tests/utils": 1540,
 }
-MAX_PRODUCT_FILES = 155
+MAX_PRODUCT_FILES = 151
 
 
 def tracked_files() -> list[Path]:

@@ -96,7 +96,9 @@ def source_class(dataset: str) -> type[Source]:
     if dataset not in DATA_SETS:
         is_torchvisions = dataset.startswith(TORCHVISION)
         known = [name for name in DATA_SETS if name.startswith(TORCHVISION) == is_torchvisions]
-        hint = did_you_mean(dataset, [*known, *_OF_IMAGENET]) or did_you_mean(TORCHVISION + dataset, DATA_SETS, 0.9)
+        of_torchvision = TORCHVISION + dataset
+        hint = did_you_mean(of_torchvision, DATA_SETS, 1.0) or did_you_mean(dataset, [*known, *_OF_IMAGENET])
+        hint = hint or did_you_mean(of_torchvision, DATA_SETS, 0.9)
         if hint.endswith(tuple(f" {name}?" for name in _OF_IMAGENET)):
             hint = "; use -dataset=imagenet2012 with -data_path=FOLDER, which contains train/ and val/"
         names = ", ".join(known).replace(TORCHVISION, "") + ("" if is_torchvisions else f", {TORCHVISION}NAME")

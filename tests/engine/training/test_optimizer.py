@@ -1,6 +1,8 @@
 """Parameter groups, optimizers by name, corrected weight decay, loading of optimizer state. Learning rates of PaddleViT
 and timm at every epoch, their scaling."""
 
+import math
+
 import pytest
 import timm
 import torch
@@ -179,6 +181,26 @@ def test_a_resume_with_another_global_batch_has_the_rate_of_this_run(cpu):
     step_on_noise(old.precision.weights.master, old.optimizer, 0)
     new.strategy.load_optimizer_state(new.optimizer, old.optimizer.state_dict())
     assert {group["max_lr_snapshot"] for group in new.optimizer.param_groups} == {new.schedule.peak_lr}
+
+
+def paddlevit_lr(epoch: int, train: Train) -> float:
+    """PaddleViT's LinearWarmup over CosineAnnealingDecay, once per epoch."""
+    if epoch < train.warmup_epochs:
+        return train.warmup_start_lr + (train.base_lr - train.warmup_start_lr) * epoch / train.warmup_epochs
+    share = (epoch - train.warmup_epochs) / (train.num_epochs - train.warmup_epochs)
+    return train.end_lr + (train.base_lr - train.end_lr) * (1 + math.cos(math.pi * share)) / 2
+
+
+@pytest.mark.parametrize("warmup", [0, 3, 10])
+def test_schedule_equals_paddlevit_at_every_epoch(warmup):
+    values = {"NUM_EPOCHS": 10, "WARMUP_EPOCHS": warmup, "BASE_LR": 3e-3, "WARMUP_START_LR": 1e-6, "END_LR": 1e-5}
+    train = Train.model_validate(values)
+    schedule = build_schedule(train, steps_per_epoch=7, images_per_step=64)
+    for epoch in range(10):
+        assert schedule.lr_at(7 * epoch) == pytest.approx(paddlevit_lr(epoch, train), rel=1e-12)
+    rates = [schedule.lr_at(step) for step in range(70)]
+    peak = rates.index(max(rates))
+    assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
 
 
 DECAYS = {"cosine": {}, "step": {"DECAY_EPOCHS": 4, "DECAY_RATE": 0.3}, "linear": {}, "wsd": {"DECAY_EPOCHS": 4}}
