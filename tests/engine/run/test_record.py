@@ -235,7 +235,7 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     data = facts[TrainingData]
     assert data == TrainingData(1437, 360, 0, 10, 10, data.validation_digest) and len(data.validation_digest) == 16
     assert all(f" ----- {fact}\n" in log for fact in facts.values())
-    assert any("TRAIN.MODEL_EMA_DECAY" in text for text in run["warnings"]) and "decay 0.9999" in log
+    assert any("MODEL_EMA_DECAY" in text for text in run["warnings"]) and "decay 0.9999" in log
     (samples,) = samples_for(parse_command_line(["-dataset=digits"]).config, cpu, "train")
     weights = 1437 / (10 * samples.class_counts(10))
     assert f"balanced: from {weights.min():.3g} to {weights.max():.3g}" in log
