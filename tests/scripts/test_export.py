@@ -102,6 +102,7 @@ def paths_of_machine(content: bytes, *folders: Path) -> list[bytes]:
     return [path for path in (str(folder).encode() for folder in known) if path in content]
 
 
+@pytest.mark.slow
 def test_onnx_runs_any_batch_and_has_no_paths(digits_run, reference, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     file = tmp_path / "digits.onnx"

@@ -78,6 +78,7 @@ def test_runs_are_spread_over_the_visible_gpus(monkeypatch):
     assert len(sweep._environments(None, None)) == 1 and len(sweep._environments(None, 2)) == 2
 
 
+@pytest.mark.slow
 def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp_path, fake, monkeypatch, capfd):
     monkeypatch.setattr(sweep, "_environments", lambda gpus, jobs: [{"CUDA_VISIBLE_DEVICES": str(i)} for i in (0, 1)])
     argv = [f"-output={tmp_path}", "-set", "SEED=0..3", "-set=DATA.FOLD=1", *DIGITS]
@@ -101,6 +102,7 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
         sweep.main(argv)
 
 
+@pytest.mark.slow
 def test_with_minutes_the_first_run_of_each_speed_decides_the_epochs(tmp_path, fake, monkeypatch):
     """The other ones start when it has: two speeds, which three devices train at a time."""
     monkeypatch.setattr(sweep, "_environments", lambda gpus, jobs: [{"CUDA_VISIBLE_DEVICES": str(i)} for i in range(3)])

@@ -171,6 +171,7 @@ def test_ranks_share_the_store_of_rank_0_which_no_other_host_reaches():
         socket.create_connection(("127.0.0.2", port), timeout=1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_waits")
 def test_an_address_without_rank_0_is_named(capsys):
     with socket.create_server((LOOPBACK, 0)) as server:

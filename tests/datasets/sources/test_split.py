@@ -205,6 +205,7 @@ def groups_of(images, indices):
     return {images[index][2] for index in indices}
 
 
+@pytest.mark.slow
 def test_no_group_is_on_two_sides():
     """1,000 random data sets: splits and folds part the groups; every group is held out in one fold."""
     for number in range(1000):

@@ -88,6 +88,7 @@ def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_ar
     assert "Resume: epoch 1, step 5" in (stopped / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_more_epochs_continue_the_longer_cosine(digits_argv, cpu, capsys):
     """22 steps per epoch; the schedule equals the schedule of a run that had the larger number from the start."""
     argv = [*digits_argv, "REPORT_FREQ=1", "TRAIN.NUM_EPOCHS=1"]

@@ -132,6 +132,7 @@ def test_orders_that_all_programs_share_need_no_key(folder, tmp_path, cpu):
     assert found == pytest.approx(figures(model, pixels[2:], list(range(1, 12))), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_folders_of_imagenet_classes(folder, tmp_path, cpu):
     """By WordNet id, or by timm's English names if each is of one class; otherwise each fix is right."""
     model, ids = write_weights(folder, 1000), ImageNetInfo().label_names()

@@ -117,6 +117,7 @@ def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv, cpu, 
     assert re.fullmatch(r".*exits\.py:6: ends the program \(SystemExit\(3\)\); .*", found["message"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_own_parts_is_the_same_with_workers(plugin, digits_argv, cpu):
     argv = [f"-plugin={plugin}", *digits_argv, *OPTIONS]
     whole = train([*argv, "NAME=whole"], cpu)
