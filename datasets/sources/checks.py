@@ -73,12 +73,12 @@ def find_problems(
     if isinstance(samples, ImageFiles) and samples.targets.ndim == 2 and not samples.targets.any():
         fix = "fill in the column target"  # the average precision is not defined
         findings.append(f"{samples.listing.file}: no image of the split {split} has a label; {fix}")
-    ranks, total = context.world_size, data.global_batch_size
-    needed = total or data.micro_batch * ranks  # one batch on every rank
-    if split == "train" and trains and not samples.findings and len(samples) < needed:
+    ranks, trains = context.world_size, trains and split == "train"
+    needed = (data.global_batch_size or data.micro_batch * ranks) if trains else 0  # one batch on every rank
+    if not samples.findings and len(samples) < needed:
         size = min(data.micro_batch, len(samples) // ranks)
         fixes = [f"-batch_size={size}"] if size < data.micro_batch else []
-        if total and size:
+        if data.global_batch_size and size:
             fixes.append(f"-opts DATA.GLOBAL_BATCH_SIZE={len(samples) // (size * ranks) * size * ranks}")
         fix = f"use {' '.join(fixes)}" if size else "use fewer devices, or add images"
         problem = f"{len(samples)} training samples do not fill one batch of {needed} on {ranks} device(s)"

@@ -70,8 +70,10 @@ def test_options_that_contradict_a_probe_are_refused(trained_digits, tmp_path, c
 
 
 @pytest.mark.slow
-def test_ranks_change_no_bit(probed, trained_digits, tmp_path, cpu, ranks):
+def test_ranks_change_no_bit(trained_digits, tmp_path, cpu, ranks):
     """Of the features of training and validation, the head, and -embed."""
+    ranks(1).run(probe_flags(tmp_path / "1", trained_digits()))
+    (probed,) = run_folders(tmp_path / "1")
     embed = [f"-resume={probed}", "-split=train", "-batch_size_eval=50"]
     ranks(2).run(probe_flags(tmp_path / "2", trained_digits()), ["-embed", *embed, f"-output={tmp_path / 'embed 2'}"])
     run(parse_command_line(["-embed", *embed, f"-output={tmp_path / 'embed 1'}"]), cpu)
