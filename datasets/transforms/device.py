@@ -164,8 +164,10 @@ class Normalize(nn.Module):
         if self._full_size is None or self._full_size[0].shape != images.shape[1:]:
             self._full_size = [values.expand(images.shape[1:]).contiguous() for values in (self.offset, self.factor)]
         offset, factor = self._full_size
-        values = images.to(torch.float32, copy=True)
-        return torch.addcmul(offset, values, factor, out=values)  # in place: new pages would take as long
+        values = torch.empty(images.shape)
+        for image, value in zip(images, values, strict=True):  # in the cache, and in place: new pages take as long
+            torch.addcmul(offset, value.copy_(image), factor, out=value)
+        return values
 
 
 class RandomErase(RandomDeviceOperation):
