@@ -79,6 +79,21 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
     assert epochs(tmp_path) == {"last.pth": 1, "best.pth": 1, "epoch-001.pth": 1}
 
 
+def test_the_thread_that_writes_starts_no_threads_of_openmp(tmp_path):
+    """With more of them than cores, GNU's OpenMP lets the training's sleep at once: 20 times the waits."""
+    tasks, weight, writer = Path("/proc/self/task"), torch.ones(1_000_000), new_writer(tmp_path)
+    if not tasks.exists():
+        pytest.skip("not Linux")
+    torch.set_num_threads(2)
+    try:
+        weight.isfinite().all()  # starts the threads of this one
+        before = len(list(tasks.iterdir()))
+        save(writer, 1, model={"weight": weight})
+        assert len(list(tasks.iterdir())) - before == 1  # it waits for another checkpoint
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_periodic_checkpoints_are_in_the_order_of_their_epochs(tmp_path):
     """As text, 990 comes after 1010."""
     numbers = (90, 980, 990, 1000, 1010, 12000)
