@@ -29,7 +29,8 @@ _RECIPES = Path(__file__).parents[2] / "configs"
 
 
 def choose_recipe(command: Command, argv: list[str]) -> Command:
-    """A training without -cfg on class folders or a table: with the recipe of `recipe_follows_data`, and a note.
+    """A training without -cfg on class folders or a table: with the recipe of `recipe_follows_data`, and a note. One on
+    the digits: with vit_digits.yaml.
 
     With -cfg, too, timm's model has its rate, see `rate_follows_tuning`. Other commands stay as they are, also those
     with an architecture in keys of MODEL, and with data that cannot be read, whose problems the plan reports. Each rank
@@ -39,7 +40,11 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     config, own_layers = command.config, any(f"MODEL.{key}" not in known_keys("timm") for key in model)
     if command.recipe:
         return _follow_model(command)
-    other = config.model.resume or config.eval.enabled or "DATA_PATH" not in data
+    other = config.model.resume or config.eval.enabled
+    if data.get("DATASET") == "digits" and not (other or model):
+        chosen = parse_command_line([f"-cfg={_file('vit_digits')}", *argv], command.script)
+        return replace(chosen, reason="a ViT for these images")
+    other = other or "DATA_PATH" not in data
     if other or ("DATASET" in data and data["DATASET"] not in _OWN_IMAGES):
         return command
     named = parse_flags(expand_words(argv), entry_parser(command.script)).model
@@ -61,19 +66,23 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     name, epochs = recipe_follows_data(images, has_weights, on_cpu, trains, probes=model.get("TUNE") == "probe")
     if epochs and not {"NUM_EPOCHS", "MINUTES"} & train.keys():
         flags = [*flags, f"-epochs={epochs}"]
-    file, here = _RECIPES / f"{name}.yaml", Path.cwd()
     if name == "folder_small" and not named and "TYPE" not in model:
         flags = [*flags, f"-model={_FROM_SCRATCH}"]
     if not on_cpu and "ENABLED" not in command.given.get("AMP", {}):
         flags = [*flags, "-amp"]
     if name != "probe" and images < _FEW and not {"BATCH_SIZE", "GLOBAL_BATCH_SIZE"} & data.keys():
         flags = [*flags, f"-batch_size={max(1, images // 4)}"]
-    words = [f"-cfg={file.relative_to(here) if file.is_relative_to(here) else file}", *flags, *argv]
+    words = [f"-cfg={_file(name)}", *flags, *argv]
     reason = f"{images:,} images; {reason}"
     reason += "; on a CPU, -minutes=M or -epochs=N trains all weights" if name == "probe" and on_cpu else ""
     chosen = parse_command_line(words, command.script)
     same = Note("log", f"The same: {shlex.join(['python', command.script, *words])}")
     return _follow_model(replace(chosen, notes=(same, *chosen.notes), reason=reason))
+
+
+def _file(recipe: str) -> Path:
+    file, here = _RECIPES / f"{recipe}.yaml", Path.cwd()
+    return file.relative_to(here) if file.is_relative_to(here) else file
 
 
 def _follow_model(command: Command) -> Command:

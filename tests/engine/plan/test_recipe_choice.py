@@ -136,6 +136,13 @@ def test_other_commands_stay_as_they_are(images, place, flags):
     assert choose_recipe(command, argv) == command
 
 
+def test_the_digits_have_a_recipe_unless_a_model_is_given():
+    runs = [chosen("-dataset=digits", *flags).config for flags in (["-lr=1e-4"], ["-model=resnet18"])]
+    assert [(run.model.name, run.data.input_size, run.train.base_lr) for run in runs] == [
+        ("vit_digits", (16, 16), 1e-4), ("resnet18", (224, 224), 3e-3),
+    ]  # fmt: skip
+
+
 def test_a_gpu_has_time_to_train_and_does_it_in_mixed_precision(images, monkeypatch):
     monkeypatch.setattr(recipe, "find_on_hub", lambda *_: "in the cache")
     monkeypatch.setattr(recipe, "lacks_gpus", lambda device: device == "cpu")
