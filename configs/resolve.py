@@ -175,13 +175,13 @@ def dtype_follows_model(options: OptionLayers) -> list[Note]:
 
 
 def rate_follows_tuning(options: OptionLayers) -> list[Note]:
-    """With MODEL.HEAD probe, TRAIN.BASE_LR is 2e-4 (MODEL.TUNE lora: 1e-3); for timm's models of over 50 M parameters
+    """With MODEL.HEAD probe, TRAIN.BASE_LR is 2e-4 (MODEL.TUNE lora: 5e-4); for timm's models of over 50 M parameters
     5e-5 (lora: 2e-4); for timm's models with batch norms and no layer norms 5e-4 (not with lora).
 
     `choose_recipe` sets the rates that need timm's model. Measured in docs/log.md, Rates of fine-tuning.
     """
     if options.get("MODEL.HEAD") == "probe" and options.get("MODEL.PRETRAINED"):
-        options.set_default("TRAIN.BASE_LR", 1e-3 if options.get("MODEL.TUNE") == "lora" else 2e-4)
+        options.set_default("TRAIN.BASE_LR", 5e-4 if options.get("MODEL.TUNE") == "lora" else 2e-4)
     return []
 
 

@@ -115,7 +115,7 @@ def test_flags_win_over_the_recipe(images, place, flags, with_weights, without):
         (["-model=resnet18", "-cfg=configs/finetune.yaml"], 5e-4),
         (["-model=vit_base_patch16_224", "-cfg=configs/finetune.yaml"], 5e-5),
         (["-model=vit_base_patch16_224", "-cfg=configs/lora.yaml"], 2e-4),
-        (["-cfg=configs/lora.yaml"], 1e-3),
+        (["-cfg=configs/lora.yaml"], 5e-4),
     ],
 )
 def test_the_rate_follows_the_model_and_its_tuned_part(images, place, flags, rate):
