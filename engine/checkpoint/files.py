@@ -258,8 +258,9 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
 
 def _non_finite(state: dict[str, Any]) -> str:
     """The first tensor of the weights with a NaN or infinite value; '' if there is none."""
-    named = ((f"{key} {format_value(name)}", one) for key in WEIGHTS for name, one in (state[key] or {}).items())
-    return next((name for name, one in named if not one.isfinite().all()), "")
+    named = [(f"{key} {format_value(name)}", one) for key in WEIGHTS for name, one in (state[key] or {}).items()]
+    flags = torch.stack([one.isfinite().all() for _, one in named]).tolist() if named else []  # one wait for a GPU
+    return next((name for (name, _), is_finite in zip(named, flags, strict=True) if not is_finite), "")
 
 
 def _is_consistent(state: dict[str, Any]) -> bool:
@@ -300,8 +301,8 @@ class CheckpointWriter:
     """Writes files, one at a time, in a background thread if host memory can hold a copy, else in the calling thread.
 
     The current GPU is a setting of each thread: a new thread would allocate memory on the first one, of another rank.
-    The thread computes nothing with torch: its own OpenMP threads, beside those of the training, would be more than the
-    cores, and GNU's OpenMP then lets idle threads sleep at once, which doubles the time of a small training.
+    The thread computes no large tensor: its OpenMP threads and the training's would be more than the cores, and GNU's
+    OpenMP then lets idle threads sleep at once, which doubles the time of a small training.
     """
 
     def __init__(self, folder: Path, keep: int, on_written: OnWritten, is_copy: bool = False) -> None:

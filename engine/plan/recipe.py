@@ -29,8 +29,8 @@ _RECIPES = Path(__file__).parents[2] / "configs"
 
 
 def choose_recipe(command: Command, argv: list[str]) -> Command:
-    """A training without -cfg on class folders or a table: with the recipe of `recipe_follows_data`, and a note. One on
-    the digits: with vit_digits.yaml.
+    """A training without -cfg on class folders or a table: with the recipe of `recipe_follows_data`, and a note; on the
+    digits without keys of MODEL: with vit_digits.yaml.
 
     With -cfg, too, timm's model has its rate, see `rate_follows_tuning`. Other commands stay as they are, also those
     with an architecture in keys of MODEL, and with data that cannot be read, whose problems the plan reports. Each rank
@@ -40,12 +40,12 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     config, own_layers = command.config, any(f"MODEL.{key}" not in known_keys("timm") for key in model)
     if command.recipe:
         return _follow_model(command)
-    other = config.model.resume or config.eval.enabled
-    if data.get("DATASET") == "digits" and not (other or model):
+    if config.model.resume or config.eval.enabled:
+        return command
+    if data.get("DATASET") == "digits" and not model:
         chosen = parse_command_line([f"-cfg={_file('vit_digits')}", *argv], command.script)
         return replace(chosen, reason="a ViT for these images")
-    other = other or "DATA_PATH" not in data
-    if other or ("DATASET" in data and data["DATASET"] not in _OWN_IMAGES):
+    if "DATA_PATH" not in data or ("DATASET" in data and data["DATASET"] not in _OWN_IMAGES):
         return command
     named = parse_flags(expand_words(argv), entry_parser(command.script)).model
     if not named:
