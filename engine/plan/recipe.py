@@ -32,17 +32,18 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     """A training without -cfg on class folders or a table: with the recipe of `recipe_follows_data`, and a note; on the
     digits without keys of MODEL: with vit_digits.yaml.
 
-    With -cfg, too, timm's model has its rate, see `rate_follows_tuning`. Other commands stay as they are, also those
-    with an architecture in keys of MODEL, and with data that cannot be read, whose problems the plan reports. Each rank
-    calls it before it joins the others. Raises UserError if given weights cannot be read.
+    With -cfg, too, timm's model has its rate, see `rate_follows_tuning`. -resume=auto finds its run by the same choice.
+    Other commands stay as they are, also those with an architecture in keys of MODEL, and with data that cannot be
+    read, whose problems the plan reports. Each rank calls it before it joins the others. Raises UserError if given
+    weights cannot be read.
     """
     data, model, train = (command.given.get(section, {}) for section in ("DATA", "MODEL", "TRAIN"))
     config, own_layers = command.config, any(f"MODEL.{key}" not in known_keys("timm") for key in model)
     if command.recipe:
         return _follow_model(command)
-    if config.model.resume or config.eval.enabled:
+    if config.model.resume not in (None, "auto") or config.eval.enabled:
         return command
-    if data.get("DATASET") == "digits" and not model:
+    if data.get("DATASET") == "digits" and not model.keys() - {"RESUME"}:
         chosen = parse_command_line([f"-cfg={_file('vit_digits')}", *argv], command.script)
         return replace(chosen, reason="a ViT for these images")
     if "DATA_PATH" not in data or ("DATASET" in data and data["DATASET"] not in _OWN_IMAGES):
