@@ -15,6 +15,7 @@ import torch
 from timm.layers import DropPath
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 
 from models.timm_model import classifiers
 from utils.errors import UserError
@@ -34,6 +35,16 @@ def add_mixin(module: nn.Module, mixin: type[nn.Module]) -> Any:
     """
     module.__class__ = _with_mixin(mixin, type(module))  # type: ignore[arg-type]  # a class is hashable
     return module
+
+
+class Casting(nn.Module):
+    """A mix-in: the forward pass runs in the module's mode, which casts the inputs of listed ops."""
+
+    casting_mode: TorchFunctionMode
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self.casting_mode:
+            return super().forward(*args, **kwargs)
 
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)

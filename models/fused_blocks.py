@@ -21,7 +21,7 @@ from timm.layers import Attention, DropPath, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
-from models.blocks import add_mixin
+from models.blocks import Casting, add_mixin
 from models.kernels import UnbindAttention
 from models.vit import SampleDropBlock
 from utils.errors import UserError
@@ -335,25 +335,30 @@ def run_fused(blocks: Any, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
 class FusedBlocks(nn.Module):
     """Mix-in of the sequence of blocks. Evaluation, hooked blocks and passes in float32 run torch's ops."""
 
+    half_stream: bool
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
         blocks: Any = self
         trains = self.training and torch.is_grad_enabled() and x.is_cuda and half != torch.float32
         if not trains or any(block._forward_hooks for block in blocks):
             return super().forward(x)
-        return run_fused(blocks, x, half)
+        return run_fused(blocks, x.to(half) if self.half_stream else x, half)
 
 
-def fuse_blocks(model: nn.Module, device: torch.device) -> int:
+def fuse_blocks(model: nn.Module, device: torch.device, half_stream: bool) -> int:
     """Makes the blocks of a plain ViT fused, in place; returns their number, 0 for another model.
 
+    half_stream: whether the stream between the blocks is in half also in O1.
     Raises UserError: Triton does not work on the device.
     """
     # Other models, such as NaFlexVit, and checkpointing call the blocks one by one.
     if not isinstance(model, VisionTransformer) or model.grad_checkpointing or not all(map(is_plain, model.blocks)):
         return 0
     check_kernels(device)
-    return len(add_mixin(model.blocks, FusedBlocks))
+    blocks = add_mixin(model.blocks, FusedBlocks)
+    blocks.half_stream = half_stream
+    return len(blocks)
 
 
 @cache
@@ -374,7 +379,7 @@ def check_kernels(device: torch.device) -> None:
 
 def is_plain(block: Any) -> bool:
     """Whether `run_fused` computes this block: timm's with pre-norm, biases, exact GELU and all weights trained."""
-    forward = type(block).forward
+    forward = next(vars(one)["forward"] for one in type(block).__mro__ if "forward" in vars(one) and one is not Casting)
     if forward is not Block.forward and (forward is not SampleDropBlock.forward or block.drops_samples[1]):
         return False
     attn, mlp, norms = block.attn, block.mlp, (block.norm1, block.norm2)

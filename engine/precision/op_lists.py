@@ -18,7 +18,7 @@ from timm.layers import RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from models.blocks import add_mixin
+from models.blocks import Casting, add_mixin
 from utils.errors import UserError, did_you_mean
 from utils.torch_compat import BatchNorm, DisableTorchFunction, disable_autocast_in_compiled_backward, tree_map
 
@@ -113,16 +113,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-class _Casting(nn.Module):
-    """A mix-in for the class of a module: its forward pass runs in its own `CastingMode`."""
-
-    casting_mode: CastingMode
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with self.casting_mode:
-            return super().forward(*args, **kwargs)
-
-
 def cast_listed_ops(
     model: nn.Module,
     white: Iterable[str],
@@ -158,7 +148,7 @@ def cast_listed_ops(
         outer = lists.get(path.rpartition(".")[0], "")
         lists[path] = _BLACK if path in black_paths or outer == _BLACK else _WHITE if path in white_paths else outer
         if tables[lists[path]] and (module in units or lists[path] != outer):
-            add_mixin(module, _Casting).casting_mode = CastingMode(tables[lists[path]], device.type, result_dtype)
+            add_mixin(module, Casting).casting_mode = CastingMode(tables[lists[path]], device.type, result_dtype)
     norms = _table(half, NORM_OPS)
     return {module for path, module in model.named_modules() if norms.keys() & tables[lists[path]].keys()}
 

@@ -186,17 +186,23 @@ def set_process_switches(config: Config, device: torch.device) -> None:
 
 
 def fuse_blocks(model: nn.Module, options: Amp, device: torch.device) -> tuple[int, str]:
-    """Gives the blocks of a plain ViT Triton kernels, on a GPU in half, without op lists and shards.
+    """Gives the blocks of a plain ViT Triton kernels, on a GPU in half, without shards and lists of other ops.
 
-    Returns their number, 0 for another model; and why a plain ViT has none, if Triton does not work.
+    In bfloat16 their residual stream is bfloat16, too, unless `add` is on the black list (docs/log.md, bfloat16).
+    Returns their number, 0 for another model; and what to say of them, or why a plain ViT has none.
     """
-    is_listed = options.custom_white_list or options.custom_black_list
+    white, black = set(options.custom_white_list), set(options.custom_black_list)
+    is_listed = bool((white | black) - {"add", "layer_norm"})  # the kernels' norms are float32 and return half
     if device.type != "cuda" or not options.enabled or is_listed or is_sharded(model):
         return 0, ""
+    half_stream = "add" not in black and (options.dtype == "bfloat16" or "add" in white)
     try:
         from models.fused_blocks import fuse_blocks as fuse
 
-        return fuse(model, device), ""
+        number = fuse(model, device, half_stream)
+        stream = ", the sums between them in half (AMP.CUSTOM_BLACK_LIST=[add] undoes it)"
+        text = f"{number} blocks fused by Triton{stream * (half_stream and options.level == 'O1')}"
+        return number, text * bool(number)
     except (ImportError, UserError) as error:  # Triton comes with torch's packages for Linux only
         return 0, str(error)
 

@@ -35,7 +35,7 @@ class Built:
     """How a state was built. weights: None without initial ones. has_solved_head: of the probe, by MODEL.HEAD.
 
     sharding, compiled: the units of sharding and of compilation; None without it.
-    fused: the number of blocks with Triton kernels; why there is none, if Triton does not work.
+    kernels: Triton's, of the blocks; why there are none, if Triton does not work; '' for another model.
     """
 
     weights: Fitted | None
@@ -44,7 +44,7 @@ class Built:
     teacher: Teacher | None
     sharding: str | None
     compiled: str | None
-    fused: tuple[int, str]
+    kernels: str
 
 
 def describe_state(state: TrainState, built: Built) -> list[Note]:
@@ -82,10 +82,8 @@ def describe_state(state: TrainState, built: Built) -> list[Note]:
             notes.append(Note("log", f"Learning rate: peak {state.schedule.peak_lr:.3g} ({scaled})"))
     if built.compiled:
         notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
-    fused, problem = built.fused
-    if fused or problem:
-        text = problem or f"{fused} blocks fused by Triton"
-        notes.append(Note("log", f"Kernels: {text} (MODEL.FUSED_BLOCKS)"))
+    if built.kernels:
+        notes.append(Note("log", f"Kernels: {built.kernels} (MODEL.FUSED_BLOCKS)"))
     if batch.whole_steps:
         notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
     return notes

@@ -181,7 +181,7 @@ def build_train_state(
 
     compiled = compile_model(compute_model, train, context, strategy.is_sharded)
     fuses = config.model.fused_blocks and not compiled
-    fused = fuse_blocks(compute_model, config.amp, device) if fuses else (0, "")
+    kernels = fuse_blocks(compute_model, config.amp, device)[1] if fuses else ""
     images = torch.zeros((2, config.data.image_channels, *config.data.input_size), device=device)  # as batch norms need
     with precision.autocast(), run_eagerly():
         wrapped = strategy.wrap(compute_model, images)
@@ -200,7 +200,7 @@ def build_train_state(
         transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
     )
-    return state, Built(weights, classes, solved is not None, teacher, sharding, compiled, fused)
+    return state, Built(weights, classes, solved is not None, teacher, sharding, compiled, kernels)
 
 
 def match_classes(plan: Plan | None) -> HeadClasses:

@@ -86,6 +86,7 @@ TRAINING = {
     "O1": Setting(O1),
     "O2": Setting(O2),
     "torch_ops": Setting(O1, options=("MODEL.FUSED_BLOCKS=false",)),
+    "float32_sums": Setting(O1, options=("AMP.CUSTOM_BLACK_LIST=[add]",)),
     "compiled": Setting(O1, 80, compiles=True, programs=("ready", "bare")),
     "O2_compiled": Setting(O2, 80, compiles=True),
     "stream_compiled": Setting(O1, 80, compiles=True, options=STREAM),

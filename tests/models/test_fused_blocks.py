@@ -10,6 +10,7 @@ import timm
 import torch
 from torch import nn
 
+from engine.precision.op_lists import cast_listed_ops
 from models.kernels import select_attention
 from utils.errors import UserError
 
@@ -179,14 +180,14 @@ def test_other_blocks_are_not_fused(options):
 def test_a_changed_block_is_not_fused(change):
     model = make_model()
     change(model.blocks[1])
-    assert not fused.fuse_blocks(model, CPU)
+    assert not fused.fuse_blocks(model, CPU, False)
 
 
 def test_only_models_that_call_their_blocks_as_a_sequence_are_fused():
     options = {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 3}
     other = timm.create_model("naflexvit_so400m_patch16_radio_v4", **options)
     select_attention(other, "fused", CPU)
-    assert all(fused.is_plain(block) for block in other.blocks) and not fused.fuse_blocks(other, CPU)
+    assert all(fused.is_plain(block) for block in other.blocks) and not fused.fuse_blocks(other, CPU, False)
 
 
 class OnGPU(torch.Tensor):
@@ -195,11 +196,24 @@ class OnGPU(torch.Tensor):
     is_cuda = True
 
 
+def test_the_stream_of_fused_blocks_is_in_half_if_it_is_wanted(monkeypatch):
+    """Also of blocks whose additions, and norms, are listed."""
+    monkeypatch.setattr(fused, "check_kernels", lambda device: None)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
+    monkeypatch.setattr(fused, "run_fused", lambda blocks, x, half: x)
+    x = torch.zeros(BATCH, TOKENS, WIDTH).as_subclass(OnGPU)
+    for half_stream in (False, True):
+        model = make_model()
+        cast_listed_ops(model, ["add", "layer_norm"] * half_stream, [], torch.float16, CPU, None)
+        assert fused.fuse_blocks(model, CPU, half_stream) == 2
+        assert model.blocks(x).dtype == (torch.float16 if half_stream else torch.float32)
+
+
 def test_only_passes_of_training_in_half_without_hooks_are_fused(monkeypatch):
     model, calls = make_model().half(), []
     names = list(model.state_dict())
     monkeypatch.setattr(fused, "check_kernels", lambda device: None)
-    assert fused.fuse_blocks(model, CPU) == 2 and list(model.state_dict()) == names
+    assert fused.fuse_blocks(model, CPU, False) == 2 and list(model.state_dict()) == names
     monkeypatch.setattr(fused, "run_fused", lambda blocks, x, half: calls.append(half) or x)
 
     def is_fused(dtype=torch.float16):
@@ -228,14 +242,16 @@ def test_a_gpu_on_which_triton_does_not_work_is_named_in_one_line(monkeypatch, f
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
     model = make_model()
     with pytest.raises(UserError, match=r"Triton.*(C compiler\.|8\.0 and higher)$"):
-        fused.fuse_blocks(model, torch.device("cuda", 0))
+        fused.fuse_blocks(model, torch.device("cuda", 0), False)
     assert type(model.blocks) is nn.Sequential
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("half", "half_stream"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)]
+)
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_base_patch16_224", "vit_large_patch16_224"])
-def test_fused_blocks_on_a_gpu(name, half):
+def test_fused_blocks_on_a_gpu(name, half, half_stream):
     from models.fused_blocks import fuse_blocks  # compiled
 
     torch.manual_seed(0)
@@ -254,6 +270,7 @@ def test_fused_blocks_on_a_gpu(name, half):
     out = exact(x.double())
     out.square().mean().backward()
     exact = [out.detach(), *(parameter.grad for parameter in exact.parameters())]
+    cast_listed_ops(model, ["add"] * half_stream, [], half, device, None)
     plain = run(model.blocks)
-    assert fuse_blocks(model, device) == 3
+    assert fuse_blocks(model, device, half_stream) == 3
     assert distance(run(model.blocks), exact) < 1.2 * distance(plain, exact)

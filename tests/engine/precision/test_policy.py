@@ -15,7 +15,7 @@ from torch.torch_version import TorchVersion
 from configs.command_line import parse_command_line
 from configs.schema import Amp
 from engine.precision.master_weights import WeightAverage
-from engine.precision.policy import Precision, set_process_switches
+from engine.precision.policy import Precision, fuse_blocks, set_process_switches
 from models.build import build_model
 
 
@@ -34,6 +34,27 @@ def test_autocast_dtype_on_a_cpu(options, dtype):
 def test_autocast_on_a_gpu_is_fp16_with_loss_scaling():
     precision = Precision(Amp.model_validate({"ENABLED": True}), torch.device("cuda"))
     assert precision.dtype == torch.float16 and precision.scaler.get_scale() == 2.0**16
+
+
+@pytest.mark.parametrize(
+    ("options", "half_stream"),
+    [
+        ({"DTYPE": "bfloat16"}, True),
+        ({"DTYPE": "float16"}, False),
+        ({"DTYPE": "bfloat16", "CUSTOM_BLACK_LIST": ["add"]}, False),
+        ({"DTYPE": "bfloat16", "CUSTOM_WHITE_LIST": ["add", "layer_norm"]}, True),  # PRESET bf16_stream
+        ({"DTYPE": "bfloat16", "CUSTOM_BLACK_LIST": ["add", "softmax"]}, None),
+        ({"DTYPE": "bfloat16", "ENABLED": False}, None),
+    ],
+)
+def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, half_stream, monkeypatch):
+    pytest.importorskip("triton")
+    streams = []
+    monkeypatch.setattr("models.fused_blocks.fuse_blocks", lambda model, device, half: streams.append(half) or 12)
+    assert fuse_blocks(nn.Module(), Amp.model_validate({"ENABLED": True} | options), GPU)[0] == 12 * (
+        half_stream is not None
+    )
+    assert streams == [half_stream] * (half_stream is not None)
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1])
