@@ -236,12 +236,13 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
 
 def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -> NoReturn:
     """Raises UserError with the words of this program for all that other programs have; else with similar flags."""
-    wrong, flags, options = list[str](), list[str](), list[str]()
+    names, wrong, flags, options = list[str](), list[str](), list[str](), list[str]()
     predicts = bool(arguments.predict or arguments.embed)
     has_path = predicts or arguments.data_path or arguments.resume
     while unknown:
         word, *unknown = unknown
         flag, _, given = word.partition("=")
+        names.append(flag[:80])
         values = [given] if given else []
         if word.startswith("-") and not given:
             values = [*itertools.takewhile(lambda one: not one.startswith("-"), unknown)]
@@ -256,7 +257,7 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
             flags.append(f"-data_path={word}")
         else:
             wrong.append(flag[:80])
-    problem = "these are no flags of this program"
+    problem = f"{', '.join(names[:3])}{', ...' * (len(names) > 3)}: not of this program"
     if wrong:
         problem = f"unknown: {', '.join(wrong)}{did_you_mean(wrong[0], (f'-{name}' for name in vars(arguments)), 0.75)}"
         if predicts and os.path.exists(wrong[0]):

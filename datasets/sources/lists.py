@@ -21,7 +21,7 @@ from datasets.sources.samples import ImageFiles, Listing, check_target_bytes, li
 from datasets.sources.source import Numbers, Source, without_labels
 from datasets.sources.split import split_listing
 from datasets.sources.tables import LABEL_DIGITS, TABLE_SUFFIXES, Rows, Table, TextList, find_layout, table_rows
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable, UserError, did_you_mean
 from utils.notes import Note
 
 _SEPARATORS = "|;,"
@@ -126,7 +126,9 @@ class Lists(Tables):
             raise UserError(f"{root}: is a file; give {needed}, or a table ({', '.join(TABLE_SUFFIXES)})")
         if not root.is_dir() or not any(root.iterdir()):
             problem = "is empty" if root.is_dir() else "no such folder"
-            raise Unavailable(f"{root}: {problem}; give -data_path, {needed}")  # perhaps a disk that is not mounted yet
+            near = "" if root.is_dir() else did_you_mean(root.name, (one.name for one in root.parent.glob("*")))
+            # Perhaps a disk that is not mounted yet.
+            raise Unavailable(f"{root}: {problem}; give class folders, {needed} (-data_path){near}")
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
         return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}
 

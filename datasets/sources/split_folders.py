@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import chain, islice
@@ -12,6 +13,7 @@ from shlex import quote
 
 from configs.schema import Data
 from configs.yaml_io import shorten
+from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_folders import FoundFiles, has_images, list_folder, read_class_folders
 from datasets.sources.labels import IDENTIFIER, LabelledPaths, advise_labels, notes_on_folders
 from datasets.sources.names import SPLIT_NAMES, SPLIT_WORD, list_names, split_of, word_in
@@ -144,7 +146,8 @@ class SplitFolders:
             text = f"{self.root / name} is read as a class; if it is the training split, give it as -data_path"
             notes.append(Note("warning", text))
         files = chain.from_iterable(sorted((self.root / place).glob("*.[tc][xs][tv]")) for place in _PLACES_OF_LISTS)
-        if lists := [os.path.normpath(path) for path in files if word_in(path.stem) in {*SPLIT_NAMES.values()}]:
+        of_splits = [path for path in files if word_in(path.stem) in {*SPLIT_NAMES.values()}]
+        if lists := [os.path.normpath(path) for path in of_splits if _names_images(path, listing.class_names)]:
             text = f"the folders decide, not read: {', '.join(lists[:_MAX_SHOWN])}; {_other_data(self.root)}"
             notes.append(Note("warning", _advise_lists(Path(lists[0]).parent) + text))
         listing.notes[:0] = notes
@@ -292,6 +295,14 @@ def _is_data_set(folder: Path) -> bool:
     except UserError:
         return False
     return listing is not None and not (listing.findings or _wrong_level(listing, False))
+
+
+def _names_images(file: Path, class_names: Collection[str]) -> bool:
+    """Whether the first lines name images or classes: `requirements-dev.txt` beside the data is no list."""
+    with suppress(OSError), open(file, errors="replace") as lines:
+        words = {*re.split(r"[\s,;/\\]+", to_nfc(lines.read(4096)))}
+        return not words.isdisjoint(class_names) or any(word.lower().endswith(IMAGE_EXTENSIONS) for word in words)
+    return False
 
 
 def _advise_lists(folder: Path) -> str:

@@ -1,5 +1,6 @@
 """The recipe of a training without -cfg: data, weights and device choose it, before anything depends on its name."""
 
+import os
 import shlex
 from contextlib import suppress
 from dataclasses import replace
@@ -75,7 +76,7 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
         flags = [*flags, f"-batch_size={max(1, images // 4)}"]
     words = [f"-cfg={_file(name)}", *flags, *argv]
     reason = f"{images:,} images; {reason}"
-    reason += "; on a CPU, -minutes=M or -epochs=N trains all weights" if name == "probe" and on_cpu else ""
+    reason += "; -minutes=M or -epochs=N trains all weights" if name == "probe" and on_cpu else ""
     chosen = parse_command_line(words, command.script)
     same = Note("log", f"The same: {shlex.join(['python', command.script, *words])}")
     return _follow_model(replace(chosen, notes=(same, *chosen.notes), reason=reason))
@@ -129,7 +130,10 @@ def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -
             return True, f"weights: {weights}", [f"-model={source}"]
         own = {f"MODEL.{key}": value for key, value in section.items() if key not in OF_EVERY_MODEL}
         options = [f"{key}={format_value(value)}" for key, value in own.items() if value is not None]
-        return bool(weights), f"weights: {weights}", ["-opts", *options] if options else []
+        shown = (
+            Path(weights).name if weights and os.path.exists(weights) else weights
+        )  # the line on the screen is short
+        return bool(weights), f"weights: {shown}", ["-opts", *options] if options else []
     try:
         model: Any = parse_command_line([f"-cfg={_RECIPES / 'finetune.yaml'}", *argv]).config.model
         if model.pretrained != "timm":  # but of the source of -model

@@ -23,6 +23,7 @@ from engine.run import facts
 from engine.run.record import BASELINES
 from utils.file_formats.hf_folder import HUB, LOCAL, find_on_hub
 from utils.metric_table import METRICS
+from utils.notes import SWEEP
 from utils.tables import to_float
 
 Tiles = list[tuple[str, str, str]]  # (name, value, remark) of numbers; '' for no value
@@ -322,8 +323,10 @@ def _finds_weights_of_probe() -> bool:
 
 
 def _again(run: RunContents, *options: str) -> str:
-    """The run with other options."""
-    return _command(run, f"-cfg={run.folder.absolute() / RUN_OPTIONS}", "-opts", *options)
+    """The run with other options, beside it, but not in a sweep."""
+    folder, is_beside = run.folder.absolute(), "SAVE" in differing_from_defaults(run.options)
+    output = [f"-output={folder.parent}"] if is_beside and not (folder.parent / SWEEP).exists() else []
+    return _command(run, f"-cfg={folder / RUN_OPTIONS}", *output, "-opts", *options)
 
 
 def _command(run: RunContents, *flags: str) -> str:

@@ -127,7 +127,7 @@ def load_pretrained(
     heads = head_names(model)
     for head in heads:
         _fit_head(fitted, model, head, state, own, purpose.head_rows, options.features != "pre_logits")
-    fix = weights.advice(options.name) or "give weights of this model, or set MODEL to match"
+    fix = weights.advice(options.name) or f"give weights of {options.name}, or set MODEL to match (-model=NAME)"
     checked = _check_tensors(weights, state, own, heads, fix)
     if fitted.new_heads and purpose.needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"

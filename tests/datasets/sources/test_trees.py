@@ -37,6 +37,7 @@ CASES = {  # the tree; classes, images of train, val and test, warnings; or the 
     "vehicles": (["bus", "car", "train"], "bus car train", (9, 3), 1),
     "words that begin so": (["{prey,valley,trains,TESTAMENT}"], "TESTAMENT prey trains valley", (12, 4)),
     "lists of PaddleClas": (["{a,b}", "{train,val}.txt!"], "a b", (6, 2), 1),
+    "a text beside the data": (["{a,b}", "{requirements-dev,test_log}.txt!!"], "a b", (6, 2)),
     "Synology": (["{a,b}", "{a,b}/@eaDir/0.jpg"], "a b", (6, 2)),
     "systems": (["{a,b}", "a/{#recycle,.@__thumb}", "$RECYCLE.BIN", "lost+found/", "@Recycle/b"], "a b", (6, 2)),
     "no class in val": (["train/{a,b,c}", "val/{a,c}"], "a b c", (12, 8)),

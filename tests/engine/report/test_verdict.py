@@ -51,12 +51,14 @@ def flags_of(command: str) -> list[str]:
         (FLAT, ["TRAIN.MIXUP_ALPHA=0.8", "EVAL.BEST_METRIC=loss"], "-cfg=configs/probe.yaml"),
         (FLAT, ["MODEL.TUNE=probe"], "-cfg=configs/finetune.yaml"),
         (FLAT, ["TRAIN.MINUTES=1"], "-epochs=12"),
+        (FLAT, ["MODEL.PRETRAINED=w.pth", "SAVE=/runs"], "MODEL.TUNE=probe"),
     ],
 )
 def test_a_model_below_the_baseline(tmp_path, val, options, flag):
     text, command = verdict(tmp_path / "a b", FLAT, val, options, baseline=(78.4, 10.2))
     assert "60.00%" in text and "78.40%" in text and "pixel" in text and flag in flags_of(command)
     parse_command_line([flag for flag in flags_of(command) if not flag.startswith(("-resume", "-epochs"))])
+    assert (f"-output={tmp_path}" in flags_of(command)) == ("SAVE=/runs" in options)  # where the run is
     page = read_page(tmp_path / "a b").text
     assert text in page and command in page and "pixel baseline 78.40% majority class 10.20%" in page
 
