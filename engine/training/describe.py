@@ -105,7 +105,7 @@ def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
         texts.append(f"{text}: TRAIN.{rule.upper()}={tuned_for} makes it {peak:.3g}")
     initial = train.model_ema_decay ** (epochs * layout.steps_per_epoch)
     if train.model_ema and not train.model_ema_warmup and initial > 0.1:
-        fix = "set TRAIN.MODEL_EMA_WARMUP=true or lower MODEL_EMA_DECAY"
+        fix = "-opts TRAIN.MODEL_EMA_WARMUP=true, or a lower MODEL_EMA_DECAY, forgets them"
         texts.append(f"the initial weights are {initial:.0%} of the last average; {fix}")
     if is_new and model.tune.kind != "full" and not model.pretrained:
         texts.append(f"MODEL.TUNE={model.tune} keeps random weights: give the weights of the backbone with -pretrained")
