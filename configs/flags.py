@@ -257,7 +257,7 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
             flags.append(f"-data_path={word}")
         else:
             wrong.append(flag[:80])
-    problem = f"{', '.join(names[:3])}{', ...' * (len(names) > 3)}: not of this program"
+    problem = f"{', '.join(names[:3])}{', ...' * (len(names) > 3)}: unknown here"
     if wrong:
         problem = f"unknown: {', '.join(wrong)}{did_you_mean(wrong[0], (f'-{name}' for name in vars(arguments)), 0.75)}"
         if predicts and os.path.exists(wrong[0]):

@@ -6,7 +6,7 @@ Products and attention stay torch's. Four kernels replace the ops between them, 
 - the gradients of q, k and v -> the gradient of their common layer, and of its bias
 Dropout and drop-path are inside: masks follow from hashes of the elements' numbers, so that none is stored.
 
-Sums are in float32. Forward passes round where autocast does; sums of bias gradients do not round to half.
+Kernels compute in float32. They round where autocast does, and the stream if it is in half, but no bias gradients.
 Legend: B images, T tokens, M = B T rows, N channels of a row, H heads, D channels of a head; "stream": residual stream.
 """
 

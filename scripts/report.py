@@ -133,7 +133,7 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
 
 def _print_csv(runs: Sequence[RunContents]) -> None:
     """A row per run: its metrics, the epoch of the best evaluation, the split that was measured, and the options."""
-    compared = compared_options(runs)
+    compared = dict(sorted(compared_options(runs).items()))
     writer = csv.DictWriter(sys.stdout, [*COLUMNS, *compared])
     writer.writeheader()
     for index, (run, options) in enumerate(zip(runs, _options(runs), strict=True)):

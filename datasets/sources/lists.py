@@ -8,7 +8,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +126,11 @@ class Lists(Tables):
             raise UserError(f"{root}: is a file; give {needed}, or a table ({', '.join(TABLE_SUFFIXES)})")
         if not root.is_dir() or not any(root.iterdir()):
             problem = "is empty" if root.is_dir() else "no such folder"
-            near = "" if root.is_dir() else did_you_mean(root.name, (one.name for one in root.parent.glob("*")))
+            near = (
+                ""
+                if root.is_dir()
+                else did_you_mean(root.name, (one.name for one in islice(root.parent.glob("*"), 1000)))
+            )
             # Perhaps a disk that is not mounted yet.
             raise Unavailable(f"{root}: {problem}; give class folders, {needed} (-data_path){near}")
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}

@@ -299,8 +299,8 @@ def _is_data_set(folder: Path) -> bool:
 
 def _names_images(file: Path, class_names: Collection[str]) -> bool:
     """Whether the first lines name images or classes: `requirements-dev.txt` beside the data is no list."""
-    with suppress(OSError), open(file, errors="replace") as lines:
-        words = {*re.split(r"[\s,;/\\]+", to_nfc(lines.read(4096)))}
+    with suppress(OSError), open(file, encoding="utf-8-sig", errors="replace") as lines:
+        words = {*re.split(r"[\s,;|\"'/\\]+", to_nfc(lines.read(4096)))}
         return not words.isdisjoint(class_names) or any(word.lower().endswith(IMAGE_EXTENSIONS) for word in words)
     return False
 

@@ -33,7 +33,7 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     """A training without -cfg on class folders or a table: with the recipe of `recipe_follows_data`, and a note; on the
     digits without keys of MODEL: with vit_digits.yaml.
 
-    With -cfg, too, timm's model has its rate, see `rate_follows_tuning`. -resume=auto finds its run by the same choice.
+    With -cfg, too, timm's model has its rate, see `rate_follows_tuning`. -resume=auto finds the run of the same choice.
     Other commands stay as they are, also those with an architecture in keys of MODEL, and with data that cannot be
     read, whose problems the plan reports. Each rank calls it before it joins the others. Raises UserError if given
     weights cannot be read.
@@ -120,6 +120,7 @@ def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -
 
     if "PRETRAINED" in given:
         section: dict[str, Any] = {}
+        shown = os.path.join(*Path(weights).absolute().parts[-2:]) if weights and os.path.exists(weights) else weights
         if weights and given.keys().isdisjoint(("TYPE", "NAME")):
             record = read_record(weights)
             name = read_weights(weights).architecture if record is None else ""
@@ -127,12 +128,9 @@ def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -
             forget_weights()
         if weights and section.get("TYPE") == "transformers":
             source = weights if weights.startswith(HUB) else f"{LOCAL}{Path(weight_file(weights)).parent}"
-            return True, f"weights: {weights}", [f"-model={source}"]
+            return True, f"weights: {shown}", [f"-model={source}"]
         own = {f"MODEL.{key}": value for key, value in section.items() if key not in OF_EVERY_MODEL}
         options = [f"{key}={format_value(value)}" for key, value in own.items() if value is not None]
-        shown = (
-            Path(weights).name if weights and os.path.exists(weights) else weights
-        )  # the line on the screen is short
         return bool(weights), f"weights: {shown}", ["-opts", *options] if options else []
     try:
         model: Any = parse_command_line([f"-cfg={_RECIPES / 'finetune.yaml'}", *argv]).config.model

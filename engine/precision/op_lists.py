@@ -153,13 +153,17 @@ def cast_listed_ops(
     return {module for path, module in model.named_modules() if norms.keys() & tables[lists[path]].keys()}
 
 
+def torch_name(op: str) -> str:
+    """Torch's name of an op that has Paddle's, such as elementwise_add, reduce_mean and matmul_v2."""
+    return _PADDLE_OPS.get(op) or re.sub(r"^(elementwise|reduce)_|_v2$", "", op)
+
+
 def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[str], set[str]]:
     """The ops and the module paths that the entries match."""
     paths = [path for path, _ in model.named_modules() if path]
     ops, matched = set(), set()
-    for written in entries:  # torch's name of Paddle's op, such as elementwise_add, reduce_mean and matmul_v2
-        name = _PADDLE_OPS.get(written) or re.sub(r"^(elementwise|reduce)_|_v2$", "", written)
-        entry = name if name in OPS else written
+    for written in entries:
+        entry = name if (name := torch_name(written)) in OPS else written
         # The dot at the end lets `blocks.11.*` match block 11 itself.
         found = {path for path in paths if fnmatchcase(path, entry) or fnmatchcase(f"{path}.", entry)}
         matched |= found

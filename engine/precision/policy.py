@@ -15,7 +15,7 @@ from torch import nn
 from configs.schema import Amp, Config
 from engine.precision.master_weights import MasterWeights, WeightAverage, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
-from engine.precision.op_lists import cast_listed_ops, cast_norms, keeps_fp32_weights
+from engine.precision.op_lists import cast_listed_ops, cast_norms, keeps_fp32_weights, torch_name
 from models.blocks import is_sharded
 from utils import torch_compat
 from utils.device import gpu_kind, use_deterministic_algorithms
@@ -191,7 +191,7 @@ def fuse_blocks(model: nn.Module, options: Amp, device: torch.device) -> tuple[i
     In bfloat16 their residual stream is bfloat16, too, unless `add` is on the black list (docs/log.md, bfloat16).
     Returns their number, 0 for another model; and what to say of them, or why a plain ViT has none.
     """
-    white, black = set(options.custom_white_list), set(options.custom_black_list)
+    white, black = ({*map(torch_name, names)} for names in (options.custom_white_list, options.custom_black_list))
     is_listed = bool((white | black) - {"add", "layer_norm"})  # the kernels' norms are float32 and return half
     if device.type != "cuda" or not options.enabled or is_listed or is_sharded(model):
         return 0, ""
@@ -200,9 +200,9 @@ def fuse_blocks(model: nn.Module, options: Amp, device: torch.device) -> tuple[i
         from models.fused_blocks import fuse_blocks as fuse
 
         number = fuse(model, device, half_stream)
-        stream = ", the sums between them in half (AMP.CUSTOM_BLACK_LIST=[add] undoes it)"
-        text = f"{number} blocks fused by Triton{stream * (half_stream and options.level == 'O1')}"
-        return number, text * bool(number)
+        is_default = half_stream and options.level == "O1" and "add" not in white
+        stream = ", sums between them in half (AMP.CUSTOM_BLACK_LIST=[add] undoes it)" if is_default else ""
+        return number, f"{number} blocks fused by Triton{stream}" if number else ""
     except (ImportError, UserError) as error:  # Triton comes with torch's packages for Linux only
         return 0, str(error)
 

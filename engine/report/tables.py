@@ -29,13 +29,12 @@ _COUNTS = ("count", "predicted")
 def compared_options(runs: Sequence[RunContents]) -> dict[str, list[Any]]:
     """The values of each run by dotted key, for the options whose values are not the same in all runs.
 
-    First those with most values: with runs of several recipes, the options that were varied by hand.
+    First those with most values: of three runs with two recipes and three rates, the rate.
     """
     keys = sorted({key for run in runs for key in run.options}.difference(OPTIONS_OF_RUN))
     values = {key: [run.options.get(key) for run in runs] for key in keys}
     counts = {key: len({repr(one) for one in given}) for key, given in values.items()}
-    differing = [key for key, given in values.items() if any(one != given[0] for one in given)]
-    return {key: values[key] for key in sorted(differing, key=lambda key: -counts[key])}
+    return {key: values[key] for key in sorted(values, key=lambda key: -counts[key]) if counts[key] > 1}
 
 
 def class_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:

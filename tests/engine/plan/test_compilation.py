@@ -92,6 +92,7 @@ def test_a_gpu_compiles_runs_of_minutes_with_equal_blocks(plan, word, options, e
         (("MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.1"), "auto"),
         (("MODEL.DROPPATH=0.3",), "default"),  # blocks drop samples
         (("AMP.CUSTOM_BLACK_LIST=[gelu]",), "default"),
+        (("AMP.CUSTOM_BLACK_LIST=[elementwise_add]",), "auto"),
         (("MODEL.INIT_VALUES=1e-5",), "default"),
         (("MODEL.QKV_BIAS=false",), "default"),
     ],

@@ -50,11 +50,10 @@ def test_autocast_on_a_gpu_is_fp16_with_loss_scaling():
 def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, half_stream, monkeypatch):
     pytest.importorskip("triton")
     streams = []
-    monkeypatch.setattr("models.fused_blocks.fuse_blocks", lambda model, device, half: streams.append(half) or 12)
-    assert fuse_blocks(nn.Module(), Amp.model_validate({"ENABLED": True} | options), GPU)[0] == 12 * (
-        half_stream is not None
-    )
-    assert streams == [half_stream] * (half_stream is not None)
+    monkeypatch.setattr("models.fused_blocks.fuse_blocks", lambda model, device, half: streams.append(half) or 1)
+    number, text = fuse_blocks(nn.Module(), Amp.model_validate({"ENABLED": True} | options), GPU)
+    assert (number > 0, streams) == (half_stream is not None, [half_stream] * number)
+    assert ("AMP.CUSTOM_BLACK_LIST" in text) == (half_stream is True and "CUSTOM_WHITE_LIST" not in options)
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1])
