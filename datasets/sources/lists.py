@@ -124,14 +124,9 @@ class Lists(Tables):
         needed = "a folder with train/ and val/, or with train_list.txt and val_list.txt"
         if root.is_file():
             raise UserError(f"{root}: is a file; give {needed}, or a table ({', '.join(TABLE_SUFFIXES)})")
-        if not root.is_dir() or not any(root.iterdir()):
-            problem = "is empty" if root.is_dir() else "no such folder"
-            near = (
-                ""
-                if root.is_dir()
-                else did_you_mean(root.name, (one.name for one in islice(root.parent.glob("*"), 1000)))
-            )
-            # Perhaps a disk that is not mounted yet.
+        if not root.is_dir() or not any(root.iterdir()):  # perhaps a disk that is not mounted yet
+            beside = (one.name for one in islice(root.parent.glob("*"), 1000))
+            problem, near = ("is empty", "") if root.is_dir() else ("no such folder", did_you_mean(root.name, beside))
             raise Unavailable(f"{root}: {problem}; give class folders, {needed} (-data_path){near}")
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
         return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}

@@ -120,7 +120,7 @@ def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -
 
     if "PRETRAINED" in given:
         section: dict[str, Any] = {}
-        shown = os.path.join(*Path(weights).absolute().parts[-2:]) if weights and os.path.exists(weights) else weights
+        shown = str(Path(*Path(weights).parts[-2:])) if weights and os.path.exists(weights) else weights
         if weights and given.keys().isdisjoint(("TYPE", "NAME")):
             record = read_record(weights)
             name = read_weights(weights).architecture if record is None else ""

@@ -43,7 +43,7 @@ def expand(text: str) -> list[str]:
 
 
 def tree(root, *parts):
-    """Images x/0.jpg, folders x of four images, empty folders x/, lists x!, empty x!!, links x>y, see `expand`."""
+    """Images x/0.jpg, folders x of four images, empty folders x/, lists x!, texts x!!, links x>y, see `expand`."""
     for path in (one for part in parts for one in expand(part)):
         name, is_link, target = path.partition(">")
         is_file = path.endswith((".jpg", ".png", "!", "/"))
@@ -54,7 +54,7 @@ def tree(root, *parts):
             elif file.endswith("/"):
                 (root / file).mkdir(exist_ok=True)
             else:
-                content = b"" if file.endswith("!!") else b"a/0.jpg 0" if file.endswith("!") else IMAGE
+                content = b"pytest>=8" if file.endswith("!!") else b"a/0.jpg 0" if file.endswith("!") else IMAGE
                 (root / file.rstrip("!")).write_bytes(content)
     return root
 

@@ -27,6 +27,7 @@ def test_imagenet_lists(tmp_path):
     assert (image.shape, image.dtype) == ((3, 9, 12), torch.uint8)
     assert image[0].min() > 230 and image[1].max() < 20
     assert samples.open(0, 1).pixels.shape == (1, 9, 12)
+    assert_refused(lambda: Lists(options(tmp_path / "trian")).read("train"), tmp_path / "trian", "did you mean train?")
 
 
 def test_paths_of_any_bytes(tmp_path):
