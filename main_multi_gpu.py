@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
     exit_with_launcher()
     with without_collections():
         from engine.commands.run import run
+        from engine.plan.recipe import choose_recipe
         from utils.distributed import process_group
 
     command, refused = _prepare(argv)
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
             raise refused
         command.require_selection(context.is_main)
         check_num_processes(command.num_processes, context.local_world_size)
-        return run(command, context)
+        return run(choose_recipe(command, context), context)
 
 
 def _launch(command: Command, argv: list[str]) -> int:
@@ -66,9 +67,7 @@ def _launch(command: Command, argv: list[str]) -> int:
 def _prepare(argv: list[str]) -> tuple[Command, UserError | None]:
     """The command, with its server of workers; or the default one, and the error, which all ranks report once."""
     try:
-        from engine.plan.recipe import choose_recipe
-
-        command = choose_recipe(parse_command_line(argv, SCRIPT), argv)
+        command = parse_command_line(argv, SCRIPT)
         if command.needs_worker_server:
             from datasets.loading.workers import start_worker_server
 

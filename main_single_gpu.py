@@ -37,10 +37,10 @@ def main(argv: list[str]) -> int:
         from engine.plan.recipe import choose_recipe
         from utils.distributed import single_process
 
-    command = choose_recipe(command, argv)
     if command.needs_worker_server:
         start_worker_server(may_fork=True)
-    return run(command, single_process(command.device))
+    context = single_process(command.device)
+    return run(choose_recipe(command, context), context)
 
 
 if __name__ == "__main__":

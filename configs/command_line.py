@@ -1,5 +1,6 @@
 """Command line -> one frozen `Config`: defaults < BASE files < YAML < flags < `-opts`."""
 
+import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,26 +40,52 @@ _FILES = {  # or names
 class Command:
     """A parsed command line.
 
+    argv: its words. flags: their values.
     config: the checked options. given: those that files, flags and -opts give, by section; the others are defaults.
     notes: lines for the log about the model family, and about options that differ from the given ones.
-    num_processes: of -ngpus. device: of -device, 'cuda' or 'cpu'.
     script: the entry script. recipe: the file of -cfg. reason: why the program chose it.
-    prediction: of -predict or -embed. split: of -split, to evaluate or to predict.
+    prediction: of -predict or -embed.
     """
 
+    argv: tuple[str, ...]
+    flags: argparse.Namespace
     config: Config
     given: dict[str, Any]
-    dry_run: bool
-    profile: bool
-    num_processes: int | None
-    device: str | None
     script: str
     recipe: Path | None
     notes: tuple[Note, ...]
     prediction: Prediction | None
-    split: Split | None
     reason: str = ""
-    debug: bool = False
+
+    @property
+    def dry_run(self) -> bool:
+        return bool(self.flags.dry_run)
+
+    @property
+    def profile(self) -> bool:
+        return bool(self.flags.profile)
+
+    @property
+    def debug(self) -> bool:
+        return bool(self.flags.debug)
+
+    @property
+    def num_processes(self) -> int | None:
+        """The number of processes of -ngpus."""
+        number: int | None = self.flags.ngpus
+        return number
+
+    @property
+    def device(self) -> str | None:
+        """'cuda' or 'cpu', of -device."""
+        device: str | None = self.flags.device
+        return device
+
+    @property
+    def split(self) -> Split | None:
+        """The split of -split, to evaluate or to predict."""
+        split: Split | None = self.flags.split
+        return split
 
     @property
     def name(self) -> str:
@@ -103,54 +130,71 @@ class Command:
         return replace(self, config=self.config.with_model(pretrained=str(file)))
 
 
-def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_options: Sequence[str] = ()) -> Command:
+def parse_command_line(
+    argv: Sequence[str], script: str = "main_single_gpu.py", set_options: Sequence[str] = ()
+) -> Command:
     """Reads the command line and its YAML files, and completes the options by the rules of configs/resolve.py.
 
     set_options: KEY=VALUE of `-set`, which override `-opts`.
     Raises UserError: an unknown flag or key, a wrong type or value, contradictory options, an unreadable file;
     SystemExit: after -h.
     """
-    parser = entry_parser(prog)
-    arguments = parse_flags(expand_words(argv), parser)
-    if arguments.help is not None:
-        for path in arguments.plugin:
+    parser = entry_parser(script)
+    flags = parse_flags(expand_words(argv), parser)
+    if flags.help is not None:
+        for path in flags.plugin:
             open_plugin(path)
-        print_help(arguments.help) if arguments.help else parser.print_help()
+        print_help(flags.help) if flags.help else parser.print_help()
         parser.exit()
-    prediction = read_prediction(arguments)
-    recipe = Path(arguments.cfg) if arguments.cfg else None
-    layers = read_layers(arguments, evaluates=bool(arguments.eval or prediction))
-    add_options(layers, set_options, "-set")
-    plugins = [open_plugin(path) for path in arguments.plugin]
-    entries = [plugin.entry for plugin in plugins]
-    plugin_notes = [Note("log", f"Plugin: {entry}") for entry in entries]
-    plugin_notes += check_plugins(layers.values.get("PLUGINS"), entries, layers.origin(("PLUGINS",)))
-    if entries:
-        layers.add_key("PLUGINS", entries, "-plugin")
-    empty = [plugin.path for plugin in plugins if not plugin.has_parts]
-    plugin_notes += [Note("warning", f"{path} registers no part; use @register_model, @loss, ...") for path in empty]
+    flags.set = list(set_options)
+    return read_options(tuple(argv), flags, script)
+
+
+def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) -> Command:
+    """The command of parsed flags: its files are read, and its options completed. Raises UserError as above."""
+    prediction = read_prediction(flags)
+    recipe = Path(flags.cfg) if flags.cfg else None
+    layers = read_layers(flags, evaluates=bool(flags.eval or prediction))
+    add_options(layers, flags.set, "-set")
+    plugin_notes = _add_plugins(layers, flags.plugin)
     config, layers, notes = follow_options(layers)
-    if arguments.profile:
-        others = {"-dry_run": arguments.dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
-        others["MODEL.TUNE probe"] = config.model.tune.solves_head
-        for flag in (flag for flag, is_given in others.items() if is_given):
-            raise UserError(f"-profile starts a new run and cannot be combined with {flag}; remove one of them")
-    replaced = [Note("screen", f"-cfg {file} is replaced by -cfg {recipe}") for file in arguments.replaced]
+    if flags.profile:
+        _check_profile(config, flags.dry_run)
+    replaced = [Note("screen", f"-cfg {file} is replaced by -cfg {recipe}") for file in flags.replaced]
     command = Command(
+        argv=argv,
+        flags=flags,
         config=config,
         given=nest(layers.given()),
-        dry_run=arguments.dry_run,
-        profile=arguments.profile,
-        num_processes=arguments.ngpus,
-        device=arguments.device,
-        script=prog,
+        script=script,
         recipe=recipe,
         notes=(*replaced, *plugin_notes, *notes),
         prediction=prediction,
-        split=arguments.split,
-        debug=arguments.debug,
     )
     return replace(command, notes=(*command.notes, *_warn_of_unused(layers, command)))
+
+
+def _add_plugins(layers: OptionLayers, paths: Sequence[str]) -> list[Note]:
+    """Runs the plugins of -plugin, and adds their names and hashes to the options. Returns notes about them."""
+    plugins = [open_plugin(path) for path in paths]
+    entries = [plugin.entry for plugin in plugins]
+    notes = [Note("log", f"Plugin: {entry}") for entry in entries]
+    notes += check_plugins(layers.values.get("PLUGINS"), entries, layers.origin(("PLUGINS",)))
+    if entries:
+        layers.add_key("PLUGINS", entries, "-plugin")
+    for plugin in plugins:
+        if not plugin.has_parts:
+            notes.append(Note("warning", f"{plugin.path} registers no part; use @register_model, @loss, ..."))
+    return notes
+
+
+def _check_profile(config: Config, is_dry: bool) -> None:
+    """Raises UserError for a command that cannot be profiled."""
+    others = {"-dry_run": is_dry, "-eval": config.eval.enabled, "-resume": config.model.resume}
+    others["MODEL.TUNE probe"] = config.model.tune.solves_head
+    for flag, is_given in others.items():
+        if is_given:
+            raise UserError(f"-profile starts a new run and cannot be combined with {flag}; remove one of them")
 
 
 def to_yaml(config: Config) -> str:

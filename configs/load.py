@@ -1,6 +1,7 @@
 """Layers of options: BASE files < YAML file < flags < -opts; where each value comes from; a line for each mistake."""
 
 import argparse
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -177,57 +178,88 @@ def nest(values: dict[str, Any]) -> dict[str, Any]:
     return layers.values
 
 
-def read_layers(arguments: argparse.Namespace, evaluates: bool) -> OptionLayers:
+def read_layers(flags: argparse.Namespace, evaluates: bool) -> OptionLayers:
     """BASE files < YAML file, or the options of a run or of weights < -model < flags < -opts.
-
-    -model replaces the architecture; with MODEL.KWARGS, or timm's weights (by default of `FINETUNED`), by timm's model.
 
     Raises UserError: a file cannot be read; an empty flag; an unknown key in -opts.
     """
     layers = OptionLayers()
-    recipe, weights = arguments.cfg, arguments.pretrained if evaluates else None
-    if file := recipe or _find_run_options(arguments.resume, weights):
+    _add_files(layers, flags, evaluates)
+    _add_model(layers, flags, evaluates)
+    _add_flags(layers, flags)
+    add_options(layers, flags.opts, "-opts")
+    return layers
+
+
+def _add_files(layers: OptionLayers, flags: argparse.Namespace, evaluates: bool) -> None:
+    """Adds the recipe of -cfg, or else the options of the run that -resume names, or of the weights to evaluate."""
+    weights = flags.pretrained if evaluates else None
+    file = flags.cfg or _find_run_options(flags.resume, weights)
+    if file:
         layers.add_recipe(Path(file))
-        is_stored = Path(file).name == RUN_OPTIONS and Path(file).with_name(STATUS).exists()
-        given = read_json(Path(file).with_name("run.json")).get("given") if is_stored else None
-        if isinstance(given, dict) and given.get("TRAIN.COMPILE", AUTO) == AUTO:
-            layers.remove("TRAIN.COMPILE")  # chosen by `compilation_follows_steps`, perhaps for another device
-        if is_stored and not (evaluates or arguments.resume):
-            layers.remove("SAVE")  # the new run is no member of the sweep in whose folder that run is
-    elif weights and not arguments.resume:
+        _forget_choices_of_run(layers, Path(file), continues=bool(evaluates or flags.resume))
+    elif weights and not flags.resume:
         layers.add(weight_options(weights), f"{weights}: metadata")
-    elif arguments.resume not in (None, "auto") and (values := stored_options(Path(arguments.resume))):
-        layers.add(values, arguments.resume)
-    if evaluates and not recipe:
+    elif flags.resume not in (None, "auto"):
+        layers.add(stored_options(Path(flags.resume)), flags.resume)
+    if evaluates and not flags.cfg:
         layers.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
-    of_timm = (arguments.pretrained or layers.get("MODEL.PRETRAINED")) == "timm"
-    of_timm = of_timm or any(option.startswith("MODEL.KWARGS=") for option in arguments.opts)
-    trains_timms = arguments.pretrained == "timm" and not (recipe or evaluates or arguments.resume)
-    if name := arguments.model or (FINETUNED if trains_timms else None):
-        section = {"TYPE": "timm", "NAME": name} if of_timm else model_sections(name)["MODEL"]
-        if isinstance(model := layers.values.get("MODEL"), dict):  # the number of classes and the weights stay
-            for key in model.keys() - OF_EVERY_MODEL:  # of another family: they may not apply to the new one
-                del model[key]
-        for key, value in section.items():
-            layers.add_key(f"MODEL.{key}", value, f"-model {name}")
-        layers.model_only = bool(recipe)
-    if arguments.batch_size is not None:
+
+
+def _forget_choices_of_run(layers: OptionLayers, file: Path, continues: bool) -> None:
+    """Removes values that a run chose for itself from the options that are read from its folder."""
+    is_stored = file.name == RUN_OPTIONS and file.with_name(STATUS).exists()
+    if not is_stored:
+        return
+    given = read_json(file.with_name("run.json")).get("given")
+    if isinstance(given, dict) and given.get("TRAIN.COMPILE", AUTO) == AUTO:
+        layers.remove("TRAIN.COMPILE")  # chosen by `compilation_follows_steps`, perhaps for another device
+    if not continues:
+        layers.remove("SAVE")  # the new run is no member of the sweep in whose folder that run is
+
+
+def _add_model(layers: OptionLayers, flags: argparse.Namespace, evaluates: bool) -> None:
+    """Replaces the architecture by the one of -model; -pretrained=timm alone names `FINETUNED`.
+
+    With MODEL.KWARGS, or with timm's weights, it is timm's model of that name, else the recipe of that name.
+    """
+    starts_timms = flags.pretrained == "timm" and not (flags.cfg or evaluates or flags.resume)
+    name = flags.model
+    if not name and starts_timms:
+        name = FINETUNED
+    if not name:
+        return
+    has_timms_weights = (flags.pretrained or layers.get("MODEL.PRETRAINED")) == "timm"
+    if has_timms_weights or any(option.startswith("MODEL.KWARGS=") for option in flags.opts):
+        section = {"TYPE": "timm", "NAME": name}
+    else:
+        section = model_sections(name)["MODEL"]
+    model = layers.values.get("MODEL")
+    if isinstance(model, dict):  # the number of classes and the weights stay
+        for key in model.keys() - OF_EVERY_MODEL:  # of another family: they may not apply to the new one
+            del model[key]
+    for key, value in section.items():
+        layers.add_key(f"MODEL.{key}", value, f"-model {name}")
+    layers.model_only = bool(flags.cfg)
+
+
+def _add_flags(layers: OptionLayers, flags: argparse.Namespace) -> None:
+    if flags.batch_size is not None:
         layers.add_key("DATA.BATCH_SIZE_EVAL", None, "-batch_size")  # it follows BATCH_SIZE
-    for flag in (flag for flags in FLAGS.values() for flag in flags):
-        value = getattr(arguments, flag.name)
+    for flag in itertools.chain.from_iterable(FLAGS.values()):
+        value = getattr(flags, flag.name)
+        if value is None:
+            continue
         if value == "":
             raise UserError(f"-{flag.name} is empty; give a value, or remove the flag")
-        if flag.type is bool and value is not None:
+        if flag.type is bool:
             value = flag.value if value else flag.off
-        if value is not None:
-            layers.add_key(flag.key, value, f"-{flag.name}")
+        layers.add_key(flag.key, value, f"-{flag.name}")
     for name in ("predict", "embed"):
-        if getattr(arguments, name) is not None:
+        if getattr(flags, name) is not None:
             layers.add_key("EVAL.ENABLED", True, f"-{name}")
-    if arguments.amp_dtype:
+    if flags.amp_dtype:
         layers.add_key("AMP.ENABLED", True, "-amp_dtype")
-    add_options(layers, arguments.opts, "-opts")
-    return layers
 
 
 def add_options(layers: OptionLayers, options: Sequence[str], flag: str) -> None:

@@ -19,7 +19,7 @@ from conftest import ROOT
 # Tokens of the files in a folder, subfolders of the second level apart.
 CEILINGS = {
     ".": 537,
-    "configs": 16983,
+    "configs": 17261,
     "configs/schema": 14428,
     "datasets": 3629,
     "datasets/decoding": 4336,
@@ -32,7 +32,7 @@ CEILINGS = {
     "engine/commands": 1953,
     "engine/evaluation": 10588,
     "engine/features": 3985,
-    "engine/plan": 5234,
+    "engine/plan": 5722,
     "engine/precision": 6734,
     "engine/profiling": 1297,
     "engine/report": 9604,
@@ -51,7 +51,7 @@ CEILINGS = {
     "tests": 12905,
     "tests/configs": 8674,
     "tests/datasets": 63683,
-    "tests/engine": 105992,
+    "tests/engine": 106081,
     "tests/fixtures": 389,
     "tests/models": 26947,
     "tests/scripts": 12273,
@@ -64,7 +64,6 @@ MAX_BRANCHES = 15
 TANGLED = {
     "configs/flags.py:_refuse": 21,
     "configs/flags.py:read_prediction": 19,
-    "configs/load.py:read_layers": 34,
     "configs/resolve.py:old_keys_are_renamed": 17,
     "configs/schema/config.py:_problems": 47,
     "configs/schema/data.py:_problems": 48,
@@ -85,8 +84,7 @@ TANGLED = {
     "engine/plan/evaluation.py:match_outputs": 20,
     "engine/plan/evaluation.py:options_of_weights": 17,
     "engine/plan/evaluation.py:plan_evaluation": 29,
-    "engine/plan/recipe.py:_find_weights": 18,
-    "engine/plan/recipe.py:choose_recipe": 32,
+    "engine/plan/recipe.py:_choose": 18,
     "engine/plan/training.py:compile_if_it_pays": 16,
     "engine/plan/training.py:plan_training": 25,
     "engine/report/overview.py:_defects": 21,
@@ -111,8 +109,8 @@ TANGLED = {
 }
 # Knots in the sources that are left: fewer each time.
 KNOTS = {
-    "conditional expression in another": 19,
-    "unrelated values in one assignment": 361,
+    "conditional expression in another": 18,
+    "unrelated values in one assignment": 357,
     "walrus in a comprehension": 15,
 }
 

@@ -1,14 +1,14 @@
 """The recipe of a training without -cfg: data, weights and device choose it, before anything depends on its name."""
 
+import argparse
 import os
 import shlex
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from configs.command_line import Command, parse_command_line
-from configs.flags import entry_parser, expand_words, parse_flags
+from configs.command_line import Command, read_options
 from configs.load import model_sections
 from configs.resolve import recipe_follows_data
 from configs.schema.config import known_keys
@@ -16,7 +16,7 @@ from configs.weights import OF_EVERY_MODEL
 from configs.yaml_io import format_value
 from datasets.registry import recognize_dataset
 from datasets.sources.source import source_class
-from utils.distributed import single_process
+from utils.distributed import ProcessContext, broadcast_object, call_on_main, single_process
 from utils.errors import UserError, to_single_line
 from utils.file_formats.hf_folder import HUB, LOCAL, find_on_hub, weight_file
 from utils.notes import Note
@@ -29,62 +29,143 @@ _FROM_SCRATCH = "resnet10t"  # more accurate than the ViT of folder_small.yaml o
 _RECIPES = Path(__file__).parents[2] / "configs"
 
 
-def choose_recipe(command: Command, argv: list[str]) -> Command:
+@dataclass(frozen=True)
+class Choice:
+    """A recipe, and values of flags for a layer between the recipe and the given options.
+
+    flags: by name; -opts is a list. reason: why.
+    """
+
+    recipe: str
+    reason: str
+    flags: dict[str, Any] = field(default_factory=dict)
+
+    def words(self) -> list[str]:
+        """The choice as flags of the command line."""
+        file, here = _file(self.recipe), Path.cwd()
+        words = [f"-cfg={file.relative_to(here) if file.is_relative_to(here) else file}"]
+        for name, value in self.flags.items():
+            if name == "opts":
+                words += ["-opts", *value]
+            elif value is True:
+                words.append(f"-{name}")
+            else:
+                words.append(f"-{name}={value}")
+        return words
+
+
+def choose_recipe(command: Command, context: ProcessContext) -> Command:
     """A training without -cfg on class folders or a table: with the recipe of `recipe_follows_data`, and a note; on the
     digits without keys of MODEL: with vit_digits.yaml.
 
     With -cfg, too, timm's model has its rate, see `rate_follows_tuning`. -resume=auto finds the run of the same choice.
     Other commands stay as they are, also those with an architecture in keys of MODEL, and with data that cannot be
-    read, whose problems the plan reports. Each rank calls it before it joins the others. Raises UserError if given
-    weights cannot be read.
+    read, whose problems the plan reports. A collective call: the main process looks at data and weights. Raises
+    UserError if given weights cannot be read.
     """
-    data, model, train = (command.given.get(section, {}) for section in ("DATA", "MODEL", "TRAIN"))
-    config, own_layers = command.config, any(f"MODEL.{key}" not in known_keys("timm") for key in model)
     if command.recipe:
         return _follow_model(command)
+    if not _may_choose(command):
+        return command
+    choice = broadcast_object(call_on_main(lambda: _choose(command), context), context)
+    if choice is None:
+        return command
+    chosen = _with_choice(command, choice)
+    return _follow_model(chosen)
+
+
+def _with_choice(command: Command, choice: Choice) -> Command:
+    """The command as if the words of the choice stood before its own."""
+    words = choice.words()
+    chosen = read_options(command.argv, _with_flags(command.flags, choice), command.script)
+    same = Note("log", f"The same: {shlex.join(['python', command.script, *words, *command.argv])}")
+    file = Path(words[0].removeprefix("-cfg="))
+    return replace(chosen, recipe=file, notes=(same, *chosen.notes), reason=choice.reason)
+
+
+def _with_flags(given: argparse.Namespace, choice: Choice) -> argparse.Namespace:
+    values = vars(given) | choice.flags | {"cfg": str(_file(choice.recipe))}
+    values["opts"] = [*choice.flags.get("opts", ()), *given.opts]
+    return argparse.Namespace(**values)
+
+
+def _may_choose(command: Command) -> bool:
+    """Whether the command line leaves the recipe open: a training on own images, or on the digits."""
+    data, model = (command.given.get(section, {}) for section in ("DATA", "MODEL"))
+    config = command.config
     if config.model.resume not in (None, "auto") or config.eval.enabled:
-        return command
-    if data.get("DATASET") == "digits" and not model.keys() - {"RESUME"}:
-        chosen = parse_command_line([f"-cfg={_file('vit_digits')}", *argv], command.script)
-        return replace(chosen, reason="a ViT for these images")
-    if "DATA_PATH" not in data or ("DATASET" in data and data["DATASET"] not in _OWN_IMAGES):
-        return command
-    named = parse_flags(expand_words(argv), entry_parser(command.script)).model
-    if not named:
-        same_type = model_sections(config.model.name)["MODEL"]["TYPE"] == model.get("TYPE", "timm")
-        if own_layers or ("TYPE" in model and not same_type and config.model.pretrained != "timm"):
-            return command
-        argv = [f"-model={config.model.name}"] * ("TYPE" in model) + argv  # -opts would keep the layers of a recipe
-    images, found = 0, recognize_dataset(config.data, single_process("cpu"))
-    with suppress(UserError):
-        source = source_class(found.dataset)(found)
-        images = len(source.read("train")) if found.dataset in _OWN_IMAGES else 0
-        if found.folds and (split := source.splitter.result):  # as many for each fold, so that all have one recipe
-            images = round((len(split.trained) + len(split.held_out or ())) * (found.folds - 1) / found.folds)
+        return False
+    if data.get("DATASET") == "digits":
+        return model.keys() <= {"RESUME"}
+    if "DATA_PATH" not in data or data.get("DATASET", "folder") not in _OWN_IMAGES:
+        return False
+    return bool(command.flags.model) or not _has_own_architecture(command)
+
+
+def _has_own_architecture(command: Command) -> bool:
+    """Whether keys of MODEL give an architecture that is neither timm's nor the one of a recipe."""
+    given, config = command.given.get("MODEL", {}), command.config
+    if any(f"MODEL.{key}" not in known_keys("timm") for key in given):
+        return True
+    if "TYPE" not in given or config.model.pretrained == "timm":
+        return False
+    return bool(model_sections(config.model.name)["MODEL"]["TYPE"] != given["TYPE"])
+
+
+def _choose(command: Command) -> Choice | None:
+    """The choice for the data, None if they cannot be read."""
+    data, model, train = (command.given.get(section, {}) for section in ("DATA", "MODEL", "TRAIN"))
+    if data.get("DATASET") == "digits":
+        return Choice("vit_digits", "a ViT for these images")
+    images = _count_images(command)
     if not images:
-        return command
-    has_weights, reason, flags = _find_weights(model, config.model.pretrained, argv)
-    on_cpu, trains = lacks_gpus(command.device), bool(train) or command.profile or "TUNE" in model
-    name, epochs = recipe_follows_data(images, has_weights, on_cpu, trains, probes=model.get("TUNE") == "probe")
-    if epochs and not {"NUM_EPOCHS", "MINUTES"} & train.keys():
-        flags = [*flags, f"-epochs={epochs}"]
-    if name == "folder_small" and not named and "TYPE" not in model:
-        flags = [*flags, f"-model={_FROM_SCRATCH}"]
+        return None
+    flags = dict[str, Any]()
+    if "TYPE" in model and not command.flags.model:
+        flags["model"] = command.config.model.name  # as a key of -opts it would keep the layers of a recipe
+    weights = _find_weights(command, flags)
+    on_cpu = lacks_gpus(command.device)
+    trains = bool(train) or command.profile or "TUNE" in model
+    probes = model.get("TUNE") == "probe"
+    name, epochs = recipe_follows_data(images, weights.exist, on_cpu, trains, probes)
+    flags |= weights.flags
+    if epochs and train.keys().isdisjoint(("NUM_EPOCHS", "MINUTES")):
+        flags["epochs"] = epochs
+    if name == "folder_small" and not command.flags.model and "TYPE" not in model:
+        flags["model"] = _FROM_SCRATCH
     if not on_cpu and "ENABLED" not in command.given.get("AMP", {}):
-        flags = [*flags, "-amp"]
-    if name != "probe" and images < _FEW and not {"BATCH_SIZE", "GLOBAL_BATCH_SIZE"} & data.keys():
-        flags = [*flags, f"-batch_size={max(1, images // 4)}"]
-    words = [f"-cfg={_file(name)}", *flags, *argv]
-    reason = f"{images:,} images; {reason}"
-    reason += "; -minutes=M or -epochs=N trains all weights" if name == "probe" and on_cpu else ""
-    chosen = parse_command_line(words, command.script)
-    same = Note("log", f"The same: {shlex.join(['python', command.script, *words])}")
-    return _follow_model(replace(chosen, notes=(same, *chosen.notes), reason=reason))
+        flags["amp"] = True
+    if name != "probe" and images < _FEW and data.keys().isdisjoint(("BATCH_SIZE", "GLOBAL_BATCH_SIZE")):
+        flags["batch_size"] = max(1, images // 4)
+    reason = f"{images:,} images; {weights.reason}"
+    if name == "probe" and on_cpu:
+        reason += "; -minutes=M or -epochs=N trains all weights"
+    return Choice(name, reason, flags)
+
+
+def _count_images(command: Command) -> int:
+    """The number of training images; with DATA.FOLDS the mean over the folds, so that all of them have one recipe.
+
+    0 if the data are no images of one's own, or cannot be read.
+    """
+    alone = single_process("cpu")  # the main process reads them before the others do
+    found = recognize_dataset(command.config.data, alone)
+    if found.dataset not in _OWN_IMAGES:
+        return 0
+    try:
+        source = source_class(found.dataset)(found)
+        images = len(source.read("train"))
+    except UserError:
+        return 0
+    split = source.splitter.result
+    if not (found.folds and split):
+        return images
+    in_all_folds = len(split.trained) + len(split.held_out or ())
+    return round(in_all_folds * (found.folds - 1) / found.folds)
 
 
 def _file(recipe: str) -> Path:
-    file, here = _RECIPES / f"{recipe}.yaml", Path.cwd()
-    return file.relative_to(here) if file.is_relative_to(here) else file
+    return _RECIPES / f"{recipe}.yaml"
 
 
 def _follow_model(command: Command) -> Command:
@@ -101,44 +182,77 @@ def _follow_model(command: Command) -> Command:
 
     from utils.torch_compat import BatchNorm
 
-    backbone, rate, is_lora = torch.nn.Module(), config.train.base_lr, model.tune.kind == "lora"
+    backbone = torch.nn.Module()
     with suppress(RuntimeError), torch.device("meta"):
-        backbone = timm.create_model(model.name) if timm.is_model(model.name) else backbone
+        if timm.is_model(model.name):
+            backbone = timm.create_model(model.name)
     norms = {type(one) for one in backbone.modules() if isinstance(one, BatchNorm | torch.nn.LayerNorm)}
-    if norms and all(issubclass(one, BatchNorm) for one in norms) and not is_lora:
-        rate = 5e-4
-    elif sum(one.numel() for one in backbone.parameters()) > _LARGE:
-        rate = 2e-4 if is_lora else 5e-5
-    return replace(command, config=config.with_train(base_lr=rate))
+    has_batch_norms_only = bool(norms) and all(issubclass(one, BatchNorm) for one in norms)
+    is_large = sum(one.numel() for one in backbone.parameters()) > _LARGE
+    is_lora = model.tune.kind == "lora"
+    if has_batch_norms_only and not is_lora:
+        return replace(command, config=config.with_train(base_lr=5e-4))
+    if is_large:
+        return replace(command, config=config.with_train(base_lr=2e-4 if is_lora else 5e-5))
+    return command
 
 
-def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -> tuple[bool, str, list[str]]:
-    """Whether there are weights, the reason, and flags for the model that they describe. given: keys of MODEL."""
+@dataclass(frozen=True)
+class FoundWeights:
+    """exist: whether there are weights to start from. flags: the model that they describe."""
+
+    exist: bool
+    reason: str
+    flags: dict[str, Any] = field(default_factory=dict)
+
+
+def _find_weights(command: Command, flags: dict[str, Any]) -> FoundWeights:
+    """The given weights, or timm's of the model. flags: chosen so far."""
+    if "PRETRAINED" in command.given.get("MODEL", {}):
+        return _describe_given_weights(command)
+    return _find_timms_weights(command, flags)
+
+
+def _describe_given_weights(command: Command) -> FoundWeights:
     from engine.checkpoint.weights_record import read_record  # imports timm, which other commands may not need
-    from models.timm_model import published_on_hub
     from models.weights.read import forget_weights, read_weights
 
-    if "PRETRAINED" in given:
-        section: dict[str, Any] = {}
-        shown = str(Path(*Path(weights).parts[-2:])) if weights and os.path.exists(weights) else weights
-        if weights and given.keys().isdisjoint(("TYPE", "NAME")):
-            record = read_record(weights)
-            name = read_weights(weights).architecture if record is None else ""
-            section = record.model if record else {"TYPE": "timm", "NAME": name} if name else {}
-            forget_weights()
-        if weights and section.get("TYPE") == "transformers":
-            source = weights if weights.startswith(HUB) else f"{LOCAL}{Path(weight_file(weights)).parent}"
-            return True, f"weights: {shown}", [f"-model={source}"]
-        own = {f"MODEL.{key}": value for key, value in section.items() if key not in OF_EVERY_MODEL}
-        options = [f"{key}={format_value(value)}" for key, value in own.items() if value is not None]
-        return bool(weights), f"weights: {shown}", ["-opts", *options] if options else []
+    given, weights = command.given["MODEL"], command.config.model.pretrained
+    shown = weights
+    if weights and os.path.exists(weights):
+        shown = str(Path(*Path(weights).parts[-2:]))
+    reason = f"weights: {shown}"
+    if not weights or not given.keys().isdisjoint(("TYPE", "NAME")):
+        return FoundWeights(bool(weights), reason)
+    record = read_record(weights)
+    if record is not None:
+        section = record.model
+    else:
+        name = read_weights(weights).architecture
+        section = {"TYPE": "timm", "NAME": name} if name else {}
+    forget_weights()
+    if section.get("TYPE") == "transformers":
+        source = weights if weights.startswith(HUB) else f"{LOCAL}{Path(weight_file(weights)).parent}"
+        return FoundWeights(True, reason, {"model": source})
+    described = {key: value for key, value in section.items() if key not in OF_EVERY_MODEL and value is not None}
+    if not described:
+        return FoundWeights(True, reason)
+    return FoundWeights(
+        True, reason, {"opts": [f"MODEL.{key}={format_value(value)}" for key, value in described.items()]}
+    )
+
+
+def _find_timms_weights(command: Command, flags: dict[str, Any]) -> FoundWeights:
+    from models.timm_model import published_on_hub
+
+    fine_tuned = _with_flags(command.flags, Choice("finetune", "", flags))
     try:
-        model: Any = parse_command_line([f"-cfg={_RECIPES / 'finetune.yaml'}", *argv]).config.model
+        model: Any = read_options(command.argv, fine_tuned, command.script).config.model
         if model.pretrained != "timm":  # but of the source of -model
-            return True, f"weights: {model.pretrained}", []
+            return FoundWeights(True, f"weights: {model.pretrained}")
         if model.kwargs:
-            return False, "MODEL.KWARGS: no weights, unless -pretrained=timm is given", []
+            return FoundWeights(False, "MODEL.KWARGS: no weights, unless -pretrained=timm is given")
         place = find_on_hub(*published_on_hub(model.name))
     except (UserError, RuntimeError) as error:  # timm's of an unknown tag
-        return False, f"no weights: {to_single_line(str(error))}", []
-    return bool(place), f"weights of {model.name} {place or 'not found: -pretrained=FILE'}", []
+        return FoundWeights(False, f"no weights: {to_single_line(str(error))}")
+    return FoundWeights(bool(place), f"weights of {model.name} {place or 'not found: -pretrained=FILE'}")

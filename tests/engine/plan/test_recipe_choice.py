@@ -11,11 +11,14 @@ from conftest import ROOT, noise_folder, only_run, read_result
 from huggingface_hub import HfApi
 
 import main_single_gpu
+from configs import command_line
 from configs.command_line import parse_command_line
+from configs.flags import parse_flags
 from configs.resolve import recipe_follows_data
 from datasets.sources.source import source_class
 from engine.plan import recipe
 from engine.plan.recipe import choose_recipe
+from utils.distributed import single_process
 from utils.errors import UserError
 from utils.file_formats.hf_folder import find_on_hub
 
@@ -37,7 +40,7 @@ def place(request, monkeypatch):
 
 
 def chosen(*argv):
-    return choose_recipe(parse_command_line(list(argv)), list(argv))
+    return choose_recipe(parse_command_line(argv), single_process("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_the_rate_follows_the_model_and_its_tuned_part(images, place, flags, rat
 def test_other_commands_stay_as_they_are(images, place, flags):
     argv = [f"-data_path={images}", *flags]
     command = parse_command_line(argv)
-    assert choose_recipe(command, argv) == command
+    assert choose_recipe(command, single_process("cpu")) == command
 
 
 def test_the_digits_have_a_recipe_unless_a_model_is_given():
@@ -168,6 +171,15 @@ def test_weights_name_their_model(images, place, tmp_path):
         assert config.model.pretrained == str(tmp_path / file)
     with pytest.raises(UserError, match=r"^/nowhere\.pth: no such file"):
         chosen(f"-data_path={images}", "-pretrained=/nowhere.pth")
+
+
+@pytest.mark.parametrize("place", [None], indirect=True)
+def test_a_start_parses_its_words_once(images, place, tmp_path, monkeypatch):
+    parsed = []
+    monkeypatch.setattr(command_line, "parse_flags", lambda *words: parsed.append(words) or parse_flags(*words))
+    argv = [f"-data_path={images}", "-device=cpu", "-dry_run", f"-output={tmp_path}", "-model=resnet10t"]
+    assert main_single_gpu.main(argv) == 0
+    assert len(parsed) == 1
 
 
 def test_the_hub_is_asked_for_a_limited_time(monkeypatch):
