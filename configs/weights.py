@@ -115,7 +115,7 @@ class WeightsRecord:
     class_names: in the order of the labels. split: a `RunSplit`. plugins: PLUGINS. evaluation: published keys of DATA
     that replace the keys in `data` in an evaluation; runs of this program have none. output_names: for a reader, also
     if names of some classes are missing; None if there are none. built_for: the image size with which timm built the
-    model, if it is another one. thresholds: of the classes, with several labels per image.
+    model, if it is another one. thresholds: the logits of the classes, with several labels per image.
     """
 
     source: str

@@ -49,7 +49,9 @@ from utils.file_formats.pickles import ArrayRecord, Inert, checked_archive_bytes
 from utils.files import atomic_write, read_json
 
 ENTRY = "split"
-THRESHOLDS = "thresholds"  # with several labels per image: of each class, see `SampleResults`
+# With several labels per image, of each class: the logits of `SampleResults.thresholds`, and the same as
+# probabilities, which older versions read.
+THRESHOLD_LOGITS, THRESHOLDS = "threshold_logits", "thresholds"
 _NAME_ENTRIES = (  # the first one decides
     "class_names", "classes", "class_to_idx", "idx_to_class", "label_names", "id2label", "label2id", "classnames",
     "class2idx", "idx2class", "class_mapping", "label_map", "label_encoder",
@@ -57,6 +59,7 @@ _NAME_ENTRIES = (  # the first one decides
 _MAYBE_NAMES = ("target_names", "categories", "labels", "names", "vocab")  # unless they are numbers
 _LISTS_OF_OBJECTS = ("classes_", "items")  # of scikit-learn's LabelEncoder; of fastai's CategoryMap, and of its `L`
 _NO_NAME = re.compile(r"LABEL_\d+")  # transformers', without names
+_MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_NAMES_BYTES, _MAX_NUMBERS = 10**7, 10**4  # of an array
 HELD_OUT_FILE = "held_out.json"
 
@@ -144,6 +147,24 @@ def describe_data(data: Data, class_names: Sequence[str] | None) -> dict[str, An
     return {"class_names": None if class_names is None else list(class_names), "preprocessing": lists}
 
 
+def thresholds_to_entries(logits: Sequence[float] | None) -> dict[str, list[float]]:
+    """The entries of thresholds (classes,); empty for None."""
+    if logits is None:
+        return {}
+    probabilities: list[float] = torch.tensor(logits, dtype=torch.float64).sigmoid().tolist()
+    return {THRESHOLD_LOGITS: list(logits), THRESHOLDS: probabilities}
+
+
+def read_thresholds(content: Mapping[str, Any]) -> list[float] | None:
+    """The logits of the thresholds; of an older file from its probabilities, of which 1 is the one of float32."""
+    if (logits := content.get(THRESHOLD_LOGITS)) or not content.get(THRESHOLDS):
+        return logits
+    probabilities = torch.tensor(content[THRESHOLDS], dtype=torch.float64)
+    highest = 1 - 2**-25  # and above: 1 in float32
+    converted: list[float] = probabilities.clamp(torch.finfo(torch.float64).tiny, highest).logit().float().tolist()
+    return converted
+
+
 def write_held_out(folder: Path, split: RunSplit | None) -> None:
     """Writes `held_out.json` if the run holds images out; raises OSError if that fails."""
     if split:
@@ -151,12 +172,13 @@ def write_held_out(folder: Path, split: RunSplit | None) -> None:
 
 
 def is_description(state: dict[str, Any]) -> bool:
-    """Returns whether the two entries and the thresholds are None, or have the form that `describe_data` gives them."""
+    """Returns whether the two entries and the thresholds are None, or have the form that this module gives them."""
     names, values = map(state.get, _DESCRIPTION)
     has_names = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
-    thresholds = state.get(THRESHOLDS) or []
-    if not isinstance(thresholds, list) or not all(type(one) is float and 0 <= one <= 1 for one in thresholds):
-        return False
+    for entry, lowest, highest in ((THRESHOLDS, 0, 1), (THRESHOLD_LOGITS, -_MAX_FLOAT, _MAX_FLOAT)):
+        numbers = state.get(entry) or []
+        if not isinstance(numbers, list) or not all(type(x) is float and lowest <= x <= highest for x in numbers):
+            return False
     if values is not None:
         try:
             Data.model_validate({_KEY_OF[entry]: value for entry, value in values.items()})
@@ -258,7 +280,8 @@ def read_record(weights: str) -> WeightsRecord | None:
         if path.name == WEIGHTS[1] or (kind == SAFETENSORS and OPTIONS_ENTRY not in metadata):
             return _record_of_config(path)
         if kind == SAFETENSORS:
-            entries = (*_DESCRIPTION, OPTIONS_ENTRY, *(name for name in (ENTRY, THRESHOLDS) if name in metadata))
+            optional = (name for name in (ENTRY, THRESHOLDS, THRESHOLD_LOGITS) if name in metadata)
+            entries = (*_DESCRIPTION, OPTIONS_ENTRY, *optional)
             content = {entry: json.loads(metadata[entry]) for entry in entries}
             return record_of(content, content[OPTIONS_ENTRY]) if is_description(content) else None
         if kind != TORCH:
@@ -294,7 +317,7 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
         num_classes=_count(model.get("NUM_CLASSES")),
         split=read_split(content, data),
         plugins=tuple(map(str, options.get("PLUGINS") or ())),
-        thresholds=content.get(THRESHOLDS),
+        thresholds=read_thresholds(content),
     )
 
 

@@ -299,7 +299,7 @@ class EvaluationFiles:
         ranked = {"auroc": results.ranking.auroc}
         ranked |= zip(OPERATING, results.ranking.operating, strict=True) if len(names) == 2 else ()
         ranked = {name: np.resize(values, len(names)) for name, values in ranked.items()}
-        self._write_classes(figures, top1=figures.recall, top5=figures.top5, **ranked)
+        self._write_classes(figures, {}, top1=figures.recall, top5=figures.top5, **ranked)
         wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
         pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
         self._write_table("confused_pairs", ("true", "predicted", "count", "share"), pair_rows, _SHOWN_PAIRS)
@@ -333,17 +333,19 @@ class EvaluationFiles:
         rows = ([*name, *row] for name, of_label in every for row in _bin_rows(of_label))
         self._write_table("calibration", ("label", "class", *_BIN_COLUMNS), rows, NUM_BINS)
         means = 100 * probabilities.mean(axis=0, dtype=np.float64)
-        shares = {"ap": ranking.average_precision, "threshold": 100 * results.used_thresholds}
+        thresholds = results.used_thresholds
+        shares = {"ap": ranking.average_precision, "threshold": 100 * torch.from_numpy(thresholds).sigmoid().numpy()}
         shares |= {"probability": means, "ece": errors, **dict(zip(OPERATING, ranking.operating, strict=True))}
-        self._write_classes(figures, auroc=ranking.auroc, **shares)
+        logits = [f"{logit:.9g}" for logit in thresholds]
+        self._write_classes(figures, {"threshold_logit": logits}, auroc=ranking.auroc, **shares)
         return {**figures.macro(), "ece": errors.mean()}, self._write_mistakes(highest_losses(results), results)
 
-    def _write_classes(self, figures: ClassFigures, **shares: np.ndarray) -> None:
-        """shares: further columns, in percent."""
+    def _write_classes(self, figures: ClassFigures, texts: dict[str, list[str]], **shares: np.ndarray) -> None:
+        """texts, shares: further columns; shares are in percent."""
         shares = {name: getattr(figures, name) for name in ("precision", "recall", "f1", "specificity")} | shares
         counts, cells = (figures.count, figures.predicted), (map(_cell, one) for one in shares.values())
-        rows = zip(range(len(self.class_names)), self.class_names, *counts, *cells, strict=True)
-        self._write_table("per_class", ("label", "class", "count", "predicted", *shares), rows)
+        rows = zip(range(len(self.class_names)), self.class_names, *counts, *cells, *texts.values(), strict=True)
+        self._write_table("per_class", ("label", "class", "count", "predicted", *shares, *texts), rows)
 
     def _write_table(
         self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]], shown: int | None = None

@@ -7,6 +7,7 @@ import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ CSV_FILE, JSON_FILE = "predictions.csv", "predictions.json"
 UNKNOWN = "unknown"
 _SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_CHARS = 10, 3, 48
 
-_Image = tuple[str, list[tuple[str, float]], dict[str, str], str | None]
+_Image = tuple[str, list[tuple[int, float]], dict[str, str], str | None]
 
 
 class Predictions:
@@ -33,7 +34,7 @@ class Predictions:
 
     class_names: of all labels of the model. options: samples without a path have labels, the column `target`; maps are
     the column `explanation`. With `thresholds` (classes,), of several labels per image, the column `predicted` has the
-    classes from their thresholds on. With -threshold, the column `label` has the most probable class, or of several
+    classes whose logits reach them. With -threshold, the column `label` has the most probable class, or of several
     labels all classes, from that probability on, else "unknown".
 
     num_readable: the images that could be read, of the `num_done` first ones.
@@ -82,7 +83,7 @@ class Predictions:
                 rows.writerows(cells_of(image, self._num_ranks) for image in images)
                 for image in images:
                     path, ranked, texts, error = image
-                    predictions = [{"class": name, "probability": probability} for name, probability in ranked]
+                    predictions = [{"class": self._class_names[label], "probability": one} for label, one in ranked]
                     for objects in others:  # a list, with an object in each line
                         row = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
                         objects.write(f"{',' if self.num_done else '['}\n{row}")
@@ -103,21 +104,22 @@ class Predictions:
         return SampleResults(**arrays, thresholds=self._thresholds).metrics(best)
 
     def _images(self, results: SampleResults) -> Iterator[_Image]:
-        """Path, (class, probability) of the most probable classes, label and target if there are some, and the error
+        """Path, (label, probability) of the most probable classes, label and target if there are some, and the error
         of an unreadable image, of the images after the `num_done` first ones."""
         names = self._class_names
         ranked = results.labels.tolist(), results.probabilities.tolist()
-        for index, (labels, probabilities) in enumerate(zip(*ranked, strict=True), self.num_done):
+        with_thresholds = replace(results, thresholds=self._thresholds)
+        for row, (labels, probabilities) in enumerate(zip(*ranked, strict=True)):
+            index = self.num_done + row
             error = results.errors.get(index)
-            classes = [(names[label], round(value, 6)) for label, value in zip(labels, probabilities, strict=True)]
+            classes = [(label, round(value, 6)) for label, value in zip(labels, probabilities, strict=True)]
             texts = dict[str, str]()
             if self._thresholds is not None:
-                reached = np.array(probabilities) >= self._thresholds[labels]
-                found = (names[label] for label, is_reached in zip(labels, reached, strict=True) if is_reached)
+                found = (names[label] for label in labels if with_thresholds.predicted[row, label])
                 texts["predicted"] = "" if error else " | ".join(found)
             if self._options.threshold is not None:
                 possible = classes[:1] if self._thresholds is None else classes
-                labelled = (name for name, value in possible if value >= self._options.threshold)
+                labelled = (names[label] for label, value in possible if value >= self._options.threshold)
                 texts["label"] = "" if error else " | ".join(labelled) or UNKNOWN
             if self._labelled:
                 texts["target"] = name_of_target(self._samples.targets[index], names)
@@ -131,7 +133,8 @@ class Predictions:
 
     def _cells(self, image: _Image, num_ranks: int) -> list[str]:
         path, ranked, texts, error = image
-        cells = [cell for name, value in ranked[:num_ranks] for cell in (safe_cell(name), f"{value:.6f}")]
+        names = self._class_names
+        cells = [cell for label, value in ranked[:num_ranks] for cell in (safe_cell(names[label]), f"{value:.6f}")]
         cells += [""] * (2 * num_ranks - len(cells))
         return [safe_cell(path), *cells, *map(safe_cell, texts.values()), safe_cell(error or "")]
 
@@ -139,7 +142,7 @@ class Predictions:
         """The probability of each class; empty cells for an unreadable image."""
         path, ranked, texts, _ = image
         probabilities = dict(ranked)
-        cells = (f"{probabilities[name]:.6f}" if ranked else "" for name in self._class_names)
+        cells = (f"{probabilities[label]:.6f}" if ranked else "" for label in range(len(self._class_names)))
         return [safe_cell(path), *cells, *map(safe_cell, texts.values())]
 
     def table(self) -> str:

@@ -22,14 +22,19 @@ def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
 
     The loss is binary cross-entropy, the mean over the classes, without label smoothing and class weights.
 
-    Targets int64 (B,) mean images without labels, which are only predicted: they have no loss and no scores.
+    Targets int64 (B,) mean images without labels, which are only predicted: they have no loss.
     """
     best = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
-    ranked = {"targets": targets, "labels": best.indices.int(), "probabilities": best.values.sigmoid()}
+    ranked = {
+        "targets": targets,
+        "labels": best.indices.int(),
+        "probabilities": best.values.sigmoid(),
+        "scores": logits,
+    }
     if targets.ndim == 1:
         return ranked | {"losses": torch.zeros(len(logits), device=logits.device)}
     losses = F.binary_cross_entropy_with_logits(logits, targets.clamp(min=0).float(), reduction="none").mean(-1)
-    return ranked | {"losses": losses.masked_fill(targets[:, 0] == PADDING, 0), "scores": logits}
+    return ranked | {"losses": losses.masked_fill(targets[:, 0] == PADDING, 0)}
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,9 @@ class RankingFigures:
     """Figures of the order in which a class ranks the samples (C,), percent, as scikit-learn defines them.
 
     average_precision: NaN without a positive sample. auroc: the area under the ROC curve, a sample of the class against
-    all others; equal scores count half. NaN unless there are positive and negative samples. threshold: the sigmoid from
-    which on a class is predicted for the highest F1, halfway to the next lower score; 0.5 without positive samples.
+    all others; equal scores count half. NaN unless there are positive and negative samples. threshold: the score from
+    which on a class is predicted for the highest F1: halfway from the chosen sample to the next lower score, so that
+    noise changes few predictions; 0 without positive samples.
     operating: a row for each of `OPERATING`, the highest sensitivity whose specificity is the given one or more, and
     the reverse; NaN as auroc.
     """
@@ -59,7 +65,7 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
     targets: labels (N,) or multi-hot (N, C), without padding. scores: float32 (N, C), any increasing function of the
     probability. A score that is NaN is the lowest.
     """
-    precision, auroc, threshold = (np.full(scores.shape[1], value) for value in (np.nan, np.nan, 0.5))
+    precision, auroc, threshold = (np.full(scores.shape[1], value) for value in (np.nan, np.nan, 0.0))
     operating = np.full((len(OPERATING), scores.shape[1]), np.nan)
     lowest, number = float(np.finfo(np.float32).min), len(scores)
     for label in np.unique(targets) if targets.ndim == 1 else np.flatnonzero(targets.any(axis=0)):
@@ -72,8 +78,11 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
         selected, hits = number - below, positives - np.searchsorted(own, own)
         precision[label] = 100 * np.mean(hits / selected)
         best = positives - 1 - np.argmax((hits / (selected + positives))[::-1])  # of equal ones the highest threshold
-        scores_around = every[[max(below[best] - 1, 0), below[best]]]
-        threshold[label] = 1 / (1 + math.exp(-max(np.mean(scores_around, dtype=np.float64), -700.0)))
+        chosen, number_below = own[best], below[best]
+        if number_below:
+            threshold[label] = np.mean([every[number_below - 1], chosen], dtype=np.float64)
+        else:  # a step below the lowest score of all
+            threshold[label] = np.nextafter(chosen, lowest, dtype=np.float32)
         if negatives:  # twice the sum of the ranks of the positive samples: Mann and Whitney, 1947
             doubled = np.sum(below + up_to + 1) - positives * (positives + 1)
             auroc[label] = 100 * doubled / (2 * positives * negatives)
@@ -101,7 +110,7 @@ class SampleResults:
     losses: float32 (N,), cross-entropy in nats; with several labels binary cross-entropy, the mean over the classes.
     errors: the reason for each sample that could not be read, by its index.
     scores: float32 (N, C), the log-probabilities, or with several labels the logits; see `Evaluator.classify`.
-    thresholds: (C,), with several labels: the probability from which on a class is predicted; None: the ones for the
+    thresholds: float64 (C,), with several labels: the logit from which on a class is predicted; None: the ones for the
         highest F1 of each class on these samples.
     logits: float16 (N, C), only on request, at most ±65504: also in place of -inf, the logit of a masked class.
     """
@@ -150,7 +159,7 @@ class SampleResults:
     @cached_property
     def predicted(self) -> np.ndarray:
         """The predicted classes with several labels per sample, bool (N, C)."""
-        return self.label_probabilities >= self.used_thresholds
+        return self.scores >= self.used_thresholds
 
     def f1_of_labels(self, axis: int | None) -> float:
         """F1 of all labels together (micro), or with axis 1 the mean over the samples, of predictions with several.

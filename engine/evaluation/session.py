@@ -62,7 +62,7 @@ def build_eval_model(
         record = weights_record(config.model)
         chosen = np.array(record.thresholds) if record and record.thresholds else None
         known = chosen is not None and len(chosen) == config.model.num_logits
-        evaluator = replace(evaluator, thresholds=chosen if known else np.full(config.model.num_logits, 0.5))
+        evaluator = replace(evaluator, thresholds=chosen if known else np.zeros(config.model.num_logits))
         source = "from the weights, chosen on validation images" if known else "0.5, as the weights have none"
         notes.append(Note("log", f"Thresholds of the classes: {source}"))
     return replace(built, evaluator=evaluator, notes=notes)

@@ -15,7 +15,7 @@ from configs.parts import running_plugins
 from configs.yaml_io import format_value
 from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
-from engine.checkpoint.weights_record import ENTRY, THRESHOLDS
+from engine.checkpoint.weights_record import ENTRY, read_thresholds, thresholds_to_entries
 from engine.progress import EpochProgress, Metrics, Observer, TrainClock
 from engine.run.cost import count_parameters
 from engine.run.log import RunLogger
@@ -76,7 +76,7 @@ class RunPosition:
         no checkpoint has its weights.
     best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
     best_path: the checkpoint of a resumed run with the weights of `best`.
-    thresholds: of the latest evaluation, with several labels per image.
+    thresholds: the logits of the latest evaluation, with several labels per image.
     """
 
     progress: EpochProgress
@@ -113,7 +113,7 @@ def take_snapshot(
         "options": to_yaml(config),
         "class_names": None if class_names is None else list(class_names),
         ENTRY: split,
-        THRESHOLDS: None if position.thresholds is None else list(position.thresholds),
+        **thresholds_to_entries(position.thresholds),
         "plugins": {plugin.entry: plugin.text for plugin in running_plugins()},
     }
     return state.strategy.gather(content)
@@ -191,7 +191,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     best = checkpoint["best"]
     path = find_best(found, state.context) if best else None
     is_here = bool(best) and path is None and found.place.is_best
-    return RunPosition(progress, clock, best if path or is_here else None, is_here, path, checkpoint.get(THRESHOLDS))
+    return RunPosition(progress, clock, best if path or is_here else None, is_here, path, read_thresholds(checkpoint))
 
 
 _FIXED = (  # for the whole run: its state has other entries with another value

@@ -17,7 +17,7 @@ from datasets.sources.names import BYTES, NATURAL, read_class_list
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit
 from engine.checkpoint.files import find_checkpoint
-from engine.checkpoint.weights_record import THRESHOLDS, describe_data, to_metadata, weights_record
+from engine.checkpoint.weights_record import describe_data, thresholds_to_entries, to_metadata, weights_record
 from engine.plan.evaluation import imagenet_subset, options_of_weights, plan_evaluation
 from engine.run.facts import Fact
 from engine.run.log import RunLogger
@@ -62,8 +62,7 @@ class TrainedModel:
     @property
     def description(self) -> dict[str, Any]:
         """The class names and the preprocessing, and with several labels per image the thresholds of the classes."""
-        thresholds = {} if self.thresholds is None else {THRESHOLDS: list(self.thresholds)}
-        return describe_data(self.config.data, self.class_names) | thresholds
+        return describe_data(self.config.data, self.class_names) | thresholds_to_entries(self.thresholds)
 
     def build(self, weights: Path) -> nn.Module:
         """The model with the weights of a file, in fp32 on the CPU, read as `-pretrained` reads it."""

@@ -115,6 +115,7 @@ def test_options_come_from_flags_then_the_run_then_the_file(tmp_path):
 
 OTHER_FORMS = [
     {"thresholds": "[2.0, 0.5]"}, {"thresholds": '"abc"'},
+    {"threshold_logits": "[NaN]"}, {"threshold_logits": "[1e99]"},
     {"class_names": '"abc"'}, {"class_names": "[1, 2]"}, {"class_names": "[]"}, {"class_names": "{"},
     {"preprocessing": "[]"}, {"preprocessing": '{"image_size": 1e99}'}, {"preprocessing": "NaN"},
     {"options": "[" * 100_000}, {"options": "9" * 10_000}, {"options": '{"MODEL": [], "DATA": {}}'}, {"options": "{}"},

@@ -156,13 +156,15 @@ def write(
     count = len(names)
     labels = np.tile(np.array(ranked or range(len(classes)), dtype=np.int32), (count, 1))
     probabilities = np.tile(np.linspace(0.7, 0.1, len(classes), dtype=np.float32), (count, 1))
-    targets, losses = np.arange(count), np.zeros(count)
+    targets, losses, scores = np.arange(count), np.zeros(count), np.zeros((count, len(classes)), np.float32)
+    np.put_along_axis(scores, labels, np.log(probabilities / (1 - probabilities)), 1)
     targets[1] = -1
 
     def results():
         for start in range(0, count, 2):
             values = (column[start : start + 2] for column in (targets, labels, probabilities, losses))
-            yield SampleResults(*values, {1: "is empty (0 bytes)"} if start == 0 else {})
+            errors = {1: "is empty (0 bytes)"} if start == 0 else {}
+            yield SampleResults(*values, errors, scores[start : start + 2])
 
     samples = Noise(list(names))
     samples.targets = np.arange(count)
@@ -207,9 +209,9 @@ def test_the_table_of_a_prediction(make, tmp_path):
     ],
 )
 def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, multi_label, label):
-    make(threshold=threshold, thresholds=np.array([0.7, 0.2, 0.9]) if multi_label else None)
+    make(threshold=threshold, thresholds=np.array([0.85, -1.4, 2.2]) if multi_label else None)
     rows, images = read_rows(tmp_path / "predictions.csv"), read_json(tmp_path)
-    if multi_label:  # of the probabilities 0.7, 0.4 and 0.1
+    if multi_label:  # of the logits 0.847, -0.405 and -2.197
         assert [row["predicted"] for row in rows] == ["dog", "", "dog"]
     labels = [label, "", label]  # of image 1, which cannot be read, none
     assert [row["label"] for row in rows] == [image["label"] for image in images] == labels

@@ -27,6 +27,7 @@ from test_evaluation_files import files_for
 from timm.task import MultiLabelClassificationEvaluator
 
 from datasets.batch import PADDING
+from engine.checkpoint.weights_record import is_description, read_thresholds, thresholds_to_entries
 from engine.evaluation.results import (
     SampleResults,
     class_figures,
@@ -244,11 +245,11 @@ def test_the_mean_over_the_classes_with_positives_is_that_of_scikit_learn():
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("ties", [False, True])
 def test_f1_of_several_labels_is_that_of_scikit_learn_and_timm(seed, ties):
-    """At 0.5, and at the thresholds of the highest F1: no other one is better, and it is found again on other data."""
+    """At logit 0, and at the thresholds of the highest F1: no other one is better, also when they are given."""
     targets, logits = random_case(seed)
     logits = logits.round() if ties else logits
     targets[:9] = 0  # samples without labels
-    given = replace(results_for(targets, logits), thresholds=np.full(C, 0.5))
+    given = replace(results_for(targets, logits), thresholds=np.zeros(C))
     evaluator = MultiLabelClassificationEvaluator(torch.device("cpu"))
     evaluator.update(logits, targets)
     theirs, found = evaluator.compute(), given.metrics().values
@@ -265,16 +266,47 @@ def test_f1_of_several_labels_is_that_of_scikit_learn_and_timm(seed, ties):
         curve = precision_recall_curve(targets[:, label], logits[:, label])
         highest = np.max(2 * curve[0] * curve[1] / np.maximum(curve[0] + curve[1], 1e-9))
         assert figures.f1[label] == pytest.approx(100 * highest)
-    assert best.used_thresholds[-1] == 0.5  # without a positive sample
+    assert best.used_thresholds[-1] == 0  # without a positive sample
     again = replace(best, thresholds=np.array(best.metrics().thresholds))
     assert (again.predicted == best.predicted).all() and again.metrics() == best.metrics()
 
 
 def test_a_threshold_is_halfway_between_the_scores():
-    """In logits: 2 and 1 are the positive samples of a class, -3 is the highest of the others."""
+    """2 and 1 are the logits of the positive samples of a class, -3 is the highest of the others."""
     targets = torch.tensor([[1], [1], [0], [0]], dtype=torch.int8)
     results = results_for(targets, torch.tensor([[2.0], [1.0], [-3.0], [-4.0]]))
-    assert results.used_thresholds.tolist() == pytest.approx([torch.tensor(-1.0).sigmoid().item()])
+    assert results.used_thresholds.tolist() == [-1.0]
+
+
+@pytest.mark.parametrize(
+    ("logits", "positive"),
+    [
+        *([[seed / 7 - 20, 9, 8], [1, 1, 1]] for seed in range(0, 280, 14)),  # all have the label
+        ([0.3] * 4, [1, 0, 1, 0]),
+        ([20, 22, -3, 30, 35], [0, 0, 0, 1, 1]),  # sigmoids of 1 in float32
+        ([-120, -130, -140, -110], [0, 0, 0, 1]),  # and of 0
+        (np.float32([0.5, np.nextafter(np.float32(0.5), 1)]).tolist(), [0, 1]),  # no float32 is between them
+        ([np.finfo(np.float32).min, 3], [1, 1]),
+    ],
+)
+def test_exactly_the_images_from_the_best_score_on_are_predicted(logits, positive):
+    """The F1 is the highest one of scikit-learn's curve, also with the thresholds of a file."""
+    targets, scores = torch.tensor(positive, dtype=torch.int8)[:, None], torch.tensor(logits)[:, None].float()
+    results = results_for(targets, scores)
+    precision, recall, _ = precision_recall_curve(positive, scores[:, 0])
+    highest = 100 * np.max(2 * precision * recall / np.maximum(precision + recall, 1e-9))
+    assert results.metrics().values["macro_f1"] == pytest.approx(highest)
+    content = json.loads(json.dumps(thresholds_to_entries(results.metrics().thresholds)))
+    assert is_description(content)
+    again = replace(results, thresholds=np.array(read_thresholds(content)))
+    assert (again.predicted == results.predicted).all()
+
+
+def test_thresholds_of_an_older_file_are_probabilities():
+    """0.5 and 1: reached by logits of 0 and from about 17.3 on, whose sigmoid is 1 in float32; 1e-300: by all."""
+    logits = read_thresholds({"thresholds": [0.5, 1.0, 1e-300, 0.9]})
+    assert logits == pytest.approx([0, 17.3287, -690.7755, np.log(9)], rel=1e-5)
+    assert read_thresholds({"thresholds": None}) is None
 
 
 @pytest.mark.parametrize("seed", range(2))

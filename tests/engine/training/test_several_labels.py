@@ -24,8 +24,11 @@ TINY = [
 
 @pytest.fixture
 def argv(tmp_path) -> list[str]:
-    """64 images; the labels are the bright channels. One of each split cannot be read."""
+    """64 images; the labels are the bright channels and one of every image. One of each split cannot be read."""
     bright_channels(tmp_path, train=64, val=30, test=20)
+    for table in tmp_path.glob("*.csv"):
+        header, *lines = table.read_text().splitlines()
+        table.write_text("\n".join([header, *(f"{line}|every".replace(",|", ",") for line in lines)]))
     for split in ("train", "val", "test"):
         (tmp_path / f"{split}1.png").write_bytes((tmp_path / f"{split}1.png").read_bytes()[:40])
     flags = ["-dataset=csv", f"-data_path={tmp_path}", "-batch_size=8", "-num_workers=0"]
@@ -53,6 +56,13 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_pat
     thresholds = load_checkpoint(folder / "best.pth")["thresholds"]
     classes = read_rows(folder / "evaluation" / "per_class.csv")
     assert [f"{100 * threshold:.4f}" for threshold in thresholds] == [row["threshold"] for row in classes]
+    (every,) = (row for row in classes if row["class"] == "every")
+    assert (every["f1"], every["count"], every["predicted"]) == ("100.0000", "29", "29")
+    listed = tmp_path / "unlabelled.txt"
+    listed.write_text("".join(f"val{number}.png\n" for number in range(30)))
+    run(parse_command_line([f"-predict={listed}", f"-resume={folder}", f"-output={tmp_path / 'labels'}"]), cpu)
+    predicted = [row["predicted"].split(" | ") for row in read_rows(tmp_path / "labels" / "predictions.csv")]
+    assert all(sum(row["class"] in one for one in predicted) == int(row["predicted"]) for row in classes)
     tested = read_rows(folder / "evaluation-test" / "per_class.csv")  # chosen on the validation images
     assert [row["threshold"] for row in tested] == [row["threshold"] for row in classes]
     assert json.loads((evaluated / "evaluation" / "summary.json").read_text())["samples"] == 29
