@@ -91,8 +91,20 @@ class Config(Section):
         """A copy with other values of some TRAIN keys."""
         return self.model_copy(update={"train": self.train.model_copy(update=changes)})
 
+    @property
+    def _is_probe(self) -> bool:
+        return self.model.tune.solves_head and not self.eval.enabled
+
     def _problems(self) -> Iterator[str]:
-        model, data, train, loss, eval = self.model, self.data, self.train, self.loss, self.eval
+        yield from self._problems_of_image_size()
+        yield from self._problems_of_weights()
+        yield from self._problems_of_batches()
+        yield from self._problems_of_training()
+        if self.data.multi_label:
+            yield from self._problems_of_several_labels()
+
+    def _problems_of_image_size(self) -> Iterator[str]:
+        model, data = self.model, self.data
         multiple, size = model.image_size_multiple, f"DATA.IMAGE_SIZE {data.image_size}"
         if any(side % multiple for side in data.input_size):
             height, width = (max(1, round(side / multiple)) * multiple for side in data.input_size)
@@ -101,42 +113,56 @@ class Config(Section):
             yield f"{size} is not a multiple of {multiple}, as this model needs; the nearest is {nearest}{other}"
         if model.type == "crossvit" and data.input_size[0] != data.input_size[1]:
             yield f"{size}: CrossViT resizes images to squares; use a number"
+
+    def _problems_of_weights(self) -> Iterator[str]:
+        model, train = self.model, self.train
         if model.pretrained == "timm" and model.type != "timm":
             yield f"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not {model.type}; use -model=NAME -pretrained=timm"
-        if eval.enabled and not (model.pretrained or model.resume):
+        if self.eval.enabled and not (model.pretrained or model.resume):
             yield "EVAL.ENABLED needs weights; give -pretrained or -resume"
-        is_probe = model.tune.solves_head and not eval.enabled
-        if (eval.enabled or is_probe) and data.batch_size == AUTO and not data.batch_size_eval:
-            yield "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
-        if data.batch_size == AUTO and not data.global_batch_size and not (eval.enabled or is_probe):
-            yield "DATA.BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"
-        if train.teacher_weights and train.distillation_type == "none" and not eval.enabled:
+        if train.teacher_weights and train.distillation_type == "none" and not self.eval.enabled:
             fix = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
             yield f"TRAIN.TEACHER_WEIGHTS needs a distillation; {fix}"
-        if eval.suspects and not eval.enabled and (not is_probe or data.multi_label):
-            yield "EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false"
         if self.eval_raw and not train.model_ema:
             yield "EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW"
-        if is_probe and self.parallel.strategy != "ddp":
+
+    def _problems_of_batches(self) -> Iterator[str]:
+        data = self.data
+        if data.batch_size != AUTO:
+            return
+        has_steps = not (self.eval.enabled or self._is_probe)
+        if has_steps and not data.global_batch_size:
+            yield "DATA.BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"
+        if not has_steps and not data.batch_size_eval:
+            yield "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
+
+    def _problems_of_training(self) -> Iterator[str]:
+        model, data, train = self.model, self.data, self.train
+        if self.eval.suspects and not self.eval.enabled and (not self._is_probe or data.multi_label):
+            yield "EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false"
+        if self._is_probe and self.parallel.strategy != "ddp":
             yield f"PARALLEL.STRATEGY {self.parallel.strategy}: MODEL.TUNE probe needs whole models; set it to ddp"
-        if model.tune.kind == "lora" and "lamb" in train.optimizer.name.lower() and not eval.enabled:
+        if model.tune.kind == "lora" and "lamb" in train.optimizer.name.lower() and not self.eval.enabled:
             steps = "LAMB's steps are in proportion to the weights, and LoRA's B starts as zero"
             yield f"TRAIN.OPTIMIZER.NAME: {steps}; set it to AdamW"
         if self.deterministic and train.compile == "max":
             yield "DETERMINISTIC excludes TRAIN.COMPILE max, which times kernels; use default or model"
-        needed = "needs one label per image, but DATA.MULTI_LABEL is on"
-        if data.multi_label and loss.name == "cross_entropy":
-            yield f"LOSS.NAME cross_entropy {needed}; set LOSS.NAME=bce or asl"
-        if data.multi_label and loss.class_weights and loss.name not in ("bce", "asl"):
-            yield f"LOSS.NAME {loss.name} with CLASS_WEIGHTS {needed}; set LOSS.NAME=bce or asl"
-        if data.multi_label and train.distillation_type != "none":
-            yield f"TRAIN.DISTILLATION_TYPE {train.distillation_type} {needed}; set it to none"
-        if data.balanced_sampling and loss.class_weights == "balanced":
+        if data.balanced_sampling and self.loss.class_weights == "balanced":
             same = "correct the same imbalance twice"
             yield f"DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced {same}; remove one of them"
         if train.patience is not None and train.patience < self.validate_freq:
             between = "the epochs between two evaluations; raise the first or lower the second"
             yield f"TRAIN.PATIENCE {train.patience} is less than VALIDATE_FREQ {self.validate_freq}, {between}"
+
+    def _problems_of_several_labels(self) -> Iterator[str]:
+        loss, distillation = self.loss, self.train.distillation_type
+        needed = "needs one label per image, but DATA.MULTI_LABEL is on"
+        if loss.name == "cross_entropy":
+            yield f"LOSS.NAME cross_entropy {needed}; set LOSS.NAME=bce or asl"
+        if loss.class_weights and loss.name not in ("bce", "asl"):
+            yield f"LOSS.NAME {loss.name} with CLASS_WEIGHTS {needed}; set LOSS.NAME=bce or asl"
+        if distillation != "none":
+            yield f"TRAIN.DISTILLATION_TYPE {distillation} {needed}; set it to none"
 
 
 @functools.cache

@@ -161,6 +161,13 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     def _problems(self) -> Iterator[str]:
         if problem := secret_in_url(self.data_path):
             yield f"DATA_PATH: {problem}"
+        yield from self._problems_of_pixels()
+        yield from self._problems_of_data_set()
+        yield from self._problems_of_tables()
+        yield from self._problems_of_split()
+        yield from self._problems_of_expressions()
+
+    def _problems_of_pixels(self) -> Iterator[str]:
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
             if len(values) != self.image_channels:
                 yield f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}"
@@ -174,40 +181,56 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
             yield "IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD"
         if self.random_crop_scale[1] > 1:
             yield "RANDOM_CROP_SCALE is a fraction of the image, at most 1"
-        data_set, is_of = properties_of(self.dataset), f"DATASET is {shorten(self.dataset)}"
+
+    def _problems_of_data_set(self) -> Iterator[str]:
+        data_set = properties_of(self.dataset)
+        is_of = f"DATASET is {shorten(self.dataset)}"
         if self.multi_label and not (data_set.multi_label or data_set.may_be_table):  # else `recognize_dataset` checks
             yield f"MULTI_LABEL needs the data set csv or tar, but {is_of}; use -dataset=csv"
         if self.multi_label and self.balanced_sampling:
             fix = "use LOSS.CLASS_WEIGHTS=balanced instead"
             yield f"BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on; {fix}"
+        if self.groups and data_set.in_memory:
+            yield f"GROUPS needs images in files, but {is_of}; remove GROUPS"
+        if self.labels and not data_set.may_be_table:
+            yield f"LABELS needs a path of each image, but {is_of}; use -dataset=folder or csv"
         if self.download and not data_set.torchvision:
             yield f"DOWNLOAD needs a data set {TORCHVISION}NAME, but {is_of}"
-        for key in self.kwargs or ():
+        kwargs = self.kwargs or {}
+        for key in kwargs:
             if key not in data_set.options:
                 hint = did_you_mean(key, data_set.options) or f" (options: {', '.join(data_set.options) or 'none'})"
                 yield f"KWARGS: {shorten(key)} is no option of {shorten(self.dataset)}{hint}"
-        if data_set.torchvision == "EMNIST" and "split" not in (self.kwargs or ()):
+        if data_set.torchvision == "EMNIST" and "split" not in kwargs:
             yield "KWARGS: EMNIST has six versions; name one, as -opts 'DATA.KWARGS={split: balanced}'"
+
+    def _problems_of_tables(self) -> Iterator[str]:
         for key, value in (self.columns or {}).items():
+            if key == "split" and value is None:  # no column has the splits
+                continue
             names = value if key == "label" and isinstance(value, list) else [value]
-            if not (key == "split" and value is None) and not all(isinstance(name, str) and name for name in names):
+            if not all(isinstance(name, str) and name for name in names):
                 yield f"COLUMNS: {key} is {shorten(value)}, not the name of a column"
         try:
             codecs.lookup(self.encoding or "utf-8")
         except LookupError:
             yield f"ENCODING {shorten(self.encoding)}: no such encoding; such as gb18030, cp1252"
-        if self.folds and self.val_fraction:
-            yield "FOLDS and VAL_FRACTION both choose the held-out images; remove one"
+
+    def _problems_of_split(self) -> Iterator[str]:
         if self.fold is not None and not self.folds:
             yield f"FOLD {self.fold} needs FOLDS, the number of folds"
-        if self.folds and (self.fold is None or self.fold >= self.folds):
+        if not self.folds:
+            return
+        if self.val_fraction:
+            yield "FOLDS and VAL_FRACTION both choose the held-out images; remove one"
+        if self.fold is None or self.fold >= self.folds:
             yield f"FOLD is {shorten(self.fold)}: with FOLDS {self.folds} it must be 0 to {self.folds - 1}"
-        if self.groups and data_set.in_memory:
-            yield f"GROUPS needs images in files, but {is_of}; remove GROUPS"
-        if self.labels and not data_set.may_be_table:
-            yield f"LABELS needs a path of each image, but {is_of}; use -dataset=folder or csv"
-        groups = self.groups if data_set.groups_by == "path" and "(" in (self.groups or "") else None
-        for name, expression in (("LABELS", self.labels), ("GROUPS", groups)):
+
+    def _problems_of_expressions(self) -> Iterator[str]:
+        expressions = {"LABELS": self.labels}
+        if properties_of(self.dataset).groups_by == "path" and "(" in (self.groups or ""):
+            expressions["GROUPS"] = self.groups
+        for name, expression in expressions.items():
             try:
                 if expression and not re.compile(expression).groups:
                     yield f"{name} {shorten(expression)} has no group: put the part that names it into parentheses"
