@@ -218,3 +218,12 @@ def test_a_search_in_a_note_is_found(source):
 
 def test_no_code_searches_in_a_note():
     assert {path: found for path in SOURCES if (found := reads(path.read_text(encoding="utf-8")))} == {}
+
+
+def test_only_the_precision_reads_the_keys_of_amp():
+    readers = set()
+    for path in (ROOT / "engine").rglob("*.py"):
+        text = path.read_text()
+        if re.search(r"\bamp\.\w|[\"']AMP[\"'.]", text) and "precision" not in path.parts:
+            readers.add(path.name)
+    assert not readers

@@ -133,7 +133,7 @@ def _choose(command: Command) -> Choice | None:
         flags["epochs"] = epochs
     if name == "folder_small" and not command.flags.model and "TYPE" not in model:
         flags["model"] = _FROM_SCRATCH
-    if not on_cpu and "ENABLED" not in command.given.get("AMP", {}):
+    if not on_cpu and not command.states_precision:
         flags["amp"] = True
     if name != "probe" and images < _FEW and data.keys().isdisjoint(("BATCH_SIZE", "GLOBAL_BATCH_SIZE")):
         flags["batch_size"] = max(1, images // 4)

@@ -29,7 +29,7 @@ from datasets.sources.split import RunSplit, Splitter, as_read_before
 from engine.checkpoint.files import FoundCheckpoint, find_checkpoint, runs_newest_first
 from engine.checkpoint.weights_record import record_of, weights_record
 from engine.parallel import check_compiler
-from engine.precision.policy import fuse_blocks
+from engine.precision.policy import compute_dtype, fuse_blocks
 from engine.run.cost import describe_model
 from engine.run.facts import Preprocessing
 from engine.run.log import RunLogger
@@ -133,16 +133,14 @@ def plan_training(
     if config.model.resume and not found:
         text = f"no run in {config.save} is of this experiment; starting a new run (-resume=RUN continues another)"
         logger.note(Note("screen", f"Resume: {text}"))
-    resumed, record = dict[str, Any](), None if found else weights_record(config.model)
-    if found:
-        options = parse_value(found.state["options"])
-        resumed, record = with_defaults(options), record_of(found.state, options)
-        check_plugins(resumed["PLUGINS"], config.plugins, "the checkpoint: ")
+    resumed = _options_of(found, config)
+    record = record_of(found.state, parse_value(found.state["options"])) if found else weights_record(config.model)
     plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
     check_best_metric(config)
     followed = follow_weights(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)
     config, data = followed.options, followed.options.data
-    known_names, known_split = (found.state["class_names"], record.split) if found and record else (None, None)
+    known_names = found.state["class_names"] if found else None
+    known_split = record.split if found and record else None
     place, splitter = as_read_before(data, known_split), Splitter(data, known_split)
     has_test, no_labels = has_test_split(place, context)
     names = ("train", "val", "test") if has_test else ("train", "val")
@@ -153,30 +151,16 @@ def plan_training(
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
         notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
     check_images(splits, data, context, _DECODE_SECONDS if command.dry_run else 0.0)
-    classes = number_of_classes(data.dataset, splits)
-    size, compiled = (resumed.get(key) for key in ("DATA.BATCH_SIZE", "TRAIN.COMPILE"))
-    facts = Facts(ranks, classes, size, compiled if context.device.type == "cuda" else None)
+    facts = Facts(ranks, number_of_classes(data.dataset, splits), resumed.get("DATA.BATCH_SIZE"))
+    if context.device.type == "cuda":
+        facts = replace(facts, compile=resumed.get("TRAIN.COMPILE"))
     config = follow_facts(config, facts)
     check_same_options(config, context)
     if config.data.batch_size == AUTO:
         size, note = find_batch_size(config, context)
         config = accumulation_follows_global_batch(config.with_data(batch_size=size), facts)
         notes.append(note)
-    if windows := shard_windows(train, data):
-        shuffled = f"{min(windows.size, len(windows.ends))} of {len(windows.ends)} shards"
-        notes.append(Note("log", f"samples are shuffled within {shuffled} (DATA.SHUFFLE_SHARDS)"))
-    counts = train.class_counts(config.model.num_logits)
-    counts = counts[counts > 0]
-    if config.loss.class_weights == "balanced":  # as `read_class_weights` has it
-        others = (len(train) - counts).clip(1)
-        weights = others / counts if data.multi_label else len(train) / (len(counts) * counts)
-        notes.append(Note("log", f"LOSS.CLASS_WEIGHTS balanced: from {weights.min():.3g} to {weights.max():.3g}"))
-    if not data.multi_label and len(counts) == 1:
-        notes.append(Note("warning", "all training images are of one class: an accuracy of 100% means nothing"))
-    used, outputs = max(len(samples.class_names) for samples in splits), config.model.num_logits
-    if not found and outputs > (classes if train.has_class_names else 2 * used):  # numbers may leave some classes out
-        text = f"the model has {outputs} classes, and the data {used}; -opts MODEL.NUM_CLASSES={used} trains {used}"
-        notes.append(Note("warning", text))
+    notes += _notes_on_data(config, splits, is_new=not found)
     plan = Plan(
         config=config,
         batch=plan_batches(config, ranks),
@@ -193,39 +177,85 @@ def plan_training(
     return plan if command.profile else replace(plan, config=compile_if_it_pays(plan, facts, context, logger))
 
 
+def _options_of(found: FoundCheckpoint | None, config: Config) -> dict[str, Any]:
+    """The options of the run to resume by dotted key; {} for a new run. Raises UserError for other plugins."""
+    if not found:
+        return {}
+    options = with_defaults(parse_value(found.state["options"]))
+    check_plugins(options["PLUGINS"], config.plugins, "the checkpoint: ")
+    return options
+
+
+def _notes_on_data(config: Config, splits: list[Samples], is_new: bool) -> list[Note]:
+    """Facts of the training images, the first of `splits`, that change or limit the result."""
+    train, data, outputs, notes = splits[0], config.data, config.model.num_logits, list[Note]()
+    if windows := shard_windows(train, data):
+        shuffled = f"{min(windows.size, len(windows.ends))} of {len(windows.ends)} shards"
+        notes.append(Note("log", f"samples are shuffled within {shuffled} (DATA.SHUFFLE_SHARDS)"))
+    counts = train.class_counts(outputs)
+    counts = counts[counts > 0]
+    if config.loss.class_weights == "balanced":  # as `read_class_weights` has it
+        others = (len(train) - counts).clip(1)
+        weights = others / counts if data.multi_label else len(train) / (len(counts) * counts)
+        notes.append(Note("log", f"LOSS.CLASS_WEIGHTS balanced: from {weights.min():.3g} to {weights.max():.3g}"))
+    if not data.multi_label and len(counts) == 1:
+        notes.append(Note("warning", "all training images are of one class: an accuracy of 100% means nothing"))
+    used = max(len(samples.class_names) for samples in splits)
+    expected = 2 * used  # numbers may leave some classes out
+    if train.has_class_names:
+        expected = number_of_classes(data.dataset, splits)
+    if is_new and outputs > expected:
+        text = f"the model has {outputs} classes, and the data {used}; -opts MODEL.NUM_CLASSES={used} trains {used}"
+        notes.append(Note("warning", text))
+    return notes
+
+
 def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger: RunLogger) -> Config:
     """The options of a new run, with TRAIN.COMPILE auto decided by an estimate; a collective call.
 
-    Fused blocks are faster than compiled ones. The estimate follows from FLOPs and the MFU of ViT-B/16. Smaller models
-    do not reach it: their steps take longer.
+    Fused blocks are faster than compiled ones.
     """
-    config, train, device, seconds, problem = plan.config, plan.config.train, context.device, 0.0, ""
+    config, device, problem = plan.config, context.device, ""
     always = follow_facts(config, replace(facts, eager_seconds=math.inf))
-    if device.type != "cuda" or plan.found or always.train.compile == train.compile:
+    if device.type != "cuda" or plan.found or always.train.compile == config.train.compile:
         return config
     model = nn.Module()
     with suppress(UserError), torch.device("meta"):  # a pass that reads values fails there, not on a device
         model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("meta"))
     if config.model.fused_blocks and all(gather_objects(fuse_blocks(model, config.amp, device)[0], context)):
         return config
-    blocks: list[nn.Module] = list(getattr(model, "blocks", ()))
-    kinds = {(type(one), *((each.shape, each.requires_grad) for each in one.parameters())) for one in blocks}
-    if len(blocks) > len(kinds) == 1 and not config.model.tune.solves_head:
-        about = describe_model(model, config.data, getattr(torch, config.amp.dtype or "float16"), False, context)
-        peak = about.peak_flops_per_second or context.world_size * _H200_FLOPS
-        steps = min((train.num_epochs - train.last_epoch) * plan.layout.steps_per_epoch, train.max_steps or math.inf)
-        seconds = steps * plan.batch.global_size * (about.flops_per_image or 0) / (_EAGER_MFU * peak)
-        seconds = 30 * train.minutes if train.minutes else seconds  # -minutes compiles twice
+    seconds = _eager_seconds(plan, model, context)
     decided = follow_facts(config, replace(facts, eager_seconds=seconds))
     if decided.train.compiles:
         try:
             check_compiler(device)
         except UserError as error:
             decided, problem = config, f"; {error}"
-    decided = decided if all(gather_objects(decided.train.compiles, context)) else config
+    if not all(gather_objects(decided.train.compiles, context)):
+        decided = config
     value = decided.train.compile if decided.train.compiles else "none"
     logger.note(Note("log", f"TRAIN.COMPILE auto is {value}: {seconds:,.0f} s of eager steps (-h RULES){problem}"))
     return decided
+
+
+def _eager_seconds(plan: Plan, model: nn.Module, context: ProcessContext) -> float:
+    """An estimate of the time of all steps without compilation; 0 if the blocks of the model share no graph.
+
+    It follows from FLOPs and the MFU of ViT-B/16. Smaller models do not reach it: their steps take longer.
+    """
+    config, train = plan.config, plan.config.train
+    blocks: list[nn.Module] = list(getattr(model, "blocks", ()))
+    kinds = {(type(one), *((each.shape, each.requires_grad) for each in one.parameters())) for one in blocks}
+    if len(kinds) != 1 or len(blocks) == 1 or config.model.tune.solves_head:
+        return 0.0
+    if train.minutes:
+        return 30 * train.minutes  # -minutes compiles twice
+    about = describe_model(model, config.data, compute_dtype(config.amp, context.device), False, context)
+    peak = about.peak_flops_per_second or context.world_size * _H200_FLOPS
+    steps = (train.num_epochs - train.last_epoch) * plan.layout.steps_per_epoch
+    if train.max_steps:
+        steps = min(steps, train.max_steps)
+    return steps * plan.batch.global_size * (about.flops_per_image or 0) / (_EAGER_MFU * peak)
 
 
 def check_same_options(config: Config, context: ProcessContext, **flags: str | int | None) -> None:

@@ -235,7 +235,7 @@ class Precision:
         gradient checkpointing it would keep whole parameters of all blocks until the end of the forward pass.
         """
         self.options, self.device = options, device
-        self.dtype = _compute_dtype(options, device)
+        self.dtype = compute_dtype(options, device)
         self.level = options.level if options.enabled else "O0"
         self.tf32 = uses_tf32(options)
         self._caches_casts = not is_sharded
@@ -406,7 +406,7 @@ def precision_name(options: Amp, device: torch.device) -> str:
     """Level and dtype, in words."""
     if not options.enabled:
         return FLOAT32
-    half = str(_compute_dtype(options, device)).removeprefix("torch.")
+    half = str(compute_dtype(options, device)).removeprefix("torch.")
     norms = half if device.type == "cuda" else "float32"
     return {
         "O1": f"O1: {half} autocast over float32 weights",
@@ -415,7 +415,8 @@ def precision_name(options: Amp, device: torch.device) -> str:
     }[options.level]
 
 
-def _compute_dtype(options: Amp, device: torch.device) -> torch.dtype:
+def compute_dtype(options: Amp, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products: float32 without AMP; AMP.DTYPE, by default float16 on a GPU, else bfloat16."""
     if not options.enabled:
         return torch.float32
     return _DTYPES[options.dtype or ("float16" if device.type == "cuda" else "bfloat16")]
