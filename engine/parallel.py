@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from configs.schema import Parallel, Train
 from models.blocks import blocks_of, local_tensor, share_drop_path
 from utils.device import untimed_convolutions
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError, error_from
 from utils.processes.launch import inherited_import_path
 from utils.torch_compat import (
@@ -186,6 +186,17 @@ def unused_parameters(model: nn.Module, images: torch.Tensor, wrapped: nn.Module
     return unused
 
 
+def _ranks_per_host(context: ProcessContext) -> int:
+    """The number of ranks on each host; a collective call. Raises UserError on all ranks if it is not the same."""
+    counts = gather_objects(context.local_world_size, context)
+    for rank, count in enumerate(counts):
+        if count != counts[0]:
+            problem = f"{context.name(rank)} is one of {count} on its host, {context.name(0)} one of {counts[0]}"
+            fix = "start the same number on each host, or set PARALLEL.SHARDS_PER_GROUP"
+            raise UserError(f"PARALLEL.STRATEGY hsdp: {problem}; {fix}")
+    return counts[0]
+
+
 class FSDP(Strategy):
     """Fully sharded data parallelism: torch's `fully_shard` (FSDP2).
 
@@ -198,13 +209,13 @@ class FSDP(Strategy):
     is_sharded = True
 
     def __init__(self, options: Parallel, context: ProcessContext) -> None:
-        """Raises UserError: the ranks cannot be divided into groups of SHARDS_PER_GROUP."""
+        """A collective call with hsdp. Raises UserError: the ranks cannot be divided into groups of equal size."""
         self.options, self.device, self.world_size = options, context.device, context.world_size
         self.is_main = context.is_main
         if options.strategy == "fsdp":
             self.shards = context.world_size
         else:
-            self.shards = options.shards_per_group or context.local_world_size
+            self.shards = options.shards_per_group or _ranks_per_host(context)
         if self.world_size % self.shards:
             divisors = [str(size) for size in range(2, self.world_size + 1) if self.world_size % size == 0]
             raise UserError(

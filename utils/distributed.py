@@ -8,18 +8,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from utils.device import check_runs_kernels, find_shortage, visible_gpus
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable, UserError, print_escaped
 from utils.processes.launch import (
     LOOPBACK,
+    find_outer_count,
     has_launcher,
     open_loopback_store,
     report_lost_rank,
@@ -47,6 +50,7 @@ _LOST_CONNECTION = re.compile(
 class ProcessContext:
     """One process of a run. `local_*` are the rank and the number of processes on this host.
 
+    is_counted: the launcher did not tell `local_world_size`: ranks of one host name and boot id were counted.
     hosts: the name of each rank's host; empty in a run of one process without a launcher.
     core_share: CPU cores of this rank; None for a single process on a host, which may use all.
     """
@@ -58,10 +62,16 @@ class ProcessContext:
     device: torch.device
     hosts: tuple[str, ...] = ()
     core_share: CoreShare | None = None
+    is_counted: bool = False
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    @property
+    def is_one_host(self) -> bool:
+        """Whether all ranks see the same files. Counted ranks may be in containers of one name."""
+        return self.world_size == (1 if self.is_counted else self.local_world_size)
 
     @property
     def host(self) -> str:
@@ -95,18 +105,26 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
     Raises UserError: the processes cannot connect, there are fewer GPUs than processes, only some processes have one,
     a GPU is full or not usable, or another process has ended or does not respond.
     """
-    place = torchrun_variables()
+    place, outer = torchrun_variables(), find_outer_count()
     os.environ.update(place)
     if place["MASTER_ADDR"] in LOOPBACK:  # without an interface, gloo listens on the address of the host's name
         for backend in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    rank, local_rank, world_size, local_world_size = (int(place[name]) for name in names)
+    rank, local_rank, world_size = (int(place[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    if rank == 0 and outer:
+        print_escaped(f"Warning: only this host trains: {outer} is {os.environ[outer]!r}", sys.stderr)
     store = connect_store(place, limit_seconds)
     with _report_failure(store, rank, local_rank, limit_seconds):
+        meet = partial(_meet, store, rank, world_size, limit_seconds)
+        host_ids = meet("host", _host_id())
+        hosts = tuple(host_id.split()[0] for host_id in host_ids)
+        on_host = [other for other, host_id in enumerate(host_ids) if host_id == host_ids[rank]]
+        is_counted = "LOCAL_WORLD_SIZE" not in place
+        local_world_size = len(on_host) if is_counted else int(place["LOCAL_WORLD_SIZE"])
+        os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
         with _report_full_gpu():
             device = _claim_device(store, local_rank, local_world_size, wanted)
-            hosts = _meet(store, rank, world_size, device, limit_seconds)
+            _check_devices(meet("device", device.type), hosts)
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 store=store,
@@ -116,8 +134,8 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
                 device_id=device if device.type == "cuda" else None,
             )
         raise_on_signals()
-        cores = share_on_host(store, rank, [other for other, host in enumerate(hosts) if host == hosts[rank]])
-        yield ProcessContext(rank, local_rank, world_size, local_world_size, device, hosts, cores)
+        cores = share_on_host(store, rank, on_host)
+        yield ProcessContext(rank, local_rank, world_size, local_world_size, device, hosts, cores, is_counted)
         dist.barrier()  # an early exit would close connections that other processes still use
     dist.destroy_process_group()
 
@@ -166,14 +184,20 @@ def _has_lost_connection(error: BaseException) -> re.Match[str] | None:
     return _LOST_CONNECTION.search(str(cause)) if isinstance(cause, RuntimeError) else None
 
 
-def _meet(store: dist.Store, rank: int, world_size: int, device: torch.device, limit_seconds: float) -> tuple[str, ...]:
-    """The names of the hosts of all ranks, after each has come.
+def _host_id() -> str:
+    """The name of this host and the id of its boot: the names of two hosts may be equal."""
+    boot_id = ""
+    with suppress(OSError):  # not on macOS
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot_id}"
 
-    Raises Unavailable: a rank has not come within the limit. Raises UserError: some ranks have a GPU and others have
-    none, and they would wait for each other.
-    """
-    keys = [f"rank {other}" for other in range(world_size)]
-    store.set(keys[rank], f"{device.type} {socket.gethostname()}")
+
+def _meet(
+    store: dist.Store, rank: int, world_size: int, limit_seconds: float, subject: str, value: str
+) -> tuple[str, ...]:
+    """The values of all ranks, after each has come. Raises Unavailable: a rank has not come within the limit."""
+    keys = [f"{subject} of rank {other}" for other in range(world_size)]
+    store.set(keys[rank], value)
 
     def describe() -> str:
         absent = ", ".join(str(other) for other, key in enumerate(keys) if not store.check([key]))
@@ -184,12 +208,15 @@ def _meet(store: dist.Store, rank: int, world_size: int, device: torch.device, l
     ):
         compare = "compare RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of all ranks"
         raise Unavailable(f"{describe()}, for {limit_seconds:g} s now; read the output there, and {compare}")
-    types, hosts = zip(*(text.decode().split(maxsplit=1) for text in store.multi_get(keys)), strict=True)
+    return tuple(text.decode() for text in store.multi_get(keys))
+
+
+def _check_devices(types: Sequence[str], hosts: Sequence[str]) -> None:
+    """Raises UserError: some ranks have a GPU and others have none, and they would wait for each other."""
     for other, of_other in enumerate(types):
         if of_other != types[0]:
             problem = f"rank 0 ({hosts[0]}) uses {types[0]}, but rank {other} ({hosts[other]}) uses {of_other}"
             raise UserError(f"{problem}; start all with the same -device and with GPUs on every host, or on none")
-    return tuple(hosts)
 
 
 def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:

@@ -126,7 +126,7 @@ def check_shared(folder: Path, context: ProcessContext) -> None:
     The file has a random name: a folder of the same name on the disk of another host does not pass. Raises UserError on
     all ranks.
     """
-    if context.world_size == context.local_world_size:  # counts: the names of two hosts or containers may be equal
+    if context.is_one_host:
         return
     own = folder / f".shared-{secrets.token_hex(8)}.tmp"
     try:
@@ -144,7 +144,7 @@ def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
 
     Writes nothing: the folder of an evaluated run may be read-only. Raises UserError on all ranks.
     """
-    if context.world_size == context.local_world_size:
+    if context.is_one_host:
         return
     size = None
     with suppress(OSError):  # reading the checkpoint reports it
@@ -162,7 +162,8 @@ def _size(file: Path) -> int:
 
 def _check_hosts(is_visible: Callable[[], bool], subject: str, fix: str, context: ProcessContext) -> None:
     """Raises UserError on all ranks, with the hosts on which the condition stays false."""
-    sees = gather_objects(context.local_rank != 0 or wait_for(is_visible, _VISIBLE_SECONDS), context)
+    looks = context.local_rank == 0 or context.is_counted
+    sees = gather_objects(not looks or wait_for(is_visible, _VISIBLE_SECONDS), context)
     if blind := list(dict.fromkeys(host for host, seen in zip(context.hosts, sees, strict=True) if not seen)):
         hosts = f"{' and '.join(blind)} {'does' if len(blind) == 1 else 'do'}"
         problem = f"{subject}: {hosts} not see this path of {context.hosts[0]}, the host of rank 0"

@@ -42,6 +42,8 @@ def agree(context: ProcessContext) -> None:
     assert total is numbers
     assert context.is_main == (context.rank == 0)
     assert context.core_share.cores <= len(usable_cores())
+    assert context.is_one_host != context.is_counted
+    assert os.environ["LOCAL_WORLD_SIZE"] == str(context.local_world_size)
     name = broadcast_object(f"run-{context.rank}", context)
     ranks = f"rank {context.rank}/{context.world_size} local {context.local_rank}/{context.local_world_size}"
     print_line(f"{ranks} {context.device} sum {total.item():g} {name}")

@@ -81,9 +81,19 @@ def mpirun(case: str) -> list[subprocess.Popen]:
     return [start([sys.executable, WORKER, case], **job, **dict.fromkeys(ranks, rank)) for rank in "01"]
 
 
+def torchrun(case: str) -> list[subprocess.Popen]:
+    """Two processes with the variables that all launchers of torch set; they count the ranks of their host."""
+    with socket.create_server((LOOPBACK, 0)) as free:
+        port = str(free.getsockname()[1])
+    return [
+        start([sys.executable, WORKER, case], RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_PORT=port)
+        for rank in "01"
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [srun, mpirun])
-def test_srun_and_mpirun(launcher):
+@pytest.mark.parametrize("launcher", [srun, mpirun, torchrun])
+def test_processes_of_a_launcher_agree(launcher):
     both = [end(process) for process in launcher("agree")]
     assert [ended.status for ended in both] == [0, 0], both
     lines = [line for ended in both for line in ended.out.splitlines()]
@@ -187,16 +197,16 @@ def test_an_address_without_rank_0_is_named(capsys):
 
 @pytest.mark.usefixtures("short_waits")
 def test_a_rank_that_does_not_start_and_one_with_another_device_are_named(capsys):
-    store, cpu = dist.HashStore(), torch.device("cpu")
-    store.set("rank 2", "cuda node2")
+    store = dist.HashStore()
+    store.set("host of rank 2", "node2")
     with pytest.raises(Unavailable, match=r"WORLD_SIZE is 3: rank 0 waits for rank 1, for 1 s now"):
-        distributed._meet(store, 0, 3, cpu, limit_seconds=1)
+        distributed._meet(store, 0, 3, 1, "host", "node0")
     assert capsys.readouterr().err.startswith("WORLD_SIZE is 3: rank 0 waits for rank 1, at most 1 s")
-    store.set("rank 1", "cpu node1")
+    store.set("host of rank 1", "node1")
+    hosts = distributed._meet(store, 0, 3, 1, "host", "node0")
+    assert hosts == ("node0", "node1", "node2")
     with pytest.raises(UserError, match=r"uses cpu, but rank 2 \(node2\) uses cuda"):
-        distributed._meet(store, 0, 3, cpu, limit_seconds=1)
-    store.set("rank 2", "cpu node2")
-    assert distributed._meet(store, 0, 3, cpu, limit_seconds=1) == (socket.gethostname(), "node1", "node2")
+        distributed._check_devices(("cpu", "cpu", "cuda"), hosts)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,60 @@ def test_a_variable_of_another_program_is_named_unless_the_launcher_sets_its_own
     assert torchrun_variables(ONE_OF_2 | {name: value})["WORLD_SIZE"] == "2"
 
 
+OUTER_COUNTS = {
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK", "PMI_SIZE": "PMI_RANK",
+    "SUBMITIT_LOCAL_NTASKS": "SUBMITIT_LOCAL_GLOBALID", "SKYPILOT_NUM_NODES": "SKYPILOT_NODE_RANK",
+    "PADDLE_TRAINERS_NUM": "PADDLE_TRAINER_ID",
+}  # fmt: skip
+ALL_OF_2 = ONE_OF_2 | {"LOCAL_WORLD_SIZE": "2"}
+TORCHRUN = ALL_OF_2 | {"TORCHELASTIC_RUN_ID": "none"}
+
+
+@pytest.mark.parametrize(("name", "rank"), OUTER_COUNTS.items())
+def test_a_torchrun_of_one_host_that_is_started_several_times_is_refused(name, rank):
+    """Each would train apart, such as under `srun -N2 torchrun` without --nnodes."""
+    outer = {name: "2", rank: "0", "SLURM_NNODES": "2", "SLURM_NTASKS": "2"}
+    for env in (TORCHRUN, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}):
+        with pytest.raises(UserError, match=f"^{name} is '2': .*unset {name} "):
+            detect_launcher(env | outer)
+        assert detect_launcher(env | outer | {name: "1"}) == "torchrun"
+    with pytest.raises(UserError, match=f"^{name} is '2': .*main_multi_gpu"):
+        check_is_alone(outer)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        ONE_OF_2,  # torchrun on two hosts
+        ALL_OF_2,  # a script has copied the variables of the outer launcher
+        TORCHRUN | {"AMPVIT_LAUNCHER_PID": "7"},  # -ngpus=2
+        TORCHRUN | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},  # --nnodes=1:2 with one node left
+        TORCHRUN | {"PET_NNODES": "1:2"},
+    ],
+)
+@pytest.mark.parametrize(("name", "rank"), OUTER_COUNTS.items())
+def test_ranks_that_are_all_of_the_run_are_not_refused(env, name, rank):
+    outer = env | {name: "2", rank: "0"}
+    assert detect_launcher(outer) == "torchrun"
+    warns = env.keys() & {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "PET_NNODES"}
+    assert launch.find_outer_count(outer) == (name if warns else None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"LOCAL_SIZE": "2"}, "2"),  # deepspeed
+        ({"LOCAL_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}, "1"),
+        ({}, None),
+        ({"LOCAL_SIZE": "20 GB"}, None),
+        ({"LOCAL_SIZE": "8"}, None),  # of another program
+    ],
+)
+def test_ranks_of_this_host(variables, expected):
+    place = torchrun_variables({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"} | variables)
+    assert place.get("LOCAL_WORLD_SIZE") == expected
+
+
 def test_several_started_processes_are_noticed():
     one = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "SKYPILOT_NUM_NODES"), "1")
     check_is_alone(one | {"SLURM_NTASKS": "8", "RANK": "0"})

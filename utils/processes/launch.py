@@ -41,15 +41,20 @@ _POSSIBLE_CAUSES: dict[int, str] = {
 }
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # values of MASTER_ADDR: all ranks are on one host
 
-# Variables of SkyPilot, of torchrun's options and of PaddlePaddle, and their values where this process is the only one.
+# Variables of SkyPilot, of torchrun's options, of PaddlePaddle and of submitit, and their values where this process is
+# the only one.
 _ALONE = {"SKYPILOT_NUM_NODES": "1", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
-_ALONE |= {"PADDLE_TRAINERS_NUM": "1", "PADDLE_TRAINER_ID": "0"}
+_ALONE |= {"PADDLE_TRAINERS_NUM": "1", "PADDLE_TRAINER_ID": "0", "SUBMITIT_LOCAL_NTASKS": "1"}
 # rank, world size, local rank, local world size
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # Intel MPI as well
 _LAUNCHERS = (_TORCHRUN, _OPEN_MPI, _MPICH, _SRUN)
+# The counts of tasks or nodes of programs that may start torchrun several times, with the rank of each.
+_OUTER_RANKS = {count: rank for rank, count, *_ in (_OPEN_MPI, _MPICH, _SRUN)}
+_OUTER_RANKS |= {"SUBMITIT_LOCAL_NTASKS": "SUBMITIT_LOCAL_GLOBALID", "SKYPILOT_NUM_NODES": "SKYPILOT_NODE_RANK"}
+_OUTER_RANKS["PADDLE_TRAINERS_NUM"] = "PADDLE_TRAINER_ID"
 
 
 def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
@@ -58,10 +63,13 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     The order matters: under Slurm, mpirun starts its processes through srun. An srun of a single task (an interactive
     shell, or one task with all GPUs) and a batch script, which has no step, count as started without a launcher.
     Raises UserError: a variable has no possible value; RANK or WORLD_SIZE is set, but it is unknown which of the
-    processes on this host this one is; or SkyPilot, Kubeflow or PaddlePaddle started this script several times.
+    processes on this host this one is; or another program started this script, or torchrun, several times.
     """
     _check_numbers(env)
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
+        if (name := find_outer_count(env)) and not _is_elastic(env):
+            fix = f"give torchrun --nnodes, or leave it out (docs/clusters.md); unset {name} for independent runs"
+            raise UserError(f"{name} is {env[name]!r}: each torchrun, of one host, would train apart; {fix}")
         return "torchrun"
     launcher, count = None, "1"
     if mpi := _mpi_variables(env):
@@ -69,7 +77,7 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     elif int(env.get(_SRUN[1], 1)) > 1:
         launcher, count = "srun", env[_SRUN[1]]
     elif "RANK" in env and env.get("WORLD_SIZE") == "1":
-        return "torchrun"
+        launcher = "torchrun"
     if env.get("WORLD_SIZE", count) != count or (launcher is None and "RANK" in env):
         found = " and ".join(name for name in ("RANK", "WORLD_SIZE") if name in env)
         # A PyTorchJob of Kubernetes sets RANK to the pod, WORLD_SIZE to pods x processes (kubeflow/trainer#1840).
@@ -77,11 +85,42 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
         fix = "start torchrun on every host or pod, or unset RANK and WORLD_SIZE to train on this host alone"
         raise UserError(f"{problem}; {fix}")
     for name, alone in _ALONE.items():
-        if launcher is None and env.get(name, alone) != alone:
+        if launcher in (None, "torchrun") and env.get(name, alone) != alone:
             problem = f"{name} is {env[name]!r}: every node or process would train apart"
             fix = f"start torchrun on each host (docs/clusters.md), or unset {name} to train on this host alone"
             raise UserError(f"{problem}; {fix}")
     return launcher
+
+
+def find_outer_count(env: Mapping[str, str] = os.environ) -> str | None:
+    """The variable by which another program counts several tasks or nodes, while all ranks of this run are on one host.
+
+    None for ranks that `launch_processes` starts, and for RANK and WORLD_SIZE that repeat the variables of the program.
+    """
+    own = env.get("WORLD_SIZE"), env.get("RANK")
+    if _LAUNCHER_PID in env or _local_world_size(env) != own[0]:
+        return None
+    for name, rank in _OUTER_RANKS.items():
+        count = env.get(name, "1")
+        repeats = own == (count, env.get(rank)) and "TORCHELASTIC_RUN_ID" not in env
+        if count.isdecimal() and int(count) > 1 and not repeats:
+            return name
+    return None
+
+
+def _is_elastic(env: Mapping[str, str]) -> bool:
+    """Whether torchrun may go on with fewer nodes: the variable that --nnodes=MIN:MAX needs, or the option itself."""
+    return env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1" or ":" in env.get("PET_NNODES", "")
+
+
+def _local_world_size(env: Mapping[str, str]) -> str | None:
+    """The number of ranks on this host, in the variable of torchrun or deepspeed; None if no variable tells it."""
+    world_size = env.get("WORLD_SIZE", "1")
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
+        count = env.get(name, "")
+        if count.isdecimal() and int(env.get("LOCAL_RANK", 0)) < int(count) <= int(world_size):
+            return count
+    return "1" if world_size == "1" else None
 
 
 def _check_numbers(env: Mapping[str, str]) -> None:
@@ -130,8 +169,9 @@ def check_local_rank(given: int | None, env: Mapping[str, str] = os.environ) -> 
 def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT of a launched process.
 
-    MASTER_ADDR and MASTER_PORT in the environment have priority. Raises UserError as `detect_launcher`, and if the
-    address of the main process is unknown, or no address or port.
+    LOCAL_WORLD_SIZE is missing if the launcher does not tell it. MASTER_ADDR and MASTER_PORT in the environment have
+    priority. Raises UserError as `detect_launcher`, and if the address of the main process is unknown, or no address or
+    port.
     """
     launcher, port = detect_launcher(env), env.get("MASTER_PORT", "29500")
     if not (port.isdecimal() and 0 < int(port) < 2**16):
@@ -139,39 +179,52 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     if re.search(r"[\s/@]|^$", env.get("MASTER_ADDR", "localhost")):  # its value may contain a password
         raise UserError("MASTER_ADDR: must be the host of rank 0 alone, or not set where all ranks are on one host")
     if launcher == "torchrun":
-        defaults = dict(zip(_TORCHRUN, ("0", "1", "0", "1"), strict=True))
-        defaults |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        return {name: env.get(name, default) for name, default in defaults.items()}
-    own = _SRUN if launcher == "srun" else (_mpi_variables(env) or ())[:3]
-    if missing := next((name for name in own if name not in env), None):
-        raise UserError(f"{missing}: not set; start this script with {launcher}, which sets it")
-    if launcher == "srun":
-        counts = env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"])  # '2(x3),1' is 2, 2, 2 and 1
-        repeated = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
-        per_node = [count for count, repeats in repeated for _ in range(int(repeats or 1))]
-        if not (node := env.get("SLURM_NODEID", "0")).isdecimal() or int(node) >= len(per_node):
-            problem = f"SLURM_NODEID is {node!r}: must be one of the nodes of SLURM_STEP_TASKS_PER_NODE"
-            raise UserError(f"{problem}, {counts}")
-        numbers = [*(env[name] for name in _SRUN), per_node[int(node)]]
-        nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST")
-        job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
-    else:
-        variables = _mpi_variables(env)
-        assert variables  # the launcher is mpirun
-        *names, local_world_size = variables
-        numbers = [*(env[name] for name in names), env.get(local_world_size, env[names[1]])]
-        nodes = env.get("SLURM_NODELIST")
-        job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or str(os.getuid())
+        defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place = {name: env.get(name, default) for name, default in defaults.items()}
+        if local_world_size := _local_world_size(env):
+            place["LOCAL_WORLD_SIZE"] = local_world_size
+        return place
+    numbers, nodes, job = _place_by_srun(env) if launcher == "srun" else _place_by_mpirun(env)
     # The first host of Slurm's list: 'node03' of 'node[03-05,9],x'
     first = re.match(r"(?:\[[^\]]*\]|[^,\[])+", nodes or "")
     host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0]) if first else nodes
-    address = env.get("MASTER_ADDR") or ("127.0.0.1" if numbers[3] == numbers[1] else host)
+    is_one_host = len(numbers) < len(_TORCHRUN) or numbers[3] == numbers[1]
+    address = env.get("MASTER_ADDR") or ("127.0.0.1" if is_one_host else host)
     if not address:
         raise UserError("MASTER_ADDR: not set; set it to the host of rank 0 (mpirun -x MASTER_ADDR=...)")
-    return dict(zip(_TORCHRUN, numbers, strict=True)) | {
+    return dict(zip(_TORCHRUN, numbers, strict=False)) | {
         "MASTER_ADDR": address,
         "MASTER_PORT": env.get("MASTER_PORT", str(20000 + zlib.crc32(job.encode()) % 10000)),  # no ephemeral port
     }
+
+
+def _place_by_srun(env: Mapping[str, str]) -> tuple[list[str], str | None, str]:
+    """The values of the variables `_TORCHRUN`, the list of hosts if it is known, and a name of the job."""
+    _require_variables(env, _SRUN, "srun")
+    counts = env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"])  # '2(x3),1' is 2, 2, 2 and 1
+    repeated = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    per_node = [count for count, repeats in repeated for _ in range(int(repeats or 1))]
+    if not (node := env.get("SLURM_NODEID", "0")).isdecimal() or int(node) >= len(per_node):
+        problem = f"SLURM_NODEID is {node!r}: must be one of the nodes of SLURM_STEP_TASKS_PER_NODE"
+        raise UserError(f"{problem}, {counts}")
+    numbers = [*(env[name] for name in _SRUN), per_node[int(node)]]
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST")
+    return numbers, nodes, f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+
+
+def _place_by_mpirun(env: Mapping[str, str]) -> tuple[list[str], str | None, str]:
+    """As `_place_by_srun`; the last value is missing if the number of ranks on this host is unknown."""
+    variables = _mpi_variables(env) or ()
+    _require_variables(env, variables[:3], "mpirun")
+    numbers = [env[name] for name in variables if name in env]
+    job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or str(os.getuid())
+    return numbers, env.get("SLURM_NODELIST"), job
+
+
+def _require_variables(env: Mapping[str, str], names: Iterable[str], launcher: str) -> None:
+    for name in names:
+        if name not in env:
+            raise UserError(f"{name}: not set; start this script with {launcher}, which sets it")
 
 
 def exit_with_launcher() -> None:

@@ -51,6 +51,18 @@ def test_one_host_exchanges_nothing(tmp_path):
     check_same_checkpoint(tmp_path / "missing", one_host)
 
 
+def test_counted_ranks_all_look(tmp_path, monkeypatch):
+    """The containers of one computer may have one name."""
+    seen = []
+    monkeypatch.setattr(folder, "broadcast_object", lambda value, _: value)
+    monkeypatch.setattr(folder, "gather_objects", lambda sees, _: seen.append(sees) or [True, sees])
+    counted = ProcessContext(1, 1, 2, 2, torch.device("cpu"), ("node1",) * 2, is_counted=True)
+    monkeypatch.setattr(folder, "_VISIBLE_SECONDS", 0.0)
+    with pytest.raises(UserError, match="node1 does not see"):
+        check_shared(tmp_path, counted)
+    assert seen == [False]
+
+
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_folder_of_the_same_name_on_another_disk_is_not_enough(tmp_path, monkeypatch, shares):
     """Rank 0 writes in one folder; rank 2 looks for the file in the same folder or in another one."""

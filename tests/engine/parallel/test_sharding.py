@@ -196,6 +196,15 @@ def test_options_that_do_not_work_are_refused(named, options):
         build_train_state(config, TWO, EpochLayout(100, BatchPlan(8), 0))
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_hsdp_on_hosts_with_different_numbers_of_ranks_is_refused_on_all(monkeypatch, rank):
+    monkeypatch.setattr("engine.parallel.gather_objects", lambda count, context: [2, 2, 1])
+    context = ProcessContext(rank, rank % 2, 3, (2, 2, 1)[rank], torch.device("cpu"), ("a", "a", "b"))
+    options = parse_command_line(["-opts", "PARALLEL.STRATEGY=hsdp"]).config.parallel
+    with pytest.raises(UserError, match=r"rank 2 \(b\) is one of 1 .* rank 0 \(a\) one of 2; .*SHARDS_PER_GROUP"):
+        FullyShardedDataParallel(options, context)
+
+
 @pytest.mark.parametrize("strategy", ["fsdp", pytest.param("hsdp", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("nondeterministic_after_test")
 def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, monkeypatch, strategy):
