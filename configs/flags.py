@@ -5,7 +5,7 @@ import itertools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
@@ -236,28 +236,22 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
 
 def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -> NoReturn:
     """Raises UserError with the words of this program for all that other programs have; else with similar flags."""
-    names, wrong, flags, options = list[str](), list[str](), list[str](), list[str]()
     predicts = bool(arguments.predict or arguments.embed)
-    has_path = predicts or arguments.data_path or arguments.resume
-    while unknown:
-        word, *unknown = unknown
-        flag, _, given = word.partition("=")
-        names.append(flag[:80])
-        values = [given] if given else []
-        if word.startswith("-") and not given:
-            values = [*itertools.takewhile(lambda one: not one.startswith("-"), unknown)]
-            unknown = unknown[len(values) :]
-        key = key_of_flag(flag) if word.startswith("-") else flag if flag.isupper() and given else None
+    has_path = bool(predicts or arguments.data_path or arguments.resume)
+    names, wrong, flags, options = list[str](), list[str](), list[str](), list[str]()
+    for word, values in _with_values(unknown):
+        names.append(word[:80])
+        key = _key_of_word(word, values)
         if key:
             value = f"[{', '.join(values)}]" if len(values) > 1 else "".join(values) or "true"
             options.append(f"{key}={value}")
-        elif flag.endswith((".yaml", ".yml")):
-            flags.append(f"-cfg={flag}")
+        elif word.endswith((".yaml", ".yml")):
+            flags.append(f"-cfg={word}")
         elif not (word.startswith("-") or has_path) and os.path.exists(word):
             flags.append(f"-data_path={word}")
         else:
-            wrong.append(flag[:80])
-    problem = f"{', '.join(names[:3])}{', ...' * (len(names) > 3)}: unknown here"
+            wrong.append(word[:80])
+    problem = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: unknown here"
     if wrong:
         problem = f"unknown: {', '.join(wrong)}{did_you_mean(wrong[0], (f'-{name}' for name in vars(arguments)), 0.75)}"
         if predicts and os.path.exists(wrong[0]):
@@ -265,6 +259,25 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
     typed = [*flags, *(["-opts", *options] if options else [])]
     advice = f"; use {shlex.join(typed)[:2000]}" if typed else ""
     parser.error(f"{problem}{advice} (docs/recipes.md has timm's flags)")
+
+
+def _with_values(words: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each flag with its values: the one after '=', else the words up to the next flag; other words without values."""
+    while words:
+        word, *words = words
+        flag, _, given = word.partition("=")
+        values = [given] if given else []
+        if word.startswith("-") and not given:
+            values = [*itertools.takewhile(lambda one: not one.startswith("-"), words)]
+            words = words[len(values) :]
+        yield flag, values
+
+
+def _key_of_word(word: str, values: list[str]) -> str | None:
+    """The YAML key of a flag of another program, or of KEY=VALUE without -opts."""
+    if word.startswith("-"):
+        return key_of_flag(word)
+    return word if word.isupper() and values else None
 
 
 def key_of_flag(flag: str) -> str | None:

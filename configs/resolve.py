@@ -6,7 +6,7 @@ docstring states it; a value that is given wins, unless the rule says otherwise.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -131,28 +131,40 @@ def model_follows_source(options: OptionLayers) -> list[Note]:
 def old_keys_are_renamed(options: OptionLayers) -> list[Note]:
     """Old keys get their present name, or are removed if they have no effect; of both names, the higher layer wins."""
     known = known_keys(model_type(options.values))
-    is_cosine = options.get("TRAIN.LR_SCHEDULER.NAME") == "warmupcosine"  # PaddleViT's name
-    unused, renamed = [], []
+    unused: tuple[str, ...] = _UNUSED
+    if options.get("TRAIN.LR_SCHEDULER.NAME") == "warmupcosine":  # PaddleViT's name
+        unused += _OF_STEP_DECAY
+    removed, renamed = list[str](), list[str]()
     for path, value in list(paths(options.values)):
         key = ".".join(path)
-        if (isinstance(value, dict) and value) or (key in known and not (is_cosine and key in _OF_STEP_DECAY)):
+        is_section = isinstance(value, dict) and bool(value)
+        if is_section or (key in known and key not in unused):
             continue
-        moved = key if "MODEL.TRANS" in known else key.replace("MODEL.TRANS.", "MODEL.")
-        section, dot, leaf = moved.rpartition(".")
-        renamed_key = section + dot + _RENAMED.get(leaf, leaf)
-        present = renamed_key if renamed_key in known and moved not in known else moved
-        is_off = key in _UNUSED_IF_OFF and present not in known and value in (None, False, "")
-        if key in known or key in _UNUSED or is_off:
-            unused.append(key)
-        elif present != key:
+        present = _present_name(key, known)
+        if key in unused or (key in _UNUSED_IF_OFF and present not in known and value in (None, False, "")):
+            removed.append(key)
+        elif present == key:
+            continue
+        else:
             renamed.append(f"{key} -> {present}")
             if options.level(key) > options.level(present):
                 options.add_key(present, value, options.origin(path).removesuffix(": "))
-        else:
-            continue
         options.remove(key)
-    notes = [Note("log", f"old keys, renamed: {', '.join(renamed)}")] if renamed else []
-    return [*notes, *([Note("warning", f"old keys without effect: {', '.join(unused)}")] if unused else [])]
+    notes = list[Note]()
+    if renamed:
+        notes.append(Note("log", f"old keys, renamed: {', '.join(renamed)}"))
+    if removed:
+        notes.append(Note("warning", f"old keys without effect: {', '.join(removed)}"))
+    return notes
+
+
+def _present_name(key: str, known: Collection[str]) -> str:
+    """The name of an old key in this version, or the key itself."""
+    if "MODEL.TRANS" not in known:
+        key = key.replace("MODEL.TRANS.", "MODEL.")
+    section, dot, leaf = key.rpartition(".")
+    renamed = section + dot + _RENAMED.get(leaf, leaf)
+    return renamed if renamed in known and key not in known else key
 
 
 def precision_follows_preset(options: OptionLayers) -> list[Note]:

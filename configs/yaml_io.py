@@ -140,23 +140,7 @@ def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any
     if isinstance(node, yaml.SequenceNode) and node.tag == _SEQ:
         return [_construct(child, path, lines) for child in node.value]
     if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
-        values: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in _READERS:
-                raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key_node.start_mark)
-            key, problem = key_node.value, ""
-            key_path = (*path, key)
-            if len(key) > _MAX_KEY_CHARS or not key.isprintable():
-                problem = f"{shorten(key)} is not a valid key"
-            elif key in values:
-                problem = f"{'.'.join(key_path)} is given twice, first in line {lines[key_path]}"
-            elif node.flow_style and ":" in key and value_node.start_mark.index == value_node.end_mark.index:
-                problem = f"{shorten(key)} has no value; write a space after the colon"
-            if problem:
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
-            lines[key_path] = key_node.start_mark.line + 1
-            values[key] = _construct(value_node, key_path, lines)
-        return values
+        return _construct_mapping(node, path, lines)
     text = node.value
     if node.tag in (_INT, _FLOAT) and len(text) > _MAX_NUMBER_CHARS:
         raise yaml.MarkedYAMLError(problem=f"a number of {len(text)} characters", problem_mark=node.start_mark)
@@ -166,3 +150,22 @@ def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any
         return _READERS[node.tag](text)
     except ValueError as error:
         raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
+
+
+def _construct_mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        problem, key = "", key_node.value
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in _READERS:
+            problem = "a key must be a plain word"
+        elif len(key) > _MAX_KEY_CHARS or not key.isprintable():
+            problem = f"{shorten(key)} is not a valid key"
+        elif key in values:
+            problem = f"{'.'.join((*path, key))} is given twice, first in line {lines[*path, key]}"
+        elif node.flow_style and ":" in key and value_node.start_mark.index == value_node.end_mark.index:
+            problem = f"{shorten(key)} has no value; write a space after the colon"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
+        lines[*path, key] = key_node.start_mark.line + 1
+        values[key] = _construct(value_node, (*path, key), lines)
+    return values

@@ -4,7 +4,7 @@ import fnmatch
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,31 +95,17 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
     Raises UserError: timm has no optimizer of that name, or it cannot be built or step with these options; BETAS or
     KWARGS do not fit it; LAYER_DECAY for a model without layers.
     """
-    chosen = options.optimizer
-    name = _timm_name(chosen)
     if options.layer_decay is not None and not hasattr(model, "group_matcher"):
         raise UserError("TRAIN.LAYER_DECAY: this model does not define its layers (no group_matcher); set it to null")
-    if chosen.name in OPTIMIZERS:  # of a plugin: timm's table has no public function to add it (timm 1.0)
-        own = OPTIMIZERS[chosen.name][0]
-        if name not in timm.optim.list_optimizers() and "_" not in name:
-            has: Any = {f"has_{k}": k in inspect.signature(own).parameters for k in ("eps", "momentum", "betas")}
-            default_registry.register(timm.optim.OptimInfo(name, own, **has))
-        elif "_" in name or timm.optim.get_optimizer_class(name, bind_defaults=False) is not own:
-            raise UserError(f"TRAIN.OPTIMIZER.NAME {name}: is timm's, or has _, which timm does not read; rename it")
-    known = [str(one) for one in timm.optim.list_optimizers()]
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise UserError(f"TRAIN.OPTIMIZER.NAME: unknown optimizer {chosen.name[:80]}{hint}")
+    chosen = options.optimizer
+    name = _known_name(chosen)
     lr = options.base_lr if peak_lr is None else peak_lr
     arguments: dict[str, Any] = {"opt": name, "lr": lr, "weight_decay": options.weight_decay}
     if name in _FUSED and not (name == "sgd" and is_sharded(model)):  # torch has no fused SGD of sharded weights
         arguments["fused"] = True
     try:
         arguments |= _given_arguments(name, chosen)
-        weight = nn.Parameter(torch.ones(2, 2, device=next(model.parameters()).device))
-        weight.grad = torch.ones_like(weight)
-        with run_eagerly():  # such an optimizer may need a closure, or other values in KWARGS
-            timm.optim.create_optimizer_v2([weight], **arguments).step()
+        _try_one_step(model, arguments)
         optimizer = timm.optim.create_optimizer_v2(model, layer_decay=options.layer_decay, **arguments)
         if type(optimizer) is muon.Muon:
             optimizer = BatchedMuon(optimizer.param_groups, **optimizer.defaults)
@@ -131,20 +117,59 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         fix = "; use a MOMENTUM above 0, or KWARGS={nesterov: false}" if reason.startswith("Nesterov") else ""
         raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}{fix}") from error
-    for pattern in arguments.get("fallback_list", ()):
-        if not fnmatch.filter([name for name, _ in model.named_parameters()], pattern):
+    _check_fallback_list(model, arguments.get("fallback_list", ()))
+    zero_momentum(optimizer, chosen)
+    if options.head_lr_scale != 1:
+        optimizer.param_groups[:] = _with_groups_of_head(optimizer, model, options.head_lr_scale)
+    return optimizer
+
+
+def _known_name(chosen: Optimizer) -> str:
+    """timm's name of the optimizer; a plugin's is registered there. Raises UserError: timm has no such optimizer."""
+    name = _timm_name(chosen)
+    if chosen.name in OPTIMIZERS:  # of a plugin: timm's table has no public function to add it (timm 1.0)
+        own = OPTIMIZERS[chosen.name][0]
+        if name not in timm.optim.list_optimizers() and "_" not in name:
+            has: Any = {f"has_{k}": k in inspect.signature(own).parameters for k in ("eps", "momentum", "betas")}
+            default_registry.register(timm.optim.OptimInfo(name, own, **has))
+        elif "_" in name or timm.optim.get_optimizer_class(name, bind_defaults=False) is not own:
+            raise UserError(f"TRAIN.OPTIMIZER.NAME {name}: is timm's, or has _, which timm does not read; rename it")
+    known = [str(one) for one in timm.optim.list_optimizers()]
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise UserError(f"TRAIN.OPTIMIZER.NAME: unknown optimizer {chosen.name[:80]}{hint}")
+    return name
+
+
+def _try_one_step(model: nn.Module, arguments: dict[str, Any]) -> None:
+    """Raises any error of a step of a small tensor: the optimizer may need a closure, or other values in KWARGS."""
+    weight = nn.Parameter(torch.ones(2, 2, device=next(model.parameters()).device))
+    weight.grad = torch.ones_like(weight)
+    with run_eagerly():
+        timm.optim.create_optimizer_v2([weight], **arguments).step()
+
+
+def _check_fallback_list(model: nn.Module, patterns: Sequence[str]) -> None:
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
             problem = f"TRAIN.OPTIMIZER.KWARGS: fallback_list: no parameter matches {pattern[:80]}"
             raise UserError(f"{problem}; give a list of names or patterns, such as [head.*]")
-    zero_momentum(optimizer, chosen)
-    if options.head_lr_scale != 1:  # groups of its own for the head, with the factor of LAYER_DECAY, too
-        heads = {parameter for head in classifiers(model) for parameter in head.parameters()}
-        groups = []
-        for group in optimizer.param_groups:
-            for in_head, scale in ((False, 1.0), (True, options.head_lr_scale)):
-                if part := [parameter for parameter in group["params"] if (parameter in heads) == in_head]:
-                    groups.append(group | {"params": part, "lr_scale": group.get("lr_scale", 1.0) * scale})
-        optimizer.param_groups[:] = groups
-    return optimizer
+
+
+def _with_groups_of_head(optimizer: torch.optim.Optimizer, model: nn.Module, scale: float) -> list[dict[str, Any]]:
+    """The parameter groups, with groups of their own for the head: `scale` times the rate, LAYER_DECAY included."""
+    heads = {parameter for head in classifiers(model) for parameter in head.parameters()}
+    groups = []
+    for group in optimizer.param_groups:
+        backbone = [parameter for parameter in group["params"] if parameter not in heads]
+        head = [parameter for parameter in group["params"] if parameter in heads]
+        lr_scale = group.get("lr_scale", 1.0)
+        if backbone:
+            groups.append(group | {"params": backbone, "lr_scale": lr_scale})
+        if head:
+            groups.append(group | {"params": head, "lr_scale": lr_scale * scale})
+    return groups
 
 
 def _timm_name(chosen: Optimizer) -> str:
