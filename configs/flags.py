@@ -243,8 +243,7 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
         names.append(word[:80])
         key = _key_of_word(word, values)
         if key:
-            value = f"[{', '.join(values)}]" if len(values) > 1 else "".join(values) or "true"
-            options.append(f"{key}={value}")
+            options.append(f"{key}={_as_yaml(values)}")
         elif word.endswith((".yaml", ".yml")):
             flags.append(f"-cfg={word}")
         elif not (word.startswith("-") or has_path) and os.path.exists(word):
@@ -271,6 +270,11 @@ def _with_values(words: list[str]) -> Iterator[tuple[str, list[str]]]:
             values = [*itertools.takewhile(lambda one: not one.startswith("-"), words)]
             words = words[len(values) :]
         yield flag, values
+
+
+def _as_yaml(values: list[str]) -> str:
+    """The values of a flag as one value: of none, a switch that is on."""
+    return f"[{', '.join(values)}]" if len(values) > 1 else "".join(values) or "true"
 
 
 def _key_of_word(word: str, values: list[str]) -> str | None:

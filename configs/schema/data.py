@@ -196,6 +196,9 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
             yield f"LABELS needs a path of each image, but {is_of}; use -dataset=folder or csv"
         if self.download and not data_set.torchvision:
             yield f"DOWNLOAD needs a data set {TORCHVISION}NAME, but {is_of}"
+        yield from self._problems_of_kwargs(data_set)
+
+    def _problems_of_kwargs(self, data_set: "DataSet") -> Iterator[str]:
         kwargs = self.kwargs or {}
         for key in kwargs:
             if key not in data_set.options:

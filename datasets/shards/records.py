@@ -259,24 +259,29 @@ def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
 
     Raises ValueError: the label is no number from 0 with at most `LABEL_DIGITS` digits, and no name of a class.
     """
-    value: Any = _parse_json(files["json"]) if "json" in files and (label_key or "cls" not in files) else None
     if label_key:
-        label: Any = value.get(label_key) if isinstance(value, dict) else None
-        if isinstance(label, list) and all(map(_is_label, label)):
-            return join_labels(_checked(one, ".json") for one in label)
-        if not _is_label(label):
-            raise ValueError(f".json has no label {shorten(label_key)}")
-        return LEFT_OUT if label == LEFT_OUT else _checked(label, ".json")
+        return _label_of_key(_parse_json(files["json"]) if "json" in files else None, label_key)
     if "cls" in files:
         text = files["cls"][:100].decode("latin-1").strip()
         is_number = text.isascii() and text.isdecimal() and len(text) <= LABEL_DIGITS and len(files["cls"]) <= 100
         return _checked(int(text) if is_number else text, ".cls", names=False)
-    if isinstance(value, dict):
-        value = next((value[name] for name in _JSON_KEYS if _is_label(value.get(name))), None)
-    if _is_label(value):
-        return _checked(value, ".json")
+    if "json" in files:
+        value = _parse_json(files["json"])
+        if isinstance(value, dict):
+            value = next((value[name] for name in _JSON_KEYS if _is_label(value.get(name))), None)
+        if _is_label(value):
+            return _checked(value, ".json")
     folder = key.rpartition("/")[0].rpartition("/")[2]
     return None if folder in ("", ".") else _checked(folder, "folder")
+
+
+def _label_of_key(value: Any, label_key: str) -> Label:
+    label = value.get(label_key) if isinstance(value, dict) else None
+    if isinstance(label, list) and all(map(_is_label, label)):
+        return join_labels(_checked(one, ".json") for one in label)
+    if not _is_label(label):
+        raise ValueError(f".json has no label {shorten(label_key)}")
+    return LEFT_OUT if label == LEFT_OUT else _checked(label, ".json")
 
 
 def _parse_json(data: bytes) -> Any:

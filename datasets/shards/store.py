@@ -164,7 +164,7 @@ class RemoteFiles:
 
     def describe(self, error: Exception) -> Problem:
         """Describes an error of obstore or of the operating system."""
-        text, exceptions = str(error), self._exceptions
+        exceptions = self._exceptions
         credentials = _CREDENTIALS.get(self.root.partition("://")[0], "use a server without a login")
         match error:
             case OSError():
@@ -176,12 +176,19 @@ class RemoteFiles:
             case exceptions.NotSupportedError():
                 fix = "set DATA.CACHE_GB, which downloads them"
                 return Problem("the server sends whole files only", fix, error=RangesNotSupported)
+            case exceptions.PreconditionError():
+                return changed(self.root)
             case ValueError():
                 return Problem("is not a valid name or URL", CHECK)
-        if isinstance(error, exceptions.PreconditionError) or _BEYOND_END.search(text):
+        return self._describe_text(str(error), credentials)
+
+    def _describe_text(self, text: str, credentials: str) -> Problem:
+        """Describes an error of obstore that has no class of its own by its text. credentials: how to give them."""
+        if _BEYOND_END.search(text):
             return changed(self.root)
         status = _STATUS.search(text)
-        if any(path in text[: status.start() if status else None] for path in _METADATA_PATHS):
+        request = text[: status.start()] if status else text
+        if any(path in request for path in _METADATA_PATHS):
             is_answer = status and not status[1].startswith("5")
             return Problem("no credentials are found", credentials, 0.0 if is_answer else _METADATA_SECONDS)
         if status and "<Code>NoSuchBucket</Code>" in text:

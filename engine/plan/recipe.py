@@ -128,19 +128,26 @@ def _choose(command: Command) -> Choice | None:
     trains = bool(train) or command.profile or "TUNE" in model
     probes = model.get("TUNE") == "probe"
     name, epochs = recipe_follows_data(images, weights.exist, on_cpu, trains, probes)
-    flags |= weights.flags
-    if epochs and train.keys().isdisjoint(("NUM_EPOCHS", "MINUTES")):
-        flags["epochs"] = epochs
-    if name == "folder_small" and not command.flags.model and "TYPE" not in model:
-        flags["model"] = _FROM_SCRATCH
-    if not on_cpu and not command.states_precision:
-        flags["amp"] = True
-    if name != "probe" and images < _FEW and data.keys().isdisjoint(("BATCH_SIZE", "GLOBAL_BATCH_SIZE")):
-        flags["batch_size"] = max(1, images // 4)
+    flags |= weights.flags | _own_flags(command, name, images, epochs, on_cpu)
     reason = f"{images:,} images; {weights.reason}"
     if name == "probe" and on_cpu:
         reason += "; -minutes=M or -epochs=N trains all weights"
     return Choice(name, reason, flags)
+
+
+def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, on_cpu: bool) -> dict[str, Any]:
+    """The values of flags that the number of images and the device choose, where none are given."""
+    data, model, train = (command.given.get(section, {}) for section in ("DATA", "MODEL", "TRAIN"))
+    flags = dict[str, Any]()
+    if epochs and train.keys().isdisjoint(("NUM_EPOCHS", "MINUTES")):
+        flags["epochs"] = epochs
+    if recipe == "folder_small" and not command.flags.model and "TYPE" not in model:
+        flags["model"] = _FROM_SCRATCH
+    if not on_cpu and not command.states_precision:
+        flags["amp"] = True
+    if recipe != "probe" and images < _FEW and data.keys().isdisjoint(("BATCH_SIZE", "GLOBAL_BATCH_SIZE")):
+        flags["batch_size"] = max(1, images // 4)
+    return flags
 
 
 def _count_images(command: Command) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.schema import Train
 from datasets.sources.names import list_names
 from engine.evaluation.session import model_line, place_of
 from engine.progress import EpochProgress
@@ -49,26 +50,9 @@ class Built:
 
 def describe_state(state: TrainState, built: Built) -> list[Note]:
     config, train, batch = state.config, state.config.train, state.layout.batch
-    weights, classes = built.weights, built.classes
-    notes = weights.notes() if weights else []
-    if built.has_solved_head:
-        notes.append(Note("log", "the head starts as the probe's (MODEL.HEAD)"))
-    if classes.ambiguity and weights and NewHead.NO_KNOWN_CLASS in weights.new_heads.values():
-        problem = "the weights have no class names, so that no row of the head is kept"
-        notes.append(Note("screen", f"{problem}: {classes.ambiguity}"))
-    parts = (("kept", classes.kept), ("new", classes.new))
-    if lists := [f"{len(names)} {kind} ({list_names(names)})" for kind, names in parts if names]:
-        notes.append(Note("screen", f"classes of the head: {', '.join(lists)}"))
-    notes = [note.on("Pretrained") for note in notes]
-    if teacher := built.teacher:
-        data, fitted = teacher.data, teacher.fitted
-        seen = f"{data.image_size} pixels, mean {list(data.imagenet_mean)}, std {list(data.imagenet_std)}"
-        about = Note("screen", f"{teacher.name}, weights: {fitted.source}, {seen}")
-        values = f"alpha {train.distillation_alpha:g}, tau {train.distillation_tau:g}"
-        how = Note("log", f"TRAIN.DISTILLATION_TYPE {train.distillation_type}: {values}")
-        notes += [note.on("Teacher") for note in (about, how, *fitted.remarks)]
+    notes = [*_notes_on_weights(built), *_notes_on_teacher(built.teacher, train)]
     if train.model_ema:
-        warmup = ", warmed up as timm's" * train.model_ema_warmup
+        warmup = ", warmed up as timm's" if train.model_ema_warmup else ""
         average = f"the average of the weights has decay {train.model_ema_decay:g}{warmup}"
         notes.append(Note("log", f"TRAIN.MODEL_EMA: {average}"))
     if built.sharding:
@@ -87,6 +71,32 @@ def describe_state(state: TrainState, built: Built) -> list[Note]:
     if batch.whole_steps:
         notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
     return notes
+
+
+def _notes_on_weights(built: Built) -> list[Note]:
+    weights, classes = built.weights, built.classes
+    notes = weights.notes() if weights else []
+    if built.has_solved_head:
+        notes.append(Note("log", "the head starts as the probe's (MODEL.HEAD)"))
+    if classes.ambiguity and weights and NewHead.NO_KNOWN_CLASS in weights.new_heads.values():
+        problem = "the weights have no class names, so that no row of the head is kept"
+        notes.append(Note("screen", f"{problem}: {classes.ambiguity}"))
+    parts = (("kept", classes.kept), ("new", classes.new))
+    lists = [f"{len(names)} {kind} ({list_names(names)})" for kind, names in parts if names]
+    if lists:
+        notes.append(Note("screen", f"classes of the head: {', '.join(lists)}"))
+    return [note.on("Pretrained") for note in notes]
+
+
+def _notes_on_teacher(teacher: Teacher | None, train: Train) -> list[Note]:
+    if not teacher:
+        return []
+    data, fitted = teacher.data, teacher.fitted
+    seen = f"{data.image_size} pixels, mean {list(data.imagenet_mean)}, std {list(data.imagenet_std)}"
+    about = Note("screen", f"{teacher.name}, weights: {fitted.source}, {seen}")
+    values = f"alpha {train.distillation_alpha:g}, tau {train.distillation_tau:g}"
+    how = Note("log", f"TRAIN.DISTILLATION_TYPE {train.distillation_type}: {values}")
+    return [note.on("Teacher") for note in (about, how, *fitted.remarks)]
 
 
 def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
