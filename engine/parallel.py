@@ -25,11 +25,14 @@ from models.blocks import blocks_of, local_tensor, share_drop_path
 from utils.device import untimed_convolutions
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError, error_from
+from utils.notes import Note
 from utils.processes.launch import inherited_import_path
 from utils.torch_compat import (
     BatchNorm,
     allow_recompilations,
     compile_cache_folders,
+    is_compiled,
+    on_next_compiled_call,
     process_group_timeout,
     select_compiled_kernels_by_time,
     set_process_group_timeout,
@@ -376,6 +379,8 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
         graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
         mode = "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
     blocks = (blocks_of(model) or [model]) if is_sharded else list(getattr(model, "blocks", ()))
+    if getattr(model, "grad_checkpointing", False):
+        blocks = _inside_stages(blocks)
     by_block = is_sharded or (options.compile == "default" and bool(blocks))
     split_graphs_at_ddp_buckets(not by_block)  # a block ends before its gradients fill a bucket
     parts = blocks if by_block else [model]
@@ -386,6 +391,38 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
         part.compile(dynamic=False, mode=mode)
     about = f"{len(parts)} blocks" if by_block else "the whole model"
     return f"{about}, {mode}" if mode else about
+
+
+def _inside_stages(blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """The blocks, and in place of a stage the modules in it: timm's `checkpoint_seq` calls them one by one."""
+    parts = list[nn.Module]()
+    for block in blocks:
+        if type(block) is nn.Sequential:
+            parts += block
+        else:
+            parts.append(block)
+    return parts
+
+
+class CompiledParts:
+    """The compiled modules of a model, and the ones among them that the first step calls."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parts = [module for module in model.modules() if is_compiled(module)]
+        self._called: list[nn.Module] = []
+        for part in self._parts:
+            on_next_compiled_call(part, partial(self._called.append, part))
+
+    def note(self, seconds: float, recomputes: bool) -> Note:
+        """The line of the log after the first step. recomputes: whether the model has gradient checkpointing."""
+        called, marked = len(self._called), len(self._parts)
+        text = f"{called} of {marked} marked modules ran compiled; the first step took {seconds:.1f} s"
+        if called == marked:
+            return Note("log", f"Compiled: {text}")
+        reason = "the model does not call the others"
+        if recomputes:
+            reason = "MODEL.GRAD_CHECKPOINTING calls the modules inside the others"
+        return Note("warning", f"{text}: {reason}; -compile=no saves the time of the compiler")
 
 
 def run_eagerly() -> AbstractContextManager[None]:

@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 
 from models.timm_model import classifiers
 from utils.errors import UserError
-from utils.torch_compat import BatchNorm, in_backward_pass
 
 
 @cache
@@ -74,7 +73,8 @@ def _flat(modules: Iterable[nn.ModuleList | nn.Sequential]) -> Iterator[nn.Modul
 def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
     """Stores only the inputs of the blocks of a timm model. The backward pass recomputes all other activations.
 
-    The recomputation uses the same random numbers and dtypes, so the gradients are bit-identical. torch.compile
+    The recomputation uses the same random numbers and dtypes, so the gradients are bit-identical. It also updates the
+    running statistics of batch norms: `MasterWeights.kept_batch_stats` is around the backward pass. torch.compile
     supports it; with batch norm a compiled model saves little memory. Raises UserError if timm does not support it.
     """
     timm_model: Any = model
@@ -83,25 +83,6 @@ def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
     except (AttributeError, AssertionError):  # no such method, or a method that refuses
         problem = f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}"
         raise UserError(f"{problem}; set it to false, lower -batch_size") from None
-    for module in model.modules():
-        if isinstance(module, BatchNorm) and module.track_running_stats:
-            add_mixin(module, _KeepStatistics)
-
-
-class _KeepStatistics(nn.Module):
-    """Mix-in of a batch norm: the recomputation does not update the running statistics a second time."""
-
-    def forward(self, *args: Any) -> torch.Tensor:
-        if torch.compiler.is_compiling() or not in_backward_pass():
-            return super().forward(*args)
-        statistics = dict(self.named_buffers(recurse=False))
-        try:
-            for name, buffer in statistics.items():
-                setattr(self, name, buffer.clone())
-            return super().forward(*args)
-        finally:  # torch ends a recomputation early, by an exception
-            for name, buffer in statistics.items():
-                setattr(self, name, buffer)
 
 
 class _SharedDropPath(DropPath):

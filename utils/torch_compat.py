@@ -68,6 +68,18 @@ def is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None
 
 
+def on_next_compiled_call(module: nn.Module, act: Callable[[], None]) -> None:
+    """Calls `act` when the compiled `module` is called for the next time, and not after that."""
+    run: Any = module._compiled_call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        module._compiled_call_impl = run
+        act()
+        return run(*args, **kwargs)
+
+    module._compiled_call_impl = call
+
+
 def has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks)
 
@@ -107,11 +119,6 @@ def compile_cache_folders() -> dict[str, str]:
 
     named = (name for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR") if name in os.environ)
     return {"TMPDIR": default_cache_dir()} | {name: os.environ[name] for name in named}
-
-
-def in_backward_pass() -> bool:
-    """Returns whether this thread is executing a backward pass, which includes the recomputation of activations."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:

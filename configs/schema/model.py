@@ -144,7 +144,7 @@ class Model(Section):
         0.0, "drop-path rate of the last block, linear from 0 (CaiT, XCiT, CoaT, LeViT, MLPs: of all)"
     )
     grad_checkpointing: bool = option(
-        False, "recompute activations in the backward pass: less memory, about a third more computation"
+        False, "recompute activations in the backward pass: less memory, about 22% more computation (ViT)"
     )
     attention: Literal["auto", "fused", "explicit"] = option(
         "auto", "fused: torch chooses the kernel; explicit: softmax(q k^T) v; auto: fused only on a GPU"

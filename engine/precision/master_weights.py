@@ -1,7 +1,8 @@
 """The fp32 weights that the optimizer updates, the half weights of the module that computes, and the average."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from timm.utils import ModelEmaV3
@@ -121,6 +122,14 @@ class MasterWeights:
         """Restores the statistics after the passes if the step was `skipped`, a bool (): the batch may contain NaN."""
         for saved, current in zip(self._saved_stats, self._stats, strict=True):
             torch.where(skipped, saved, current, out=current)
+
+    @contextmanager
+    def kept_batch_stats(self) -> Iterator[None]:
+        """The context of a backward pass that recomputes blocks, compiled or not: the statistics stay as they are."""
+        kept = [stats.clone() for stats in self._stats]
+        yield
+        for stats, before in zip(self._stats, kept, strict=True):
+            stats.copy_(before)
 
     def _release(self) -> None:
         """Frees the memory that the next step allocates again."""

@@ -142,7 +142,8 @@ def forward_backward(
         with state.timer, state.precision.autocast():
             outputs = state.wrapped(images)
         loss = state.loss(outputs, targets, images)
-    with record_function(Phase.BACKWARD):
+    recomputes = state.config.model.grad_checkpointing
+    with record_function(Phase.BACKWARD), state.precision.weights.kept_batch_stats() if recomputes else nullcontext():
         samples = window * state.config.data.micro_batch  # of this rank: the exchange of gradients averages over ranks
         state.precision.scaler.backward(loss, samples)
     return loss, class_logits(outputs)

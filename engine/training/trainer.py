@@ -24,6 +24,7 @@ from engine.checkpoint.weights_record import split_to_entry
 from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.session import build_eval_files, build_eval_model
 from engine.features.probe import Solved
+from engine.parallel import CompiledParts
 from engine.progress import EpochProgress, Metrics, Observer
 from engine.run.cost import SlowRanks
 from engine.run.folder import next_command
@@ -69,7 +70,9 @@ class Trainer:
         measured = (*_OF_START, *_OF_TRAINING) if self.has_ended() else _OF_START  # of a run that has ended, all
         record.set_result(**{key: before.get(key) for key in measured})
         self._solved: Solved | None = None
-        self._will_compile = config.train.compiles
+        self._compiled: CompiledParts | None = None
+        if config.train.compiles:
+            self._compiled = CompiledParts(self.state.precision.weights.compute)
         self._saved_step, self._save_started, self._write_seconds = self.progress.step, -math.inf, 0.0
         self.writer: CheckpointWriter | None = None  # on a rank that writes no checkpoints
         if context.is_main:
@@ -219,9 +222,9 @@ class Trainer:
     def after_step(self, progress: EpochProgress) -> None:
         """Reports the step, and saves if a checkpoint is due; called on every rank."""
         seconds = self.position.clock.lap(self._images_done())
-        if self._will_compile:
-            self._will_compile = False
-            self.outputs.logger.log(f"----- Compiled: the first step took {seconds:.1f} s")
+        if self._compiled:
+            self.outputs.logger.note(self._compiled.note(seconds, self.config.model.grad_checkpointing))
+            self._compiled = None
         for observer in self.observers:
             observer.after_step(progress)
         if self.writer:

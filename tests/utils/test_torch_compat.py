@@ -46,26 +46,6 @@ def test_compiled_backward_without_autocast():
         config.backward_pass_autocast = before
 
 
-class Probe(torch.autograd.Function):
-    seen: list
-
-    @staticmethod
-    def forward(ctx, x):
-        Probe.seen = [torch_compat.in_backward_pass()]
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        Probe.seen.append(torch_compat.in_backward_pass())
-        return gradient
-
-
-def test_autograd_tells_the_pass():
-    Probe.apply(torch.ones(1, requires_grad=True)).backward()
-    assert Probe.seen == [False, True]
-    assert not torch_compat.in_backward_pass()
-
-
 def test_release_loader_event():
     iterator = iter(DataLoader([1, 2], num_workers=1))
     iterator._workers_done_event._cond._lock.acquire()  # as a worker that was killed

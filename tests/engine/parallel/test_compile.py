@@ -6,17 +6,22 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import timm
 import torch
-from conftest import GREY, TINY_VIT, assert_same_state, rows, run_script, states, train
-from timm.layers import DropPath
+from conftest import GREY, ROOT, TINY_RESNET, TINY_VIT, assert_same_state, rows, run_script, states, train
+from timm.layers import DropPath, convert_sync_batchnorm
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.utils import parameters_to_vector
 
+from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Parallel, Train
-from engine.parallel import DDP, FSDP, compile_model, run_eagerly
+from datasets.batch import Batch
+from engine.parallel import DDP, FSDP, CompiledParts, compile_model, run_eagerly
 from engine.precision.policy import Precision
+from engine.training.session import build_train_state
+from engine.training.step import train_steps
 from models.blocks import local_tensor, share_drop_path
 from models.build import build_model
 from models.kernels import select_attention
@@ -84,7 +89,7 @@ def test_resume_is_bit_exact(digits_argv, tmp_path, cpu):
     resumed = train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=13"], cpu)
     assert_same_state(states(resumed), states(uninterrupted))
     assert rows(resumed) == rows(uninterrupted)
-    assert (resumed / "log.txt").read_text().count("Compiled: the first step took") == 2
+    assert (resumed / "log.txt").read_text().count("Compiled: 2 of 2 marked modules") == 2
 
 
 @pytest.mark.parametrize(
@@ -269,3 +274,79 @@ def test_a_compiled_drop_path_keeps_its_share_of_samples(half, monkeypatch):
     assert torch.equal(same, ones) and not none.any() and some.dtype == half
     assert some.unique().tolist() == [0.0, (torch.ones((), dtype=half) / 0.7).item()]
     assert some.bool().float().mean().item() == pytest.approx(0.7, abs=0.03) and torch.equal(some[:, 0], some[:, 1])
+
+
+def train_two_steps(argv: list[str], cpu: ProcessContext) -> nn.Module:
+    """The model after two steps of two micro-steps each, on noise."""
+    config = parse_command_line([*argv, "TRAIN.ACCUM_ITER=2", "DATA.BATCH_SIZE=4"]).config
+    state, _ = build_train_state(config, cpu, EpochLayout(64, BatchPlan(4, 2), config.seed))
+    torch.manual_seed(0)
+    images = torch.randint(256, (4, 3, *config.data.input_size), dtype=torch.uint8)
+    batches = (Batch(images, torch.arange(4), 4) for _ in range(4))
+    train_steps(state, batches, state.new_progress(0), 2, lambda progress: None)
+    return state.precision.weights.compute
+
+
+XCIT = [f"-cfg={ROOT / 'tests/fixtures/families/XCiT/model.yaml'}", "-opts"]
+RESNET = ["-opts", *TINY_RESNET]
+
+
+@pytest.mark.parametrize("converts", [False, True], ids=["own norms", "synchronized norms"])
+@pytest.mark.parametrize(
+    ("argv", "compiled"),
+    [
+        (XCIT, "none"),
+        (RESNET, "none"),
+        pytest.param(XCIT, "default", marks=pytest.mark.slow),
+        pytest.param(XCIT, "model", marks=pytest.mark.slow),
+    ],
+)
+def test_a_recomputed_batch_norm_counts_each_batch_once(argv, compiled, converts, cpu, monkeypatch):
+    """Its running statistics are the ones of a training that recomputes nothing."""
+    monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
+    compile_module, build = nn.Module.compile, build_model
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_module(module, backend="aot_eager"))
+    if converts:
+        monkeypatch.setattr(
+            "engine.training.session.build_model",
+            lambda *args: (convert_sync_batchnorm(build(*args)[0]), None),
+        )
+    plain = dict(train_two_steps([*argv, "MODEL.GRAD_CHECKPOINTING=false"], cpu).named_buffers())
+    recomputed = train_two_steps([*argv, "MODEL.GRAD_CHECKPOINTING=true", f"TRAIN.COMPILE={compiled}"], cpu)
+    statistics = {name: value for name, value in recomputed.named_buffers() if "running" in name or "tracked" in name}
+    assert {int(value) for name, value in statistics.items() if "tracked" in name} == {4}
+    for name, value in statistics.items():
+        assert torch.allclose(value, plain[name], atol=0.01), name  # compiled blocks round differently
+
+
+class CallsOneBlock(nn.Module):
+    """Of its two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[0](x)
+
+
+def test_marked_modules_that_are_not_called_are_counted_in_a_warning(graphs, cpu):
+    model = CallsOneBlock()
+    compile_model(model, Train(COMPILE="default"), cpu)
+    parts = CompiledParts(model)
+    for _ in range(2):
+        model(torch.randn(2, 2))
+    note = parts.note(seconds=1.0, recomputes=False)
+    assert len(graphs) == 1 and note.kind == "warning" and note.text.startswith("1 of 2")
+
+
+@pytest.mark.slow
+def test_the_modules_in_stages_are_compiled_with_checkpoints(graphs, cpu):
+    """timm's `checkpoint_seq` does not call the six stages, but the twelve modules inside them."""
+    model = timm.create_model("mobilenetv3_small_050", num_classes=2)
+    model.set_grad_checkpointing(True)
+    assert compile_model(model, Train(COMPILE="default"), cpu) == "12 blocks"
+    parts = CompiledParts(model)
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+    note = parts.note(seconds=1.0, recomputes=True)
+    assert graphs and note.kind == "log" and "12 of 12" in note.text
