@@ -255,7 +255,7 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     if found:
         progress = position.progress
         values |= {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
-    call_on_main(lambda: logger.note(disk_note(session.state, plan.run_folder or Path(config.save))), context)
+    call_on_main(lambda: logger.note(disk_note(session.state, plan.run_folder)), context)
     if folder := plan.run_folder:
         call_on_main(partial(_prepare_folder, position, folder, logger), context)
         if position.best:

@@ -134,22 +134,28 @@ class PeftFolder(Observer):
             self._logger.warn(f"the adapters cannot be written for peft: {error}")
 
 
-def disk_note(state: TrainState, folder: Path) -> Note:
+def disk_note(state: TrainState, run_folder: Path | None) -> Note:
     """The size of a checkpoint, with AdamW's two moments per parameter, and the free space. A warning: two do not fit.
 
-    folder: may not exist yet. Raises UserError: not even one without moments fits.
+    run_folder: of the run that is resumed; None for a new one in the folder SAVE, which may not exist yet.
+    Raises Unavailable: not even one without moments fits.
     """
     saved, average = state.precision.weights.saved, state.average
     models = [saved.state_dict(), average.module.state_dict() if average else {}]
     weights, moments = tensor_bytes(models) / 1e6, 2 * 4 * count_parameters(saved)[1] / 1e6
+    folder = run_folder or Path(state.config.save)
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    size, free = weights + moments, shutil.disk_usage(place).free / 1e6
+    size, disk = weights + moments, shutil.disk_usage(place)
     kept = 3 + state.config.keep_checkpoints  # last, previous, best
-    text = f"Checkpoints: about {size:,.1f} MB each, at most {kept} kept, {free:,.1f} MB free in {folder}"
-    fix = "fewer than two fit; free space, or choose another folder with -output"
+    text = f"Checkpoints: about {size:,.1f} MB each, at most {kept} kept"
+    if not disk.total:  # a file system that does not tell, such as some in user space
+        return Note("log", text)
+    free = disk.free / 1e6
+    text = f"{text}, {free:,.1f} MB free in {folder}"
+    fix = "free space, or " + ("resume a copy of it elsewhere" if run_folder else "choose another folder with -output")
     if free < weights:
-        raise Unavailable(f"{text}: {fix}")
-    return Note("warning", f"{text}: {fix}") if free < 2 * size else Note("log", text)
+        raise Unavailable(f"{text}: not one fits; {fix}")
+    return Note("warning", f"{text}: fewer than two fit; {fix}") if free < 2 * size else Note("log", text)
 
 
 def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None) -> RunPosition:

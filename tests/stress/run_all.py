@@ -1,6 +1,6 @@
 """Runs all programs of this folder, and prints one table. Needs no network and no GPU.
 
-    python tests/stress/run_all.py -quick     # about 3 minutes on two cores
+    python tests/stress/run_all.py -quick     # faults below ten seconds: about 5 minutes on two cores
     python tests/stress/run_all.py            # about 40 minutes: all faults, launchers
 
 The exit status is 1 if a test fails. A test is skipped, with the reason, where a program or root's rights are missing.
@@ -24,7 +24,11 @@ _ALL = (("fault_bench.py",), ("fuzz.py",), ("try_clusters.py",))
 
 def main() -> int:
     flags = parser("Runs all stress tests.")
-    flags.add_argument("-quick", action="store_true", help="few cases, about 3 minutes on two cores")
+    flags.add_argument(
+        "-quick",
+        action="store_true",
+        help="faults below ten seconds and few damaged files: about 5 minutes on two cores",
+    )
     flags = flags.parse_args()
     results = []
     for program in _QUICK if flags.quick else _ALL:

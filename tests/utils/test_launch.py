@@ -190,7 +190,10 @@ from utils.processes.launch import has_launcher, report_lost_rank
 case, folder, *rest = sys.argv[2:]
 assert rest == ["$$a", "${local_rank}", "b c"] and has_launcher(), rest
 rank, names = os.environ["RANK"], ("0", "1")
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+unsaved = case == "unsaved" and rank == "1"
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1 if unsaved else 138))
+if case == "two signals":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if case == "ignores":
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 path = os.path.join(folder, rank)
@@ -199,8 +202,11 @@ fcntl.flock(alive, fcntl.LOCK_EX)  # as long as this process, like a connection
 os.rename(path + ".new", path)
 while not all(os.path.exists(os.path.join(folder, name)) for name in names):
     time.sleep(0.01)
-if case in ("signal", "ignores") and rank == "0":
+if case in ("signal", "ignores", "unsaved") and rank == "0":
     os.kill(os.getppid(), signal.SIGUSR1)
+if case == "two signals" and rank == "0":
+    for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
+        os.kill(os.getppid(), number)
 if case in ("killed", "fails") and rank == "0":
     fcntl.flock(open(os.path.join(folder, "1")), fcntl.LOCK_EX)
 if case in ("killed", "fails", "waits") and rank == "0":
@@ -226,7 +232,9 @@ time.sleep(0 if case == "ends" else 600)
         ("waits", 1, ("rank 1 does not respond", "rank 0 waits")),
         ("handled", 143, ("SIGTERM",)),
         ("signal", 138, ("SIGUSR1",)),
-        ("ignores", 138, ("SIGUSR1",)),  # killed after the time to save a checkpoint
+        ("two signals", 138, ("SIGUSR1",)),  # at the same time
+        ("unsaved", 1, ()),  # a rank cannot write its checkpoint
+        ("ignores", 137, ("SIGKILL", "1 s of SIGUSR1")),  # killed after the time to save a checkpoint
     ],
 )
 def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, case, status, words):
@@ -242,6 +250,18 @@ def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, case, status, words):
         found, ended = error.status, error
     assert found == status and (ended is None) == (not words) and all(word in str(ended) for word in words)
     assert capfd.readouterr().err == ""
+
+
+def test_a_process_of_another_program_with_the_number_of_a_group_is_left_alone():
+    rank, other = (
+        subprocess.Popen(["sleep", "600"], start_new_session=True, env=os.environ | {"AMPVIT_LAUNCHER_PID": pid})
+        for pid in (str(os.getpid()), "1")
+    )
+    launch._kill_left([rank.pid, other.pid])
+    assert rank.wait(60) == -signal.SIGKILL
+    assert other.poll() is None
+    other.kill()
+    other.wait()
 
 
 def test_ctrl_c_while_a_script_imports_prints_no_traceback(tmp_path):

@@ -17,11 +17,12 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from utils.errors import Unavailable, UserError
 from utils.files import atomic_write, read_json
@@ -261,6 +262,10 @@ def launch_processes(script: str, argv: list[str], num_processes: int, folder: s
     import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
 
+    def end_once(number: int, frame: FrameType | None) -> NoReturn:
+        handle_signals(lambda number, frame: _send(groups, number))  # a second exception would kill ranks that save
+        raise Interrupted(number)
+
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # one line stands for its reports
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in TERMINATION_SIGNALS)
     store, threads = open_loopback_store("127.0.0.1"), max(1, torch.get_num_threads() // num_processes)
@@ -276,16 +281,16 @@ def launch_processes(script: str, argv: list[str], num_processes: int, folder: s
     }
     ranks = {rank: variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)}
     words = dict.fromkeys(ranks, (script, *argv))
-    groups: list[int] = []
+    groups, received = list[int](), 0
     try:
         processes = start_processes("ranks", sys.executable, words, ranks, DefaultLogsSpecs(folder))
         groups += processes.pids().values()
         try:
-            result, received = processes.wait(period=_POLL_SECONDS), 0
-        except SignalException as error:
-            received = error.sigval
-            handle_signals(lambda number, frame: _send(groups, number))
-            processes.close(error.sigval, SHUTDOWN_SECONDS)
+            handle_signals(end_once)
+            result = processes.wait(period=_POLL_SECONDS)
+        except Interrupted as error:
+            received = error.number
+            processes.close(signal.Signals(received), SHUTDOWN_SECONDS)
             result = processes.wait(0)
     except SignalException as error:  # before all ranks have started: those that have end with this process
         raise Interrupted(error.sigval) from None
@@ -294,11 +299,9 @@ def launch_processes(script: str, argv: list[str], num_processes: int, folder: s
         raise Unavailable(f"{problem}; raise ulimit -u and -n, or lower -ngpus") from error
     finally:
         handle_signals(signal.SIG_IGN)
-        _send(groups, signal.SIGKILL)  # workers that a killed rank has left
+        _kill_left(groups)
     failures = result.failures if result else {}
-    if failures and received:
-        raise Interrupted(received)
-    return _end_of_failed(failures) if failures else 0
+    return _end_of_failed(failures, received) if failures else 0
 
 
 def open_loopback_store(address: str, port: int = 0, limit_seconds: float = 60) -> "dist.TCPStore":
@@ -332,17 +335,22 @@ def has_launcher() -> bool:
     return os.environ.get(_LAUNCHER_PID) == str(os.getppid())
 
 
-def _end_of_failed(failures: Mapping[int, "ProcessFailure"]) -> int:
+def _end_of_failed(failures: Mapping[int, "ProcessFailure"], received: int) -> int:
     """The exit status of the rank that failed first, if it has printed why. Raises the error that no rank has printed.
 
     A rank that fails makes others lose their connections to it, and the launcher then terminates the rest.
+
+    received: the signal that was passed on to all ranks; 0 if there was none. Raises Interrupted if all ended by it.
     """
     reports = {rank: read_json(Path(one.error_file)) for rank, one in failures.items()}
     own = {rank: one.exitcode for rank, one in failures.items() if not reports[rank]}
     cause = next((report["message"]["message"] for report in reports.values() if report), "")
     if not own:
         raise Unavailable(cause)
-    rank, status = min(own.items(), key=lambda one: one[1] in (-signal.SIGTERM, 128 + signal.SIGTERM))
+    number = received or signal.SIGTERM
+    rank, status = min(own.items(), key=lambda one: one[1] in (-number, 128 + number))
+    if status == -received:  # before it handled signals
+        raise Interrupted(received)
     if 0 < status < 128:
         return status
     if any(report.get("timed_out") for report in reports.values()):
@@ -350,6 +358,8 @@ def _end_of_failed(failures: Mapping[int, "ProcessFailure"]) -> int:
     if status > 0:
         raise Interrupted(status - 128)
     hint = _POSSIBLE_CAUSES.get(-status, "")
+    if received and status == -signal.SIGKILL:
+        hint = f"it did not end within {SHUTDOWN_SECONDS} s of {signal_name(received)}, or {hint}"
     error = Unavailable(f"rank {rank} was terminated by {signal_name(-status)}{hint and '; possible cause: '}{hint}")
     error.status = 128 - status
     raise error
@@ -362,7 +372,18 @@ def stop_processes(processes: list[subprocess.Popen[bytes]], number: int, limit_
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a device or a disk
             process.wait(max(0.0, deadline - time.monotonic()))
-    _send([process.pid for process in processes], signal.SIGKILL)
+        _send([process.pid], signal.SIGKILL)  # at once: another process may get its number
+
+
+def _kill_left(groups: Collection[int]) -> None:
+    """Kills ranks, and the workers of ended ranks. Another program may have got the number of an empty group."""
+    own, left = f"{_LAUNCHER_PID}={os.getpid()}".encode(), set[int]()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            group = os.getpgid(int(process.name))
+            if group in groups and own in (process / "environ").read_bytes().split(b"\0"):
+                left.add(group)
+    _send(left if sys.platform == "linux" else groups, signal.SIGKILL)
 
 
 def _send(groups: Iterable[int], number: int) -> None:

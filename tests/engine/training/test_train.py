@@ -161,7 +161,15 @@ def test_the_size_of_a_checkpoint_is_known_before_training(digits_argv, cpu, opt
 
 
 def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_folder_is_made(digits_argv, cpu, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**4))
-    with pytest.raises(UserError, match=r"0\.0 MB free"):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=10**4))
+    with pytest.raises(UserError, match=r"0\.0 MB free .* not one fits; .* -output$"):
         train(digits_argv, cpu)
     assert not Path(parse_command_line(digits_argv).config.save).exists()
+
+
+def test_a_disk_that_does_not_tell_its_size_ends_no_run(digits_argv, cpu, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, free=0))
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=0))
+    with pytest.raises(UserError, match=r"not one fits; .* resume a copy"):  # -output does not move a run
+        train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=2"], cpu)
