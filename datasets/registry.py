@@ -12,6 +12,7 @@ from datasets.decoding.decode import Decoding
 from datasets.decoding.images import MissingImage
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems
 from datasets.sources.class_folders import read_images
+from datasets.sources.groups import check_groups, with_groups
 from datasets.sources.lists import METADATA, table_file
 from datasets.sources.names import (
     BYTES,
@@ -27,7 +28,7 @@ from datasets.sources.parquet import Parquet, parquet_files
 from datasets.sources.samples import ImageFiles, Listing, Samples, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
-from datasets.sources.split import Splitter, check_groups, with_groups
+from datasets.sources.split import Splitter
 from datasets.sources.split_folders import has_class_folders
 from datasets.sources.tables import PARQUET, TABLE_SUFFIXES, read_unlabelled_list
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait

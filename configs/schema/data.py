@@ -115,7 +115,7 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     groups: str | None = option(
         None,
         "images of a group, such as a patient, stay on one side of a split; csv: the column; tar: the field of the "
-        ".json; folders: a regular expression of the path with a (group), or a CSV file path,group",
+        ".json; csv, folders: a regular expression of the path with a (group); folders: a CSV file path,group",
         min_length=1,
     )
     split_seed: int = option(0, "seed of that split, independent of SEED", ge=0, lt=2**32)
@@ -231,7 +231,7 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
 
     def _problems_of_expressions(self) -> Iterator[str]:
         expressions = {"LABELS": self.labels}
-        if properties_of(self.dataset).groups_by == "path" and "(" in (self.groups or ""):
+        if properties_of(self.dataset).groups_by != "field" and "(" in (self.groups or ""):
             expressions["GROUPS"] = self.groups
         for name, expression in expressions.items():
             try:

@@ -21,10 +21,11 @@ from datasets.shards.location import FoundShards, find_shards, parse_location
 from datasets.shards.records import DamagedShard, Remarks, add_remark, labels_in, read_records
 from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
+from datasets.sources.groups import check_groups
 from datasets.sources.samples import check_target_bytes
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in
 from datasets.sources.source import Source
-from datasets.sources.split import Part, Splitter, check_groups
+from datasets.sources.split import Part, Splitter
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import atomic_write, locked, open_regular_file
 from utils.notes import Note

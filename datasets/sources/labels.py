@@ -12,6 +12,7 @@ from shlex import quote
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_folders import FoundFiles
+from datasets.sources.groups import case_folders
 from datasets.sources.lists import read_table
 from datasets.sources.names import MASK, label_in, list_names, word_in
 from datasets.sources.samples import Listing
@@ -22,7 +23,6 @@ from utils.notes import Note
 _MAX_SHOWN = 4
 _FIELD = r"(\d+)_"
 _PARTS = ("train", "val", "test", "none")  # none: images without labels
-IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
 
 
 def _by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, list[str]]]:
@@ -125,7 +125,7 @@ def advise_labels(root: Path) -> str | None:
         labels = Counter(label_in(expression, path) for path in train)
         are_of_train = {label_in(expression, path) for path in val} <= labels.keys()
         if are_of_train and 2 <= len(labels) <= len(paths) / 2 and sorted(labels.values())[-2] > 1:
-            options = filter(None, [f"DATA.LABELS={expression}", _cases(paths, of_labels)])
+            options = filter(None, [f"DATA.LABELS={expression}", case_folders(paths, of_labels)])
             classes = f"{len(labels)} classes, {list_names(sorted(labels), _MAX_SHOWN)}"
             found.append(f"-opts {' '.join(map(quote, options))} reads {classes}")
             if not expression.endswith(_FIELD):  # of these, the user knows which one is the class
@@ -133,21 +133,15 @@ def advise_labels(root: Path) -> str | None:
     return f"labels are in the paths, as in {shorten(paths[0])}: {' or '.join(found)}" if found else None
 
 
-def notes_on_folders(listing: Listing) -> list[Note]:
-    """A note if class folders contain folders alone: of cases, colon/{p01,p02}, or of classes: colon/{aca,n}."""
+def note_on_inner_classes(listing: Listing) -> list[Note]:
+    """A note if class folders contain folders alone, two or more: colon/{aca,n}."""
     if len(listing.class_names) < 2 or not all("/" in folder for folder in listing.sizes):
         return []
-    paths = [*listing.paths]
-    if option := _cases(paths, 0):
-        cases = {(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths}
-        if len({case for case, _ in cases}) == len(cases):
-            text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
-            fix = f"to keep the images of each in one split: -opts {quote(option)}"
-            return [Note("screen", f"{listing.root}: {text}; {fix}")]
     inner = Counter(folder.partition("/")[0] for folder in {"/".join(one.split("/")[:2]) for one in listing.sizes})
+    if min(inner.values(), default=0) < 2:
+        return []
     text = f"{listing.root}: the classes are {list_names(listing.class_names, _MAX_SHOWN)}"
-    fix = f"if they are the inner folders: -opts {quote('DATA.LABELS=^[^/]+/([^/]+)/')}"
-    return [Note("log", f"{text}; {fix}")] if min(inner.values(), default=0) > 1 else []
+    return [Note("log", f"{text}; if they are the inner folders: -opts {quote('DATA.LABELS=^[^/]+/([^/]+)/')}")]
 
 
 def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
@@ -174,12 +168,3 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
         if all(label == of_whole and re.search(r"[^\W\d_]", label) for label, of_whole in pairs):
             yield expression, -1
     yield from ((rf"(?:^|/)(?:[^/_]+_){{{number}}}{_FIELD}", -1) for number in range(_MAX_SHOWN))
-
-
-def _cases(paths: Sequence[str], of_labels: int) -> str:
-    """DATA.GROUPS: the level of folders with most names, if all have numbers, as of patients; '' without one."""
-    best = (2, "")
-    for level, names in enumerate(map(set, zip(*(path.split("/")[:-1] for path in paths), strict=False))):
-        if level != of_labels and all(map(IDENTIFIER.search, names)) and len(names) <= len(paths) / 2:
-            best = max(best, (len(names), f"^{'[^/]+/' * level}([^/]+)/"))
-    return best[1] and f"DATA.GROUPS={best[1]}"

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Data
-from configs.schema.data import properties_of
 from configs.yaml_io import shorten
+from datasets.sources.groups import suggest_groups
 from datasets.sources.names import SPLIT_NAMES, list_names
 from datasets.sources.samples import ImageFiles, Listing, check_target_bytes, listing_arrays
 from datasets.sources.source import Numbers, Source, without_labels
@@ -30,8 +30,6 @@ _NUMBERS = re.compile(r"[\[( ]*\d+([\s,;|]+\d+)+[\]) ]*")  # several in a target
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")  # float() reads the names nan and inf, too
 _NUMBER_AS_NAME = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
-_KINDS = "patient|subject|participant|person|case|lesion|animal|specimen|slide"
-_GROUP = re.compile(rf"patients?|({_KINDS})[ _-]?(id|no|nr|number)", re.IGNORECASE)
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
 _NO_NUMBER = "does not end with a class number; write a path, a space and a number from 0"
 _FEW = 10  # images: so few may be all of class 0
@@ -53,10 +51,10 @@ class Tables(Source):
         if not part:
             raise UserError(f"{self.root}: has no images of the split {split}; add a table or rows of it")
         listing = read_table(part, train or part, self.data, self.numbers)
+        if train and split == "train":
+            listing.notes += suggest_groups(listing, self.data, train[0], bool(is_held_out))
         if is_held_out and len(listing.paths):
             listing = split_listing(listing, split, self.splitter)
-        if train and split == "train":
-            listing.notes += _notes_on_groups(train[0], self.data)
         return self.images(listing, [table for table, _ in parts.values()])
 
     def images(self, listing: Listing, tables: Sequence[Table]) -> ImageFiles:
@@ -217,19 +215,6 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     listing = Listing(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
     _report_repeated_images(listing)
     return listing
-
-
-def _notes_on_groups(table: Table, data: Data) -> list[Note]:
-    """Names a column that may be DATA.GROUPS by its name, with values that recur and are more than a few categories."""
-    layout = find_layout(table, data)
-    used = {layout.path, *layout.labels, layout.split}
-    names = [name for name in table.header if _GROUP.fullmatch(name) and name not in used]
-    if not names or data.groups or properties_of(data.dataset).groups_by != "column":
-        return []
-    values = Counter(table.column(names[0]))
-    text = f"{table.file}: {shorten(names[0])} has {len(values):,} values in {values.total():,} rows"
-    fix = f"to keep the images of each in one split: -opts {shlex.quote(f'DATA.GROUPS={names[0]}')}"
-    return [Note("screen", f"{text}; {fix}")] if 4 < len(values) < values.total() else []
 
 
 def split_labels(target: str, separator: str | None) -> list[str]:

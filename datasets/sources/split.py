@@ -1,4 +1,4 @@
-"""Train and validation splits of a data set that comes without them; DATA.GROUPS: what a split keeps together.
+"""Train and validation splits of a data set that comes without them.
 
 The split of an image with one label is a function of its path: images that are added or removed do not move the
 others. With several labels it is a function of all paths and labels.
@@ -7,26 +7,22 @@ Legend: N images, G groups, such as patients; a unit is a group, or without DATA
 """
 
 import math
-import os
-import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
+from datasets.sources.groups import with_groups
 from datasets.sources.samples import Listing, label_pairs
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
-from datasets.sources.tables import Table, table_rows
-from utils.errors import Finding, UserError, combine_findings
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_nfc
+from utils.errors import Finding
 from utils.notes import Note
 
 DEFAULT_VAL_FRACTION = 0.1
+_UNEVEN = 1.5  # the largest fold / the mean one
 _NO_LIST = (
     "the checkpoint has no list of held-out images; images to evaluate have been trained on if images were added or "
     "removed, or DATA.SPLIT_SEED or DATA.VAL_FRACTION was changed, since then"
@@ -40,7 +36,8 @@ class RunSplit:
     seed, fraction: DATA.SPLIT_SEED and DATA.VAL_FRACTION. held_out: the sorted paths of the validation images, in NFC
     and relative to the folder of the data; empty if the data came with splits; None if not known. trained: `hash_paths`
     of the training images, sorted; empty if unknown. fold: DATA.FOLD and DATA.FOLDS; None without folds. groups:
-    DATA.GROUPS. held_out_groups: the sorted names of the groups of the validation images.
+    DATA.GROUPS. held_out_groups: the sorted names of the groups of the validation images. fold_rule: the version of the
+    rule that cut the folds, see `_cut_folds`: only folds of one version part the images.
     """
 
     seed: int
@@ -50,6 +47,7 @@ class RunSplit:
     fold: tuple[int, int] | None = None
     groups: str | None = None
     held_out_groups: tuple[str, ...] = ()
+    fold_rule: int = 1
 
     @property
     def rule(self) -> tuple[object, ...]:
@@ -99,60 +97,112 @@ class Splitter:
     def part(self, paths: PackedStrings, targets: np.ndarray, split: str, groups: PackedStrings | None = None) -> Part:
         """The images of 'train', 'val' or 'all'.
 
-        Sorts the images of each class by the hash of their path. The first VAL_FRACTION (a tenth by default, rounded,
-        at least one) become validation images; a single image stays in train. With DATA.FOLDS: see `_hold_out`. Groups
-        are held out as images are, each in its most frequent class. Of several labels: see `_stratify`.
+        A run that asks for its own split keeps its list; otherwise `_cut` decides.
 
         targets: int64 (N,), or multi-hot int8 (N, C).
         """
-        place, known, new, hashes = self.data.data_path, self.known, self._rule, hash_paths(paths)
-        is_same = known is not None and split != "all" and known.rule == new.rule
-        listed, listed_groups = (known.held_out, known.held_out_groups) if known and is_same else (None, ())
-        findings, notes, unit = list[Finding](), list[Note](), "group" if groups else "image"
-        problem = f"no class has two {unit}s, so no {unit} can be held out; add a val split"
+        known, hashes = self.known, hash_paths(paths)
+        is_same = known is not None and split != "all" and known.rule == self._rule.rule
+        before = RunSplit(0, 0, None)
         if split == "all":
-            is_val = np.ones(len(paths), dtype=bool)
-        elif listed is not None:
-            is_val = np.isin(hashes, _hashes_of(listed))
-            if groups:
-                is_val |= np.isin(hash_paths(groups), _hashes_of(listed_groups))
-            problem = f"has none of the {len(listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
-            if not listed:
-                problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"
+            cut = _Cut(np.ones(len(paths), bool))
+        elif known and is_same and known.held_out is not None:
+            before = known
+            cut = _listed(known, hashes, groups)
         else:
-            of_units = hash_paths(groups or paths, new.seed) if groups or new.seed else hashes
-            ids, unit_of = np.unique(of_units, return_inverse=True)
-            if new.fold:
-                problem = f"no {unit} is in fold {new.fold[0]}; set fewer DATA.FOLDS than there are {unit}s"
-            if groups and len(ids) in (1, len(targets)):
-                is_val, few = np.zeros(len(targets), bool), "all images are of one group"
-                few = few if len(ids) == 1 else "each image is a group of its own"
-                findings.append(f"DATA.GROUPS {shorten(new.groups)}: {few}, such as {shorten(groups[0])}")
-            elif targets.ndim == 2:
-                is_val = _stratify(targets, unit_of, new)[unit_of]
-            else:
-                is_held_out, small = _hold_out(most_frequent(targets, unit_of), new)
-                is_val = is_held_out[unit_of]
-                if len(small) and not groups:
-                    image = shorten(paths[int(np.argmax(targets == small[0]))])
-                    text = (
-                        f"{len(small)} class(es) have fewer images than DATA.FOLDS {self.data.folds}, such as the class"
-                    )
-                    findings.append(f"{place}: {text} of {image}; add images, or set fewer folds")
-            if (groups or targets.ndim == 2) and not findings:
-                notes += _describe_split(groups, unit_of, targets, is_val, self.data.folds)
-        notes += _changes(known, paths, hashes, is_val, is_same) if known else []
+            cut = _cut(self._rule, paths, hashes, targets, groups)
+        notes = cut.notes
+        if known:
+            notes += _changes(known, paths, hashes, cut.is_val, is_same)
         if split == "train":
-            indices = np.flatnonzero(is_val).tolist()
-            held_out, of_groups = (
-                tuple(sorted({*(before or ()), *(to_nfc(strings[index]) for index in indices if strings)}))
-                for strings, before in ((paths, listed), (groups, listed_groups))
+            self.result = replace(
+                self._rule,
+                held_out=_names_of(paths, cut.is_val, before.held_out),
+                trained=np.union1d(known.trained if known else hashes[:0], hashes[~cut.is_val]),
+                held_out_groups=_names_of(groups, cut.is_val, before.held_out_groups),
+                fold_rule=cut.fold_rule,
             )
-            trained = np.union1d(known.trained if known else hashes[:0], hashes[~is_val])
-            self.result = replace(new, held_out=held_out, trained=trained, held_out_groups=of_groups)
-        if not is_val.any() and not findings:
-            findings.append(f"{place}: {problem}")
-        return Part(np.flatnonzero(~is_val if split == "train" else is_val), findings, notes)
+        problems = cut.findings
+        if not (cut.is_val.any() or problems):
+            problems = [cut.problem]
+        is_part = ~cut.is_val if split == "train" else cut.is_val
+        return Part(np.flatnonzero(is_part), [f"{self.data.data_path}: {problem}" for problem in problems], notes)
+
+
+@dataclass
+class _Cut:
+    """The validation images, bool (N,). problem: the reason if there are none. fold_rule: see `RunSplit`."""
+
+    is_val: np.ndarray
+    problem: str = "has no images"
+    findings: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    fold_rule: int = 1
+
+
+def _names_of(strings: PackedStrings | None, is_val: np.ndarray, before: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The sorted names of the validation images, and those in the list of the run."""
+    names = {*(before or ())}
+    if strings:
+        names |= {to_nfc(strings[index]) for index in np.flatnonzero(is_val).tolist()}
+    return tuple(sorted(names))
+
+
+def _listed(known: RunSplit, hashes: np.ndarray, groups: PackedStrings | None) -> _Cut:
+    """The images that a run has held out, and new ones of its groups."""
+    held_out = known.held_out or ()
+    is_val = np.isin(hashes, _hashes_of(held_out))
+    if groups:
+        is_val |= np.isin(hash_paths(groups), _hashes_of(known.held_out_groups))
+    problem = f"has none of the {len(held_out)} images that the run held out; set DATA.SPLIT_SEED to split again"
+    if not held_out:
+        problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"
+    return _Cut(is_val, problem, fold_rule=known.fold_rule)
+
+
+def _cut(
+    rule: RunSplit, paths: PackedStrings, hashes: np.ndarray, targets: np.ndarray, groups: PackedStrings | None
+) -> _Cut:
+    """Sorts the units of each class by the hash of their name. The first VAL_FRACTION (a tenth by default, rounded, at
+    least one) become validation units; a single unit stays in train. With DATA.FOLDS: `_cut_folds`. A group has its
+    most frequent class. Of several labels: `_stratify`.
+    """
+    unit = "group" if groups else "image"
+    folds = rule.fold[1] if rule.fold else 0
+    of_units = hashes
+    if groups or rule.seed:
+        of_units = hash_paths(groups or paths, rule.seed)
+    number, unit_of = np.unique(of_units, return_inverse=True)
+    problem = f"no class has two {unit}s, so no {unit} can be held out; add a val split"
+    cut = _Cut(np.zeros(len(targets), bool), problem)
+    if groups and len(number) in (1, len(targets)):
+        few = "all images are of one group" if len(number) == 1 else "each image is a group of its own"
+        cut.findings.append(f"DATA.GROUPS {shorten(rule.groups)}: {few}, such as {shorten(groups[0])}")
+    elif len(number) < folds:
+        cut.findings.append(f"DATA.FOLDS {folds}: more than the {len(number)} {unit}s; set at most {len(number)}")
+    if cut.findings:
+        return cut
+    if targets.ndim == 2:
+        part_of = _stratify(targets, unit_of, rule)
+    elif folds:
+        classes = most_frequent(targets, unit_of)
+        part_of, cut.fold_rule = _cut_folds(classes, folds)
+        labels, sizes = np.unique(classes, return_counts=True)
+        small = labels[sizes < folds]
+        if len(small) and not groups:
+            image = shorten(paths[int(np.argmax(targets == small[0]))])
+            text = f"{len(small)} class(es) have fewer images than DATA.FOLDS {folds}, such as the class of {image}"
+            cut.findings.append(f"{text}; add images, or set fewer folds")
+    else:
+        part_of = _cut_fraction(most_frequent(targets, unit_of), rule.fraction)
+    part_of_image = part_of[unit_of]
+    cut.is_val = part_of_image == (rule.fold[0] if rule.fold else 0)
+    if (groups or targets.ndim == 2) and not cut.findings:
+        cut.notes.append(_describe_split(groups, unit_of, targets, cut.is_val))
+        cut.notes += _notes_on_lost_classes(targets, cut.is_val)
+        if folds:
+            cut.notes.append(_describe_folds(groups, unit_of, part_of_image, folds))
+    return cut
 
 
 def _changes(
@@ -202,27 +252,41 @@ def _hashes_of(paths: tuple[str, ...]) -> np.ndarray:
     return hash_paths(StringPacker(paths).strings())
 
 
-def _hold_out(classes: np.ndarray, rule: RunSplit) -> tuple[np.ndarray, np.ndarray]:
-    """Tells for each unit whether it is held out, bool (U,); and the classes with fewer units than folds.
+def _places(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The place of each unit in its class, and the number of units of this class: int64 (U,) and int64 (U,)."""
+    _, class_of, sizes = np.unique(classes, return_inverse=True, return_counts=True)
+    place = np.empty(len(classes), np.int64)
+    place[np.argsort(class_of, kind="stable")] = np.arange(len(classes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return place, sizes[class_of]
 
-    Of a class of n units in the order of their hashes, fold i of k begins at (i n + label) // k, the label modulo k:
+
+def _cut_fraction(classes: np.ndarray, fraction: float) -> np.ndarray:
+    """0 for each unit that is held out, else 1: int64 (U,). classes: as of `_cut_folds`."""
+    place, sizes = _places(classes)
+    held_out = np.minimum(np.maximum(np.round(sizes * fraction), 1), sizes - 1)
+    return (place >= held_out).astype(np.int64)
+
+
+def _cut_folds(classes: np.ndarray, folds: int) -> tuple[np.ndarray, int]:
+    """The fold of each unit, int64 (U,), and the version of the rule.
+
+    1: of a class of n units in the order of their hashes, fold i of k begins at (i n + label) // k, the label modulo k:
     the folds of a class differ by at most one unit, and classes of one size have the larger fold in turn. One unit more
     moves at most one unit across each boundary of folds.
+    2: where 1 leaves a fold empty, as of few groups: the units, sorted by class, go to the folds in turn.
 
     classes: of the units in the order of their hashes, int64 (U,).
     """
-    labels, class_of, sizes = np.unique(classes, return_inverse=True, return_counts=True)
-    starts, ends = np.zeros(len(sizes)), np.minimum(np.maximum(np.round(sizes * rule.fraction), 1), sizes - 1)
-    index, folds = rule.fold or (0, 0)
-    if folds:
-        starts, ends = ((i * sizes + labels % folds) // folds for i in (index, index + 1))
-    place = np.empty(len(classes), np.int64)  # in its class
-    place[np.argsort(class_of, kind="stable")] = np.arange(len(classes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return (starts[class_of] <= place) & (place < ends[class_of]), labels[sizes < folds]
+    place, sizes = _places(classes)
+    fold_of = ((place + 1) * folds - classes % folds - 1) // sizes
+    if len(np.unique(fold_of)) == folds:
+        return fold_of, 1
+    fold_of[np.argsort(classes, kind="stable")] = np.arange(len(classes)) % folds
+    return fold_of, 2
 
 
 def _stratify(targets: np.ndarray, unit_of: np.ndarray, rule: RunSplit) -> np.ndarray:
-    """Tells for each unit of images with several labels whether it is held out, bool (U,).
+    """The fold of each unit of images with several labels; without folds 0 if it is held out, else 1: int64 (U,).
 
     Units with many and rare labels come first, of equal ones the lowest hash. Each goes to the part (a fold; held out,
     train) in which the chi-squared of the numbers of images, of each label and of all, falls most. Iterative
@@ -244,54 +308,16 @@ def _stratify(targets: np.ndarray, unit_of: np.ndarray, rule: RunSplit) -> np.nd
         lacking = np.stack([held_out, totals - held_out])
     parts = list(zip(lacking.tolist(), np.maximum(lacking, 1).tolist(), strict=True))
     labels_of = np.split(np.stack([labels, step * counts], axis=1), np.flatnonzero(np.diff(units)) + 1)
-    is_held_out = np.zeros(len(labels_of), bool)
+    part_of = np.zeros(len(labels_of), np.int64)
     for unit in np.argsort(-np.bincount(units, counts / totals[labels]), kind="stable").tolist():
         own = labels_of[unit].tolist()
         # fsum is exact: of equal parts, every machine finds the same one.
         falls = [math.fsum([n * (2 * lacks[i] - n) / expected[i] for i, n in own]) for lacks, expected in parts]
         part = falls.index(max(falls))
-        is_held_out[unit] = part == (rule.fold[0] if rule.fold else 0)
+        part_of[unit] = part
         for label, count in own:
             parts[part][0][label] -= count
-    return is_held_out
-
-
-def with_groups(listing: Listing, data: Data) -> Listing:
-    """The listing with the group of each image: a column of its table, or what DATA.GROUPS says of its path.
-
-    Raises UserError: images without a group; the table of the groups cannot be read, or an image has two.
-    """
-    assert data.groups
-    by_column = properties_of(data.dataset).groups_by == "column"
-    if "(" in data.groups and not by_column:
-        matches = map(re.compile(data.groups).search, map(to_nfc, listing.paths))
-        packed = StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
-    else:
-        file, root, columns, label = Path(data.groups), data.data_path, dict[Any, Any]({"path": "path"}), "group"
-        if by_column:
-            assert listing.file
-            file, root, columns, label = listing.file, data.image_root or "", data.columns or {}, data.groups
-        changes = {"image_root": root, "labels": None, "columns": {**columns, "label": label, "split": None}}
-        rows, group_of = table_rows(Table(file, data.encoding), data.model_copy(update=changes)), dict[str, str]()
-        names = list(map("".join, rows.target_ids))
-        for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
-            if group_of.setdefault(path, names[target_id]) != names[target_id]:
-                rows.add_finding(line, f"{shorten(path)} has the group {shorten(group_of[path])} in another line")
-        if rows.findings:
-            raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
-        folder = os.path.relpath(listing.root, rows.root)
-        packed = StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.paths)
-    groups = packed.strings()
-    check_groups(groups, data, listing.location)
-    return replace(listing, arrays={**listing.arrays, **to_arrays(groups, "groups")})
-
-
-def check_groups(groups: PackedStrings, data: Data, location: Callable[[int], str]) -> None:
-    """Raises UserError for images without a group."""
-    if missing := np.flatnonzero(np.diff(groups.ends, prepend=0) == 0).tolist():
-        images = f"{len(missing)} of {len(groups)} images have no group, such as {location(missing[0])}"
-        fix = "write one into the column, the table path,group or the .json, or correct the expression"
-        raise UserError(f"DATA.GROUPS {shorten(data.groups)}: {images}; {fix}")
+    return part_of
 
 
 def most_frequent(classes: np.ndarray, group_of: np.ndarray) -> np.ndarray:
@@ -306,28 +332,49 @@ def most_frequent(classes: np.ndarray, group_of: np.ndarray) -> np.ndarray:
     return by_count[first] % width - 1
 
 
-def _describe_split(
-    groups: PackedStrings | None, unit_of: np.ndarray, targets: np.ndarray, is_val: np.ndarray, folds: int | None
-) -> list[Note]:
-    """Lines for the log: units held out and class shares; a group larger than a fold, classes missing in a part.
+def _describe_split(groups: PackedStrings | None, unit_of: np.ndarray, targets: np.ndarray, is_val: np.ndarray) -> Note:
+    """The units that are held out, and the class whose share of the held-out images differs most.
 
     unit_of: as of `most_frequent`. targets: int64 (N,) or multi-hot int8 (N, C). is_val: bool (N,).
     """
-    sizes, number, words = np.bincount(unit_of), len(targets), "classes" if targets.ndim == 1 else "labels"
-    rows, labels = label_pairs(targets)
-    labels = labels + (targets.ndim == 1)  # from -1
-    totals = np.bincount(labels, minlength=1)
-    held_out = np.bincount(labels[is_val[rows]], minlength=len(totals))
+    number, words = len(targets), "classes" if targets.ndim == 1 else "labels"
+    totals, held_out = _class_sizes(targets, is_val)
     shares = 100 * np.stack([totals / number, held_out / max(is_val.sum(), 1)])
     whole, part = shares[:, np.abs(shares[0] - shares[1]).argmax()]
-    units = f"{len(np.unique(unit_of[is_val]))} of {len(sizes)} are held out, {is_val.sum()} of {number} images"
+    num_units = len(np.unique(unit_of))
+    units = f"{len(np.unique(unit_of[is_val]))} of {num_units} are held out, {is_val.sum()} of {number} images"
     deviation = f"{abs(part - whole):.1f} points ({whole:.1f}% of all, {part:.1f}% of the held-out)"
-    line = f"{'groups' if groups else 'images'}: {units}; the shares of {words} deviate by up to {deviation}"
-    notes = [Note("log", line)]
-    if groups and folds and sizes.max() > number / folds:
-        large = f"{shorten(groups[int(np.argmax(unit_of == sizes.argmax()))])} has {sizes.max()} of {number} images"
-        notes.append(Note("warning", f"the group {large}, more than one of {folds} folds"))
+    kind = "groups" if groups else "images"
+    return Note("log", f"{kind}: {units}; the shares of {words} deviate by up to {deviation}")
+
+
+def _class_sizes(targets: np.ndarray, is_val: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The images of each class, all and the held-out ones: int64 (C,) each; an invalid label is a class, too."""
+    rows, labels = label_pairs(targets)
+    labels = labels - labels.min(initial=0)  # from -1
+    totals = np.bincount(labels, minlength=1)
+    return totals, np.bincount(labels[is_val[rows]], minlength=len(totals))
+
+
+def _notes_on_lost_classes(targets: np.ndarray, is_val: np.ndarray) -> list[Note]:
+    """Warnings of classes that a part lacks."""
+    totals, held_out = _class_sizes(targets, is_val)
+    words, notes = "classes" if targets.ndim == 1 else "labels", list[Note]()
     for images, counts in (("held-out", held_out), ("training", totals - held_out)):
         if missing := np.count_nonzero((totals > 0) & (counts == 0)):
             notes.append(Note("warning", f"{missing} of {np.count_nonzero(totals)} {words} have no {images} image"))
     return notes
+
+
+def _describe_folds(groups: PackedStrings | None, unit_of: np.ndarray, fold_of: np.ndarray, folds: int) -> Note:
+    """The share of the largest fold; a warning, with its largest group, if it is far above the mean.
+
+    fold_of: of each image, int64 (N,).
+    """
+    number, sizes, of_units = len(fold_of), np.bincount(fold_of, minlength=folds), np.bincount(unit_of)
+    shares = f"{sizes.max() / number:.1%} of the images, the smallest {sizes.min() / number:.1%}"
+    text = f"the largest of {folds} folds has {shares}"
+    if not groups or sizes.max() < _UNEVEN * number / folds:
+        return Note("log", text)
+    name = shorten(groups[int(np.argmax(unit_of == of_units.argmax()))])
+    return Note("warning", f"{text}; the group {name} has {of_units.max()} of {number}")

@@ -15,7 +15,8 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_folders import FoundFiles, has_images, list_folder, read_class_folders
-from datasets.sources.labels import IDENTIFIER, LabelledPaths, advise_labels, notes_on_folders
+from datasets.sources.groups import IDENTIFIER, suggest_groups
+from datasets.sources.labels import LabelledPaths, advise_labels, note_on_inner_classes
 from datasets.sources.names import SPLIT_NAMES, SPLIT_WORD, list_names, split_of, word_in
 from datasets.sources.samples import ImageFiles, Listing
 from datasets.sources.shared_arrays import to_nfc
@@ -181,8 +182,11 @@ class ClassFolders(Source):
             names = list_names([folder.name for folder in folders.values()])
             raise UserError(f"{self._found.root}: has no folder {name} beside {names}; add it, or choose another split")
         listing = replace(whole := self._listing(name), findings=[*whole.findings], notes=[*whole.notes])
-        if not (self.data.labels or self.data.groups) and split == "train":
-            listing.notes += notes_on_folders(listing)
+        if split == "train":
+            suggestions = suggest_groups(listing, self.data, None, is_part)
+            if not (suggestions or self.data.labels or self.data.groups):
+                suggestions = note_on_inner_classes(listing)
+            listing.notes += suggestions
         return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
 
     @classmethod

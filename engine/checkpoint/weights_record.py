@@ -32,6 +32,7 @@ from configs.yaml_io import parse_value
 from datasets.sources.names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
+from engine.checkpoint.run_folder import FOLD_RULE, HELD_OUT_FILE
 from models.timm_model import preprocessing_of, published_preprocessing
 from models.transformers_model import published_config
 from models.weights.read import Weights, has_backing_storage, read_weights
@@ -61,7 +62,6 @@ _LISTS_OF_OBJECTS = ("classes_", "items")  # of scikit-learn's LabelEncoder; of 
 _NO_NAME = re.compile(r"LABEL_\d+")  # transformers', without names
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_NAMES_BYTES, _MAX_NUMBERS = 10**7, 10**4  # of an array
-HELD_OUT_FILE = "held_out.json"
 
 
 def split_to_entry(split: RunSplit | None) -> dict[str, Any] | None:
@@ -70,7 +70,8 @@ def split_to_entry(split: RunSplit | None) -> dict[str, Any] | None:
         return None
     trained = torch.from_numpy(split.trained.view(np.int64))
     groups = {"groups": _to_tensor(split.held_out_groups)} if split.held_out_groups else {}
-    return {"digest": split.digest, "held_out": _to_tensor(split.held_out or ()), "trained": trained, **groups}
+    held_out = _to_tensor(split.held_out or ())
+    return {"digest": split.digest, "held_out": held_out, "trained": trained, FOLD_RULE: split.fold_rule, **groups}
 
 
 def _to_tensor(names: tuple[str, ...]) -> torch.Tensor:
@@ -91,8 +92,11 @@ def exported_entry(split: RunSplit | None) -> dict[str, Any]:
     """The entry of weights without their training images, by its name; empty if the split is not known."""
     if split is None or split.held_out is None:
         return {}
+    if not split.held_out:
+        return {ENTRY: None}
     groups = {"groups": list(split.held_out_groups)} if split.held_out_groups else {}
-    return {ENTRY: {"digest": split.digest, "held_out": list(split.held_out), **groups} if split.held_out else None}
+    entry = {"digest": split.digest, "held_out": list(split.held_out), FOLD_RULE: split.fold_rule, **groups}
+    return {ENTRY: entry}
 
 
 def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
@@ -105,7 +109,10 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
     rule = RunSplit(seed, fraction, (), fold=fold, groups=data.get("GROUPS"))
     if ENTRY not in content:
         return RunSplit(seed, fraction, None)
-    match entry := content[ENTRY]:
+    entry = content[ENTRY]
+    if isinstance(entry, Mapping):
+        rule = replace(rule, fold_rule=entry.get(FOLD_RULE, 1))
+    match entry:
         case None:
             return rule
         case {"digest": digest, "held_out": list(held_out)}:
@@ -122,6 +129,7 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
     if (
         not all(isinstance(name, str) for name in (*(split.held_out or ()), *split.held_out_groups))
         or split.digest != digest
+        or type(split.fold_rule) is not int
     ):
         raise ValueError("a damaged split")
     return split

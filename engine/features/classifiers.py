@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from datasets.sources.samples import label_pairs
 from datasets.sources.split import most_frequent
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # see `build_loss` in engine/training/loss.py
@@ -47,7 +48,8 @@ def fit_probe(
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Weight (C, F), bias (C,), and their L2 penalty, which has the lowest loss on five folds; deterministic.
 
-    The fit is on standardized features; the weights are for the features as they are.
+    The fit is on standardized features; the weights are for the features as they are. The loss of a fold is of the
+    samples whose classes are in other folds, too.
 
     features: float32 (N, F), N >= 2. targets: int64 (N,), or multi-hot int8 (N, C). loss: see `build_loss`.
     folds: of each sample, (N,); default: stratified ones.
@@ -55,11 +57,12 @@ def fit_probe(
     inputs, mean, std = standardize(features)
     start = inputs.new_zeros(num_classes, inputs.shape[1])
     folds = stratified_folds(targets) if folds is None else folds
+    known = ~have_label(targets, classes_of_one_fold(targets, folds))
     of_folds, best, lowest = [start] * (int(folds.max()) + 1), _L2_VALUES[0], math.inf
     for l2 in _L2_VALUES:  # until the loss of the held-out folds rises; a fit starts from the one before
         held_out_loss = 0.0
         for fold, before in enumerate(of_folds):
-            kept, held_out = folds != fold, folds == fold
+            kept, held_out = folds != fold, (folds == fold) & known
             of_folds[fold] = fit_linear(inputs[kept], targets[kept], loss, l2, before, _TUNING_ITERATIONS)
             held_out_loss += float(loss(inputs[held_out] @ of_folds[fold].T, targets[held_out]))
         if held_out_loss >= lowest:
@@ -123,6 +126,20 @@ def stratified_folds(targets: torch.Tensor, group_of: np.ndarray | None = None) 
     folds = torch.empty_like(classes)
     folds[classes.argsort(stable=True)] = torch.arange(len(targets), device=targets.device) % min(_FOLDS, len(targets))
     return folds
+
+
+def classes_of_one_fold(targets: torch.Tensor, folds: torch.Tensor) -> torch.Tensor:
+    """The classes whose samples are all in one fold, int64 (M,): fitted without it, a classifier does not know them."""
+    rows, labels = map(torch.from_numpy, label_pairs(targets.cpu().numpy()))
+    fold_of = folds.cpu()[rows]
+    counts = torch.zeros(int(labels.max()) + 1, int(folds.max()) + 1)
+    counts[labels, fold_of] = 1
+    return (counts.sum(1) == 1).nonzero()[:, 0].to(targets.device)
+
+
+def have_label(targets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Whether each sample has one of the labels, bool (N,)."""
+    return torch.isin(targets, labels) if targets.ndim == 1 else targets[:, labels].any(1)
 
 
 class Margins(NamedTuple):

@@ -18,12 +18,23 @@ from configs.schema import Config, Data
 from datasets.batch import PADDING
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import BadImageList
+from datasets.sources.names import list_names, names_of_labels
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import write_findings
 from engine.evaluation.results import SampleResults
-from engine.features.classifiers import ROWS, Loss, Margins, fit_probe, knn_top1, out_of_fold_margins, stratified_folds
+from engine.features.classifiers import (
+    ROWS,
+    Loss,
+    Margins,
+    classes_of_one_fold,
+    fit_probe,
+    have_label,
+    knn_top1,
+    out_of_fold_margins,
+    stratified_folds,
+)
 from engine.features.store import extract_once
 from engine.progress import BatchSums
 from engine.run.log import RunLogger
@@ -152,6 +163,11 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
         logger.warn("Probe: one group has all training images: its folds, too, are of images (DATA.GROUPS)")
         group_of = None
     folds = stratified_folds(train.targets, group_of)
+    lone = classes_of_one_fold(train.targets, folds)
+    if len(lone):
+        names = names_of_labels(samples, classes)
+        text = f"classes with all training images in one of five folds: {list_names([names[label] for label in lone])}"
+        logger.log(f"----- Probe: {text}; these images neither choose the L2 penalty nor are suspects")
     if task.solved:
         weight, bias, l2 = task.solved.weight.to(train.values), task.solved.bias.to(train.values), task.solved.l2
     else:
@@ -163,7 +179,9 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
         logger.log(f"----- k-NN top-1 on the same features: {knn:.2f}%")
     if task.list_suspects:
         found = out_of_fold_margins(train.values, train.targets, classes, loss, l2, folds)
-        logger.log(f"----- {task.list_suspects(found, train.indices)}")
+        known = ~have_label(train.targets, lone).cpu().numpy()
+        found = Margins(*(values[known] for values in found))
+        logger.log(f"----- {task.list_suspects(found, train.indices[known])}")
     sums = []
     for rows, labels in zip(train.values.split(ROWS), train.targets.split(ROWS), strict=True):
         logits = F.linear(rows, weight, bias)

@@ -23,8 +23,8 @@ from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_ev
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.names import find_ambiguity, map_labels
 from datasets.transforms.device import TrainTransform
-from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_folder
-from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_held_out
+from engine.checkpoint.run_folder import BEST, HELD_OUT_FILE, RECORDS, link_copies, lock_run_folder
+from engine.checkpoint.weights_record import describe_data, write_held_out
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.results import SampleResults

@@ -3,6 +3,7 @@
 import io
 import json
 from collections import Counter
+from dataclasses import replace
 from hashlib import blake2b
 from unicodedata import normalize
 
@@ -224,6 +225,67 @@ def test_no_group_is_on_two_sides():
         assert "folds" not in values or set(held_out.values()) == {1}
 
 
+def of_hospitals(counts):
+    """Images (path, class, group), with the numbers of healthy and ill images of each group."""
+    pairs = [(label, hospital, count) for hospital, both in enumerate(counts) for label, count in enumerate(both)]
+    return [(f"{c}/h{h}_{n}.jpg", c, f"h{h}") for c, h, count in pairs for n in range(count)]
+
+
+def folds_of_groups(images, folds):
+    """The groups of each fold, and the version of its rule; every group is in one of them."""
+    found = list[set[str]]()
+    versions = set()
+    for fold in range(folds):
+        train, _, run = part_of(images, "train", folds=folds, fold=fold)
+        val = part_of(images, "val", folds=folds, fold=fold)[0]
+        assert sorted(train + val) == list(range(len(images)))
+        found.append(groups_of(images, val))
+        versions.add(run.fold_rule)
+    assert sorted(group for fold in found for group in fold) == sorted({group for *_, group in images})
+    return found, versions
+
+
+def test_no_fold_is_empty_if_there_are_as_many_groups():
+    """As many folds as groups hold out one each, as scikit-learn's GroupKFold; stratified where groups suffice."""
+    hospitals = of_hospitals([(16, 4), (14, 2), (12, 4), (3, 15), (4, 12)])
+    assert folds_of_groups(hospitals, 5)[1] == {2} and [*map(len, folds_of_groups(hospitals, 5)[0])] == [1] * 5
+    assert sorted(map(len, folds_of_groups(hospitals, 4)[0])) == [1, 1, 1, 2]
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        groups = int(rng.integers(2, 12))
+        folds = int(rng.integers(2, groups + 1))
+        images = of_hospitals(rng.integers(1, 9, (groups, 2)).tolist())
+        found, versions = folds_of_groups(images, folds)
+        assert min(map(len, found)) >= 1 and len(versions) == 1, number
+        counts = Counter(image[1:] for image in images)
+        ill = [sum(counts[1, group] > counts[0, group] for group in fold) for fold in found]
+        assert max(ill) - min(ill) <= 1 and max(map(len, found)) - min(map(len, found)) <= 2, number
+
+
+def test_a_run_keeps_its_list_and_the_version_of_its_rule():
+    hospitals = of_hospitals([(16, 4), (14, 2), (12, 4), (3, 15), (4, 12)])
+    run = part_of(hospitals, "train", folds=5, fold=3)[2]
+    read = read_split(json.loads(json.dumps(exported_entry(run))), {"GROUPS": "(x)", "FOLDS": 5, "FOLD": 3})
+    torch.save({ENTRY: split_to_entry(run)}, file := io.BytesIO())
+    file.seek(0)
+    saved = read_split(torch.load(file, weights_only=True), {"GROUPS": "(x)", "FOLDS": 5, "FOLD": 3})
+    assert run.fold_rule == 2 and read == saved == run
+    older = replace(run, fold_rule=1, held_out_groups=("h0", "h4"))  # as version 0.3 cut them before
+    resumed = part_of(hospitals, "train", older, folds=5, fold=3)[2]
+    assert resumed.fold_rule == 1 and resumed.held_out_groups == older.held_out_groups
+
+
+@pytest.mark.parametrize(("sizes", "kind"), [([20, 16, 16, 18, 16], "log"), ([60, 10, 10, 10, 10], "warning")])
+def test_the_largest_fold_is_named(sizes, kind):
+    images = of_hospitals([(size // 2, size - size // 2) for size in sizes])
+    splitter = Splitter(options("DIR", groups="(x)", folds=5, fold=0))
+    paths, classes, groups = zip(*images, strict=True)
+    packed = [StringPacker(texts).strings() for texts in (paths, groups)]
+    notes = splitter.part(packed[0], np.array(classes), "train", packed[1]).notes
+    (note,) = [note for note in notes if "largest" in note.text]
+    assert note.kind == kind and f"{max(sizes) / sum(sizes):.1%}" in note.text
+
+
 IMAGES = [(f"{group % 2}/p{group}_{shot}.jpg", group % 2, f"p{group}") for group in range(8) for shot in range(3)]
 
 
@@ -315,7 +377,7 @@ def test_wrong_groups_end_the_run(groups, dataset, error, folder):
     with pytest.raises(UserError) as raised:
         read(folder, groups, dataset=dataset)
     assert error in str(raised.value) and "\n" not in str(raised.value)
-    with pytest.raises(UserError, match=r"fold 0"):
+    with pytest.raises(UserError, match=r"DATA.FOLDS 20: .* at most 8"):
         read(folder, r"/(p\d+)_", dataset="folder", folds=20, fold=0)
 
 

@@ -8,8 +8,10 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from configs.schema import Loss
 from engine.features.classifiers import (
+    classes_of_one_fold,
     fit_linear,
     fit_probe,
+    have_label,
     knn_top1,
     margins,
     out_of_fold_margins,
@@ -116,6 +118,38 @@ def test_swapped_labels_are_first():
     first = np.argsort(found.values)[:20]
     assert len(set(first) & set(swapped)) >= 18
     assert (found.others[swapped] == truth[swapped]).mean() > 0.9
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_class_of_one_fold_does_not_choose_the_penalty(several):
+    """The penalty is the one with the lowest loss of the other classes' held-out samples."""
+    targets = torch.tensor([0] * 30 + [1] * 30 + [2] + [3] * 2)
+    folds = stratified_folds(targets)
+    folds[-2:] = folds[-1]
+    assert classes_of_one_fold(targets, folds).tolist() == [2, 3]
+    given = targets
+    if several:
+        given = torch.nn.functional.one_hot(targets).to(torch.int8)
+        assert classes_of_one_fold(given, folds).tolist() == [2, 3]
+    assert have_label(given, torch.tensor([2, 3])).tolist() == (targets > 1).tolist()
+    features = torch.tensor(np.random.default_rng(0).normal(size=(63, 4)), dtype=torch.float32)
+    features[:, 0] += 3 * targets
+    losses, penalties = build_loss(Loss(NAME="bce") if several else Loss(), 0.0), []
+    for kept in (targets >= 0, targets < 2):  # only the fold of the lone samples is different without them
+        penalties.append(held_out_losses(features, given, losses, folds, kept))
+    assert fit_probe(features, given, 4, losses, folds)[2] == penalties[1] != penalties[0]
+
+
+def held_out_losses(features, targets, loss, folds, kept):
+    """The penalty with the lowest loss of the kept samples."""
+    inputs, totals = standardize(features)[0], {}
+    for l2 in (10.0 ** (-exponent / 2) for exponent in range(13)):
+        totals[l2] = 0.0
+        for fold in range(5):
+            fitted = fit_linear(inputs[folds != fold], targets[folds != fold], loss, l2, torch.zeros(4, 5))
+            held_out = (folds == fold) & kept
+            totals[l2] += float(loss(inputs[held_out] @ fitted.T, targets[held_out]))
+    return min(totals, key=totals.__getitem__)
 
 
 def test_folds_keep_groups_together():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY_VIT, bright_channels, digits_flags, read_result, rows, run_folders, train
+from PIL import Image
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
@@ -103,6 +104,27 @@ def test_several_labels_and_unreadable_images(tmp_path, cpu):
     run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu)
     (evaluated,) = run_folders(tmp_path / "eval", "eval")
     assert read_result(evaluated)["mean_ap"] == result["mean_ap"]
+
+
+def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path, cpu):
+    """Neither the only image of a class, nor two of one group; all labels are right."""
+    for name, count, pixel in (("a", 20, 0), ("b", 20, 250), ("c", 1, 120), ("d", 2, 60)):
+        for number in range(count):
+            file = tmp_path / f"data/{name}/p{name}{number // 2}_{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (pixel, number, 255 - pixel)).save(file)
+    flags = [f"-output={tmp_path / 'out'}", f"-data_path={tmp_path / 'data'}", "-dataset=folder", "-batch_size=4"]
+    keys = [
+        "MODEL.TUNE=probe",
+        "EVAL.SUSPECTS=true",
+        "DATA.IMAGE_SIZE=8",
+        *TINY_VIT,
+        "MODEL.NUM_CLASSES=4",
+        "DATA.GROUPS=/(p.*)_",
+    ]
+    folder = train([*flags, "-opts", *keys], cpu)
+    assert {row["label"] for row in read_rows(folder / "suspects/suspects.csv")} <= {"a", "b"}
+    assert "'c', 'd'" in (folder / "log.txt").read_text()
 
 
 def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path, cpu):

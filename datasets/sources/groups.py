@@ -1,0 +1,177 @@
+"""DATA.GROUPS: what a split keeps together, such as the images of a patient; and the evidence of such groups in data
+without it: columns, folders, names of files.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import numpy as np
+
+from configs.schema import Data
+from configs.schema.data import properties_of
+from configs.yaml_io import shorten
+from datasets.sources.names import label_in
+from datasets.sources.samples import Listing
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
+from datasets.sources.tables import Table, find_layout, table_rows
+from utils.errors import UserError, combine_findings
+from utils.notes import Note
+
+IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
+_KINDS = "patient|subject|participant|person|case|lesion|animal|specimen|slide"
+_COLUMN = re.compile(rf"patients?|({_KINDS})[ _-]?(id|no|nr|number)", re.IGNORECASE)
+_FEWEST = 5  # groups; fewer are categories
+_FEW_RESTS = 0.9  # different ones / images
+# Expressions of the cases in names of files: the first fields, fewest first; the text before the last number
+_FIELD, _MARK = r"[^/_.\s-]+", r"[_.\s-]+"
+_IN_NAMES = (
+    rf"({_FIELD})[^/]*$",
+    rf"({_FIELD}{_MARK}{_FIELD})[^/]*$",
+    *(rf"({_FIELD}(?:{_MARK}{_FIELD}){{1,{more}}})[^/]*$" for more in (2, 3, 4)),
+    r"([^/]*\d[^/]*?)[^/\d]+\d+[^/\d]*$",
+)
+_MAX_NAMES = 20_000  # that are searched
+# Numbers that are no cases: dates with or without the time, WordNet ids
+_NO_CASE = re.compile(
+    r"(?<!\d)(?:(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])"
+    r"|(?:0[1-9]|[12]\d|3[01])([-_.])(?:0[1-9]|1[0-2])\2(?:19|20)\d\d)"
+    r"(?:\D{1,4}\d\d(?:[-_.:]?\d\d){1,2})?|(?<![^\W_])n\d{8}(?!\d)"
+)
+_COPY = re.compile(
+    r"(?<![a-z])(aug|flip|rot(?![b-z])|mirror|cop(y|ie)|rf(?![a-z])|noise|blur|bright|shear|zoom)", re.IGNORECASE
+)
+
+
+def suggest_groups(listing: Listing, data: Data, table: Table | None, is_cut: bool) -> list[Note]:
+    """A note with the DATA.GROUPS for which there is evidence: a column of the table, folders, names of files.
+
+    listing: the training images, before the split. is_cut: the run holds a part of them out. The names of other data
+    are not searched: their authors have split them.
+    """
+    if data.groups or properties_of(data.dataset).groups_by == "field":
+        return []
+    notes = _cases_in_column(table, data) if table else []
+    if not (notes or table or data.labels):
+        notes = _cases_in_folders(listing)
+    if is_cut and not notes:
+        notes = _cases_in_names(listing)
+    return notes
+
+
+def _cases_in_column(table: Table, data: Data) -> list[Note]:
+    """Of a column by its name, with values that recur and are more than a few categories."""
+    layout = find_layout(table, data)
+    used = {layout.path, *layout.labels, layout.split}
+    names = [name for name in table.header if _COLUMN.fullmatch(name) and name not in used]
+    values = Counter(table.column(names[0])) if names else Counter[str]()
+    if not _FEWEST <= len(values) < values.total():
+        return []
+    text = f"{table.file}: {shorten(names[0])} has {len(values):,} values in {values.total():,} rows"
+    fix = f"to keep the images of each in one split: -opts {quote(f'DATA.GROUPS={names[0]}')}"
+    return [Note("screen", f"{text}; {fix}")]
+
+
+def _cases_in_folders(listing: Listing) -> list[Note]:
+    """Of folders with numbers in the class folders: colon/{p01,p02}."""
+    if len(listing.class_names) < 2 or not all("/" in folder for folder in listing.sizes):
+        return []
+    paths = [*listing.paths]
+    option = case_folders(paths, 0)
+    cases = {(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths if option}
+    if not cases or len({case for case, _ in cases}) < len(cases):
+        return []
+    text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
+    fix = f"to keep the images of each in one split: -opts {quote(option)}"
+    return [Note("screen", f"{listing.root}: {text}; {fix}")]
+
+
+def case_folders(paths: Sequence[str], of_labels: int) -> str:
+    """DATA.GROUPS: the level of folders with most names, if all have numbers, as of patients; '' without one."""
+    best = (2, "")
+    for level, names in enumerate(map(set, zip(*(path.split("/")[:-1] for path in paths), strict=False))):
+        if level != of_labels and all(map(IDENTIFIER.search, names)) and len(names) <= len(paths) / 2:
+            best = max(best, (len(names), f"^{'[^/]+/' * level}([^/]+)/"))
+    return best[1] and f"DATA.GROUPS={best[1]}"
+
+
+def _cases_in_names(listing: Listing) -> list[Note]:
+    """Of the first expression whose text are cases in most names of files: P1001_1.jpg, P1001_2.jpg."""
+    paths = [*map(to_nfc, islice(listing.paths, _MAX_NAMES))]
+    targets = listing.arrays["targets"]
+    classes = targets[: len(paths)].tolist() if targets.ndim == 1 else [0] * len(paths)
+    # Digits that are no number of a case are replaced, so that the places stay.
+    plain = [_NO_CASE.sub(lambda found: re.sub(r"\d", "x", found[0]), path) for path in paths]
+    for expression in _IN_NAMES:
+        matches = [*map(re.compile(expression).search, paths)]
+        ends = [match.span(1) for match in matches if match]
+        if len(ends) < len(paths):
+            continue
+        cases = [path[start:end] for path, (start, end) in zip(paths, ends, strict=True)]
+        parts = [(path[start:end], path[end:]) for path, (start, end) in zip(plain, ends, strict=True)]
+        if _are_cases(cases, parts, classes):
+            problem = f"figures are too high if {shorten(cases[0])} is a patient"
+            fix = f"-opts {quote(f'DATA.GROUPS={expression}')} keeps the images of each on one side"
+            return [Note("warning", f"{problem}: {fix} ({len({*cases}):,} in {len(cases):,} names of files)")]
+    return []
+
+
+def _are_cases(cases: Sequence[str], parts: Sequence[tuple[str, str]], classes: Sequence[int]) -> bool:
+    """Whether most cases have a number and several images, and the classes several cases, as patients and unlike
+    classes; whether the rests of the names recur, unlike the numbers of a camera and times; and no copies are named.
+
+    parts: of each name without dates, the case and the rest.
+    """
+    sizes, number = Counter(cases), len(cases)
+    have_numbers = 2 * sum(re.search(r"\d", case) is not None for case, _ in parts) > number
+    have_several = 2 * sum(size > 1 for size in sizes.values()) > len(sizes)
+    in_classes = len({*zip(classes, cases, strict=True)}) >= 2 * len({*classes})
+    recur = len({rest for _, rest in parts}) < _FEW_RESTS * number
+    are_copies = 4 * sum(_COPY.search(case + rest) is not None for case, rest in parts) > number
+    return len(sizes) >= _FEWEST and have_numbers and have_several and in_classes and recur and not are_copies
+
+
+def with_groups(listing: Listing, data: Data) -> Listing:
+    """The listing with the group of each image: a column of its table, or what DATA.GROUPS says of its path.
+
+    Raises UserError: images without a group; the table of the groups cannot be read, or an image has two.
+    """
+    assert data.groups
+    by_column, is_expression = properties_of(data.dataset).groups_by == "column", "(" in data.groups
+    if is_expression and by_column and listing.file:
+        is_expression = data.groups not in Table(listing.file, data.encoding).header
+    if is_expression:
+        matches = map(re.compile(data.groups).search, map(to_nfc, listing.paths))
+        packed = StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
+    else:
+        file, root, columns, label = Path(data.groups), data.data_path, dict[Any, Any]({"path": "path"}), "group"
+        if by_column:
+            assert listing.file
+            file, root, columns, label = listing.file, data.image_root or "", data.columns or {}, data.groups
+        changes = {"image_root": root, "labels": None, "columns": {**columns, "label": label, "split": None}}
+        rows, group_of = table_rows(Table(file, data.encoding), data.model_copy(update=changes)), dict[str, str]()
+        names = list(map("".join, rows.target_ids))
+        for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
+            if group_of.setdefault(path, names[target_id]) != names[target_id]:
+                rows.add_finding(line, f"{shorten(path)} has the group {shorten(group_of[path])} in another line")
+        if rows.findings:
+            raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
+        folder = os.path.relpath(listing.root, rows.root)
+        packed = StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.paths)
+    groups = packed.strings()
+    check_groups(groups, data, listing.location)
+    return replace(listing, arrays={**listing.arrays, **to_arrays(groups, "groups")})
+
+
+def check_groups(groups: PackedStrings, data: Data, location: Callable[[int], str]) -> None:
+    """Raises UserError for images without a group."""
+    if missing := np.flatnonzero(np.diff(groups.ends, prepend=0) == 0).tolist():
+        images = f"{len(missing)} of {len(groups)} images have no group, such as {location(missing[0])}"
+        fix = "write one into the column, the table path,group or the .json, or correct the expression"
+        raise UserError(f"DATA.GROUPS {shorten(data.groups)}: {images}; {fix}")
