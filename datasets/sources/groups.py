@@ -45,7 +45,7 @@ _NO_CASE = re.compile(
     r"(?:\D{1,4}\d\d(?:[-_.:]?\d\d){1,2})?|(?<![^\W_])n\d{8}(?!\d)"
 )
 _COPY = re.compile(
-    r"(?<![a-z])(aug|flip|rot(?![b-z])|mirror|cop(y|ie)|rf(?![a-z])|noise|blur|bright|shear|zoom)", re.IGNORECASE
+    r"(?<![a-z])(aug|flip|rot(?![b-z])|mirror|cop(y|ie)|rf(?![a-z])|noise|blur|bright|shear|zoom|mask)", re.IGNORECASE
 )
 
 
@@ -102,39 +102,37 @@ def case_folders(paths: Sequence[str], of_labels: int) -> str:
 
 
 def _cases_in_names(listing: Listing) -> list[Note]:
-    """Of the first expression whose text are cases in most names of files: P1001_1.jpg, P1001_2.jpg."""
+    """Of the first expression whose text are cases in the names of files: P1001_1.jpg, P1001_2.jpg."""
     paths = [*map(to_nfc, islice(listing.paths, _MAX_NAMES))]
     targets = listing.arrays["targets"]
-    classes = targets[: len(paths)].tolist() if targets.ndim == 1 else [0] * len(paths)
-    # Digits that are no number of a case are replaced, so that the places stay.
-    plain = [_NO_CASE.sub(lambda found: re.sub(r"\d", "x", found[0]), path) for path in paths]
+    classes = targets.tolist() if targets.ndim == 1 else [0] * len(targets)
+    stems = [os.path.splitext(_NO_CASE.sub(_without_digits, path))[0] for path in paths]
+    if 4 * sum(_COPY.search(os.path.basename(stem)) is not None for stem in stems) > len(stems):
+        return []
     for expression in _IN_NAMES:
-        matches = [*map(re.compile(expression).search, paths)]
-        ends = [match.span(1) for match in matches if match]
-        if len(ends) < len(paths):
-            continue
-        cases = [path[start:end] for path, (start, end) in zip(paths, ends, strict=True)]
-        parts = [(path[start:end], path[end:]) for path, (start, end) in zip(plain, ends, strict=True)]
-        if _are_cases(cases, parts, classes):
-            problem = f"figures are too high if {shorten(cases[0])} is a patient"
+        matches = [match for match in map(re.compile(expression).search, paths) if match]
+        if len(matches) == len(paths) and _are_cases(stems, [match.span(1) for match in matches], classes):
+            problem = f"figures are too high if {shorten(matches[0][1])} is a patient"
             fix = f"-opts {quote(f'DATA.GROUPS={expression}')} keeps the images of each on one side"
-            return [Note("warning", f"{problem}: {fix} ({len({*cases}):,} in {len(cases):,} names of files)")]
+            number = len({match[1] for match in matches})
+            return [Note("warning", f"{problem}: {fix} ({number:,} in {len(paths):,} names of files)")]
     return []
 
 
-def _are_cases(cases: Sequence[str], parts: Sequence[tuple[str, str]], classes: Sequence[int]) -> bool:
-    """Whether most cases have a number and several images, and the classes several cases, as patients and unlike
-    classes; whether the rests of the names recur, unlike the numbers of a camera and times; and no copies are named.
+def _without_digits(match: re.Match[str]) -> str:
+    return re.sub(r"\d", "x", match[0])
 
-    parts: of each name without dates, the case and the rest.
-    """
-    sizes, number = Counter(cases), len(cases)
-    have_numbers = 2 * sum(re.search(r"\d", case) is not None for case, _ in parts) > number
+
+def _are_cases(stems: Sequence[str], spans: Sequence[tuple[int, int]], classes: Sequence[int]) -> bool:
+    """Whether the texts in the spans are cases, unlike classes, single images, and numbers of a camera or of times."""
+    cases = [stem[start:end] for stem, (start, end) in zip(stems, spans, strict=True)]
+    rests = [stem[end:] for stem, (_, end) in zip(stems, spans, strict=True)]
+    sizes, number = Counter(zip(classes, cases, strict=False)), len(cases)
+    have_numbers = 2 * sum(re.search(r"\d", case) is not None for case in cases) > number
     have_several = 2 * sum(size > 1 for size in sizes.values()) > len(sizes)
-    in_classes = len({*zip(classes, cases, strict=True)}) >= 2 * len({*classes})
-    recur = len({rest for _, rest in parts}) < _FEW_RESTS * number
-    are_copies = 4 * sum(_COPY.search(case + rest) is not None for case, rest in parts) > number
-    return len(sizes) >= _FEWEST and have_numbers and have_several and in_classes and recur and not are_copies
+    in_classes = len({*cases}) >= _FEWEST and len(sizes) >= 2 * len({label for label, _ in sizes})
+    recur = 2 * sum(map(bool, rests)) > number and len({*rests}) < _FEW_RESTS * number
+    return have_numbers and have_several and in_classes and recur
 
 
 def with_groups(listing: Listing, data: Data) -> Listing:

@@ -59,6 +59,7 @@ OTHERS = {
     "UUID": [f"{hexes(8)}-{hexes(4)}-4{hexes(3)}-{hexes(12)}" for _ in range(200)],
     "hashes": [hexes(16) for _ in range(200)],
     "some images twice": [f"IMG_{c:04}{end}" for c in CASES for end in ("", " (1)")[: 1 + (c % 4 == 0)]],
+    "masks": [f"{c:04}{kind}" for c in CASES for kind in ("", "_mask")],
     "four sites": [f"site{c % 4}_{c}" for c in CASES],
 }  # fmt: skip
 
@@ -95,6 +96,7 @@ def test_other_numbers_in_names_are_no_patients(name):
 def test_names_of_classes_are_no_patients():
     assert not notes_on([f"{c:03}.x/{c:03}_{shot:04}.jpg" for c in range(8) for shot in range(20)])
     assert not notes_on([f"n{c:08}/n{c:08}_{shot}.jpg" for c in range(8) for shot in range(20)])
+    assert not notes_on([f"{label}/{number}.jpg" for label in "ab" for number in range(40)])  # of each class
 
 
 @pytest.mark.parametrize("kind", ["folder", "csv"])
