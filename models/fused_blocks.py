@@ -11,6 +11,7 @@ Legend: B images, T tokens, M = B T rows, N channels of a row, H heads, D channe
 """
 
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from models.blocks import Casting, add_mixin
 from models.kernels import UnbindAttention
 from models.vit import SampleDropBlock
 from utils.errors import UserError
+from utils.torch_compat import has_hooks
 
 _MASK = ("seed", "other_seed", "threshold")  # integers that differ in each step
 _MAX_WIDTH = 4096  # a program holds a row
@@ -333,32 +335,50 @@ def run_fused(blocks: Any, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
 
 
 class FusedBlocks(nn.Module):
-    """Mix-in of the sequence of blocks. Evaluation, hooked blocks and passes in float32 run torch's ops."""
+    """Mix-in of the sequence of blocks. Other blocks, evaluation, hooked modules and float32 run torch's ops.
+
+    plain: the blocks that can be fused, and all modules in each.
+    """
 
     half_stream: bool
+    plain: dict[nn.Module, list[nn.Module]]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
         blocks: Any = self
-        trains = self.training and torch.is_grad_enabled() and x.is_cuda and half != torch.float32
-        if not trains or any(block._forward_hooks for block in blocks):
+        if not (torch.is_grad_enabled() and x.is_cuda and half != torch.float32):
             return super().forward(x)
-        return run_fused(blocks, x.to(half) if self.half_stream else x, half)
+        for is_fused, group in groupby(blocks, self._is_fused):
+            if is_fused:
+                x = run_fused([*group], x.to(half) if self.half_stream else x, half)
+                continue
+            for block in group:
+                x = block(x)
+        return x
+
+    def _is_fused(self, block: nn.Module) -> bool:
+        return block in self.plain and block.training and not any(map(has_hooks, self.plain[block]))
 
 
-def fuse_blocks(model: nn.Module, device: torch.device, half_stream: bool) -> int:
-    """Makes the blocks of a plain ViT fused, in place; returns their number, 0 for another model.
+def fuse_blocks(model: VisionTransformer, device: torch.device, half_stream: bool) -> tuple[int, str]:
+    """Makes the plain blocks of a ViT fused, in place, if they are half of the blocks or more.
+
+    Returns their number, and the reason why other blocks are not fused.
 
     half_stream: whether the stream between the blocks is in half also in O1.
     Raises UserError: Triton does not work on the device.
     """
-    # Other models, such as NaFlexVit, and checkpointing call the blocks one by one.
-    if not isinstance(model, VisionTransformer) or model.grad_checkpointing or not all(map(is_plain, model.blocks)):
-        return 0
+    if model.grad_checkpointing:
+        return 0, "MODEL.GRAD_CHECKPOINTING recomputes the blocks one by one"
+    plain = {block: [*block.modules()] for block in model.blocks if is_plain(block)}
+    others = [block for block in model.blocks if block not in plain]
+    reason = _difference(others[0]) if others else ""
+    if len(plain) < len(others):
+        return 0, reason
     check_kernels(device)
     blocks = add_mixin(model.blocks, FusedBlocks)
-    blocks.half_stream = half_stream
-    return len(blocks)
+    blocks.half_stream, blocks.plain = half_stream, plain
+    return len(plain), reason
 
 
 @cache
@@ -375,6 +395,17 @@ def check_kernels(device: torch.device) -> None:
     except Exception as error:  # of many types, also of the operating system
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"Triton does not work here: {reason}") from error
+
+
+def _difference(block: Any) -> str:
+    """Why a block is not plain, in words."""
+    if getattr(block, "drops_samples", (False, False))[1]:
+        return "drop path does not compute the dropped samples"
+    if not all(parameter.requires_grad for parameter in block.parameters()):
+        return "weights are frozen"
+    if not getattr(block.attn, "fused_attn", True):
+        return "attention is explicit"
+    return "they differ from timm's block with pre-norm, biases and exact GELU"
 
 
 def is_plain(block: Any) -> bool:

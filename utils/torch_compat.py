@@ -84,6 +84,12 @@ def has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Returns whether a call of the module runs a hook of its own, before or after its forward or backward pass."""
+    forward, backward = module._forward_hooks, module._backward_hooks
+    return bool(forward or backward or module._forward_pre_hooks or module._backward_pre_hooks)
+
+
 def disable_autocast_in_compiled_backward() -> None:
     """Makes compiled backward passes run without autocast, as eager ones do."""
     import torch._functorch.config

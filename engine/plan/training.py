@@ -213,7 +213,7 @@ def _notes_on_data(config: Config, splits: list[Samples], is_new: bool) -> list[
 def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger: RunLogger) -> Config:
     """The options of a new run, with TRAIN.COMPILE auto decided by an estimate; a collective call.
 
-    Fused blocks are faster than compiled ones.
+    A model of fused blocks alone is faster than with compiled ones.
     """
     config, device, problem = plan.config, context.device, ""
     always = follow_facts(config, replace(facts, eager_seconds=math.inf))
@@ -222,7 +222,11 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     model = nn.Module()
     with suppress(UserError), torch.device("meta"):  # a pass that reads values fails there, not on a device
         model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("meta"))
-    if config.model.fused_blocks and all(gather_objects(fuse_blocks(model, config.amp, device)[0], context)):
+    number = 0
+    if config.model.fused_blocks:
+        number, _ = fuse_blocks(model, config.amp, device)
+    all_are_fused = number > 0 and number == len(model.blocks)
+    if all(gather_objects(all_are_fused, context)):
         return config
     seconds = _eager_seconds(plan, model, context)
     decided = follow_facts(config, replace(facts, eager_seconds=seconds))

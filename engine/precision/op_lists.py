@@ -153,6 +153,23 @@ def cast_listed_ops(
     return {module for path, module in model.named_modules() if norms.keys() & tables[lists[path]].keys()}
 
 
+# Of timm's block with fused attention, but without `add` and `layer_norm`. With `softmax` attention is explicit.
+_OPS_OF_BLOCKS = {"linear", "scaled_dot_product_attention", "softmax", "gelu", "elementwise_mul"}
+
+
+def listed_in_blocks(model: nn.Module, white: Iterable[str], black: Iterable[str]) -> str:
+    """An entry that changes an op in `model.blocks`, other than `add` and `layer_norm`, after its key; '' if none does.
+
+    Raises UserError: as `cast_listed_ops`.
+    """
+    for key, entries in ((_WHITE, white), (_BLACK, black)):
+        for entry in entries:
+            ops, paths = _resolve(model, [entry], key)
+            if ops & _OPS_OF_BLOCKS or any(path.startswith("blocks") for path in paths):
+                return f"{key} has {entry}"
+    return ""
+
+
 def torch_name(op: str) -> str:
     """Torch's name of an op that has Paddle's, such as elementwise_add, reduce_mean and matmul_v2."""
     return _PADDLE_OPS.get(op) or re.sub(r"^(elementwise|reduce)_|_v2$", "", op)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
+from timm.models import VisionTransformer
 from torch import nn
 
 from configs.schema import Amp, Config
 from engine.precision.master_weights import MasterWeights, WeightAverage, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
-from engine.precision.op_lists import cast_listed_ops, cast_norms, keeps_fp32_weights, torch_name
+from engine.precision.op_lists import cast_listed_ops, cast_norms, keeps_fp32_weights, listed_in_blocks, torch_name
 from models.blocks import is_sharded
 from utils import torch_compat
 from utils.device import gpu_kind, use_deterministic_algorithms
@@ -186,25 +187,31 @@ def set_process_switches(config: Config, device: torch.device) -> None:
 
 
 def fuse_blocks(model: nn.Module, options: Amp, device: torch.device) -> tuple[int, str]:
-    """Gives the blocks of a plain ViT Triton kernels, on a GPU in half, without shards and lists of other ops.
+    """Gives the blocks of a plain ViT Triton kernels, on a GPU in half, without shards and lists of their other ops.
 
     In bfloat16 their residual stream is bfloat16, too, unless `add` is on the black list (docs/log.md, bfloat16).
-    Returns their number, 0 for another model; and what to say of them, or why a plain ViT has none.
+    Returns their number, 0 for another model; and what to say of them, or why a ViT has none.
     """
-    white, black = ({*map(torch_name, names)} for names in (options.custom_white_list, options.custom_black_list))
-    is_listed = bool((white | black) - {"add", "layer_norm"})  # the kernels' norms are float32 and return half
-    if device.type != "cuda" or not options.enabled or is_listed or is_sharded(model):
+    if device.type != "cuda" or not options.enabled or not isinstance(model, VisionTransformer):
         return 0, ""
+    white, black = ({*map(torch_name, names)} for names in (options.custom_white_list, options.custom_black_list))
     half_stream = "add" not in black and (options.dtype == "bfloat16" or "add" in white)
-    try:
-        from models.fused_blocks import fuse_blocks as fuse
+    number, reason = 0, listed_in_blocks(model, options.custom_white_list, options.custom_black_list)
+    if is_sharded(model):
+        reason = "the model is sharded"
+    if not reason:
+        try:
+            from models.fused_blocks import fuse_blocks as fuse
 
-        number = fuse(model, device, half_stream)
-        is_default = half_stream and options.level == "O1" and "add" not in white
-        stream = ", sums between them in half (AMP.CUSTOM_BLACK_LIST=[add] undoes it)" if is_default else ""
-        return number, f"{number} blocks fused by Triton{stream}" if number else ""
-    except (ImportError, UserError) as error:  # Triton comes with torch's packages for Linux only
-        return 0, str(error)
+            number, reason = fuse(model, device, half_stream)
+        except (ImportError, UserError) as error:  # Triton comes with torch's packages for Linux only
+            reason = str(error)
+    if not number:
+        return 0, f"blocks are not fused: {reason}"
+    is_default = half_stream and options.level == "O1" and "add" not in white
+    stream = ", sums between them in half (AMP.CUSTOM_BLACK_LIST=[add] undoes it)" if is_default else ""
+    others = f"; {len(model.blocks) - number} not: {reason}" if reason else ""
+    return number, f"{number} blocks fused by Triton{stream}{others}"
 
 
 TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]

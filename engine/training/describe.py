@@ -36,7 +36,7 @@ class Built:
     """How a state was built. weights: None without initial ones. has_solved_head: of the probe, by MODEL.HEAD.
 
     sharding, compiled: the units of sharding and of compilation; None without it.
-    kernels: Triton's, of the blocks; why there are none, if Triton does not work; '' for another model.
+    kernels: Triton's, of the blocks of a ViT; why there are none; '' for another model.
     """
 
     weights: Fitted | None

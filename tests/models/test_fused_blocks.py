@@ -10,7 +10,11 @@ import timm
 import torch
 from torch import nn
 
+from configs.command_line import parse_command_line
+from configs.schema import Amp
 from engine.precision.op_lists import cast_listed_ops
+from engine.precision.policy import fuse_blocks as fuse_by_policy
+from models.build import build_model
 from models.kernels import select_attention
 from utils.errors import UserError
 
@@ -177,17 +181,34 @@ def test_other_blocks_are_not_fused(options):
     lambda block: block.mlp.fc1.weight.requires_grad_(False),
     lambda block: setattr(block.attn, "fused_attn", False),
 ])  # fmt: skip
-def test_a_changed_block_is_not_fused(change):
+def test_a_changed_block_is_not_fused(change, monkeypatch):
+    """The other block is, and is half of the model."""
+    monkeypatch.setattr(fused, "check_kernels", lambda device: None)
     model = make_model()
     change(model.blocks[1])
-    assert not fused.fuse_blocks(model, CPU, False)
+    number, reason = fused.fuse_blocks(model, CPU, False)
+    assert number == 1 and reason
+    change(model.blocks[0])
+    assert fused.fuse_blocks(model, CPU, False) == (0, reason)
 
 
 def test_only_models_that_call_their_blocks_as_a_sequence_are_fused():
     options = {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 3}
     other = timm.create_model("naflexvit_so400m_patch16_radio_v4", **options)
     select_attention(other, "fused", CPU)
-    assert all(fused.is_plain(block) for block in other.blocks) and not fused.fuse_blocks(other, CPU, False)
+    assert all(fused.is_plain(block) for block in other.blocks)
+    assert fuse_by_policy(other, Amp.model_validate({"ENABLED": True}), torch.device("cuda", 0)) == (0, "")
+
+
+@pytest.mark.parametrize(("rate", "number"), [(0.19, 12), (0.2, 11), (0.4, 6), (0.5, 0)])
+def test_blocks_that_drop_samples_do_not_switch_off_the_other_ones(rate, number, monkeypatch):
+    """On a GPU a block drops samples from a rate of 0.2 on; the rates rise linearly from 0."""
+    monkeypatch.setattr(fused, "check_kernels", lambda device: None)
+    options = ["MODEL.EMBED_DIM=24", "MODEL.NUM_HEADS=3", "MODEL.DEPTH=12", "MODEL.ATTENTION=fused"]
+    config = parse_command_line(["-image_size=32", "-opts", *options, f"MODEL.DROPPATH={rate}"]).config
+    model, _ = build_model(config.model, config.data, torch.device("meta"))
+    found, reason = fused.fuse_blocks(model, CPU, False)
+    assert found == number and bool(reason) == (number < 12)
 
 
 class OnGPU(torch.Tensor):
@@ -205,31 +226,41 @@ def test_the_stream_of_fused_blocks_is_in_half_if_it_is_wanted(monkeypatch):
     for half_stream in (False, True):
         model = make_model()
         cast_listed_ops(model, ["add", "layer_norm"] * half_stream, [], torch.float16, CPU, None)
-        assert fused.fuse_blocks(model, CPU, half_stream) == 2
+        assert fused.fuse_blocks(model, CPU, half_stream) == (2, "")
         assert model.blocks(x).dtype == (torch.float16 if half_stream else torch.float32)
 
 
-def test_only_passes_of_training_in_half_without_hooks_are_fused(monkeypatch):
-    model, calls = make_model().half(), []
+HOOKS = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook")
+
+
+def test_only_passes_of_training_in_half_and_blocks_without_hooks_are_fused(monkeypatch):
+    model, calls = make_model(depth=3).half(), []
     names = list(model.state_dict())
     monkeypatch.setattr(fused, "check_kernels", lambda device: None)
-    assert fused.fuse_blocks(model, CPU, False) == 2 and list(model.state_dict()) == names
-    monkeypatch.setattr(fused, "run_fused", lambda blocks, x, half: calls.append(half) or x)
+    assert fused.fuse_blocks(model, CPU, False) == (3, "") and list(model.state_dict()) == names
+    monkeypatch.setattr(fused, "run_fused", lambda blocks, x, half: calls.append(len(blocks)) or x)
 
-    def is_fused(dtype=torch.float16):
+    def groups(dtype=torch.float16):
+        """The number of blocks in each of the fused sequences."""
         calls.clear()
         model.to(dtype).blocks(torch.zeros(BATCH, TOKENS, WIDTH, dtype=dtype).as_subclass(OnGPU))
-        return calls == [dtype]
+        return calls
 
-    assert is_fused() and not is_fused(torch.float32)
-    handle = model.blocks[1].register_forward_hook(lambda *_: None)
-    assert not is_fused()
-    handle.remove()
+    assert groups() == [3] and not groups(torch.float32)
+    block = model.blocks[1]
+    for module in (block, block.attn, block.norm2):
+        for kind in HOOKS:
+            handle = getattr(module, f"register_{kind}")(lambda *_: None)
+            assert groups() == [1, 1], kind
+            handle.remove()
+    block.eval()
+    assert groups() == [1, 1]
+    block.train()
     with torch.no_grad():
-        assert not is_fused()
-    assert is_fused()
+        assert not groups()
+    assert groups() == [3]
     model.eval()
-    assert not is_fused()
+    assert not groups()
 
 
 @pytest.mark.parametrize("found", [RuntimeError("Failed to find C compiler.\nMore lines"), (7, 5)])
@@ -272,5 +303,5 @@ def test_fused_blocks_on_a_gpu(name, half, half_stream):
     exact = [out.detach(), *(parameter.grad for parameter in exact.parameters())]
     cast_listed_ops(model, ["add"] * half_stream, [], half, device, None)
     plain = run(model.blocks)
-    assert fuse_blocks(model, device, half_stream) == 3
+    assert fuse_blocks(model, device, half_stream) == (3, "")
     assert distance(run(model.blocks), exact) < 1.2 * distance(plain, exact)

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, assert_same_state, rows, states, train
@@ -43,17 +44,33 @@ def test_autocast_on_a_gpu_is_fp16_with_loss_scaling():
         ({"DTYPE": "float16"}, False),
         ({"DTYPE": "bfloat16", "CUSTOM_BLACK_LIST": ["add"]}, False),
         ({"DTYPE": "bfloat16", "CUSTOM_WHITE_LIST": ["add", "layer_norm"]}, True),  # PRESET bf16_stream
+        ({"DTYPE": "float16", "CUSTOM_BLACK_LIST": ["cross_entropy", "head", "log_softmax", "patch_embed.*"]}, False),
         ({"DTYPE": "bfloat16", "CUSTOM_BLACK_LIST": ["add", "softmax"]}, None),
-        ({"DTYPE": "bfloat16", "ENABLED": False}, None),
+        ({"DTYPE": "bfloat16", "CUSTOM_WHITE_LIST": ["gelu"]}, None),
+        ({"DTYPE": "bfloat16", "CUSTOM_BLACK_LIST": ["blocks.1.mlp"]}, None),
     ],
 )
 def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, half_stream, monkeypatch):
+    """Lists that change nothing in a block leave them on; other lists are named."""
     pytest.importorskip("triton")
-    streams = []
-    monkeypatch.setattr("models.fused_blocks.fuse_blocks", lambda model, device, half: streams.append(half) or 1)
-    number, text = fuse_blocks(nn.Module(), Amp.model_validate({"ENABLED": True} | options), GPU)
-    assert (number > 0, streams) == (half_stream is not None, [half_stream] * number)
-    assert ("AMP.CUSTOM_BLACK_LIST" in text) == (half_stream is True and "CUSTOM_WHITE_LIST" not in options)
+    streams, reason = [], "" if half_stream is not None else "CUSTOM_"
+    monkeypatch.setattr(
+        "models.fused_blocks.fuse_blocks", lambda model, device, half: (len(model.blocks), streams.append(half) or "")
+    )
+    model = timm.create_model("test_vit")
+    number, text = fuse_blocks(model, Amp.model_validate({"ENABLED": True} | options), GPU)
+    assert (number, streams) == ((0, []) if reason else (len(model.blocks), [half_stream])) and reason in text
+    assert ("[add] undoes it" in text) == (half_stream is True and "CUSTOM_WHITE_LIST" not in options)
+
+
+def test_a_vit_without_fused_blocks_has_a_reason_and_another_model_none():
+    pytest.importorskip("triton")
+    options, model = Amp.model_validate({"ENABLED": True}), timm.create_model("test_vit")
+    assert fuse_blocks(nn.Module(), options, GPU) == (0, "")
+    assert fuse_blocks(model, Amp(), GPU) == (0, "")
+    model.set_grad_checkpointing(True)
+    number, text = fuse_blocks(model, options, GPU)
+    assert number == 0 and "GRAD_CHECKPOINTING" in text
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1])
