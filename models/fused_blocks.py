@@ -11,7 +11,7 @@ Legend: B images, T tokens, M = B T rows, N channels of a row, H heads, D channe
 """
 
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from models.blocks import Casting, add_mixin
 from models.kernels import UnbindAttention
 from models.vit import SampleDropBlock
 from utils.errors import UserError
-from utils.torch_compat import has_hooks
+from utils.torch_compat import hooks_of
 
 _MASK = ("seed", "other_seed", "threshold")  # integers that differ in each step
 _MAX_WIDTH = 4096  # a program holds a row
@@ -337,11 +337,11 @@ def run_fused(blocks: Any, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
 class FusedBlocks(nn.Module):
     """Mix-in of the sequence of blocks. Other blocks, evaluation, hooked modules and float32 run torch's ops.
 
-    plain: the blocks that can be fused, and all modules in each.
+    plain: the blocks that can be fused, and the hooks of all modules in each.
     """
 
     half_stream: bool
-    plain: dict[nn.Module, list[nn.Module]]
+    plain: dict[nn.Module, list[dict[int, Any]]]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
@@ -357,7 +357,7 @@ class FusedBlocks(nn.Module):
         return x
 
     def _is_fused(self, block: nn.Module) -> bool:
-        return block in self.plain and block.training and not any(map(has_hooks, self.plain[block]))
+        return block in self.plain and block.training and not any(self.plain[block])
 
 
 def fuse_blocks(model: VisionTransformer, device: torch.device, half_stream: bool) -> tuple[int, str]:
@@ -370,7 +370,7 @@ def fuse_blocks(model: VisionTransformer, device: torch.device, half_stream: boo
     """
     if model.grad_checkpointing:
         return 0, "MODEL.GRAD_CHECKPOINTING recomputes the blocks one by one"
-    plain = {block: [*block.modules()] for block in model.blocks if is_plain(block)}
+    plain = {block: [*chain.from_iterable(map(hooks_of, block.modules()))] for block in model.blocks if is_plain(block)}
     others = [block for block in model.blocks if block not in plain]
     reason = _difference(others[0]) if others else ""
     if len(plain) < len(others):

@@ -84,10 +84,9 @@ def has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Returns whether a call of the module runs a hook of its own, before or after its forward or backward pass."""
-    forward, backward = module._forward_hooks, module._backward_hooks
-    return bool(forward or backward or module._forward_pre_hooks or module._backward_pre_hooks)
+def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """The module's hooks before and after its forward and backward pass; the dicts change with the hooks."""
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
 
 
 def disable_autocast_in_compiled_backward() -> None:

@@ -219,7 +219,7 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     always = follow_facts(config, replace(facts, eager_seconds=math.inf))
     if device.type != "cuda" or plan.found or always.train.compile == config.train.compile:
         return config
-    model = nn.Module()
+    model: Any = nn.Module()
     with suppress(UserError), torch.device("meta"):  # a pass that reads values fails there, not on a device
         model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("meta"))
     number = 0
