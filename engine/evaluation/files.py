@@ -270,7 +270,9 @@ class EvaluationFiles:
                 np.savez(opened, logits=logits, labels=labels, paths=paths, classes=classes)
         groups = self.samples.groups
         is_known = groups is not None or not self.data.groups
-        interval = confidence_interval(results, metrics.metric, groups) if is_known else None
+        interval, reason = None, "the groups of the images are not known"
+        if is_known:
+            interval, reason = confidence_interval(results, metrics.metric, groups)
         shown = {index: index for _, index in mistakes}
         crops = write_pictures(self.folder / PICTURES, self.samples, shown, self.data)
         note: str | None = NOT_DRAWN if crops else "no image is readable"  # why there are no attention maps
@@ -286,6 +288,7 @@ class EvaluationFiles:
             **metrics.known,
             **figures,
             "interval": interval,  # of the metric that decides
+            "interval_missing": reason or None,
             "attention": note,
         }
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")

@@ -39,6 +39,9 @@ def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
     score, test = (f"{metric.text(value)}{error_of(run, files)}" for value, files in (
         (run.score, run.evaluation), (run.test_score, run.test)
     ))  # fmt: skip
+    reason = run.evaluation.values.get("interval_missing") if run.evaluation else None
+    if reason and score.endswith("unknown"):
+        epoch = "; ".join(filter(None, (epoch, f"no interval: {reason}")))
     baseline, majority = (percent(run.measured(name)) for name in BASELINES)
     result, *first = [
         (f"{'' if run.is_evaluation else 'best '}{split} {metric.title}", score, epoch),
@@ -62,16 +65,17 @@ def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
 
 
 def error_of(run: RunContents, evaluation: Evaluation | None) -> str:
-    """' +/- 1.23%', the standard error of the metric that decides: of top-1 the binomial one; '' if it is not known.
+    """' +/- 1.23%', the standard error of the metric that decides: of top-1 the binomial one; '' without an evaluation.
 
-    Of another metric, of 0 and 100%, and by group, it is a quarter of the width of the 95% interval.
+    Of another metric, of 0 and 100%, and by group, it is a quarter of the width of the 95% interval. ' +/- unknown' if
+    too few images show it.
     """
     values = evaluation.values if evaluation else {}
     limits, images = values.get("interval"), to_float(values.get("samples"))
     low, high = map(to_float, limits) if isinstance(limits, list | tuple) and len(limits) == 2 else (None, None)
     is_older = run.best and values.get("epoch") not in (None, run.best[0])
     if low is None or high is None or is_older:
-        return ""
+        return " +/- unknown" if values.get("interval_missing") and not is_older else ""
     share, error = (to_float(values.get("top1")) or 0.0) / 100, 0.0
     if run.metric.name == "top1" and not run.options["DATA.GROUPS"] and images:
         error = 100 * math.sqrt(share * (1 - share) / images)
