@@ -115,6 +115,12 @@ class EpochLayout:
         return min(batches, self.max_steps * self.batch.accumulation) if self.max_steps else batches
 
     @property
+    def left_out(self) -> int:
+        """The samples of an epoch that do not fill its batches."""
+        is_whole = self.repeats > 1 or self.max_steps or self.batch.accumulation == _WHOLE_EPOCH
+        return 0 if is_whole else self.samples - self.batches_per_epoch * self.batch.micro_step_size
+
+    @property
     def steps_per_epoch(self) -> int:
         return -(-self.batches_per_epoch // self.batch.accumulation)
 

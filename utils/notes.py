@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 STATUS = "status.json"
 LAUNCH_FOLDER = "AMPVIT_LAUNCH_FOLDER"  # environment variable of ranks: their main process names the run there
@@ -30,6 +30,36 @@ class Note:
     def on(self, subject: str) -> "Note":
         """The note with its subject, such as 'Data', before the text."""
         return replace(self, text=f"{subject}: {self.text}")
+
+
+class Reason(NamedTuple):
+    """Why images are not used as they may be meant to be. text: follows their number."""
+
+    text: str
+    fix: str = ""
+    kind: Literal["screen", "log", "warning"] = "warning"
+
+
+class Counts:
+    """{reason: number and example} of images and files; the readers of files fill it, and each reason is a line."""
+
+    def __init__(self) -> None:
+        self.found: dict[Reason, tuple[int, str]] = {}
+
+    def add(self, reason: Reason, example: str = "", number: int = 1) -> None:
+        before, first = self.found.get(reason, (0, example))
+        self.found[reason] = before + number, first
+
+    def notes(self, place: object) -> list[Note]:
+        notes = list[Note]()
+        for reason, (number, example) in self.found.items():
+            text = f"{place}: {number:,} {reason.text}"
+            if example:
+                text += f", such as {example}"
+            if reason.fix:
+                text += f"; {reason.fix}"
+            notes.append(Note(reason.kind, text))
+        return notes
 
 
 on_run_end: Callable[..., str | None] | None = None  # takes the keys of `status.json`; set by the record of the run

@@ -4,8 +4,9 @@ import functools
 import os
 import re
 import struct
+from contextlib import suppress
 
-from PIL import features
+from PIL import Image, features
 
 from datasets.decoding.partial_jpeg import read_header
 from utils.errors import Unavailable, UserError
@@ -14,6 +15,11 @@ from utils.system import is_installed
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 PHOTO_EXTENSIONS = (".heic", ".heif", ".avif")  # JPEGs have them, too: the first bytes decide
+UNREAD_EXTENSIONS = (
+    ".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".dcm", ".dicom", ".tga", ".ico", ".psd", ".exr", ".hdr", ".pcx", ".svs",
+    ".ndpi", ".nii",
+)  # fmt: skip
+_FRAMED = {".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP"}  # formats of several frames or pages
 HEAD_BYTES, TAIL_BYTES = 4096, 1024  # cameras and editors append bytes after the end of the image
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
 _SIGNATURES = {
@@ -51,6 +57,16 @@ def kind_of_file(path: str) -> str | None:
             return kind_of(file.read(HEAD_BYTES))
     except OSError:
         return None
+
+
+def has_frames(path: str) -> bool:
+    """Whether an image file, by its ending and header, has several frames or pages, of which the first is read."""
+    kind = _FRAMED.get(os.path.splitext(path)[1].lower())
+    with suppress(Exception):  # Pillow raises many types on damaged files; reading it reports them
+        if kind:
+            with Image.open(path, formats=(kind,)) as image:
+                return getattr(image, "n_frames", 1) > 1
+    return False
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from configs.schema import Data
 from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
 from datasets.shards.location import FoundShards, find_shards, parse_location
-from datasets.shards.records import DamagedShard, Remarks, add_remark, labels_in, read_records
+from datasets.shards.records import DamagedShard, labels_in, read_records
 from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
 from datasets.sources.groups import check_groups
@@ -28,7 +28,7 @@ from datasets.sources.source import Source
 from datasets.sources.split import Part, Splitter
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import atomic_write, locked, open_regular_file
-from utils.notes import Note
+from utils.notes import Counts, Note
 from utils.system import usable_cores
 from utils.threads import DaemonPool
 
@@ -262,7 +262,7 @@ class _StoredRows:
 
 def _read_shards(store: ShardStore, stored: _StoredRows) -> None:
     """Reads the missing shards, each from its first byte to its last."""
-    shards, remarks, findings = stored.missing(), Remarks(), []
+    shards, others, findings = stored.missing(), Counts(), []
     num_bytes, keys = sum(shard.num_bytes for shard in shards), (stored.label_key, stored.group_key)
     threads = min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)
     with (
@@ -279,9 +279,8 @@ def _read_shards(store: ShardStore, stored: _StoredRows) -> None:
                 findings.append(str(error))
                 continue
             stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name))
-            for text, (number, example) in found.items():
-                add_remark(remarks, text, number, example)
+            for reason, (number, example) in found.found.items():
+                others.add(reason, example, number)
     if findings:
         raise combine_findings(f"{store.root}: {len(findings)} shards cannot be used:", findings)
-    for text, (number, example) in remarks.items():
-        stored.notes.append(Note("log", f"{store.root}: {number:,} samples {text}, such as {example}"))
+    stored.notes += others.notes(store.root)

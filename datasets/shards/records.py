@@ -19,6 +19,7 @@ from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.samples import MAX_FILE_BYTES
 from datasets.sources.tables import LABEL_DIGITS
 from utils.errors import UserError
+from utils.notes import Counts, Reason
 
 Label = int | str | None
 
@@ -168,18 +169,10 @@ class Record(NamedTuple):
     group: str = ""
 
 
-Remarks = dict[str, tuple[int, str]]  # facts about samples that may be intended: how many samples, one of them
-
-
-def add_remark(remarks: Remarks, text: str, number: int, example: str) -> None:
-    total, first = remarks.get(text, (0, example))
-    remarks[text] = (total + number, first)
-
-
 def read_records(
     chunks: Iterable[bytes], origin: str, num_bytes: int, label_key: str = "", group_key: str = ""
-) -> tuple[list[Record], Remarks]:
-    """The samples of a shard that have an image, in its order, and remarks. `find_label` gives their labels.
+) -> tuple[list[Record], Counts]:
+    """The samples of a shard that have an image, in its order, and counts of others. `find_label` gives their labels.
 
     The image is the file with the first of `IMAGE_EXTENSIONS`. Files are ignored if their basename has no extension,
     or begins with a dot, or begins and ends with two underscores.
@@ -188,7 +181,7 @@ def read_records(
 
     Raises DamagedShard: as `Archive.members`; or a label is invalid, a file or a key occurs twice, or the size differs.
     """
-    archive, records, remarks, keys = Archive(chunks, origin), list[Record](), Remarks(), set[str]()
+    archive, records, others, keys = Archive(chunks, origin), list[Record](), Counts(), set[str]()
     for key, group in groupby(_files(archive), attrgetter("key")):
         files: dict[str, _File] = {}
         for file in group:
@@ -202,7 +195,8 @@ def read_records(
         image = next((files[extension] for extension in _EXTENSIONS if extension in files), None)
         if not image:
             first = next(iter(files.values()))
-            add_remark(remarks, f"have no image (.{', .'.join(_EXTENSIONS)})", 1, shorten(first.name))
+            reason = Reason(f"samples have no image (.{', .'.join(_EXTENSIONS)})", kind="log")
+            others.add(reason, shorten(first.name))
             continue
         contents = {extension: file.content for extension, file in files.items()}
         try:
@@ -213,12 +207,13 @@ def read_records(
         except ValueError as error:
             raise archive.error(f"sample {shorten(key)}: {error}", "correct the shard") from None
         if label == LEFT_OUT:
-            add_remark(remarks, f"are left out: their label {shorten(label_key)} is -1", 1, shorten(image.name))
+            reason = Reason(f"samples are left out: their label {shorten(label_key)} is -1", kind="log")
+            others.add(reason, shorten(image.name))
         else:
             records.append(Record(image.offset, image.size, image.crc, label, image.name, group_name))
     if archive.position != num_bytes:
         raise archive.error(f"has {archive.position:,} bytes, not {num_bytes:,}", "start again when it is complete")
-    return records, remarks
+    return records, others
 
 
 class _File(NamedTuple):

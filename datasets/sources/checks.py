@@ -30,6 +30,7 @@ from datasets.decoding.images import (
     TAIL_BYTES,
     BadImage,
     MissingImage,
+    has_frames,
     kind_of,
     missing_decoder,
     size_if_whole,
@@ -40,13 +41,14 @@ from datasets.sources.samples import EncodedImages, ImageFiles, Samples, label_p
 from utils.distributed import ProcessContext, call_on_main, gather_objects
 from utils.errors import Finding, UserError, combine_findings
 from utils.files import open_descriptor, open_regular_file
-from utils.notes import Note
+from utils.notes import Counts, Note, Reason
 
 _FEW_IMAGES = 10  # per class
 _FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
 _WAIT_SHARE = 0.05
 _FEW_LEVELS, _GREY_IMAGES = 32, 64
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
+_FRAMED_IMAGES = 256  # of a split: whose frames are counted
 _MAX_SECONDS = 30.0  # of the check of image files
 _NUM_THREADS = 16  # they wait for the disk
 _MAX_COMPARED, _MAX_COMPARE_SECONDS = 10_000, 10.0  # equal files: that are read as a whole
@@ -101,8 +103,8 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
     if empty := np.flatnonzero(counts == 0).tolist():
         example = shorten(names[empty[-1]])  # of numbers, perhaps a typing error in another split
         notes.append(Note("log", f"{len(empty)} of {len(names)} classes have no training image, such as {example}"))
-    if train.targets.ndim == 2 and (unlabelled := int((~train.targets.any(axis=1)).sum())):
-        notes.append(Note("log", f"{unlabelled} of {len(train)} training images have no label"))
+    if train.targets.ndim == 2:
+        notes += _notes_on_unlabelled(train)
     if order and (typical := np.median(counts[order])) < _FEW_IMAGES:
         fix = "add images or use pretrained weights, and validate on more images"
         notes.append(Note("warning", f"{typical:g} training images per class (median); {fix}"))
@@ -119,6 +121,23 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
         fix = "compare the macro F1, try LOSS.CLASS_WEIGHTS=balanced"
         notes.append(Note("warning", f"{sizes}{counts[smallest]}: {fix}"))
     return notes + _notes_on_grey_levels(train)
+
+
+def _notes_on_unlabelled(train: Samples) -> list[Note]:
+    """The number of images without any label, with DATA.MULTI_LABEL."""
+    others = Counts()
+    for index in np.flatnonzero(~train.targets.any(axis=1)).tolist():
+        others.add(Reason(f"of {len(train)} training images have no label", kind="log"), shorten(train.name(index)))
+    return others.notes("DATA.MULTI_LABEL")
+
+
+def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:
+    """The images of several frames or pages, among a few that are opened."""
+    others = Counts()
+    paths = [files.name(index) for files in splits for index in range(0, len(files), -(-len(files) // _FRAMED_IMAGES))]
+    for path in filter(has_frames, paths):
+        others.add(Reason(f"of {len(paths)} images have several frames", "only the first is read"), shorten(path))
+    return others.notes(place)
 
 
 def notes_on_waiting(samples: Samples, wait_share: float) -> list[Note]:
@@ -217,6 +236,7 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
             raise error_of(list(bad.values()))
         if files:
             files[0].notes += _notes_on_equal_files(files, np.concatenate(fingerprints))
+            files[0].notes += _notes_on_frames(files, data.data_path)
 
     call_on_main(check, context)
 

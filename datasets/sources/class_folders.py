@@ -4,20 +4,26 @@ import os
 import re
 import shlex
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from configs.yaml_io import shorten
-from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, kind_of_file, missing_decoder
+from datasets.decoding.images import (
+    IMAGE_EXTENSIONS,
+    PHOTO_EXTENSIONS,
+    UNREAD_EXTENSIONS,
+    kind_of_file,
+    missing_decoder,
+)
 from datasets.sources.samples import ImageFiles, Listing, is_broken_link, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
 from utils.errors import Finding, UserError, combine_findings, did_you_mean, error_from
-from utils.notes import Note
+from utils.notes import Counts, Note, Reason
 
 # Never opened: files beside images, which may be as many; raw photos, which begin as TIFF files do; copies of images.
 _OTHER_EXTENSIONS = (
@@ -79,15 +85,16 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
             fix = f"add or remove it{did_you_mean(name, known)}"
             found.findings.append(f"{root / folder}: is no class folder of the training; {fix}")
         elif not images and known is None and len(found.findings) == num_findings:
-            fix = ", or ".join(["add images", "remove the folder", *filter(None, map(missing_decoder, found.lost))])
+            fix = ", or ".join(["add images", "remove the folder", *(reason.fix for reason in found.unread.found)])
             found.findings.append(f"{root / folder}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}")
         for path in images:
             paths.add(path)
             targets.append(label_of[name])
     if known is not None and not paths and not found.findings:
         found.findings.append(f"{root}: contains no images of the training's classes; add images, or remove the folder")
-    if beside := sum(found.is_image(root, name) for name in files):
-        notes.append(Note("log", f"{root}: {beside} image(s) beside the class folders are not read"))
+    if beside := [name for name in files if found.is_image(root, name)]:
+        reason = Reason("image(s) beside the class folders are not read", "move them into the folders of their classes")
+        found.unread.add(reason, shorten(beside[0]), len(beside))
     for dataset, (_, no_class) in _CALTECH.items():
         if no_class in names:
             notes.append(Note("screen", f"{root}: {no_class} is read as a class; -dataset={dataset} leaves it out"))
@@ -107,7 +114,7 @@ def read_images(root: Path) -> Listing:
         raise combine_findings(f"{root}: {len(found.findings)} problems", found.findings)
     if not len(paths):
         fix = f"of tar shards, -predict -dataset=tar -data_path={shlex.quote(str(root))} labels the images"
-        raise UserError(f"{root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); give another folder; {fix}")
+        raise found.lacks_images(f"give another folder; {fix}")
     return Listing(root, ["0"], listing_arrays(paths), notes=found.notes(), has_class_names=False)
 
 
@@ -137,14 +144,14 @@ class FoundFiles:
     """Errors about folders in `root`, and counts of the files in them.
 
     sizes: the images in each folder, by its path in `root`. copies: the paths of those with the name of another one.
-    others: files and folders that are ignored, by their endings. lost: the paths of images that cannot be read, by
-    their kinds. predicts: images without a decoder here count as images.
+    others: files and folders that are ignored, by their endings. unread: images that are not read. predicts: images
+    without a decoder here count as images.
     """
 
     def __init__(self, root: Path, predicts: bool = False) -> None:
         self.root, self.predicts, self.findings = root, predicts, list[Finding]()
         self.sizes, self.copies, self.others = Counter[str](), list[str](), Counter[str]()
-        self.lost = defaultdict[str, list[str]](list)
+        self.unread = Counts()
 
     def is_image(self, folder: str | Path, name: str) -> bool:
         """Tells whether a file is an image, and counts another one. Only a file with an unknown ending is opened."""
@@ -154,10 +161,13 @@ class FoundFiles:
         is_opened = name[0] != "." and not name.lower().endswith(_OTHER_EXTENSIONS)
         kind = (kind_of_file(path) or (_BROKEN if is_broken_link(path) else None)) if is_opened else None
         if kind == _BROKEN or (kind and missing_decoder(kind)):
-            self.lost[kind].append(path)
+            reason = Reason(f"{kind}(s) cannot be read", missing_decoder(kind) or "restore their targets")
+            self.unread.add(reason, shorten(path))
             return self.predicts and kind != _BROKEN
         if kind or (is_opened and ending in PHOTO_EXTENSIONS):
             return True  # a damaged photo is an image, too: an error reports it
+        if ending in UNREAD_EXTENSIONS and is_opened:
+            self.unread.add(Reason(f"{ending} image(s) are not read", "convert them to PNG or JPEG"), shorten(path))
         self.others["hidden " * (name[0] == ".") + (ending or name)] += 1
         return False
 
@@ -179,7 +189,7 @@ class FoundFiles:
             visited.add(resolved)
             ignored = [*filter(_IGNORED_FOLDERS.fullmatch, folders)]
             folders[:] = sorted({*folders}.difference(ignored))
-            yield path, folders, files
+            yield path, folders, sorted(files)
             self.others.update(f"{name}/" for name in ignored)
 
     def top(self) -> tuple[list[str], list[str]]:
@@ -194,8 +204,13 @@ class FoundFiles:
             if images := [name for name in files if self.is_image(path, name)]:
                 paths += [prefix + name for name in images]
                 self.sizes[prefix.removesuffix("/")] += len(images)
-                self.copies += [prefix + name for name in _named_after_others(sorted(images))]
+                self.copies += [prefix + name for name in _named_after_others(images)]
         return sorted(paths, key=lambda path: path.replace("/", "\0"))
+
+    def lacks_images(self, fix: str) -> UserError:
+        """The error of a folder without images: of those that are not read, if there are some."""
+        unread = [note.text for note in self.unread.notes(self.root)]
+        return UserError((unread or [f"{self.root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}"])[0])
 
     def notes(self) -> list[Note]:
         """Notes about the files; a warning if a quarter of the images have the name of another one, or more."""
@@ -204,10 +219,7 @@ class FoundFiles:
             shown = f"{len(self.copies)} of {self.sizes.total()} images, such as {shorten(self.copies[0])}"
             text = f"{self.root}: {shown}, have the name of another image: move masks and copies out of it"
             notes.append(Note("warning", text))
-        for kind, paths in self.lost.items():
-            fix = missing_decoder(kind) or "restore their targets"
-            text = f"{self.root}: {len(paths)} {kind}(s) cannot be read, such as {shorten(paths[0])}; {fix}"
-            notes.append(Note("warning", text))
+        notes += self.unread.notes(self.root)
         if self.others:
             counts = ", ".join(f"{count} {shorten(ending)}" for ending, count in self.others.most_common(_MAX_ENDINGS))
             notes.append(Note("log", f"{self.root}: {self.others.total()} files and folders are ignored: {counts}"))

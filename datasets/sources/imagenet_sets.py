@@ -15,7 +15,7 @@ from datasets.sources.names import list_names
 from datasets.sources.samples import ImageFiles, Listing
 from datasets.sources.source import Source
 from utils.errors import UserError
-from utils.notes import Note
+from utils.notes import Counts, Reason
 
 
 class ImageNetFolders(Source):
@@ -56,8 +56,11 @@ class ImageNetReal(ImageNetFolders):
         except (ValueError, TypeError, IndexError) as error:
             raise UserError(f"{file}: is not a list of lists of labels ({error}); download it again") from None
         labelled = np.flatnonzero(targets.any(axis=1))
-        unlabelled = f"{len(names) - len(labelled)} of {len(names)} images"
-        listing.notes.append(Note("log", f"{unlabelled} have no ReaL label and do not count"))
+        others, without = Counts(), [name for name, row in zip(names, targets, strict=True) if not row.any()]
+        if without:
+            reason = Reason(f"of {len(names)} images have no ReaL label and do not count", kind="log")
+            others.add(reason, without[0], len(without))
+        listing.notes += others.notes(listing.root)
         listing = replace(listing, class_names=wordnet_ids(IMAGENET_CLASSES), has_class_names=True)
         return replace(listing, arrays={**listing.arrays, "targets": targets}).select(labelled)
 

@@ -62,7 +62,7 @@ class LabelledPaths(Table):
         self.mistakes, self._data, self._files = {}, data, FoundFiles(self.root)
         paths, self.notes = _without_masks(self._files.images_in(self.root), data.labels or "")
         if not paths or self._files.findings:
-            findings = self._files.findings or [f"{self.root}: contains no images; check -data_path"]
+            findings = self._files.findings or [self._files.lacks_images("check -data_path")]
             raise combine_findings(f"{self.root}: {len(findings)} problems", findings)
         level, self._paths_of = (-1, {"train": paths}) if data.class_folders else _by_split(self.root, paths)
         labels = {split: {label_in(data.labels or "", path) for path in of} for split, of in self._paths_of.items()}

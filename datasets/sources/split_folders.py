@@ -272,7 +272,8 @@ def unclear(given: Path, root: Path, problem: str) -> UserError:
     given: DATA_PATH.
     """
     found = FoundFiles(root)
-    found.images_in(root)
+    if not found.images_in(root) and found.unread.found:
+        return found.lacks_images("")
     levels = _Levels({folder: number for folder, number in found.sizes.items() if folder})
     seen = [f"{found.sizes['']} images"] if found.sizes[""] else []
     seen += [f"{shorten(name)} ({number} images)" for name, number in levels.sizes.most_common(_MAX_SHOWN)]

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from configs.batch_plan import EpochLayout
 from configs.schema import Train
 from datasets.sources.names import list_names
 from engine.evaluation.session import model_line, place_of
@@ -14,7 +16,7 @@ from engine.training.optimizer import describe_optimizer, lr_factor
 from engine.training.step import TrainState
 from models.weights.fit import Fitted, NewHead
 from utils.device import cpu_warning
-from utils.notes import Note
+from utils.notes import Counts, Note, Reason
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def describe_state(state: TrainState, built: Built) -> list[Note]:
         notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
     if built.kernels:
         notes.append(Note("log", f"Kernels: {built.kernels} (MODEL.FUSED_BLOCKS)"))
+    notes += notes_on_left_out(state.layout)
     if batch.whole_steps:
         notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
     return notes
@@ -97,6 +100,18 @@ def _notes_on_teacher(teacher: Teacher | None, train: Train) -> list[Note]:
     values = f"alpha {train.distillation_alpha:g}, tau {train.distillation_tau:g}"
     how = Note("log", f"TRAIN.DISTILLATION_TYPE {train.distillation_type}: {values}")
     return [note.on("Teacher") for note in (about, how, *fitted.remarks)]
+
+
+def notes_on_left_out(layout: EpochLayout) -> list[Note]:
+    """The images of the incomplete last batch: on the screen if they are over a tenth."""
+    others = Counts()
+    if layout.left_out:
+        text = f"of {layout.samples:,} images fill no batch: each epoch leaves out as many, others each time"
+        kind: Literal["screen", "log"] = "log"
+        if 10 * layout.left_out > layout.samples:
+            kind = "screen"
+        others.add(Reason(text, kind=kind), number=layout.left_out)
+    return others.notes("Training")
 
 
 def find_misfits(state: TrainState, is_new: bool) -> list[Note]:

@@ -7,17 +7,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
-from source_helpers import assert_refused, names_of, options, tree, write_classes, write_image
+from source_helpers import assert_refused, names_of, options, read_splits, tree, write_classes, write_image
 
 from configs.schema import Data
 from datasets.decoding.images import kind_of, missing_decoder
 from datasets.registry import has_test_split, read_samples, unlabelled
 from datasets.sources import class_folders
+from datasets.sources.checks import check_images
 from datasets.sources.class_folders import read_class_folders
 from datasets.sources.source import source_class
 from datasets.sources.split_folders import ClassFolders
+from utils.distributed import single_process
 from utils.errors import UserError
 
+CPU = single_process("cpu")
 HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
 
 
@@ -79,6 +82,37 @@ def test_photos_need_their_decoder(tmp_path, heif):
     samples = unlabelled(str(tmp_path / "c"), Data())
     found = [getattr(image, "reason", None) for image in samples.open_all(range(len(samples)), 3)]
     assert "empty" in found[1] and [bool(found[0]), bool(found[2])] == [not heif] * 2 and len(found) == 3
+
+
+def test_images_that_are_not_read_are_counted_with_an_example(tmp_path):
+    """Beside the class folders, and of formats that are not read; raw photos are not counted."""
+    tree(tmp_path, "{a,b}/{0,1,2}.jpg", "{x,y,z}.png", "a/{1,2}.jp2!", "b/3.dcm!", "b/raw.dng!", "a/.hidden.jp2!")
+    warnings = [note.text for note in read_class_folders(tmp_path).notes if note.kind == "warning"]
+    for text, (number, kind, example) in zip(
+        sorted(warnings), ((1, ".dcm", "b/3.dcm"), (2, ".jp2", "a/1.jp2"), (3, "beside", "x.png")), strict=True
+    ):
+        assert f"{tmp_path}: {number} " in text and kind in text and f"{example}'" in text
+
+
+@pytest.mark.parametrize("read", [lambda path: read_splits(options(path), CPU), lambda path: unlabelled(path, Data())])
+def test_a_folder_of_a_format_that_is_not_read_says_so(tmp_path, read):
+    tree(tmp_path, "{a,b}/{0,1}.jp2!")
+    with pytest.raises(UserError, match=r": 4 \.jp2 .*a/0\.jp2'; convert them"):
+        read(str(tmp_path))
+
+
+def test_first_frames_are_counted(tmp_path):
+    """Pages of TIFF and animations; of 2 of 3 images of each class."""
+    frames = [Image.new("L", (20, 20), value) for value in (0, 90, 180)]
+    for name in ("a/0.tif", "a/1.gif", "b/0.webp", "b/1.TIFF"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
+    for name in ("a/2.gif", "b/2.tif"):
+        frames[1].save(tmp_path / name)
+    samples = ClassFolders(options(tmp_path)).read("all")
+    check_images([samples], options(tmp_path), CPU)
+    (note,) = [note.text for note in samples.notes if "several frames" in note.text]
+    assert f"{tmp_path}: 4 of 6 images" in note and "a/0.tif" in note
 
 
 def test_links_are_followed_but_never_up(tmp_path):

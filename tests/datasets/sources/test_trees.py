@@ -27,7 +27,7 @@ CASES = {  # the tree; classes, images of train, val and test, warnings; or the 
     "chest X-rays": (["{train,val,test}/{N,P}", "chest/{train,val,test}/{N,P}", "__MACOSX/N"], "N P", (8, 8, 8)),
     "unzipped": (["R/{train,val}/{a,b}", "__MACOSX/R/train/a"], "a b", (8, 8)),
     "flat test": (["train/{a,b}", "test"], "a b", (6, 2)),
-    "files beside classes": (["train/{a,b}", "val/{a,b}", "train", "raw", "train/.cache"], "a b", (8, 8)),
+    "files beside classes": (["train/{a,b}", "val/{a,b}", "train", "raw", "train/.cache"], "a b", (8, 8), 1),
     "STL-10": (["{train,test}/{a,b}", "unlabeled"], "a b", (6, 2, 8)),
     "camel": (["{ImgTrain,ImgTest}/{a,b}"], "a b", (6, 2, 8)),
     "classes beside splits": (["{a,b}", "{validation,Test}/{a,b}", "predictions"], "a b", (8, 8, 8)),

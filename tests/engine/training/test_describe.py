@@ -12,7 +12,8 @@ from conftest import ROOT
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.command_line import parse_command_line
 from configs.schema import Config, Train
-from engine.training.describe import find_misfits
+from datasets.loading.sampler import TrainSampler
+from engine.training.describe import find_misfits, notes_on_left_out
 from engine.training.optimizer import build_schedule
 
 
@@ -24,6 +25,27 @@ def misfits(train: dict[str, Any], batch: int = 64, samples: int = 6400, **model
 def misfits_of(config: Config, layout: EpochLayout) -> list[str]:
     gpu = SimpleNamespace(device=torch.device("cuda"))
     return [note.text for note in find_misfits(SimpleNamespace(config=config, layout=layout, context=gpu), is_new=True)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "number", "kind"),
+    [
+        (EpochLayout(80, BatchPlan(64), 0), 16, "screen"),
+        (EpochLayout(1000, BatchPlan(16, ranks=3), 0), 40, "log"),
+        (EpochLayout(100, BatchPlan(8, accumulation=4, whole_steps=True), 0), 4, "log"),
+        (EpochLayout(96, BatchPlan(8, accumulation=5), 0), 0, ""),
+        (EpochLayout(100, BatchPlan(8), 0, max_steps=2), 0, ""),
+    ],
+)
+def test_the_images_of_the_incomplete_last_batch_are_named(layout, number, kind):
+    """As many as the sampler leaves out of each epoch."""
+    ranks = [TrainSampler(layout, 1, rank) for rank in range(layout.batch.ranks)]
+    used = {index for sampler in ranks for batch in sampler for _, index, _ in batch}
+    if layout.max_steps is None:
+        assert layout.samples - len(used) == number
+    notes = notes_on_left_out(layout)
+    assert [note.kind for note in notes] == [kind] * bool(number)
+    assert all(f" {number} of {layout.samples:,} images" in note.text for note in notes)
 
 
 AVERAGE = {"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.999, "MODEL_EMA_WARMUP": False, "NUM_EPOCHS": 10, "WARMUP_EPOCHS": 1}
