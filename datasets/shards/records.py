@@ -271,7 +271,7 @@ def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
 
 
 def _label_of_key(value: Any, label_key: str) -> Label:
-    label = value.get(label_key) if isinstance(value, dict) else None
+    label: Any = value.get(label_key) if isinstance(value, dict) else None
     if isinstance(label, list) and all(map(_is_label, label)):
         return join_labels(_checked(one, ".json") for one in label)
     if not _is_label(label):

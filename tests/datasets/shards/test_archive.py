@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tar_files import numbered, tar_of, with_header
 
-from datasets.shards.records import Archive, DamagedShard, Record, Remarks, read_records
+from datasets.shards.records import Archive, DamagedShard, Record, read_records
+from utils.notes import Counts
 
 LONG = "a" * 90 + "/" + "b" * 90 + "/" + "ü" * 60 + ".jpg"
 FILE = tar_of({"b": b"1"}, tarfile.USTAR_FORMAT)
@@ -124,7 +125,7 @@ def test_archives_that_look_like_damaged_ones():
     assert files_in(bytes(10_240)) == {}
 
 
-def records_of(files, label_key: str = "") -> tuple[list[Record], Remarks]:
+def records_of(files, label_key: str = "") -> tuple[list[Record], Counts]:
     data = tar_of(files)
     return read_records([data[:700], data[700:]], "a.tar", len(data), label_key)
 
@@ -176,7 +177,7 @@ def test_a_label_key_selects_the_samples_as_timm_does():
         files |= {f"{number}.jpg": b"", f"{number}.cls": b"1", f"{number}.json": json.dumps({"alt": label}).encode()}
     records, remarks = records_of(files, "alt")
     assert [(record.name, record.label) for record in records] == [("0.jpg", 4), ("2.jpg", "dog")]
-    assert [count for count, _ in remarks.values()] == [1]
+    assert [count for count, _ in remarks.found.values()] == [1]
     assert "'other'" in error_of_files(files, "other")
     assert "'alt'" in error_of_files({"a.jpg": b"", "a.cls": b"1"}, "alt")
 
@@ -202,7 +203,7 @@ def test_samples_without_an_image_are_counted():
     files = {"a.txt": b"", "b.jpg": b"", "c.cls": b"1", "README": b"", "n.2020.jpg": b"", "d.jpg": b"", "d.png": b""}
     records, remarks = records_of(files)
     assert [record.name for record in records] == ["b.jpg", "d.jpg"]
-    assert list(remarks.values()) == [(3, "'a.txt'")]
+    assert list(remarks.found.values()) == [(3, "'a.txt'")]
 
 
 @pytest.mark.parametrize(
