@@ -22,6 +22,7 @@ from engine.report.overview import class_figures, error_of, shift_by_weights
 from engine.report.page import write_report
 from engine.run.folder import check_shared, open_new_folder, start_log
 from engine.run.log import RunLogger
+from engine.run.record import REPORT
 from engine.run.reporter import log_validation
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import ProcessContext, broadcast_object
@@ -67,7 +68,10 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         logger.info(f"----- {plan.title} {metrics.metric.title}: {score}")
         if classes := class_figures(contents):
             logger.info(f"----- Classes: {classes}")
-        logger.info(f"----- Report: {write_report(folder)}")
+        try:
+            logger.info(f"----- Report: {write_report(folder)}")
+        except (OSError, UserError) as error:  # the result is more important
+            logger.warn(f"{REPORT} cannot be written: {error}")
         logger.log(f"----- Tables: {files.folder}")
         if shift := shift_by_weights(contents):
             logger.warn(shift)

@@ -8,11 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from configs.compare import differing_from_defaults
 from engine.report import charts, tables
@@ -22,7 +19,12 @@ from engine.report.overview import details_of, shift_by_weights, status_of, tile
 from engine.run.record import PICTURES, REPORT, SUSPECTS, TRAIN_BATCH
 from utils.errors import on_one_line, shortened
 from utils.files import atomic_write
+from utils.system import require
 from utils.tables import to_float
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
 
 COMPARISON = "compare.html"
 _MAX_TITLE_CHARS = 1000
@@ -32,7 +34,7 @@ _MAX_BATCH_BYTES = 1_500_000  # of train_batch.png: pixels that PNG cannot compr
 def write_report(folder: Path) -> Path:
     """Writes `report.html` in the folder of a run that trained or evaluated; returns its path.
 
-    Raises OSError, and UserError as `read_contents`; an older page is then unchanged.
+    Raises OSError, and UserError as `read_contents`, or without jinja2; an older page is then unchanged.
     """
     path, run = folder / REPORT, read_contents(folder)
     atomic_write(path, run_page(run))
@@ -92,6 +94,9 @@ def comparison_page(
 
 
 def _render(template: str, values: dict[str, Any]) -> str:
+    require("The page of a run", "jinja2")
+    from markupsafe import Markup  # late, as jinja2: a run continues without its page
+
     folder = Path(__file__).parent / "templates"
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
     sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
@@ -102,7 +107,9 @@ def _render(template: str, values: dict[str, Any]) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def _environment() -> "Environment":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"name": _name, "visible": on_one_line, "option": option, "to_float": to_float}
@@ -116,8 +123,10 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _name(text: object, max_chars: int = MAX_NAME_CHARS) -> Markup:
+def _name(text: object, max_chars: int = MAX_NAME_CHARS) -> "Markup":
     """A name from outside: on one line, isolated from the direction of the text around it, its full text on hover."""
+    from markupsafe import Markup
+
     full = on_one_line(text)
     short = shortened(full, max_chars)
     if short == full:

@@ -72,7 +72,7 @@ def test_archives_of_gnu_tar(tmp_path, options):
 
 
 def test_a_comment_in_a_global_header_does_not_count_and_a_size_in_a_pax_header_does():
-    assert files_in(pax(b"20 comment=hello abc\n", b"g") + FILE) == {"b": b"1"}
+    assert files_in(pax(b"21 comment=hello abc\n", b"g") + FILE) == {"b": b"1"}
     data = pax(b"12 size=700\n") + with_header(tar_of({"a": b"x" * 700}, tarfile.USTAR_FORMAT), 0, size=b"%011o" % 3)
     assert files_in(data) == {"a": b"x" * 700}
 

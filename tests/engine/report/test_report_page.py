@@ -5,9 +5,11 @@ import hashlib
 import re
 import shutil
 import socket
+import sys
 from types import SimpleNamespace
 
 import pytest
+from conftest import read_result
 from run_folders import (
     add_evaluation,
     make_evaluation_run,
@@ -19,13 +21,17 @@ from run_folders import (
     write_rows,
 )  # fmt: skip
 
+from configs.command_line import parse_command_line
 from configs.schema import Config
+from engine.commands.run import run as run_command
 from engine.report import page as page_module
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures, tiles_of
 from engine.run.facts import PixelBaseline
 from engine.run.record import REPORT
 from engine.training.session import RunReport
+from scripts import report
+from utils.errors import UserError
 from utils.notes import UNFINISHED
 
 
@@ -211,3 +217,15 @@ def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run
     report.update(now=True)
     assert log == ["report.html cannot be written: OSError: [Errno 28] No space left on device"]
     assert (run / REPORT).read_bytes() == old
+
+
+def test_an_evaluation_without_jinja2_lacks_only_its_page(digits_run, cpu, tmp_path, monkeypatch):
+    run_folder = digits_run()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    argv = ["-eval", f"-resume={run_folder}", f"-output={tmp_path / 'evaluations'}", "-num_workers=0"]
+    run_command(parse_command_line(argv), cpu)
+    (folder,) = (tmp_path / "evaluations").iterdir()
+    assert read_result(folder)["finished"] and not (folder / REPORT).exists()
+    assert "report.html cannot be written: The page of a run: needs jinja2" in (folder / "log.txt").read_text()
+    with pytest.raises(UserError, match="needs jinja2"):
+        report.main([str(folder)])
