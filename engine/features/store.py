@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,12 +152,20 @@ def _read(path: Path, num_samples: int) -> Extracted | None:
     return None
 
 
+# Packages that decode images, transform them, or compute features.
+_DECIDING = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow", "pillow-heif", "nvidia-nvimgcodec-cu13")
+
+
 def digest_inputs(config: Config, samples: Samples, weights: Iterable[torch.Tensor], device: str) -> str:
-    """A digest of all that features depend on: options, images in their order, weights, the type of the device."""
+    """A digest of all that features depend on: options, images in their order, weights, kind of device, and code."""
     values = config.model_dump(mode="json", by_alias=True, include={"data", "model", "amp", "eval", "deterministic"})
     unused = [*_WITHOUT_EFFECT.split(), *unused_keys("eval")]
     options = {key: value for key, value in flatten(values) if not any(fnmatchcase(key, one) for one in unused)}
-    digest = sha256(json.dumps([options, device, digest_of(samples)]).encode())
+    versions = [package.version for name in _DECIDING for package in distributions(name=name)]
+    digest = sha256(json.dumps([options, device, versions, digest_of(samples)]).encode())
+    for folder in ("datasets", "models"):
+        for source in sorted((Path(__file__).parents[2] / folder).rglob("*.py")):
+            digest.update(source.read_bytes())
     for index in range(len(samples)):
         digest.update(f"\n{samples.name(index)}".encode(errors="surrogateescape"))
     digest.update(samples.states().data)

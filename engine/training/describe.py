@@ -38,7 +38,7 @@ class Built:
     """How a state was built. weights: None without initial ones. has_solved_head: of the probe, by MODEL.HEAD.
 
     sharding, compiled: the units of sharding and of compilation; None without it.
-    kernels: Triton's, of the blocks of a ViT; why there are none; '' for another model.
+    kernels: Triton's, of the blocks of a ViT; why there are none; None for another model.
     """
 
     weights: Fitted | None
@@ -47,7 +47,7 @@ class Built:
     teacher: Teacher | None
     sharding: str | None
     compiled: str | None
-    kernels: str
+    kernels: Note | None
 
 
 def describe_state(state: TrainState, built: Built) -> list[Note]:
@@ -69,8 +69,12 @@ def describe_state(state: TrainState, built: Built) -> list[Note]:
     if built.compiled:
         notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
     if built.kernels:
+<<<<<<< HEAD
         notes.append(Note("log", f"Kernels: {built.kernels} (MODEL.FUSED_BLOCKS)"))
     notes += notes_on_left_out(state.layout)
+=======
+        notes.append(built.kernels)
+>>>>>>> d1287a57 (A sharded state is gathered after the last one is written; ranks with other kernels and host memory without room are warnings; features of another decoder are computed again)
     if batch.whole_steps:
         notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
     return notes

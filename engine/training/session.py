@@ -51,12 +51,12 @@ from engine.training.optimizer import (
     check_sharded_optimizer,
     scales_by_weights,
 )
-from engine.training.snapshot import RunPosition, disk_note, restore
+from engine.training.snapshot import RunPosition, restore, space_notes
 from engine.training.step import TrainState
 from models.build import build_model
 from models.kernels import prepare_convolutions
 from models.weights.choose import FINE_TUNE
-from utils.distributed import ProcessContext, call_on_main
+from utils.distributed import ProcessContext, call_on_main, gather_objects
 from utils.errors import UserError, error_from
 from utils.notes import Note
 from utils.seeding import derive_seed
@@ -181,7 +181,7 @@ def build_train_state(
 
     compiled = compile_model(compute_model, train, context, strategy.is_sharded)
     fuses = config.model.fused_blocks and not compiled
-    kernels = fuse_blocks(compute_model, config.amp, device)[1] if fuses else ""
+    fused = fuse_blocks(compute_model, config.amp, device) if fuses else (0, "")
     images = torch.zeros((2, config.data.image_channels, *config.data.input_size), device=device)  # as batch norms need
     with precision.autocast(), run_eagerly():
         wrapped = strategy.wrap(compute_model, images)
@@ -200,7 +200,23 @@ def build_train_state(
         transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
     )
+    kernels = note_on_kernels(fused, context)
     return state, Built(weights, classes, solved is not None, teacher, sharding, compiled, kernels)
+
+
+def note_on_kernels(fused: tuple[int, str], context: ProcessContext) -> Note | None:
+    """Whether blocks are fused, or why not; a warning if they are on some ranks only. A collective call on GPUs.
+
+    fused: of `fuse_blocks`.
+    """
+    of_ranks = gather_objects(fused, context) if context.device.type == "cuda" else [fused]
+    for rank, (number, text) in enumerate(of_ranks):
+        if number != of_ranks[0][0]:
+            counts = f"{number} fused blocks on {context.name(rank)}, {of_ranks[0][0]} on {context.name(0)}"
+            reason = of_ranks[0][1] if number else text
+            problem = f"ranks round differently: {counts} ({reason})"
+            return Note("warning", f"{problem}; MODEL.FUSED_BLOCKS=false makes them equal")
+    return Note("log", f"Kernels: {fused[1]} (MODEL.FUSED_BLOCKS)") if fused[1] else None
 
 
 def match_classes(plan: Plan | None) -> HeadClasses:
@@ -255,7 +271,8 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     if found:
         progress = position.progress
         values |= {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
-    call_on_main(lambda: logger.note(disk_note(session.state, plan.run_folder)), context)
+    for note in call_on_main(lambda: space_notes(session.state, plan.run_folder), context) or ():
+        logger.note(note)
     if folder := plan.run_folder:
         call_on_main(partial(_prepare_folder, position, folder, logger), context)
         if position.best:

@@ -13,7 +13,7 @@ from configs.command_line import to_yaml
 from configs.compare import changed_options, changes_training
 from configs.parts import running_plugins
 from configs.yaml_io import format_value
-from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
+from engine.checkpoint.files import LARGE, FoundCheckpoint, available_bytes, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
 from engine.checkpoint.weights_record import ENTRY, read_thresholds, thresholds_to_entries
 from engine.progress import EpochProgress, Metrics, Observer, TrainClock
@@ -134,28 +134,34 @@ class PeftFolder(Observer):
             self._logger.warn(f"the adapters cannot be written for peft: {error}")
 
 
-def disk_note(state: TrainState, run_folder: Path | None) -> Note:
+def space_notes(state: TrainState, run_folder: Path | None) -> list[Note]:
     """The size of a checkpoint, with AdamW's two moments per parameter, and the free space. A warning: two do not fit.
 
+    Another warning if a sharded state does not fit in the host memory of the main process, which gathers it.
     run_folder: of the run that is resumed; None for a new one in the folder SAVE, which may not exist yet.
     Raises Unavailable: not even one without moments fits.
     """
     saved, average = state.precision.weights.saved, state.average
     models = [saved.state_dict(), average.module.state_dict() if average else {}]
     weights, moments = tensor_bytes(models) / 1e6, 2 * 4 * count_parameters(saved)[1] / 1e6
-    folder = run_folder or Path(state.config.save)
-    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    size, disk = weights + moments, shutil.disk_usage(place)
-    kept = 3 + state.config.keep_checkpoints  # last, previous, best
+    size, kept = weights + moments, 3 + state.config.keep_checkpoints  # last, previous, best
     text = f"Checkpoints: about {size:,.1f} MB each, at most {kept} kept"
+    notes, memory = list[Note](), available_bytes() / 1e6
+    if state.strategy.is_sharded and 0 < memory < size:
+        problem = f"the main process may be killed when it saves: {memory:,.1f} MB of host memory are free"
+        notes.append(Note("warning", f"{problem}, {size:,.1f} MB needed"))
+    folder = run_folder or Path(state.config.save)
+    disk = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
     if not disk.total:  # a file system that does not tell, such as some in user space
-        return Note("log", text)
+        return [*notes, Note("log", text)]
     free = disk.free / 1e6
     text = f"{text}, {free:,.1f} MB free in {folder}"
     fix = "free space, or " + ("resume a copy of it elsewhere" if run_folder else "choose another folder with -output")
     if free < weights:
         raise Unavailable(f"{text}: not one fits; {fix}")
-    return Note("warning", f"{text}: fewer than two fit; {fix}") if free < 2 * size else Note("log", text)
+    if free < 2 * size:
+        return [*notes, Note("warning", f"{text}: fewer than two fit; {fix}")]
+    return [*notes, Note("log", text)]
 
 
 def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None) -> RunPosition:

@@ -36,7 +36,7 @@ from engine.training.session import Evaluated, RunOutputs, RunReport, Session
 from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
 from utils.device import device_name, peak_memory_bytes
-from utils.distributed import RankExchange, broadcast_object
+from utils.distributed import RankExchange, broadcast_object, call_on_main
 from utils.errors import UserError, from_here
 from utils.metric_table import METRICS
 from utils.notes import Note
@@ -287,6 +287,8 @@ class Trainer:
         self.trigger.saved()
         is_later = self.progress.step != self._saved_step
         self._saved_step, self._save_started = self.progress.step, time.monotonic()
+        if self.state.strategy.is_sharded:  # the main process has room for one state in host memory
+            call_on_main(self.wait_until_saved, self.context)
         content = take_snapshot(self.state, self.position, self.plan.class_names, self.split_entry)
         if self.context.is_main:
             self.outputs.record.sync()

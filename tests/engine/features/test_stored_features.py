@@ -4,6 +4,7 @@ import io
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,3 +147,14 @@ def test_features_of_equal_inputs_are_shared(option, is_same):
         (samples,) = samples_for(config, CPU, "val")
         digests.add(digest_inputs(config, samples, [torch.ones(2)], "cpu"))
     assert (len(digests) == 1) == is_same
+
+
+def test_features_of_another_decoder_are_not_reused(monkeypatch):
+    config = parse_command_line(["-dataset=digits", "-opts", *TINY_VIT, *GREY]).config
+    (samples,) = samples_for(config, CPU, "val")
+    digests = set()
+    for version in ("12.0", "13.0", "13.0"):
+        packages = {"pillow": [SimpleNamespace(version=version)]}
+        monkeypatch.setattr(store, "distributions", lambda name, packages=packages: packages.get(name, []))
+        digests.add(digest_inputs(config, samples, [torch.ones(2)], "cpu"))
+    assert len(digests) == 2

@@ -1,5 +1,6 @@
 """FSDP and HSDP on two ranks: equal to DDP, half its memory, and one line for each option that does not work."""
 
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line
+from engine.checkpoint.files import CheckpointWriter
 from engine.parallel import FSDP as FullyShardedDataParallel
 from engine.parallel import build_strategy, unused_parameters
 from engine.precision.non_finite import first_non_finite
@@ -222,3 +224,27 @@ def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, mon
     assert states(stopped)["done_steps"] == 9
     train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], group_of_one)
     assert_same_state(states(stopped), whole)
+
+
+def test_a_sharded_state_is_gathered_after_the_last_one_is_written(group_of_one, digits_argv, monkeypatch):
+    """The main process has room for one in host memory; a warning says if it has not."""
+    monkeypatch.setattr("engine.training.session.build_strategy", FullyShardedDataParallel)
+    monkeypatch.setattr("engine.training.snapshot.available_bytes", lambda: 10**4)
+    writing, seen = [], []
+    write, gather = CheckpointWriter._write, FullyShardedDataParallel.gather
+
+    def write_slowly(*arguments: Any) -> None:
+        writing.append(True)
+        time.sleep(0.3)
+        write(*arguments)
+        writing.clear()
+
+    def see(*arguments: Any) -> dict[str, Any]:
+        seen.append(bool(writing))
+        return gather(*arguments)
+
+    monkeypatch.setattr(CheckpointWriter, "_write", write_slowly)
+    monkeypatch.setattr(FullyShardedDataParallel, "gather", see)
+    folder = train([*digits_argv, *FSDP, "SAVE_FREQ_STEPS=1", "TRAIN.MAX_STEPS=4"], group_of_one)
+    assert len(seen) > 3 and not any(seen)
+    assert "may be killed when it saves: 0.0 MB" in (folder / "log.txt").read_text()

@@ -17,7 +17,9 @@ from configs.command_line import parse_command_line
 from configs.schema import Amp
 from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, fuse_blocks, set_process_switches
+from engine.training.session import note_on_kernels
 from models.build import build_model
+from utils.distributed import ProcessContext
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,13 @@ def test_a_vit_without_fused_blocks_has_a_reason_and_another_model_none():
     model.set_grad_checkpointing(True)
     number, text = fuse_blocks(model, options, GPU)
     assert number == 0 and "GRAD_CHECKPOINTING" in text
+
+
+@pytest.mark.parametrize(("other", "kind"), [((12, "12 blocks"), "log"), ((0, "no C compiler"), "warning")])
+def test_ranks_without_the_kernels_of_rank_0_are_named(monkeypatch, other, kind):
+    monkeypatch.setattr("engine.training.session.gather_objects", lambda fused, context: [(12, "12 blocks"), other])
+    note = note_on_kernels((12, "12 blocks"), ProcessContext(0, 0, 2, 1, GPU, ("a", "b")))
+    assert note.kind == kind and ("rank 1 (b), 12 on rank 0 (a) (no C compiler)" in note.text) == (kind == "warning")
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1])
