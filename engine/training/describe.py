@@ -69,12 +69,8 @@ def describe_state(state: TrainState, built: Built) -> list[Note]:
     if built.compiled:
         notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
     if built.kernels:
-<<<<<<< HEAD
-        notes.append(Note("log", f"Kernels: {built.kernels} (MODEL.FUSED_BLOCKS)"))
-    notes += notes_on_left_out(state.layout)
-=======
         notes.append(built.kernels)
->>>>>>> d1287a57 (A sharded state is gathered after the last one is written; ranks with other kernels and host memory without room are warnings; features of another decoder are computed again)
+    notes += notes_on_left_out(state.layout)
     if batch.whole_steps:
         notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
     return notes
