@@ -239,7 +239,8 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
     predicts = bool(arguments.predict or arguments.embed)
     has_path = bool(predicts or arguments.data_path or arguments.resume)
     names, wrong, flags, options = list[str](), list[str](), list[str](), list[str]()
-    for word, values in _with_values(unknown):
+    given = [*_with_values(unknown)]
+    for word, values in given:
         names.append(word[:80])
         key = _key_of_word(word, values)
         if key:
@@ -250,6 +251,7 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
             flags.append(f"-data_path={word}")
         else:
             wrong.append(word[:80])
+    options += _that_differ({word for word, _ in given})
     problem = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: unknown here"
     if wrong:
         problem = f"unknown: {', '.join(wrong)}{did_you_mean(wrong[0], (f'-{name}' for name in vars(arguments)), 0.75)}"
@@ -258,6 +260,16 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
     typed = [*flags, *(["-opts", *options] if options else [])]
     advice = f"; use {shlex.join(typed)[:2000]}" if typed else ""
     parser.error(f"{problem}{advice} (docs/recipes.md has timm's flags)")
+
+
+def _that_differ(flags: set[str]) -> list[str]:
+    """Keys with which flags of timm's train.py mean the same here."""
+    options = list[str]()
+    if "--reprob" in flags and "--no-prefetcher" not in flags:
+        options.append("TRAIN.RANDOM_ERASE_AFTER_MIXUP=true")
+    if {"--smoothing", "--task"} <= flags:
+        options.append("LOSS.SMOOTH_TO_HALF=true")
+    return options
 
 
 def _with_values(words: list[str]) -> Iterator[tuple[str, list[str]]]:

@@ -39,8 +39,12 @@ def check_policy(text: str) -> str:
         if key in values:
             raise ValueError(f"{key} is given twice")
         values[key] = section.removeprefix(key)
-    if int(values.get("m", 0)) > int(values.get("mmax", _MAX_MAGNITUDE)):
-        raise ValueError(f"m{values['m']} exceeds the maximum; lower it, or add mmax{values['m']}")
+    magnitude, maximum = int(values.get("m", 0)), int(values.get("mmax", _MAX_MAGNITUDE))
+    if magnitude > maximum:
+        advice = text.replace(f"-m{magnitude}", f"-m{maximum}")
+        if name == "rand" and "mmax" not in values:  # after its limit the deviation changes next to nothing
+            advice = re.sub(f"-{_STD}", "", advice) + f"; for a higher maximum add mmax{magnitude}"
+        raise ValueError(f"m{magnitude} exceeds {maximum}, to which timm limits it: write {advice}")
     return text
 
 
@@ -69,6 +73,11 @@ class Augmentation(Section):
         "pixel", "erased pixels become the mean color, one random color per rectangle, or noise"
     )
     random_erase_count: int = option(1, "maximum number of rectangles per erased image", ge=1, le=100)
+    random_erase_after_mixup: bool = option(
+        False,
+        "true: erase parts of the mixed images, as timm's default loader; false: erase, then mix, as DeiT, PaddleViT "
+        "and timm's --no-prefetcher",
+    )
 
     @field_validator("cutmix_minmax")
     @classmethod
@@ -256,6 +265,10 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     )
     target_threshold: float | None = option(
         None, "bce: targets above it, smoothed and mixed, become 1, others 0; null: soft targets", ge=0, lt=1
+    )
+    smooth_to_half: bool = option(
+        False,
+        "with DATA.MULTI_LABEL, TRAIN.SMOOTHING moves each target toward 0.5, as timm's; false: toward 1 / classes",
     )
     class_weights: Literal["balanced"] | Floats | None = option(
         None,

@@ -257,11 +257,18 @@ def device_operations(data: Data, train: Train) -> Iterator[nn.Module]:
 
 
 class TrainTransform(nn.Module):
-    """The device transform of training batches: the device operations, then mixup or CutMix."""
+    """The device transform of training batches: the device operations, then mixup or CutMix.
+
+    With RANDOM_ERASE_AFTER_MIXUP the erased parts lie over the mixed images.
+    """
 
     def __init__(self, data: Data, train: Train, num_classes: int) -> None:
         super().__init__()
-        self.operations, self.mixup = nn.ModuleList(device_operations(data, train)), Mixup(train, num_classes)
+        operations, last = [*device_operations(data, train)], list[nn.Module]()
+        if train.random_erase_after_mixup:
+            last = [one for one in operations if isinstance(one, RandomErase)]
+        self.operations = nn.ModuleList(one for one in operations if one not in last)
+        self.mixup, self.last_operations = Mixup(train, num_classes), nn.ModuleList(last)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns images float32 (B, C, S, S), and the targets of the batch or, if mixed, float32 (B, classes).
@@ -269,10 +276,15 @@ class TrainTransform(nn.Module):
         A batch with unreadable images is not mixed: its padding has no label. Noise and mixup use torch's global
         generator.
         """
-        images, targets = batch.images, batch.targets
-        for operation in self.operations:
+        images, targets = self._run(self.operations, batch.images, batch), batch.targets
+        if not batch.bad:
+            images, targets = self.mixup(images, targets, batch.epoch)
+        return self._run(self.last_operations, images, batch), targets
+
+    def _run(self, operations: nn.ModuleList, images: torch.Tensor, batch: Batch) -> torch.Tensor:
+        for operation in operations:
             if not isinstance(operation, RandomDeviceOperation):
                 images = operation(images)
             elif operation.name in batch.drawn:
                 images = operation(images, *batch.drawn[operation.name])
-        return (images, targets) if batch.bad else self.mixup(images, targets, batch.epoch)
+        return images

@@ -35,7 +35,9 @@ from models.weights.fit import Fitted
 from utils.errors import UserError, error_from
 
 
-def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None = None) -> Loss:
+def build_loss(
+    options: LossOptions, smoothing: float, class_weights: torch.Tensor | None = None, multi_label: bool = False
+) -> Loss:
     """LOSS.NAME: logits (B, classes), targets -> loss (), summed over the samples, in fp32.
 
     Targets are labels int64 (B,), of which those equal to `PADDING` do not count, or mixed targets (B, classes). For
@@ -43,10 +45,12 @@ def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tens
 
     smoothing: label smoothing, of mixed targets too.
     class_weights: float32 (classes,), from `read_class_weights`.
+    multi_label: whether the targets are multi-hot (DATA.MULTI_LABEL); SMOOTH_TO_HALF is for them.
     """
     if options.name == "cross_entropy":
         arguments: dict[str, Any] = {"weight": class_weights, "label_smoothing": smoothing, "reduction": "sum"}
         return lambda logits, targets: F.cross_entropy(logits.float(), targets, ignore_index=PADDING, **arguments)
+    to_half = options.smooth_to_half and multi_label
     losses_of = (_of_classes if options.name in ("bce", "asl") else _of_plugin)(options, class_weights)
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -54,7 +58,8 @@ def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tens
         if dense.ndim == 1:
             dense = dense.unsqueeze(-1) == torch.arange(classes, device=targets.device)
         dense = dense.float()
-        losses = losses_of(logits.float(), dense * (1 - smoothing) + smoothing / classes, dense)
+        center = 0.5 if to_half else 1 / classes
+        losses = losses_of(logits.float(), dense * (1 - smoothing) + smoothing * center, dense)
         return losses.masked_fill(_is_padding(targets), 0).sum()
 
     return loss
@@ -162,7 +167,7 @@ def build_step_loss(
     options, weights = config.train, None
     if targets is not None:
         weights = read_class_weights(config.loss, targets, config.model.num_logits, precision.device)
-    base = build_loss(config.loss, options.smoothing, weights)
+    base = build_loss(config.loss, options.smoothing, weights, config.data.multi_label)
     if options.distillation_type == "none":
         return lambda outputs, targets, images: base(outputs, targets), None
     teacher = build_teacher(config, precision, class_names)

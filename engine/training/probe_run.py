@@ -61,7 +61,7 @@ def run_probe(trainer: Trainer, solved: Solved | None) -> None:
 def _task(plan: Plan, model: nn.Module, evaluator: Evaluator, logger: RunLogger) -> ProbeTask:
     config = plan.config
     weights = read_class_weights(config.loss, plan.train.targets, config.model.num_logits, evaluator.context.device)
-    loss = build_loss(config.loss, config.train.smoothing, weights)
+    loss = build_loss(config.loss, config.train.smoothing, weights, config.data.multi_label)
     return ProbeTask(config, model, evaluator, plan.train, plan.val, loss, logger)
 
 

@@ -74,12 +74,13 @@ DEFAULTS = """
 DATA: {BATCH_SIZE: 128, RANDOM_CROP_SCALE: [0.08, 1.0], RANDOM_CROP_RATIO: [0.75, 1.3333333333333333],
   HFLIP_PROB: 0.5, VFLIP_PROB: 0.0}
 MODEL: {DROPOUT: 0.0, DROPPATH: 0.0, GRAD_CHECKPOINTING: false}
-LOSS: {NAME: cross_entropy, TARGET_THRESHOLD: null, CLASS_WEIGHTS: null}
+LOSS: {NAME: cross_entropy, TARGET_THRESHOLD: null, CLASS_WEIGHTS: null, SMOOTH_TO_HALF: true}
 TRAIN: {NUM_EPOCHS: 300, ACCUM_ITER: 1, BASE_LR: 0.05, END_LR: 0.0, WARMUP_EPOCHS: 5, WARMUP_START_LR: 1e-5,
   LR_SCHEDULER: {NAME: cosine, DECAY_RATE: 0.1, WARMUP_PREFIX: false},
   OPTIMIZER: {NAME: sgd, EPS: null, BETAS: null, MOMENTUM: 0.9}, WEIGHT_DECAY: 2e-5, GRAD_CLIP: null,
   LAYER_DECAY: null, SMOOTHING: 0.1, COLOR_JITTER: 0.4, AUGMENT_POLICY: null,
-  RANDOM_ERASE_PROB: 0.0, RANDOM_ERASE_MODE: pixel, RANDOM_ERASE_COUNT: 1, MIXUP_ALPHA: 0.0, CUTMIX_ALPHA: 0.0,
+  RANDOM_ERASE_PROB: 0.0, RANDOM_ERASE_MODE: pixel, RANDOM_ERASE_COUNT: 1,
+  RANDOM_ERASE_AFTER_MIXUP: true, MIXUP_ALPHA: 0.0, CUTMIX_ALPHA: 0.0,
   CUTMIX_MINMAX: null, MIXUP_PROB: 1.0, MIXUP_SWITCH_PROB: 0.5, MIXUP_MODE: batch, MIXUP_OFF_EPOCH: 0,
   MODEL_EMA: false, MODEL_EMA_DECAY: 0.9998, MODEL_EMA_WARMUP: false, DISTILLATION_TAU: 4.0}
 VALIDATE_FREQ: 1
@@ -109,12 +110,28 @@ def test_all_flags_of_timm_are_answered_at_once_with_words_to_type():
     answer = {
         "TRAIN.OPTIMIZER.NAME": "adamw", "TRAIN.OPTIMIZER.BETAS": (0.9, 0.95), "TRAIN.LR_SCHEDULER.NAME": "cosine",
         "TRAIN.END_LR": 1e-5, "MODEL.DROPPATH": 0.1, "TRAIN.RANDOM_ERASE_PROB": 0.25, "TRAIN.MODEL_EMA": True,
+        "TRAIN.RANDOM_ERASE_AFTER_MIXUP": True, "LOSS.SMOOTH_TO_HALF": False,
     }  # fmt: skip
     with pytest.raises(UserError) as error:
         parse_command_line(words.split())
     typed = shlex.split(str(error.value).partition("; use ")[2].partition(" (")[0])
     found = dict(flatten(parse_command_line(typed).config.model_dump(by_alias=True)))
     assert typed[0] == "-opts" and found.items() >= answer.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--reprob 0.25 --no-prefetcher", {"TRAIN.RANDOM_ERASE_PROB": 0.25, "TRAIN.RANDOM_ERASE_AFTER_MIXUP": False}),
+        ("--task multi --smoothing 0.1 --reprob=0", {"TRAIN.SMOOTHING": 0.1, "LOSS.SMOOTH_TO_HALF": True}),
+    ],
+)
+def test_the_words_to_type_have_timms_order_of_erasing_and_smoothing(words, expected):
+    with pytest.raises(UserError) as error:
+        parse_command_line(words.split())
+    typed = shlex.split(str(error.value).partition("; use ")[2].partition(" (")[0])
+    found = dict(flatten(parse_command_line(typed).config.model_dump(by_alias=True)))
+    assert found.items() >= expected.items()
 
 
 def test_the_block_has_each_default_of_timm_that_differs_and_is_a_recipe(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import timm.data.mixup as timm_mixup
 import torch
 from scipy import stats
+from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import v2
 
 from configs.schema import Data, Train
@@ -152,6 +153,35 @@ def test_images_and_targets_equal_timms(kind, monkeypatch):
             our_targets = torch.nn.functional.one_hot(our_targets, 5).float()
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(our_targets, their_targets, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("box", [(2, 9, 4, 17), None], ids=["cutmix", "mixup"])
+@pytest.mark.parametrize("is_last", [False, True], ids=["--no-prefetcher", "default"])
+def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box, monkeypatch):
+    """With equal boxes, weight and noise. timm's default loader rounds a mixture to 8 bits."""
+    data = Data.model_validate({"IMAGE_SIZE": [12, 20], "IMAGENET_STD": [1.0, 1.0, 1.0]})
+    train = Train(RANDOM_ERASE_PROB=0.7, MIXUP_ALPHA=1.0, RANDOM_ERASE_AFTER_MIXUP=is_last)
+    images, targets = torch.randint(256, (8, 3, 12, 20), dtype=torch.uint8), torch.arange(8) % 5
+    weight = 1 - 91 / 240 if box else 0.3
+    transform, erase = TrainTransform(data, train, 5), RandomErase(data, train)
+    monkeypatch.setattr(transform.mixup, "draw", lambda *_: (weight, box))
+    monkeypatch.setattr(torch.Tensor, "normal_", lambda noise: noise.copy_(torch.arange(noise.numel()).view_as(noise)))
+    rng = random.Random(5)
+    drawn = erase.collate([erase.draw(rng) for _ in images])
+    ours, our_targets = transform(Batch(images.clone(), targets, 8, {"erase": drawn}))
+
+    random.seed(5)
+    mixup, erasing = Timm(weight, box, monkeypatch), RandomErasing(0.7, mode="pixel", device="cpu")
+    if is_last:
+        monkeypatch.setattr(timm_mixup.FastCollateMixup, "_params_per_batch", lambda self: mixup.parameters)
+        collate = timm_mixup.FastCollateMixup(mode="batch", label_smoothing=0.0, num_classes=5)
+        mixed, their_targets = collate([*zip(images.numpy(), targets.tolist(), strict=True)])
+        theirs = erasing(Normalize(data)(mixed))
+    else:
+        theirs, their_targets = mixup(erasing(Normalize(data)(images)), targets)
+    tolerance = 0.5 / 255 if is_last and not box else 0
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6 + tolerance)
+    torch.testing.assert_close(our_targets, their_targets, rtol=1e-6, atol=1e-6)
 
 
 class FixedDraws:

@@ -222,3 +222,25 @@ def test_the_generators_of_the_process_stay_as_they_are():
 def test_strings_that_timm_does_not_read_completely(policy):
     with pytest.raises(ValueError):
         check_policy(policy)
+
+
+@pytest.mark.parametrize(
+    ("policy", "written", "advised"),
+    [
+        ("rand-m15-inc1", "rand-m10-inc1", "add mmax15"),
+        ("rand-m15-mstd0.5-inc1", "rand-m10-inc1", "add mmax15"),
+        ("rand-m9-mmax8-n3", "rand-m8-mmax8-n3", "write"),
+        ("augmix-m12-w2", "augmix-m10-w2", "write"),  # has no mmax
+    ],
+)
+def test_a_magnitude_above_the_maximum_is_answered_with_the_policy_that_timm_runs(policy, written, advised):
+    with pytest.raises(ValueError, match=f"write {written}(;|$)") as error:
+        check_policy(policy)
+    assert advised in str(error.value) and ("mmax" in str(error.value)) == ("mmax" in advised + written)
+    check_policy(written)
+    if "rand" in policy and "mstd" not in policy:  # it takes one more random number; augmix draws up to m
+        found, expected = (
+            [timm_policy(one, 48, MEAN, "bicubic", PHOTO, random.Random(seed)).tobytes() for seed in range(9)]
+            for one in (policy, written)
+        )
+        assert found == expected

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from timm.data.mixup import mixup_target
-from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy
+from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy, compute_class_weights, create_classification_loss
 
 from configs.schema import Loss
 from datasets.batch import PADDING
@@ -93,6 +93,30 @@ def test_several_labels_per_image_have_the_loss_of_timm(smoothing):
     assert loss(logits, targets).item() == pytest.approx(expected[[0, 2, 3, 5]].sum().item(), rel=1e-6)
     loss(logits, targets).backward()
     assert (logits.grad.abs().sum(1) > 0).tolist() == [True, False, True, True, False, True]
+
+
+@pytest.mark.parametrize("name", ["bce", "asl"])
+@pytest.mark.parametrize("mixes", [False, True])
+def test_smoothing_of_several_labels_to_half_is_timms(name, mixes):
+    """Also of a mixed batch, whose targets timm's mixup smooths. Without several labels the key has no effect."""
+    logits, _ = logits_and_labels()
+    hot = (torch.rand((B, CLASSES), generator=torch.Generator().manual_seed(1)) < 0.4).float()
+    targets, smoothed = hot, hot
+    if mixes:
+        targets, smoothed = (mixup_target(hot, CLASSES, 0.3, s, multi_label=True) for s in (0.0, 0.1))
+    timms = create_classification_loss(name, multi_label=True, smoothing=0.1, soft_targets=mixes)
+    chosen = options(NAME=name, SMOOTH_TO_HALF=True)
+    loss = build_loss(chosen, 0.1, multi_label=True)(logits, targets)
+    assert loss.item() / B == pytest.approx(timms(logits, smoothed).item(), rel=1e-6)
+    assert torch.equal(build_loss(chosen, 0.1)(logits, targets), build_loss(options(NAME=name), 0.1)(logits, targets))
+
+
+def test_balanced_weights_of_several_labels_are_timms_neg_pos():
+    """--loss-pos-weight neg_pos with the statistics of the training data."""
+    targets = (np.random.default_rng(0).random((40, CLASSES)) < 0.3).astype(np.int8)
+    kind, expected = compute_class_weights(targets.sum(0), len(targets), "neg_pos")
+    found = read_class_weights(options(CLASS_WEIGHTS="balanced"), targets, CLASSES, CPU)
+    assert kind == "pos_weight" and torch.allclose(found, expected)
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"gamma_neg": 2, "gamma_pos": 0, "clip": 0}])
