@@ -134,7 +134,13 @@ class MlflowLogger:
 
     def start(self, run: LoggedRun) -> None:
         known_id = run.known_id("mlflow")
-        started = self._library.start_run(run_id=known_id, run_name=run.folder.name)
+        try:
+            started = self._library.start_run(run_id=known_id, run_name=run.folder.name)
+        except Exception as error:
+            if "MLFLOW_TRACKING_URI" in os.environ or not os.path.isdir("mlruns"):
+                raise
+            # MLflow 3 writes to mlflow.db, unless the folder of earlier versions is there.
+            raise UserError(f"set MLFLOW_TRACKING_URI=sqlite:///mlflow.db, since ./mlruns exists ({error})") from error
         atomic_write(run.id_file("mlflow"), f"{started.info.run_id}\n")
         self._log(f"----- mlflow: run {started.info.run_id}, {hide_passwords(self._library.get_tracking_uri())}")
         if not known_id:  # MLflow refuses to change a parameter
@@ -185,13 +191,14 @@ class BackgroundLogger:
             getattr(self.logger, method)(*arguments)
         except BaseException as error:  # a library may call sys.exit()
             self._cannot_start = method == "start"
-            self._warn_once(f"{type(error).__name__}: {error}")
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            self._warn_once(f"{kind}{error}")
 
     def _warn_once(self, problem: str) -> None:
         if not self._has_warned:
             self._has_warned = True
             problem = hide_passwords(to_single_line(problem))
-            self._warn(f"LOGGERS: {self.name}: {problem}; values are missing there")
+            self._warn(f"LOGGERS: {self.name} lacks values: {problem}")
 
 
 class LoggerGroup:

@@ -1,6 +1,8 @@
 """A run stopped after any step, by its options or by a signal, and resumed ends as one that was not, bit for bit."""
 
+import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -240,3 +242,17 @@ def test_only_a_later_ctrl_c_exits_immediately(monkeypatch):
         assert not exit_codes
         os.kill(os.getpid(), signal.SIGINT)
     assert exit_codes == [130]
+
+
+def test_a_resume_clears_what_a_killed_stop_has_left_and_touches_no_other_run(digits_argv, digits_run, cpu):
+    """Open MPI kills a fourth of a second after SIGTERM: the run is still stopping, and a file is half written."""
+    killed = digits_run("TRAIN.MAX_STEPS=9", "SAVE_FREQ_STEPS=9")
+    (killed / STATUS).write_text(json.dumps(read_json(killed / STATUS) | {"state": "stopping", "exit_status": None}))
+    (half := killed / ".last.pth.host.123.tmp").write_bytes(b"PK")
+    other = shutil.copytree(killed, killed.with_name("other-20260101-12-00"))
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
+    assert half.exists()
+    train([f"-resume={killed}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    assert not half.exists() and read_json(killed / STATUS)["state"] == "finished"
+    assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before

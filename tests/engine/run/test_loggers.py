@@ -11,7 +11,7 @@ from conftest import assert_same_state, states, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.run.log import RunLogger
-from engine.run.loggers import BackgroundLogger, LoggedRun, WandbLogger, check_loggers
+from engine.run.loggers import BackgroundLogger, LoggedRun, MlflowLogger, WandbLogger, check_loggers
 from engine.run.record import read_run
 from utils.errors import UserError
 
@@ -105,7 +105,7 @@ def use(faulty: Faulty, folder, finish_seconds: float = 30.0) -> list[str]:
 
 
 def test_a_failing_logger_warns_once_and_training_continues(tmp_path):
-    shown = "LOGGERS: wandb: SystemExit: no route to http://***@host/api;"  # without the password
+    shown = "LOGGERS: wandb lacks values: SystemExit: no route to http://***@host/api"  # without the password
     (warning,) = use(never_started := Faulty("start"), tmp_path)
     assert shown in warning and never_started.steps == []
     (warning,) = use(faulty := Faulty("scalars", "finish"), tmp_path)
@@ -113,8 +113,22 @@ def test_a_failing_logger_warns_once_and_training_continues(tmp_path):
     slow = Faulty()
     slow.released.clear()
     (warning,) = use(slow, tmp_path, 0.01)
-    assert "LOGGERS: wandb: " in warning and "0.01 s" in warning
+    assert "LOGGERS: wandb lacks values: " in warning and "0.01 s" in warning
     slow.released.set()
+
+
+@pytest.mark.parametrize("has_mlruns", [True, False])
+def test_mlflow_beside_the_folder_of_earlier_versions(libraries, tmp_path, monkeypatch, has_mlruns):
+    """The first 100 characters have the remedy."""
+    libraries[1].start_run.side_effect = RuntimeError("The filesystem tracking backend is in maintenance mode")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if has_mlruns:
+        (tmp_path / "mlruns").mkdir()
+    lines = []
+    logger = BackgroundLogger("mlflow", MlflowLogger(lines.append), lines.append)
+    logger.submit("start", LoggedRun(tmp_path, 0, "", {}, {})).result()
+    assert ("set MLFLOW_TRACKING_URI=sqlite:///mlflow.db," in lines[0][:100]) == has_mlruns
 
 
 def test_a_library_that_is_missing_ends_the_run_before_data_are_read(digits_argv, cpu, tmp_path, monkeypatch):
