@@ -221,9 +221,6 @@ class Observer:
     def after_step(self, progress: EpochProgress) -> None:
         """Called after each step, before it is saved."""
 
-    def before_evaluation(self) -> None:
-        """Called after the last step of an epoch, before its evaluations."""
-
     def after_evaluation(self) -> None:
         """Called after the evaluations of an epoch."""
 

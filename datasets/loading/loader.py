@@ -74,10 +74,22 @@ class BadImageList:
 
 
 class BatchReader(Dataset[Batch | UserError]):
-    """Keys -> one `Batch`, read by a worker. `timeout_seconds`: TIMEOUT_SECONDS."""
+    """Keys -> one `Batch`, read by a worker.
 
-    def __init__(self, samples: Samples, data: Data, transform: HostTransform, timeout_seconds: float = 600.0) -> None:
+    timeout_seconds: TIMEOUT_SECONDS. lists_bad: an unusable image is listed in its batch, also with DATA.ON_BAD_IMAGE
+    error: an evaluation names all of them in one error.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        data: Data,
+        transform: HostTransform,
+        timeout_seconds: float = 600.0,
+        lists_bad: bool = False,
+    ) -> None:
         self.samples, self.data, self.transform, self.timeout_seconds = samples, data, transform, timeout_seconds
+        self.raises_bad = data.on_bad_image == "error" and not lists_bad
         self.image_shape = (data.image_channels, *data.input_size)
         self.slots: ImageSlots | None = None  # of a reader in a worker
 
@@ -111,7 +123,7 @@ class BatchReader(Dataset[Batch | UserError]):
                 if image.warning:
                     warned.append((self.samples.name(index), image.warning))
             except BadImage as error:
-                if self.data.on_bad_image == "error":
+                if self.raises_bad:
                     raise error.with_hint() from error
                 bad.append(error)
             else:
@@ -125,7 +137,10 @@ class BatchReader(Dataset[Batch | UserError]):
 
 
 class Loader:
-    """Batches of one rank on its device, in the sampler's order. Unusable images are added to `bad_images`."""
+    """Batches of one rank on its device, in the sampler's order. Unusable images are added to `bad_images`.
+
+    refuses_bad: whether such an image is an error (DATA.ON_BAD_IMAGE).
+    """
 
     def __init__(
         self,
@@ -146,6 +161,7 @@ class Loader:
         if reader.data.num_workers is None:  # each has a batch; a single batch would wait for the start of a worker
             workers = min(workers, len(sampler)) if len(sampler) > 1 else 0
         self._reader = copy.copy(reader)  # with slots of this loader
+        self.refuses_bad = reader.data.on_bad_image == "error"
         source_timeout = _SOURCE_TIMEOUT_SHARE * reader.timeout_seconds
         self._reader.samples, batch_sampler = reader.samples.for_loader(sampler, source_timeout)
         self._batches = DataLoader(
@@ -328,8 +344,11 @@ def build_eval_loader(
     first: int = 0,
     memory: Loader | None = None,
 ) -> Loader:
-    """The validation batches of this rank: each sample from `first` on once over all ranks. memory: see `Loader`."""
+    """The validation batches of this rank: each sample from `first` on once over all ranks. memory: see `Loader`.
+
+    Unusable images are listed in the batches: `Evaluator.compute` raises their error.
+    """
     batch_size = min(data.eval_batch_size, len(samples))
     sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size, first)
-    reader = BatchReader(samples, data, build_eval_host_transform(data), timeout_seconds)
+    reader = BatchReader(samples, data, build_eval_host_transform(data), timeout_seconds, lists_bad=True)
     return Loader(reader, sampler, context, bad_images, memory)

@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from datasets.batch import PADDING, Batch
+from datasets.decoding.images import BadImage
 from datasets.loading.loader import Loader, unreadable
 from datasets.loading.sampler import EvalSampler, Key
+from datasets.sources.checks import error_of
 from engine.evaluation.results import SampleResults, score_classes
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.policy import Precision
@@ -116,9 +118,13 @@ class Evaluator:
         every: int,
         after_batch: AfterBatch | None,
     ) -> Iterator[Computed | None]:
-        """Applies `summarize` to outputs and targets, (B, ...) each; yields the gathered results as `classify` does."""
+        """Applies `summarize` to outputs and targets, (B, ...) each; yields the gathered results as `classify` does.
+
+        Raises UserError: unreadable images, on all ranks: after the last batch, so that one error names all of them.
+        """
         parts: list[dict[str, torch.Tensor]] = []
-        errors: dict[int, str] = {}
+        bad: dict[int, BadImage] = {}
+        bad_of_all: dict[int, BadImage] = {}
         sampler = batches.sampler
         assert isinstance(sampler, EvalSampler)
         with self.strategy.evaluation(model):
@@ -131,13 +137,18 @@ class Evaluator:
                         outputs = self.forward(model, self.transform(batch.images))
                     parts.append(summarize(outputs, batch.targets))
                     if batch.bad:
-                        reasons = (error.reason for error in batch.bad)
-                        errors |= zip(unreadable(batch.targets, keys), reasons, strict=True)
+                        bad |= zip(unreadable(batch.targets, keys), batch.bad, strict=True)
                     if after_batch:
                         after_batch(batch, keys)
                     if number % every == 0 or number == len(sampler):
-                        yield self._gather(parts, errors, sampler.end(number) - sampler.end(number - len(parts)))
-                        parts, errors = [], {}
+                        num_samples = sampler.end(number) - sampler.end(number - len(parts))
+                        arrays, found = self._gather(parts, bad, num_samples)
+                        bad_of_all |= found
+                        if bad_of_all and batches.refuses_bad and number == len(sampler):
+                            raise error_of([bad_of_all[index] for index in sorted(bad_of_all)])
+                        reasons = {index: image.reason for index, image in found.items()}
+                        yield (arrays, reasons) if arrays else None
+                        parts, bad = [], {}
             except Exception as error:
                 error.add_note(IN_EVALUATION)
                 raise
@@ -161,19 +172,17 @@ class Evaluator:
         return logits if self.class_mask is None else logits.masked_fill(~self.class_mask, -torch.inf)
 
     def _gather(
-        self, parts: list[dict[str, torch.Tensor]], errors: dict[int, str], num_samples: int
-    ) -> Computed | None:
-        """The results of the next `num_samples` samples, from the batches of all ranks; on the main process."""
+        self, parts: list[dict[str, torch.Tensor]], bad: dict[int, BadImage], num_samples: int
+    ) -> tuple[dict[str, np.ndarray], dict[int, BadImage]]:
+        """The results of the next `num_samples` samples, on the main process; and their unreadable images, on all."""
         arrays = {}
         for name in list(parts[0]):
             gathered = gather_to_main(torch.stack([part.pop(name) for part in parts]), self.context)
             if gathered is not None:  # of each rank (batches, B, ...): batch b is on rank b % world size
                 by_batch = torch.stack([values.cpu() for values in gathered], dim=1).flatten(0, 2)
                 arrays[name] = by_batch[:num_samples].numpy()
-        all_errors = gather_objects(errors, self.context)
-        if not arrays:
-            return None
-        return arrays, {index: text for part in all_errors for index, text in part.items()}
+        gathered_bad = gather_objects(bad, self.context)
+        return arrays, {index: image for part in gathered_bad for index, image in part.items()}
 
 
 def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:

@@ -84,21 +84,33 @@ def open_new_folder(
 
 
 def enter_folder(
-    folder: Path, command: Command, context: ProcessContext, logger: RunLogger, steps_done: int, **values: Any
+    folder: Path,
+    command: Command,
+    context: ProcessContext,
+    logger: RunLogger,
+    steps_done: int,
+    has_ended: bool = False,
+    **values: Any,
 ) -> None:
     """Opens the log and the record of a run that starts after `steps_done` steps; a collective call.
 
-    values: of the record, as far as they are known. Raises UserError as `check_shared`.
+    has_ended: nothing is left to train: the options and facts of the training stay. values: of the record, as far as
+    they are known. Raises UserError as `check_shared`.
     """
     check_shared(folder, context)
     if context.is_main:
         config = command.config.model_copy(update={"name": command.run_name})  # starts or resumes the same run
         options = to_yaml(config if config.eval.enabled else config.with_model(resume=None))
-        values["given"] = read_run(folder).get("given") or dict(flatten(command.given))
-        with suppress(OSError, UserError):  # of a new run
-            changed = changed_options((folder / RUN_OPTIONS).read_text(encoding="utf-8"), options)
-            values["given"] |= {key: value for key, (_, value) in changed.items()}
-        write_run_options(folder, options, steps_done)
+        earlier = read_run(folder)
+        values["given"] = earlier.get("given") or dict(flatten(command.given))
+        if has_ended and earlier and (folder / RUN_OPTIONS).is_file():
+            logger.record.values["facts"] = {}
+            values |= {key: earlier[key] for key in ("class_names", "preprocessing")}
+        else:
+            with suppress(OSError, UserError):  # of a new run
+                changed = changed_options((folder / RUN_OPTIONS).read_text(encoding="utf-8"), options)
+                values["given"] |= {key: value for key, (_, value) in changed.items()}
+            write_run_options(folder, options, steps_done)
         for plugin in running_plugins():
             make_own_folder(folder / PLUGINS_FOLDER)
             atomic_write(folder / PLUGINS_FOLDER / Path(plugin.entry).name, plugin.text)

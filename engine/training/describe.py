@@ -146,14 +146,25 @@ def describe_on_screen(state: TrainState, built: Built, data: TrainingData, resu
     elif built.weights:
         new = {*built.weights.new_heads.values()} - {NewHead.OTHER_NORM}
         weights = f"weights: {Path(config.model.pretrained or '').name}{', new head' * bool(new)}"
-    steps, size = layout.steps_per_epoch, layout.batch.global_size
-    of_steps = f"of {steps:,} step{'s' * (steps != 1)} of {size:,} images"
-    epochs = f"{train.num_epochs} epoch{'s' * (train.num_epochs != 1)} {of_steps}"
-    training = "linear probe" if config.model.tune.solves_head else epochs
-    minutes = f", {train.minutes:g} minutes" if train.minutes and not resumed else ""
+    steps, batch = layout.steps_per_epoch, layout.batch
+    last = (layout.batches_per_epoch - (steps - 1) * batch.accumulation) * batch.micro_step_size  # of an epoch
+    size = last if steps == 1 else batch.global_size
+    training = f"{_count(train.num_epochs, 'epoch')} of {_count(steps, 'step')} of {_count(size, 'image')}"
+    if last < size:
+        training += f" (the last of {last:,})"
+    if config.model.tune.solves_head:
+        training = "linear probe"
+    if train.minutes and not resumed:
+        training += f", {_count(train.minutes, 'minute')}"
     devices = Devices(state.context.world_size, str(state.context.device), state.precision.short_name)
     return [
         f"Data: {data.images}{place_of(config.data)}",
         model_line(config, state.meta_model, weights),
-        f"Training: {training}{minutes}; {devices}",
+        f"Training: {training}; {devices}",
     ]
+
+
+def _count(number: float, noun: str) -> str:
+    """'1 minute', '2.5 minutes' or '1,437 images'."""
+    text = f"{number:,}".removesuffix(".0")
+    return f"{text} {noun}" if number == 1 else f"{text} {noun}s"

@@ -56,41 +56,44 @@ class UntrainedParameters(Observer):
 
 
 class EvaluationImages(Observer):
-    """Decodes all validation and test images from the first step on, in a process of low priority.
+    """Decodes all validation and test images from the first step on, in a process of low priority, for which no rank
+    waits.
 
-    Without loading workers or a second core, it decodes them before the first evaluation. With DATA.ON_BAD_IMAGE skip,
-    the evaluations list unusable images.
+    The evaluations find the images that it has not reached: without loading workers or a second core, in a resumed run,
+    and with DATA.ON_BAD_IMAGE skip, all of them. A probe has read the images before its step.
     """
 
     def __init__(self, session: Session, outputs: RunOutputs) -> None:
         plan = session.plan
-        self._channels = plan.config.data.image_channels
+        data = plan.config.data
+        self._channels = data.image_channels
         self._splits = [samples for samples in (plan.val, plan.test) if isinstance(samples, ImageFiles)]
-        self._is_due = session.state.context.is_main and plan.config.data.on_bad_image == "error"
-        self._in_background = session.batches.prefetched_batches > 0 and len(usable_cores()) > 1
-        self._answer: Connection | None = None
+        is_new = plan.found is None and not plan.config.model.tune.solves_head
+        has_core = session.batches.prefetched_batches > 0 and len(usable_cores()) > 1
+        self._is_due = session.state.context.is_main and is_new and has_core and data.on_bad_image == "error"
+        self._answer: Future[UserError | None] | None = None
 
     def after_step(self, progress: EpochProgress) -> None:
-        """Raises UserError: images cannot be read."""
-        if self._is_due and self._in_background:
+        if self._is_due:
             self._is_due = False
-            self._answer = call_in_background(decode_images, self._splits, self._channels)
-        elif self._answer and self._answer.poll():
-            self.before_evaluation()
+            answer = call_in_background(decode_images, self._splits, self._channels)
+            self._pool = DaemonPool(1)  # a process that is stopped while it sends blocks this thread alone
+            self._answer = self._pool.submit(_receive_error, answer)
 
-    def before_evaluation(self) -> None:
-        """Raises UserError: images cannot be read."""
-        bad = decode_images(self._splits, self._channels) if self._is_due else []
-        if self._answer:
-            try:
-                bad = self._answer.recv()
-            except EOFError:  # the process has died: the evaluation finds the images
-                bad = []
-        self._is_due, self._answer = False, None
-        if isinstance(bad, UserError):
-            raise bad
-        if bad:
-            raise error_of(bad)
+    def error(self) -> UserError | None:
+        """The error about unreadable images, on the main process; None as long as no answer is there."""
+        return self._answer.result() if self._answer and self._answer.done() else None
+
+
+def _receive_error(answer: Connection) -> UserError | None:
+    """The error in the answer of `decode_images`; None if all images can be read, or if its process has died."""
+    try:
+        bad = answer.recv()
+    except (EOFError, OSError):
+        return None
+    if isinstance(bad, UserError):
+        return bad
+    return error_of(bad) if bad else None
 
 
 class BaselineThread(Observer):

@@ -79,7 +79,8 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     longest = step * size * context.world_size / plan.batch.global_size  # seconds of a batch: less than in training
     number = min(max(4, int(_MAX_SHARE / 2 * 60 * train.minutes / longest)), _MAX_TIMED_BATCHES)
     first = max(0, math.ceil(len(plan.val) / size) - broadcast_object(number, context) * context.world_size) * size
-    loader = build_eval_loader(config.data, plan.val, context, config.timeout_seconds, first=first)
+    data = config.data.model_copy(update={"on_bad_image": "skip"})  # the run names all unreadable images
+    loader = build_eval_loader(data, plan.val, context, config.timeout_seconds, first=first)
     evaluator = build_evaluator(config, state.precision, state.strategy, context)
     ends = [time.perf_counter()]
     for _ in evaluator.classify(state.eval_model, loader, TOP_K, every=1):
@@ -106,7 +107,8 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
 def halfway_remark(train: Train, epochs_done: int, seconds_left: float | None, resume: str | None) -> str:
     """A line after half of the epochs of a run that will miss TRAIN.MINUTES by over a tenth; '' for others.
 
-    seconds_left: of the epochs to come, at the speed so far. resume: the command.
+    It has the command for the number of epochs that fit, if it is another one. seconds_left: of the epochs to come, at
+    the speed so far. resume: the command.
     """
     seconds, half = 60 * (train.minutes or 0), math.ceil((train.last_epoch + train.num_epochs) / 2)
     missed = (budget := seconds - seconds_since_start() - _END_SECONDS) - (seconds_left or 0)
@@ -114,8 +116,10 @@ def halfway_remark(train: Train, epochs_done: int, seconds_left: float | None, r
         return ""
     end = f"{format_duration(abs(missed))} too {'early' if missed > 0 else 'late'}"
     epochs = epochs_done + max(1, int((train.num_epochs - epochs_done) * budget / seconds_left))
-    fix = f"for another length, interrupt it and type: {from_here(resume or '')} -epochs={epochs}"
-    return f"TRAIN.MINUTES {train.minutes:g}: the run will end about {end}; {fix}"
+    text = f"TRAIN.MINUTES {train.minutes:g}: the run will end about {end}"
+    if epochs == train.num_epochs:
+        return text
+    return f"{text}; for another length, interrupt it and type: {from_here(resume or '')} -epochs={epochs}"
 
 
 def _as_probe(plan: Plan, context: ProcessContext) -> Plan:

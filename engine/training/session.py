@@ -37,11 +37,11 @@ from engine.precision.policy import Precision, fuse_blocks, set_process_switches
 from engine.progress import Metrics
 from engine.report.contents import RunContents, contents_of
 from engine.run.cost import StepTimer, copy_to_meta, describe_model
-from engine.run.facts import Devices, TrainingData
-from engine.run.folder import enter_folder, open_new_folder, record_environment
+from engine.run.facts import Devices, TrainingData, read_fact
+from engine.run.folder import enter_folder, next_command, open_new_folder, record_environment
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
-from engine.run.record import REPORT, RunRecord
+from engine.run.record import REPORT, RunRecord, read_run
 from engine.run.reporter import Reporter
 from engine.training.describe import Built, HeadClasses, describe_on_screen, describe_state, find_misfits
 from engine.training.loss import build_step_loss
@@ -57,7 +57,7 @@ from models.build import build_model
 from models.kernels import prepare_convolutions
 from models.weights.choose import FINE_TUNE
 from utils.distributed import ProcessContext, call_on_main, gather_objects
-from utils.errors import UserError, error_from
+from utils.errors import UserError, error_from, from_here
 from utils.notes import Note
 from utils.seeding import derive_seed
 from utils.torch_compat import BatchNorm
@@ -263,7 +263,7 @@ class RunOutputs:
 def open_outputs(command: Command, session: Session, logger: RunLogger, locks: ExitStack) -> RunOutputs:
     """Opens the folder of the resumed run, or a new one, which the main process locks; a collective call.
 
-    Raises UserError: the folder cannot be created, or another host does not see it.
+    Raises UserError: the folder cannot be created, or another host does not see it; a run has ended with other images.
     """
     plan, context, position = session.plan, session.state.context, session.position
     command, config, found = replace(command, config=plan.config), plan.config, plan.found
@@ -273,11 +273,14 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
         values |= {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
     for note in call_on_main(lambda: space_notes(session.state, plan.run_folder), context) or ():
         logger.note(note)
+    has_ended = found is not None and position.has_ended(config)
     if folder := plan.run_folder:
+        if has_ended:
+            call_on_main(partial(_refuse_other_images, command, folder, logger), context)
         call_on_main(partial(_prepare_folder, position, folder, logger), context)
         if position.best:
             logger.record.set_best(position.best, folder / BEST)
-        enter_folder(folder, command, context, logger, progress.step, **values)
+        enter_folder(folder, command, context, logger, progress.step, has_ended, **values)
         if context.is_main:
             logger.record.update(checkpoint=values["checkpoint"])  # the folder has it: a command resumes the run
     else:
@@ -290,6 +293,23 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
         write_held_out(folder, plan.split)
     logger.begin(*session.lines, f"Folder: {folder}")
     return _outputs(session, folder, logger)
+
+
+def _refuse_other_images(command: Command, folder: Path, logger: RunLogger) -> None:
+    """Raises UserError: the run has ended, with another number of images, or other validation images, in its record."""
+    config = command.config
+    before = read_fact(read_run(folder).get("facts", {}), TrainingData)
+    now = read_fact(logger.record.values["facts"], TrainingData)
+    if not before or not now:
+        return
+    has_same_numbers = (now.training, now.validation) == (before.training, before.validation)
+    if has_same_numbers and before.validation_digest in ("", now.validation_digest):  # "": of an older record
+        return
+    fix = f"-epochs={2 * config.train.num_epochs} trains on these images, and -eval evaluates them"
+    if config.model.tune.solves_head:
+        flags = f"-cfg={folder / RUN_OPTIONS}", f"-data_path={config.data.data_path}", f"-output={folder.parent}"
+        fix = f"a new run takes these images: {from_here(next_command(command, *flags))}"
+    raise UserError(f"{folder}: the run has ended with other images ({before.images}, now {now.images}); {fix}")
 
 
 def _prepare_folder(position: RunPosition, folder: Path, logger: RunLogger) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 from configs.command_line import to_yaml
 from configs.compare import changed_options, changes_training
+from configs.load import RUN_OPTIONS
 from configs.parts import running_plugins
+from configs.schema import Config
 from configs.yaml_io import format_value
 from engine.checkpoint.files import LARGE, FoundCheckpoint, available_bytes, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
@@ -85,6 +87,21 @@ class RunPosition:
     best_is_unsaved: bool = False
     best_path: Path | None = None
     thresholds: Sequence[float] | None = None
+
+    def stops_early(self, config: Config, epochs_done: int) -> bool:
+        """Returns whether `TRAIN.PATIENCE` ends the run after this epoch."""
+        train = config.train
+        if train.patience is None or self.best is None or epochs_done == train.num_epochs:
+            return False
+        is_evaluated = epochs_done % config.validate_freq == 0
+        return is_evaluated and epochs_done - self.best["epoch"] >= train.patience
+
+    def has_ended(self, config: Config) -> bool:
+        """A function of the position, equal on all ranks."""
+        epochs_done = self.progress.epoch
+        if epochs_done == config.train.num_epochs:
+            return True
+        return not self.progress.done_steps and self.stops_early(config, epochs_done)
 
 
 def best_entry(metrics: Metrics, epoch: int) -> dict[str, Any]:
@@ -184,6 +201,8 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     logger.log(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}, learning rate {rate:.3g}")
     if progress.epoch == state.config.train.num_epochs:
         done = f"all {progress.epoch} epochs are done; a larger -epochs continues the training"
+        if state.config.model.tune.solves_head:
+            done = f"the probe is done; a new run has other images: -cfg={found.path.parent / RUN_OPTIONS}"
         logger.note(Note("screen", f"Resume: {done}"))
     if changed_batch := state.layout.changed_global_batch(checkpoint):
         logger.note(Note("screen", f"Resume: {changed_batch}"))

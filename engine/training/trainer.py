@@ -44,6 +44,8 @@ from utils.signals import Interrupted, defer_signals
 from utils.tables import format_duration
 from utils.threads import DaemonPool
 
+_MAX_NAMED = 20  # unreadable test images, in the result
+_END = 100  # a request to end all ranks, above all requests of `SaveTrigger`
 _WRITE_TIMES = 20  # time since the last save / time of its write: at least, for a save before an evaluation
 # Of a result; the start of a run measures the first ones, training the others.
 _OF_START, _OF_TRAINING = ("probe_score", "knn_top1", "probe_l2"), ("samples", "average_score", "raw_score")
@@ -52,7 +54,7 @@ _OF_START, _OF_TRAINING = ("probe_score", "knn_top1", "probe_l2"), ("samples", "
 class Trainer:
     """Trains a run from its start, or from a checkpoint, to its end.
 
-    interrupted: the signal that ended the training.
+    trains: whether a step is left at the start. interrupted: the signal that ended the training.
     """
 
     def __init__(self, session: Session, outputs: RunOutputs) -> None:
@@ -67,7 +69,8 @@ class Trainer:
         self.trigger = SaveTrigger(context.is_main, config.save_freq_steps, config.save_freq_minutes)
         self.interrupted: Interrupted | None = None
         before = record.earlier.get("result", {})
-        measured = (*_OF_START, *_OF_TRAINING) if self.has_ended() else _OF_START  # of a run that has ended, all
+        self.trains = not self.has_ended()
+        measured = _OF_START if self.trains else (*_OF_START, *_OF_TRAINING)
         record.set_result(**{key: before.get(key) for key in measured})
         self._solved: Solved | None = None
         self._compiled: CompiledParts | None = None
@@ -80,7 +83,8 @@ class Trainer:
             self.writer = CheckpointWriter(outputs.folder, config.keep_checkpoints, self._on_written, is_copy)
         self.report = RunReport(outputs, config) if context.is_main else None
         self.baseline = BaselineThread(session, outputs)
-        checks = UntrainedParameters(session, outputs), EvaluationImages(session, outputs)
+        self.eval_images = EvaluationImages(session, outputs)
+        checks = UntrainedParameters(session, outputs), self.eval_images
         others = TrainBatch(session, outputs), self.baseline, PeftFolder(self.state, outputs.logger)
         self.observers: tuple[Observer, ...] = (outputs.reporter, *checks, *others)
         if report := self.report:
@@ -165,17 +169,10 @@ class Trainer:
         return epochs_done == train.num_epochs or self.progress.step >= (train.max_steps or sys.maxsize)
 
     def has_ended(self) -> bool:
-        """A function of the position, equal on all ranks."""
-        epochs_done = self.progress.epoch
-        is_last = epochs_done == self.config.train.num_epochs
-        return is_last or (not self.progress.done_steps and self.stops_early(epochs_done))
+        return self.position.has_ended(self.config)
 
     def stops_early(self, epochs_done: int) -> bool:
-        """Returns whether `TRAIN.PATIENCE` ends the run after this epoch."""
-        train, best = self.config.train, self.position.best
-        if train.patience is None or best is None or epochs_done == train.num_epochs:
-            return False
-        return self._is_due(epochs_done, self.config.validate_freq) and epochs_done - best["epoch"] >= train.patience
+        return self.position.stops_early(self.config, epochs_done)
 
     def start_epoch(self) -> None:
         """Starts the clocks of an epoch, or of the rest of one."""
@@ -194,8 +191,6 @@ class Trainer:
             is_worth_it = self._saved_step < self.progress.step and seconds >= _WRITE_TIMES * self._write_seconds
             if broadcast_object(is_worth_it, self.context):
                 self._save()
-            for observer in self.observers:
-                observer.before_evaluation()
             evaluated, raw, is_best = self._evaluate_all(epochs_done)
             for observer in self.observers:
                 observer.after_evaluation()
@@ -236,10 +231,20 @@ class Trainer:
         self._save_if_due()
 
     def _save_if_due(self, steps_done: int | None = None, seconds: tuple[float, float] | None = None) -> None:
-        """Exchanges the request to save and, after a step, its `seconds` with the other ranks."""
-        request, seconds_of_ranks = self.exchange.swap(self.trigger.request(), seconds)
+        """Exchanges the request to save and, after a step, its `seconds` with the other ranks.
+
+        Raises UserError: the main process has found unreadable images; the run is saved.
+        """
+        error = self.eval_images.error()
+        own_request = _END if error else self.trigger.request()
+        request, seconds_of_ranks = self.exchange.swap(own_request, seconds)
         if seconds_of_ranks is not None and (note := self.slow_ranks.add_step(seconds_of_ranks)):
             self.outputs.logger.note(note)
+        if request == _END:
+            self._save()
+            error = broadcast_object(error, self.context)
+            assert error
+            raise error
         if self.trigger.is_due(request, steps_done):
             self._save()
 
@@ -318,6 +323,7 @@ def finish_run(command: Command, trainer: Trainer) -> int:
     outputs, position, has_ended = trainer.outputs, trainer.position, trainer.has_ended()
     record, best, clock, model = outputs.record, position.best, position.clock, outputs.reporter.model
     reason = None
+    known = {} if trainer.trains else record.earlier.get("result", {})
     if has_ended and best and trainer.stops_early(trainer.progress.epoch):
         patience = f"TRAIN.PATIENCE: {trainer.config.train.patience}"
         reason = f"no better evaluation in {trainer.progress.epoch - best['epoch']} epochs ({patience})"
@@ -331,9 +337,9 @@ def finish_run(command: Command, trainer: Trainer) -> int:
         total_seconds=clock.total_seconds,
         parameters=model.parameters,
         trainable_parameters=model.trainable,
-        peak_memory_bytes=peak_memory_bytes(trainer.context.device),
-        numeric_precision=trainer.state.precision.name,
-        device=device_name(trainer.context.device),
+        peak_memory_bytes=known.get("peak_memory_bytes") or peak_memory_bytes(trainer.context.device),
+        numeric_precision=known.get("numeric_precision") or trainer.state.precision.name,
+        device=known.get("device") or device_name(trainer.context.device),
     )
     if best:
         record.set_best(best, outputs.folder / BEST)
@@ -377,7 +383,7 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     data, session = config.data.model_copy(update={"on_bad_image": "skip"}), trainer.session
     bad_images, memory = session.bad_images, session.val_batches
     batches = build_eval_loader(data, test, context, config.timeout_seconds, bad_images, memory=memory)
-    unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "error"))
+    unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "unreadable_images", "error"))
     started = time.perf_counter()
     try:
         metrics, results = built.evaluator.evaluate(built.compute, batches)
@@ -386,14 +392,21 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
         return unknown | {"unreadable": len(test), "error": str(error)}
     seconds = time.perf_counter() - started
     title = f"Epoch {epoch}, {BEST}, "
-    log_validation(outputs.logger, title, metrics, config.model.num_logits, len(test), seconds, split="Test")
+    log_validation(outputs.logger, title, metrics, config.model.num_logits, metrics.samples, seconds, split="Test")
+    bad = sorted(results.errors) if results else []
     if results:  # on the main process
+        if bad:
+            example = f"{test.name(bad[0])}: {results.errors[bad[0]]}"
+            missing = f"{len(bad)} of {len(test)} test images cannot be read and do not count"
+            outputs.logger.warn(f"{missing}, such as {example}; bad_images_*.csv has all")
         files = build_eval_files(config, test, built.evaluator, outputs.folder, TEST_EVALUATION)
         try:
             files.write(metrics, results, built.compute, epoch=epoch, split="test")
         except OSError as error:  # the result is more important
             outputs.logger.warn(f"{error.filename or files.folder} cannot be written: {error.strerror}")
-    return unknown | {**metrics.values, "samples": metrics.samples, "unreadable": len(test) - metrics.samples}
+    names = [test.name(index) for index in bad[:_MAX_NAMED]]
+    counts = {"samples": metrics.samples, "unreadable": len(test) - metrics.samples, "unreadable_images": names}
+    return unknown | {**metrics.values, **counts}
 
 
 def _conclude(command: Command, trainer: Trainer) -> int:

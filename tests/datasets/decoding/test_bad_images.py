@@ -136,10 +136,10 @@ def test_only_bad_images_are_an_error(image_folder, tmp_path, cpu, split, words)
         train(argv_for(image_folder, tmp_path / "out"), cpu)
 
 
-def test_without_the_option_it_is_an_error_that_names_it(image_folder, tmp_path, cpu):
+def test_without_the_option_a_training_ends_at_the_first_one_and_names_it(image_folder, tmp_path, cpu):
     config = parse_command_line(argv_for(image_folder, tmp_path, "DATA.ON_BAD_IMAGE=error")).config
-    with pytest.raises(BadImage, match=r"3\.png: .*ON_BAD_IMAGE=skip$"):
-        list(eval_loader_for(config, *samples_for(config, cpu, "val"), cpu))
+    with pytest.raises(BadImage, match=rf"({'|'.join(BAD)}): .*ON_BAD_IMAGE=skip$"):
+        list(train_batches_for(config, *samples_for(config, cpu, "train"), cpu))
 
 
 def test_out_of_memory_is_not_a_bad_image(image_folder, tmp_path, cpu, monkeypatch):

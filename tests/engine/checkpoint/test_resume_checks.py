@@ -2,6 +2,7 @@
 takes effect, is refused, or the log says that it has none. A resume from behind leaves its run as it is."""
 
 import re
+import shlex
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import (
     CPU,
+    TINY_VIT,
     assert_same_state,
+    noise_folder,
     only_run,
     read_result,
     rows,
@@ -25,6 +28,7 @@ from engine.checkpoint.files import find_checkpoint, load_checkpoint, runs_newes
 from engine.checkpoint.run_folder import is_run_folder
 from engine.commands.run import run
 from engine.run.log import print_waiting_notes
+from engine.run.record import read_run
 from tests.engine.run.test_folder import contents
 from utils.errors import UserError
 from utils.files import read_json
@@ -86,6 +90,35 @@ def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_ar
     monkeypatch.setattr("engine.checkpoint.files.lock_run_folder", write_then_lock)
     train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
     assert "Resume: epoch 1, step 5" in (stopped / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("tune", ["full", "probe"])
+def test_a_run_that_has_ended_records_nothing_that_did_not_run(tune, tmp_path, cpu, few_penalties):
+    """Other images are refused with the command that trains on them; other options and devices change no record."""
+    before, later = (noise_folder(tmp_path / str(number), number, 8, (12, 12, 3)) for number in (16, 24))
+    options = [*TINY_VIT, "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0"]
+    flags = ["-dataset=folder", "-batch_size=8", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts", *options]
+    folder = train([f"-data_path={before}", *flags], cpu)
+    if tune == "probe":
+        weights = [f"MODEL.PRETRAINED={folder / 'best.pth'}", "MODEL.TUNE=probe"]
+        folder = train([f"-data_path={before}", *flags, *weights], cpu)
+    files = contents(folder)
+    with pytest.raises(UserError, match=r"ended with other images \(16 training .* now 24 training") as error:
+        train([f"-resume={folder}", f"-data_path={later}"], cpu)
+    assert contents(folder) == files
+    command = [f"-resume={folder}", f"-data_path={later}", *re.findall(r"-epochs=\d+", str(error.value))]
+    if tune == "probe":
+        command = shlex.split(str(error.value).rpartition("main_single_gpu.py ")[2])
+    trained = read_run(train(command, cpu))
+    assert trained["facts"]["TrainingData"]["training"] == 24 and trained["result"]["finished"]
+
+    ended, record = train([f"-data_path={before}", *flags], cpu), ("facts", "given", "preprocessing")
+    options, known = (ended / "config.yaml").read_text(), read_run(ended)
+    train([f"-resume={ended}", "-opts", "DATA.CROP_PCT=0.5", "EVAL.TTA=flip"], cpu)
+    assert (ended / "config.yaml").read_text() == options
+    again = read_run(ended)
+    del again["facts"]["Start"], known["facts"]["Start"]
+    assert [again[key] for key in record] == [known[key] for key in record]
 
 
 @pytest.mark.slow

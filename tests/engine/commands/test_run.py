@@ -113,7 +113,8 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, cpu, monkey
     finished, result = read_json(folder / STATUS), read_result(folder)
     assert finished["state"] == "finished" and finished["resume"] is None
     assert (result["split"], result["samples"], result["finished"]) == ("val", 16, True)
-    assert [*result["test"]] == [*METRICS, "samples", "unreadable", "error"] and result["test"]["samples"] == 16
+    counts = ["samples", "unreadable", "unreadable_images", "error"]
+    assert [*result["test"]] == [*METRICS, *counts] and result["test"]["samples"] == 16
 
     train([f"-resume={finished['checkpoint']}"], cpu)  # nothing is left to train
     again, position = read_json(folder / STATUS), ("checkpoint", "epoch", "step", "state", "exit_status")

@@ -10,7 +10,6 @@ from configs.command_line import parse_command_line
 from configs.schema.train import Train
 from configs.yaml_io import parse_value
 from datasets.loading.sampler import TrainSampler
-from engine.commands.run import run
 from engine.plan.training import plan_training
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
@@ -99,8 +98,10 @@ def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, 
     options = parse_value((folder / "config.yaml").read_text())["TRAIN"]
     assert [options[key] for key in ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")] == [2, 7, 0.5, 30]
     monkeypatch.setattr("engine.training.minutes.epochs_in", None)  # a resume does not measure
-    (command,) = re.findall(r"-resume=.* -epochs=\d+$", capsys.readouterr().out, re.MULTILINE)
-    assert run(parse_command_line([*command.split(), "-opts", "TRAIN.MAX_STEPS=null"]), cpu) == 0
+    assert re.search(
+        "the run will end about .* too late$", capsys.readouterr().out, re.MULTILINE
+    )  # 2 epochs: no advice
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
     given = train([*digits_flags(tmp_path / "given"), "TRAIN.NUM_EPOCHS=2", "TRAIN.EPOCH_STEPS=7"], cpu)
     assert rows(folder) == rows(given)
     assert_same_state(states(folder)["model"], states(given)["model"])
@@ -123,6 +124,13 @@ def test_halfway_a_run_of_another_length_says_so(monkeypatch, epochs_done, secon
     line = halfway_remark(Train(NUM_EPOCHS=40, LAST_EPOCH=13, MINUTES=10), epochs_done, left, "python -resume=/run")
     assert bool(line) == bool(expected)
     assert not line or (expected[0] in line and line.endswith(f": python -resume=/run -epochs={expected[1]}"))
+
+
+def test_halfway_a_run_without_another_length_has_no_advice(monkeypatch):
+    """Of three epochs, one is left, and none of it fits."""
+    monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: 50)
+    line = halfway_remark(Train(NUM_EPOCHS=3, WARMUP_EPOCHS=0, MINUTES=1), 2, 26, "python -resume=/run")
+    assert line == "TRAIN.MINUTES 1: the run will end about 20s too late"
 
 
 def test_a_run_of_a_sweep_takes_over_the_epochs_of_a_run_of_its_speed(tmp_path, cpu, monkeypatch):
