@@ -241,7 +241,9 @@ def preprocessing_follows_weights(
     now = options.data.model_dump(by_alias=True)
     taken = {key: value for key, value in trained.items() if key not in given}
     differing = {
-        key: Note("warning", f"DATA.{key} is {now[key]}, but {source} has {value}")
+        key: Note(
+            "warning", f"other pixels than the weights expect: DATA.{key} is {now[key]}, but {source} has {value}"
+        )
         for key, value in trained.items()
         if key in given and now[key] != value
     }

@@ -262,8 +262,9 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
                 check_groups(of_split.groups, data, of_split.name)
     of_both = [set(map(to_nfc, samples[split].groups or ())) for split in both] or [set()]
     if shared := sorted(set.intersection(*of_both) - {""}):
-        text = f"{len(shared)} group(s) are in both train and val, such as {', '.join(map(shorten, shared[:_SHOWN]))}"
-        samples["train"].notes.append(Note("warning", text))
+        shown = ", ".join(map(shorten, shared[:_SHOWN]))
+        text = f"{len(shared)} group(s) are in both train and val, such as {shown}"
+        samples["train"].notes.append(Note("warning", f"the figures are too high: {text}"))
 
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")

@@ -116,7 +116,7 @@ class ShardCache:
                     os.replace(part, path)
         except OSError as error:
             self._resume_at = time.monotonic() + _PAUSE_SECONDS
-            self._warn(f"{error.strerror}; samples are read from their source")
+            self._warn(f"samples are read from their source: {error.strerror}")
         return True
 
     def _path(self, shard: Shard) -> Path:
@@ -132,8 +132,8 @@ class ShardCache:
         excess = sum(state.st_size for state in files.values()) + num_bytes - max_bytes
         unused = {path: state for path, state in files.items() if path.suffix == _COMPLETE and path not in keep}
         if excess > sum(state.st_size for state in unused.values()):
-            effect = "some samples are read from their source; raise DATA.CACHE_GB, or free space"
-            self._warn(f"no room for more shards ({max(0, max_bytes) / 1e9:.1f} GB); {effect}")
+            problem = f"no room for more shards ({max(0, max_bytes) / 1e9:.1f} GB)"
+            self._warn(f"samples are read from their source: {problem}; raise DATA.CACHE_GB, or free space")
             return False
         for path in sorted(unused, key=lambda path: unused[path].st_mtime):
             if excess <= 0:
@@ -145,7 +145,7 @@ class ShardCache:
     def _warn(self, problem: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            logging.getLogger(RUN_LOG).warning(f"the cache of shards in {self.folder}: {to_single_line(problem)}")
+            logging.getLogger(RUN_LOG).warning(f"{to_single_line(problem)} (the cache of shards in {self.folder})")
 
 
 class ReadAhead:

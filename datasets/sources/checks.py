@@ -170,7 +170,7 @@ def _notes_on_grey_levels(samples: Samples) -> list[Note]:
         return []
     share = np.cumsum(histogram)
     low, high = np.searchsorted(share, [_OUTLIERS * share[-1], (1 - _OUTLIERS) * share[-1]]).tolist()
-    text = f"16-bit gray images with values from {low} to {high} become {num_used} of 256 levels"
+    text = f"16-bit gray images become {num_used} of 256 levels, with values from {low} to {high}"
     return [Note("warning", f"{text}; set DATA.GREY_RANGE=[{low}, {high}], or the range of the device")]
 
 
@@ -230,8 +230,9 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
                 text = f"{root}: checked the headers of {found.number} of {len(samples)} images"
                 samples.notes.append(Note("log", f"{text}; the others are checked when they are read"))
             if found.bad and skips:
-                text = f"{root}: {len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
-                samples.notes.append(Note("warning", f"{text}, such as {found.bad[0].path!r}: {found.bad[0].reason}"))
+                text = f"{len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
+                example = f"{found.bad[0].path!r} in {root}: {found.bad[0].reason}"
+                samples.notes.append(Note("warning", f"{text}, such as {example}"))
         if bad and not skips:
             raise error_of(list(bad.values()))
         if files:
@@ -351,14 +352,15 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     for one in files:
         equal[one[0]].append(one)
     notes = list[Note]()
-    for fact, problem, advice in (
-        (2, "have different labels", "remove all but one"),
-        (3, "are in two splits", "remove one of each, or the accuracy is too high"),
+    for fact, effect, problem, advice in (
+        (2, "some labels are wrong", "have different labels", "remove all but one"),
+        (3, "the figures are too high", "are in two splits", "remove one of each"),
     ):
         if found := [files for files in equal.values() if len({one[fact] for one in files}) > 1]:
             other = next(one for one in found[0] if one[fact] != found[0][0][fact])
             pair = f"{shorten(found[0][0][1])} and {shorten(other[1])}"
-            notes.append(Note("warning", f"{sum(map(len, found))} files with equal bytes {problem}; {advice}: {pair}"))
+            text = f"{effect}: {sum(map(len, found))} files with equal bytes {problem}"
+            notes.append(Note("warning", f"{text}; {advice}: {pair}"))
     if len(files) < len(candidates):
         part = f"{len(files)} of {len(candidates)} files"
         notes.append(Note("log", f"compared the bytes of {part} with the size and the end of another"))

@@ -216,8 +216,8 @@ class FoundFiles:
         """Notes about the files; a warning if a quarter of the images have the name of another one, or more."""
         notes = list[Note]()
         if len(self.copies) > self.sizes.total() / 4 and not self.predicts:
-            shown = f"{len(self.copies)} of {self.sizes.total()} images, such as {shorten(self.copies[0])}"
-            text = f"{self.root}: {shown}, have the name of another image: move masks and copies out of it"
+            shown = f"{len(self.copies)} of {self.sizes.total()} images have the name of another image"
+            text = f"masks or copies are used: {shown}, such as {shorten(self.copies[0])}; move them out of {self.root}"
             notes.append(Note("warning", text))
         notes += self.unread.notes(self.root)
         if self.others:

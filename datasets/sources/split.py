@@ -24,8 +24,8 @@ from utils.notes import Note
 DEFAULT_VAL_FRACTION = 0.1
 _UNEVEN = 1.5  # the largest fold / the mean one
 _NO_LIST = (
-    "the checkpoint has no list of held-out images; images to evaluate have been trained on if images were added or "
-    "removed, or DATA.SPLIT_SEED or DATA.VAL_FRACTION was changed, since then"
+    "the figures may be too high: the checkpoint has no list of held-out images, and was trained on images to evaluate "
+    "if images were added or removed, or DATA.SPLIT_SEED or DATA.VAL_FRACTION was changed, since then"
 )
 
 
@@ -84,7 +84,8 @@ class Splitter:
     """Splits the data of a run, or of an evaluation of its weights.
 
     known: the split of the run so far. Its list of held-out images decides, unless the options ask for another split.
-    result: the split with which training continues, when the split 'train' has been read.
+    result: the split with which training continues, when the split 'train' has been read. num_trained: of the images
+    to evaluate, the ones that the checkpoint was trained on, when they have been read.
     """
 
     def __init__(self, data: Data, known: RunSplit | None = None) -> None:
@@ -93,6 +94,7 @@ class Splitter:
         self.data, self.known = data, known
         self._rule = RunSplit(data.split_seed, fraction, None, fold=fold, groups=data.groups)
         self.result: RunSplit | None = None
+        self.num_trained = 0
 
     def part(self, paths: PackedStrings, targets: np.ndarray, split: str, groups: PackedStrings | None = None) -> Part:
         """The images of 'train', 'val' or 'all'.
@@ -113,7 +115,9 @@ class Splitter:
             cut = _cut(self._rule, paths, hashes, targets, groups)
         notes = cut.notes
         if known:
-            notes += _changes(known, paths, hashes, cut.is_val, is_same)
+            seen = _find_trained(known, hashes, cut.is_val)
+            notes += _changes(known, paths, hashes, cut.is_val, is_same, seen)
+            self.num_trained = 0 if split == "train" else len(seen)
         if split == "train":
             self.result = replace(
                 self._rule,
@@ -205,10 +209,22 @@ def _cut(
     return cut
 
 
+def _find_trained(known: RunSplit, hashes: np.ndarray, is_val: np.ndarray) -> np.ndarray:
+    """Positions of the images to evaluate with the path of a training image.
+
+    Empty if all images are evaluated and half of the training images are missing: other data may have such paths, too.
+    """
+    is_trained = np.isin(hashes, known.trained)
+    lost = len(known.trained) - len(np.unique(hashes[is_trained]))
+    if known.held_out is None or (is_val.all() and lost >= len(known.trained) / 2):
+        return np.empty(0, np.int64)
+    return np.flatnonzero(is_val & is_trained)
+
+
 def _changes(
-    known: RunSplit, paths: PackedStrings, hashes: np.ndarray, is_val: np.ndarray, is_same: bool
+    known: RunSplit, paths: PackedStrings, hashes: np.ndarray, is_val: np.ndarray, is_same: bool, seen: np.ndarray
 ) -> list[Note]:
-    """Notes about images that were added or removed since the run `known`, or that it was trained on."""
+    """Notes about images that were added or removed since the run `known`, or that it was trained on: `seen`."""
     if known.held_out is None:
         return [Note("warning", _NO_LIST)]
     notes, held_out, is_trained = list[Note](), _hashes_of(known.held_out), np.isin(hashes, known.trained)
@@ -217,13 +233,15 @@ def _changes(
     added = np.count_nonzero(~is_trained & ~is_val) if len(known.trained) else 0
     if is_same and (missing or lost or added):
         text = f"missing are {missing} of {len(held_out)} held-out and {lost} of {len(known.trained)} training image(s)"
-        notes.append(Note("warning" if missing else "log", f"since the checkpoint {added} image(s) were added; {text}"))
-    seen = np.flatnonzero(is_val & is_trained)
-    # All images of other data may have such paths, too.
-    if len(seen) and (not is_val.all() or lost < len(known.trained) / 2):
-        images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])}"
+        text = f"since the checkpoint {added} image(s) were added; {text}"
+        if missing:
+            notes.append(Note("warning", f"the figures are of other images than before: {text}"))
+        else:
+            notes.append(Note("log", text))
+    if len(seen):
+        images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])} (by path)"
         fix = "; -split val evaluates the held-out images" if is_val.all() else ""
-        notes.append(Note("warning", f"{images}, have the paths of images that the checkpoint was trained on{fix}"))
+        notes.append(Note("warning", f"the figures are too high: the checkpoint was trained on {images}{fix}"))
     return notes
 
 

@@ -149,8 +149,9 @@ class SplitFolders:
         files = chain.from_iterable(sorted((self.root / place).glob("*.[tc][xs][tv]")) for place in _PLACES_OF_LISTS)
         of_splits = [path for path in files if word_in(path.stem) in {*SPLIT_NAMES.values()}]
         if lists := [os.path.normpath(path) for path in of_splits if _names_images(path, listing.class_names)]:
-            text = f"the folders decide, not read: {', '.join(lists[:_MAX_SHOWN])}; {_other_data(self.root)}"
-            notes.append(Note("warning", _advise_lists(Path(lists[0]).parent) + text))
+            advice = _advise_lists(Path(lists[0]).parent) + _other_data(self.root)
+            text = f"the folders decide, not read: {', '.join(lists[:_MAX_SHOWN])}; {advice}"
+            notes.append(Note("warning", text))
         listing.notes[:0] = notes
         return listing
 

@@ -400,7 +400,13 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
     """
     predicts, labels = others is not None, data.labels if others is None else None
     layout = find_layout(table, data, predicts)
-    paths = (path for path in table.column(layout.path) if predicts or ".." not in path)
+    inside = os.path.join(os.path.abspath(table.file.parent), "")
+
+    def may_be_read(path: str) -> bool:
+        """Paths to read are in the folder of the table, as ../input/a.jpg is in input/data.csv."""
+        return predicts or ".." not in path or os.path.abspath(inside + path).startswith(inside)
+
+    paths = filter(may_be_read, table.column(layout.path))
     place = _find_images(table.file, paths, table.root or data.image_root, others or ())
     rows = Rows(table.file, *place, anywhere=predicts or table.root is not None, labels=labels)
     rows.notes[:0] = table.notes
@@ -455,7 +461,8 @@ def _find_images(
         unique = {name: path for name, path in by_name.items() if path}
         return root, unique, [Note("log", f"{file}: the images are in {root}, found by their names")]
     searched = f" nor, by unique names, among {len(files):,}{' or more' * (len(files) == most)} files in it"
-    return file.parent, {}, [Note("warning", f"{file}: its images are not in {root}{searched}; set DATA.IMAGE_ROOT")]
+    text = f"no image of {file} is found in {root}{searched}; set DATA.IMAGE_ROOT"
+    return file.parent, {}, [Note("warning", text)]
 
 
 def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Listing:

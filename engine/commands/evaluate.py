@@ -17,6 +17,7 @@ from engine.evaluation.files import EXPLANATIONS, write_maps
 from engine.evaluation.predictions import BATCHES_PER_WRITE, CSV_FILE, Predictions
 from engine.evaluation.session import EvaluationSession, build_eval_files, build_session
 from engine.features.store import embed
+from engine.plan.evaluation import EvaluationPlan
 from engine.report.contents import contents_of
 from engine.report.overview import class_figures, error_of, shift_by_weights
 from engine.report.page import write_report
@@ -43,7 +44,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     metrics, results = evaluator.evaluate(session.model, batches)
     seconds = time.perf_counter() - started
     precision = evaluator.precision.name
-    log_validation(logger, "", metrics, config.model.num_logits, len(samples), seconds, plan.title, precision)
+    log_validation(logger, _title(plan), metrics, config.model.num_logits, len(samples), seconds, plan.title, precision)
     if results:  # on the main process
         about = {"split": plan.split, "checkpoint": absolute_file(str(config.model.pretrained))}
         logger.record.set_result(
@@ -65,7 +66,8 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         logger.record.update(state="finished", exit_status=0)
         contents = contents_of(logger.record, config, files.values)
         score = f"{metrics.metric.text(metrics.score)}{error_of(contents, contents.evaluation)}"
-        logger.info(f"----- {plan.title} {metrics.metric.title}: {score}")
+        figure = f"{plan.title} {metrics.metric.title} {plan.images.remark}".rstrip()
+        logger.info(f"----- {figure}: {score}")
         if classes := class_figures(contents):
             logger.info(f"----- Classes: {classes}")
         try:
@@ -77,6 +79,11 @@ def evaluate(command: Command, context: ProcessContext) -> int:
             logger.warn(shift)
     logger.begin(*session.lines)
     return 0
+
+
+def _title(plan: EvaluationPlan) -> str:
+    """Words before the figures, if they are of images that the model was trained on."""
+    return f"Figures {plan.images.remark}: " if plan.images.remark else ""
 
 
 def predict(command: Command, context: ProcessContext) -> int:
@@ -130,7 +137,7 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
             files.append(folder / EXPLANATIONS)
         if options.path is None and num_readable:
             metrics, precision = predictions.metrics(config.eval.best_metric), evaluator.precision.name
-            log_validation(logger, "", metrics, classes, metrics.samples, seconds, plan.title, precision)
+            log_validation(logger, _title(plan), metrics, classes, metrics.samples, seconds, plan.title, precision)
         logger.info(f"----- Predictions: {', '.join(map(str, files))}")
     else:
         deque(parts, maxlen=0)  # computes them

@@ -110,7 +110,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
             split, split_note = split_to_evaluate(options.data, context)
     if prediction:
         options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)
-    samples, names_note = _read(options, record, split or "all", prediction, context)
+    samples, names_note, num_trained = _read(options, record, split or "all", prediction, context)
     facts = Facts(context.world_size, classes=number_of_classes(options.data.dataset, [samples]))
     config = follow_facts(options, facts).with_data(columns=data.columns, encoding=data.encoding)
     check_same_options(config, context)
@@ -123,7 +123,9 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         present = int(np.count_nonzero(samples.class_counts(config.model.num_logits)))
         digest = "" if prediction else digest_of(samples)
         shown_split = split if has_split else None
-        images = EvaluationData(len(samples), present, config.model.num_logits, shown_split, digest=digest)
+        images = EvaluationData(
+            len(samples), present, config.model.num_logits, shown_split, digest=digest, trained=num_trained
+        )
     notes.append(images)
     notes += [Note("screen", f"Data: {split_note}")] if split_note else []
     notes.append(Note("screen", f"Class names: {names_note or name_outputs(samples, record, config)}"))
@@ -176,11 +178,13 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
 
 def _read(
     options: Config, record: WeightsRecord | None, split: str, prediction: Prediction | None, context: ProcessContext
-) -> tuple[Samples, str | None]:
-    """The samples, with the labels of the model; and the source of its class names, if the data show it."""
+) -> tuple[Samples, str | None, int]:
+    """The samples, with the labels of the model; the source of its class names, if the data show it; the number of
+    samples that the model was trained on.
+    """
     if prediction and prediction.path:
         trained_root = record.data.get("IMAGE_ROOT") if record else None
-        return read_unlabelled(prediction.path, options.data, context, trained_root), None
+        return read_unlabelled(prediction.path, options.data, context, trained_root), None, 0
     names = record.class_names if record else None
     classes, predicts = options.model.num_classes, prediction is not None
     if properties_of(options.data.dataset).synsets:
@@ -189,13 +193,14 @@ def _read(
     known = record.split if record else None
     if record and known and not known.held_out and not record.is_of(options.data):
         known = None
-    read = partial(read_samples, class_names=names, predicts=predicts, splitter=Splitter(options.data, known))
+    splitter = Splitter(options.data, known)
+    read = partial(read_samples, class_names=names, predicts=predicts, splitter=splitter)
     (samples,) = read(options.data, classes, context, split)
     if names or not samples.has_class_names or (prediction and prediction.embeds):
-        return samples, None
+        return samples, None, splitter.num_trained
     outputs, names, source = match_outputs(samples.class_names, options.model, record, options.data.classes)
     samples.number_classes(np.array(outputs, np.int64), names)
-    return samples, source
+    return samples, source, splitter.num_trained
 
 
 def name_outputs(samples: Samples, record: WeightsRecord | None, config: Config) -> str:

@@ -34,6 +34,8 @@ def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
     metric, rest = run.metric, [METRICS[name] for name in run.figures if name not in (run.metric.name, "macro_f1")]
     epoch = "" if run.score is not None else "no evaluation"
     epoch = f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else epoch
+    if (evaluated := run.fact(facts.EvaluationData)) and evaluated.remark:
+        epoch = evaluated.remark
     test_images = f"{number(to_float(run.test_result.get('samples')))} held-out images"
     speed, classes, split = run.measured("images_per_second"), class_tiles(run), run.split
     score, test = (f"{metric.text(value)}{error_of(run, files)}" for value, files in (

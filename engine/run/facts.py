@@ -148,7 +148,8 @@ class EvaluationData:
     """The images of an evaluation or a prediction.
 
     classes: with images, of `model_classes`. split: 'train', 'val' or 'test'; None: all images. path: of unlabelled
-    images, which have no classes. digest: as `TrainingData.validation_digest`.
+    images, which have no classes. digest: as `TrainingData.validation_digest`. trained: the number of images
+    that the model was trained on.
     """
 
     number: Count
@@ -157,9 +158,15 @@ class EvaluationData:
     split: str | None = None
     path: str | None = None
     digest: str = ""
+    trained: Count = 0
 
     def __str__(self) -> str:
         return f"Data: {self.images}"
+
+    @property
+    def remark(self) -> str:
+        """Words after a figure of images that the model was trained on; '' for other images."""
+        return f"on images of the training, {self.trained} of {self.number}" if self.trained else ""
 
     @property
     def images(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from multiprocessing.connection import Connection
 from typing import Any
+from unicodedata import combining, normalize
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -132,6 +133,8 @@ def measure_baseline(data: Data, train: Samples, val: Samples) -> PixelBaseline 
 
 
 _MAX_IMAGES, _COLUMNS, _MAX_CLASSES, _MAX_NAME_CHARS = 16, 4, 4, 18  # classes of an image: the largest shares
+# Letters that Unicode does not decompose into one of ASCII and an accent.
+_LETTERS = str.maketrans({"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "ı": "i"})
 _SIDE, _GAP, _LINE, _FONT = 160, 4, 16, 12  # pixels: of an image, between images, of a line of text
 
 
@@ -173,11 +176,18 @@ class TrainBatch(Observer):
 
 
 def target_text(target: torch.Tensor, names: Sequence[str] | None) -> str:
-    """A line per class of a target, () or (classes,), with its share unless it is 1; only ASCII: Pillow's font."""
+    """A line per class of a target, () or (classes,), with its share unless it is 1."""
     shares = enumerate(target.tolist()) if target.ndim else [(int(target), 1.0)]
     lines = []
     for label, share in sorted(shares, key=lambda item: -item[1])[:_MAX_CLASSES]:
         name = names[label] if names and label < len(names) else ""  # a head may have more outputs than names
-        name = shortened(on_one_line(name if name.isascii() and name else f"class {label}"), _MAX_NAME_CHARS)
+        name = shortened(on_one_line(_in_ascii(name) or f"class {label}"), _MAX_NAME_CHARS)
         lines += [name if math.isclose(share, 1, rel_tol=1e-6) else f"{name} {share:.2f}"] if share > 0 else []
     return "\n".join(lines) or "no label"
+
+
+def _in_ascii(name: str) -> str:
+    """The name without accents, since Pillow's font has only ASCII: 'Hute' of 'Hüte'; '' of another script."""
+    letters = normalize("NFKD", name.translate(_LETTERS))
+    plain = "".join(letter for letter in letters if not combining(letter))
+    return plain if plain.isascii() else ""

@@ -162,7 +162,7 @@ def space_notes(state: TrainState, run_folder: Path | None) -> list[Note]:
     models = [saved.state_dict(), average.module.state_dict() if average else {}]
     weights, moments = tensor_bytes(models) / 1e6, 2 * 4 * count_parameters(saved)[1] / 1e6
     size, kept = weights + moments, 3 + state.config.keep_checkpoints  # last, previous, best
-    text = f"Checkpoints: about {size:,.1f} MB each, at most {kept} kept"
+    need = f"about {size:,.1f} MB each, at most {kept} kept"
     notes, memory = list[Note](), available_bytes() / 1e6
     if state.strategy.is_sharded and 0 < memory < size:
         problem = f"the main process may be killed when it saves: {memory:,.1f} MB of host memory are free"
@@ -170,15 +170,15 @@ def space_notes(state: TrainState, run_folder: Path | None) -> list[Note]:
     folder = run_folder or Path(state.config.save)
     disk = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
     if not disk.total:  # a file system that does not tell, such as some in user space
-        return [*notes, Note("log", text)]
+        return [*notes, Note("log", f"Checkpoints: {need}")]
     free = disk.free / 1e6
-    text = f"{text}, {free:,.1f} MB free in {folder}"
+    need = f"{need}, {free:,.1f} MB free in {folder}"
     fix = "free space, or " + ("resume a copy of it elsewhere" if run_folder else "choose another folder with -output")
     if free < weights:
-        raise Unavailable(f"{text}: not one fits; {fix}")
+        raise Unavailable(f"Checkpoints: {need}: not one fits; {fix}")
     if free < 2 * size:
-        return [*notes, Note("warning", f"{text}: fewer than two fit; {fix}")]
-    return [*notes, Note("log", text)]
+        return [*notes, Note("warning", f"fewer than two checkpoints fit: {need}; {fix}")]
+    return [*notes, Note("log", f"Checkpoints: {need}")]
 
 
 def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None) -> RunPosition:

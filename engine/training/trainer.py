@@ -198,7 +198,8 @@ class Trainer:
                 self.position.best = best_entry(evaluated.metrics, epochs_done)
         validation = evaluated.metrics if evaluated else None
         self.outputs.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
-        if self.report and evaluated and epochs_done <= config.validate_freq:
+        ends = self._reaches_the_end(epochs_done) or self.stops_early(epochs_done)
+        if self.report and evaluated and epochs_done <= config.validate_freq and not ends:  # its end has a verdict
             from engine.report.overview import first_epoch_of  # late, as the page
 
             if text := first_epoch_of(self.report.contents):
@@ -207,7 +208,6 @@ class Trainer:
         if self.report and not self.plan.found and (text := halfway_remark(config.train, epochs_done, left, resume)):
             self.outputs.logger.info(f"----- {text}")
         self.position.progress = self.state.new_progress(epochs_done)
-        ends = self._reaches_the_end(epochs_done) or self.stops_early(epochs_done)
         if is_best or ends or self._is_due(epochs_done, config.save_freq):
             self._save(is_best)
         if self.report:

@@ -139,8 +139,9 @@ def load_pretrained(
     fitted.unused = [name for name in state if name not in own]
     hidden = [name for name in fitted.unused if _part(name) == "pre_logits"]  # of ViTs of ImageNet-21k
     if hidden and purpose.needs_head:
-        text = f"the weights have a layer before the head, which this model lacks: {summarize_names(hidden)}"
-        fitted.remarks.append(Note("warning", f"{text}; its results differ from the ones of their own program"))
+        text = "the results differ from the results of the weights' own program"
+        layer = f"this model lacks their layer before the head: {summarize_names(hidden)}"
+        fitted.remarks.append(Note("warning", f"{text}: {layer}"))
     model.load_state_dict(checked, strict=True)
     if purpose.zero_head:
         _make_zero(model, fitted.new_heads)

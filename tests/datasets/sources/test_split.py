@@ -301,7 +301,7 @@ def test_a_new_image_of_a_held_out_group_is_validation():
     assert set(resumed.held_out) == {*run.held_out, "9/new.jpg"} and resumed.held_out_groups == run.held_out_groups
     paths, classes, _ = zip(*IMAGES, strict=True)  # without GROUPS it is another split
     notes = split_part(paths, classes, "val", run, val_fraction=0.3)[1]
-    assert any("have the paths of images that the checkpoint was trained on" in note for note in notes)
+    assert any("the figures are too high: the checkpoint was trained on" in note for note in notes)
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):
 
 
 @pytest.mark.parametrize("rule", [["DATA.VAL_FRACTION=0.2"], ["DATA.FOLDS=5", "DATA.FOLD=4"]])
-def test_the_split_is_that_of_the_training(images, tmp_path, cpu, rule):
+def test_the_split_is_that_of_the_training(images, tmp_path, cpu, rule, capsys):
     """The split of the training does not apply to another folder; one that is set for the evaluation does."""
     split, halves = [*rule, "DATA.SPLIT_SEED=3"], ["DATA.FOLDS=2", "DATA.FOLD=0"]
     folder = train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, *split, "TRAIN.NUM_EPOCHS=1"), cpu)
@@ -110,6 +110,13 @@ def test_the_split_is_that_of_the_training(images, tmp_path, cpu, rule):
         config, samples = plan.config, plan.samples
         assert len(samples) == count
         assert config.data.split_seed == (3 if data == images or more == split else 0)
+        names = [str(Path(samples.name(index)).relative_to(data)) for index in range(count)]
+        held_out = json.loads((folder / "held_out.json").read_text())["held_out"]
+        assert plan.images.trained == len({*names} - {*held_out})  # the paths of the other folder are the same
+    run(parse_command_line(["-eval", *argv_for(other, tmp_path / "eval", weights)]), cpu)
+    words = "on images of the training, 64 of 80"
+    assert f"\nValidation top-1 {words}: " in capsys.readouterr().out
+    assert words in (only_run(tmp_path / "eval", "eval") / "report.html").read_text()
 
 
 @pytest.mark.parametrize("rule", [[], ["DATA.FOLDS=10", "DATA.FOLD=3"]])

@@ -29,7 +29,7 @@ from datasets.sources.samples import EncodedImages
 from datasets.transforms.device import TrainTransform
 from engine.progress import EpochProgress, MetricSums, Observer
 from engine.training import trainer
-from engine.training.first_steps import TrainBatch
+from engine.training.first_steps import TrainBatch, target_text
 from utils.errors import UserError
 from utils.seeding import derive_seed, seed_device
 
@@ -183,3 +183,21 @@ def test_nan_and_padding(tmp_path, cpu):
     grid = picture(tmp_path)
     assert grid.shape[0] == 16 + 164 + 2 * 16 and (grid[16:176, :160] == 255).all()
     assert (grid[16:176:80, 164:324:80, 0] == [[0, 255], [0, 128]]).all() and (grid[16:, 328:] == 255).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Jacken & Mäntel", "Jacken & Mantel"), ("Straße Øst Łódź", "Strasse Ost Lodz"), ("Ma\u0308ntel", "Mantel"),
+        ("ﬁg", "fig"), ("帽子", "class 0"), ("", "class 0"),
+    ],
+)  # fmt: skip
+def test_a_name_is_written_in_the_letters_of_the_font(name, text):
+    assert target_text(torch.tensor(0), [name]) == text
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_loss_at_chance_is_said_once(epochs, digits_argv, cpu, capsys):
+    options = ["TRAIN.BASE_LR=3", "TRAIN.WARMUP_EPOCHS=0", f"TRAIN.NUM_EPOCHS={epochs}", "VALIDATE_FREQ=2"]
+    train([*digits_argv, *options], cpu)
+    assert capsys.readouterr().out.count("a guess of the class has") == 1
