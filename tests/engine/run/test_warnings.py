@@ -39,6 +39,7 @@ OPENINGS = {
     ],
     "datasets/sources/split_folders.py": ["{} is read as a class; if it is the training split", "the folders decide, "],
     "datasets/sources/tables.py": ["no image of {} is found in {}"],
+    "engine/commands/evaluate.py": ["{} cannot be written: {}"],
     "engine/features/probe.py": ["Probe: one group has all training images"],
     "engine/parallel.py": ["{} of {} marked modules ran compiled"],
     "engine/plan/training.py": [
@@ -79,6 +80,7 @@ OPENINGS = {
     ],
     "engine/training/trainer.py": [
         "test images: {}",
+        "{} of {} test images cannot be read and do not count",
         "{} cannot be written: {}",
         "{} is undefined on these validation images; the lowest loss decides",
     ],
@@ -86,7 +88,7 @@ OPENINGS = {
     "utils/device.py": ["this run uses the CPU: torch {} is built without CUDA"],
     "utils/files.py": ["nothing is locked, since the file system of {} has no flock"],
 }
-FORWARDING = {"engine/run/log.py", "engine/commands/evaluate.py", "engine/evaluation/session.py"}  # texts of others
+FORWARDING = {"engine/run/log.py", "engine/evaluation/session.py"}  # texts of others
 
 
 def text_of(node: ast.expr) -> str | None:
