@@ -37,6 +37,7 @@ from models.weights.choose import EVALUATE, FINE_TUNE, Purpose, choose
 from models.weights.fit import Fitted, fit_published, load_pretrained, output_layers
 from models.weights.names import head_names
 from models.weights.read import read_weights
+from utils.library_compat import init_weights_of
 
 
 def build_family(options: Model, data: Data) -> nn.Module:
@@ -69,7 +70,7 @@ def coat(**arguments: Any) -> nn.Module:
     """timm's CoaT, whose parallel blocks have an MLP for each of their three scales instead of one MLP for all."""
     model: Any = timm.create_model("coat_lite_tiny", **arguments)
     for block in model.parallel_blocks or ():
-        block.mlp3, block.mlp4 = (copy.deepcopy(block.mlp2).apply(model._init_weights) for _ in range(2))
+        block.mlp3, block.mlp4 = (copy.deepcopy(block.mlp2).apply(init_weights_of(model)) for _ in range(2))
     return model
 
 

@@ -22,6 +22,7 @@ from models.blocks import add_mixin
 from models.timm_model import check_image_size, errors_of_building
 from utils.errors import UserError
 from utils.file_formats.hf_folder import FLIPS, read_config
+from utils.library_compat import has_eager_attention
 from utils.system import require
 from utils.torch_compat import has_forward_hooks
 
@@ -135,7 +136,7 @@ class _Classifier(nn.Module):
 
     @property
     def fused_attn(self: Any) -> bool:
-        return bool(self.config._attn_implementation != "eager")
+        return not has_eager_attention(self.config)
 
     @fused_attn.setter
     def fused_attn(self: Any, is_fused: bool) -> None:

@@ -115,6 +115,16 @@ def test_private_names_of_torch_are_in_one_file():
             assert not found, f"{path.relative_to(ROOT)} uses {found}: add a function to utils/torch_compat.py"
 
 
+def test_private_names_of_other_libraries_are_in_one_file():
+    private = re.compile(
+        r"_optim_factory|muon\._[A-Z]|use_muon|model\._init_weights|\bdata\._[A-Za-z]|\._attn_impl|\._forkserver|spawnv|_config\["
+    )
+    for path in SOURCES:
+        if path != ROOT / "utils" / "library_compat.py":
+            found = private.findall(path.read_text())
+            assert not found, f"{path.relative_to(ROOT)} uses {found}: add a function to utils/library_compat.py"
+
+
 def test_only_declared_packages_are_imported():
     allowed = REQUIRED_MODULES | OPTIONAL_MODULES | PROJECT_MODULES | sys.stdlib_module_names
     for path in PRODUCT_FILES:

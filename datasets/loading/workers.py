@@ -14,15 +14,16 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from multiprocessing import connection, forkserver, resource_tracker, util
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from threading import Event, Thread
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from torch.utils.data import DataLoader
 
 from utils.errors import Unavailable, UserError, error_from
 from utils.files import TemporaryFolder
+from utils.library_compat import Spawn, close_server_pipe, replaced_spawn, set_socket_folder
 from utils.processes.entry import repair_standard_streams
 from utils.processes.launch import end_with_parent, inherited_import_path
 from utils.signals import TERMINATION_SIGNALS, kill_children, signal_name
@@ -73,12 +74,12 @@ def start_worker_server(may_fork: bool = False) -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     try:
-        process: Any = multiprocessing.current_process()
-        process._config["tempdir"] = _socket_folder().name  # also of the child processes
+        set_socket_folder(_socket_folder().name)
         with inherited_import_path(PYTHONWARNINGS="ignore:resource_tracker"):  # of semaphores that it removes
             resource_tracker.ensure_running()  # it inherits the blocked signals, and unblocks some of them here
         signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
-        with inherited_import_path(), _forking() if may_fork and sys.platform == "linux" else nullcontext():
+        forks = may_fork and sys.platform == "linux"
+        with inherited_import_path(), replaced_spawn(_forking) if forks else nullcontext():
             forkserver.ensure_running()
     except OSError as error:  # such as 'AF_UNIX path too long'
         problem = f"TMPDIR: workers cannot open a socket in {tempfile.gettempdir()} ({error.strerror or error})"
@@ -94,14 +95,8 @@ def _socket_folder() -> TemporaryFolder:
     return TemporaryFolder("mp")
 
 
-@contextmanager
-def _forking() -> Iterator[None]:
-    """In the block, `ForkServer.ensure_running` forks this process, unless it has threads, instead of starting Python.
-
-    It starts it by multiprocessing.util.spawnv_passfds (Python 3.11 to 3.14), which is not documented.
-    """
-    module: Any = util
-    spawn = module.spawnv_passfds
+def _forking(start_python: Spawn) -> Spawn:
+    """Forks this process, unless it has threads, instead of starting Python."""
 
     def fork(path: str, arguments: list[str], descriptors: list[int]) -> int:
         sys.stdout.flush()  # the fork would print it again
@@ -114,13 +109,9 @@ def _forking() -> Iterator[None]:
             return child
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        return cast(int, spawn(path, arguments, descriptors))
+        return start_python(path, arguments, descriptors)
 
-    module.spawnv_passfds = fork
-    try:
-        yield
-    finally:
-        module.spawnv_passfds = spawn
+    return fork
 
 
 def _serve(listener: int, alive: int, *key: int) -> NoReturn:
@@ -154,8 +145,7 @@ def end_with_server() -> None:
     The server exits when no process has its pipe open (Python 3.11 to 3.14).
     """
     end_with_parent(signal.SIGKILL)
-    server: Any = forkserver._forkserver
-    os.close(server._forkserver_alive_fd)
+    close_server_pipe()
 
 
 def call_in_background(function: Callable[..., Any], *arguments: Any) -> connection.Connection:

@@ -29,6 +29,7 @@ from datasets.sources.source import Source
 from datasets.sources.split import split_listing
 from utils.errors import UserError, error_from, to_single_line
 from utils.files import file_state
+from utils.library_compat import listed_images, pcam_files, pet_images
 
 
 class TorchvisionSet(Source):
@@ -121,9 +122,9 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
         return [names.get(label, str(label)) for label in range(len(names) or max(labels) + 1)]
 
     images, labels = getattr(data, "data", None), getattr(data, "targets", getattr(data, "labels", ()))
-    pairs: Any = getattr(data, "_samples", None) or map(data.__getitem__, range(len(data)))
-    if name == "OxfordIIITPet":  # it has no `loader`, as GTSRB
-        pairs = zip(data._images, data._labels, strict=True)
+    pairs: Any = listed_images(data) or map(data.__getitem__, range(len(data)))
+    if name == "OxfordIIITPet":
+        pairs = pet_images(data)
     elif name == "FER2013":
         images, labels = zip(*pairs, strict=True)
         if None in labels:
@@ -152,7 +153,7 @@ class PcamImages(EncodedImages):
 
     def __init__(self, open_set: "partial[Any]", data: Any) -> None:
         super().__init__(["0", "1"])
-        self._file, labels = (str(data._base_folder / one[0]) for one in data._FILES[data._split].values())
+        self._file, labels = pcam_files(data)
         self._open_set = open_set
         with data.h5py.File(labels) as file:
             self.targets = file["y"][:].ravel().astype(np.int64)

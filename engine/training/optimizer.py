@@ -11,7 +11,6 @@ from typing import Any
 import timm.optim
 import torch
 from timm.optim import muon
-from timm.optim._optim_factory import default_registry
 from torch import nn
 
 from configs.parts import OPTIMIZERS
@@ -22,6 +21,7 @@ from models.blocks import is_sharded
 from models.timm_model import classifiers
 from utils.device import find_shortage
 from utils.errors import UserError, did_you_mean
+from utils.library_compat import is_updated_by_muon, newton_schulz_coefficients, register_timm_optimizer
 from utils.torch_compat import multiplies_bfloat16_with_onednn
 
 _FUSED = ("adam", "adamw", "sgd")
@@ -50,7 +50,7 @@ class BatchedMuon(muon.Muon):
         for group in self.param_groups if closure is None else ():
             batches: dict[Any, list[torch.Tensor]] = defaultdict(list)
             for one in group["params"] if group["algo"] == "muon" else ():
-                routed = self.state.get(one, {}).get("use_muon")  # timm decides in the first step
+                routed = is_updated_by_muon(self.state.get(one, {}))
                 if one.grad is not None and routed and (one.ndim == 2 or group["conv_mode"] == "flatten"):
                     batches[one.shape, one.dtype, one.device].append(one)
                     gradients[one] = one.grad
@@ -76,7 +76,7 @@ class BatchedMuon(muon.Muon):
         matrices = muon.zeropower_via_newtonschulz(
             torch.stack(updates).flatten(2),
             group["ns_steps"],
-            muon.resolve_ns_coefficients(group["ns_coefficients"], muon._COEFFICIENTS),
+            newton_schulz_coefficients(group["ns_coefficients"]),
             dtype=torch.bfloat16 if in_bfloat16 else torch.float32,
             **{key: group[key] for key in ("eps", "safety_factor", "scale_eps")},
         )
@@ -131,7 +131,7 @@ def _known_name(chosen: Optimizer) -> str:
         own = OPTIMIZERS[chosen.name][0]
         if name not in timm.optim.list_optimizers() and "_" not in name:
             has: Any = {f"has_{k}": k in inspect.signature(own).parameters for k in ("eps", "momentum", "betas")}
-            default_registry.register(timm.optim.OptimInfo(name, own, **has))
+            register_timm_optimizer(name, own, **has)
         elif "_" in name or timm.optim.get_optimizer_class(name, bind_defaults=False) is not own:
             raise UserError(f"TRAIN.OPTIMIZER.NAME {name}: is timm's, or has _, which timm does not read; rename it")
     known = [str(one) for one in timm.optim.list_optimizers()]

@@ -1,0 +1,86 @@
+"""Private names of timm, torchvision, transformers and Python, a function for each use; `torch_compat.py` has torch's.
+
+Checked: timm 1.0.31, torchvision 0.29, transformers 5.24, Python 3.11 to 3.14.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import forkserver, util
+from typing import Any
+
+
+def register_timm_optimizer(name: str, optimizer: type, **facts: bool) -> None:
+    """Adds an optimizer to timm's table. facts: of `timm.optim.OptimInfo`, such as `has_eps`."""
+    from timm.optim import OptimInfo
+    from timm.optim._optim_factory import default_registry
+
+    default_registry.register(OptimInfo(name, optimizer, **facts))  # type: ignore[arg-type]
+
+
+def newton_schulz_coefficients(given: Any) -> Any:
+    """The coefficients (a, b, c) of each iteration of timm's Muon. given: the name of a preset, or coefficients."""
+    from timm.optim import muon
+
+    return muon.resolve_ns_coefficients(given, muon._COEFFICIENTS)
+
+
+def is_updated_by_muon(state: Mapping[str, Any]) -> bool:
+    """Whether timm's Muon updates a parameter by its matrix; it decides in the first step. state: of the parameter."""
+    return bool(state.get("use_muon"))
+
+
+def init_weights_of(model: Any) -> Callable[[Any], None]:
+    """The function by which timm's CoaT initializes a module."""
+    function: Callable[[Any], None] = model._init_weights
+    return function
+
+
+def listed_images(data: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Pairs (path, label) of a data set of torchvision that lists them, such as GTSRB; None for others."""
+    pairs: Iterable[tuple[Any, Any]] | None = getattr(data, "_samples", None)
+    return pairs
+
+
+def pet_images(data: Any) -> Iterable[tuple[Any, Any]]:
+    """Pairs (path, label) of torchvision's OxfordIIITPet, which has no argument `loader`."""
+    return zip(data._images, data._labels, strict=True)
+
+
+def pcam_files(data: Any) -> tuple[str, str]:
+    """The paths of images and labels of torchvision's PCAM."""
+    images, labels = (str(data._base_folder / names[0]) for names in data._FILES[data._split].values())
+    return images, labels
+
+
+def has_eager_attention(config: Any) -> bool:
+    """Whether a model of transformers with this configuration computes attention without a fused kernel."""
+    return bool(config._attn_implementation == "eager")
+
+
+def set_socket_folder(folder: str) -> None:
+    """Sets the folder of multiprocessing's sockets, also of child processes, in place of a new one."""
+    process: Any = multiprocessing.current_process()
+    process._config["tempdir"] = folder
+
+
+Spawn = Callable[[str, list[str], list[int]], int]  # path, arguments, descriptors to keep -> process id
+
+
+@contextmanager
+def replaced_spawn(replace: Callable[[Spawn], Spawn]) -> Iterator[None]:
+    """In the block, multiprocessing starts its server by `replace(its own function)`."""
+    module: Any = util
+    own = module.spawnv_passfds
+    module.spawnv_passfds = replace(own)
+    try:
+        yield
+    finally:
+        module.spawnv_passfds = own
+
+
+def close_server_pipe() -> None:
+    """Closes the pipe of this child process to the fork server, which exits when no process has it open."""
+    server: Any = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)
