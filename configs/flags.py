@@ -251,7 +251,7 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
             flags.append(f"-data_path={word}")
         else:
             wrong.append(word[:80])
-    options += _that_differ({word for word, _ in given})
+    options += _added_for_timm({word for word, _ in given})
     problem = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: unknown here"
     if wrong:
         problem = f"unknown: {', '.join(wrong)}{did_you_mean(wrong[0], (f'-{name}' for name in vars(arguments)), 0.75)}"
@@ -262,8 +262,8 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
     parser.error(f"{problem}{advice} (docs/recipes.md has timm's flags)")
 
 
-def _that_differ(flags: set[str]) -> list[str]:
-    """Keys with which flags of timm's train.py mean the same here."""
+def _added_for_timm(flags: set[str]) -> list[str]:
+    """Options without which flags of timm's train.py have another meaning here."""
     options = list[str]()
     if "--reprob" in flags and "--no-prefetcher" not in flags:
         options.append("TRAIN.RANDOM_ERASE_AFTER_MIXUP=true")

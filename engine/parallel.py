@@ -394,10 +394,13 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
 
 
 def _inside_stages(blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    """The blocks, and in place of a stage the modules in it: timm's `checkpoint_seq` calls them one by one."""
+    """The blocks, and in place of a stage the blocks in it: timm's `checkpoint_seq` may call them one by one.
+
+    A sequence with a single layer, such as a block of ConvMixer, is no stage.
+    """
     parts = list[nn.Module]()
     for block in blocks:
-        if type(block) is nn.Sequential:
+        if type(block) is nn.Sequential and all([*item.children()] for item in block):
             parts += block
         else:
             parts.append(block)

@@ -350,10 +350,11 @@ class FusedBlocks(nn.Module):
             return super().forward(x)
         for is_fused, group in groupby(blocks, self._is_fused):
             if is_fused:
-                x = run_fused([*group], x.to(half) if self.half_stream else x, half)
-                continue
-            for block in group:
-                x = block(x)
+                stream = x.to(half) if self.half_stream else x
+                x = run_fused([*group], stream, half)
+            else:
+                for block in group:
+                    x = block(x)
         return x
 
     def _is_fused(self, block: nn.Module) -> bool:
@@ -403,7 +404,7 @@ def _difference(block: Any) -> str:
         return "drop path does not compute the dropped samples"
     if not all(parameter.requires_grad for parameter in block.parameters()):
         return "weights are frozen"
-    if not getattr(block.attn, "fused_attn", True):
+    if hasattr(block, "attn") and not getattr(block.attn, "fused_attn", True):
         return "attention is explicit"
     return "they differ from timm's block with pre-norm, biases and exact GELU"
 

@@ -58,8 +58,8 @@ def build_loss(
         if dense.ndim == 1:
             dense = dense.unsqueeze(-1) == torch.arange(classes, device=targets.device)
         dense = dense.float()
-        center = 0.5 if to_half else 1 / classes
-        losses = losses_of(logits.float(), dense * (1 - smoothing) + smoothing * center, dense)
+        ways = 2 if to_half else classes
+        losses = losses_of(logits.float(), dense * (1 - smoothing) + smoothing / ways, dense)
         return losses.masked_fill(_is_padding(targets), 0).sum()
 
     return loss

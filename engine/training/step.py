@@ -5,7 +5,7 @@ backward pass; `TRAIN.ACCUM_ITER` of them make a step.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -142,8 +142,10 @@ def forward_backward(
         with state.timer, state.precision.autocast():
             outputs = state.wrapped(images)
         loss = state.loss(outputs, targets, images)
-    recomputes = state.config.model.grad_checkpointing
-    with record_function(Phase.BACKWARD), state.precision.weights.kept_batch_stats() if recomputes else nullcontext():
+    statistics: AbstractContextManager[None] = nullcontext()
+    if state.config.model.grad_checkpointing:
+        statistics = state.precision.weights.kept_batch_stats()
+    with record_function(Phase.BACKWARD), statistics:
         samples = window * state.config.data.micro_batch  # of this rank: the exchange of gradients averages over ranks
         state.precision.scaler.backward(loss, samples)
     return loss, class_logits(outputs)

@@ -200,6 +200,25 @@ def test_only_models_that_call_their_blocks_as_a_sequence_are_fused():
     assert fuse_by_policy(other, Amp.model_validate({"ENABLED": True}), torch.device("cuda", 0)) == (0, "")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_tiny_patch16_224",
+        "vit_small_patch16_18x2_224",
+        "vit_base_patch32_plus_256",
+        "deit3_small_patch16_224",
+        "vit_base_patch16_rope_224",
+        "vit_so150m_patch16_reg4_map_256",
+    ],
+)
+def test_each_kind_of_timms_blocks_has_a_number_or_a_reason(name, monkeypatch):
+    monkeypatch.setattr(fused, "check_kernels", lambda device: None)
+    with torch.device("meta"):
+        model = timm.create_model(name, depth=2)
+    number, reason = fused.fuse_blocks(model, CPU, False)
+    assert (number == 2) == (not reason)
+
+
 @pytest.mark.parametrize(("rate", "number"), [(0.19, 12), (0.2, 11), (0.4, 6), (0.5, 0)])
 def test_blocks_that_drop_samples_do_not_switch_off_the_other_ones(rate, number, monkeypatch):
     """On a GPU a block drops samples from a rate of 0.2 on; the rates rise linearly from 0."""
