@@ -14,12 +14,14 @@ from engine.run import cost
 from engine.run.folder import log_options, recipe_line, start_log
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
+from engine.training.end import finish_run
 from engine.training.first_steps import measure_baseline
 from engine.training.loss import build_loss
 from engine.training.minutes import fit_into_minutes
+from engine.training.outputs import open_outputs, open_profile
 from engine.training.probe_run import run_probe, solve_new_head
-from engine.training.session import build_session, open_outputs, open_profile
-from engine.training.trainer import Trainer, finish_run
+from engine.training.session import build_session
+from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext
 
 

@@ -14,7 +14,8 @@ from torch.profiler import profile as torch_profile
 
 from engine.run.cost import Phase
 from engine.run.facts import Devices
-from engine.training.session import RunOutputs, Session
+from engine.training.outputs import RunOutputs
+from engine.training.session import Session
 from engine.training.step import train_steps
 from utils.device import device_name, peak_memory_bytes, timed
 from utils.system import describe_waiting

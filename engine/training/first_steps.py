@@ -23,7 +23,8 @@ from engine.evaluation.files import save_picture, to_picture
 from engine.progress import EpochProgress, Observer
 from engine.run.facts import PixelBaseline, read_fact
 from engine.run.record import TRAIN_BATCH
-from engine.training.session import RunOutputs, Session
+from engine.training.outputs import RunOutputs
+from engine.training.session import Session
 from utils.errors import UserError, on_one_line, shortened
 from utils.notes import Note
 from utils.system import usable_cores

@@ -1,48 +1,33 @@
-"""The session of a training run: its plan as objects, among them the state of a step; and its outputs: what it writes.
+"""The session of a training run: its plan as objects, among them the state of a step.
 
-The session decides no option, and writes nothing. The outputs are opened when the session is ready.
+The session decides no option, and writes nothing. `engine/training/outputs.py` opens the outputs when it is ready.
 """
 
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
 import torch
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
 from configs.batch_plan import EpochLayout
-from configs.command_line import Command, to_yaml
-from configs.compare import non_default_options
-from configs.load import RUN_OPTIONS
 from configs.schema import Config
 from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_eval_loader
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.names import find_ambiguity, map_labels
 from datasets.transforms.device import TrainTransform
-from engine.checkpoint.run_folder import BEST, HELD_OUT_FILE, RECORDS, link_copies, lock_run_folder
-from engine.checkpoint.weights_record import describe_data, write_held_out
+from engine.checkpoint.run_folder import HELD_OUT_FILE
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.files import EvaluationFiles
-from engine.evaluation.results import SampleResults
-from engine.evaluation.session import apply_op_lists, build_eval_files, build_evaluator
+from engine.evaluation.session import apply_op_lists, build_evaluator
 from engine.features.probe import Solved, set_head
 from engine.parallel import build_strategy, compile_model, run_eagerly
 from engine.plan.training import Plan
 from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, fuse_blocks, set_process_switches
-from engine.progress import Metrics
-from engine.report.contents import RunContents, contents_of
-from engine.run.cost import StepTimer, copy_to_meta, describe_model
-from engine.run.facts import Devices, TrainingData, read_fact
-from engine.run.folder import enter_folder, next_command, open_new_folder, record_environment
+from engine.run.cost import StepTimer, copy_to_meta
+from engine.run.facts import Devices, TrainingData
+from engine.run.folder import record_environment
 from engine.run.log import RunLogger
-from engine.run.loggers import LoggerGroup
-from engine.run.record import REPORT, RunRecord, read_run
-from engine.run.reporter import Reporter
 from engine.training.describe import Built, HeadClasses, describe_on_screen, describe_state, find_misfits
 from engine.training.loss import build_step_loss
 from engine.training.optimizer import (
@@ -51,13 +36,13 @@ from engine.training.optimizer import (
     check_sharded_optimizer,
     scales_by_weights,
 )
-from engine.training.snapshot import RunPosition, restore, space_notes
+from engine.training.snapshot import RunPosition, restore
 from engine.training.step import TrainState
 from models.build import build_model
 from models.kernels import prepare_convolutions
 from models.weights.choose import FINE_TUNE
 from utils.distributed import ProcessContext, call_on_main, gather_objects
-from utils.errors import UserError, error_from, from_here
+from utils.errors import UserError
 from utils.notes import Note
 from utils.seeding import derive_seed
 from utils.torch_compat import BatchNorm
@@ -241,183 +226,3 @@ def synchronize_batch_norms(model: nn.Module, device: torch.device) -> nn.Module
         raise UserError(f"PARALLEL.SYNC_BN: {reason}; set it to false")
     converted: nn.Module = convert_sync_batchnorm(model)
     return converted
-
-
-@dataclass(frozen=True)
-class RunOutputs:
-    """The folder of a run and all that is written to it but the checkpoints.
-
-    evaluation: the files about the best epoch, of the validation images.
-    """
-
-    folder: Path
-    logger: RunLogger
-    reporter: Reporter
-    evaluation: EvaluationFiles
-
-    @property
-    def record(self) -> RunRecord:
-        return self.logger.record
-
-
-def open_outputs(command: Command, session: Session, logger: RunLogger, locks: ExitStack) -> RunOutputs:
-    """Opens the folder of the resumed run, or a new one, which the main process locks; a collective call.
-
-    Raises UserError: the folder cannot be created, or another host does not see it; a run has ended with other images.
-    """
-    plan, context, position = session.plan, session.state.context, session.position
-    command, config, found = replace(command, config=plan.config), plan.config, plan.found
-    values = describe_data(config.data, plan.class_names)
-    if found:
-        progress = position.progress
-        values |= {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
-    for note in call_on_main(lambda: space_notes(session.state, plan.run_folder), context) or ():
-        logger.note(note)
-    has_ended = found is not None and position.has_ended(config)
-    if folder := plan.run_folder:
-        if has_ended:
-            call_on_main(partial(_refuse_other_images, command, folder, logger), context)
-        call_on_main(partial(_prepare_folder, position, folder, logger), context)
-        if position.best:
-            logger.record.set_best(position.best, folder / BEST)
-        enter_folder(folder, command, context, logger, progress.step, has_ended, **values)
-        if context.is_main:
-            logger.record.update(checkpoint=values["checkpoint"])  # the folder has it: a command resumes the run
-    else:
-        folder = open_new_folder(command, context, logger, **values)
-        if context.is_main:
-            locks.enter_context(lock_run_folder(folder))
-    if found and not plan.run_folder:
-        logger.note(Note("screen", f"Resume: {found.path} is not the end of a run; the new run is in {folder}"))
-    if context.is_main:
-        write_held_out(folder, plan.split)
-    logger.begin(*session.lines, f"Folder: {folder}")
-    return _outputs(session, folder, logger)
-
-
-def _refuse_other_images(command: Command, folder: Path, logger: RunLogger) -> None:
-    """Raises UserError: the run has ended, with another number of images, or other validation images, in its record."""
-    config = command.config
-    before = read_fact(read_run(folder).get("facts", {}), TrainingData)
-    now = read_fact(logger.record.values["facts"], TrainingData)
-    if not before or not now:
-        return
-    has_same_numbers = (now.training, now.validation) == (before.training, before.validation)
-    if has_same_numbers and before.validation_digest in ("", now.validation_digest):  # "": of an older record
-        return
-    fix = f"-epochs={2 * config.train.num_epochs} trains on these images, and -eval evaluates them"
-    if config.model.tune.solves_head:
-        flags = f"-cfg={folder / RUN_OPTIONS}", f"-data_path={config.data.data_path}", f"-output={folder.parent}"
-        fix = f"a new run takes these images: {from_here(next_command(command, *flags))}"
-    raise UserError(f"{folder}: the run has ended with other images ({before.images}, now {now.images}); {fix}")
-
-
-def _prepare_folder(position: RunPosition, folder: Path, logger: RunLogger) -> None:
-    """Names the missing files of a resumed run, and links its best checkpoint, if best.pth is another one."""
-    if missing := [name for name in (RUN_OPTIONS, *RECORDS) if not (folder / name).exists()]:
-        logger.warn(f"Resume: missing in {folder}: {', '.join(missing)}; written from here on")
-    if (best := position.best_path) and best.name != BEST:  # best.pth is of another epoch, damaged or missing
-        try:
-            link_copies(best, is_best=True, periodic_name=None, keep=0)
-        except OSError as error:
-            raise error_from(error, f"{best}: cannot be copied: {error.strerror}") from None
-
-
-def open_profile(command: Command, session: Session, logger: RunLogger) -> RunOutputs:
-    """Opens a new folder, for a run without checkpoints; a collective call."""
-    command = replace(command, config=session.plan.config)
-    folder = open_new_folder(command, session.state.context, logger, "profile-")
-    logger.begin(*session.lines[:-1], f"Folder: {folder}")  # without the epochs: a profile has its own
-    return _outputs(session, folder, logger)
-
-
-def _outputs(session: Session, folder: Path, logger: RunLogger) -> RunOutputs:
-    session.bad_images.open(folder)
-    config, state = session.plan.config, session.state
-    layout, precision = state.layout, state.precision
-    reporter = Reporter(
-        state.context,
-        logger,
-        precision.scaler,
-        partial(describe_model, state.meta_model, config.data, precision.dtype, precision.tf32, state.context),
-        state.timer,
-        num_epochs=config.train.num_epochs,
-        report_freq=config.report_freq,
-        images_per_epoch=layout.batches_per_epoch * layout.batch.micro_step_size,
-        max_steps=config.train.max_steps,
-        loggers=LoggerGroup(config.loggers, to_yaml(config), non_default_options(config), logger),
-    )
-    evaluation = build_eval_files(config, session.plan.val, session.evaluator, folder)
-    return RunOutputs(folder=folder, logger=logger, reporter=reporter, evaluation=evaluation)
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """An evaluation of an epoch (from 1). Only the main process has the results.
-
-    model: the evaluated one; None if training has changed its weights since, or if it is sharded.
-    """
-
-    model: nn.Module | None
-    metrics: Metrics
-    results: SampleResults | None
-    epoch: int
-
-
-_MAX_TIME_SHARE = 0.005  # of the evaluation files, and of the page
-_FIRST_SECONDS = 0.5  # that the evaluation files are expected to take
-
-
-class RunReport:
-    """Keeps the evaluation files of the best epoch, and `report.html`, up to date in at most 1% of the run's time.
-
-    The main process calls `update()` after the checkpoint of an epoch, and `update(now=True)` when the final
-    state is recorded. The end of the run evaluates `best.pth` if there was no time for its files. A file that
-    cannot be written, for example on a full disk, gives a line in the log and never ends the run.
-    """
-
-    def __init__(self, outputs: RunOutputs, config: Config) -> None:
-        self.outputs, self._config = outputs, config
-        self._best: Evaluated | None = None
-        self._is_end, self._last_problem = False, ""
-        first_time = time.monotonic() + _FIRST_SECONDS / _MAX_TIME_SHARE
-        self._next_time = {self._write_evaluation: first_time, self._write_page: 0.0}
-
-    @property
-    def contents(self) -> RunContents:
-        """The run as the page shows it, from the record in memory."""
-        return contents_of(self.outputs.record, self._config, self.outputs.evaluation.values)
-
-    def update(self, best: Evaluated | None = None, now: bool = False) -> None:
-        """Writes the files, unless they were written a short while ago. now: writes them in any case.
-
-        best: the latest evaluation, if it is the best one so far. If there is no time for its files, only the end of
-        the run writes them.
-        """
-        self._best, self._is_end = best or self._best, now
-        for write, next_time in self._next_time.items():
-            started = time.monotonic()
-            if not now and started < next_time:
-                continue
-            try:
-                write()
-            except Exception as error:  # a page is never worth a run
-                problem = f"{type(error).__name__}: {error}"
-                if problem != self._last_problem:  # a disk stays full for hours
-                    self.outputs.logger.warn(f"{REPORT} cannot be written: {problem}")
-                self._last_problem = problem
-            finished = time.monotonic()
-            self._next_time[write] = finished + (finished - started) / _MAX_TIME_SHARE
-        if self._best:
-            self._best = replace(self._best, model=None)
-
-    def _write_evaluation(self) -> None:
-        best = self._best
-        if best and best.results and (best.model or self._is_end):
-            self._best = None
-            self.outputs.evaluation.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
-
-    def _write_page(self) -> None:
-        from engine.report.page import write_report  # imported late: it needs jinja2
-
-        write_report(self.outputs.folder)

@@ -1,7 +1,4 @@
-"""The decisions of a training run: when to evaluate, save and stop; and its end.
-
-At the end are the evaluations of the best checkpoint, the result, and the last lines of the log.
-"""
+"""The decisions of a training run: when to evaluate, save and stop."""
 
 import math
 import sys
@@ -14,37 +11,27 @@ from typing import Any
 
 from torch import nn
 
-from configs.command_line import Command
 from datasets.batch import Batch
-from datasets.loading.loader import build_eval_loader
-from datasets.sources.checks import notes_on_waiting
 from engine.checkpoint.files import CheckpointWriter
 from engine.checkpoint.run_folder import BEST, LAST
 from engine.checkpoint.weights_record import split_to_entry
-from engine.evaluation.files import NOT_DRAWN
-from engine.evaluation.session import build_eval_files, build_eval_model
 from engine.features.probe import Solved
 from engine.parallel import CompiledParts
 from engine.progress import EpochProgress, Metrics, Observer
 from engine.run.cost import SlowRanks
-from engine.run.folder import next_command
-from engine.run.record import REPORT, TEST_EVALUATION
 from engine.run.reporter import log_validation
 from engine.training.first_steps import BaselineThread, EvaluationImages, TrainBatch, UntrainedParameters
 from engine.training.minutes import halfway_remark
-from engine.training.session import Evaluated, RunOutputs, RunReport, Session
+from engine.training.outputs import Evaluated, RunOutputs, RunReport
+from engine.training.session import Session
 from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
-from utils.device import device_name, peak_memory_bytes
 from utils.distributed import RankExchange, broadcast_object, call_on_main
-from utils.errors import UserError, from_here
-from utils.metric_table import METRICS
+from utils.errors import UserError
 from utils.notes import Note
 from utils.signals import Interrupted, defer_signals
-from utils.tables import format_duration
 from utils.threads import DaemonPool
 
-_MAX_NAMED = 20  # unreadable test images, in the result
 _END = 100  # a request to end all ranks, above all requests of `SaveTrigger`
 _WRITE_TIMES = 20  # time since the last save / time of its write: at least, for a save before an evaluation
 # Of a result; the start of a run measures the first ones, training the others.
@@ -316,159 +303,3 @@ class Trainer:
         if content["best"]:
             self.outputs.record.set_best(content["best"], self.outputs.folder / BEST)
         self.outputs.record.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
-
-
-def finish_run(command: Command, trainer: Trainer) -> int:
-    """Evaluates the best checkpoint, records the result and logs it; returns the exit status. A collective call."""
-    outputs, position, has_ended = trainer.outputs, trainer.position, trainer.has_ended()
-    record, best, clock, model = outputs.record, position.best, position.clock, outputs.reporter.model
-    reason = None
-    known = {} if trainer.trains else record.earlier.get("result", {})
-    if has_ended and best and trainer.stops_early(trainer.progress.epoch):
-        patience = f"TRAIN.PATIENCE: {trainer.config.train.patience}"
-        reason = f"no better evaluation in {trainer.progress.epoch - best['epoch']} epochs ({patience})"
-    record.set_result(
-        finished=has_ended,
-        stopped_early=reason is not None,
-        reason=reason,
-        checkpoint=str((outputs.folder / (BEST if best else LAST)).absolute()),
-        images_per_second=clock.images / clock.seconds if clock.images else None,
-        train_seconds=clock.seconds,
-        total_seconds=clock.total_seconds,
-        parameters=model.parameters,
-        trainable_parameters=model.trainable,
-        peak_memory_bytes=known.get("peak_memory_bytes") or peak_memory_bytes(trainer.context.device),
-        numeric_precision=known.get("numeric_precision") or trainer.state.precision.name,
-        device=known.get("device") or device_name(trainer.context.device),
-    )
-    if best:
-        record.set_best(best, outputs.folder / BEST)
-    if trainer.context.is_main:
-        record.update()  # the evaluation after it may fail
-    if has_ended and best:
-        try:
-            record.set_result(test=_evaluate_best(trainer, best["epoch"]))
-            trainer.baseline.record(is_end=True)
-        except Interrupted as signal:
-            trainer.interrupted = signal
-    if baseline := trainer.baseline.result:
-        record.set_result(pixel_baseline=baseline.pixel_baseline, majority_class=baseline.majority_class)
-    record.set_result(total_seconds=clock.total_seconds)
-    outputs.reporter.finish()
-    return _conclude(command, trainer)
-
-
-def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
-    """Evaluates the best checkpoint, of epoch `epoch`; a collective call. Returns the result on test images.
-
-    Writes the evaluation files of the validation, unless the run has written them, and of the held-out test images if
-    there are any. Unreadable test images are skipped and listed: they must not turn a finished training into a failed
-    one.
-    """
-    config, outputs, context, test = trainer.config, trainer.outputs, trainer.context, trainer.plan.test
-    known = outputs.evaluation.values if context.is_main else {}
-    is_known = known.get("epoch") == epoch and known.get("attention", NOT_DRAWN) != NOT_DRAWN
-    is_written = broadcast_object(is_known, context)
-    if is_written and test is None:
-        return None
-    best = broadcast_object(outputs.folder / BEST, context)
-    built = build_eval_model(config.with_model(pretrained=str(best)), context, weights_size=config.data.input_size)
-    if not is_written:
-        outputs.logger.log(f"----- Evaluation of {best.name}, epoch {epoch}, for {outputs.evaluation.folder}")
-        metrics, results = built.evaluator.evaluate(built.compute, trainer.session.val_batches)
-        if trainer.report:
-            trainer.report.update(Evaluated(built.compute, metrics, results, epoch), now=True)
-    if test is None:
-        return None
-    data, session = config.data.model_copy(update={"on_bad_image": "skip"}), trainer.session
-    bad_images, memory = session.bad_images, session.val_batches
-    batches = build_eval_loader(data, test, context, config.timeout_seconds, bad_images, memory=memory)
-    unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "unreadable_images", "error"))
-    started = time.perf_counter()
-    try:
-        metrics, results = built.evaluator.evaluate(built.compute, batches)
-    except UserError as error:  # on all ranks: no image is readable
-        outputs.logger.warn(f"test images: {error}")
-        return unknown | {"unreadable": len(test), "error": str(error)}
-    seconds = time.perf_counter() - started
-    title = f"Epoch {epoch}, {BEST}, "
-    log_validation(outputs.logger, title, metrics, config.model.num_logits, metrics.samples, seconds, split="Test")
-    bad = sorted(results.errors) if results else []
-    if results:  # on the main process
-        if bad:
-            example = f"{test.name(bad[0])}: {results.errors[bad[0]]}"
-            missing = f"{len(bad)} of {len(test)} test images cannot be read and do not count"
-            outputs.logger.warn(f"{missing}, such as {example}; bad_images_*.csv has all")
-        files = build_eval_files(config, test, built.evaluator, outputs.folder, TEST_EVALUATION)
-        try:
-            files.write(metrics, results, built.compute, epoch=epoch, split="test")
-        except OSError as error:  # the result is more important
-            outputs.logger.warn(f"{error.filename or files.folder} cannot be written: {error.strerror}")
-    names = [test.name(index) for index in bad[:_MAX_NAMED]]
-    counts = {"samples": metrics.samples, "unreadable": len(test) - metrics.samples, "unreadable_images": names}
-    return unknown | {**metrics.values, **counts}
-
-
-def _conclude(command: Command, trainer: Trainer) -> int:
-    """Records how the run ended, logs its result and the commands that follow; returns the exit status."""
-    from engine.report.overview import class_figures, error_of, shift_by_weights, verdict_of  # late, as the page
-
-    signal, logger, folder = trainer.interrupted, trainer.outputs.logger, trainer.outputs.folder
-    record, run, config = trainer.outputs.record, f"-resume={folder.absolute()}", trainer.config
-    result: dict[str, Any] = record.values["result"]
-    status = signal.status if signal else 0
-    outcome: dict[str, Any] = {"state": "finished", "exit_status": status, "resume": None, "signal": None}
-    end, resume = "", next_command(command, run, f"-epochs={2 * config.train.num_epochs}")
-    # A signal that arrives in the last step interrupts nothing.
-    if signal:
-        outcome |= {"state": "interrupted", "signal": str(signal)}
-        end, resume = f"Interrupted by {signal}; saved. ", next_command(command, run)
-    elif not result["finished"]:
-        outcome["state"], options = "stopped", ("-opts", "TRAIN.MAX_STEPS=null")
-        end, resume = "Stopped at TRAIN.MAX_STEPS. ", next_command(command, run, *options)
-    elif result["stopped_early"]:
-        outcome |= {"stopped_early": True, "reason": result["reason"]}
-        end = f"Stopped early: {result['reason']}. "
-        resume = next_command(command, run, "-opts", "TRAIN.PATIENCE=null")
-    if outcome["state"] != "finished":
-        outcome["resume"] = resume
-    clock = trainer.position.clock  # the record of another rank may lack its seconds
-    total, steps = map(format_duration, (clock.total_seconds, clock.seconds))
-    logger.log(f"----- Total time: {total}, of it {steps} in training steps")
-    if not trainer.report:
-        return status
-    waited = trainer.state.timer.totals().data_wait_seconds if trainer.context.device.type == "cuda" else 0.0
-    for note in notes_on_waiting(trainer.plan.train, waited / max(clock.seconds, 1e-9)):
-        logger.note(note)
-    record.update(**outcome)  # writes the evaluation of the best epoch, and the page
-
-    contents = trainer.report.contents
-    metric, epoch, test = contents.metric, result["epoch"], contents.test_score
-    if shift := shift_by_weights(contents):
-        logger.warn(shift)
-    if epoch is not None:
-        score = math.nan if contents.score is None else contents.score
-        best = f"{metric.text(score)}{error_of(contents, contents.evaluation)} (epoch {epoch})"
-        if test is not None:
-            of_images = f"{error_of(contents, contents.test)} ({contents.test_result['samples']} images)"
-            best += f"; test: {metric.text(test)}{of_images}"
-        logger.info(f"----- Best {metric.title}: {best}")
-        if classes := class_figures(contents):
-            logger.info(f"----- Classes: {classes}")
-    average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0
-    if abs(average - raw) > 1:
-        both = f"of the average {metric.text(average)}, of the raw weights {metric.text(raw)}"
-        logger.log(f"----- Last epoch: {metric.title} {both}")
-    verdict, advised = verdict_of(contents)
-    if verdict:
-        logger.info(f"----- {verdict}")
-    logger.info(f"----- Report: {folder / REPORT}")
-    if epoch is not None:
-        logger.info(f"----- Predict: {from_here(next_command(command, run, '-predict', 'FOLDER'))}")
-    if advised:
-        (logger.log if end else logger.info)(f"----- Try: {from_here(advised)}")
-    if end or (not advised and not config.model.tune.solves_head):
-        logger.info(f"----- {end}Continue: {from_here(resume)}")
-    evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
-    logger.log(f"----- Evaluate it: {from_here(evaluate)}")
-    return status

@@ -29,7 +29,7 @@ from engine.report.contents import read_contents
 from engine.report.overview import class_figures, tiles_of
 from engine.run.facts import PixelBaseline
 from engine.run.record import REPORT
-from engine.training.session import RunReport
+from engine.training.outputs import RunReport
 from scripts import report
 from utils.errors import UserError
 from utils.notes import UNFINISHED

@@ -124,7 +124,7 @@ def test_a_signal_in_the_last_evaluation_is_an_interruption_of_a_complete_traini
     def fail(*arguments):
         raise Interrupted(signal.SIGTERM)
 
-    monkeypatch.setattr("engine.training.trainer._evaluate_best", fail)
+    monkeypatch.setattr("engine.training.end._evaluate_best", fail)
     assert run(parse_command_line([*digits_argv, "TRAIN.NUM_EPOCHS=1"]), cpu) == 128 + signal.SIGTERM
     folder = only_run(tmp_path / "out")
     assert read_result(folder)["finished"] and states(folder)["epoch"] == 1

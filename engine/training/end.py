@@ -1,0 +1,213 @@
+"""The end of a run: the evaluations of the best checkpoint, the result, and the last lines of the log."""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from configs.command_line import Command
+from datasets.loading.loader import build_eval_loader
+from datasets.sources.checks import notes_on_waiting
+from engine.checkpoint.run_folder import BEST, LAST
+from engine.evaluation.files import NOT_DRAWN
+from engine.evaluation.session import build_eval_files, build_eval_model
+from engine.report.contents import RunContents
+from engine.run.folder import next_command
+from engine.run.log import RunLogger
+from engine.run.record import REPORT, TEST_EVALUATION
+from engine.run.reporter import log_validation
+from engine.training.outputs import Evaluated
+from engine.training.trainer import Trainer
+from utils.device import device_name, peak_memory_bytes
+from utils.distributed import broadcast_object
+from utils.errors import UserError, from_here
+from utils.metric_table import METRICS
+from utils.signals import Interrupted
+from utils.tables import format_duration
+
+_MAX_NAMED = 20  # unreadable test images, in the result
+
+
+def finish_run(command: Command, trainer: Trainer) -> int:
+    """Evaluates the best checkpoint, records the result and logs it; returns the exit status. A collective call."""
+    outputs, position, has_ended = trainer.outputs, trainer.position, trainer.has_ended()
+    record, best, clock, model = outputs.record, position.best, position.clock, outputs.reporter.model
+    reason = None
+    known = {} if trainer.trains else record.earlier.get("result", {})
+    if has_ended and best and trainer.stops_early(trainer.progress.epoch):
+        patience = f"TRAIN.PATIENCE: {trainer.config.train.patience}"
+        reason = f"no better evaluation in {trainer.progress.epoch - best['epoch']} epochs ({patience})"
+    record.set_result(
+        finished=has_ended,
+        stopped_early=reason is not None,
+        reason=reason,
+        checkpoint=str((outputs.folder / (BEST if best else LAST)).absolute()),
+        images_per_second=clock.images / clock.seconds if clock.images else None,
+        train_seconds=clock.seconds,
+        total_seconds=clock.total_seconds,
+        parameters=model.parameters,
+        trainable_parameters=model.trainable,
+        peak_memory_bytes=known.get("peak_memory_bytes") or peak_memory_bytes(trainer.context.device),
+        numeric_precision=known.get("numeric_precision") or trainer.state.precision.name,
+        device=known.get("device") or device_name(trainer.context.device),
+    )
+    if best:
+        record.set_best(best, outputs.folder / BEST)
+    if trainer.context.is_main:
+        record.update()  # the evaluation after it may fail
+    if has_ended and best:
+        try:
+            record.set_result(test=_evaluate_best(trainer, best["epoch"]))
+            trainer.baseline.record(is_end=True)
+        except Interrupted as signal:
+            trainer.interrupted = signal
+    if baseline := trainer.baseline.result:
+        record.set_result(pixel_baseline=baseline.pixel_baseline, majority_class=baseline.majority_class)
+    record.set_result(total_seconds=clock.total_seconds)
+    outputs.reporter.finish()
+    end = end_of(record.values["result"], trainer.interrupted, trainer.config.train.num_epochs)
+    _say(end, command, trainer)
+    return end.status
+
+
+def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
+    """Evaluates the best checkpoint, of epoch `epoch`; a collective call. Returns the result on test images.
+
+    Writes the evaluation files of the validation, unless the run has written them, and of the held-out test images if
+    there are any. Unreadable test images are skipped and listed: they must not turn a finished training into a failed
+    one.
+    """
+    config, outputs, context, test = trainer.config, trainer.outputs, trainer.context, trainer.plan.test
+    known = outputs.evaluation.values if context.is_main else {}
+    is_known = known.get("epoch") == epoch and known.get("attention", NOT_DRAWN) != NOT_DRAWN
+    is_written = broadcast_object(is_known, context)
+    if is_written and test is None:
+        return None
+    best = broadcast_object(outputs.folder / BEST, context)
+    built = build_eval_model(config.with_model(pretrained=str(best)), context, weights_size=config.data.input_size)
+    if not is_written:
+        outputs.logger.log(f"----- Evaluation of {best.name}, epoch {epoch}, for {outputs.evaluation.folder}")
+        metrics, results = built.evaluator.evaluate(built.compute, trainer.session.val_batches)
+        if trainer.report:
+            trainer.report.update(Evaluated(built.compute, metrics, results, epoch), now=True)
+    if test is None:
+        return None
+    data, session = config.data.model_copy(update={"on_bad_image": "skip"}), trainer.session
+    bad_images, memory = session.bad_images, session.val_batches
+    batches = build_eval_loader(data, test, context, config.timeout_seconds, bad_images, memory=memory)
+    unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "unreadable_images", "error"))
+    started = time.perf_counter()
+    try:
+        metrics, results = built.evaluator.evaluate(built.compute, batches)
+    except UserError as error:  # on all ranks: no image is readable
+        outputs.logger.warn(f"test images: {error}")
+        return unknown | {"unreadable": len(test), "error": str(error)}
+    seconds = time.perf_counter() - started
+    title = f"Epoch {epoch}, {BEST}, "
+    log_validation(outputs.logger, title, metrics, config.model.num_logits, metrics.samples, seconds, split="Test")
+    bad = sorted(results.errors) if results else []
+    if results:  # on the main process
+        if bad:
+            example = f"{test.name(bad[0])}: {results.errors[bad[0]]}"
+            missing = f"{len(bad)} of {len(test)} test images cannot be read and do not count"
+            outputs.logger.warn(f"{missing}, such as {example}; bad_images_*.csv has all")
+        files = build_eval_files(config, test, built.evaluator, outputs.folder, TEST_EVALUATION)
+        try:
+            files.write(metrics, results, built.compute, epoch=epoch, split="test")
+        except OSError as error:  # the result is more important
+            outputs.logger.warn(f"{error.filename or files.folder} cannot be written: {error.strerror}")
+    names = [test.name(index) for index in bad[:_MAX_NAMED]]
+    counts = {"samples": metrics.samples, "unreadable": len(test) - metrics.samples, "unreadable_images": names}
+    return unknown | {**metrics.values, **counts}
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended.
+
+    state: as in status.json. why: a sentence for the screen, '' for a complete run. flags: of the command that
+    continues the run. status: of the process. early: why it stopped early (TRAIN.PATIENCE).
+    """
+
+    state: str
+    flags: tuple[str, ...] = ()
+    why: str = ""
+    status: int = 0
+    signal: str | None = None
+    early: str | None = None
+
+    def outcome(self, resume: str) -> dict[str, Any]:
+        """The keys of the record. resume: the command that continues the run."""
+        outcome: dict[str, Any] = {"state": self.state, "exit_status": self.status, "signal": self.signal}
+        outcome["resume"] = None if self.state == "finished" else resume
+        if self.early:
+            outcome |= {"stopped_early": True, "reason": self.early}
+        return outcome
+
+
+def end_of(result: dict[str, Any], signal: Interrupted | None, num_epochs: int) -> End:
+    """The end that the result of a run shows. signal: the one that interrupted it; none in its last step does."""
+    if signal:
+        return End("interrupted", why=f"Interrupted by {signal}; saved. ", status=signal.status, signal=str(signal))
+    if not result["finished"]:
+        return End("stopped", ("-opts", "TRAIN.MAX_STEPS=null"), "Stopped at TRAIN.MAX_STEPS. ")
+    if result["stopped_early"]:
+        reason = result["reason"]
+        return End("finished", ("-opts", "TRAIN.PATIENCE=null"), f"Stopped early: {reason}. ", early=reason)
+    return End("finished", (f"-epochs={2 * num_epochs}",))
+
+
+def _say(end: End, command: Command, trainer: Trainer) -> None:
+    """Records the end of the run, and logs its result and the commands that follow."""
+    logger, folder, clock = trainer.outputs.logger, trainer.outputs.folder, trainer.position.clock
+    total, steps = map(format_duration, (clock.total_seconds, clock.seconds))
+    logger.log(f"----- Total time: {total}, of it {steps} in training steps")
+    if not trainer.report:
+        return
+    waited = trainer.state.timer.totals().data_wait_seconds if trainer.context.device.type == "cuda" else 0.0
+    for note in notes_on_waiting(trainer.plan.train, waited / max(clock.seconds, 1e-9)):
+        logger.note(note)
+    run = f"-resume={folder.absolute()}"
+    resume = next_command(command, run, *end.flags)
+    trainer.outputs.record.update(**end.outcome(resume))  # writes the evaluation of the best epoch, and the page
+    contents, result = trainer.report.contents, trainer.outputs.record.values["result"]
+    _say_result(contents, result, logger)
+
+    from engine.report.overview import verdict_of  # late, as the page
+
+    verdict, advised = verdict_of(contents)
+    if verdict:
+        logger.info(f"----- {verdict}")
+    if (folder / REPORT).exists():  # else a warning says why
+        logger.info(f"----- Report: {folder / REPORT}")
+    if result["epoch"] is not None:
+        logger.info(f"----- Predict: {from_here(next_command(command, run, '-predict', 'FOLDER'))}")
+    if advised:
+        log = logger.log if end.why else logger.info  # the screen has one command that trains on
+        log(f"----- Try: {from_here(advised)}")
+    if end.why or (not advised and not trainer.config.model.tune.solves_head):
+        logger.info(f"----- {end.why}Continue: {from_here(resume)}")
+    evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
+    logger.log(f"----- Evaluate it: {from_here(evaluate)}")
+
+
+def _say_result(contents: RunContents, result: dict[str, Any], logger: RunLogger) -> None:
+    """Logs the best epoch, its classes, and the raw weights of the last one."""
+    from engine.report.overview import class_figures, error_of, shift_by_weights  # late, as the page
+
+    metric = contents.metric
+    if shift := shift_by_weights(contents):
+        logger.warn(shift)
+    if result["epoch"] is not None:
+        score = math.nan if contents.score is None else contents.score
+        best = f"{metric.text(score)}{error_of(contents, contents.evaluation)} (epoch {result['epoch']})"
+        if contents.test_score is not None:
+            of_images = f"{error_of(contents, contents.test)} ({contents.test_result['samples']} images)"
+            best += f"; test: {metric.text(contents.test_score)}{of_images}"
+        logger.info(f"----- Best {metric.title}: {best}")
+        if classes := class_figures(contents):
+            logger.info(f"----- Classes: {classes}")
+    average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0
+    if abs(average - raw) > 1:
+        both = f"of the average {metric.text(average)}, of the raw weights {metric.text(raw)}"
+        logger.log(f"----- Last epoch: {metric.title} {both}")
