@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from utils.errors import Unavailable, UserError, error_from
-from utils.file_formats.hf_folder import SHARDS, is_of_timm, read_metadata, weight_file
-from utils.files import open_regular_file
+from utils.file_formats.hf_folder import CONFIG, SHARDS, WEIGHTS, is_of_timm, read_metadata, weight_file
+from utils.files import open_regular_file, read_json
 from utils.notes import Note
 
 PADDLE, SAFETENSORS, TORCH, NPZ = ".pdparams", ".safetensors", ".pth", ".npz"
@@ -48,8 +49,8 @@ def find_weights(path: str) -> Path:
     for candidate in (path, *(f"{path}{extension}" for extension in WEIGHTS_EXTENSIONS)):
         if os.path.isfile(candidate):
             return Path(candidate)
-    refuse_sharded(path)
     if os.path.isdir(path):
+        refuse_sharded(path)
         files = [one for end in WEIGHTS_EXTENSIONS for one in sorted(Path(path).glob(f"*{end}"))]
         file = min(files, key=lambda one: one.stem != "best", default=None)
         fix = f"give a file in it, such as {file}" if file else "name the file of weights"
@@ -59,28 +60,11 @@ def find_weights(path: str) -> Path:
 
 def refuse_sharded(path: str | Path) -> None:
     """Raises UserError for a sharded checkpoint of version 0.2, a folder, and for a run whose last one is such."""
-    is_run = os.path.isdir(path) and not os.path.exists(Path(path, "last.pth"))
-    inside = sorted(Path(path).glob(f"*{_SHARDED}")) if is_run else []
-    if found := next((one for one in (Path(path), *inside) if one.suffix == _SHARDED and os.path.isdir(one)), None):
-        problem = f"{found}: is a sharded checkpoint of version 0.2, a folder"
+    folder = Path(path)
+    found = [one for one in (folder, *sorted(folder.glob(f"*{_SHARDED}"))) if one.suffix == _SHARDED and one.is_dir()]
+    if found and not os.path.exists(folder / "last.pth"):
+        problem = f"{found[0]}: is a sharded checkpoint of version 0.2, a folder"
         raise UserError(f"{problem}; make one file of it with that version, see docs/resume.md#formats")
-
-
-def read_entries(checkpoint: Path) -> dict[str, Any]:
-    """The content of a checkpoint, whose tensors stay on the disk; empty if it cannot be read.
-
-    The tensors are not verified: for its position, its best evaluation and its options.
-    """
-    try:
-        import torch  # imported late: -h needs none of it
-
-        from utils.file_formats.pickles import checked_archive_bytes
-
-        checked_archive_bytes(checkpoint)
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # the libraries raise almost any type for a damaged file
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def format_of(file: Path) -> str:
@@ -108,10 +92,74 @@ def format_of(file: Path) -> str:
 
 
 @dataclass(frozen=True)
-class WeightsRecord:
-    """The options and the data of the training that weights come from, as far as the weights state them.
+class Header:
+    """What a weight file states beside the elements of its tensors; the file is read once for it, without torch.
 
-    source: of the values, for the log. model: keys of MODEL; empty for weights that timm publishes. data: keys of DATA.
+    content: of TORCH and PADDLE, the content of the file, with records of its tensors, which stay on the disk; of
+    SAFETENSORS, the metadata. is_of_transformers: beside its config.json.
+    """
+
+    file: Path
+    kind: str
+    content: Any = field(default_factory=dict)
+    is_of_transformers: bool = False
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Converts the exceptions of a damaged file into one line."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # the libraries raise almost any type for a damaged file
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            problem = f"{self.file}: is damaged or not a {self.kind} file ({reason})"
+            raise error_from(error, f"{problem}; download it again or give another") from error
+
+
+def open_weights(path: str | Path) -> Header:
+    """The header of the weight file at `path`.
+
+    Raises UserError: as `find_weights`; an unknown format, a damaged file, or a pickle that calls a function.
+    """
+    file = find_weights(str(path))
+    header = Header(file, format_of(file))
+    if not header.kind:
+        with open_regular_file(file) as stream:
+            head = stream.read(16)
+        known = f"none of the known formats ({', '.join(WEIGHTS_EXTENSIONS)})"
+        problem = f"{file}: is damaged, or of {known}: it begins with {head!r}"
+        raise UserError(f"{problem}; download it again or give another")
+    if header.kind == SAFETENSORS:
+        beside = read_json(file.with_name(CONFIG)) if file.name in (*WEIGHTS, SHARDS) else {}
+        return replace(header, content=read_metadata(file), is_of_transformers=not is_of_timm(beside))
+    if header.kind == NPZ:
+        return header
+    from utils.file_formats.pickles import read_pickle  # imported late: numpy
+
+    with header.explained():
+        return replace(header, content=read_pickle(file, is_plain=header.kind == PADDLE))
+
+
+def read_entries(checkpoint: Path) -> dict[str, Any]:
+    """The entries of a checkpoint, with records of its tensors; empty if it cannot be read.
+
+    The tensors are not verified: for its position, its best evaluation and its options.
+    """
+    from utils.file_formats.pickles import read_pickle
+
+    content = None
+    with suppress(Exception):  # the libraries raise almost any type for a damaged file
+        content = read_pickle(checkpoint)
+    return content if isinstance(content, dict) else {}
+
+
+@dataclass(frozen=True)
+class WeightsRecord:
+    """What is known about weights: preprocessing, head, class names and data of their training.
+
+    source: of the values, for the log. sources: of keys of DATA with another source. model: keys of MODEL; empty for
+    weights that timm publishes. data: keys of DATA.
     class_names: in the order of the labels. split: a `RunSplit`. plugins: PLUGINS. evaluation: published keys of DATA
     that replace the keys in `data` in an evaluation; runs of this program have none. output_names: for a reader, also
     if names of some classes are missing; None if there are none. built_for: the image size with which timm built the
@@ -129,6 +177,12 @@ class WeightsRecord:
     output_names: list[str] | None = None
     built_for: Any = None
     thresholds: list[float] | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_own(self) -> bool:
+        """Returns whether the weights are of a run of this program."""
+        return "DATASET" in self.data
 
     @property
     def preprocessing(self) -> dict[str, Any]:
@@ -138,11 +192,12 @@ class WeightsRecord:
     @property
     def image_size(self) -> tuple[int, int] | None:
         """Height and width of the images of these weights; None if they do not state it."""
-        size = self.built_for or (self.data.get("IMAGE_SIZE") if self.model else None)
-        try:
-            return size and Data.model_validate({"IMAGE_SIZE": size}).input_size
-        except ValidationError:
-            return None
+        size = self.data.get("IMAGE_SIZE") if self.model else None
+        data = data_of_size(self.built_for or size)
+        return data.input_size if data else None
+
+    def source_of(self, key: str) -> str:
+        return self.sources.get(key, self.source)
 
     def is_of(self, data: Data) -> bool:
         """Returns whether these data were the training data: only images that were held out may count then."""
@@ -150,6 +205,14 @@ class WeightsRecord:
         if (self.data.get("DATASET"), self.data.get("KWARGS")) != (data.dataset, data.kwargs):
             return False
         return isinstance(then, str) and "\0" not in then and os.path.realpath(then) == os.path.realpath(data.data_path)
+
+
+def data_of_size(stated: Any) -> Data | None:
+    """DATA with an image size that a file states; None if it is none."""
+    try:
+        return Data.model_validate({"IMAGE_SIZE": stated})
+    except ValidationError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -234,42 +297,45 @@ def preprocessing_follows_weights(
     as_published: with the published test size, test crop and crop mode. DATA.RESIZE squash and pad have a CROP_PCT in
     this case only: a run of this program shows the whole image.
     """
-    test = record.evaluation if record and as_published else {}
-    known = record.preprocessing | test if record else {}
-    source = record.source if record else ""
+    record = record or WeightsRecord("", {}, {})
+    test = record.evaluation if as_published else {}
+    known = record.preprocessing | test
     trained = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
     now = options.data.model_dump(by_alias=True)
-    taken = {key: value for key, value in trained.items() if key not in given}
+    taken = {key: trained[key] for key in trained.keys() - set(given)}
+    problem = "other pixels than the weights expect"
     differing = {
-        key: Note(
-            "warning", f"other pixels than the weights expect: DATA.{key} is {now[key]}, but {source} has {value}"
-        )
-        for key, value in trained.items()
-        if key in given and now[key] != value
+        key: Note("warning", f"{problem}: DATA.{key} is {now[key]}, but {record.source_of(key)} has {trained[key]}")
+        for key in trained
+        if key not in taken and now[key] != trained[key]
     }
+    data = _with_preprocessing(now | taken, record.source)
+    may_crop = "CROP_PCT" in given or test.get("RESIZE") == data.resize
+    if data.resize != "crop" and not (as_published and not record.is_own and may_crop):
+        data = data.model_copy(update={"crop_pct": 1.0})
+    sources = dict.fromkeys(_LOGGED, "default") | dict.fromkeys(given, "options")
+    family = FAMILIES[options.model.type].defaults["DATA"] if options.model.type in FAMILIES else {}
+    of_family = [key for key, value in family.items() if now.get(key) == value]
+    sources |= dict.fromkeys(of_family, f"MODEL.TYPE {options.model.type}")
+    sources |= {key: record.source_of(key) for key in taken}
+    sources |= dict.fromkeys(taken.keys() & test.keys(), f"{record.source}, published for tests")
+    by_source: dict[str, list[str]] = {}
+    for key in _LOGGED if data.resize == "crop" else ("RESIZE", *_LOGGED):
+        by_source.setdefault(sources.get(key, "default"), []).append(key)
+    about = "; ".join(f"{source}: {', '.join(of_source)}" for source, of_source in by_source.items())
+    return Followed(options.model_copy(update={"data": data}), notes, about, differing)
+
+
+def _with_preprocessing(values: dict[str, Any], source: str) -> Data:
+    """Raises UserError: keys that the weights state contradict the given ones."""
     try:
-        data = Data.model_validate(now | taken)
+        return Data.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        problem = "".join(f"{key}: " for key in first["loc"][:1]) + first["msg"].removeprefix("Value error, ")
+        key = "".join(f"{name}: " for name in first["loc"][:1])
+        problem = f"DATA.{key}{first['msg'].removeprefix('Value error, ')}"
         fix = f"with {source}'s values of the other keys; write all of them, or take weights of this data"
-        raise UserError(f"DATA.{problem}, {fix}") from None
-    has_crop = as_published and not (record and "DATASET" in record.data)  # which runs of this program have
-    if data.resize != "crop" and not (has_crop and ("CROP_PCT" in given or test.get("RESIZE") == data.resize)):
-        data = data.model_copy(update={"crop_pct": 1.0})
-    logged = _LOGGED if data.resize == "crop" else ("RESIZE", *_LOGGED)
-    family = FAMILIES[options.model.type].defaults["DATA"] if options.model.type in FAMILIES else {}
-    of_family = {key for key, value in family.items() if now.get(key) == value}
-    places = {
-        f"{source}, published for tests": taken.keys() & test.keys(),
-        source: taken,
-        f"MODEL.TYPE {options.model.type}": of_family,
-        "options": given,
-        "default": logged,
-    }
-    origins = {key: next(name for name, keys in places.items() if key in keys) for key in logged}
-    sources = [f"{name}: {', '.join(key for key in origins if origins[key] == name)}" for name in origins.values()]
-    return Followed(options.model_copy(update={"data": data}), notes, "; ".join(dict.fromkeys(sources)), differing)
+        raise UserError(f"{problem}, {fix}") from None
 
 
 def options_to_export(options: dict[str, Any]) -> dict[str, Any]:
@@ -283,8 +349,6 @@ def options_to_export(options: dict[str, Any]) -> dict[str, Any]:
 def weight_options(weights: str) -> dict[str, Any]:
     """The options in the metadata of `weights`; {} for a file of another program, or a damaged one."""
     weights = weight_file(weights)
-    if not os.path.isfile(weights):
-        return {}
     try:
         return options_to_export(json.loads(read_metadata(weights)[OPTIONS_ENTRY]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):

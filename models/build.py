@@ -36,7 +36,7 @@ from models.vit import build_vit
 from models.weights.choose import EVALUATE, FINE_TUNE, Purpose, choose
 from models.weights.fit import Fitted, fit_published, load_pretrained, output_layers
 from models.weights.names import head_names
-from models.weights.read import read_weights
+from models.weights.read import WeightsFile, read_weights
 from utils.library_compat import init_weights_of
 
 
@@ -253,7 +253,7 @@ def build_model(
     return model.to(device), fitted
 
 
-def outputs_of_weights(options: Model, data: Data) -> int | None:
+def outputs_of_weights(options: Model, data: Data, weights: WeightsFile | None = None) -> int | None:
     """The number of outputs of the weights MODEL.PRETRAINED; None if they have no head. Builds no tensor.
 
     Raises UserError: as `build_model`.
@@ -266,7 +266,7 @@ def outputs_of_weights(options: Model, data: Data) -> int | None:
         model = _construct(options.model_copy(update={"pretrained": None}), data)
     if is_published:
         return None
-    state = choose(read_weights(str(options.pretrained)), model, options, EVALUATE).state
+    state = choose(weights or read_weights(str(options.pretrained)), model, options, EVALUATE).state
     names = (f"{layer}.weight" for head in head_names(model) for layer in output_layers(model, head))
     return next((state[name].shape[0] for name in names if name in state), None)
 

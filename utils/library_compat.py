@@ -5,10 +5,13 @@ Checked: timm 1.0.31, torchvision 0.29, transformers 5.24, Python 3.11 to 3.14.
 
 import multiprocessing
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver, util
 from typing import Any
+
+PythonUnpickler: Any = pickle._Unpickler  # `pickle.Unpickler` in Python, for subclasses
 
 
 def register_timm_optimizer(name: str, optimizer: type, **facts: bool) -> None:

@@ -4,7 +4,6 @@
 """
 
 import os
-import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -19,7 +18,6 @@ from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_map_only as tree_map_only
 
 BatchNorm = nn.modules.batchnorm._BatchNorm  # the base class of all batch norms
-PythonUnpickler: Any = pickle._Unpickler  # `pickle.Unpickler` in Python, for subclasses
 # Context manager: calls inside it reach no `TorchFunctionMode`. An alias, because torch.compile recognizes the class.
 DisableTorchFunction = torch._C.DisableTorchFunction
 # (timeout, process group, by default the whole run's). `dist.set_timeout` is public; torch 2.10 lacks it.

@@ -5,29 +5,21 @@ versions have no `split`, and the preprocessing in an entry of its own.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from configs.schema import Data
 from configs.schema.model import Model
-from configs.weights import (
-    OPTIONS_ENTRY,
-    PREPROCESSING,
-    SAFETENSORS,
-    TORCH,
-    WeightsRecord,
-    described_model,
-    find_weights,
-    format_of,
-)
+from configs.weights import OPTIONS_ENTRY, PREPROCESSING, SAFETENSORS, WeightsRecord, data_of_size, described_model
 from configs.yaml_io import parse_value
 from datasets.sources.names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
@@ -35,19 +27,11 @@ from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from engine.checkpoint.run_folder import FOLD_RULE, HELD_OUT_FILE
 from models.timm_model import preprocessing_of, published_preprocessing
 from models.transformers_model import published_config
-from models.weights.read import Weights, has_backing_storage, read_weights
+from models.weights.read import WeightsFile, map_tensor, read_weights, size_of_positions, with_tensors
 from utils.errors import UserError
-from utils.file_formats.hf_folder import (
-    CONFIG,
-    PREPROCESSOR,
-    SHARDS,
-    WEIGHTS,
-    is_of_timm,
-    read_config,
-    read_metadata,
-)
-from utils.file_formats.pickles import ArrayRecord, Inert, checked_archive_bytes
-from utils.files import atomic_write, read_json
+from utils.file_formats.hf_folder import CONFIG, PREPROCESSOR, WEIGHTS, is_of_timm, read_config
+from utils.file_formats.pickles import ArrayRecord, Inert, TensorRecord
+from utils.files import atomic_write
 
 ENTRY = "split"
 # With several labels per image, of each class: the logits of `SampleResults.thresholds`, and the same as
@@ -59,7 +43,7 @@ _NAME_ENTRIES = (  # the first one decides
 )  # fmt: skip
 _MAYBE_NAMES = ("target_names", "categories", "labels", "names", "vocab")  # unless they are numbers
 _LISTS_OF_OBJECTS = ("classes_", "items")  # of scikit-learn's LabelEncoder; of fastai's CategoryMap, and of its `L`
-_NO_NAME = re.compile(r"LABEL_\d+")  # transformers', without names
+_NO_NAME, _NUMBER = re.compile(r"LABEL_\d+"), re.compile(r"LABEL_\d+|\d+")  # transformers', without names
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_NAMES_BYTES, _MAX_NUMBERS = 10**7, 10**4  # of an array
 
@@ -79,13 +63,14 @@ def _to_tensor(names: tuple[str, ...]) -> torch.Tensor:
 
 
 def _to_names(tensor: torch.Tensor) -> tuple[str, ...]:
-    return tuple(bytes(_checked(tensor, torch.uint8).numpy()).decode("utf-8", "surrogateescape").split("\0"))
+    return tuple(_array_of(tensor, "uint8").tobytes().decode("utf-8", "surrogateescape").split("\0"))
 
 
-def _checked(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if tensor.dtype != dtype or not has_backing_storage(tensor, tensor.untyped_storage().nbytes()):
+def _array_of(tensor: torch.Tensor, dtype: str) -> np.ndarray:
+    array: np.ndarray = tensor.numpy()
+    if array.dtype != dtype or not array.flags.c_contiguous:
         raise ValueError("other tensors")
-    return tensor
+    return array
 
 
 def exported_entry(split: RunSplit | None) -> dict[str, Any]:
@@ -122,7 +107,7 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
                 rule,
                 held_out=_to_names(text),
                 held_out_groups=_to_names(entry["groups"]) if "groups" in entry else (),
-                trained=_checked(trained, torch.int64).numpy().view(np.uint64),
+                trained=_array_of(trained, "int64").view(np.uint64),
             )
         case _:
             raise ValueError("no split")
@@ -135,7 +120,6 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
     return split
 
 
-_DESCRIPTION = ("class_names", "preprocessing")
 # Entry of `preprocessing` -> key of DATA
 _KEY_OF = {
     "image_size": "IMAGE_SIZE",
@@ -179,22 +163,26 @@ def write_held_out(folder: Path, split: RunSplit | None) -> None:
         atomic_write(folder / HELD_OUT_FILE, json.dumps(exported_entry(split)[ENTRY], indent=2) + "\n")
 
 
-def is_description(state: dict[str, Any]) -> bool:
+class _Description(BaseModel, strict=True):
+    """The form that `describe_data` gives the entries, and the thresholds of the classes."""
+
+    class_names: Annotated[list[str], Field(min_length=1)] | None
+    preprocessing: dict[str, Any] | None
+    thresholds: list[Annotated[float, Field(ge=0, le=1)]] | None
+    threshold_logits: list[Annotated[float, Field(ge=-_MAX_FLOAT, le=_MAX_FLOAT)]] | None
+
+
+def is_description(state: Mapping[str, Any]) -> bool:
     """Returns whether the two entries and the thresholds are None, or have the form that this module gives them."""
-    names, values = map(state.get, _DESCRIPTION)
-    has_names = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
-    for entry, lowest, highest in ((THRESHOLDS, 0, 1), (THRESHOLD_LOGITS, -_MAX_FLOAT, _MAX_FLOAT)):
-        numbers = state.get(entry) or []
-        if not isinstance(numbers, list) or not all(type(x) is float and lowest <= x <= highest for x in numbers):
-            return False
-    if values is not None:
-        try:
-            Data.model_validate({_KEY_OF[entry]: value for entry, value in values.items()})
-        except (ValidationError, KeyError):
-            return False
-        if values.keys() != _KEY_OF.keys() or not all(isinstance(values[key], list) for key in ("mean", "std")):
-            return False
-    return names is None or has_names
+    try:
+        stated = _Description.model_validate({name: state.get(name) for name in _Description.model_fields})
+        values = stated.preprocessing or {}
+        Data.model_validate({_KEY_OF[entry]: value for entry, value in values.items()})
+    except (ValidationError, KeyError):
+        return False
+    if stated.preprocessing is None:
+        return True
+    return values.keys() == _KEY_OF.keys() and isinstance(values["mean"], list) and isinstance(values["std"], list)
 
 
 def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
@@ -205,46 +193,63 @@ def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[st
     return {entry: json.dumps(value) for entry, value in (description | {OPTIONS_ENTRY: options}).items()}
 
 
-def weights_record(model: Model) -> WeightsRecord | None:
-    """The record of the weights MODEL.PRETRAINED: as `read_record`, else timm's `pretrained_cfg` of MODEL.NAME.
+def weights_record(model: Model, weights: WeightsFile | None = None) -> WeightsRecord | None:
+    """The record of the weights MODEL.PRETRAINED: as `record_in`, else timm's `pretrained_cfg` of MODEL.NAME.
 
     With the class names and the image size that other programs write beside the weights. None without weights, and for
-    weights that state nothing.
+    weights that state nothing. Raises UserError as `read_weights`.
     """
-    is_published = model.type == "timm" and model.pretrained == "timm"
     if not model.pretrained:
         return None
-    if record := None if is_published else read_record(model.pretrained):
+    if model.type == "timm" and model.pretrained == "timm":
+        data, evaluation, source = published_preprocessing(model.name)
+        return WeightsRecord(source, {}, data, evaluation=evaluation)
+    weights = weights or read_weights(model.pretrained)
+    record = record_in(weights)
+    if record:
         return record
-    weights = Weights({})
-    if not is_published:
-        with suppress(Exception):  # a damaged file has any content: reading its tensors reports it
-            weights = read_weights(model.pretrained)
     data, evaluation, source = published_preprocessing(model.name) if model.type == "timm" else ({}, {}, "")
-    size = names = None
-    for stated in (weights.size_of_positions(data.get("IMAGE_SIZE")), weights.trained_size):  # the last one decides
-        with suppress(ValidationError):
-            size = Data.model_validate({"IMAGE_SIZE": stated}).image_size
-    meta = _entries_of(weights.content.get("meta"))  # of mmengine
-    others = map(_entries_of, map(weights.content.get, ("config", "datamodule_hyper_parameters")))
-    places = [*others, meta, _entries_of(meta.get("dataset_meta")), weights.arguments, weights.content]
-    entries = {str(key).lower(): value for place in places for key, value in place.items()}  # the last place decides
-    for key in (*_NAME_ENTRIES, *_MAYBE_NAMES):
-        with suppress(Exception):  # a damaged array
-            by_number = names_by_number(_plain(entries.get(key))) or {}
-            stated = [to_nfc(by_number[output]) for output in range(len(by_number))]  # KeyError: some have no name
-            is_named = not (key in _MAYBE_NAMES and all(map(str.isdecimal, stated)))
-            if stated and is_named and not all(map(_NO_NAME.fullmatch, stated)):
-                names = stated
-                break
+    names, size, sources = _stated_names(weights), None, dict[str, str]()
+    for stated in (
+        size_of_positions(weights.tensors.states.values(), data.get("IMAGE_SIZE")),
+        weights.trained_size,
+    ):  # the last one decides
+        sized = data_of_size(stated)
+        size = sized.image_size if sized else size
     if size and size != data.get("IMAGE_SIZE"):
-        data, evaluation = data | {"IMAGE_SIZE": size}, {key: evaluation[key] for key in evaluation if key == "RESIZE"}
-        source = f"{source}, with the image size of the file" if source else "the file"
-    elif source and not is_published:
+        data, sources = data | {"IMAGE_SIZE": size}, {"IMAGE_SIZE": "the file"}
+        evaluation = {key: evaluation[key] for key in evaluation.keys() & {"RESIZE"}}
+    elif source:
         source += " (the file names none)"
     if model.type != "timm" and not (names or data):
         return None
-    return WeightsRecord(source, {}, data, names, evaluation=evaluation, built_for=weights.trained_size)
+    return WeightsRecord(
+        source or "the file",
+        {},
+        data,
+        names,
+        evaluation=evaluation,
+        built_for=weights.trained_size,
+        sources=sources,
+    )
+
+
+def _stated_names(weights: WeightsFile) -> list[str] | None:
+    """The class names that another program writes beside the weights."""
+    content = weights.entries
+    meta = _entries_of(content.get("meta"))  # of mmengine
+    others = [_entries_of(content.get(name)) for name in ("config", "datamodule_hyper_parameters")]
+    entries = dict[str, Any]()
+    for place in (*others, meta, _entries_of(meta.get("dataset_meta")), weights.arguments, content):
+        entries |= {str(key).lower(): value for key, value in place.items()}  # the last place decides
+    for key in (*_NAME_ENTRIES, *_MAYBE_NAMES):
+        with suppress(Exception):  # a damaged array
+            by_number = names_by_number(_plain(entries.get(key))) or {}
+            names = [to_nfc(by_number[output]) for output in range(len(by_number))]  # KeyError: some have no name
+            no_names = _NUMBER if key in _MAYBE_NAMES else _NO_NAME
+            if not all(map(no_names.fullmatch, names)):
+                return names
+    return None
 
 
 def _entries_of(content: Any) -> Mapping[Any, Any]:
@@ -254,58 +259,62 @@ def _entries_of(content: Any) -> Mapping[Any, Any]:
 
 
 def _plain(content: Any) -> Any:
-    """Lists, dicts, texts and numbers in place of numpy's and torch's, and of objects; else the content itself.
+    """Lists, dicts, texts and numbers in place of arrays, tensors and objects; else the content itself.
 
     Objects: dicts of other classes, scikit-learn's LabelEncoder, fastai's CategoryMap of an `L`.
     Raises an exception of any type for a damaged array, and for one that takes more memory than names do.
     """
-    if isinstance(content, Inert) and (name := next(filter(content.attributes.__contains__, _LISTS_OF_OBJECTS), None)):
-        return _plain(content.attributes[name])
-    if isinstance(content, torch.Tensor) and content.numel() < _MAX_NUMBERS:
-        return content.tolist()
+    entries = _entries_of(content)
+    for name in _LISTS_OF_OBJECTS:
+        if isinstance(content, Inert) and name in content.attributes:
+            return _plain(content.attributes[name])
+    if entries:
+        return {_plain(key): _plain(value) for key, value in entries.items()}
+    if isinstance(content, list | tuple):
+        return list(map(_plain, content))
+    if isinstance(content, TensorRecord) and math.prod(content.shape) < _MAX_NUMBERS:
+        return map_tensor(content).tolist()
     if isinstance(content, ArrayRecord):
         if len(content.content) > _MAX_NAMES_BYTES or (content.shape and content.dtype.code[0] not in "UO"):
             raise ValueError("no names")
         return content.content if isinstance(content.content, list) else content.array().tolist()
-    if entries := _entries_of(content):
-        return {_plain(key): _plain(value) for key, value in entries.items()}
-    return list(map(_plain, content)) if isinstance(content, list | tuple) else content
+    return content
 
 
-def read_record(weights: str) -> WeightsRecord | None:
+def record_in(weights: WeightsFile) -> WeightsRecord | None:
     """The record in a checkpoint or export, without reading its tensors; None for another program's weights.
 
-    For weights beside the config.json of timm or transformers: its preprocessing, classes and model. Does not report a
-    damaged file: reading its tensors does.
-    Raises UserError: no such file, a damaged archive, or a folder of transformers whose .json files cannot be read.
+    For weights beside the config.json of timm or transformers: its preprocessing, classes and model.
+    Raises UserError: a folder of transformers whose .json files cannot be read.
     """
-    path = find_weights(weights)
-    kind = format_of(path)
-    if kind == TORCH:
-        checked_archive_bytes(path)
+    is_safetensors = weights.kind == SAFETENSORS
+    has_config = weights.file.name == WEIGHTS[1] or (is_safetensors and OPTIONS_ENTRY not in weights.entries)
     try:
-        metadata = read_metadata(path) if kind == SAFETENSORS else {}
-        if path.name == WEIGHTS[1] or (kind == SAFETENSORS and OPTIONS_ENTRY not in metadata):
-            return _record_of_config(path)
-        if kind == SAFETENSORS:
-            optional = (name for name in (ENTRY, THRESHOLDS, THRESHOLD_LOGITS) if name in metadata)
-            entries = (*_DESCRIPTION, OPTIONS_ENTRY, *optional)
-            content = {entry: json.loads(metadata[entry]) for entry in entries}
-            return record_of(content, content[OPTIONS_ENTRY]) if is_description(content) else None
-        if kind != TORCH:
-            return None
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return record_of(content, parse_value(content["options"])) if is_description(content) else None
+        if has_config:
+            return _record_of_config(weights.file)
+        content = dict(weights.entries)
+        if is_safetensors:
+            own = {*_Description.model_fields, OPTIONS_ENTRY, ENTRY}
+            content = {entry: json.loads(content[entry]) for entry in content.keys() & own}
+            options = content[OPTIONS_ENTRY]
+        else:
+            options = parse_value(content[OPTIONS_ENTRY])
+            if isinstance(content.get(ENTRY), dict):
+                content[ENTRY] = with_tensors(content[ENTRY])
+        return record_of(content, options) if is_description(content) else None
     except Exception as error:  # a file of another program has any content
-        if path.name not in (WEIGHTS[0], SHARDS) or is_of_timm(read_json(path.with_name(CONFIG))):
+        if not (has_config and weights.is_of_transformers):
             return None
         if isinstance(error, UserError):
             raise
         reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        problem = (
-            f"{path.parent}: {CONFIG} or {PREPROCESSOR} is missing, damaged, or of a newer transformers ({reason})"
-        )
-        raise UserError(f"{problem}; update the package, or download the whole folder again") from error
+        problem = f"{weights.file.parent}: {CONFIG} or {PREPROCESSOR} is missing, damaged, or of a newer transformers"
+        raise UserError(f"{problem} ({reason}); update the package, or download the whole folder again") from error
+
+
+def read_record(path: str) -> WeightsRecord | None:
+    """As `record_in` the file at `path`. Raises UserError as `read_weights`, too."""
+    return record_in(read_weights(path))
 
 
 def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:

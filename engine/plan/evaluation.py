@@ -42,7 +42,7 @@ from datasets.sources.names import (
 from datasets.sources.samples import Samples
 from datasets.sources.split import Splitter, as_read_before
 from engine.checkpoint.run_folder import check_same_checkpoint
-from engine.checkpoint.weights_record import read_record, weights_record
+from engine.checkpoint.weights_record import record_in, weights_record
 from engine.plan.training import check_same_options, describe_preprocessing, find_on_all_ranks
 from engine.run.facts import EvaluationData, Fact
 from engine.run.log import RunLogger
@@ -154,14 +154,14 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
     """
     options, given, notes = command.config, command.given, list[Note | Fact]()
     of_model, weights = set(given.get("MODEL", ())), options.model.pretrained
-    file = weights if weights != "timm" else None
-    record = read_record(file) if file else None
+    file = read_weights(weights) if weights not in (None, "timm") else None
+    record = record_in(file) if file else None
     if record is None:
-        if file and of_model <= OF_EVERY_MODEL and (name := read_weights(file).architecture):
-            named = WeightsRecord(file, model={"TYPE": "timm", "NAME": name}, data={})
+        if file and file.model_section and of_model <= OF_EVERY_MODEL:
+            named = WeightsRecord(str(file.file), model=file.model_section, data={})
             options = options.model_copy(update={"model": model_follows_weights(named, options.model, of_model)})
-            notes.append(Note("log", f"Model: {name}, which the file names"))
-        record = weights_record(options.model)
+            notes.append(Note("log", f"Model: {file.architecture}, which the file names"))
+        record = weights_record(options.model, file)
     if record and record.model:
         changed = check_plugins(record.plugins, options.plugins, f"{options.model.pretrained}: ")
         notes += [warning for warning in changed if warning not in command.notes]
@@ -169,8 +169,8 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
     followed = follow_weights(options, given, record, evaluates=True, as_published=not embeds)
     options = followed.options
     if options.model.num_classes is None and options.model.pretrained and not embeds:
-        options = options.with_model(num_classes=outputs_of_weights(options.model, options.data))
-    if record and "DATASET" not in record.data and len(record.class_names or ()) != options.model.num_classes:
+        options = options.with_model(num_classes=outputs_of_weights(options.model, options.data, file))
+    if record and not record.is_own and len(record.class_names or ()) != options.model.num_classes:
         record = replace(record, class_names=None)  # a list of other classes beside the weights
     notes += [*followed.notes, describe_preprocessing(followed), *followed.differing.values()]
     return options, record, notes

@@ -221,8 +221,8 @@ def _find_weights(command: Command, flags: dict[str, Any]) -> FoundWeights:
 
 
 def _describe_given_weights(command: Command) -> FoundWeights:
-    from engine.checkpoint.weights_record import read_record  # imports timm, which other commands may not need
-    from models.weights.read import forget_weights, read_weights
+    from engine.checkpoint.weights_record import record_in  # imports timm, which other commands may not need
+    from models.weights.read import read_weights
 
     given, weights = command.given["MODEL"], command.config.model.pretrained
     shown = weights
@@ -231,13 +231,9 @@ def _describe_given_weights(command: Command) -> FoundWeights:
     reason = f"weights: {shown}"
     if not weights or not given.keys().isdisjoint(("TYPE", "NAME")):
         return FoundWeights(bool(weights), reason)
-    record = read_record(weights)
-    if record is not None:
-        section = record.model
-    else:
-        name = read_weights(weights).architecture
-        section = {"TYPE": "timm", "NAME": name} if name else {}
-    forget_weights()
+    file = read_weights(weights)
+    record = record_in(file)
+    section = record.model if record else file.model_section
     if section.get("TYPE") == "transformers":
         source = weights if weights.startswith(HUB) else f"{LOCAL}{Path(weight_file(weights)).parent}"
         return FoundWeights(True, reason, {"model": source})

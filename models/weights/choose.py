@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from configs.schema.model import Model
+from configs.weights import PADDLE
 from models.weights.names import Convert, State, body_names, paddle_to_timm, summarize_names, to_model_names
-from models.weights.read import Weights
+from models.weights.read import WeightsFile
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -54,92 +55,118 @@ class Candidate:
     """Tensors of a file with the names of the model. path: their entry and the prefix of their names in the file.
 
     score: the numbers of tensors of the model, without its heads, that it has in the same shape, and in any shape.
-    note: on a conversion. others: the candidates that fit as well; other_key: MODEL.WEIGHTS_ENTRY of another one.
+    notes: on a conversion. others: the candidates that fit as well; other_key: MODEL.WEIGHTS_ENTRY of another one.
     """
 
     path: str
     state: State
     score: tuple[int, int]
-    note: Note | None
+    notes: Sequence[Note]
     others: Sequence[str] = ()
     other_key: str = ""
 
+    @property
+    def title(self) -> str:
+        return self.path or _ROOT
+
     def is_named(self, name: str) -> bool:
-        return f".{name}." in f".{self.path or _ROOT}."
+        return f".{name}." in f".{self.title}."
+
+    def equals(self, other: "Candidate") -> bool:
+        if self.state.keys() != other.state.keys():
+            return False
+        return all(torch.equal(tensor, other.state[name]) for name, tensor in self.state.items())
 
 
-def choose(weights: Weights, model: nn.Module, options: Model, purpose: Purpose) -> Candidate:
+def choose(weights: WeightsFile, model: nn.Module, options: Model, purpose: Purpose) -> Candidate:
     """The candidate that fits best; `options` are of the model.
 
     Raises UserError: nothing fits; several fit equally well, or none is MODEL.WEIGHTS_ENTRY: the line names the key.
     """
-    own, body, wanted = model.state_dict(), body_names(model), options.weights_entry
-    convert: Convert = partial(to_model_names, model)
-    if weights.is_paddle:
-        convert = partial(paddle_to_timm, weights.file, options, model)
-    file, found = weights.file, list[Candidate]()
-    for entry, state in weights.states.items():
-        plain = {_WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
-        prefixes = [""] if weights.is_paddle else _large_prefixes(plain, len(body) / 4)
-        best = _best([_candidate(entry, prefix, plain, own, body, convert) for prefix in prefixes])
-        found += [one for one in best if not any(two.path.startswith(one.path) for two in best if two is not one)]
-    most = max((one.score[1] for one in found), default=0)
-    if 4 * most < len(body):
-        largest = max(weights.states.values(), key=len, default={})
-        fix = weights.advice(options.name) or "give weights of this model with timm's names"
-        text = f"{file}: contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors"
-        raise UserError(f"{text} ({summarize_names(filter(body.__contains__, own))}); {fix}")
-    found = [one for one in found if one.score[1]]
+    found = find_candidates(weights, model, options)
     best = _best(found)
+    wanted = options.weights_entry
     averages = [one for one in best if weights.average.search(one.path)]
     raws = [one for one in best if one not in averages]
-    if wanted in (None, "raw", "average"):
-        takes_average = wanted == "average" if wanted else weights.is_result or not purpose.prefers_raw
-        chosen = (averages if takes_average else raws) or ([] if wanted else best)
-    else:
-        named = [one for one in found if one.is_named(wanted)]
-        chosen = _best([one for one in named if one.path == wanted] or named)
-    second = [name for name, first in _PAIRS.items() if any(one.is_named(first) for one in chosen)]
-    if not all(one.is_named("backbone") for one in chosen):  # the student is the result of a distillation
-        second = [name for name in second if name != "student"]
-    chosen = [one for one in chosen if not any(map(one.is_named, second))]
-    paths = summarize_names([one.path or _ROOT for one in chosen or found], limit=6)
+    raw_first = purpose.prefers_raw and not weights.is_result
+    kinds = {"raw": [raws], "average": [averages], None: [raws, averages] if raw_first else [averages, raws]}
+    named = [one for one in found if one.is_named(str(wanted))]
+    exact = [one for one in named if one.path == wanted]
+    chosen = next(filter(None, kinds.get(wanted, [_best(exact or named)])), [])
+    chosen = _without_second_networks(chosen)
     if not chosen:
-        problem = f"{file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {paths}"
+        entries = summarize_names([one.title for one in found], limit=6)
+        problem = f"{weights.file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {entries}"
         raise UserError(f"{problem}; change the key or remove it")
-    one = chosen[0]
-    for state in (other.state for other in chosen[1:]):
-        if state.keys() != one.state.keys() or not all(torch.equal(state[name], one.state[name]) for name in state):
-            of_teacher = "give a file with one of them"  # the key is the student's
-            fix = of_teacher if purpose == TEACHER else "choose with -opts MODEL.WEIGHTS_ENTRY=NAME"
-            raise UserError(f"{file}: the entries {paths} fit equally well; {fix}")
-    others = [summarize_names([other.path or _ROOT]) for other in best if other is not one]
-    key = "raw" if one in averages and raws else "average" if averages and one in raws else (*others, "")[0]
+    one, *equals = chosen
+    if not all(map(one.equals, equals)):
+        entries = summarize_names([one.title for one in chosen], limit=6)
+        fix = "choose with -opts MODEL.WEIGHTS_ENTRY=NAME"
+        if purpose == TEACHER:
+            fix = "give a file with one of them"  # the key is the student's
+        raise UserError(f"{weights.file}: the entries {entries} fit equally well; {fix}")
+    others = [summarize_names([other.title]) for other in best if other is not one]
+    key = next(iter(others), "")
+    if averages and raws and one in best:
+        key = "raw" if one in averages else "average"
     return replace(one, others=others, other_key=key)
 
 
+def _without_second_networks(chosen: list[Candidate]) -> list[Candidate]:
+    """Of two networks of one training, the candidates of the one that its program uses last."""
+    second = {name for name, first in _PAIRS.items() if any(one.is_named(first) for one in chosen)}
+    if not all(one.is_named("backbone") for one in chosen):
+        second.discard("student")  # which is the result of a distillation
+    return [one for one in chosen if not any(map(one.is_named, second))]
+
+
+def find_candidates(weights: WeightsFile, model: nn.Module, options: Model) -> list[Candidate]:
+    """The entries and prefixes that have tensors of the model. Raises UserError: none has a fourth of them."""
+    own, body = model.state_dict(), body_names(model)
+    convert: Convert = partial(to_model_names, model)
+    if weights.kind == PADDLE:
+        convert = partial(paddle_to_timm, weights.file, options, model)
+    found = list[Candidate]()
+    for entry, state in weights.tensors.states.items():
+        plain = {_WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
+        prefixes = [""] if weights.kind == PADDLE else _large_prefixes(plain, len(body) / 4)
+        best = _best([_candidate(entry, prefix, plain, own, body, convert) for prefix in prefixes])
+        found += [one for one in best if sum(two.path.startswith(one.path) for two in best) == 1]  # the longest prefix
+    most = max([0, *(one.score[1] for one in found)])
+    if 4 * most < len(body):
+        largest = max(weights.tensors.states.values(), key=len, default={})
+        fix = weights.advice(options.name) or "give weights of this model with timm's names"
+        problem = f"contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors"
+        of_model = summarize_names(filter(body.__contains__, own))
+        raise UserError(f"{weights.file}: {problem} ({of_model}); {fix}")
+    return [one for one in found if one.score[1]]
+
+
 def _best(candidates: list[Candidate]) -> list[Candidate]:
-    return [one for one in candidates if one.score == max(other.score for other in candidates)]
+    most = max([(0, 0), *(one.score for one in candidates)])
+    return [one for one in candidates if one.score == most]
 
 
 def _large_prefixes(names: State, least: float) -> list[str]:
     """The prefixes that at least `least` names have; '' is one."""
     sizes = Counter[str]()
     for name in names:
-        sizes.update(name[:end] for end in (0, *(dot.end() for dot in islice(re.finditer(r"\.", name), _MAX_PREFIX))))
+        ends = [dot.end() for dot in islice(re.finditer(r"\.", name), _MAX_PREFIX)]
+        sizes.update(name[:end] for end in (0, *ends))
     return [prefix for prefix, count in sizes.most_common(_MAX_PREFIXES) if count >= least]
 
 
 def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str], convert: Convert) -> Candidate:
-    part, note = convert({name.removeprefix(prefix): one for name, one in state.items() if name.startswith(prefix)})
-    outside = {name: one for name, one in state.items() if not name.startswith(prefix) and name not in part}
-    layers = {name.rpartition(".")[0] for name in outside}
-    for head in (name for name in own if name not in body and name not in part | outside):  # beside the backbone
-        ends = [name for name in outside if name.endswith(f".{head}")]
-        if len(layers) == 1:
-            ends = [name for name in outside if name.rpartition(".")[2] == head.rpartition(".")[2]]
+    inside = [name for name in state if name.startswith(prefix)]
+    part, note = convert({name.removeprefix(prefix): state[name] for name in inside})
+    outside = {name: state[name] for name in state if name not in {*inside, *part}}
+    known = {*body, *part, *outside}
+    has_one_layer = len({name.rpartition(".")[0] for name in outside}) == 1
+    for head in [name for name in own if name not in known]:  # beside the backbone
+        end = head.rpartition(".")[2] if has_one_layer else head
+        ends = [name for name in outside if f".{name}".endswith(f".{end}")]
         if len(ends) == 1:
             outside[head] = outside.pop(ends[0])
-    names = [name for name in body if name in part]
-    shapes = sum(tuple(part[name].shape) == tuple(own[name].shape) for name in names)
-    return Candidate(f"{entry}.{prefix}".strip("."), part | outside, (shapes, len(names)), note)
+    names = body & part.keys()
+    shapes = sum(part[name].shape == own[name].shape for name in names)
+    return Candidate(f"{entry}.{prefix}".strip("."), part | outside, (shapes, len(names)), [note] if note else [])

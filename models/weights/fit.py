@@ -2,11 +2,12 @@
 
 import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 from warnings import catch_warnings
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 from configs.schema.model import Model
 from models.weights.choose import FINE_TUNE, Purpose, choose
 from models.weights.names import State, head_names, summarize_names
-from models.weights.read import LOST, Weights, forget_weights, read_weights
+from models.weights.read import LOST, WeightsFile, read_weights
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -57,16 +58,36 @@ class Fitted:
     counts: tuple[int, int] = (0, 0)
     unused: list[str] = field(default_factory=list)
 
+    def note(
+        self, text: str, names: Collection[str] | None = None, kind: Literal["screen", "log", "warning"] = "log"
+    ) -> None:
+        """Adds a remark; with `names`, it lists them, if there are any."""
+        if names is None:
+            self.remarks.append(Note(kind, text))
+        elif names:
+            self.remarks.append(Note(kind, f"{text}: {summarize_names(names)}"))
+
     def notes(self) -> list[Note]:
-        beside = f"; also there: {', '.join(self.others)} (MODEL.WEIGHTS_ENTRY={self.other_key})" if self.others else ""
+        source = f"weights: {self.source}"
+        if self.others:
+            source += f"; also there: {', '.join(self.others)} (MODEL.WEIGHTS_ENTRY={self.other_key})"
         head = "new head, of zeros" if self.zero_heads else "new head"
-        new = [
-            f"{name}: {reason.value.format(*self.counts)}: {'new' if reason is NewHead.OTHER_NORM else head}"
+        kinds = {NewHead.OTHER_NORM: "new"}
+        texts = [
+            f"{name}: {reason.value.format(*self.counts)}: {kinds.get(reason, head)}"
             for name, reason in self.new_heads.items()
         ]
-        unused = [f"not used: {summarize_names(self.unused, limit=8)}"] if self.unused else []
-        notes = [Note("log", f"weights: {self.source}{beside}"), *self.remarks]
-        return notes + [Note("log", text) for text in (*new, *unused)]
+        if self.unused:
+            texts.append(f"not used: {summarize_names(self.unused, limit=8)}")
+        return [Note("log", source), *self.remarks, *(Note("log", text) for text in texts)]
+
+    def check_heads(self, file: Path, heads: list[str]) -> None:
+        """Raises UserError if a head is new."""
+        for name, reason in self.new_heads.items():
+            fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
+            if self.new_heads.keys() >= set(heads) and NewHead.NOT_IN_FILE in self.new_heads.values():
+                fix = "train with these weights first, or give weights with a head"
+            raise UserError(f"{file}: cannot be evaluated ({name}: {reason.value.format(*self.counts)}); {fix}")
 
 
 def load_pretrained(
@@ -90,58 +111,28 @@ def load_pretrained(
     finite; a new head where the purpose needs one of the file. The model is then unchanged.
     """
     options = options or Model()
-    try:
-        weights = read_weights(path)
-        chosen = choose(weights, model, options, purpose)
-    finally:
-        forget_weights()
-    state, own = dict(chosen.state), model.state_dict()
+    weights = read_weights(path)
+    chosen = choose(weights, model, options, purpose)
     entry = f" ({summarize_names([chosen.path])})" if chosen.path else ""
-    fitted = Fitted(
-        source=f"{weights.file}{entry}, {len(state)} tensors",
-        others=chosen.others,
-        other_key=chosen.other_key,
-        remarks=[chosen.note] if chosen.note else [],
-        zero_heads=purpose.zero_head,
-    )
-    for name, target in own.items():  # from RGB to gray and from gray to RGB, by the sum of the channels
-        source = state.get(name, target)
-        channels = (*source.shape[1:2], *target.shape[1:2])
-        if source.ndim == target.ndim == 4 and channels in ((3, 1), (1, 3)):
-            state[name] = adapt_input_conv(1, source) if channels == (3, 1) else source.repeat(1, 3, 1, 1) / 3
-            text = f"{name}: from {channels[0]} to {channels[1]} channels, as timm does"
-            fitted.remarks.append(Note("log", text))
-    # The values of parameters that are never trained stay: a formula gives them, such as sines and cosines.
-    fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    if replaced := [name for name in fixed if name in state and not torch.equal(state[name], own[name])]:
-        fitted.remarks.append(Note("log", f"fixed by a formula, not read: {summarize_names(replaced)}"))
-    computed = [name for name in own if name.endswith(_COMPUTED)]
-    counts = [name for name in own if name.endswith(".num_batches_tracked") and name not in state]  # torch before 0.4.1
-    state = {name: tensor for name, tensor in state.items() if not name.endswith(_COMPUTED)}
-    state |= {name: own[name] for name in (*fixed, *computed, *counts)}
-    fitted.remarks += _resize_positions(model, state, own, image_size)
-    new = {name: tensor for name, tensor in own.items() if name.startswith("fc_norm.")}
-    if new and not state.keys() & new.keys() and "norm.weight" not in own and "norm.weight" in state:
-        state.update(new)  # weights of a class token, such as MAE's, in a model that averages the patches
-        fitted.new_heads["fc_norm"] = NewHead.OTHER_NORM
-    heads = head_names(model)
-    for head in heads:
-        _fit_head(fitted, model, head, state, own, purpose.head_rows, options.features != "pre_logits")
+    source = f"{weights.file}{entry}, {len(chosen.state)} tensors"
+    fitted = Fitted(source, chosen.others, chosen.other_key, [*chosen.notes], zero_heads=purpose.zero_head)
+    pairs = Pairs(model, chosen.state, fitted)
+    pairs.adapt_channels()
+    pairs.keep_computed()
+    pairs.resize_positions(image_size)
+    pairs.resize_tables()
+    pairs.fit_norm()
+    for head in pairs.heads:
+        pairs.fit_head(head, purpose.head_rows, is_pooled=options.features != "pre_logits")
     fix = weights.advice(options.name) or f"give weights of {options.name}, or set MODEL to match (-model=NAME)"
-    checked = _check_tensors(weights, state, own, heads, fix)
-    if fitted.new_heads and purpose.needs_head:
-        fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
-        if fitted.new_heads.keys() >= set(heads) and NewHead.NOT_IN_FILE in fitted.new_heads.values():
-            fix = "train with these weights first, or give weights with a head"
-        name, reason = next(iter(fitted.new_heads.items()))
-        problem = f"{weights.file}: cannot be evaluated ({name}: {reason.value.format(*fitted.counts)})"
-        raise UserError(f"{problem}; {fix}")
-    fitted.unused = [name for name in state if name not in own]
-    hidden = [name for name in fitted.unused if _part(name) == "pre_logits"]  # of ViTs of ImageNet-21k
-    if hidden and purpose.needs_head:
+    checked = _check_tensors(weights, pairs, fix)
+    fitted.unused = [name for name in pairs.state if name not in pairs.own]
+    if purpose.needs_head:
+        fitted.check_heads(weights.file, pairs.heads)
+        hidden = [name for name in fitted.unused if _part(name) == "pre_logits"]  # of ViTs of ImageNet-21k
         text = "the results differ from the results of the weights' own program"
-        layer = f"this model lacks their layer before the head: {summarize_names(hidden)}"
-        fitted.remarks.append(Note("warning", f"{text}: {layer}"))
+        text += ": this model lacks their layer before the head"
+        fitted.note(text, hidden, "warning")
     model.load_state_dict(checked, strict=True)
     if purpose.zero_head:
         _make_zero(model, fitted.new_heads)
@@ -159,85 +150,144 @@ def fit_published(model: nn.Module, options: Model, purpose: Purpose) -> Fitted:
         raise UserError(f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}; {fix}")
     fitted = Fitted(f"timm's {options.name}", zero_heads=purpose.zero_head)
     if outputs != options.num_logits or options.features == "token_avg":
-        same = NewHead.OTHER_FEATURES if outputs == options.num_logits else NewHead.OTHER_NUMBER
-        fitted.new_heads["head"] = same if outputs else NewHead.NOT_IN_FILE
+        reason = NewHead.NOT_IN_FILE
+        if outputs:
+            reason = NewHead.OTHER_FEATURES if outputs == options.num_logits else NewHead.OTHER_NUMBER
+        fitted.new_heads["head"] = reason
         fitted.counts = (outputs or 0, options.num_logits)
         if purpose.zero_head:
             _make_zero(model, head_names(model))
     return fitted
 
 
-def _resize_positions(
-    model: nn.Module, state: State, own: State, image_size: tuple[int, int] | None = None
-) -> list[Note]:
-    """Resizes position embeddings (1, N, D), and tables of relative positions, by timm's functions.
+class Pairs:
+    """The tensors of a model, and the tensors of a file by the same names.
 
-    image_size: as in `load_pretrained`. As many tokens may have another grid (8 x 2 and 4 x 4), which timm overlooks.
-    Tensors that they cannot resize stay unchanged: the check of shapes refuses them.
+    own: of the model. state: of the file, with values of the model where a part is new. Tensors that cannot be adapted
+    stay unchanged: the check of shapes refuses them.
     """
-    patches: Any = getattr(model, "patch_embed", None)
-    grid = list(getattr(patches, "grid_size", None) or ())
-    patch = to_2tuple(getattr(patches, "patch_size", 1))
-    old_grid = [side // length for side, length in zip(image_size or (), patch, strict=False)]
-    resize_table: Any = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    resized, about = [], ""
-    for name in (name for name in own if name in state and name.endswith(_POSITIONS)):
-        source, target = state[name], own[name]
-        prefix_tokens = target.shape[1] - math.prod(grid)  # class token and others outside the grid
-        is_grid = name == "pos_embed" and source.ndim == 3 and bool(grid)
-        is_known = is_grid and bool(old_grid) and math.prod(old_grid) == source.shape[1] - prefix_tokens
-        if source.shape == target.shape and not (is_known and old_grid != grid):
-            if is_grid and not is_known and grid[0] != grid[1]:
-                about = f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"
-            continue
-        with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source
-            if name == "pos_embed":
-                old = old_grid if is_known else [math.isqrt(source.shape[1] - prefix_tokens)] * 2
-                found = resample_abs_pos_embed(source, grid, old, num_prefix_tokens=prefix_tokens)
-                if grid[0] != grid[1] or old[0] != old[1]:
-                    about = f"positions: {' x '.join(map(str, old))} tokens become {' x '.join(map(str, grid))}"
+
+    def __init__(self, model: nn.Module, state: State, fitted: Fitted) -> None:
+        self.model, self.own, self.heads = model, model.state_dict(), head_names(model)
+        self.state, self.fitted = dict(state), fitted
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """The names that both have, with the tensor of the file and the tensor of the model."""
+        for name in [name for name in self.own if name in self.state]:
+            yield name, self.state[name], self.own[name]
+
+    def adapt_channels(self) -> None:
+        """From RGB to gray and from gray to RGB, by the sum of the channels."""
+        for name, source, target in self:
+            channels = [tensor.shape[1] for tensor in (source, target) if tensor.ndim == 4]
+            if channels == [3, 1]:
+                self.state[name] = adapt_input_conv(1, source)
+            elif channels == [1, 3]:
+                self.state[name] = source.repeat(1, 3, 1, 1) / 3
             else:
-                found = resize_table({name: source}, model)[name]
-            if found.shape == target.shape:
-                state[name] = found
-                resized.append(f"{name} from {_shape(source)} to {_shape(target)}")
-    notes = [Note("screen", about)] if about else []
-    return notes + ([Note("log", f"positions: resized as timm does: {summarize_names(resized)}")] if resized else [])
+                continue
+            self.fitted.note(f"{name}: from {channels[0]} to {channels[1]} channels, as timm does")
 
+    def keep_computed(self) -> None:
+        """Parameters that are never trained keep their values: a formula gives them, such as sines and cosines."""
+        fixed = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
+        replaced = [name for name, source, target in self if name in fixed and not torch.equal(source, target)]
+        self.fitted.note("fixed by a formula, not read", replaced)
+        self.state = {name: tensor for name, tensor in self.state.items() if not name.endswith(_COMPUTED)}
+        for name, tensor in self.own.items():
+            if name in fixed or name.endswith(_COMPUTED):
+                self.state[name] = tensor
+            elif name.endswith(".num_batches_tracked"):  # torch before 0.4.1 has none
+                self.state.setdefault(name, tensor)
 
-def _fit_head(
-    fitted: Fitted, model: nn.Module, head: str, state: State, own: State, rows: Sequence[int] | None, is_pooled: bool
-) -> None:
-    """Gives each class its row of the file, or makes the head new if the file has none of these classes.
+    def resize_positions(self, image_size: tuple[int, int] | None) -> None:
+        """Resizes position embeddings (1, N, D) by timm's function. image_size: as in `load_pretrained`.
 
-    is_pooled: MODEL.FEATURES changes its inputs.
-    """
-    is_other = max(rows or (0,)) < 0
-    names = [name for name in own if name.startswith(f"{head}.")]
-    in_file = [name for name in names if name in state]
-    layers = output_layers(model, head) if rows and not is_other else []
-    for name in (f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")):
-        source, target, row = state.get(name), own.get(name), torch.tensor(rows)
-        if source is not None and target is not None and source.ndim == target.ndim and source.numel():
-            is_kept = ((row >= 0) & (row < len(source))).view(-1, *[1] * (target.ndim - 1))
-            kept = source[row.clamp(0, len(source) - 1)]
-            if kept.shape == target.shape and kept.dtype in _FLOAT_DTYPES:  # else the check of shapes refuses it
-                state[name] = torch.where(is_kept, kept.to(target.dtype), 0)  # the row of a new class, -1, is zero
-    weights = [name for name in in_file if own[name].ndim > 1 and state[name].shape[1:] == own[name].shape[1:]]
-    counts = [(len(state[name]), len(own[name])) for name in weights if len(state[name]) != len(own[name])]
-    matrices = [name for name in in_file if state[name].ndim == 2 == own[name].ndim]
-    if counts:
-        fitted.counts, reason = counts[0], NewHead.OTHER_NUMBER
-    elif names and not in_file:
-        reason = NewHead.NOT_IN_FILE
-    elif is_pooled and not set(matrices) <= set(weights):
-        reason = NewHead.OTHER_FEATURES
-    elif names and is_other:
-        reason = NewHead.NO_KNOWN_CLASS
-    else:
-        return
-    fitted.new_heads[head] = reason
-    state |= {name: own[name] for name in names}
+        As many tokens may have another grid (8 x 2 and 4 x 4), which timm overlooks.
+        """
+        source, target = self.state.get("pos_embed"), self.own.get("pos_embed")
+        patches: Any = getattr(self.model, "patch_embed", None)
+        grid = list(getattr(patches, "grid_size", None) or ())
+        if source is None or target is None or source.ndim != 3 or not grid:
+            return
+        prefix_tokens = target.shape[1] - math.prod(grid)  # class token and others outside the grid
+        tokens = source.shape[1] - prefix_tokens
+        patch = to_2tuple(getattr(patches, "patch_size", 1))
+        known = [side // length for side, length in zip(image_size or (), patch, strict=False)]
+        if math.prod(known) != tokens:
+            known = []
+        if source.shape == target.shape and known in ([], grid):
+            if not known and grid[0] != grid[1]:
+                text = f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"
+                self.fitted.note(text, kind="screen")
+            return
+        old = known or [math.isqrt(max(tokens, 0))] * 2
+        with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source
+            found = resample_abs_pos_embed(source, grid, old, num_prefix_tokens=prefix_tokens)
+            if len({*grid}) > 1 or len({*old}) > 1:
+                text = f"positions: {old[0]} x {old[1]} tokens become {grid[0]} x {grid[1]}"
+                self.fitted.note(text, kind="screen")
+            self._replace_resized({"pos_embed": found})
+
+    def resize_tables(self) -> None:
+        """Resizes tables of relative positions, and embeddings inside of the model, by timm's functions."""
+        resize: Any = getattr(sys.modules[type(self.model).__module__], "checkpoint_filter_fn", None)
+        found = State()
+        for name, source, target in self:
+            if source.shape == target.shape or name == "pos_embed" or not name.endswith(_POSITIONS):
+                continue
+            with suppress(Exception), catch_warnings(action="ignore"):  # as above
+                found[name] = resize({name: source}, self.model)[name]
+        self._replace_resized(found)
+
+    def _replace_resized(self, found: State) -> None:
+        fitting = [name for name in found if found[name].shape == self.own[name].shape]
+        shapes = [f"{name} from {_shape(self.state[name])} to {_shape(found[name])}" for name in fitting]
+        self.fitted.note("positions: resized as timm does", shapes)
+        self.state |= {name: found[name] for name in fitting}
+
+    def fit_norm(self) -> None:
+        """Weights of a class token, such as MAE's, in a model that averages the patches: its norm is new."""
+        new = {name: tensor for name, tensor in self.own.items() if name.startswith("fc_norm.")}
+        of_tokens = "norm.weight" in self.state.keys() - self.own.keys()
+        if new and of_tokens and new.keys().isdisjoint(self.state):
+            self.state |= new
+            self.fitted.new_heads["fc_norm"] = NewHead.OTHER_NORM
+
+    def fit_head(self, head: str, rows: Sequence[int] | None, is_pooled: bool) -> None:
+        """Gives each class its row of the file, or makes the head new if the file has none of these classes.
+
+        rows: as of `Purpose`. is_pooled: MODEL.FEATURES changes its inputs.
+        """
+        is_other = max(rows or (0,)) < 0
+        if rows and not is_other:
+            self._select_rows(output_layers(self.model, head), torch.tensor(rows))
+        new = {name: tensor for name, tensor in self.own.items() if name.startswith(f"{head}.")}
+        shapes = [(source.shape, target.shape) for name, source, target in self if name in new]
+        others = [(there, here) for there, here in shapes if there != here and len(there) == len(here) > 1]
+        counts = [(there[0], here[0]) for there, here in others if there[1:] == here[1:]]
+        if counts:
+            self.fitted.counts = counts[0]
+        reasons = {
+            NewHead.OTHER_NUMBER: bool(counts),
+            NewHead.NOT_IN_FILE: not shapes,
+            NewHead.OTHER_FEATURES: is_pooled and any(there[1] != here[1] for there, here in others if len(here) == 2),
+            NewHead.NO_KNOWN_CLASS: is_other,
+        }
+        applying = [reason for reason, applies in reasons.items() if applies]
+        if new and applying:
+            self.fitted.new_heads[head] = applying[0]
+            self.state |= new
+
+    def _select_rows(self, layers: list[str], rows: torch.Tensor) -> None:
+        names = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+        for name, source, target in self:
+            if name not in names or source.ndim != target.ndim or not source.numel():
+                continue
+            kept = source[rows.clamp(0, len(source) - 1)]
+            if kept.shape == target.shape and kept.dtype in _FLOAT_DTYPES:
+                is_kept = ((rows >= 0) & (rows < len(source))).view(-1, *[1] * (target.ndim - 1))
+                self.state[name] = torch.where(is_kept, kept.to(target.dtype), 0)  # of a new class, whose row is -1
 
 
 def _make_zero(model: nn.Module, heads: Collection[str]) -> None:
@@ -260,24 +310,26 @@ def output_layers(model: nn.Module, head: str) -> list[str]:
     return [name for name, part in module.named_modules(prefix=head) if isinstance(part, nn.Linear | nn.Conv2d)][-1:]
 
 
-def _check_tensors(weights: Weights, state: State, own: State, heads: list[str], fix: str) -> State:
-    """The tensors of `state` that the model has, cast to the model's dtypes.
+def _check_tensors(weights: WeightsFile, pairs: Pairs, fix: str) -> State:
+    """The tensors of the file that the model has, cast to the model's dtypes.
 
     Raises UserError if a tensor is missing, or its shape, dtype or values are wrong; if a part of the model apart from
-    `heads`, such as `blocks`, or the input of the blocks, has tensors in `state` that the model lacks.
+    its heads, such as `blocks`, or the input of the blocks, has tensors in the file that the model lacks.
     """
+    own, state = pairs.own, pairs.state
 
     def refuse(names: list[str], what: str, remedy: str = fix) -> None:
         if names:
             raise UserError(f"{weights.file}: {what}: {summarize_names(names)}; {remedy}")
 
     missing = [name for name in own if name not in state]
-    if lost := [name for name in missing if any(f".{one}".endswith(f".{name}") for one in weights.lost)]:
+    lost = [name for name in missing if any(f".{one}".endswith(f".{name}") for one in weights.tensors.lost)]
+    if lost:
         raise UserError(LOST.format(weights.file, summarize_names(lost)))
     refuse(missing, "missing tensors")
     misfits = [name for name in own if state[name].shape != own[name].shape]
     refuse([f"{name} {_shape(state[name])}, not {_shape(own[name])}" for name in misfits], "wrong shapes")
-    parts = {_part(name) for name in own if "." in name} - {_part(head) for head in heads}
+    parts = {_part(name) for name in own if "." in name} - {_part(head) for head in pairs.heads}
     parts |= _OF_THE_INPUT if "patch_embed" in parts else set()
     refuse([name for name in state if name not in own and _part(name) in parts], "the model has no place for")
     kinds = [name for name in own if own[name].is_floating_point() != (state[name].dtype in _FLOAT_DTYPES)]

@@ -108,6 +108,7 @@ _REGNET = Family(
         (r"^head\.2\.", "head.fc."),
     ],
 )
+_OF_HEADS: dict[Any, str] = {False: " (DISTILLED for two heads)"}  # by MODEL.DISTILLED
 _STATISTICS = ((r"\._mean$", ".running_mean"), (r"\._variance$", ".running_var"))
 
 
@@ -117,11 +118,11 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
     PaddleClas has the names of timm or of the authors, and PaddlePaddle's layout. Raises UserError if the file contains
     a tensor that the model does not have.
     """
-    is_regnet = options.type == "timm" and options.name.partition(".")[0] == _REGNET.timm
-    family = _REGNET if is_regnet else FAMILIES.get(options.type, _VIT)
+    family = FAMILIES.get(options.type, _VIT)
+    if options.type == "timm" and options.name.partition(".")[0] == _REGNET.timm:
+        family = _REGNET
     renames = (*_STATISTICS, *(family.renames(options) if callable(family.renames) else family.renames))
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    distilled = " (DISTILLED for two heads)" if getattr(options, "distilled", None) is False else ""
     own = model.state_dict()
     computed = {name: tensor for name, tensor in own.items() if not tensor.is_floating_point()}  # such as counters
     result: State = {}
@@ -131,33 +132,45 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
         if any(re.fullmatch(pattern, name) for pattern in family.dropped):
             continue
         renamed = _renamed(name, renames)
-        parts = [renamed]
-        for pattern, modules in family.split.items():
-            if match := re.fullmatch(pattern, renamed):
-                parts = [f"{match[1]}{module}{match[2]}" for module in modules]
-                break
-        if not all(part in own for part in parts):
-            mean = renamed.replace(".conv.bias", ".bn.running_mean")
-            if mean in own:
-                biases[mean] = tensor
-            else:
-                unknown.append(name)
-            continue
-        # The kind of the layer tells the layout: the shape of a square weight does not.
-        rows = tensor.t() if parts[0] in linear and tensor.ndim == 2 else tensor
-        result |= dict(zip(parts, rows.chunk(len(parts)) if len(parts) > 1 else [rows], strict=False))
+        parts = _split(renamed, family)
+        mean = renamed.replace(".conv.bias", ".bn.running_mean")
+        if own.keys() >= {*parts}:
+            # The kind of the layer tells the layout: the shape of a square weight does not.
+            rows = tensor.t() if parts[0] in linear and tensor.ndim == 2 else tensor
+            result |= zip(parts, rows.chunk(len(parts)) if len(parts) > 1 else [rows], strict=False)
+        elif mean in own:
+            biases[mean] = tensor
+        else:
+            unknown.append(name)
     if unknown or not result:
-        plain = {_renamed(name, _STATISTICS): one for name, one in state.items()}
-        matrices = {name: one.t() for name, one in plain.items() if one.ndim == 2 and name.endswith(".weight")}
-        others, note = to_model_names(model, plain | matrices)
+        others, note = _of_paddleclas(model, state)
         if body_names(model) <= computed.keys() | others.keys():
             return computed | others, note
+        heads = _OF_HEADS.get(getattr(options, "distilled", None), "")
         problem = f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}"
-        raise UserError(f"{problem}; give weights of this model, or set MODEL{distilled} to match")
+        raise UserError(f"{problem}; give weights of this model, or set MODEL{heads} to match")
     for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
         result[mean] = result[mean].float() - biases[mean].float()
     computed |= {name: own[name] for name in own if any(re.fullmatch(one, name) for one in family.computed)}
     return computed | result, None
+
+
+def _of_paddleclas(model: nn.Module, state: State) -> tuple[State, Note | None]:
+    """The names of timm or of the authors, in PaddlePaddle's layout."""
+    plain = {_renamed(name, _STATISTICS): tensor for name, tensor in state.items()}
+    for name, tensor in plain.items():
+        if tensor.ndim == 2 and name.endswith(".weight"):
+            plain[name] = tensor.t()
+    return to_model_names(model, plain)
+
+
+def _split(name: str, family: Family) -> list[str]:
+    """The names of the tensors into which a tensor is split, such as the one of query, key and value."""
+    for pattern, modules in family.split.items():
+        match = re.fullmatch(pattern, name)
+        if match:
+            return [f"{match[1]}{module}{match[2]}" for module in modules]
+    return [name]
 
 
 def _renamed(name: str, renames: Iterable[Rename]) -> str:

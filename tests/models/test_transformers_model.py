@@ -24,7 +24,7 @@ from engine.training.optimizer import build_optimizer
 from models.blocks import FeatureModel
 from models.build import build_model
 from models.weights.choose import EVALUATE, FINE_TUNE
-from models.weights.read import forget_weights, read_weights
+from models.weights.read import read_weights
 from scripts import export
 from utils.errors import UserError
 from utils.file_formats import hf_folder
@@ -152,9 +152,8 @@ def test_weights_in_one_part_and_in_two_are_read_from_a_folder_and_the_cache_of_
             torch.testing.assert_close(model.eval()(pixels), source(pixel_values=pixels).logits, atol=1e-5, rtol=0)
         assert read_record(place.removeprefix("local-dir:")).class_names == list(NAMES)
     max(folder.glob("*.safetensors")).unlink()
-    forget_weights()
     with pytest.raises(UserError, match=r"^[^\n]*c0ffee[^\n]*$"):
-        read_weights(str(folder))
+        _ = read_weights(str(folder)).tensors
 
 
 def exported(checkpoint: Path, target: Path):

@@ -1,26 +1,27 @@
-"""Reads pickles without trust: files of `torch.save`, and pickles of plain data and numpy arrays.
+"""Reads pickles without trust and without torch: files of `torch.save`, and PaddlePaddle's of numpy arrays.
 
-Nothing that a file names is run. In a file of torch, objects of other classes become `Inert`; in a plain pickle, only
-the names in `_CALLS` mean anything. An array becomes a record of its bytes, because numpy would allocate any shape that
-the file states. The plain unpickler is `pickle._Unpickler`: the one in C allocates up to 64 GB for one wrong number in
-a file. Bytes and arrays never exceed the file; a malicious file can still take long, or much memory, by naming its
-lists, dicts and tuples many times.
+Nothing that a file names is run: only the names in `_CALLS` mean anything, and objects of other classes become `Inert`.
+An array becomes a record of its bytes, because numpy would allocate any shape that the file states; a tensor becomes a
+record of its place in the file, which is mapped into memory and read where a tensor is used. The unpickler is
+Python's own in Python: the one in C allocates up to 64 GB for one wrong number in a file. Bytes and arrays never exceed
+the file; a malicious file can still take long, or much memory, by naming its lists, dicts and tuples many times.
 """
 
+import io
 import mmap
 import pickle
 import re
+import struct
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from utils.errors import UserError, error_from
-from utils.torch_compat import PythonUnpickler
+from utils.library_compat import PythonUnpickler
 
 # An archive may unpack to 64 MB + 20 times its size: zeros compress more, trained weights much less.
 _FREE_BYTES, _MAX_EXPANSION = 1 << 26, 20
@@ -43,10 +44,6 @@ def checked_archive_bytes(file: Path) -> int:
         problem = f"{file}: would unpack from {size} to {unpacked} bytes, far more than weights do"
         raise UserError(f"{problem}; give another file")
     return unpacked
-
-
-class ForbiddenName(Exception):
-    """The pickle names a class or function that plain data does not need. The message is its name."""
 
 
 class DtypeRecord:
@@ -72,43 +69,12 @@ class ArrayRecord:
     def array(self) -> np.ndarray:
         """Raises an exception of any type if the record is damaged."""
         data = self.content.encode("latin1") if isinstance(self.content, str) else self.content
-        numbers = np.frombuffer(data, self.dtype.byte_order + self.dtype.code)
+        numbers = np.frombuffer(data, self.dtype.byte_order + self.dtype.code).astype(self.dtype.code)
         return numbers.reshape(self.shape, order="F" if self.column_major else "C")
 
 
 class ScalarRecord(ArrayRecord):
     """A pickled number or text of numpy."""
-
-
-def read_plain_pickle(stream: BinaryIO) -> Any:
-    """The content of the file, with an `ArrayRecord` for each array.
-
-    Raises ForbiddenName: the file names a class or function that arrays do not need; Exception: of almost any type,
-    from a damaged file.
-    """
-    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as file:  # reads never exceed the file size
-        return _Unpickler(file, encoding="latin1").load()
-
-
-class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without types
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _CALLS:
-            raise ForbiddenName(f"{module}.{name}")
-        return _CALLS[module, name]
-
-    def load_build(self) -> None:
-        """Sets the state of a record; nothing else has one, also not the functions of `_CALLS`."""
-        state = self.stack.pop()
-        self.stack[-1].__setstate__(state)
-
-    def load_bytearray8(self) -> None:
-        """Python's own would allocate the size that the file states. Older protocols name the type: refused."""
-        raise ForbiddenName("builtins.bytearray")
-
-    dispatch: ClassVar[dict[int, Callable[..., None]]] = PythonUnpickler.dispatch | {
-        pickle.BUILD[0]: load_build,
-        pickle.BYTEARRAY8[0]: load_bytearray8,
-    }
 
 
 def _encode(text: str, encoding: str) -> str:
@@ -118,47 +84,62 @@ def _encode(text: str, encoding: str) -> str:
     return text
 
 
-ARRAYS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): ArrayRecord,
-    ("numpy", "dtype"): DtypeRecord,
-    ("numpy.core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
-    ("numpy._core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
-}
-_SCALARS: dict[str, Callable[..., Any]] = {
-    f"numpy.{core}.multiarray.scalar": lambda dtype, data: ScalarRecord((), dtype, False, data)
-    for core in ("core", "_core")
-}
-_CALLS = ARRAYS | {
-    ("_codecs", "encode"): _encode,
-    ("collections", "OrderedDict"): dict,
-    ("builtins", "tuple"): tuple,  # PaddlePaddle's (name, array)
-    ("__builtin__", "tuple"): tuple,  # protocol 2
-}
+@dataclass(eq=False)
+class Storage:
+    """The elements of tensors: torch's name of their type, and their bytes, which stay in the file."""
+
+    dtype: str
+    data: Any = b""
 
 
-_MAX_NAMES = 256  # of classes and functions in one file; each costs time for every object
-_MAX_LISTS = 8  # of classes of lists, where torch appends to none; each costs another reading of the file
+@dataclass(eq=False)
+class TensorRecord:
+    """A pickled tensor. Without arguments, one whose elements are not in the file in order: sparse, quantized, meta.
+
+    offset, strides: in elements. Any value may be wrong: a damaged file states any number.
+    """
+
+    storage: Storage = field(default_factory=lambda: Storage("uint8"))
+    offset: int = 0
+    shape: tuple[int, ...] = (1,)
+    strides: tuple[int, ...] = (1,)
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "_codecs.encode": _encode,
+    "builtins.tuple": tuple,  # PaddlePaddle's (name, array)
+    "__builtin__.tuple": tuple,  # protocol 2
+    "collections.OrderedDict": dict,
+    "numpy.dtype": DtypeRecord,
+    "numpy.ndarray": ArrayRecord,
+    "torch.Size": tuple,
+    "torch._tensor._rebuild_from_type_v2": lambda function, _, arguments, __: function(*arguments),
+    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
+    "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
+    "torch._utils._rebuild_tensor": TensorRecord,
+    "torch._utils._rebuild_tensor_v2": lambda *of_tensor: TensorRecord(*of_tensor[:4]),
+}
+for _core in ("core", "_core"):
+    _CALLS[f"numpy.{_core}.multiarray._reconstruct"] = lambda *_: ArrayRecord()
+    _CALLS[f"numpy.{_core}.multiarray.scalar"] = lambda dtype, data: ScalarRecord((), dtype, False, data)
+_STORAGES = {  # torch's names of the type of a storage, and of its elements
+    "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+    "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "Untyped": "uint8",
+    "ComplexDouble": "complex128", "ComplexFloat": "complex64",
+}  # fmt: skip
+_BYTES = {dtype: 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize for dtype in _STORAGES.values()}
 # Nothing of a file runs; one that names what starts programs or imports code is malicious. commands: of Python 2.
 _HOSTILE = re.compile(
-    r"(?:os|posix|nt|sys|subprocess|commands|pty|socket|shutil|importlib|runpy|ctypes|_?pickle|pip)\..*"
-    r"|torch\.(?:hub|load)\b.*|builtins\.(?:eval|exec|compile|open|setattr|__import__)"
+    r"(?:os|posix|nt|sys|subprocess|commands|pty|socket|shutil|importlib|runpy|ctypes|_?pickle|cPickle|pip)\..*"
+    r"|torch\.(?:hub|load)\b.*|(?:builtins|__builtin__)\.(?:eval|exec|execfile|compile|open|setattr|__import__)"
 )
 
 
-class _InertType(type):
-    """The class of `Inert`: equal to dict, since torch sets the items of dicts only, by a comparison of their types."""
-
-    def __eq__(cls, other: object) -> bool:
-        return other is cls or other is dict or isinstance(other, Inert)
-
-    __hash__ = type.__hash__
-
-
-class Inert(list[Any], metaclass=_InertType):
+class Inert(list[Any]):
     """Takes the place of an object of any class. It accepts all that a pickle can do with one, and does nothing.
 
-    A list, since torch appends to lists only. A subclass for each class in the file has its full name. entries: the
-    items of an object that is a dict, such as a defaultdict. attributes: such as the arguments in a Namespace.
+    A subclass for each class in the file has its full name. It is a list, for objects that are one. entries: the items
+    of an object that is a dict, such as a defaultdict. attributes: such as the arguments in a Namespace.
     """
 
     entries: dict[Any, Any]
@@ -177,9 +158,7 @@ class Inert(list[Any], metaclass=_InertType):
     def __setstate__(self, state: Any) -> None:
         self.attributes = state if isinstance(state, dict) else {}
 
-    def append(self, item: Any) -> None: ...
-
-    def extend(self, items: Any) -> None: ...
+    def add(self, item: Any) -> None: ...
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.entries[key] = value
@@ -188,63 +167,105 @@ class Inert(list[Any], metaclass=_InertType):
     __hash__ = object.__hash__  # type: ignore[assignment]  # a key of a dict, such as a member of an Enum
 
 
-class _EmptyList(Inert):
-    """The class of an object to which the file appends: its objects are plain lists, without a state."""
+class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without types
+    """storages: by their keys in the file. load: key -> the bytes of a storage."""
 
-    def __new__(cls, *_: Any, **__: Any) -> Any:
-        return []
+    def __init__(self, stream: Any, file: Path, load: Callable[[str], Any] = lambda key: b"") -> None:
+        super().__init__(stream, encoding="latin1")
+        self.file, self.load_bytes = file, load
+        self.storages, self.classes = dict[str, Storage](), dict[str, type[Inert]]()
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        if _HOSTILE.fullmatch(full):
+            raise UserError(f"{self.file}: refers to {full[:80]}, which is not data; give a file you trust")
+        if full in _CALLS:
+            return _CALLS[full]
+        if full.startswith("torch._utils._rebuild_"):
+            return lambda *_: TensorRecord()
+        if module.startswith("torch") and name.endswith("Storage"):
+            return name.removesuffix("Storage")
+        return self.classes.setdefault(full, type(full, (Inert,), {}))
+
+    def persistent_load(self, pid: Any) -> Storage:
+        kind, of_elements, key, *_ = pid
+        if kind == "module":  # of torch before 1.6, with its source
+            raise UserError(f"{self.file}: {pickled_model(of_elements.__name__)}")
+        if key not in self.storages:
+            self.storages[key] = Storage(_STORAGES[of_elements], self.load_bytes(key))
+        return self.storages[key]
+
+    def load_build(self) -> None:
+        """Sets the state of a record; dicts and the functions of `_CALLS` keep theirs."""
+        state = self.stack.pop()
+        set_state = getattr(self.stack[-1], "__setstate__", None)
+        if set_state:
+            set_state(state)
+
+    def load_bytearray8(self) -> None:
+        """Python's own would allocate the size that the file states."""
+        raise ValueError("bytearray")
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = PythonUnpickler.dispatch | {
+        pickle.BUILD[0]: load_build,
+        pickle.BYTEARRAY8[0]: load_bytearray8,
+    }
 
 
-def read_torch_file(file: Path) -> Any:
-    """The content, with an `ArrayRecord` for each array, also of one number, and an `Inert` for each other object that
-    is no plain data.
+def read_pickle(file: Path, is_plain: bool = False) -> Any:
+    """The content of a file of torch, with a record for each tensor and array, and an `Inert` for each other object.
 
-    Raises UserError: the file names a function that acts on the machine, or too many classes; Exception: of almost any
-    type, from a damaged file.
+    is_plain: one pickle, as PaddlePaddle writes it.
+    Raises UserError: the file names a function that acts on the machine, is a program, or a damaged archive;
+    Exception: of almost any type, from another damaged file.
     """
-    names, lists, arrays = set[str](), set[str](), {".".join(name): call for name, call in ARRAYS.items()} | _SCALARS
-    try:
-        names = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-    except pickle.UnpicklingError:  # below
-        pass
-    except ValueError as error:
-        if "torchscript" in str(error):
-            raise UserError(f"{file}: is a TorchScript program; give the state_dict of the model") from None
-        # torch before 1.6 wrote no archives: the names are found one by one
-    while True:
-        for name in names:
-            _check_name(file, name)
-        if len(names) > _MAX_NAMES:
-            raise UserError(f"{file}: names more than {_MAX_NAMES} classes; give a plain state_dict")
-        inert = {name: _InertType(name, (_EmptyList if name in lists else Inert,), {}) for name in names} | arrays
-        known: Any = [(call, name) for name, call in inert.items()]
-        try:
-            with torch.serialization.safe_globals(known):
-                return torch.load(file, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            if "Only persistent_load of storage" in str(error):  # a module of torch before 1.6, with its source
-                raise UserError(f"{file}: {pickled_model(max(names, key=len, default='a module'))}") from None
-            if "Unsupported operand" in str(error):
-                fix = "save it with torch.save's own protocol"
-                raise UserError(f"{file}: has a pickle protocol that torch does not read; {fix}") from None
-            of_list = re.search(rf"Can only append to lists, but got <class '{__name__}\.([^']+)'>", str(error))
-            if of_list and of_list[1] not in lists:  # torch 2.11 appends to no class of a list
-                lists.add(of_list[1])
-                if len(lists) > _MAX_LISTS:
-                    raise UserError(
-                        f"{file}: has lists of more than {_MAX_LISTS} classes; give a plain state_dict"
-                    ) from None
-                continue
-            if (found := re.search(r"GLOBAL ([\w.]+)", str(error))) is None:
-                raise
-            name = found[1] if "." in found[1] else f"builtins.{found[1]}"
-            _check_name(file, name, "is blocked" in str(error) or name in names)
-            names.add(name)
+    checked_archive_bytes(file)
+    with open(file, "rb") as stream:  # reads never exceed the file size; torch takes writable memory only
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    if is_plain:
+        return _Unpickler(mapped, file).load()
+    if not zipfile.is_zipfile(file):
+        return _read_old_file(file, mapped)
+    with zipfile.ZipFile(file) as archive:
+        return _read_archive(file, archive, memoryview(mapped))
 
 
-def _check_name(file: Path, name: str, is_refused: bool = False) -> None:
-    if is_refused or _HOSTILE.fullmatch(name):
-        raise UserError(f"{file}: refers to {name[:80]}, which is not data; give a plain state_dict")
+def _read_archive(file: Path, archive: zipfile.ZipFile, mapped: memoryview) -> Any:
+    members = {member.filename: member for member in archive.infolist()}
+    pickled = next(name for name in members if name.endswith("/data.pkl"))
+    folder = pickled.removesuffix("data.pkl")
+    if f"{folder}constants.pkl" in members:
+        raise UserError(f"{file}: is a TorchScript program; give the state_dict of the model")
+    if f"{folder}byteorder" in members and archive.read(f"{folder}byteorder") != b"little":
+        raise UserError(f"{file}: is of a big-endian machine; save it again on another one")
+
+    def load(key: str) -> Any:
+        member = members[f"{folder}data/{key}"]
+        if member.compress_type:
+            return bytearray(archive.read(member))
+        lengths = struct.unpack_from("<HH", mapped, member.header_offset + 26)  # of the name, and of another field
+        start = member.header_offset + 30 + sum(lengths)
+        return mapped[start : start + member.file_size]
+
+    return _Unpickler(io.BytesIO(archive.read(pickled)), file, load).load()
+
+
+def _read_old_file(file: Path, mapped: mmap.mmap) -> Any:
+    """Of torch before 1.6: pickles of three numbers, the content and the keys of its storages; then the storages."""
+    for _ in range(3):
+        _Unpickler(mapped, file).load()
+    unpickler = _Unpickler(mapped, file)
+    content = unpickler.load()
+    keys = _Unpickler(mapped, file).load()
+    view, start = memoryview(mapped), mapped.tell()
+    for key in keys:
+        storage = unpickler.storages[key]
+        count = int.from_bytes(view[start : start + 8], "little")
+        start += 8
+        end = start + count * _BYTES[storage.dtype]
+        storage.data = view[start:end]
+        start = end
+    return content
 
 
 def pickled_model(name: str) -> str:

@@ -3,7 +3,6 @@ that are no squares."""
 
 from collections import Counter
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import timm
@@ -40,8 +39,7 @@ def completed(*argv: str) -> tuple[Data, str, list[str]]:
     """DATA, its sources and the warnings, as a training run completes them before it reads the data."""
     config = parse_command_line(list(argv)).config
     given = {field.upper() for field in config.data.model_fields_set}
-    with patch.object(weights_record, "read_record", return_value=None):  # no file
-        followed = follow_weights(config, {"DATA": given}, weights_record.weights_record(config.model))
+    followed = follow_weights(config, {"DATA": given}, weights_record.weights_record(config.model))
     return followed.options.data, followed.sources, [note.text for note in followed.differing.values()]
 
 
@@ -50,9 +48,11 @@ def timms(name: str) -> dict:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("weights", [[], ["-pretrained=file.pth"]])
-def test_a_recipe_with_weights_of_timms_has_timms_values(name, weights):
-    data, sources, warnings = completed(*FINETUNE, f"-model={name}" if name != NAMES[2] else "-batch_size=2", *weights)
+@pytest.mark.parametrize("weights", ["-batch_size=2", "-pretrained=file.pth"])
+def test_a_recipe_with_weights_of_timms_has_timms_values(name, weights, tmp_path):
+    torch.save({"a": torch.ones(1)}, tmp_path / "file.pth")
+    weights = weights.replace("file", f"{tmp_path}/file")
+    data, sources, warnings = completed(*FINETUNE, f"-model={name}" if name != NAMES[2] else "-batch_size=2", weights)
     expected = timms(name)
     found = {"input_size": (3, data.image_size, data.image_size), "interpolation": data.interpolation}
     found |= {"mean": data.imagenet_mean, "std": data.imagenet_std, "crop_pct": data.crop_pct}

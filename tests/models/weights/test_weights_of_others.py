@@ -19,7 +19,7 @@ import pytest
 import timm
 import torch
 from timm.models import adapt_input_conv
-from weight_files import Reduced, logits, paddle_state, pickled, random_vit, refusal, small_vit
+from weight_files import Reduced, logits, pickled, random_vit, refusal, small_vit
 
 from configs.schema.families.family import TimmModel
 from configs.schema.families.plain import DeiT
@@ -30,7 +30,7 @@ from engine.checkpoint.weights_record import weights_record
 from engine.training.optimizer import scales_by_weights
 from models.weights.choose import EVALUATE, FINE_TUNE, TEACHER
 from models.weights.fit import NewHead, load_pretrained
-from models.weights.read import Weights, read_weights
+from models.weights.read import read_weights, size_of_positions
 from utils.errors import UserError
 
 
@@ -84,13 +84,12 @@ def test_objects_beside_the_weights_and_the_ending_do_not_matter(tmp_path, zippe
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("zipped", [True, False])
-def test_pickle_protocols(tmp_path, zipped):
-    for protocol in (3, 4, 5):
-        torch.save(states(), tmp_path / "x.pth", pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
-        if protocol == 3:
-            assert load_pretrained(small_vit(), str(tmp_path / "x.pth"))
-        else:
-            assert "has a pickle protocol that torch does not read" in refusal(tmp_path / "x.pth")
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_pickle_protocols(tmp_path, protocol, zipped):
+    model = small_vit()
+    torch.save(states(), tmp_path / "x.pth", pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+    load_pretrained(model, str(tmp_path / "x.pth"))
+    assert torch.equal(logits(model), logits(RAW))
 
 
 HOSTILE = {
@@ -127,14 +126,6 @@ def test_pickled_models_are_refused(tmp_path):
         for content in (model, {"model": model, "epoch": 1}, {"ema": model, "epoch": argparse.Namespace()}):
             torch.save(content, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
             assert "contains a pickled object (" in refusal(tmp_path / "x.pt")
-    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "script.pt")
-    assert "is a TorchScript program" in refusal(tmp_path / "script.pt")
-    (tmp_path / "lfs.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    assert "git lfs pull" in refusal(tmp_path / "lfs.pt")
-    pickled(tmp_path / "renamed.pth", paddle_state())
-    assert "none of the known formats" in refusal(tmp_path / "renamed.pth")
-    torch.save(random_vit().state_dict(), tmp_path / "torch.pdparams")
-    assert "is damaged" in refusal(tmp_path / "torch.pdparams")
 
 
 RAW, FAR = random_vit(0), random_vit(1)
@@ -429,7 +420,7 @@ def test_the_image_size_and_the_model_that_a_file_states(tmp_path, arguments):
 def test_positions_tell_the_image_size_of_models_of_plain_patches(name, published, expected):
     with torch.device("meta"):
         state = timm.create_model(name).state_dict()
-    assert Weights({"model": state}).size_of_positions(published) == expected
+    assert size_of_positions([state], published) == expected
 
 
 def test_a_transformer_behind_the_network_and_numbers_of_numpy_are_other_parts(tmp_path):
@@ -438,9 +429,9 @@ def test_a_transformer_behind_the_network_and_numbers_of_numpy_are_other_parts(t
     content = {"state_dict": state | {"cls_token": torch.ones(1, 1, 8)}, "best_acc": np.float64(0.9)}
     torch.save(content, tmp_path / "x.pth")
     assert load_pretrained(target, str(tmp_path / "x.pth")).unused == ["cls_token"]
-    assert torch.equal(logits(target), logits(source)) and list(read_weights(str(tmp_path / "x.pth")).states) == [
-        "state_dict"
-    ]
+    assert torch.equal(logits(target), logits(source)) and list(
+        read_weights(str(tmp_path / "x.pth")).tensors.states
+    ) == ["state_dict"]
 
 
 def test_an_array_of_names_takes_little_memory(tmp_path):

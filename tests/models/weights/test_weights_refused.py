@@ -4,6 +4,8 @@ import os
 import pickle
 import re
 import zipfile
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,50 +14,123 @@ import torch
 from weight_files import Reduced, google_arrays, paddle_state, pickled, random_vit, read, refusal, small_vit, written
 
 from configs.command_line import parse_command_line, to_yaml
-from models.weights.choose import EVALUATE
+from models.weights.choose import EVALUATE, FINE_TUNE
 from models.weights.fit import load_pretrained
 from models.weights.names import body_names
 from utils.errors import UserError
 
 ENDINGS = ("pdparams", "safetensors", "pth", "npz")
 HUGE = torch.zeros(1).as_strided((10**12,), (0,))
+VIT = random_vit().state_dict()
+GOOGLE, STACKED = (google_arrays(random_vit(), stacked=stacked) for stacked in (False, True))
+ITSELF: dict = {}
+ITSELF["model"] = ITSELF
 
 
-@pytest.mark.parametrize(
-    ("name", "tensor", "words"),
-    [
-        ("norm.bias", None, "missing tensors: norm.bias;"),
-        ("norm.bias", torch.ones(47), "norm.bias 47, not 48"),
-        ("pos_embed", torch.ones(1, 18, 48), "pos_embed 1x18x48, not 1x17x48"),
-        ("norm.bias", torch.ones(48, dtype=torch.int64), "norm.bias torch.int64"),
-        ("norm.bias", torch.full((48,), torch.nan), "NaN or infinite values: norm.bias;"),
-        ("blocks.0.ls1.gamma", torch.ones(48), "no place for: blocks.0.ls1.gamma;"),  # as in DINOv2
-        ("register_tokens", torch.ones(1, 4, 48), "no place for: register_tokens;"),  # as in DINOv2
-        ("norm.bias", HUGE, "norm.bias is larger than its data"),
-        ("norm.bias", torch.ones(48).to_sparse(), "norm.bias is larger than its data"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
-def test_a_tensor_that_does_not_fit(tmp_path, name, tensor, words):
-    state = random_vit().state_dict() | {name: tensor}
-    torch.save({name: tensor for name, tensor in state.items() if tensor is not None}, tmp_path / "vit.pth")
-    assert words in refusal(tmp_path / "vit.pth")
+def without(state: dict, *names: str) -> dict:
+    return {name: tensor for name, tensor in state.items() if not name.endswith(names)}
+
+
+def inflated(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(10**8))
+
+
+def altered(ending: str, old: bytes, new: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        content = written(path.parent, ending).read_bytes()
+        assert old in content
+        path.write_bytes(content.replace(old, new))
+
+    return write
+
+
+def old_torch(path: Path) -> None:
+    torch.save(VIT, path, _use_new_zipfile_serialization=False)
+    path.write_bytes(path.read_bytes().replace(b"K\nK0\x86", b"J\0\0\1\0K0\x86"))
+
+
+def one_array(path: Path) -> None:
+    pickled(path, {"cls_token": np.ones((1, 1, 48), "f4")}, protocol=2)
+    large = b"K\x01K\x01\x8a\x06" + (10**12).to_bytes(6, "little") + b"\x87"
+    path.write_bytes(path.read_bytes().replace(b"K\x01K\x01K0\x87", large))
+
+
+def torchscript(path: Path) -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+
+
+NORM, ENCODING = "encoder.encoder_norm.bias", b"X\x01\x00\x00\x00aX\x08\x00\x00\x00punycode"
+LONG = {f"layer{i}\n\x1b[2J" + "x" * 1000: torch.ones(1) for i in range(9)}
+NO_TENSORS, DAMAGED = "contains no dict of tensors", "is damaged"
+REFUSED = {  # ending, content or what writes it, words of the line
+    "a missing tensor": ("pth", without(VIT, "norm.bias"), "missing tensors: norm.bias;"),
+    "another shape": ("pth", VIT | {"norm.bias": torch.ones(47)}, "norm.bias 47, not 48"),
+    "positions": ("pth", VIT | {"pos_embed": torch.ones(1, 18, 48)}, "pos_embed 1x18x48, not 1x17x48"),
+    "integers": ("pth", VIT | {"norm.bias": torch.ones(48, dtype=torch.int64)}, "norm.bias torch.int64"),
+    "NaN": ("pth", VIT | {"norm.bias": torch.full((48,), torch.nan)}, "NaN or infinite values: norm.bias;"),
+    "DINOv2's scale": ("pth", VIT | {"blocks.0.ls1.gamma": torch.ones(48)}, "no place for: blocks.0.ls1.gamma;"),
+    "registers": ("pth", VIT | {"register_tokens": torch.ones(1, 4, 48)}, "no place for: register_tokens;"),
+    "more elements than bytes": ("pth", VIT | {"norm.bias": HUGE}, "not all numbers of norm.bias"),
+    "sparse": ("pth", VIT | {"norm.bias": torch.ones(48).to_sparse()}, "not all numbers of norm.bias"),
+    "another model": ("pth", LONG, "and 6 more"),
+    "another model, safetensors": ("safetensors", lambda path: safetensors.torch.save_file(LONG, path), "and 6 more"),
+    "a tensor": ("pth", torch.ones(3), NO_TENSORS),
+    "a list": ("pth", [torch.ones(3)], NO_TENSORS),
+    "no entries": ("pth", {}, NO_TENSORS),
+    "an empty state": ("pth", {"model": {}}, NO_TENSORS),
+    "a dict in itself": ("pth", ITSELF, NO_TENSORS),
+    "TorchScript": ("pt", torchscript, "is a TorchScript program"),
+    "Git LFS": ("pt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+    "PaddlePaddle's, renamed": ("pth", lambda path: pickled(path, paddle_state()), "none of the known formats"),
+    "torch's, renamed": ("pdparams", lambda path: torch.save(VIT, path), DAMAGED),
+    "bytes that unpack to many": ("pth", inflated, "would unpack from"),
+    "bytes that unpack to many, npz": ("npz", inflated, "would unpack from"),
+    "a damaged directory": ("pth", altered("pth", b"PK\x01\x02", b"PK\x01\x03"), "is a damaged archive"),
+    "a larger shape": ("pth", old_torch, DAMAGED),  # torch allocates it, with uninitialized memory
+    "a larger shape, npz": ("npz", altered("npz", b"(12,), }" + b" " * 9, b"(99999999999,), }"), DAMAGED),
+    "a larger shape, pdparams": ("pdparams", one_array, DAMAGED),
+    "PaddlePaddle's other model": ("pdparams", paddle_state() | {"features.0": np.ones(1, "f4")}, "not in this ViT"),
+    "no numbers": ("pdparams", paddle_state() | {NORM: np.array([None])}, "missing tensors: norm.bias"),
+    "no dict": ("pdparams", np.ones(3), NO_TENSORS),
+    "one array under many names": ("pdparams", dict.fromkeys(map(str, range(2000)), np.ones(10**5, "f4")), DAMAGED),
+    "a name below another": ("pdparams", b"cnumpy\nndarray.load\n(S'x'\ntR.", "pickled object .numpy.ndarray.load"),
+    "objects outside of the file": ("pdparams", b"\x80\x02X\x01\x00\x00\x00aQ.", DAMAGED),
+    # Sizes that are not allocated
+    "remembers more than there is": ("pdparams", b"\x80\x04}r" + bytes([255] * 4) + b".", NO_TENSORS),
+    "a text of 2 ** 60 bytes": ("pdparams", b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"a.", DAMAGED),
+    "an encoding of its choice": ("pdparams", b"\x80\x02c_codecs\nencode\n(" + ENCODING + b"tR.", DAMAGED),
+    "no keys": ("npz", without(GOOGLE, "block_0/MultiHeadDotProductAttention_1/key/kernel"), "s.0.attn.qkv.weight;"),
+    "a billion empty blocks": (
+        "npz", STACKED | {"Transformer/encoderblock/LayerNorm_0/scale": np.ones((10**9, 0), "f4")}, "norm1.weight 0,",
+    ),
+    "something else": ("npz", without(GOOGLE, "embedding/kernel"), "which is not a ViT of Google's"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor", "ignore:Detected pickle", "ignore:.torch.jit")
+def test_refused(tmp_path, case):
+    ending, content, words = REFUSED[case]
+    path = tmp_path / f"x.{ending}"
+    if callable(content):
+        content(path)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    elif ending == "npz":
+        np.savez(path, **content)
+    else:
+        pickled(path, content) if ending == "pdparams" else torch.save(content, path)
+    message = refusal(path)
+    assert re.search(words, message) and message.isprintable()
 
 
 @pytest.mark.parametrize("classes", [None, 7])
 def test_evaluation_needs_the_head(tmp_path, classes):
     state = small_vit(num_classes=classes or 10).state_dict()
-    torch.save({name: tensor for name, tensor in state.items() if classes or "head" not in name}, tmp_path / "vit.pth")
+    torch.save(state if classes else without(state, "head.weight", "head.bias"), tmp_path / "vit.pth")
     assert re.search(r"head: .*(MODEL\.NUM_CLASSES|train with)", refusal(tmp_path / "vit.pth", purpose=EVALUATE))
-
-
-@pytest.mark.parametrize("ending", ["pth", "safetensors"])
-def test_a_file_of_another_model(tmp_path, ending):
-    path = tmp_path / f"resnet.{ending}"
-    save = torch.save if ending == "pth" else safetensors.torch.save_file
-    save({f"layer{i}\n\x1b[2J" + "x" * 1000: torch.ones(1) for i in range(9)}, path)
-    message = refusal(path)
-    assert "and 6 more" in message and message.isprintable()
+    assert load_pretrained(small_vit(), str(tmp_path / "vit.pth"), purpose=FINE_TUNE).new_heads
 
 
 @pytest.mark.parametrize(
@@ -102,93 +177,6 @@ def test_empty_truncated_and_foreign_files(tmp_path, ending):
         assert "\n" not in str(caught.value) and str(caught.value).startswith(str(path))
 
 
-def test_torch_files_without_tensors(tmp_path):
-    itself = {}
-    itself["model"] = itself
-    for content in (torch.ones(3), [torch.ones(3)], {}, {"model": {}}, {"epoch": 1}, itself):
-        torch.save(content, tmp_path / "vit.pth")
-        assert "contains no dict of tensors" in refusal(tmp_path / "vit.pth")
-
-
-NORM = "encoder.encoder_norm.bias"
-PDPARAMS = {  # the bytes of a file, or content to pickle; what the line says
-    "another model": (paddle_state() | {"features.0.weight": np.ones(1, "f4")}, "features.0.weight, .*not in this ViT"),
-    "no arrays": (paddle_state() | {NORM: np.array([None])}, f"{NORM} is not an array of numbers"),
-    "no dict": (np.ones(3), "contains no dict of weights"),
-    "nothing": ({"model": {}}, "contains nothing,"),
-    "one array under many names": (dict.fromkeys(map(str, range(2000)), np.ones(10**5, "f4")), "one array for many"),
-    "a name below an allowed one": (b"cnumpy\nndarray.load\n(S'x'\ntR.", "refers to numpy.ndarray.load,"),
-    "objects outside of the file": (b"\x80\x02X\x01\x00\x00\x00aQ.", "is damaged"),
-    # Sizes that are not allocated
-    "remembers more than there is": (b"\x80\x04}r" + (2**32 - 1).to_bytes(4, "little") + b".", "nothing|damaged"),
-    "a text of 2 ** 60 bytes": (b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"a.", "is damaged"),
-    "bytes in an encoding of its choice": (
-        b"\x80\x02c_codecs\nencode\n(X\x01\x00\x00\x00aX\x08\x00\x00\x00punycodetR.", "nothing|damaged",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", PDPARAMS)
-def test_pdparams_with_other_content(tmp_path, case):
-    content, words = PDPARAMS[case]
-    path = tmp_path / "vit.pdparams"
-    path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content, protocol=4))
-    assert re.search(words, refusal(path))
-
-
-def replace_bytes(path, old: bytes, new: bytes) -> None:
-    content = path.read_bytes()
-    assert old in content
-    path.write_bytes(content.replace(old, new))
-
-
-def test_shapes_beyond_the_bytes_of_the_file(tmp_path):
-    """For a file of its old format torch allocates a storage as large as the tensor, with uninitialized memory."""
-    paddle = pickled(tmp_path / "vit.pdparams", {"cls_token": np.ones((1, 1, 48), "f4")}, protocol=2)
-    large = b"K\x01K\x01\x8a\x06" + (10**12).to_bytes(6, "little") + b"\x87"
-    replace_bytes(paddle, b"K\x01K\x01K0\x87", large)
-    google = written(tmp_path, "npz")
-    replace_bytes(google, b"(12,), }" + b" " * 9, b"(99999999999,), }")
-    old_torch = tmp_path / "vit.pth"
-    torch.save(random_vit().state_dict(), old_torch, _use_new_zipfile_serialization=False)
-    replace_bytes(old_torch, b"K\nK0\x86", b"J\0\0\1\0K0\x86")
-    for file in (paddle, google, old_torch):
-        assert re.search("is larger than its data|is damaged", refusal(file))
-
-
-@pytest.mark.parametrize("ending", ["npz", "pth"])
-def test_archives_that_unpack_to_many_times_their_size(tmp_path, ending):
-    with zipfile.ZipFile(tmp_path / f"vit.{ending}", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data/0", bytes(10**8))
-    assert "would unpack from" in refusal(tmp_path / f"vit.{ending}")
-
-
-def test_an_archive_with_a_damaged_directory(tmp_path):
-    path = written(tmp_path, "pth")
-    replace_bytes(path, b"PK\x01\x02", b"PK\x01\x03")
-    assert "is a damaged archive" in refusal(path)
-
-
-NPZ = {  # of another content -> arrays that are removed, arrays that are added, the refusal
-    "no keys": (["encoderblock_0/MultiHeadDotProductAttention_1/key/kernel"], {}, "tensors: blocks.0.attn.qkv.weight;"),
-    "a billion empty blocks": (
-        [],
-        {"Transformer/encoderblock/LayerNorm_0/scale": np.ones((10**9, 0), "f4")},
-        "blocks.0.norm1.weight 0, not 48",
-    ),
-    "something else": (["embedding/kernel"], {}, "which is not a ViT of Google's"),
-}
-
-
-@pytest.mark.parametrize("case", NPZ)
-def test_npz_with_other_content(tmp_path, case):
-    removed, added, words = NPZ[case]
-    arrays = google_arrays(random_vit(), stacked=bool(added)) | added
-    arrays = {name: array for name, array in arrays.items() if not name.endswith(tuple(removed))}
-    np.savez(tmp_path / "vit.npz", **arrays)
-    assert words in refusal(tmp_path / "vit.npz")
-
-
 @pytest.fixture
 def bomb(tmp_path):
     pickle.loads(pickle.dumps(Reduced(os.system, f"touch {tmp_path / 'proof'}")))
@@ -224,20 +212,3 @@ def test_a_loss_beside_the_weights_is_not_built(tmp_path, bomb, monkeypatch):
     assert f"refers to {os.system.__module__}.system," in refusal(tmp_path / "vit.pth")
     (tmp_path / "vit.pth").write_bytes(b"\x80\x02ctorch.nn.modules.loss\nL1Loss\nX\x01\x00\x00\x00a\x85R.")
     assert "is damaged" in refusal(tmp_path / "vit.pth")
-
-
-def test_many_classes_of_lists_do_not_read_a_file_many_times(tmp_path, monkeypatch):
-    """torch 2.11 appends to no class of a list: each such class costs another reading of the file."""
-    kinds = [type(f"List{number}", (list,), {"__module__": __name__}) for number in range(30)]
-    for kind in kinds:
-        monkeypatch.setitem(globals(), kind.__name__, kind)
-    torch.save({"model": small_vit().state_dict(), "lists": [kind([1]) for kind in kinds]}, tmp_path / "x.pth")
-    loaded, load = [], torch.load
-
-    def check(_: object, target: object) -> None:
-        if type(target) is not list:
-            raise pickle.UnpicklingError(f"Can only append to lists, but got {type(target)}")
-
-    monkeypatch.setattr("torch._weights_only_unpickler.Unpickler._check_append_target", check, raising=False)
-    monkeypatch.setattr(torch, "load", lambda *args, **options: loaded.append(args) or load(*args, **options))
-    assert "more than 8 classes" in refusal(tmp_path / "x.pth") and len(loaded) == 9
