@@ -19,7 +19,7 @@ from datasets.decoding.images import BadImage
 from datasets.loading.loader import Loader, unreadable
 from datasets.loading.sampler import EvalSampler, Key
 from datasets.sources.checks import error_of
-from engine.evaluation.results import SampleResults, score_classes
+from engine.evaluation.results import SampleResults, log_odds, score_classes
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.policy import Precision
 from engine.progress import Metrics
@@ -192,7 +192,7 @@ def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
         targets = best.masked_fill(targets[:, 0] == PADDING, PADDING)
     log_probabilities = logits.log_softmax(-1)
     labels = logits.topk(min(top_k, logits.shape[-1]), dim=-1).indices
-    scores = {"scores": log_probabilities} if logits.shape[-1] <= MAX_SCORED_CLASSES else {}
+    scores = {"scores": log_odds(logits)} if logits.shape[-1] <= MAX_SCORED_CLASSES else {}
     return scores | {
         "targets": targets,
         "labels": labels.int(),

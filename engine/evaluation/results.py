@@ -39,6 +39,21 @@ def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
     return ranked | {"losses": losses.masked_fill(targets[:, 0] == PADDING, 0)}
 
 
+def log_odds(logits: torch.Tensor) -> torch.Tensor:
+    """log(p / (1 - p)) of the softmax p of logits, float32 (B, C): ranks samples also where p is 1 in float32.
+
+    Of two classes the margin. Of more classes in float64 and rounded, so that samples of equal p have equal scores.
+    """
+    if logits.shape[-1] == 2:
+        return logits - logits.flip(-1)
+    exact = logits.double()
+    best = exact.argmax(-1, keepdim=True)
+    others = exact.scatter(-1, best, -torch.inf).logsumexp(-1, keepdim=True)
+    log_probabilities = exact.log_softmax(-1)
+    odds = log_probabilities - torch.log1p(-log_probabilities.exp())
+    return odds.scatter(-1, best, exact.gather(-1, best) - others).float()  # p may be 1 of the best class only
+
+
 @dataclass(frozen=True)
 class RankingFigures:
     """Figures of the order in which a class ranks the samples (C,), percent, as scikit-learn defines them.
@@ -111,7 +126,7 @@ class SampleResults:
     probabilities: float32 (N, K), their softmax; with several labels their sigmoid.
     losses: float32 (N,), cross-entropy in nats; with several labels binary cross-entropy, the mean over the classes.
     errors: the reason for each sample that could not be read, by its index.
-    scores: float32 (N, C), the log-probabilities, or with several labels the logits; see `Evaluator.classify`.
+    scores: float32 (N, C), the `log_odds`, or with several labels the logits; see `Evaluator.classify`.
     thresholds: float64 (C,), with several labels: the logit from which on a class is predicted; None: the ones for the
         highest F1 of each class on these samples.
     logits: float16 (N, C), only on request, at most ±65504: also in place of -inf, the logit of a masked class.

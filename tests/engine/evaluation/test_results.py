@@ -34,6 +34,7 @@ from engine.evaluation.results import (
     confidence_interval,
     confused_pairs,
     coverage,
+    log_odds,
     rank_samples,
     score_classes,
     worst_mistakes,
@@ -69,8 +70,15 @@ def results_of(logits: torch.Tensor, targets: torch.Tensor, unreadable: tuple[in
         best.values.numpy(),
         losses.numpy(),
         dict.fromkeys(unreadable, "truncated"),
-        logits.log_softmax(-1).numpy(),
+        log_odds(logits).numpy(),
     )
+
+
+def exact_odds(logits: torch.Tensor) -> np.ndarray:
+    """log(p / (1 - p)) of each class, from float64."""
+    of_others = (np.delete(logits.double().numpy(), label, 1) for label in range(logits.shape[1]))
+    others = np.stack([np.logaddexp.reduce(one, axis=1) for one in of_others], axis=1)
+    return (logits.double().numpy() - others).astype(np.float32)
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -84,7 +92,7 @@ def test_medical_and_ordinal_figures_are_those_of_scikit_learn(classes, decimals
     results = results_of(logits, targets, unreadable=(7, 8))
     kept = torch.tensor([index not in (7, 8) for index in range(300)])
     figures, predicted = class_figures(results, classes), torch.from_numpy(results.labels[:, 0])[kept]
-    labels, scores = range(classes), logits.log_softmax(-1)[kept].numpy()
+    labels, scores = range(classes), exact_odds(logits)[kept]
     targets = targets[kept]
     present = [label for label in labels if (targets == label).any()]
     areas = [100 * roc_auc_score(targets == label, scores[:, label]) for label in present]
@@ -98,6 +106,19 @@ def test_medical_and_ordinal_figures_are_those_of_scikit_learn(classes, decimals
     for weights in ("linear", "quadratic"):
         expected = 100 * cohen_kappa_score(targets, predicted, labels=list(labels), weights=weights)
         assert values[f"{weights}_kappa"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_probabilities_of_1_in_float32_are_ranked(classes):
+    """AUROC of each class of large logits equals scikit-learn's of the log-odds in float64."""
+    generator = torch.Generator().manual_seed(classes)
+    logits = 40 * torch.randn(200, classes, generator=generator)
+    logits[:9] = logits[9:18].flip(-1)
+    targets = torch.randint(0, classes, (200,), generator=generator)
+    exact = exact_odds(logits)
+    expected = [100 * roc_auc_score(targets == label, exact[:, label]) for label in range(classes)]
+    assert results_of(logits, targets).ranking.auroc == pytest.approx(expected, abs=1e-9)
+    assert (logits.softmax(-1) == 1).sum() > 50
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
