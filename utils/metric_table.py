@@ -9,6 +9,7 @@ MetricName = Literal[
     "top1", "top5", "loss", "macro_f1", "balanced_accuracy", "mean_ap", "min_recall", "auroc", "specificity",
     "quadratic_kappa", "linear_kappa", "micro_f1", "sample_f1",
 ]  # fmt: skip
+MEAN_SPECIFICITY = "specificity, mean over classes"  # of two classes it is the balanced accuracy
 MAX_SCORED_CLASSES = 256  # see `Evaluator.classify`
 OPERATING_POINTS = (90, 95)  # percent
 OPERATING = {  # columns of the figures per class, and their titles
@@ -72,7 +73,7 @@ METRICS: dict[str, Metric] = {
         Metric("balanced_accuracy", "balanced accuracy", lambda results: results.per_class.macro()["recall"]),
         Metric("min_recall", "minimum recall", lambda results: results.per_class.min_recall),
         Metric("auroc", "AUROC", lambda results: results.ranking.mean_auroc, None, max_classes=MAX_SCORED_CLASSES),
-        Metric("specificity", "specificity", lambda results: results.per_class.mean_specificity, None),
+        Metric("specificity", MEAN_SPECIFICITY, lambda results: results.per_class.mean_specificity, None),
         Metric("quadratic_kappa", "quadratic kappa", lambda results: results.weighted_kappa(2), is_ordinal=True),
         Metric("linear_kappa", "linear kappa", lambda results: results.weighted_kappa(1), is_ordinal=True),
         Metric("micro_f1", "micro F1", lambda results: results.f1_of_labels(None), True),

@@ -150,10 +150,16 @@ def names_by_number(content: Any) -> dict[int, str] | None:
     return names if pairs and len(names) == len(named) else None
 
 
-def map_labels(names: Sequence[str], known: Sequence[str]) -> np.ndarray:
-    """The position in `known` of each of `names`, int64 (classes,); -1 for a name that is not in it."""
+def map_labels(names: Sequence[str], known: Sequence[str], source: str) -> np.ndarray:
+    """The position in `known` of each of `names`, int64 (classes,); -1 for a name that is not in it.
+
+    Raises UserError: `known`, the names of `source`, has a name twice, and its order is not the one of `names`.
+    """
     if list(names) == list(known):
         return np.arange(len(known))
+    numbers = Counter(known)
+    if twice := [name for name in names if numbers[name] > 1]:
+        raise UserError(f"{source}: {list_names(twice)}: the name of several classes; rename the classes of the data")
     position = {name: label for label, name in enumerate(known)}
     return np.array([position.get(name, -1) for name in names], dtype=np.int64)
 
@@ -165,19 +171,17 @@ def number_by(
 
     source: of `known`, for messages.
 
-    Returns error messages: a class with images is not in `known`, or twice; with `needs_all`, also: the samples lack a
-    class of `known`. If there are any, it changes nothing.
+    Returns error messages: a class with images is not in `known`; with `needs_all`, also: the samples lack a class of
+    `known`. If there are any, it changes nothing. Raises UserError: as `map_labels`.
     """
     if not samples.has_class_names:
         samples.notes.append(Note("log", "the data has no class names; its labels are used as they are"))
         return []
-    labels = map_labels(samples.class_names, known)
+    labels = map_labels(samples.class_names, known, source)
     used = range(len(labels)) if needs_all else np.flatnonzero(samples.class_counts(len(labels)))
     unknown = [samples.class_names[label] for label in used if labels[label] < 0]
-    numbers = Counter(known)
-    twice = [name for label in used if numbers[name := samples.class_names[label]] > 1]
     missing = sorted(set(known).difference(samples.class_names)) if needs_all else []
-    findings = [f"{source}: {list_names(twice)}: the name of several classes; rename them"] if twice else []
+    findings = list[str]()
     path = shlex.quote(data_path)
     if unknown:
         fix = f"rename or remove it; -predict {path} labels unsorted images"
@@ -205,9 +209,14 @@ def check_names(samples: Samples, data_path: str) -> list[str]:
 
 
 def names_of_labels(samples: Samples, num_classes: int) -> list[str]:
-    """Returns a name for each label of a model: its class name, or the label itself if the data has no name for it."""
+    """A name to show for each label of a model: its class name, or the label itself if the data has no name for it.
+
+    Equal names have their label behind them.
+    """
     named = samples.class_names if samples.has_class_names else []
-    return [*named[:num_classes], *map(str, range(len(named), num_classes))]
+    names = [*named[:num_classes], *map(str, range(len(named), num_classes))]
+    numbers = Counter(names)
+    return [name if numbers[name] == 1 else f"{name} ({label})" for label, name in enumerate(names)]
 
 
 def number_of_classes(dataset: str, splits: Sequence[Samples]) -> int:

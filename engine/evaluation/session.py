@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from configs.command_line import Command
+from configs.flags import Prediction
 from configs.schema import Config, Data
 from configs.schema.data import properties_of
 from configs.schema.model import Tune
@@ -31,6 +32,7 @@ from models.kernels import AUTO, EXPLICIT, prepare_convolutions, use_attention
 from models.vit import use_linear_patches
 from models.weights.choose import EVALUATE, Purpose
 from utils.distributed import ProcessContext
+from utils.errors import UserError
 from utils.notes import Note
 
 _BESIDES_PATCHES = {*OPS} - {"conv2d", "linear"}  # ops that a patch embedding does not have, as either layer
@@ -107,9 +109,10 @@ class EvaluationSession:
 def build_session(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationSession:
     """The session of the weights of MODEL.PRETRAINED, or of the run that -resume names.
 
-    Raises UserError: the weights do not fit the model.
+    Raises UserError: the weights do not fit the model; -threshold rejects no image.
     """
     plan = plan_evaluation(command, context, logger)
+    _check_threshold(command.prediction, plan.config)
     built = build_eval_model(plan.config, context, plan.purpose, plan.weights_size)
     for note in (*built.notes, *plan.notes):
         logger.note(note)
@@ -121,6 +124,17 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     if plan.class_mask is not None:
         evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
     return EvaluationSession(plan, built.compute, evaluator, meta_model=copy_to_meta(built.fp32))
+
+
+def _check_threshold(options: Prediction | None, config: Config) -> None:
+    """Raises UserError: -threshold is at most 1 / classes, which the most probable class always has."""
+    if not options or options.threshold is None or config.data.multi_label:
+        return
+    number = config.model.num_logits
+    if options.threshold <= 1 / number:
+        problem = f"-threshold={options.threshold:g}: labels no image unknown, as the most probable of {number} classes"
+        fix = f"give a higher one, such as -threshold={(1 + 1 / number) / 2:.2g}"
+        raise UserError(f"{problem} has a probability of at least {1 / number:.3g}; {fix}")
 
 
 def place_of(data: Data) -> str:

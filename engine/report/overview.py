@@ -56,6 +56,7 @@ def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
     ece = run.evaluation.values.get("ece") if run.evaluation else None
     others = [
         *classes[:-1],
+        *_figures_of_two(run.evaluation),
         *((f"{split} {one.title}", one.text(run.figures[one.name]), "") for one in rest if run.shows(one)),
         ("k-NN top-1", percent(run.measured("knn_top1")), "on the features of the start"),
         ("L2 penalty", number(run.measured("probe_l2")), "of the probe, on standardized features"),
@@ -107,6 +108,16 @@ def class_tiles(run: RunContents) -> Tiles:
     macro_f1 = run.figures.get("macro_f1") if run.metric.name != "macro_f1" else None
     tiles = [("macro F1", percent(macro_f1), ""), ("worst class", f"{column.upper()} {percent(lowest)}", remark)]
     return [tile for tile in tiles if tile[1]]
+
+
+def _figures_of_two(evaluation: Evaluation | None) -> Tiles:
+    """Of two classes, the sensitivity and the specificity of each one; the means over both are equal."""
+    rows = evaluation.classes if evaluation else []
+    if len(rows) != 2:
+        return []
+    names = (("recall", "sensitivity"), ("specificity", "specificity"))
+    figures = ((row["class"], title, to_float(row.get(name))) for row in rows for name, title in names)
+    return [(f"{title} of {name}", percent(value), "") for name, title, value in figures]
 
 
 def class_figures(run: RunContents) -> str:

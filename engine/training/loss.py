@@ -301,7 +301,7 @@ def build_teacher(config: Config, precision: Precision, class_names: Sequence[st
             raise UserError(f"{text}, and DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher")
         outputs = list[int]()  # of the teacher, for each class of the data
         if class_names and record and record.class_names:
-            outputs = map_labels(class_names, record.class_names).tolist()
+            outputs = map_labels(class_names, record.class_names, "the teacher").tolist()
         elif class_names:
             outputs = match_outputs(class_names, own.model, record, data.classes)[0]
         if -1 in outputs and class_names:

@@ -213,7 +213,7 @@ def match_classes(plan: Plan | None) -> HeadClasses:
     if not record or not record.class_names:
         ambiguity = None if plan.config.data.classes or options.pretrained == "timm" else find_ambiguity(class_names)
         return HeadClasses([-1] * options.num_logits, ambiguity=ambiguity) if ambiguity else HeadClasses()
-    rows: list[int] = map_labels(class_names, record.class_names).tolist()
+    rows: list[int] = map_labels(class_names, record.class_names, str(options.pretrained)).tolist()
     kept, new = ([name for name, row in zip(class_names, rows, strict=True) if (row >= 0) == known] for known in (1, 0))
     rows += [-1] * (options.num_logits - len(rows))
     return HeadClasses(rows[: options.num_logits], kept, new)

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from configs.command_line import parse_command_line
 from configs.schema.families.family import TimmModel
-from datasets.sources.names import find_ambiguity, read_class_list, sort_names
+from datasets.sources.names import find_ambiguity, map_labels, names_of_labels, read_class_list, sort_names
 from engine.checkpoint.weights_record import weights_record
 from engine.commands.run import run
 from utils.errors import UserError
@@ -178,7 +178,7 @@ def test_incomplete_names_in_config_json(folder, tmp_path, cpu):
     (folder / "12.txt").write_text("\n".join(NUMBERS))
     found = evaluate(folder, tmp_path / "data", cpu, f"DATA.CLASSES={folder / '12.txt'}", weights="hf")
     assert found == expected
-    assert set(predicted(tmp_path, cpu, f"-pretrained={folder / 'hf'}")) == {*NUMBERS, "4"} - {"5"}
+    assert set(predicted(tmp_path, cpu, f"-pretrained={folder / 'hf'}")) == {*NUMBERS, "4 (3)", "4 (4)"} - {"4", "5"}
     config = json.loads((folder / "hf/config.json").read_text())
     (folder / "hf/config.json").write_text(json.dumps(config | {"label_names": partial | {"4": "5"}}))
     assert evaluate(folder, tmp_path / "data", cpu, weights="hf") == expected
@@ -193,6 +193,30 @@ def predicted(folder: Path, cpu, *weights: str) -> list[str]:
     run(parse_command_line([*flags, "-num_workers=0"]), cpu)
     row = read_rows(folder / "predictions/predictions.csv")[0]
     return [text for key, text in row.items() if key.startswith("class_")]
+
+
+def test_a_threshold_that_the_most_probable_class_always_reaches_is_refused(folder, tmp_path, cpu):
+    write_weights(folder, 12)
+    write_images(tmp_path / "data", ["a"])
+    given = [f"-model={NAME}", f"-image_size={SIZE}", f"-pretrained={folder / '12.pth'}"]
+    with pytest.raises(UserError, match=r"such as -threshold=0\.54"):
+        predicted(tmp_path, cpu, *given, "-threshold=0.08", "-opts", *DATA)
+    assert predicted(tmp_path, cpu, *given, "-threshold=0.54", "-opts", *DATA)
+
+
+def test_names_of_several_classes_decide_nothing(cpu):
+    """They are an error unless the order is the one of the weights, and are shown with their labels."""
+    names = ["crane", "dog", "crane"]
+    assert map_labels(names, names, "the weights").tolist() == [0, 1, 2]
+    assert map_labels(["dog", "emu"], names, "the weights").tolist() == [1, -1]
+    with pytest.raises(UserError, match="the weights: 'crane': the name of several classes"):
+        map_labels(["crane", "dog"], names, "the weights")
+    assert names_of_labels(Namespace(class_names=names, has_class_names=True), 4) == [
+        "crane (0)",
+        "dog",
+        "crane (2)",
+        "3",
+    ]
 
 
 def test_names_in_predictions(folder, tmp_path, cpu):

@@ -241,3 +241,5 @@ def test_a_table_with_a_column_for_each_class(make, tmp_path):
         "b.jpg,,,,,dog",
         "c.jpg,0.400000,0.100000,0.700000,emu,emu",
     ]
+    make(top_k=None, classes=("crane", "dog", "crane"), ranked=(2, 0, 1))  # cells go by label
+    assert (tmp_path / "predictions.csv").read_text().splitlines()[1] == "a.jpg,0.400000,0.100000,0.700000,crane"

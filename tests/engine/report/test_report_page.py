@@ -32,6 +32,7 @@ from engine.run.record import REPORT
 from engine.training.outputs import RunReport
 from scripts import report
 from utils.errors import UserError
+from utils.metric_table import METRICS
 from utils.notes import UNFINISHED
 
 
@@ -126,6 +127,18 @@ def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
     assert "dog 0 –" in page.text and "Confusion" not in page.text and "top-1" not in page.text.lower()
 
 
+def test_two_classes_have_their_own_sensitivity_and_specificity(run):
+    figures = {"healthy": ("96.1538", "93.7500"), "ill": ("93.7500", "96.1538")}
+    rows = [{"class": name, "recall": recall, "specificity": other} for name, (recall, other) in figures.items()]
+    update_json(run / "evaluation/tables.json", per_class=rows)
+    update_json(run / "evaluation/summary.json", interval=None, interval_missing="fewer than 10 images")
+    (_, score, epoch), *_ = tiles_of(read_contents(run))[0]
+    shown = {name: value for name, value, _ in tiles_of(read_contents(run))[1]}
+    assert (shown["sensitivity of ill"], shown["specificity of ill"]) == ("93.75%", "96.15%")
+    assert (shown["sensitivity of healthy"], shown["specificity of healthy"]) == ("96.15%", "93.75%")
+    assert score.endswith("% +/- unknown") and epoch.endswith("; no interval: fewer than 10 images")
+
+
 def test_the_first_row_has_the_result_and_what_it_is_worth(run):
     result = {"top1": 30.0, "test": {"top1": 25.0, "samples": 8}, "train_seconds": 90.0, "images_per_second": 7.0}
     update_json(run / "run.json", result=result | {"probe_score": 20.0, "specificity": 60.0})
@@ -133,7 +146,8 @@ def test_the_first_row_has_the_result_and_what_it_is_worth(run):
     first, more = map(list, tiles_of(read_contents(run)))
     names = ["best validation top-1", "test top-1", "pixel baseline", "linear probe", "worst class", "training time"]
     assert [name for name, *_ in first] == names
-    assert {"validation loss", "validation specificity", "calibration error", "images/s"} <= {name for name, *_ in more}
+    mean = f"validation {METRICS['specificity'].title}"
+    assert {"validation loss", mean, "calibration error", "images/s"} <= {name for name, *_ in more}
     empty = tiles_of(read_contents(make_run(run.parent / "empty", 0)))
     assert empty[0] == [("best validation top-1", "", "no evaluation")]
 
