@@ -31,6 +31,7 @@ from datasets.loading.sampler import Key
 from datasets.sources.samples import Samples
 from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.intervals import confidence_interval
 from engine.evaluation.results import (
     NUM_BINS,
     Calibration,
@@ -38,7 +39,6 @@ from engine.evaluation.results import (
     SampleResults,
     calibration,
     class_figures,
-    confidence_interval,
     confused_pairs,
     coverage,
     highest_losses,

@@ -4,11 +4,9 @@ All figures are in percent. Legend: B images per batch, N samples, K ranked clas
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +14,7 @@ import torch.nn.functional as F
 
 from datasets.batch import PADDING
 from engine.progress import Metrics
-from utils.metric_table import OPERATING, OPERATING_POINTS, Metric, best_metric, metrics_of
+from utils.metric_table import OPERATING, OPERATING_POINTS, best_metric, metrics_of
 
 
 def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
@@ -296,130 +294,6 @@ def name_of_target(target: np.ndarray, names: Sequence[str]) -> str:
 def divide(numerators: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The quotients; NaN where the count is 0."""
     return np.divide(numerators, counts, out=np.full(len(counts), np.nan), where=counts > 0)
-
-
-_BLOCKS = 20  # of the jackknife
-MIN_RANKED = 10  # images or groups of a class, and of the others, that the jackknife of an AUROC needs
-
-
-def confidence_interval(
-    results: SampleResults, metric: Metric, groups: Iterable[str] | None = None
-) -> tuple[list[float] | None, str]:
-    """The 95% interval of a metric in percent, of samples that are drawn one by one or, with the groups (N,), by group.
-
-    Wilson's (1927) of a share of n samples, with n = share * (1 - share) / variance. The variance of top-k is the
-    clustered one; of another metric a jackknife's that leaves out each of 20 blocks of groups. Of a mean over classes
-    and of the worst class, each limit is also at least as far away as the limits of the classes are: the jackknife
-    does not see that one image of a class may be right by chance.
-
-    None for a loss, for a value that is not a share, and where too few samples show the variance; then the reason, too.
-    """
-    readable = results.readable
-    units, unit = np.arange(len(readable)), "images"
-    if groups is not None:
-        units, unit = np.unique(np.array([*groups])[readable], return_inverse=True)[1], "groups"
-    number = int(units.max(initial=-1)) + 1
-    share = metric.compute(results) / 100 if number else math.nan
-    if metric.name == "loss" or not 0 <= share <= 1:
-        return None, ""
-    if number == 1:
-        return None, f"fewer than 2 {unit}"
-    freedom = math.inf if groups is None else number - 1
-    below = above = 0.0
-    if top_k := {"top1": 1, "top5": 5}.get(metric.name):
-        sums = np.bincount(units, results.hits(top_k)[readable] - share)
-        variance = float(sums @ sums) / len(readable) ** 2
-    else:
-        with_class, without = _units_of_classes(results, units)
-        sides = np.minimum(with_class, without)
-        if metric.name == "auroc" and sides[sides > 0].min() < MIN_RANKED:
-            return None, f"fewer than {MIN_RANKED} {unit} of a class, or of the others"
-        if metric.name == "balanced_accuracy":
-            variance = _variance_of_recalls(results, units, with_class)
-        else:
-            variance, freedom = _jackknife(results, metric, units)
-        if math.isnan(variance):
-            return None, f"too few {unit} of a class"
-        below, above = _limits_of_classes(results, metric, with_class, without)
-    n = max(share * (1 - share) / variance, 1.0) if variance > 0 else number
-    low, high = _wilson(share, n, 1.96 + 2.4 / freedom)  # Student's t
-    limits = max(min(low, share - below), 0.0), min(max(high, share + above), 1.0)
-    return [100 * float(limit) for limit in limits], ""
-
-
-def _wilson(shares: Any, n: Any, z: float = 1.96) -> tuple[Any, Any]:
-    """The limits of shares of n samples each; arrays or numbers."""
-    middle, width = shares + z**2 / (2 * n), z * np.sqrt(shares * (1 - shares) / n + z**2 / (4 * n**2))
-    return (middle - width) / (1 + z**2 / n), (middle + width) / (1 + z**2 / n)
-
-
-def _units_of_classes(results: SampleResults, units: np.ndarray) -> np.ndarray:
-    """The numbers of images or groups with an image of each class, and with one of another class, int64 (2, C).
-
-    units: the number of the image or group of each readable sample, int64 (M,).
-    """
-    targets = results.targets[results.readable]
-    labels = range(len(results.per_class.count))
-    has_class = targets.T > 0 if targets.ndim == 2 else (targets == label for label in labels)
-    counts = [[np.count_nonzero(np.bincount(units[one])) for one in (is_own, ~is_own)] for is_own in has_class]
-    return np.array(counts).T
-
-
-def _variance_of_recalls(results: SampleResults, units: np.ndarray, with_class: np.ndarray) -> float:
-    """The variance of the mean of the recalls, as shares: each class has its own, that of its images or groups.
-
-    It is at least the one of recalls that two more images of mean recall draw to their mean: the images of a class with
-    one are always all right or all wrong.
-    """
-    figures, readable = results.per_class, results.readable
-    recalls, counts, is_used = figures.recall / 100, with_class, figures.count > 0
-    number, targets = np.count_nonzero(is_used), results.targets[readable]
-    sums = np.bincount(units, (results.hits(1)[readable] - recalls[targets]) / figures.count[targets])
-    recalls, counts = recalls[is_used], counts[is_used]
-    drawn = (recalls * counts + 2 * recalls.mean()) / (counts + 2)
-    return float(max(sums @ sums, np.sum(drawn * (1 - drawn) / counts))) / number**2
-
-
-def _jackknife(results: SampleResults, metric: Metric, units: np.ndarray) -> tuple[float, int]:
-    """The variance of a metric, as a share, and its degrees of freedom; NaN if a block leaves it undefined."""
-    number = int(units.max()) + 1
-    blocks = np.random.default_rng(0).permutation(number)[units] % _BLOCKS
-    kept = (results.readable[blocks != block] for block in range(min(number, _BLOCKS)))
-    names = ("targets", "labels", "probabilities", "losses", "scores")
-    given = {name: array for name in names if (array := getattr(results, name)) is not None}
-    parts = (replace(results, **{name: array[rows] for name, array in given.items()}) for rows in kept)
-    values = np.array([metric.compute(part) / 100 for part in parts])
-    return (len(values) - 1) * float(values.var()), len(values) - 1
-
-
-def _limits_of_classes(
-    results: SampleResults, metric: Metric, with_class: np.ndarray, without: np.ndarray
-) -> tuple[float, float]:
-    """The distances of a metric from its lower and upper limit that Wilson's limits of the classes alone give it.
-
-    Of a mean by Zou and Donner (2008), who add the squares of the distances. 0 for a metric that is not of classes.
-    with_class, without: of `_units_of_classes`.
-    """
-    figures = results.per_class
-    of_classes = {
-        "balanced_accuracy": (figures.recall, with_class),
-        "min_recall": (figures.recall, with_class),
-        "macro_f1": (figures.f1, with_class),
-        "mean_ap": (results.ranking.average_precision, with_class),
-        "specificity": (figures.specificity, without),
-    }
-    if metric.name not in of_classes:
-        return 0.0, 0.0
-    values, counts = of_classes[metric.name]
-    is_used = (figures.count > 0) & ~np.isnan(values)
-    shares, counts = values[is_used] / 100, counts[is_used]
-    if metric.name == "min_recall":  # another class may be the worst one: limits that hold for all classes together
-        low, high = _wilson(shares, counts, NormalDist().inv_cdf(1 - 0.025 / len(shares)))
-        worst = np.lexsort((counts, shares))[0]  # of equal ones the smallest
-        return shares[worst] - low.min(), high[worst] - shares[worst]
-    low, high = _wilson(shares, counts)
-    below, above = (math.sqrt(np.mean((limit - shares) ** 2) / len(shares)) for limit in (low, high))
-    return below, above
 
 
 NUM_BINS = 15  # of the confidence (Guo et al., 2017)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.stats import binomtest, norm
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import (
     average_precision_score,
@@ -31,7 +30,6 @@ from engine.checkpoint.weights_record import is_description, read_thresholds, th
 from engine.evaluation.results import (
     SampleResults,
     class_figures,
-    confidence_interval,
     confused_pairs,
     coverage,
     log_odds,
@@ -39,7 +37,6 @@ from engine.evaluation.results import (
     score_classes,
     worst_mistakes,
 )
-from utils.metric_table import METRICS, metrics_of
 from utils.tables import read_rows
 
 CLASSES = 7
@@ -362,123 +359,6 @@ def test_operating_points_are_those_of_scikit_learns_curve(seed, decimals, tmp_p
     names = ("sensitivity_at_specificity", "specificity_at_sensitivity")
     points = [float(yes[f"{name}_{point}"]) for name in names for point in (90, 95)]
     assert points == pytest.approx(found, abs=1e-4)
-
-
-def test_the_interval_of_single_images_is_wilsons():
-    for hits in (0, 3, 90, 100):
-        right = np.arange(100) < hits
-        logits = torch.tensor([[1.0, 0.0]]).repeat(100, 1)
-        results = results_of(logits, torch.from_numpy(~right).long())
-        expected = binomtest(hits, 100).proportion_ci(method="wilson")
-        found, _ = confidence_interval(results, METRICS["top1"])
-        assert found == pytest.approx([100 * expected.low, 100 * expected.high], abs=0.01)
-        assert confidence_interval(results, METRICS["loss"]) == (None, "")
-    repeated = results_of(logits.repeat_interleave(5, 0), torch.zeros(500, dtype=torch.int64))  # five in each group
-    groups = [str(index // 5) for index in range(500)]
-    assert confidence_interval(repeated, METRICS["top1"], groups)[0] == pytest.approx(found, abs=0.2)
-    assert confidence_interval(repeated, METRICS["top1"], ["one"] * 500) == (None, "fewer than 2 groups")
-
-
-@pytest.mark.parametrize("name", ["top1", "auroc", "macro_f1"])
-def test_an_interval_by_group_has_the_true_value_in_about_95_of_100_samples(name):
-    """Groups of ten images with an error in common: the interval of single images has it far less often."""
-    generator = np.random.default_rng(0)
-
-    def draw(groups: int) -> tuple[SampleResults, list[str]]:
-        targets = generator.integers(0, 2, groups * 10)
-        shift = np.repeat(generator.normal(0, 1.5, groups), 10)
-        margin = (2 * targets - 1) * 1.5 + shift + generator.normal(0, 1, groups * 10)
-        logits = torch.from_numpy(np.stack([-margin, margin], axis=1)).float()
-        return results_of(logits, torch.from_numpy(targets)), [str(index // 10) for index in range(groups * 10)]
-
-    metric, covered = METRICS[name], np.zeros(2)
-    true = metric.compute(draw(20_000)[0])
-    for _ in range(100):
-        results, groups = draw(40)
-        for place, given in enumerate((groups, None)):
-            low, high = confidence_interval(results, metric, given)[0]
-            covered[place] += low <= true <= high
-    assert 88 <= covered[0] <= 100 and covered[1] < covered[0] - 5
-
-
-def drawn_results(targets: np.ndarray, recalls: np.ndarray, uniform: np.ndarray) -> SampleResults:
-    """Each sample is right if its uniform number is below the recall of its class, else of the next class."""
-    labels = np.where(uniform < recalls[targets], targets, (targets + 1) % len(recalls))
-    empty = np.zeros(len(targets), np.float32)
-    return SampleResults(targets, labels.astype(np.int32)[:, None], empty[:, None], empty)
-
-
-@pytest.mark.parametrize("name", ["balanced_accuracy", "macro_f1", "min_recall", "auroc", "specificity"])
-@pytest.mark.parametrize("is_right", [True, False])
-def test_one_image_of_a_class_leaves_its_figure_open(name, is_right):
-    """199 images of a class, all right, and one of another: Wilson's limits of 1 of 1, or 0 of 1, weighted 1/2."""
-    targets = np.append(np.zeros(199, np.int64), 1)
-    results = drawn_results(targets, np.array([1.0, float(is_right)]), np.full(200, 0.5))
-    scores = np.stack([-targets, targets], axis=1).astype(np.float32)
-    interval, reason = confidence_interval(replace(results, scores=scores), METRICS[name])
-    if name in ("auroc", "specificity"):
-        assert (interval, bool(reason)) == (None, True)
-        return
-    wilson = binomtest(int(is_right), 1).proportion_ci(method="wilson")
-    weight = 1 if name == "min_recall" else 0.5
-    value = METRICS[name].compute(results)
-    assert interval[0] <= value - 100 * weight * (is_right - wilson.low) + 0.1
-    assert interval[1] >= value + 100 * weight * (wilson.high - is_right) - 0.1
-
-
-def test_a_thousand_classes_of_five_images_have_a_narrow_interval():
-    """The standard error of the mean of the recalls is 0.57 points: the interval is 2.2 points wide."""
-    generator, targets = np.random.default_rng(0), np.repeat(np.arange(1000), 5)
-    results = drawn_results(targets, np.full(1000, 0.8), generator.random(5000))
-    (low, high), _ = confidence_interval(results, METRICS["balanced_accuracy"])
-    assert low < METRICS["balanced_accuracy"].compute(results) < high and 2.1 < high - low < 1.2 * 2.2
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("seed", range(60))
-def test_any_results_have_an_interval_that_holds_their_figure_or_none(seed):
-    """Classes of 0, 1 and more images, by image and by group, one label per image or several."""
-    generator = np.random.default_rng(seed)
-    classes = int(generator.integers(1, 6))
-    targets = np.repeat(np.arange(classes), generator.choice([0, 1, 2, 3, 30], classes))
-    groups = [None, [*map(str, generator.integers(0, generator.integers(1, 30), len(targets)))]][seed % 2]
-    logits = generator.normal(size=(len(targets), classes)).astype(np.float32).round(1)
-    logits[np.arange(len(targets)), targets] += generator.choice([-9, 0, 2, 9])
-    tensors = torch.from_numpy(logits), torch.from_numpy(targets)
-    hot = F.one_hot(tensors[1], classes).to(torch.int8) if len(targets) else torch.zeros((0, classes), dtype=torch.int8)
-    for results in (results_of(*tensors), results_for(hot | (tensors[0] > 1.5).to(torch.int8), tensors[0])):
-        for metric in metrics_of(results.targets.ndim == 2):
-            interval, reason = confidence_interval(results, metric, groups) if len(targets) else (None, "")
-            if interval:
-                assert 0 <= interval[0] <= metric.compute(results) + 1e-9 <= interval[1] + 2e-9 <= 100 + 2e-9
-                assert not reason and interval[1] > interval[0]
-
-
-COUNTS = {
-    "2, one rare": [196, 4], "2": [60, 60], "10, one single": [1] + [30] * 9, "10": [20] * 10, "1000": [5] * 1000,
-    "1000, some single": [1, 2, 3, 4, 5] * 200,
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("by_group", [False, True])
-@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
-def test_intervals_of_recalls_hold_the_true_value_in_95_of_100_samples(counts, by_group):
-    """By group: each image of a class is a group of three, whose errors correlate."""
-    generator, size = np.random.default_rng(0), 1 + 2 * by_group
-    recalls = generator.beta(8, 2, len(counts))
-    targets = np.repeat(np.arange(len(counts)), np.array(counts) * size)
-    groups = np.arange(len(targets)) // size
-    metrics, draws = [METRICS["balanced_accuracy"], METRICS["min_recall"]], 100
-    covered = np.zeros(2)
-    for _ in range(draws):
-        normal = (generator.normal(size=len(targets)) + generator.normal(size=len(targets))[groups]) / np.sqrt(2)
-        uniform = norm.cdf(normal if by_group else generator.normal(size=len(targets)))
-        results = drawn_results(targets, recalls, uniform)
-        for place, (metric, true) in enumerate(zip(metrics, (recalls.mean(), recalls.min()), strict=True)):
-            (low, high), _ = confidence_interval(results, metric, groups.astype(str) if by_group else None)
-            covered[place] += low <= 100 * true <= high
-    assert covered.min() >= 0.89 * draws
 
 
 def test_unreadable_images_do_not_count():
