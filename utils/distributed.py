@@ -34,6 +34,7 @@ from utils.threads import DaemonPool, wait_for
 
 T = TypeVar("T")
 
+_UNKNOWN = "unknown"
 _NCCL_EXTRA_SECONDS = 60  # after its own timeout NCCL aborts the process; gloo's raises an error
 _SIGN_OF_LIFE_SECONDS = 1.0
 _ATTEMPT_SECONDS = 3.0  # of a connection to the store
@@ -50,7 +51,8 @@ _LOST_CONNECTION = re.compile(
 class ProcessContext:
     """One process of a run. `local_*` are the rank and the number of processes on this host.
 
-    is_counted: the launcher did not tell `local_world_size`: ranks of one host name and boot id were counted.
+    is_counted: the launcher did not tell `local_world_size`, or not all ranks: those of one host name and boot id were
+        counted.
     hosts: the name of each rank's host; empty in a run of one process without a launcher.
     core_share: CPU cores of this rank; None for a single process on a host, which may use all.
     """
@@ -119,7 +121,7 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
         host_ids = meet("host", _host_id())
         hosts = tuple(host_id.split()[0] for host_id in host_ids)
         on_host = [other for other, host_id in enumerate(host_ids) if host_id == host_ids[rank]]
-        is_counted = "LOCAL_WORLD_SIZE" not in place
+        is_counted = _UNKNOWN in meet("local world size", place.get("LOCAL_WORLD_SIZE", _UNKNOWN))  # on any rank
         local_world_size = len(on_host) if is_counted else int(place["LOCAL_WORLD_SIZE"])
         os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
         with _report_full_gpu():

@@ -70,7 +70,7 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
         if (name := find_outer_count(env)) and not _is_elastic(env):
             fix = f"give torchrun --nnodes, or leave it out (docs/clusters.md); unset {name} for independent runs"
-            raise UserError(f"{name} is {env[name]!r}: each torchrun, of one host, would train apart; {fix}")
+            raise UserError(f"{name} is {env[name]!r}: each torchrun would train alone on its host; {fix}")
         return "torchrun"
     launcher, count = None, "1"
     if mpi := _mpi_variables(env):
