@@ -5,7 +5,7 @@ without it: columns, folders, names of files.
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -147,24 +147,31 @@ def with_groups(listing: Listing, data: Data) -> Listing:
     if is_expression:
         matches = map(re.compile(data.groups).search, map(to_nfc, listing.paths))
         packed = StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
+    elif by_column and listing.file:
+        columns = {**(data.columns or {}), "label": data.groups}
+        packed = _groups_in(listing, listing.file, data.image_root or "", columns, data)
     else:
-        file, root, columns, label = Path(data.groups), data.data_path, dict[Any, Any]({"path": "path"}), "group"
-        if by_column:
-            assert listing.file
-            file, root, columns, label = listing.file, data.image_root or "", data.columns or {}, data.groups
-        changes = {"image_root": root, "labels": None, "columns": {**columns, "label": label, "split": None}}
-        rows, group_of = table_rows(Table(file, data.encoding), data.model_copy(update=changes)), dict[str, str]()
-        names = list(map("".join, rows.target_ids))
-        for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
-            if group_of.setdefault(path, names[target_id]) != names[target_id]:
-                rows.add_finding(line, f"{shorten(path)} has the group {shorten(group_of[path])} in another line")
-        if rows.findings:
-            raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
-        folder = os.path.relpath(listing.root, rows.root)
-        packed = StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.paths)
+        packed = _groups_in(listing, Path(data.groups), data.data_path, {"path": "path", "label": "group"}, data)
     groups = packed.strings()
     check_groups(groups, data, listing.location)
     return replace(listing, arrays={**listing.arrays, **to_arrays(groups, "groups")})
+
+
+def _groups_in(listing: Listing, file: Path, root: str | Path, columns: Mapping[Any, Any], data: Data) -> StringPacker:
+    """The group of each image in a table with these columns; '' without one. root: as DATA.IMAGE_ROOT.
+
+    Raises UserError: the table cannot be read, or an image has two groups.
+    """
+    changes = {"image_root": root, "labels": None, "columns": {**columns, "split": None}}
+    rows, group_of = table_rows(Table(file, data.encoding), data.model_copy(update=changes)), dict[str, str]()
+    names = list(map("".join, rows.target_ids))
+    for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
+        if group_of.setdefault(path, names[target_id]) != names[target_id]:
+            rows.add_finding(line, f"{shorten(path)} has the group {shorten(group_of[path])} in another line")
+    if rows.findings:
+        raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
+    folder = os.path.relpath(listing.root, rows.root)
+    return StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.paths)
 
 
 def check_groups(groups: PackedStrings, data: Data, location: Callable[[int], str]) -> None:

@@ -56,10 +56,9 @@ class ImageNetReal(ImageNetFolders):
         except (ValueError, TypeError, IndexError) as error:
             raise UserError(f"{file}: is not a list of lists of labels ({error}); download it again") from None
         labelled = np.flatnonzero(targets.any(axis=1))
-        others, without = Counts(), [name for name, row in zip(names, targets, strict=True) if not row.any()]
-        if without:
-            reason = Reason(f"of {len(names)} images have no ReaL label and do not count", kind="log")
-            others.add(reason, without[0], len(without))
+        others, reason = Counts(), Reason(f"of {len(names)} images have no ReaL label and do not count", kind="log")
+        for index in np.flatnonzero(~targets.any(axis=1)).tolist():
+            others.add(reason, names[index])
         listing.notes += others.notes(listing.root)
         listing = replace(listing, class_names=wordnet_ids(IMAGENET_CLASSES), has_class_names=True)
         return replace(listing, arrays={**listing.arrays, "targets": targets}).select(labelled)

@@ -7,6 +7,7 @@ Legend: N images, G groups, such as patients; a unit is a group, or without DATA
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 
@@ -99,7 +100,9 @@ class Splitter:
     def part(self, paths: PackedStrings, targets: np.ndarray, split: str, groups: PackedStrings | None = None) -> Part:
         """The images of 'train', 'val' or 'all'.
 
-        A run that asks for its own split keeps its list; otherwise `_cut` decides.
+        A run that asks for its own split keeps its list. Otherwise the units of each class are sorted by the hash of
+        their name, and the first VAL_FRACTION (a tenth by default, rounded, at least one) become validation units; a
+        single unit stays in train. With DATA.FOLDS: see `_cut_folds`; of several labels: `_stratify`.
 
         targets: int64 (N,), or multi-hot int8 (N, C).
         """
@@ -126,11 +129,10 @@ class Splitter:
                 held_out_groups=_names_of(groups, cut.is_val, before.held_out_groups),
                 fold_rule=cut.fold_rule,
             )
-        problems = cut.findings
-        if not (cut.is_val.any() or problems):
-            problems = [cut.problem]
-        is_part = ~cut.is_val if split == "train" else cut.is_val
-        return Part(np.flatnonzero(is_part), [f"{self.data.data_path}: {problem}" for problem in problems], notes)
+        if not (cut.is_val.any() or cut.findings):
+            cut.findings.append(cut.problem)
+        findings: list[Finding] = [f"{self.data.data_path}: {problem}" for problem in cut.findings]
+        return Part(np.flatnonzero(~cut.is_val if split == "train" else cut.is_val), findings, notes)
 
 
 @dataclass
@@ -138,7 +140,7 @@ class _Cut:
     """The validation images, bool (N,). problem: the reason if there are none. fold_rule: see `RunSplit`."""
 
     is_val: np.ndarray
-    problem: str = "has no images"
+    problem: str = "no class has two images or groups, so that none can be held out; add a val split"
     findings: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     fold_rule: int = 1
@@ -167,45 +169,29 @@ def _listed(known: RunSplit, hashes: np.ndarray, groups: PackedStrings | None) -
 def _cut(
     rule: RunSplit, paths: PackedStrings, hashes: np.ndarray, targets: np.ndarray, groups: PackedStrings | None
 ) -> _Cut:
-    """Sorts the units of each class by the hash of their name. The first VAL_FRACTION (a tenth by default, rounded, at
-    least one) become validation units; a single unit stays in train. With DATA.FOLDS: `_cut_folds`. A group has its
-    most frequent class. Of several labels: `_stratify`.
-    """
-    unit = "group" if groups else "image"
-    folds = rule.fold[1] if rule.fold else 0
-    of_units = hashes
-    if groups or rule.seed:
-        of_units = hash_paths(groups or paths, rule.seed)
-    number, unit_of = np.unique(of_units, return_inverse=True)
-    problem = f"no class has two {unit}s, so no {unit} can be held out; add a val split"
-    cut = _Cut(np.zeros(len(targets), bool), problem)
-    if groups and len(number) in (1, len(targets)):
-        few = "all images are of one group" if len(number) == 1 else "each image is a group of its own"
-        cut.findings.append(f"DATA.GROUPS {shorten(rule.groups)}: {few}, such as {shorten(groups[0])}")
-    elif len(number) < folds:
-        cut.findings.append(f"DATA.FOLDS {folds}: more than the {len(number)} {unit}s; set at most {len(number)}")
+    """Holds out a part of the units, in the order of the hashes of their names. A group has its most frequent class."""
+    of_units = hash_paths(groups or paths, rule.seed) if groups or rule.seed else hashes
+    units, first, unit_of = np.unique(of_units, return_index=True, return_inverse=True)
+    cut = _Cut(np.zeros(len(targets), bool))
+    if groups:
+        cut.findings = _problems_of_groups(rule, groups, len(units))
+    elif targets.ndim == 1 and rule.fold:
+        cut.findings = _problems_of_classes(rule.fold[1], paths, targets, first)
     if cut.findings:
         return cut
     if targets.ndim == 2:
         part_of = _stratify(targets, unit_of, rule)
-    elif folds:
-        classes = most_frequent(targets, unit_of)
-        part_of, cut.fold_rule = _cut_folds(classes, folds)
-        labels, sizes = np.unique(classes, return_counts=True)
-        small = labels[sizes < folds]
-        if len(small) and not groups:
-            image = shorten(paths[int(np.argmax(targets == small[0]))])
-            text = f"{len(small)} class(es) have fewer images than DATA.FOLDS {folds}, such as the class of {image}"
-            cut.findings.append(f"{text}; add images, or set fewer folds")
+    elif rule.fold:
+        part_of, cut.fold_rule = _cut_folds(most_frequent(targets, unit_of), rule.fold[1])
     else:
         part_of = _cut_fraction(most_frequent(targets, unit_of), rule.fraction)
     part_of_image = part_of[unit_of]
     cut.is_val = part_of_image == (rule.fold[0] if rule.fold else 0)
-    if (groups or targets.ndim == 2) and not cut.findings:
+    if groups or targets.ndim == 2:
         cut.notes.append(_describe_split(groups, unit_of, targets, cut.is_val))
         cut.notes += _notes_on_lost_classes(targets, cut.is_val)
-        if folds:
-            cut.notes.append(_describe_folds(groups, unit_of, part_of_image, folds))
+    if groups and rule.fold:
+        cut.notes.append(_describe_folds(groups, part_of_image, rule.fold[1]))
     return cut
 
 
@@ -219,6 +205,28 @@ def _find_trained(known: RunSplit, hashes: np.ndarray, is_val: np.ndarray) -> np
     if known.held_out is None or (is_val.all() and lost >= len(known.trained) / 2):
         return np.empty(0, np.int64)
     return np.flatnonzero(is_val & is_trained)
+
+
+def _problems_of_groups(rule: RunSplit, groups: PackedStrings, number: int) -> list[str]:
+    """number: of groups."""
+    of_groups, example = f"DATA.GROUPS {shorten(rule.groups)}", shorten(groups[0])
+    if number == 1:
+        return [f"{of_groups}: all images are of one group, such as {example}"]
+    if number == len(groups):
+        return [f"{of_groups}: each image is a group of its own, such as {example}"]
+    if rule.fold and number < rule.fold[1]:
+        return [f"DATA.FOLDS {rule.fold[1]}: more than the {number} groups; set at most {number}"]
+    return []
+
+
+def _problems_of_classes(folds: int, paths: PackedStrings, targets: np.ndarray, indices: np.ndarray) -> list[str]:
+    """Of classes with fewer images than folds. indices: of the images, each once."""
+    _, first, sizes = np.unique(targets[indices], return_index=True, return_counts=True)
+    small = indices[first[sizes < folds]]
+    if not len(small):
+        return []
+    text = f"{len(small)} class(es) have fewer images than DATA.FOLDS {folds}, such as the class of"
+    return [f"{text} {shorten(paths[int(small[0])])}; add images, or set fewer folds"]
 
 
 def _changes(
@@ -384,15 +392,15 @@ def _notes_on_lost_classes(targets: np.ndarray, is_val: np.ndarray) -> list[Note
     return notes
 
 
-def _describe_folds(groups: PackedStrings | None, unit_of: np.ndarray, fold_of: np.ndarray, folds: int) -> Note:
+def _describe_folds(groups: PackedStrings, fold_of: np.ndarray, folds: int) -> Note:
     """The share of the largest fold; a warning, with its largest group, if it is far above the mean.
 
     fold_of: of each image, int64 (N,).
     """
-    number, sizes, of_units = len(fold_of), np.bincount(fold_of, minlength=folds), np.bincount(unit_of)
+    number, sizes = len(fold_of), np.bincount(fold_of, minlength=folds)
     shares = f"{sizes.max() / number:.1%} of the images, the smallest {sizes.min() / number:.1%}"
     text = f"the largest of {folds} folds has {shares}"
-    if not groups or sizes.max() < _UNEVEN * number / folds:
+    if sizes.max() < _UNEVEN * number / folds:
         return Note("log", text)
-    name = shorten(groups[int(np.argmax(unit_of == of_units.argmax()))])
-    return Note("warning", f"{text}; the group {name} has {of_units.max()} of {number}")
+    ((name, count),) = Counter(groups).most_common(1)
+    return Note("warning", f"{text}; the group {shorten(name)} has {count} of {number}")
