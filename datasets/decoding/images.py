@@ -16,8 +16,7 @@ from utils.system import is_installed
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 PHOTO_EXTENSIONS = (".heic", ".heif", ".avif")  # JPEGs have them, too: the first bytes decide
 UNREAD_EXTENSIONS = (
-    ".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".dcm", ".dicom", ".tga", ".ico", ".psd", ".exr", ".hdr", ".pcx", ".svs",
-    ".ndpi", ".nii",
+    ".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".dcm", ".dicom", ".tga", ".ico", ".psd", ".exr", ".hdr", ".pcx", ".nii",
 )  # fmt: skip
 _FRAMED = {".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP"}  # formats of several frames or pages
 HEAD_BYTES, TAIL_BYTES = 4096, 1024  # cameras and editors append bytes after the end of the image

@@ -125,16 +125,19 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
 
 def _notes_on_unlabelled(train: Samples) -> list[Note]:
     """The number of images without any label, with DATA.MULTI_LABEL."""
-    others = Counts()
-    for index in np.flatnonzero(~train.targets.any(axis=1)).tolist():
-        others.add(Reason(f"of {len(train)} training images have no label", kind="log"), shorten(train.name(index)))
+    others, indices = Counts(), np.flatnonzero(~train.targets.any(axis=1)).tolist()
+    if indices:
+        reason = Reason(f"of {len(train)} training images have no label", kind="log")
+        others.add(reason, shorten(train.name(indices[0])), len(indices))
     return others.notes("DATA.MULTI_LABEL")
 
 
 def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:
     """The images of several frames or pages, among a few that are opened."""
     others = Counts()
-    paths = [files.name(index) for files in splits for index in range(0, len(files), -(-len(files) // _FRAMED_IMAGES))]
+    paths = list[str]()
+    for files in splits:
+        paths += [files.name(index) for index in range(0, len(files), -(-len(files) // _FRAMED_IMAGES) or 1)]
     for path in filter(has_frames, paths):
         others.add(Reason(f"of {len(paths)} images have several frames", "only the first is read"), shorten(path))
     return others.notes(place)

@@ -130,9 +130,9 @@ def stratified_folds(targets: torch.Tensor, group_of: np.ndarray | None = None) 
 
 def classes_of_one_fold(targets: torch.Tensor, folds: torch.Tensor) -> torch.Tensor:
     """The classes whose samples are all in one fold, int64 (M,): fitted without it, a classifier does not know them."""
-    rows, labels = map(torch.from_numpy, label_pairs(targets.cpu().numpy()))
+    rows, labels = label_pairs(targets.cpu().numpy())
     fold_of = folds.cpu()[rows]
-    counts = torch.zeros(int(labels.max()) + 1, int(folds.max()) + 1)
+    counts = torch.zeros(int(labels.max(initial=-1)) + 1, int(folds.max()) + 1)
     counts[labels, fold_of] = 1
     return (counts.sum(1) == 1).nonzero()[:, 0].to(targets.device)
 
