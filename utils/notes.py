@@ -50,10 +50,12 @@ class Counts:
         before, first = self.found.get(reason, (0, example))
         self.found[reason] = before + number, first
 
-    def notes(self, place: object) -> list[Note]:
+    def notes(self, place: object = "") -> list[Note]:
         notes = list[Note]()
         for reason, (number, example) in self.found.items():
-            text = f"{place}: {number:,} {reason.text}"
+            text = f"{number:,} {reason.text}"
+            if place:
+                text += f" in {place}"
             if example:
                 text += f", such as {example}"
             if reason.fix:

@@ -129,7 +129,7 @@ def _notes_on_unlabelled(train: Samples) -> list[Note]:
     if indices:
         reason = Reason(f"of {len(train)} training images have no label", kind="log")
         others.add(reason, shorten(train.name(indices[0])), len(indices))
-    return others.notes("DATA.MULTI_LABEL")
+    return others.notes()
 
 
 def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:
@@ -139,7 +139,7 @@ def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:
     for files in splits:
         paths += [files.name(index) for index in range(0, len(files), -(-len(files) // _FRAMED_IMAGES) or 1)]
     for path in filter(has_frames, paths):
-        others.add(Reason(f"of {len(paths)} images have several frames", "only the first is read"), shorten(path))
+        others.add(Reason(f"of {len(paths)} images have further frames or pages, which are not read"), shorten(path))
     return others.notes(place)
 
 

@@ -111,7 +111,7 @@ def notes_on_left_out(layout: EpochLayout) -> list[Note]:
         if 10 * layout.left_out > layout.samples:
             kind = "screen"
         others.add(Reason(text, kind=kind), number=layout.left_out)
-    return others.notes("Training")
+    return [note.on("Training") for note in others.notes()]
 
 
 def find_misfits(state: TrainState, is_new: bool) -> list[Note]:

@@ -91,13 +91,13 @@ def test_images_that_are_not_read_are_counted_with_an_example(tmp_path):
     for text, (number, kind, example) in zip(
         sorted(warnings), ((1, ".dcm", "b/3.dcm"), (2, ".jp2", "a/1.jp2"), (3, "beside", "x.png")), strict=True
     ):
-        assert f"{tmp_path}: {number} " in text and kind in text and f"{example}'" in text
+        assert text.startswith(f"{number} ") and all(part in text for part in (kind, f"in {tmp_path}", f"{example}'"))
 
 
 @pytest.mark.parametrize("read", [lambda path: read_splits(options(path), CPU), lambda path: unlabelled(path, Data())])
 def test_a_folder_of_a_format_that_is_not_read_says_so(tmp_path, read):
     tree(tmp_path, "{a,b}/{0,1}.jp2!")
-    with pytest.raises(UserError, match=r": 4 \.jp2 .*a/0\.jp2'; convert them"):
+    with pytest.raises(UserError, match=r"^4 \.jp2 .*a/0\.jp2'; convert them"):
         read(str(tmp_path))
 
 
@@ -111,8 +111,8 @@ def test_first_frames_are_counted(tmp_path):
         frames[1].save(tmp_path / name)
     samples = ClassFolders(options(tmp_path)).read("all")
     check_images([samples], options(tmp_path), CPU)
-    (note,) = [note.text for note in samples.notes if "several frames" in note.text]
-    assert f"{tmp_path}: 4 of 6 images" in note and "a/0.tif" in note
+    (note,) = [note.text for note in samples.notes if "further frames" in note.text]
+    assert note.startswith("4 of 6 images") and f"in {tmp_path}" in note and "a/0.tif" in note
 
 
 def test_links_are_followed_but_never_up(tmp_path):
