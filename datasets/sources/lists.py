@@ -3,6 +3,7 @@
 Legend: N images, C classes.
 """
 
+import json
 import os
 import re
 import shlex
@@ -20,11 +21,20 @@ from datasets.sources.names import SPLIT_NAMES, list_names
 from datasets.sources.samples import ImageFiles, Listing, check_target_bytes, listing_arrays
 from datasets.sources.source import Numbers, Source, without_labels
 from datasets.sources.split import split_listing
-from datasets.sources.tables import LABEL_DIGITS, TABLE_SUFFIXES, Rows, Table, TextList, find_layout, table_rows
+from datasets.sources.tables import (
+    CHOICES,
+    LABEL_DIGITS,
+    TABLE_SUFFIXES,
+    Rows,
+    Table,
+    TextList,
+    find_layout,
+    table_rows,
+)
 from utils.errors import Unavailable, UserError, did_you_mean
 from utils.notes import Note
 
-_SEPARATORS = "|;,"
+_SEPARATORS = (CHOICES, "|", ";", ",")
 _WHOLE_NUMBER = re.compile(rf"(\d{{1,{LABEL_DIGITS}}})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
 _NUMBERS = re.compile(r"[\[( ]*\d+([\s,;|]+\d+)+[\]) ]*")  # several in a target
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")  # float() reads the names nan and inf, too
@@ -218,12 +228,26 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
 
 
 def split_labels(target: str, separator: str | None) -> list[str]:
-    """The labels of a target, each once, in order; without brackets, and quotes in them, as in "['cat', 'dog']"."""
+    """The labels of a target, each once, in order; without brackets, and quotes in them, as in "['cat', 'dog']".
+
+    separator: CHOICES: a text is one label, an object of Label Studio several.
+    """
+    if separator == CHOICES:
+        return _choices_in(target)
     bare = target.strip()
     is_bracketed = bare[:1] in "[(" and bare[-1:] in "])" if bare else False
     parts = (bare[1:-1] if is_bracketed else bare).split(separator)
     names = (part.strip().strip("'\"") if is_bracketed else part.strip() for part in parts)
     return list(dict.fromkeys(filter(None, names)))
+
+
+def _choices_in(target: str) -> list[str]:
+    if not target.startswith(CHOICES):
+        return [target] if target else []
+    try:
+        return list(dict.fromkeys(json.loads(target)["choices"]))
+    except ValueError:  # cut off
+        return [target]
 
 
 def _refuse_several_labels(rows: Rows) -> None:
@@ -235,7 +259,7 @@ def _refuse_several_labels(rows: Rows) -> None:
         text = " | ".join(target)
         names = [name.strip() for name in re.split(r"[,;|]", text)]
         are_known = len(names) > 1 and known.issuperset(names)
-        is_list = text[:1] in ("[", "(") and len(split_labels(text, ",")) > 1
+        is_list = (text[:1] in ("[", "(") and len(split_labels(text, ",")) > 1) or text.startswith(CHOICES)
         if len(target) > 1 or are_known or is_list or _NUMBERS.fullmatch(text):
             line = rows.lines[rows.row_target_ids.index(target_id)]
             fix = "train with several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image"

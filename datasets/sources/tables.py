@@ -28,6 +28,8 @@ from utils.errors import Finding, UserError, combine_findings, error_from
 from utils.files import open_regular_file
 from utils.notes import Note
 
+CHOICES = '{"choices"'  # Label Studio's CSV: {"choices": ["cat", "dog"]} beside plain names
+_OBJECT = re.compile(rf"(?!{CHOICES}){{")
 TEXT_LIST, JSON_LINES, PARQUET = ".txt", ".jsonl", ".parquet"
 TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, PARQUET)
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
@@ -230,7 +232,7 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
         labels, is_one_hot = rest, True
     elif has_labels and not labels and len(rest) == 1 and paths:
         labels = rest if 2 * len(values[rest[0]]) <= len(values.get(paths[0], ())) else []
-    objects = {name for name in header if any(value.startswith("{") for value in values[name])}
+    objects = {name for name in header if any(map(_OBJECT.match, values[name]))}
     labels = [name for name in labels if label or name not in objects]
     for kind, names in (("paths", paths), ("labels", labels)):
         may_differ = kind == "labels" and (is_one_hot or not has_labels)

@@ -58,6 +58,13 @@ def test_names_are_sorted_and_targets_are_multi_hot(tables):
     assert any("1 of 4 training" in note.text for note in notes_on(train, val))
 
 
+def test_several_choices_of_label_studio_are_labels_beside_plain_names_with_commas(tables):
+    given = tables(["dog, wild", '{""choices"":[""polar bear"",""dog, wild""]}', "", "polar bear"], val=["polar bear"])
+    train = Tables(given).read("train")
+    assert train.class_names == ["dog, wild", "polar bear"]
+    assert train.targets.tolist() == [[1, 0], [1, 1], [0, 0], [0, 1]]
+
+
 def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(tables, cpu):
     given = tables(["0 2", "1", "", "2 0"], val=["4", "0 1"])
     train, val = Tables(given).read("train"), Tables(given).read("val")

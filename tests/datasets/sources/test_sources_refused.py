@@ -24,6 +24,12 @@ CASES = {  # DATA.DATASET (None: images to predict), files, the path that is giv
     "no label": ("csv", {"train.csv": f"{TABLE}b.jpg,\n"}, "", r"train.csv:2: .*DATA.MULTI_LABEL=true"),
     "a name among numbers": ("csv", {"train.csv": f"{TABLE}a.jpg,0\nb.jpg,cat\n"}, "", "train.csv:3: .*'cat'"),
     "several labels": ("csv", {"train.csv": f'{TABLE}a.jpg,cat\nb.jpg,"[0, 3]"\n'}, "", r"train.csv:3: .*'\[0, 3\]'"),
+    "several choices": (
+        "csv",
+        {"train.csv": f'{TABLE}a.jpg,cat\nb.jpg,"{{""choices"":[""cat"",""dog""]}}"\n'},
+        "",
+        r"train.csv:3: .*several labels.*MULTI_LABEL",
+    ),
     "a broken number": ("csv", {"train.csv": f"{TABLE}a.jpg,0\nb.jpg,0.5\n"}, "", "train.csv:3: .*0.5"),
     "an id of two images": (
         "csv", {"train.csv": f"{TABLE}a,x\n", "a.png": IMAGE, "a.jpg": IMAGE}, "", "train.csv:2: 'a' is .jpg and .png",
