@@ -12,7 +12,7 @@ OPENINGS = {
     "configs/command_line.py": ["{} registers no part; use @register_model", "{} does not use {}"],
     "configs/parts.py": ["{} has changed: its SHA-256 is {}, in the run {}"],
     "configs/resolve.py": ["old keys without effect: {}", "{}: no effect without -amp"],
-    "configs/weights.py": ["other pixels than the weights expect: DATA.{} is {}"],
+    "configs/weights.py": ["other pixels than the weights expect"],
     "datasets/loading/loader.py": ["{}: used, but its decoder warns: {}"],
     "datasets/registry.py": ["the figures are too high: {}"],
     "datasets/shards/data_set.py": ["{}: cannot be read ({}); it is built again", "{}: cannot be written ({}); no run"],
