@@ -33,7 +33,6 @@ def finish_run(command: Command, trainer: Trainer) -> int:
     outputs, position, has_ended = trainer.outputs, trainer.position, trainer.has_ended()
     record, best, clock, model = outputs.record, position.best, position.clock, outputs.reporter.model
     reason = None
-    known = {} if trainer.trains else record.earlier.get("result", {})
     if has_ended and best and trainer.stops_early(trainer.progress.epoch):
         patience = f"TRAIN.PATIENCE: {trainer.config.train.patience}"
         reason = f"no better evaluation in {trainer.progress.epoch - best['epoch']} epochs ({patience})"
@@ -47,10 +46,13 @@ def finish_run(command: Command, trainer: Trainer) -> int:
         total_seconds=clock.total_seconds,
         parameters=model.parameters,
         trainable_parameters=model.trainable,
-        peak_memory_bytes=known.get("peak_memory_bytes") or peak_memory_bytes(trainer.context.device),
-        numeric_precision=known.get("numeric_precision") or trainer.state.precision.name,
-        device=known.get("device") or device_name(trainer.context.device),
     )
+    if not record.values["result"]["device"]:  # else of a start that trained
+        record.set_result(
+            peak_memory_bytes=peak_memory_bytes(trainer.context.device),
+            numeric_precision=trainer.state.precision.name,
+            device=device_name(trainer.context.device),
+        )
     if best:
         record.set_best(best, outputs.folder / BEST)
     if trainer.context.is_main:

@@ -35,13 +35,14 @@ from utils.threads import DaemonPool
 _END = 100  # a request to end all ranks, above all requests of `SaveTrigger`
 _WRITE_TIMES = 20  # time since the last save / time of its write: at least, for a save before an evaluation
 # Of a result; the start of a run measures the first ones, training the others.
-_OF_START, _OF_TRAINING = ("probe_score", "knn_top1", "probe_l2"), ("samples", "average_score", "raw_score")
+_OF_START = ("probe_score", "knn_top1", "probe_l2")
+_OF_TRAINING = ("samples", "average_score", "raw_score", "peak_memory_bytes", "numeric_precision", "device")
 
 
 class Trainer:
     """Trains a run from its start, or from a checkpoint, to its end.
 
-    trains: whether a step is left at the start. interrupted: the signal that ended the training.
+    interrupted: the signal that ended the training.
     """
 
     def __init__(self, session: Session, outputs: RunOutputs) -> None:
@@ -56,8 +57,7 @@ class Trainer:
         self.trigger = SaveTrigger(context.is_main, config.save_freq_steps, config.save_freq_minutes)
         self.interrupted: Interrupted | None = None
         before = record.earlier.get("result", {})
-        self.trains = not self.has_ended()
-        measured = _OF_START if self.trains else (*_OF_START, *_OF_TRAINING)
+        measured = (*_OF_START, *_OF_TRAINING) if self.has_ended() else _OF_START  # of a run that has ended, all
         record.set_result(**{key: before.get(key) for key in measured})
         self._solved: Solved | None = None
         self._compiled: CompiledParts | None = None

@@ -93,7 +93,7 @@ def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_ar
 
 
 @pytest.mark.parametrize("tune", ["full", "probe"])
-def test_a_run_that_has_ended_records_nothing_that_did_not_run(tune, tmp_path, cpu, few_penalties):
+def test_a_run_that_has_ended_records_nothing_that_did_not_run(tune, tmp_path, cpu, few_penalties, monkeypatch):
     """Other images are refused with the command that trains on them; other options and devices change no record."""
     before, later = (noise_folder(tmp_path / str(number), number, 8, (12, 12, 3)) for number in (16, 24))
     options = [*TINY_VIT, "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0"]
@@ -114,11 +114,13 @@ def test_a_run_that_has_ended_records_nothing_that_did_not_run(tune, tmp_path, c
 
     ended, record = train([f"-data_path={before}", *flags], cpu), ("facts", "given", "preprocessing")
     options, known = (ended / "config.yaml").read_text(), read_run(ended)
+    monkeypatch.setattr("engine.training.end.device_name", lambda device: "another")
     train([f"-resume={ended}", "-opts", "DATA.CROP_PCT=0.5", "EVAL.TTA=flip"], cpu)
     assert (ended / "config.yaml").read_text() == options
     again = read_run(ended)
     del again["facts"]["Start"], known["facts"]["Start"]
     assert [again[key] for key in record] == [known[key] for key in record]
+    assert again["result"]["device"] == known["result"]["device"] != "another"
 
 
 @pytest.mark.slow
