@@ -76,7 +76,8 @@ def print_help(topic: str) -> None:
 
 def options_page() -> str:
     """The text of docs/options.md."""
-    lines, section = [_PAGE], None
+    lines = [_PAGE]
+    section = None
     for key in sorted(all_keys(), key=lambda key: key.section):
         if key.section != section:
             section = key.section

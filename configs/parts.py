@@ -52,7 +52,8 @@ class Parts(dict[str, tuple[Any, type[Options]]]):
 
     def build(self, name: str, values: dict[str, Any] | None) -> Any:
         """Builds a plugin's part: an instance of its class, or its function with `options` bound."""
-        part, options = self[name][0], self._options(name, values)
+        part = self[name][0]
+        options = self._options(name, values)
         return part(options) if isinstance(part, type) else partial(part, options=options)
 
     def check_name(self, name: str) -> str:
@@ -138,7 +139,8 @@ def open_plugin(path: str) -> Plugin:
 
 def run_plugin(path: str, text: str) -> Plugin:
     """Runs the code of a plugin once. Raises UserError for an exception in it, or another plugin of that name."""
-    name, before = Path(path).name, sum(map(len, TABLES))
+    name = Path(path).name
+    before = sum(map(len, TABLES))
     if name not in _running:
         module = ModuleType(f"ampvit_plugin_{Path(path).stem}")
         module.__file__ = path

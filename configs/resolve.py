@@ -50,7 +50,9 @@ def follow_options(given: OptionLayers) -> tuple[Config, OptionLayers, list[Note
 
     Raises UserError: a line for each mistake: an unknown key, a wrong type or value, contradictory options.
     """
-    layers, notes, failure = copy.deepcopy(given), list[Note](), None
+    layers = copy.deepcopy(given)
+    notes = list[Note]()
+    failure = None
     _check_family(layers)
     try:
         for rule in RULES:
@@ -118,7 +120,8 @@ def model_follows_source(options: OptionLayers) -> list[Note]:
         return []
     folder = model_folder(source, f"-model={LOCAL}FOLDER")
     described = described_model(read_config(folder))
-    kwargs, given = described["KWARGS"], options.get("MODEL.KWARGS")
+    kwargs = described["KWARGS"]
+    given = options.get("MODEL.KWARGS")
     for key in ("TYPE", "NAME"):
         options.set(f"MODEL.{key}", described[key])
     options.set("MODEL.KWARGS", kwargs | given if isinstance(given, dict) else given or kwargs)
@@ -398,7 +401,9 @@ ALL_RULES = [*RULES, probe_has_one_epoch, *WEIGHT_RULES, *FACT_RULES, recipe_fol
 
 def check_best_metric(options: Config) -> None:
     """Raises UserError if the metric does not apply to the kind of labels, or to so few classes."""
-    metric, kind, num_classes = options.best_metric, metrics_of(options.data.multi_label), options.model.num_classes
+    metric = options.best_metric
+    kind = metrics_of(options.data.multi_label)
+    num_classes = options.model.num_classes
     possible = [one.name for one in kind if num_classes is None or one.applies(num_classes, options.data.multi_label)]
     if metric.name not in possible:
         labels = "several labels per image" if options.data.multi_label else "one label per image"

@@ -155,7 +155,8 @@ def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any
 def _construct_mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        problem, key = "", key_node.value
+        problem = ""
+        key = key_node.value
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in _READERS:
             problem = "a key must be a plain word"
         elif len(key) > _MAX_KEY_CHARS or not key.isprintable():

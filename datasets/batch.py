@@ -72,12 +72,14 @@ class ImageSlots:
             self.images = memory.images.flatten()[:size].view(shape)
         else:
             self.images = shared_zeros(shape)
-        self._key, self._number = os.urandom(16), -1
+        self._key = os.urandom(16)
+        self._number = -1
         _of_rank[self._key] = self
 
     def next(self) -> torch.Tensor:
         """The next slot of this worker, with the images of an earlier batch."""
-        worker, self._number = get_worker_info(), (self._number + 1) % self.images.shape[1]
+        worker = get_worker_info()
+        self._number = (self._number + 1) % self.images.shape[1]
         assert worker
         self._place = worker.id, self._number
         return self.images[self._place]

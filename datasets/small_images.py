@@ -53,7 +53,8 @@ def pixel_baseline(data: Data, train: Samples, val: Samples) -> Baseline | None:
 def draw_evenly(labels: np.ndarray, number: int) -> np.ndarray:
     """Indices of at most `number` samples: one of each class in turn, as long as it has any; the same in each run."""
     order = np.random.default_rng(0).permutation(len(labels))
-    by_class, counts = order[np.argsort(labels[order], kind="stable")], np.bincount(labels)
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    counts = np.bincount(labels)
     turns = np.arange(len(labels)) - np.repeat(counts.cumsum() - counts, counts)
     return by_class[np.argsort(turns, kind="stable")[:number]]
 
@@ -63,7 +64,8 @@ def ridge_top1(pixels: np.ndarray, labels: np.ndarray, val_pixels: np.ndarray, v
 
     The penalty is 500 for pixels, float32 (N, F), that are divided by their common standard deviation.
     """
-    mean, targets = pixels.mean(0), np.eye(labels.max() + 1, dtype=np.float32)[labels]
+    mean = pixels.mean(0)
+    targets = np.eye(labels.max() + 1, dtype=np.float32)[labels]
     centred = pixels - mean
     penalty = _PENALTY * max(centred.var(), 1) * np.eye(len(mean), dtype=np.float32)  # 1: of equal images
     weight = np.linalg.solve(centred.T @ centred + penalty, centred.T @ targets)

@@ -194,7 +194,8 @@ class TrainClock:
 
     def __init__(self, started: float, seconds: float = 0.0, images: int = 0, total_seconds: float = 0.0) -> None:
         self.seconds, self.images = seconds, images
-        self._since, self._images_then = time.perf_counter(), 0
+        self._since = time.perf_counter()
+        self._images_then = 0
         self._start = started - total_seconds
 
     @property
@@ -203,7 +204,8 @@ class TrainClock:
 
     def start(self, images_of_epoch: int) -> None:
         """Starts to count; `images_of_epoch` are done already."""
-        self._since, self._images_then = time.perf_counter(), images_of_epoch
+        self._since = time.perf_counter()
+        self._images_then = images_of_epoch
 
     def lap(self, images_of_epoch: int) -> float:
         """Adds the time and the images since the last call; returns those seconds."""

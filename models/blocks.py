@@ -105,7 +105,8 @@ def share_drop_path(model: nn.Module) -> None:
     """Gives the blocks of the model drop-paths that one compiled graph serves, also in place of timm's for rate 0."""
     if not any(isinstance(module, DropPath) for module in model.modules()):
         return
-    device, modules = next(model.parameters()).device, [one for block in blocks_of(model) for one in block.modules()]
+    device = next(model.parameters()).device
+    modules = [one for block in blocks_of(model) for one in block.modules()]
     for parent, name, child in [(module, *named) for module in modules for named in module.named_children()]:
         is_off = type(child) is nn.Identity and name.startswith("drop_path")
         drop_path = DropPath(0.0).train(parent.training) if is_off else child
@@ -135,7 +136,8 @@ class FeatureModel(nn.Module):
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
-        self.model, self.heads = model, classifiers(model)
+        self.model = model
+        self.heads = classifiers(model)
         if not self.heads:
             raise UserError(f"{name}: this family has no classifier whose input are features; use another model")
 

@@ -158,7 +158,8 @@ def mobileone(
         blocks = []
         for block in range(depths[stage]):
             has_se = use_se and (stage == 4 or (stage == 3 and block >= depths[3] // 2))
-            stride, branches = strides[stage] if block == 0 else 1, num_branches[stage]
+            stride = strides[stage] if block == 0 else 1
+            branches = num_branches[stage]
             blocks.append(_mobileone_block(previous, stride, has_se, gs=1, num_conv_branches=branches))
             blocks.append(_mobileone_block(widths[stage], 1, has_se, gs=0, num_conv_branches=branches, kernel_size=1))
             previous = widths[stage]

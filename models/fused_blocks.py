@@ -32,7 +32,8 @@ _MASK = ("seed", "other_seed", "threshold")  # integers that differ in each step
 _MAX_WIDTH = 4096  # a program holds a row
 # The fastest of about ten sizes each for ViT-B/16 on an H200: rows of a program, warps for 1,024 columns, programs per
 # processor. `ADD_NORM`: by the bytes of an element of the stream; `GELU_BACK`: rows, columns, steps, warps.
-ADD_NORM, ADD_NORM_BACK = {4: (2, 4), 2: (2, 2)}, (1, 2, 8)
+ADD_NORM = {4: (2, 4), 2: (2, 2)}
+ADD_NORM_BACK = (1, 2, 8)
 GELU, GELU_BACK, PACK = (2048, 4), (16, 128, 8, 4), (2, 4, 4)
 
 
@@ -53,7 +54,8 @@ def _add_norm(
     N: tl.constexpr, T: tl.constexpr, ADDS: tl.constexpr, DROPS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    rows, cols = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cols = tl.arange(0, BLOCK)
     inside = (rows[:, None] < M) & (cols[None, :] < N)
     at = rows[:, None].to(tl.int64) * N + cols[None, :]
     v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
@@ -254,9 +256,12 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, a, bias, mask, path, scale, shift, eps, half, tokens):
         (M, N), adds, (rows, warps) = x.shape, a is not None, ADD_NORM[x.itemsize]
-        total, y = torch.empty_like(x) if adds else x, torch.empty_like(x, dtype=half)
+        total = torch.empty_like(x) if adds else x
+        y = torch.empty_like(x, dtype=half)
         mean, rstd = x.new_empty((2, M), dtype=torch.float32)
-        ctx.masks, ctx.half, ctx.adds = {"T": tokens, **mask}, half, adds
+        ctx.masks = {"T": tokens, **mask}
+        ctx.half = half
+        ctx.adds = adds
         _add_norm[(triton.cdiv(M, rows),)](
             x, x if a is None else a, path, scale, shift, total, y, mean, rstd, M, eps,
             N=N, ADDS=adds, ROWS=rows, **ctx.masks, **_row(N, warps),
@@ -299,7 +304,8 @@ class _Heads(torch.autograd.Function):
         sums = out.new_empty((programs, 3, N), dtype=torch.float32)
         for number, part in enumerate(gradients):
             part = part if part.stride(3) == 1 else part.contiguous()
-            targets, sizes = (out[:, number], sums[:, number]), {"T": T, "D": D, "N": N, "ROWS": rows}
+            targets = (out[:, number], sums[:, number])
+            sizes = {"T": T, "D": D, "N": N, "ROWS": rows}
             _pack[(programs,)](part, *targets, B * T, *part.stride()[:3], **sizes, **_row(N, warps))
         return out.flatten(1), sums.sum(0).flatten(), None, None
 
@@ -326,7 +332,8 @@ def run_fused(blocks: Any, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
             qkv = _Linear.apply(y, attn.qkv.weight, attn.qkv.bias)
             q, k, v = _Heads.apply(qkv, attn.qkv.bias, tokens, attn.num_heads)
             o = F.scaled_dot_product_attention(q, k, v, dropout_p=attn.attn_drop.p).transpose(1, 2).reshape(len(y), -1)
-            added, norm = _branch(o, attn.proj, attn.proj_drop, block.drop_path1, batch), block.norm2
+            added = _branch(o, attn.proj, attn.proj_drop, block.drop_path1, batch)
+            norm = block.norm2
             stream, y = _AddNorm.apply(stream, *added, norm.weight, norm.bias, norm.eps, half, tokens)
             hidden = _Gelu.apply(_Linear.apply(y, mlp.fc1.weight, mlp.fc1.bias), mlp.fc1.bias, _mask(mlp.drop1))
             if number < len(blocks):
@@ -414,10 +421,13 @@ def is_plain(block: Any) -> bool:
     forward = next(vars(one)["forward"] for one in type(block).__mro__ if "forward" in vars(one) and one is not Casting)
     if forward is not Block.forward and (forward is not SampleDropBlock.forward or block.drops_samples[1]):
         return False
-    attn, mlp, norms = block.attn, block.mlp, (block.norm1, block.norm2)
+    attn = block.attn
+    mlp = block.mlp
+    norms = (block.norm1, block.norm2)
     if type(attn).forward not in (Attention.forward, UnbindAttention.forward) or type(mlp) is not Mlp:
         return False
-    layers, act = (attn.qkv, attn.proj, mlp.fc1, mlp.fc2), mlp.act
+    layers = (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)
+    act = mlp.act
     nothing = (block.ls1, block.ls2, attn.q_norm, attn.k_norm, attn.norm, mlp.norm)
     drops = (attn.proj_drop, mlp.drop1, mlp.drop2, block.drop_path1, block.drop_path2)
     return (

@@ -31,7 +31,8 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
 
     Raises UserError: unknown name, an argument or an image size that this model does not accept, a failed download.
     """
-    name, kwargs = options.name, options.kwargs or {}
+    name = options.name
+    kwargs = options.kwargs or {}
     known = timm.list_models(include_tags="." in name)
     if not timm.is_model(name) or ("." in name and name not in known):
         hint = did_you_mean(name, [one for one in known if one.startswith(name.lower().partition(".")[0])], cutoff=0.0)

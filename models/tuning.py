@@ -122,7 +122,8 @@ class _Adapted(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        weight, a = self._parameters["weight"], self.lora_A
+        weight = self._parameters["weight"]
+        a = self.lora_A
         assert weight is not None
         if self.training and self.lora_dropout:
             a = a * F.dropout(torch.ones_like(a[:1]), self.lora_dropout)

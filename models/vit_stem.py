@@ -33,7 +33,8 @@ class ConvolutionalStem(PatchEmbed):
             stride, channels = 0, 0
         if stride != patch_size:
             raise ValueError(f"MODEL.STEM: timm's {network} has no features of stride {patch_size}; use resnet10t")
-        self.network, self.proj = extractor, nn.Conv2d(channels, embed_dim, 1)
+        self.network = extractor
+        self.proj = nn.Conv2d(channels, embed_dim, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.norm(self.proj(self.network(images)[-1]).flatten(2).transpose(1, 2))

@@ -69,7 +69,8 @@ def main(argv: list[str]) -> int:
     evaluator = replace(built.evaluator, thresholds=None)  # the average has its own
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
     found = evaluator.evaluate(evaluator.precision.compute_copy(built.fp32), batches)[0]
-    trained, output = replace(trained, thresholds=found.thresholds), flags.output or paths[0].with_name("average.pth")
+    trained = replace(trained, thresholds=found.thresholds)
+    output = flags.output or paths[0].with_name("average.pth")
     if any(name.endswith(".running_mean") for name in mean):
         print("Note: the running statistics of the batch norms are averaged, not measured again")
     weights = {name: tensor.to(state[name].dtype).cpu() for name, tensor in mean.items()}

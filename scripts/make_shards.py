@@ -82,7 +82,8 @@ def main(argv: list[str]) -> int:
     flags, rest = split_flags(parser, argv)
     if not flags.shard_mb > 0:  # also NaN
         raise UserError(f"-shard_mb={flags.shard_mb:g}: give a number greater than 0")
-    data, without_gpu = parse_command_line([*rest, "-opts", "DATA.BATCH_SIZE=1"]).config.data, single_process("cpu")
+    data = parse_command_line([*rest, "-opts", "DATA.BATCH_SIZE=1"]).config.data
+    without_gpu = single_process("cpu")
     data = recognize_dataset(data, without_gpu)
     names = ["train", "val", *(["test"] if has_test_split(data, without_gpu)[0] else [])]
     read = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names, is_new=True)
@@ -90,7 +91,8 @@ def main(argv: list[str]) -> int:
         raise UserError(f"-dataset {data.dataset}: has no image files; use it without shards")
     splits: dict[str, EncodedImages] = dict(zip(names, read, strict=True))
     torch.set_num_threads(1)  # images are decoded in parallel
-    output, written = flags.output, dict[str, list[Index]]()
+    output = flags.output
+    written = dict[str, list[Index]]()
     label_key, group_key = LABELS_KEY if data.multi_label else "", GROUP_KEY if data.groups else ""
     try:
         output.mkdir(parents=True)
@@ -135,7 +137,8 @@ class OrderedSplit:
             self.order = torch.randperm(len(samples), generator=seeded_generator("tar shards")).numpy()
 
     def read(self, position: int) -> Sample:
-        index, samples = int(self.order[position]), self.samples
+        index = int(self.order[position])
+        samples = self.samples
         encoded, name = samples.read_bytes(index), partial(samples.name, index)
         pixels = open_image(encoded, self.data.image_channels, name, samples.decoding).pixels
         if self.size:
@@ -178,7 +181,8 @@ def _read_usable(split: OrderedSplit, bad_images: BadImageList) -> Iterator[Samp
 
     With DATA.ON_BAD_IMAGE: skip, bad images are listed in `bad_images`; else the first one is raised.
     """
-    data, count = split.data, len(split.order)
+    data = split.data
+    count = len(split.order)
     threads = default_num_workers(own_share(), on_gpu=False) if data.num_workers is None else max(1, data.num_workers)
     bar = tqdm(total=count, desc=split.name, unit="image", leave=False, disable=None)
     with bar, ThreadPoolExecutor(threads) as pool:

@@ -162,7 +162,9 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
     A run waits while another one of its speed decides their epochs.
     """
     speeds = read_json(root / SWEEP)
-    waiting, free, failures = list(runs), environments[::-1], list[str]()
+    waiting = list(runs)
+    free = environments[::-1]
+    failures = list[str]()
     running: dict[str, tuple[subprocess.Popen[bytes], dict[str, str]]] = {}
 
     def may_start(name: str) -> bool:

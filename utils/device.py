@@ -28,7 +28,8 @@ from utils.system import DEVICE_FILES, EXCLUDES_GPUS
 _ON_CPU = 'to run on the CPU: -device cpu (entry scripts), or CUDA_VISIBLE_DEVICES=""'
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
-_NEVER_TRIM, _NO_MMAP = -1, 0
+_NEVER_TRIM = -1
+_NO_MMAP = 0
 
 
 def visible_gpus(wanted: str | None = None) -> int:
@@ -165,7 +166,8 @@ def untimed_convolutions() -> Iterator[None]:
 
     `torch.backends.cudnn.flags` would also change the switches that it is not given.
     """
-    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:

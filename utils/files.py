@@ -261,7 +261,9 @@ class _HashingWriter:
     """A file object for `torch.save` that hashes the written data and stores an OSError, which torch would hide."""
 
     def __init__(self, file: Any) -> None:
-        self.file, self.flush, self.sha256 = file, file.flush, hashlib.sha256()
+        self.file = file
+        self.flush = file.flush
+        self.sha256 = hashlib.sha256()
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:

@@ -55,7 +55,8 @@ class PendingSignal:
     def note(self, number: int) -> None:
         """Records a signal, perhaps one that another rank has received."""
         if not self.number:
-            self.number, self._since = number, time.monotonic()
+            self.number = number
+            self._since = time.monotonic()
             self.on_first(signal.Signals(number).name)
 
 

@@ -137,7 +137,8 @@ def start_loader(loader: Any, wait: Callable[[Any, Callable[[], Any]], Any]) -> 
     """
 
     def hook(iterator: Any) -> None:
-        own, receive = weakref.ref(iterator), type(iterator)._get_data
+        own = weakref.ref(iterator)
+        receive = type(iterator)._get_data
         iterator._get_data = lambda: wait(own(), lambda: receive(own()))
 
     if loader._iterator is not None:

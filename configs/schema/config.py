@@ -105,7 +105,8 @@ class Config(Section):
 
     def _problems_of_image_size(self) -> Iterator[str]:
         model, data = self.model, self.data
-        multiple, size = model.image_size_multiple, f"DATA.IMAGE_SIZE {data.image_size}"
+        multiple = model.image_size_multiple
+        size = f"DATA.IMAGE_SIZE {data.image_size}"
         if any(side % multiple for side in data.input_size):
             height, width = (max(1, round(side / multiple)) * multiple for side in data.input_size)
             nearest = height if height == width else [height, width]

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-_BASELINE, _FRAMES = 0xFFC0, (0xFFC0, 0xFFC1, 0xFFC2)  # start of a frame: baseline, extended, progressive
+_BASELINE = 0xFFC0
+_FRAMES = (0xFFC0, 0xFFC1, 0xFFC2)  # start of a frame: baseline, extended, progressive
 _SOS, _DRI, _APP1 = 0xFFDA, 0xFFDD, 0xFFE1  # start of the pixels, restart interval, EXIF or XMP
 _SKIPPED = frozenset((0xFFC4, 0xFFDB, 0xFFFE, *range(0xFFE0, 0xFFF0)))  # tables, comment, APP0 to APP15
 

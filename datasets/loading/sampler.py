@@ -33,7 +33,8 @@ def balanced_order(targets: np.ndarray, num_places: int, seed: int, epoch: int) 
     by_class = torch.from_numpy(np.argsort(targets, kind="stable"))
     labels, counts = np.unique(targets, return_counts=True)
     blocks = -(-num_places // len(labels))
-    draws, first = list[np.ndarray](), epoch * blocks  # (K, blocks)
+    draws = list[np.ndarray]()
+    first = epoch * blocks  # (K, blocks)
     for label, count, start in zip(labels.tolist(), counts.tolist(), counts.cumsum() - counts, strict=True):
         # One image of the class for each block. All epochs are one sequence of rounds. A round draws each image equally
         # often, and is at least one epoch long. It may span two epochs.
@@ -83,7 +84,8 @@ class ShardWindows:
 
     def shards_from(self, seed: int, epoch: int, shard: int, num_epochs: int) -> list[int]:
         """Lists the shards of the window with this shard, and of the next window before epoch `num_epochs`."""
-        order, count = self.shards(seed, epoch).tolist(), 2 * self.size
+        order = self.shards(seed, epoch).tolist()
+        count = 2 * self.size
         first = order.index(shard) // self.size * self.size
         in_use = order[first : first + count]
         if len(in_use) < count and epoch + 1 < num_epochs:
@@ -125,7 +127,8 @@ class TrainSampler:
         return self.num_epochs * self.layout.batches_per_epoch - self.first_batch
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order_epoch, order = -1, torch.empty(0)
+        order_epoch = -1
+        order = torch.empty(0)
         batches, repeats = self.layout.batches_per_epoch, self.layout.repeats
         samples, seed = self.layout.samples, self.layout.seed
         size, world_size = self.layout.batch.micro_step_size, self.layout.batch.ranks

@@ -201,7 +201,8 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
         with wait.limited(limit_seconds + START_SECONDS):
             wait.attach(iterator)
             for batch in iterator:
-                wait.seconds, wait.limit_seconds = -math.inf, limit_seconds
+                wait.seconds = -math.inf
+                wait.limit_seconds = limit_seconds
                 yield batch
                 wait.seconds = 0.0
 
@@ -227,7 +228,10 @@ class _WorkerWait:
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
         """Limits the waits in the block; the workers are killed if it raises."""
-        self.seconds, self.limit_seconds, self._has_expired, stopped = 0.0, seconds, False, Event()
+        self.seconds = 0.0
+        self.limit_seconds = seconds
+        self._has_expired = False
+        stopped = Event()
         Thread(target=self._watch, args=(stopped,), daemon=True).start()
         try:
             yield

@@ -54,7 +54,8 @@ class TarShards(Source):
         if data.cache_gb > 0 and not store.is_local:
             cache = ShardCache(folder, round(data.cache_gb * 1e9), store)
         self._reader = ShardReader(store, cache, 2 * data.shuffle_shards)
-        self._names, self._several = self.index.class_names or self.found.class_names, None
+        self._names = self.index.class_names or self.found.class_names
+        self._several = None
         if data.multi_label:
             self._names, self._several = self._read_several()
         elif any(name.startswith("\0") for name in self.index.class_names or ()):
@@ -79,7 +80,8 @@ class TarShards(Source):
         """
         highest = int(self.index.arrays["targets"].max(initial=-1))
         sets = list(map(labels_in, self.index.class_names or map(str, range(highest + 1))))
-        names, labels = self.found.class_names, {label for one in sets for label in one}
+        names = self.found.class_names
+        labels = {label for one in sets for label in one}
         is_numeric = all(label.isascii() and label.isdecimal() for label in labels)
         if not is_numeric:
             names = sorted(labels)
@@ -262,8 +264,11 @@ class _StoredRows:
 
 def _read_shards(store: ShardStore, stored: _StoredRows) -> None:
     """Reads the missing shards, each from its first byte to its last."""
-    shards, others, findings = stored.missing(), Counts(), []
-    num_bytes, keys = sum(shard.num_bytes for shard in shards), (stored.label_key, stored.group_key)
+    shards = stored.missing()
+    others = Counts()
+    findings = []
+    num_bytes = sum(shard.num_bytes for shard in shards)
+    keys = (stored.label_key, stored.group_key)
     threads = min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)
     with (
         tqdm(desc="index", total=num_bytes, unit="B", unit_scale=True, leave=False, disable=None) as bar,

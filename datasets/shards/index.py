@@ -91,7 +91,8 @@ class Index:
     def of_shard(self, position: int) -> "Index":
         """The index of the shard at `position`, with views of the arrays."""
         ends = self.arrays["ends"]
-        start, end = int(ends[position - 1]) if position else 0, int(ends[position])
+        start = int(ends[position - 1]) if position else 0
+        end = int(ends[position])
         return self._part(slice(start, end), [self.shards[position]], np.array([end - start]))
 
     def select(self, rows: np.ndarray) -> "Index":
@@ -169,7 +170,8 @@ def read_index(data: bytes, origin: str) -> Index:
         if any(part.compress_type != zipfile.ZIP_STORED for part in file.zip.infolist()):
             raise ValueError  # a small file could fill the memory
         about, rows, class_names, label_key, group_key = json.loads(file["about"].tobytes())
-        shards, names = [Shard(*row) for row in rows], class_names or []
+        shards = [Shard(*row) for row in rows]
+        names = class_names or []
         index = Index(shards, class_names, {name: file[name] for name in _COLUMNS}, label_key, group_key)
         if (
             about == _FORMAT
@@ -189,7 +191,8 @@ def read_index(data: bytes, origin: str) -> Index:
 
 def _has_valid_rows(index: Index) -> bool:
     """Tells whether each image is inside of its shard, and has a class if it has a label."""
-    arrays, num_images = index.arrays, len(index)
+    arrays = index.arrays
+    num_images = len(index)
     ends = {"ends": (len(index.shards), num_images)}  # how many, and the last one
     ends |= {f"{name}_ends": (num_images, len(arrays[name])) for name in _TEXTS_OF_IMAGES}
     if any(arrays[name].shape != (num_images,) for name in _OF_IMAGES):
@@ -198,7 +201,9 @@ def _has_valid_rows(index: Index) -> bool:
         edges = np.concatenate([[0], arrays[name], [last]])
         if len(edges) != count + 2 or (edges[1:] < edges[:-1]).any() or edges[-2] != last:
             return False
-    offsets, lengths, targets = arrays["offsets"], arrays["lengths"].astype(np.int64), arrays["targets"]
+    offsets = arrays["offsets"]
+    lengths = arrays["lengths"].astype(np.int64)
+    targets = arrays["targets"]
     sizes = np.array([shard.num_bytes for shard in index.shards], np.int64)[index.shard_of]
     num_classes = 10**LABEL_DIGITS if index.class_names is None else len(index.class_names)
     is_valid = (lengths >= 0) & (lengths <= MAX_FILE_BYTES) & (offsets >= 0) & (offsets <= sizes - lengths)

@@ -71,7 +71,8 @@ def _split_pattern(path: str) -> tuple[str, list[str] | None]:
     slash = path.rfind("/", 0, start if start >= 0 else None)
     root = path[:slash] or "/" if slash >= 0 else "."
     pattern = path[slash + 1 :]
-    shown, names = shorten(pattern), [pattern]
+    shown = shorten(pattern)
+    names = [pattern]
     if "{" in pattern:
         require("DATA.DATA_PATH with a pattern in braces", "braceexpand")
         from braceexpand import braceexpand

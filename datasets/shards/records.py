@@ -65,7 +65,8 @@ class Archive:
 
     def __init__(self, chunks: Iterable[bytes], origin: str) -> None:
         """`chunks` are the bytes of the archive, in pieces of any size; `origin` is its path or URL in errors."""
-        self.origin, self.position = origin, 0
+        self.origin = origin
+        self.position = 0
         self._chunks, self._rest = iter(chunks), memoryview(b"")
         self._start, self._last, self._is_cut = 0, b"", False  # position, last part and end of the present headers
 
@@ -146,11 +147,13 @@ class Archive:
         elif header.issparse():
             problem, fix = "is a sparse file", "write the archive without --sparse"
         elif not (header.isreg() or header.isdir()):
-            problem, fix = f"is a device, a pipe or no file (type {header.type!r})", "leave it out"
+            problem = f"is a device, a pipe or no file (type {header.type!r})"
+            fix = "leave it out"
         elif header.name.startswith("/") or ".." in header.name.split("/") or "\0" in header.name or not header.name:
             problem, fix = "is not a path inside the archive", "write relative paths without .."
         elif not 0 <= header.size <= MAX_FILE_BYTES:
-            problem, fix = f"has {shorten(header.size)} bytes, more than {MAX_FILE_BYTES}", "leave it out"
+            problem = f"has {shorten(header.size)} bytes, more than {MAX_FILE_BYTES}"
+            fix = "leave it out"
         elif any(key in ("path", "size") or key.startswith("GNU.sparse.") for key in global_headers):
             problem, fix = "has a name or a size in a global header", "write it in the header of the member"
         else:

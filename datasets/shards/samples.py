@@ -58,7 +58,9 @@ class ShardCache:
     """Shards of `store` in `folder`/shards, at most `max_bytes` in all. Threads may share it, and it can be pickled."""
 
     def __init__(self, folder: Path, max_bytes: int, store: ShardStore) -> None:
-        self.folder, self.max_bytes, self.store = folder / "shards", max_bytes, store
+        self.folder = folder / "shards"
+        self.max_bytes = max_bytes
+        self.store = store
         self._lock = self.folder / "lock"  # of a process that looks for room, or completes a shard
         self._resume_at = 0.0
         self._has_warned = False
@@ -267,7 +269,9 @@ class TarSamples(EncodedImages):
 
     def __init__(self, reader: ShardReader, index: Index, class_names: list[str], shuffled_shards: int) -> None:
         super().__init__(class_names)
-        self.reader, self.shards, self._has_groups = reader, index.shards, bool(index.group_key)
+        self.reader = reader
+        self.shards = index.shards
+        self._has_groups = bool(index.group_key)
         self._labels = self._arrays = share_arrays(index.arrays)
         self.windows: ShardWindows = ShardWindows(index.arrays["ends"], shuffled_shards)
 
@@ -276,7 +280,8 @@ class TarSamples(EncodedImages):
     ) -> tuple["TarSamples", Iterable[list[Key]]]:
         samples = copy.copy(self)
         samples.reader = copy.deepcopy(self.reader)  # as in another process: with connections of its own
-        samples.reader.store.timeout_seconds, cache = timeout_seconds, samples.reader.cache
+        samples.reader.store.timeout_seconds = timeout_seconds
+        cache = samples.reader.cache
         return samples, ReadAhead(cache, self.shards, self.windows, sampler) if cache else sampler
 
     def _shard_of(self, index: int) -> Shard:
@@ -329,7 +334,8 @@ class TarSamples(EncodedImages):
         return int(self._arrays["offsets"][index]), int(self._arrays["lengths"][index])
 
     def _checked(self, index: int, read: Callable[[], bytes]) -> bytes:
-        shard, store = self._shard_of(index), self.reader.store
+        shard = self._shard_of(index)
+        store = self.reader.store
         try:
             data = read()
             if not self._is_intact(index, data):  # perhaps the copy in the cache is damaged, or an answer of the server

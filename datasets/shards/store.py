@@ -217,9 +217,11 @@ class RemoteFiles:
 
     def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
         try:
-            result, skipped = self.store.get(name, options={"range": {"offset": start}} if start else None), 0
+            result = self.store.get(name, options={"range": {"offset": start}} if start else None)
+            skipped = 0
         except self._exceptions.NotSupportedError:  # the server sends whole files only
-            result, skipped = self.store.get(name), start
+            result = self.store.get(name)
+            skipped = start
         found = Shard(name, result.meta["size"], result.meta["e_tag"])
         return found, _without_start(map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES)), skipped)
 
@@ -293,13 +295,15 @@ class ShardStore:
 
         def next_chunk() -> bytes:
             nonlocal shard, chunks
-            source, chunks = chunks, None  # after an error, the file is opened again
+            source = chunks
+            chunks = None  # after an error, the file is opened again
             if source is None:
                 found, source = self.files.open_stream(shard.name, position)
                 if not found.is_same_as(shard):
                     raise self._changed(shard.name)
                 shard = shard._replace(version=shard.version or found.version)
-            chunk, chunks = next(source, b""), source
+            chunk = next(source, b"")
+            chunks = source
             return chunk
 
         while position < shard.num_bytes:
@@ -320,13 +324,15 @@ class ShardStore:
 
     def _retry(self, name: str, call: Callable[[], _T]) -> _T:
         """Returns the result of a call, which is repeated after an error that may pass; raises Unavailable."""
-        started, pause_seconds = time.monotonic(), _FIRST_PAUSE_SECONDS
+        started = time.monotonic()
+        pause_seconds = _FIRST_PAUSE_SECONDS
         url = self.url(name) if name else self.root
         while True:
             try:
                 return call()
             except self.files.errors as error:
-                problem, waited = self.files.describe(error), time.monotonic() - started
+                problem = self.files.describe(error)
+                waited = time.monotonic() - started
                 until_last_call = self.timeout_seconds - self.files.attempt_seconds
                 if waited + pause_seconds > min(problem.retry_seconds, until_last_call):
                     tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""

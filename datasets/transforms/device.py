@@ -40,7 +40,8 @@ class Mixup(nn.Module):
 
     def __init__(self, train: Train, num_classes: int) -> None:
         super().__init__()
-        self.num_classes, self.off_epoch = num_classes, train.mixup_off_epoch
+        self.num_classes = num_classes
+        self.off_epoch = train.mixup_off_epoch
         self.probability, self.minmax = train.mixup_prob, train.cutmix_minmax
         self.mixup_alpha, self.cutmix_alpha = train.mixup_alpha, train.cutmix_alpha
         if self.minmax:  # as timm: the boxes do not follow from the weights
@@ -264,7 +265,8 @@ class TrainTransform(nn.Module):
 
     def __init__(self, data: Data, train: Train, num_classes: int) -> None:
         super().__init__()
-        operations, last = [*device_operations(data, train)], list[nn.Module]()
+        operations = [*device_operations(data, train)]
+        last = list[nn.Module]()
         if train.random_erase_after_mixup:
             last = [one for one in operations if isinstance(one, RandomErase)]
         self.operations = nn.ModuleList(one for one in operations if one not in last)
@@ -276,7 +278,8 @@ class TrainTransform(nn.Module):
         A batch with unreadable images is not mixed: its padding has no label. Noise and mixup use torch's global
         generator.
         """
-        images, targets = self._run(self.operations, batch.images, batch), batch.targets
+        images = self._run(self.operations, batch.images, batch)
+        targets = batch.targets
         if not batch.bad:
             images, targets = self.mixup(images, targets, batch.epoch)
         return self._run(self.last_operations, images, batch), targets

@@ -97,7 +97,8 @@ def auto_augment(image: Image.Image, rng: random.Random) -> Image.Image:
 
 @functools.cache
 def _rand_augment(magnitude: float, channels: int) -> list[_Operation]:
-    build, parameters = timm_policies().AugmentOp, _paddle_parameters(channels)
+    build = timm_policies().AugmentOp
+    parameters = _paddle_parameters(channels)
     return [_as_paddle(build(name, _LAYER_PROBABILITY, magnitude, parameters)) for name in _RAND_AUGMENT]
 
 

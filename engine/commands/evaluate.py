@@ -92,7 +92,8 @@ def predict(command: Command, context: ProcessContext) -> int:
     Raises UserError: no image can be read; the file then has the reasons. Another process writes to the folder. The
     model has no features.
     """
-    logger, options = start_log(command, context), command.prediction
+    logger = start_log(command, context)
+    options = command.prediction
     assert options
     if context.is_main and options.folder:
         check_writable(options.folder)
@@ -119,7 +120,9 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
     Raises UserError: no image can be read.
     """
     context, plan, evaluator = session.evaluator.context, session.plan, session.evaluator
-    config, samples, num_readable = plan.config, plan.samples, 0
+    config = plan.config
+    samples = plan.samples
+    num_readable = 0
     classes = config.model.num_logits
     top_k = classes if evaluator.multi_label else max(options.top_k or classes, TOP_K)
     started = time.perf_counter()
@@ -129,14 +132,18 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
     if context.is_main:
         predictions = Predictions(folder, samples, names_of_labels(samples, classes), options, evaluator.thresholds)
         files = predictions.write(filter(None, parts))
-        seconds, number, num_readable = time.perf_counter() - started, len(samples), predictions.num_readable
-        speed, num_bad = f"({number / seconds:.1f} images/s)", number - num_readable
+        seconds = time.perf_counter() - started
+        number = len(samples)
+        num_readable = predictions.num_readable
+        speed = f"({number / seconds:.1f} images/s)"
+        num_bad = number - num_readable
         logger.info(predictions.table())
         logger.info(f"----- {number} images in {seconds:.1f} s {speed}; {num_bad} of {number} have an error")
         if options.explain:
             files.append(folder / EXPLANATIONS)
         if options.path is None and num_readable:
-            metrics, precision = predictions.metrics(config.eval.best_metric), evaluator.precision.name
+            metrics = predictions.metrics(config.eval.best_metric)
+            precision = evaluator.precision.name
             log_validation(logger, _title(plan), metrics, classes, metrics.samples, seconds, plan.title, precision)
         logger.info(f"----- Predictions: {', '.join(map(str, files))}")
     else:

@@ -35,7 +35,8 @@ def run(command: Command, context: ProcessContext) -> int:
 
     Raises UserError: any problem that the user can solve.
     """
-    config, notes.on_run_end = command.config, None
+    config = command.config
+    notes.on_run_end = None
     top_k = command.prediction.top_k if command.prediction else None
     check_same_options(config, context, command=command.name, split=command.split, top_k=top_k)
     if context.device.type == "cpu":

@@ -73,7 +73,9 @@ def dry_run(command: Command, context: ProcessContext) -> int:
         plan = plan_training(command, context, logger, find_batch_size)
         check_writable(plan.run_folder or Path(plan.config.save))
         trained = build_session(plan, context, logger)
-        config, state, lines = plan.config, trained.state, [recipe_line(command), *trained.lines]
+        config = plan.config
+        state = trained.state
+        lines = [recipe_line(command), *trained.lines]
         model = state.meta_model
         logits = torch.zeros(2, config.model.num_logits, device=context.device)
         build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise

@@ -82,7 +82,8 @@ class MasterWeights:
             full.grad = None
             if half.grad is not None:
                 copies.append((gradient, half.grad))
-                full.grad, half.grad = gradient, None
+                full.grad = gradient
+                half.grad = None
         if copies:
             torch._foreach_copy_([target for target, _ in copies], [source for _, source in copies])
 

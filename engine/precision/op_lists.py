@@ -47,7 +47,8 @@ def cast_norms(model: nn.Module, half: torch.dtype, device: torch.device, listed
         if isinstance(module, (*_ONE_KERNEL, *_SEVERAL_KERNELS)) and module not in listed:
             in_half = device.type == "cuda" and isinstance(module, _ONE_KERNEL)
             norm = add_mixin(module, _CastingNorm)
-            norm.norm_dtype, norm.device_type = half if in_half else torch.float32, device.type
+            norm.norm_dtype = half if in_half else torch.float32
+            norm.device_type = device.type
 
 
 def keeps_fp32_weights(module: nn.Module) -> bool:

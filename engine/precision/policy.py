@@ -98,7 +98,8 @@ class LossScaler(torch.amp.GradScaler):
             divisor = torch.maximum(scale, torch.add(scaled_norm, scale, alpha=1e-6) / max_norm)
         if torch_compat.unscales_in_step(optimizer):
             fused: Any = optimizer
-            fused.grad_scale, fused.found_inf = divisor, self._overflow
+            fused.grad_scale = divisor
+            fused.found_inf = self._overflow
             try:
                 fused.step()
             finally:
@@ -110,12 +111,15 @@ class LossScaler(torch.amp.GradScaler):
 
     def update(self) -> None:  # type: ignore[override]  # no new scale by hand
         """Counts the step and updates the scale."""
-        total_and_consecutive, consecutive = self._counts, self._counts[1]
+        total_and_consecutive = self._counts
+        consecutive = self._counts[1]
         total_and_consecutive.add_(self._overflow)
         consecutive.mul_(self._overflow)
         if not self.dynamic:
             return
-        scale, tracker, overflow = torch_compat.loss_scale(self), torch_compat.growth_tracker(self), self._overflow
+        scale = torch_compat.loss_scale(self)
+        tracker = torch_compat.growth_tracker(self)
+        overflow = self._overflow
         shrinks = overflow
         if self.backoff_after > 1:
             shrinks = overflow * (consecutive % self.backoff_after == 0)
@@ -175,7 +179,8 @@ def set_process_switches(config: Config, device: torch.device) -> None:
     Call it before the first operation of a model. Without DETERMINISTIC, cuDNN times its algorithms for each new shape
     of a convolution.
     """
-    on_gpu, tf32 = device.type == "cuda", uses_tf32(config.amp)
+    on_gpu = device.type == "cuda"
+    tf32 = uses_tf32(config.amp)
     use_deterministic_algorithms(config.deterministic)
     # The older of torch's two interfaces: torch's compiler reads it, and reading raises after the newer one was set.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
@@ -196,7 +201,8 @@ def fuse_blocks(model: nn.Module, options: Amp, device: torch.device) -> tuple[i
         return 0, ""
     white, black = ({*map(torch_name, names)} for names in (options.custom_white_list, options.custom_black_list))
     half_stream = "add" not in black and (options.dtype == "bfloat16" or "add" in white)
-    number, reason = 0, listed_in_blocks(model, options.custom_white_list, options.custom_black_list)
+    number = 0
+    reason = listed_in_blocks(model, options.custom_white_list, options.custom_black_list)
     if is_sharded(model):
         reason = "the model is sharded"
     if not reason:
@@ -397,7 +403,9 @@ class Precision:
 
     def misfits(self) -> list[str]:
         """Why this device gains nothing from the precision, or loses by it; for warnings."""
-        texts, is_half, on_cpu = [], self.dtype != torch.float32, self.device.type == "cpu"
+        texts = []
+        is_half = self.dtype != torch.float32
+        on_cpu = self.device.type == "cpu"
         if on_cpu and self.dtype == torch.float16:
             texts.append("float16 is 10 to 100 times slower than -amp_dtype=bfloat16 on a CPU")
         if on_cpu and self.dtype == torch.bfloat16 and not multiplies_bfloat16_with_onednn():

@@ -66,7 +66,8 @@ def advice(profile: Profile) -> list[str]:
     slow = "the forward and backward pass in float32, on a GPU with fast 16-bit matrix products"
     fewer = "take fewer steps per epoch, with a larger -batch_size or -accum_iter"
     off = "turn off the augmentations that you need least: DATA.AFFINE_*, TRAIN.MIXUP_ALPHA, TRAIN.CUTMIX_ALPHA"
-    wait, passes = profile.data_wait_share, profile.share(Phase.FORWARD, Phase.BACKWARD)
+    wait = profile.data_wait_share
+    passes = profile.share(Phase.FORWARD, Phase.BACKWARD)
     parts = (
         (wait * (not profile.data_in_memory), 0.05, f"a step is waiting for data: raise -num_workers, or {smaller}"),
         (profile.launch_bound_share or 0.0, 0.1, f"the steps wait for the host to launch kernels: {faster}"),
@@ -103,7 +104,8 @@ def profile_run(session: Session, outputs: RunOutputs) -> None:
     without the profiler, which slows the steps down.
     """
     state, context, reporter = session.state, session.state.context, outputs.reporter
-    device, on_gpu = context.device, context.device.type == "cuda"
+    device = context.device
+    on_gpu = context.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     new_profiler = partial(torch_profile, activities=activities)
     if context.is_main:
@@ -179,11 +181,13 @@ def phase_seconds(events: Iterable[Any], steps: int) -> tuple[dict[str, float], 
     """
     host: dict[str, float] = dict.fromkeys(Phase, 0.0)
     gpu = host.copy()
-    phase, stop = Phase.LOGGING, -math.inf  # the current phase and its end, in microseconds
+    phase = Phase.LOGGING
+    stop = -math.inf  # the current phase and its end, in microseconds
     for event in (event for event in events if event.device_type == DeviceType.CPU):
         span = event.time_range
         if event.is_user_annotation and event.name in host:
-            phase, stop = Phase(event.name), span.end
+            phase = Phase(event.name)
+            stop = span.end
             host[phase] += 1e-6 * (span.end - span.start) / steps
         if span.start <= stop:
             gpu[phase] += 1e-6 * sum(kernel.duration for kernel in event.kernels) / steps

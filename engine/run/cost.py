@@ -84,7 +84,8 @@ class StepTimer:
         self._taken = self.totals()
 
     def next_batch(self, batches: Iterator[Batch]) -> Batch:
-        started, previous_end = time.perf_counter(), _recorded_event() if self._on_gpu else None
+        started = time.perf_counter()
+        previous_end = _recorded_event() if self._on_gpu else None
         batch = next(batches)
         if not self._on_gpu:
             self._wait_seconds += time.perf_counter() - started
@@ -121,7 +122,8 @@ class StepTimer:
     def take(self) -> tuple[float, float]:
         """The seconds of the data wait and of the forward passes since the last call."""
         totals = self.totals()
-        new, self._taken = totals.since(self._taken), totals
+        new = totals.since(self._taken)
+        self._taken = totals
         return new.data_wait_seconds, new.forward_seconds
 
 
@@ -172,7 +174,8 @@ class SlowRanks:
             return None
         blocks = torch.stack(self._steps).unflatten(0, (BLOCKS, BLOCK_STEPS)).mean(1)  # (BLOCKS, ranks, causes)
         self._steps.clear()
-        excess, mean = blocks.sum(2) - blocks.sum(2).median(1, keepdim=True).values, blocks.mean(0)
+        excess = blocks.sum(2) - blocks.sum(2).median(1, keepdim=True).values
+        mean = blocks.mean(0)
         slower = excess.clamp(min=0) / (blocks.sum(2) - excess)  # than the lower median
         is_slow = ((slower > SLOWER) & (excess > MIN_SECONDS)).all(0)
         rank = int((is_slow * slower.mean(0)).argmax())

@@ -91,7 +91,8 @@ class Model:
         Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022), appendix B. The forward pass of a
         teacher (TRAIN.DISTILLATION_TYPE) takes time, but its FLOPs do not count.
         """
-        tflops, peak = self.tflops_per_second(images_per_second), self.peak_flops_per_second
+        tflops = self.tflops_per_second(images_per_second)
+        peak = self.peak_flops_per_second
         return 1e12 * tflops / peak if tflops is not None and peak else None
 
     def rates(self, images_per_second: float) -> list[str]:

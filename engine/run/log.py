@@ -64,7 +64,8 @@ class _Console(logging.Handler):
 
     def begin(self, lines: Sequence[str]) -> None:
         """Writes lines, and under them the notes and then the warnings so far: few, each cut, if a log file has all."""
-        waiting, self._waiting = self._waiting or [], None
+        waiting = self._waiting or []
+        self._waiting = None
         notes = [*lines, *(line for level, line in waiting if level < logging.WARNING)]
         warnings = [line for level, line in waiting if level >= logging.WARNING]
         last = warnings[:_MAX_WARNINGS] if self.has_file else warnings

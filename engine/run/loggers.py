@@ -92,7 +92,9 @@ class WandbLogger:
     """
 
     def __init__(self, name: str, log: _Log) -> None:
-        self._name, self._log, self._library = name, log, import_module(name)
+        self._name = name
+        self._log = log
+        self._library = import_module(name)
         if name == "trackio":
             return
         for variable, value in _WANDB_SETTINGS.items():
@@ -130,7 +132,8 @@ class MlflowLogger:
     """Logs to a run of MLflow; a resumed run continues it, and logs the steps that it repeats a second time."""
 
     def __init__(self, log: _Log) -> None:
-        self._log, self._library = log, import_module("mlflow")
+        self._log = log
+        self._library = import_module("mlflow")
 
     def start(self, run: LoggedRun) -> None:
         known_id = run.known_id("mlflow")
@@ -233,7 +236,8 @@ class LoggerGroup:
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
         """result: the entry of `run.json`; None: the run failed."""
-        loggers, self._loggers = self._loggers, []
+        loggers = self._loggers
+        self._loggers = []
         for logger in loggers:
             logger.finish(result)
 

@@ -88,7 +88,9 @@ class RunRecord:
     """
 
     def __init__(self, is_main: bool = True) -> None:
-        self.is_main, self.values, self.earlier = is_main, _new_values(), dict[str, Any]()
+        self.is_main = is_main
+        self.values = _new_values()
+        self.earlier = dict[str, Any]()
         self.epochs: dict[int, Row] = {}
         self.on_end: Callable[[], None] = lambda: None
         self._folder: Path | None = None
@@ -108,7 +110,8 @@ class RunRecord:
         """
         self.earlier = read_run(folder) if self.is_main else {}
         with self._lock:
-            before, now = _new_values() | self.earlier, time.strftime("%Y-%m-%d %H:%M:%S%z")
+            before = _new_values() | self.earlier
+            now = time.strftime("%Y-%m-%d %H:%M:%S%z")
             self.values |= {
                 "started": now,
                 "starts": before["starts"] + 1,
@@ -143,7 +146,8 @@ class RunRecord:
                 if message := values.get("message"):
                     self._log(f"error: {message}", f"resume with: {from_here(resume)}" if resume else "")
         if values.get("state", "running") not in UNFINISHED:
-            on_end, self.on_end = self.on_end, lambda: None
+            on_end = self.on_end
+            self.on_end = lambda: None
             with suppress(Exception):
                 on_end()
         return resume
@@ -281,7 +285,8 @@ def read_metrics(folder: Path) -> tuple[list[Row], int]:
     """
     if not (folder / ROWS).exists():
         return [], 0
-    rows, damaged = list[Row](), 0
+    rows = list[Row]()
+    damaged = 0
     with open(folder / ROWS, encoding="utf-8", errors="replace") as file:
         for line in file:
             try:

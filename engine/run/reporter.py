@@ -243,7 +243,8 @@ class Reporter(Observer):
             "model_flops_utilization": model.utilization(speed) if model and speed else None,
         }
         rounded = {name: None if value is None else float(f"{value:.6g}") for name, value in measured.items()}
-        scale, skipped = self.scaler.get_scale(), self.scaler.skipped
+        scale = self.scaler.get_scale()
+        skipped = self.scaler.skipped
         return rounded | {
             "loss_scale": scale, "skipped_steps": skipped, "peak_memory_bytes": peak_memory_bytes(self.context.device)
         }  # fmt: skip
@@ -285,12 +286,15 @@ class Reporter(Observer):
 
     def _report(self, progress: EpochProgress) -> Row:
         """Logs the state of training, and starts a new interval; returns its row. Every rank must call it."""
-        sums, start = progress.sums.reduced(self.context), self._last_report
+        sums = progress.sums.reduced(self.context)
+        start = self._last_report
         latest = to_metrics(sums - start.sums)  # the host waits: all spans of the timer are complete
-        times, seconds = self.timer.totals().since(start.timer), time.perf_counter() - start.time
+        times = self.timer.totals().since(start.timer)
+        seconds = time.perf_counter() - start.time
         figures = {"lr": progress.lr} | self._figures(latest.total_samples, seconds, times)
         figures |= {"grad_norm": latest.grad_norm, **(latest.values if latest.samples else {})}
-        scale, left = figures["loss_scale"], self.seconds_left(progress)
+        scale = figures["loss_scale"]
+        left = self.seconds_left(progress)
         shows_scale = scale != self._scale and (self.scaler.dynamic or scale != 1)
         for line in step_lines(progress, self.num_epochs, latest, to_metrics(sums), figures, left, shows_scale):
             self.logger.info(line)

@@ -119,7 +119,8 @@ def main(argv: list[str]) -> int:
     if not visible_gpus():
         print("warning: no GPU is visible; the parts run on the CPU", file=sys.stderr)
     flags.output.mkdir(parents=True, exist_ok=True)
-    has_failed, command = False, f"python scripts/{SCRIPT} {shlex.join(argv)}"
+    has_failed = False
+    command = f"python scripts/{SCRIPT} {shlex.join(argv)}"
     for name in selected:
         if parts[name].limit_seconds <= deadline - time.monotonic():
             records[name] = run_part(name, parts[name], flags.output)
@@ -195,7 +196,8 @@ def run_part(name: str, part: Part, folder: Path) -> dict[str, Any]:
     """
     file, output = folder / f"{name}.json", folder / f"{name}.txt"
     file.unlink(missing_ok=True)
-    started, is_late = time.monotonic(), False
+    started = time.monotonic()
+    is_late = False
     with open(output, "w") as stream:
         print("$", shlex.join(part.command), file=stream, flush=True)
         process = subprocess.Popen(part.command, stdout=stream, stderr=subprocess.STDOUT, process_group=0)
@@ -205,7 +207,8 @@ def run_part(name: str, part: Part, folder: Path) -> dict[str, Any]:
         is_late = True
     finally:  # the signal first, so that the process can end its own programs; then SIGKILL to its process group
         stop_processes([process], part.stop_signal, TERMINATION_SECONDS)
-    seconds, result = time.monotonic() - started, json.loads(file.read_text()) if file.exists() else None
+    seconds = time.monotonic() - started
+    result = json.loads(file.read_text()) if file.exists() else None
     lines = output.read_text(errors="replace").splitlines()[1:]
     failed = [f"{key}: {one['failed']}" for key, one in (result or {}).get("figures", {}).items() if "failed" in one]
     if is_late:

@@ -84,7 +84,8 @@ def main(argv: list[str]) -> int:
     context = single_process()
     torch.set_num_threads(1)  # the workers occupy the cores
     with TemporaryDirectory() as temporary:
-        folder, programs = Path(temporary), {}
+        folder = Path(temporary)
+        programs = {}
         images = flags.data or make_images(folder / "images")
         link_images(images, folder / "linked", EPOCH)
         linked = config.with_data(dataset="folder", data_path=str(folder / "linked"))
@@ -95,12 +96,14 @@ def main(argv: list[str]) -> int:
             LIMIT: lambda: limit_batches(linked, context),
         }
         if flags.timm_train:
-            start, argv_of_model = folder / "start", [*MODEL, *rest]
+            start = folder / "start"
+            argv_of_model = [*MODEL, *rest]
             check_comparable(parse_command_line(argv_of_model).config)
             link_images(images, start / "data", _ENTRIES, copies=True)
             for label, name in FIRST_STEPS.items():
                 programs[label] = build_program(name, argv_of_model, 1, start, flags.timm_train, "val")
-        prefetched, size = PREFETCH_FACTOR * config.data.num_workers, config.data.batch_size
+        prefetched = PREFETCH_FACTOR * config.data.num_workers
+        size = config.data.batch_size
 
         def measure(name: str, _: int) -> dict[str, float]:
             if name in programs:
@@ -138,7 +141,9 @@ def measure_turn(
     """
     with contextlib.closing(start()) as stream:
         sum(islice(stream, 1 + prefetched))
-        cpu_before, started, images = group_cpu_seconds(os.getpgrp()), time.perf_counter(), 0
+        cpu_before = group_cpu_seconds(os.getpgrp())
+        started = time.perf_counter()
+        images = 0
         while time.perf_counter() < started + seconds:
             images += next(stream)
         synchronize(device)
@@ -158,7 +163,9 @@ def our_batches(config: Config, context: ProcessContext, normalizes: bool = True
 
 def limit_batches(config: Config, context: ProcessContext) -> Iterator[int]:
     """The limit of our loader: as many processes decode and resize its own crops of files in memory, and drop them."""
-    data, files, crops = config.data, dict[str, bytes](), []
+    data = config.data
+    files = dict[str, bytes]()
+    crops = []
     (samples,) = read_samples(data, config.model.num_classes, context, "train")
     transform = build_host_transform(data, config.train, config.seed)
     batches = TrainSampler(EpochLayout(len(samples), BatchPlan(data.batch_size), config.seed), 1)

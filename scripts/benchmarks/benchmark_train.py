@@ -115,7 +115,8 @@ def main(argv: list[str]) -> int:
     if flags.worker:
         for line in run_bare_loop(config, flags.interval):
             print(line, flush=True)
-    contenders, size = checked_contenders(flags, rest), config.data.batch_size
+    contenders = checked_contenders(flags, rest)
+    size = config.data.batch_size
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if not {"ready", "bare"}.issuperset(name for name, _ in contenders.values()):
@@ -196,9 +197,12 @@ def run_bare_loop(config: Config, interval: int) -> Iterator[str]:
 
     Yields a log line after every `interval` steps.
     """
-    context, options = single_process(), config.train
+    context = single_process()
+    options = config.train
     state = build_state(config, context)
-    precision, model, device = state.precision, state.precision.weights.master.train(), context.device
+    precision = state.precision
+    model = state.precision.weights.master.train()
+    device = context.device
     optimizer = build_optimizer(model, options, state.schedule.peak_lr)
     scaler = torch.amp.GradScaler(device.type, enabled=precision.dtype == torch.float16)
     transform = Normalize(state.config.data).to(device)

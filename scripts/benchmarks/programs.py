@@ -122,10 +122,12 @@ def run_turn(
         first = run.next_reading()
         to_first_line = first.arrived - started
         while first.steps < warmup:
-            before, first = first.arrived, run.next_reading()
+            before = first.arrived
+            first = run.next_reading()
         if program.prefetches:
             first = run.use_up_prefetched(quiet_seconds=max(1.0, 2 * (first.arrived - before)))
-        last, cpu_before = first, group_cpu_seconds(run.pid)
+        last = first
+        cpu_before = group_cpu_seconds(run.pid)
         while last.steps < first.steps + steps:
             last = run.next_reading()
         seconds = last.arrived - first.arrived
@@ -172,7 +174,9 @@ class _Run:
     """The processes of a program while the context lasts; they are killed at its end, and after the limit."""
 
     def __init__(self, program: Program, limit_seconds: float) -> None:
-        self._log, self._lines, self._limit_seconds = program.log, list[str](), limit_seconds
+        self._log = program.log
+        self._lines = list[str]()
+        self._limit_seconds = limit_seconds
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
         self._process = subprocess.Popen(program.command, process_group=0, **output)
         self.pid = self._process.pid
@@ -272,7 +276,8 @@ def timm_flags(config: Config, data_root: Path, output: Path, interval: int, val
     val_split: evaluated every VALIDATE_FREQ epochs and at the end; '' for no evaluation.
     """
     data, model, train, (height, width) = config.data, config.model, config.train, config.data.input_size
-    on_gpu, warmup_epochs = visible_gpus() > 0, int(train.warmup_epochs)
+    on_gpu = visible_gpus() > 0
+    warmup_epochs = int(train.warmup_epochs)
     arguments = getattr(model, "kwargs", None) or {}  # of TYPE timm: other models keep timm's shape and drop rates
     if model.type == "vit":
         arguments = {

@@ -132,7 +132,8 @@ def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     if options.type == "transformers":
         _write_transformers(model, trained, path, kind)
         return
-    is_vit, reason = options.type == "vit", ""
+    is_vit = options.type == "vit"
+    reason = ""
     stem = {"stem": options.stem} if is_vit and options.stem else {}
     if options.features not in ("pre_logits", getattr(model, "global_pool", None)):
         reason = f"timm has no MODEL.FEATURES={options.features} of it"
@@ -167,7 +168,8 @@ def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
 
 def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str) -> None:
     """config.json, preprocessor_config.json and weights, with the names that transformers writes."""
-    values, names = trained.description["preprocessing"], trained.class_names or ()
+    values = trained.description["preprocessing"]
+    names = trained.class_names or ()
     if "Classification" not in type(model).__name__ or values["resize"] == "pad":
         problem = f"transformers has no classifier of a {type(model).__name__}, or none that pads images"
         raise UserError(f"-format hf: {problem}; use another format")
@@ -178,8 +180,10 @@ def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str
     model.save_pretrained(path)
     write_safetensors(model, trained, file := path / WEIGHTS[0], load_file(file))
     height, width = values["image_size"] if isinstance(values["image_size"], list) else [values["image_size"]] * 2
-    shown, whole = {"height": height, "width": width}, round(min(height, width) / values["crop_pct"])
-    crops, flips = values["resize"] == "crop", getattr(model.config, FLIPS, False)
+    shown = {"height": height, "width": width}
+    whole = round(min(height, width) / values["crop_pct"])
+    crops = values["resize"] == "crop"
+    flips = getattr(model.config, FLIPS, False)
     preprocessor = {
         "image_processor_type": "MobileViTImageProcessor" if flips else "CLIPImageProcessor",
         "do_resize": True,
@@ -243,7 +247,9 @@ _IN_TRANSFORMERS = "transformers: `{}`; it runs the code in `modeling_vit_stem.p
 
 def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
     """The Markdown of the Hub: with the figures of the run if the weights are in its folder."""
-    data, options, names = trained.config.data, trained.config.model, trained.class_names or ()
+    data = trained.config.data
+    options = trained.config.model
+    names = trained.class_names or ()
     try:
         run: RunContents | None = read_contents(trained.weights.parent)
     except UserError:
@@ -252,7 +258,8 @@ def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
     place = f" `{Path(hide_passwords(str(data.data_path))).name}`" if has_path else ""
     images = run.fact(TrainingData) if run else None
     call = f'AutoModelForImageClassification.from_pretrained("ORG/NAME"{", trust_remote_code=True" * has_code})'
-    preprocessing, gray = trained.description["preprocessing"], '; gray: `Image.open(FILE).convert("L")`'
+    preprocessing = trained.description["preprocessing"]
+    gray = '; gray: `Image.open(FILE).convert("L")`'
     shown = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in preprocessing.items())
     facts = {
         "Model": f"`{options.type}`, {count_parameters(model)[0]:,} parameters, {options.num_logits} classes",
@@ -275,7 +282,8 @@ def _metrics(run: RunContents | None, weights: str) -> str:
     result = run.values["result"] if run else {}
     if not run or Path(str(result.get("checkpoint"))).name != weights:
         return "No figures: these weights are not the best ones in the folder of their run."
-    shown, rows = [metric for metric in METRICS.values() if metric.name in run.figures and run.shows(metric)], []
+    shown = [metric for metric in METRICS.values() if metric.name in run.figures and run.shows(metric)]
+    rows = []
     if run.metric not in shown:
         return "No figures: the run has not evaluated its weights."
     splits = (("validation", run.evaluation, result | run.figures), ("test", run.test, run.test_result))

@@ -97,7 +97,8 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
     Raises UserError: no such arrays, or of other shapes than the model's; logits that hardly depend on the image, or
     that differ from the logits of `model` by more than `TOLERANCE`.
     """
-    shape, classes = (config.data.image_channels, *config.data.input_size), config.model.num_logits
+    shape = (config.data.image_channels, *config.data.input_size)
+    classes = config.model.num_logits
     try:
         checked_archive_bytes(file)
         with np.load(file, allow_pickle=False) as arrays:
@@ -121,13 +122,15 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
 
 def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     """Exports the weights of `source`, a file or the folder of a run, by the flags of scripts/export.py."""
-    weights, kind = locate_weights(source), flags.format
+    weights = locate_weights(source)
+    kind = flags.format
     target = flags.output or weights.with_name(weights.stem + FORMATS[kind].suffix)
     check_target(target, kind, weights)
     context = single_process("cpu")
     command = command.with_weights(weights)
     if flags.check or flags.no_check:
-        trained, samples = without_images(command), None
+        trained = without_images(command)
+        samples = None
     else:
         trained, samples = open_trained(command, context)
     if flags.no_paths:
@@ -143,7 +146,8 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     built = build_eval_model(config, context, weights_size=trained.weights_size)
     for note in (*built.notes, *trained.notes):
         print_escaped(str(note))
-    model, reference = built.fp32, None
+    model = built.fp32
+    reference = None
     if flags.check:
         reference = read_reference(flags.check, model, config)
     elif samples:

@@ -141,7 +141,8 @@ def _levit_renames(model: "LeViT") -> Sequence[Rename]:
 
     def block(match: re.Match[str]) -> str:
         """PaddleViT numbers all blocks and downsamplings together."""
-        index, part = int(match[1]), match[2]
+        index = int(match[1])
+        part = match[2]
         if index >= len(modules):
             return match[0]
         is_downsample = ".downsample." in modules[index]
@@ -358,7 +359,8 @@ class HaloNet(Model):
     @property
     def image_size_multiple(self) -> int:
         """The attention blocks of each stage need whole blocks of queries."""
-        multiple, stride = 1, _STEM_STRIDE
+        multiple = 1
+        stride = _STEM_STRIDE
         for blocks, factor in zip(self.stages, self.stride, strict=True):
             strides = [stride, stride * factor]  # before the first block of the stage, and after it
             used = [strides[index > 0] for index, block in enumerate(blocks) if block == "attn"]
