@@ -32,12 +32,12 @@ _MAX_BYTES = 10**8
 MASK = r"(?:binary|seg\w*)?_?masks?\d*|seg|segm|segmentations?|annotations?|gt|ground_?truths?|overlays?|superpixels?"
 # In names of folders: seg_train, trainset, imgTrain, val2017; not contest, valley. 'none': images without labels.
 SPLIT_WORD = re.compile(
-    r"((?<![a-z])(?:train|val|dev|eval|test|pred|unlab)|(?-i:(?<=[a-z])(?:Train|Val|Test|Pred)))"
+    r"((?<![a-z])(?:train|val|dev|eval|test|pred|unlab|no_label)|(?-i:(?<=[a-z])(?:Train|Val|Test|Pred)))"
     r"(?:ing|id(?:ation)?|elopment|uation|ict(?:ions?|ed)?|ell?ed)?(?:val|set|data|images?|imgs?|split)?"
     r"(?-i:(?![a-z]|(?<=[A-Z])[A-Z]))",
     re.IGNORECASE,
 )
-_SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none"}
+_SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none", "no_label": "none"}
 _MAX_NAMES = 20  # in an error message
 
 

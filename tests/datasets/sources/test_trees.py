@@ -62,6 +62,7 @@ CASES = {  # the tree; classes, images of train, val and test, warnings; or the 
     "two trainings": (["{images_train,masks_train,images_test}/{a,b}"], "images_train masks_train", ALL),
     "a train of two kinds": (["bus", "car", "train/{steam,electric}"], "train", ALL),
     "unlabelled": (["{a,b}", "unlabeled"], "", ALL),
+    "Datumaro's ImageNet": (["{a,b}", "no_label"], "", ALL),
     "class of val": (["train/{a,b}", "val/{a,b,c}"], ""),
     "Tiny ImageNet": (["train/{n1,n2}/images", "val/images", "val/val_annotations.txt!"], "train"),
     "nothing in common": (["training_set/{a,b}", "test_set/{x,y}"], "training_set", ALL),
