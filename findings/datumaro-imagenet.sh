@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# datumaro 1.13.12 (which writes CVAT's exports)
+# datumaro 1.13.12 (CVAT exports by a fork of Datumaro, which was not run)
 # Behaviour: the export "imagenet" puts images without a label into a folder no_label beside the folders of the classes,
 #   an image with two labels into both folders, and the images of all splits into one place (the log says only the last
 #   of these). The export "cifar" keeps the first of two labels, and no word about the second.
