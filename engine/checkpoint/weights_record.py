@@ -201,37 +201,37 @@ def weights_record(model: Model, weights: WeightsFile | None = None) -> WeightsR
     """
     if not model.pretrained:
         return None
-    if model.type == "timm" and model.pretrained == "timm":
+    published = WeightsRecord("", {}, {})
+    if model.type == "timm":
         data, evaluation, source = published_preprocessing(model.name)
-        return WeightsRecord(source, {}, data, evaluation=evaluation)
+        published = WeightsRecord(source, {}, data, evaluation=evaluation)
+        if model.pretrained == "timm":
+            return published
     weights = weights or read_weights(model.pretrained)
     record = record_in(weights)
     if record:
         return record
-    data, evaluation, source = published_preprocessing(model.name) if model.type == "timm" else ({}, {}, "")
-    names, size, sources = _stated_names(weights), None, dict[str, str]()
-    for stated in (
-        size_of_positions(weights.tensors.states.values(), data.get("IMAGE_SIZE")),
-        weights.trained_size,
-    ):  # the last one decides
+    record = _record_beside(published, weights)
+    states_nothing = not (record.data or record.class_names)
+    return None if states_nothing and model.type != "timm" else record
+
+
+def _record_beside(published: WeightsRecord, weights: WeightsFile) -> WeightsRecord:
+    """The record of another program's weights: the published values, with the names and the image size in the file."""
+    names, size = _stated_names(weights), None
+    own = published.data.get("IMAGE_SIZE")
+    for stated in (size_of_positions(weights.tensors.states.values(), own), weights.trained_size):  # the last decides
         sized = data_of_size(stated)
         size = sized.image_size if sized else size
-    if size and size != data.get("IMAGE_SIZE"):
-        data, sources = data | {"IMAGE_SIZE": size}, {"IMAGE_SIZE": "the file"}
-        evaluation = {key: evaluation[key] for key in evaluation.keys() & {"RESIZE"}}
-    elif source:
-        source += " (the file names none)"
-    if model.type != "timm" and not (names or data):
-        return None
-    return WeightsRecord(
-        source or "the file",
-        {},
-        data,
-        names,
-        evaluation=evaluation,
-        built_for=weights.trained_size,
-        sources=sources,
-    )
+    record = replace(published, class_names=names, built_for=weights.trained_size)
+    if size and size != own:
+        return replace(
+            record,
+            data=record.data | {"IMAGE_SIZE": size},
+            evaluation={key: record.evaluation[key] for key in record.evaluation.keys() & {"RESIZE"}},
+            sources={"IMAGE_SIZE": "the file"},
+        )
+    return replace(record, source=f"{record.source} (the file names none)") if record.source else record
 
 
 def _stated_names(weights: WeightsFile) -> list[str] | None:
@@ -264,10 +264,10 @@ def _plain(content: Any) -> Any:
     Objects: dicts of other classes, scikit-learn's LabelEncoder, fastai's CategoryMap of an `L`.
     Raises an exception of any type for a damaged array, and for one that takes more memory than names do.
     """
-    entries = _entries_of(content)
+    entries, attributes = _entries_of(content), getattr(content, "attributes", {})
     for name in _LISTS_OF_OBJECTS:
-        if isinstance(content, Inert) and name in content.attributes:
-            return _plain(content.attributes[name])
+        if name in attributes:
+            return _plain(attributes[name])
     if entries:
         return {_plain(key): _plain(value) for key, value in entries.items()}
     if isinstance(content, list | tuple):
@@ -343,23 +343,32 @@ def _record_of_config(path: Path) -> WeightsRecord:
     config = read_config(path.parent)
     published = config["pretrained_cfg"] if is_of_timm(config) else published_config(path.parent)
     data, evaluation = preprocessing_of(published) if published else ({}, {})
-    model, entries = described_model(config), published | config  # older versions: all in one, `labels`
-    stated = entries.get("label_names") or entries.get("labels") or entries.get("id2label")
-    names = names_by_number(stated) or {}  # may leave outputs out
-    outputs, texts = range(_count(entries.get("num_classes")) or len(names)), entries.get("label_descriptions")
-    texts = texts if isinstance(texts, dict) else {}
-    names = {} if all(map(_NO_NAME.fullmatch, names.values())) else names
-    is_complete = bool(names) and sorted(names) == list(outputs)
+    model = described_model(config)
+    class_names, output_names = _names_of_config(published | config)  # older versions: all in one, `labels`
     return WeightsRecord(
         source=str(path.parent / CONFIG),
         model=model,
         data=data | {"IMAGE_CHANNELS": published.get("input_size", [3])[0]},
         evaluation=evaluation,
         built_for=config.get("model_args", {}).get("img_size"),
-        class_names=[to_nfc(names[output]) for output in outputs] if is_complete else None,
-        output_names=[str(texts.get(name := names.get(i, str(i)), name)) for i in outputs] if names else None,
+        class_names=class_names,
+        output_names=output_names,
         num_classes=_count(model.get("NUM_CLASSES")),
     )
+
+
+def _names_of_config(entries: Mapping[str, Any]) -> tuple[list[str] | None, list[str] | None]:
+    """The names of all classes, None if some have none; and the names for a reader."""
+    stated = next(filter(None, map(entries.get, ("label_names", "labels", "id2label"))), None)
+    names = names_by_number(stated) or {}  # may leave outputs out
+    if all(map(_NO_NAME.fullmatch, names.values())):
+        return None, None
+    outputs = range(_count(entries.get("num_classes")) or len(names))
+    stated_names = [names.get(output, str(output)) for output in outputs]
+    texts = _entries_of(entries.get("label_descriptions"))
+    is_complete = sorted(names) == list(outputs)
+    class_names = list(map(to_nfc, stated_names)) if is_complete else None
+    return class_names, [str(texts.get(name, name)) for name in stated_names]
 
 
 def _count(number: Any) -> int | None:

@@ -186,9 +186,7 @@ def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any],
         seen.add(id(value))
         state = State()
         for name in [name for name in entries if not _OF_OPTIMIZER.search(str(name))]:
-            one = entries[name]
-            if isinstance(one, tuple | list) and len(one) == 2:  # PaddlePaddle's own name, and the array
-                one = one[1]
+            one = _unnamed(entries[name])
             if type(one) is ArrayRecord:
                 max_array_bytes -= len(one.content)
                 if max_array_bytes < 0:
@@ -207,6 +205,14 @@ def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any],
         if state:
             tensors.states[path] = state
     return tensors
+
+
+def _unnamed(value: Any) -> Any:
+    """The array of PaddlePaddle's pair of a name of its own and an array; another value itself."""
+    match value:
+        case (str(), ArrayRecord() as array):
+            return array
+    return value
 
 
 def is_in_file(record: TensorRecord) -> bool:

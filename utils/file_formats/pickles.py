@@ -216,8 +216,8 @@ def read_pickle(file: Path, is_plain: bool = False) -> Any:
     """The content of a file of torch, with a record for each tensor and array, and an `Inert` for each other object.
 
     is_plain: one pickle, as PaddlePaddle writes it.
-    Raises UserError: the file names a function that acts on the machine, is a program, or a damaged archive;
-    Exception: of almost any type, from another damaged file.
+    Raises UserError: the file names a function that acts on the machine, or is a damaged archive; Exception: of almost
+    any type, from another damaged file.
     """
     checked_archive_bytes(file)
     with open(file, "rb") as stream:  # reads never exceed the file size; torch takes writable memory only
@@ -234,8 +234,6 @@ def _read_archive(file: Path, archive: zipfile.ZipFile, mapped: memoryview) -> A
     members = {member.filename: member for member in archive.infolist()}
     pickled = next(name for name in members if name.endswith("/data.pkl"))
     folder = pickled.removesuffix("data.pkl")
-    if f"{folder}constants.pkl" in members:
-        raise UserError(f"{file}: is a TorchScript program; give the state_dict of the model")
     if f"{folder}byteorder" in members and archive.read(f"{folder}byteorder") != b"little":
         raise UserError(f"{file}: is of a big-endian machine; save it again on another one")
 

@@ -102,14 +102,22 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("zipped", [True, False])
+WRITERS = {
+    "x.tar": torch.save,
+    "old.tar": functools.partial(torch.save, _use_new_zipfile_serialization=False),
+    "x.pdparams": lambda content, path: pickled(path, content),
+    "first.pdparams": lambda content, path: pickled(path, content, protocol=0),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_names_are_refused_and_nothing_runs(tmp_path, monkeypatch, kind, zipped):
+def test_hostile_names_are_refused_and_nothing_runs(tmp_path, monkeypatch, kind, name):
     monkeypatch.chdir(tmp_path)
     bomb = Reduced(*HOSTILE[kind])
-    for content in (bomb, {"model": random_vit().state_dict(), "args": argparse.Namespace(a=[bomb])}):
-        torch.save(content, tmp_path / "x.tar", _use_new_zipfile_serialization=zipped)
-        assert "which is not data" in refusal(tmp_path / "x.tar") and not Path("PROOF").exists()
+    for content in (bomb, {"model": states(), "args": argparse.Namespace(a=[bomb])}):
+        WRITERS[name](content, tmp_path / name)
+        assert "which is not data" in refusal(tmp_path / name) and not Path("PROOF").exists()
 
 
 def test_a_harmless_function_is_not_called_either(tmp_path, monkeypatch):
