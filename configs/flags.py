@@ -326,26 +326,38 @@ class Prediction:
     embeds: bool = False
 
 
-def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
-    """The prediction that the flags ask for; None without -predict and -embed. Raises UserError for a wrong flag."""
-    command = "predict" if arguments.embed is None else "embed"
-    value = getattr(arguments, command)
+def _refuse_flags_of_commands(arguments: argparse.Namespace) -> None:
+    """Raises UserError: a flag is given without the command that it belongs to."""
     for name in ("top_k", "json", "format", "threshold", "explain", "split", "save_logits"):
         commands = {"split": ("eval", "predict", "embed"), "save_logits": ("eval",)}.get(name, ("predict",))
         training = "; a training run has -opts EVAL.SAVE_LOGITS=true" if name == "save_logits" else ""
         if getattr(arguments, name) is not None and not any(getattr(arguments, one) for one in commands):
             raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it{training}")
-    if value is None:
-        return None
-    for name in (name for name in ("predict", "eval", "profile") if name != command and getattr(arguments, name)):
-        raise UserError(f"-{command} and -{name} are two commands; remove one of them")
-    path = None if value is True else value
+
+
+def _refuse_other_commands(arguments: argparse.Namespace, command: str, path: str | None) -> None:
+    """Raises UserError: the flags ask for a second command, or for images of two places."""
+    for name in ("predict", "eval", "profile"):
+        if name != command and getattr(arguments, name):
+            raise UserError(f"-{command} and -{name} are two commands; remove one of them")
     if path == "":
         raise UserError(f"-{command}: the path is empty; give an image, a folder or a list, or remove the '='")
-    if path:
-        for name in (name for name in ("split", "dataset", "data_path") if getattr(arguments, name) is not None):
+    for name in ("split", "dataset", "data_path"):
+        if path and getattr(arguments, name) is not None:
             raise UserError(f"-{command} PATH reads the images of PATH; remove the path, or -{name}")
-    is_wide, top_k = arguments.format == "wide", 5 if arguments.top_k is None else arguments.top_k
+
+
+def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
+    """The prediction that the flags ask for; None without -predict and -embed. Raises UserError for a wrong flag."""
+    _refuse_flags_of_commands(arguments)
+    command = "predict" if arguments.embed is None else "embed"
+    value = getattr(arguments, command)
+    if value is None:
+        return None
+    path = None if value is True else value
+    _refuse_other_commands(arguments, command, path)
+    is_wide = arguments.format == "wide"
+    top_k = 5 if arguments.top_k is None else arguments.top_k
     if is_wide and arguments.top_k is not None:
         raise UserError("-format wide has a column for each class; remove -top_k")
     if top_k < 1:

@@ -213,7 +213,9 @@ class FSDP(Strategy):
 
     def __init__(self, options: Parallel, context: ProcessContext) -> None:
         """A collective call with hsdp. Raises UserError: the ranks cannot be divided into groups of equal size."""
-        self.options, self.device, self.world_size = options, context.device, context.world_size
+        self.options = options
+        self.device = context.device
+        self.world_size = context.world_size
         self.is_main = context.is_main
         if options.strategy == "fsdp":
             self.shards = context.world_size

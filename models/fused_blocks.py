@@ -233,14 +233,19 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, bias, mask):
         ctx.save_for_backward(h)
-        ctx.mask, (block, warps), y = mask, GELU, torch.empty_like(h)
+        ctx.mask = mask
+        block, warps = GELU
+        y = torch.empty_like(h)
         _gelu[(triton.cdiv(h.numel(), block),)](h, y, h.numel(), **mask, BLOCK=block, num_warps=warps)
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        (h,), (rows, block, steps, warps) = ctx.saved_tensors, GELU_BACK
-        (M, N), parts, dh = h.shape, triton.cdiv(len(h), rows * steps), torch.empty_like(h)
+        (h,) = ctx.saved_tensors
+        rows, block, steps, warps = GELU_BACK
+        M, N = h.shape
+        parts = triton.cdiv(M, rows * steps)
+        dh = torch.empty_like(h)
         sums = h.new_empty((parts, N), dtype=torch.float32)
         sizes = {"N": N, "ROWS": rows, "BLOCK": block, "STEPS": steps, "num_warps": warps}
         _gelu_back[(triton.cdiv(N, block) * parts,)](dy.contiguous(), h, dh, sums, M, **ctx.mask, **sizes)
@@ -255,7 +260,9 @@ class _AddNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, a, bias, mask, path, scale, shift, eps, half, tokens):
-        (M, N), adds, (rows, warps) = x.shape, a is not None, ADD_NORM[x.itemsize]
+        M, N = x.shape
+        adds = a is not None
+        rows, warps = ADD_NORM[x.itemsize]
         total = torch.empty_like(x) if adds else x
         y = torch.empty_like(x, dtype=half)
         mean, rstd = x.new_empty((2, M), dtype=torch.float32)
@@ -272,7 +279,9 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gx, dy):
         total, mean, rstd, scale, path = ctx.saved_tensors
-        (M, N), masks, (rows, warps, per) = total.shape, ctx.masks, ADD_NORM_BACK
+        M, N = total.shape
+        masks = ctx.masks
+        rows, warps, per = ADD_NORM_BACK
         dx = torch.empty_like(total)
         has_da = ctx.adds and (total.dtype != ctx.half or masks["DROPS"] or path is not None)
         da = torch.empty_like(total, dtype=ctx.half) if has_da else dx
@@ -298,7 +307,8 @@ class _Heads(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         B, H, T, D = gradients[0].shape
-        N, (rows, warps, per) = H * D, PACK
+        N = H * D
+        rows, warps, per = PACK
         programs = _programs(gradients[0], triton.cdiv(B * T, rows), per)
         out = gradients[0].new_empty((B * T, 3, N))
         sums = out.new_empty((programs, 3, N), dtype=torch.float32)
@@ -423,22 +433,25 @@ def is_plain(block: Any) -> bool:
         return False
     attn = block.attn
     mlp = block.mlp
-    norms = (block.norm1, block.norm2)
     if type(attn).forward not in (Attention.forward, UnbindAttention.forward) or type(mlp) is not Mlp:
         return False
+    if not attn.fused_attn or attn.gate is not None or type(mlp.act) is not nn.GELU or mlp.act.approximate != "none":
+        return False
+    return _has_plain_parts(block) and all(parameter.requires_grad for parameter in block.parameters())
+
+
+def _has_plain_parts(block: Any) -> bool:
+    """Whether the norms and linear layers have biases, and other layers do nothing but drop."""
+    attn = block.attn
+    mlp = block.mlp
+    norms = (block.norm1, block.norm2)
     layers = (attn.qkv, attn.proj, mlp.fc1, mlp.fc2)
-    act = mlp.act
     nothing = (block.ls1, block.ls2, attn.q_norm, attn.k_norm, attn.norm, mlp.norm)
     drops = (attn.proj_drop, mlp.drop1, mlp.drop2, block.drop_path1, block.drop_path2)
     return (
-        attn.fused_attn
-        and attn.gate is None
-        and type(act) is nn.GELU
-        and act.approximate == "none"
-        and all(type(one) is nn.Identity for one in nothing)
+        all(type(one) is nn.Identity for one in nothing)
         and all(type(one) in (nn.Identity, nn.Dropout, DropPath) for one in drops)
         and all(type(layer) is nn.Linear and layer.bias is not None for layer in layers)
         and all(isinstance(norm, nn.LayerNorm) and norm.bias is not None for norm in norms)
         and norms[0].normalized_shape[0] <= _MAX_WIDTH
-        and all(parameter.requires_grad for parameter in block.parameters())
     )

@@ -54,6 +54,22 @@ def _configuration(values: dict[str, Any]) -> tuple[Any, Any]:
     return config, library.AutoModelForImageClassification if has_classifier else library.AutoModel
 
 
+def _set_rates(vision: Any, options: TransformersModel) -> dict[str, str]:
+    """Sets the rates that the configuration has; returns their names, and their keys in MODEL."""
+    # CvT has a list of rates, one per stage; LeViT an int
+    own = {name: key for name, key in _RATES.items() if not isinstance(getattr(vision, name, []), list | tuple)}
+    rates = {name: getattr(options, key) for name, key in own.items()}
+    vision.update({name: rate for name, rate in rates.items() if rate != getattr(vision, name)})
+    return own
+
+
+def _blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The innermost modules with children that are items of a list."""
+    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList)]
+    items = [item for one in lists for item in one if [*item.children()]]
+    return [item for item in items if not any(one in items for one in item.modules() if one is not item)]
+
+
 def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
     """The model of the configuration MODEL.KWARGS: normalized images (B, C, S, S) -> logits (B, classes).
 
@@ -64,28 +80,25 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
     with errors_of_building(f"MODEL.NAME: {options.name}", data):
         config, auto = _configuration(options.kwargs or {})
         vision = getattr(config, "vision_config", config)
-        config.num_labels, vision.num_channels = options.num_logits, data.image_channels
-        # CvT has a list of rates, one per stage; LeViT an int
-        own = {name: key for name, key in _RATES.items() if not isinstance(getattr(vision, name, []), list | tuple)}
-        rates = {name: getattr(options, key) for name, key in own.items()}
-        vision.update({name: rate for name, rate in rates.items() if rate != getattr(vision, name)})
+        config.num_labels = options.num_logits
+        vision.num_channels = data.image_channels
+        own = _set_rates(vision, options)
         model: Any = auto.from_config(config, dtype=torch.float32)
-        lists = [one for one in model.modules() if isinstance(one, nn.ModuleList)]
-        items = [item for one in lists for item in one if [*item.children()]]
-        blocks = [item for item in items if not any(one in items for one in item.modules() if one is not item)]
+        blocks = _blocks_of(model)
         is_uniform = len({(type(block), *(weight.shape for weight in block.parameters())) for block in blocks}) == 1
         for key in set(_RATES.values()) - {*own.values()}:
             if getattr(options, key) and not (key == "droppath" and is_uniform):
                 raise UserError(f"MODEL.{key.upper()}: {options.name} has none; set it to 0")
+        last_rate = 0.0 if "drop_path_rate" in own else options.droppath
         for index, block in enumerate(blocks):
-            own_rate = 0.0 if "drop_path_rate" in own else options.droppath * index / max(1, len(blocks) - 1)
-            add_mixin(block, _Block).drop_rate = own_rate
+            add_mixin(block, _Block).drop_rate = last_rate * index / max(1, len(blocks) - 1)
         for module in [one for one in model.modules() if hasattr(one, "inv_freq")]:
             add_mixin(module, _KeepsBuffers)
         accepted = inspect.signature(getattr(model, "vision_model", model).forward).parameters
         is_resized = getattr(vision, "image_size", data.image_size) != data.image_size
         model.arguments = {name: True for name in ("interpolate_pos_encoding",) if is_resized and name in accepted}
-        model.own_blocks, model.blocks = blocks, blocks if is_uniform and not options.droppath else []
+        model.own_blocks = blocks
+        model.blocks = blocks if is_uniform and not options.droppath else []
         patch = vision.patch_size if isinstance(getattr(vision, "patch_size", None), int) else 1
         model.patch_embed = SimpleNamespace(grid_size=[side // patch for side in data.input_size])
         tokens = [one for name, one in model.named_parameters() if name.endswith(_TOKENS)]
@@ -152,7 +165,8 @@ class _Classifier(nn.Module):
     def group_matcher(self: Any, coarse: bool = False) -> Callable[[str], float]:
         """Name -> layer: 0 before the blocks, then the last block that began; the classifier is the last layer."""
         inside = {weight: index for index, block in enumerate(self.own_blocks, 1) for weight in block.parameters()}
-        layers, layer = dict[str, float](), 0
+        layers = dict[str, float]()
+        layer = 0
         for name, weight in self.named_parameters():
             layer = inside.get(weight, layer)
             layers[name] = float("inf") if name.partition(".")[0].endswith("classifier") else layer

@@ -11,11 +11,11 @@ from engine.checkpoint.run_folder import check_writable
 from engine.evaluation.session import build_session as build_eval_session
 from engine.plan.training import plan_training
 from engine.run import cost
+from engine.run.baseline import measure_baseline
 from engine.run.folder import log_options, recipe_line, start_log
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
 from engine.training.end import finish_run
-from engine.training.first_steps import measure_baseline
 from engine.training.loss import build_loss
 from engine.training.minutes import fit_into_minutes
 from engine.training.outputs import open_outputs, open_profile

@@ -5,9 +5,11 @@ Legend: B images per batch, N samples, K ranked classes, C classes.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
@@ -18,11 +20,13 @@ from datasets.batch import PADDING, Batch
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import Loader, unreadable
 from datasets.loading.sampler import EvalSampler, Key
-from datasets.sources.checks import error_of
+from datasets.loading.workers import call_in_background
+from datasets.sources.checks import decode_images, error_of
+from datasets.sources.samples import ImageFiles, Samples
 from engine.evaluation.results import SampleResults, log_odds, score_classes
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.policy import Precision
-from engine.progress import Metrics
+from engine.progress import EpochProgress, Metrics, Observer
 from engine.run.log import progress_bar
 from engine.run.reporter import format_speed
 from utils.device import IN_EVALUATION
@@ -30,7 +34,9 @@ from utils.distributed import ProcessContext, broadcast_object, gather_objects, 
 from utils.errors import UserError
 from utils.metric_table import MAX_SCORED_CLASSES
 from utils.notes import RUN_LOG
+from utils.system import usable_cores
 from utils.tables import format_duration
+from utils.threads import DaemonPool
 
 AfterBatch = Callable[[Batch, list[Key]], None]  # with the keys of the samples of the batch
 TOP_K = 5
@@ -199,3 +205,41 @@ def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
         "probabilities": log_probabilities.gather(-1, labels).exp(),
         "losses": F.nll_loss(log_probabilities, targets, reduction="none", ignore_index=PADDING),
     }
+
+
+class EvaluationImages(Observer):
+    """Decodes all validation and test images from the first step on, in a process of low priority, for which no rank
+    waits.
+
+    The evaluations find the images that it has not reached: without loading workers or a second core, in a resumed run,
+    and with DATA.ON_BAD_IMAGE skip, all of them. A probe has read the images before its step.
+    """
+
+    def __init__(self, splits: Sequence[Samples | None], channels: int, is_due: bool) -> None:
+        """is_due: this process has loading workers, and has to decode the images."""
+        self._channels = channels
+        self._splits = [samples for samples in splits if isinstance(samples, ImageFiles)]
+        self._is_due = is_due and len(usable_cores()) > 1
+        self._answer: Future[UserError | None] | None = None
+
+    def after_step(self, progress: EpochProgress) -> None:
+        if self._is_due:
+            self._is_due = False
+            answer = call_in_background(decode_images, self._splits, self._channels)
+            self._pool = DaemonPool(1)  # a process that is stopped while it sends blocks this thread alone
+            self._answer = self._pool.submit(_receive_error, answer)
+
+    def error(self) -> UserError | None:
+        """The error about unreadable images, on the main process; None as long as no answer is there."""
+        return self._answer.result() if self._answer and self._answer.done() else None
+
+
+def _receive_error(answer: Connection) -> UserError | None:
+    """The error in the answer of `decode_images`; None if all images can be read, or if its process has died."""
+    try:
+        bad = answer.recv()
+    except (EOFError, OSError):
+        return None
+    if isinstance(bad, UserError):
+        return bad
+    return error_of(bad) if bad else None

@@ -30,7 +30,8 @@ def knn_top1(
 
     features: of the training, (N, F). queries: (M, F). targets, query_targets: int64 (N,), (M,).
     """
-    features, hits = F.normalize(features), 0
+    features = F.normalize(features)
+    hits = 0
     for rows, labels in zip(F.normalize(queries).split(_ROWS), query_targets.split(_ROWS), strict=True):
         similarity, neighbors = (rows @ features.T).topk(min(_NEIGHBORS, len(features)))
         votes = F.one_hot(targets[neighbors], num_classes) * (similarity / _TEMPERATURE).exp().unsqueeze(-1)
@@ -58,11 +59,14 @@ def fit_probe(
     start = inputs.new_zeros(num_classes, inputs.shape[1])
     folds = stratified_folds(targets) if folds is None else folds
     known = ~have_label(targets, classes_of_one_fold(targets, folds))
-    of_folds, best, lowest = [start] * (int(folds.max()) + 1), _L2_VALUES[0], math.inf
+    of_folds = [start] * (int(folds.max()) + 1)
+    best = _L2_VALUES[0]
+    lowest = math.inf
     for l2 in _L2_VALUES:  # until the loss of the held-out folds rises; a fit starts from the one before
         held_out_loss = 0.0
         for fold, before in enumerate(of_folds):
-            kept, held_out = folds != fold, (folds == fold) & known
+            kept = folds != fold
+            held_out = (folds == fold) & known
             of_folds[fold] = fit_linear(inputs[kept], targets[kept], loss, l2, before, _TUNING_ITERATIONS)
             held_out_loss += float(loss(inputs[held_out] @ of_folds[fold].T, targets[held_out]))
         if held_out_loss >= lowest:
@@ -169,11 +173,13 @@ def out_of_fold_margins(
 
     features: float32 (N, F). targets: int64 (N,). l2: as of `fit_linear`. folds: of each sample, (N,).
     """
-    inputs, number = standardize(features)[0], len(features)
+    inputs = standardize(features)[0]
+    number = len(features)
     start = inputs.new_zeros(num_classes, inputs.shape[1])
     found = Margins(np.empty(number, np.int64), np.empty(number, np.float32), np.empty(number, np.float32))
     for fold in folds.unique():
-        kept, held_out = folds != fold, (folds == fold).nonzero()[:, 0]
+        kept = folds != fold
+        held_out = (folds == fold).nonzero()[:, 0]
         fitted = fit_linear(inputs[kept], targets[kept], loss, l2, start)
         for rows in held_out.split(ROWS):
             part = margins((inputs[rows] @ fitted.T).softmax(1), targets[rows])

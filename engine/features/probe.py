@@ -105,7 +105,8 @@ def solve_head(task: ProbeTask) -> Solved:
     backbone, these images and this preprocessing.
     Raises UserError: the features are not finite, or of fewer than two images.
     """
-    model, context = FeatureModel(task.model, task.config.model.name), task.evaluator.context
+    model = FeatureModel(task.model, task.config.model.name)
+    context = task.evaluator.context
     train, val = _features(task, model, task.train, "train"), _features(task, model, task.val, "val")
     on_main = call_on_main(lambda: _solve(task, train, val), context)
     solved = broadcast_object(on_main and on_main._replace(sums=None), context)
@@ -157,7 +158,8 @@ def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str
 def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
     config, samples, logger, matmul = task.config, task.train, task.logger, torch.backends.cuda.matmul
     loss, classes = task.loss, config.model.num_logits
-    tf32, matmul.allow_tf32 = matmul.allow_tf32, False  # its rounding errors end the line search
+    tf32 = matmul.allow_tf32
+    matmul.allow_tf32 = False  # its rounding errors end the line search
     group_of = np.unique(hash_paths(samples.groups)[train.indices], return_inverse=True)[1] if samples.groups else None
     if group_of is not None and not group_of.any():
         logger.warn("Probe: one group has all training images: its folds, too, are of images (DATA.GROUPS)")
@@ -169,7 +171,9 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
         text = f"classes with all training images in one of five folds: {list_names([names[label] for label in lone])}"
         logger.log(f"----- Probe: {text}; these images neither choose the L2 penalty nor are suspects")
     if task.solved:
-        weight, bias, l2 = task.solved.weight.to(train.values), task.solved.bias.to(train.values), task.solved.l2
+        weight = task.solved.weight.to(train.values)
+        bias = task.solved.bias.to(train.values)
+        l2 = task.solved.l2
     else:
         weight, bias, l2 = fit_probe(train.values, train.targets, classes, loss, folds)
         logger.log(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")

@@ -73,7 +73,9 @@ def extract(
     def keep(outputs: torch.Tensor, _: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"features": outputs}
 
-    temporary, errors, done = path.with_name(f".{path.name}.tmp"), dict[int, str](), 0
+    temporary = path.with_name(f".{path.name}.tmp")
+    errors = dict[int, str]()
+    done = 0
     values: np.memmap | None = None
     with ExitStack() as cleanup:
         for computed in evaluator.compute(model, batches, keep, BATCHES_PER_WRITE, lambda *_: after_batch()):
@@ -117,7 +119,9 @@ def extract_once(
     after_batch: Callable[[], None] = lambda: None,
 ) -> Extracted | None:
     """As `extract`, to SAVE/features, unless the features of equal inputs are there. A collective call."""
-    context, path, found = evaluator.context, Path(), None
+    context = evaluator.context
+    path = Path()
+    found = None
     with ExitStack() as locks:
         if context.is_main:
             digest = digest_inputs(config, samples, model.backbone(), context.device.type)
@@ -183,7 +187,9 @@ def embed(session: EvaluationSession, folder: Path, labelled: bool, logger: RunL
     Every rank must call it, and the main process must have locked the folder.
     Raises UserError: no image can be read; the table then has the reasons. The model has no features.
     """
-    config, samples, started = session.plan.config, session.plan.samples, time.perf_counter()
+    config = session.plan.config
+    samples = session.plan.samples
+    started = time.perf_counter()
     model = FeatureModel(session.model, config.model.name)
     file = extract(config, samples, session.evaluator, model, folder / ARRAY_FILE)
     if file:
@@ -195,7 +201,8 @@ def embed(session: EvaluationSession, folder: Path, labelled: bool, logger: RunL
                 target = [name_of_target(samples.targets[index], names)] if names else []
                 cells = samples.listed_name(index), *target, file.errors.get(index, "")
                 writer.writerow(map(safe_cell, cells))
-        seconds, errors = time.perf_counter() - started, f"{len(file.errors)} of {len(samples)} have an error"
+        seconds = time.perf_counter() - started
+        errors = f"{len(file.errors)} of {len(samples)} have an error"
         size = " x ".join(map(str, file.values.shape))
         logger.info(f"----- Features {size} in {seconds:.1f} s; {errors}: {folder / ARRAY_FILE}, {TABLE_FILE}")
     if broadcast_object(len(file.errors) if file else 0, session.evaluator.context) == len(samples):

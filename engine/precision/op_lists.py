@@ -147,7 +147,11 @@ def cast_listed_ops(
     lists: dict[str, str] = {}
     for path, module in list(model.named_modules()):
         outer = lists.get(path.rpartition(".")[0], "")
-        lists[path] = _BLACK if path in black_paths or outer == _BLACK else _WHITE if path in white_paths else outer
+        lists[path] = outer
+        if path in black_paths:
+            lists[path] = _BLACK
+        elif path in white_paths and outer != _BLACK:
+            lists[path] = _WHITE
         if tables[lists[path]] and (module in units or lists[path] != outer):
             add_mixin(module, Casting).casting_mode = CastingMode(tables[lists[path]], device.type, result_dtype)
     norms = _table(half, NORM_OPS)

@@ -2,7 +2,7 @@
 
 A trial trains two steps on random images, without data set, log file or checkpoints, in a process of its own: the peak
 memory belongs to it alone, a lack of memory ends no run, and the run that follows has the state of one with the size
-given. Benchmarks build the state and the batches of a trial, too.
+given.
 """
 
 import logging
@@ -11,17 +11,14 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from itertools import cycle
 
 import torch
 
-from configs.batch_plan import EpochLayout, plan_batches
-from configs.resolve import Facts, follow_facts
 from configs.schema import Config
-from datasets.batch import Batch
 from datasets.loading.workers import end_with_server, start_worker_server
-from engine.training.session import build_train_state
-from engine.training.step import TrainState, train_steps
+from engine.training.trial import Trial, build_state, ready_batches
 from utils.device import find_shortage, keep_freed_memory, peak_memory_bytes, untimed_convolutions
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
@@ -41,14 +38,16 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, Note]
     data, device, strategy = config.data, context.device, config.parallel.strategy
     if context.world_size > 1 and strategy != "ddp":
         raise UserError(f"-batch_size=auto: PARALLEL.STRATEGY {strategy} shards the weights; give a size")
-    limit, before = 1e9 * (data.memory_gb or math.inf), 0
+    limit = 1e9 * (data.memory_gb or math.inf)
+    before = 0
     if device.type == "cuda":
         limit = min(limit, torch.cuda.mem_get_info(device)[0])  # free: other processes may use the GPU
     elif data.memory_gb:
         before = peak_memory_bytes(device)
     else:
         raise UserError("-batch_size=auto: a CPU has no limit; give -memory_gb, the peak memory of a process")
-    share, peaks = (data.global_batch_size or 1) // context.world_size, dict[int, float]()
+    share = (data.global_batch_size or 1) // context.world_size
+    peaks = dict[int, float]()
 
     def peak_bytes(size: int) -> float:
         # With two passes per step, as with several ranks, the gradients stay in memory during the second one.
@@ -74,7 +73,11 @@ def largest_size(sizes: Sequence[int], peak_bytes: Callable[[int], float], limit
     peak_bytes: the peak memory with a size, about linear in it; infinite if the memory is exhausted. It is called for a
     few sizes only: the growth between two of them predicts which others fit.
     """
-    left, size, peak, growth, too_large = [*sizes], 0, 0.0, math.inf, math.inf
+    left = [*sizes]
+    size = 0
+    peak = 0.0
+    growth = math.inf
+    too_large = math.inf
     while left:
         fitting = [other for other in left if other <= size + (limit_bytes - peak) / growth]
         if not fitting and growth < math.inf:
@@ -83,11 +86,14 @@ def largest_size(sizes: Sequence[int], peak_bytes: Callable[[int], float], limit
         candidate = max((other for other in fitting if other <= highest), default=left[0])
         measured = peak_bytes(candidate)
         if measured > limit_bytes:
-            left, too_large = [other for other in left if other < candidate], candidate
+            left = [other for other in left if other < candidate]
+            too_large = candidate
             continue
         if size:
             growth = max((measured - peak) / (candidate - size), _MIN_GROWTH * measured / candidate)
-        left, size, peak = [other for other in left if other > candidate], candidate, measured
+        left = [other for other in left if other > candidate]
+        size = candidate
+        peak = measured
     return size
 
 
@@ -109,39 +115,12 @@ def _train_two_steps(config: Config, device: torch.device) -> float:
         torch.cuda.set_device(device)
     else:
         keep_freed_memory()  # as the run does; its heap is larger
-    before = peak_memory_bytes(device)
     try:
-        state, batches = build_state(config, context), cycle(ready_batches(config, context))
+        trial = Trial(context, partial(build_state, config, context))
         with untimed_convolutions():
-            train_steps(state, batches, state.new_progress(0), 2, lambda progress: None)
+            trial.train(cycle(ready_batches(config, context)), steps=2)
     except Exception as error:
         if find_shortage(error):
             return math.inf
         raise
-    return peak_memory_bytes(device) - before
-
-
-_ENDLESS = 10**6  # samples: more than any trial trains
-
-
-def build_state(config: Config, context: ProcessContext) -> TrainState:
-    """Model, optimizer and precision of a training run, without data set, log file or checkpoints."""
-    config = follow_facts(config, Facts(context.world_size))
-    layout = EpochLayout(_ENDLESS, plan_batches(config, context.world_size), config.seed)
-    state, _ = build_train_state(config, context, layout)
-    return state
-
-
-def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
-    """Four batches of random uint8 images (B, C, S, S) and targets (B,) on the device."""
-    data = config.data
-    shape = (data.micro_batch, data.image_channels, *data.input_size)
-    generator = torch.Generator().manual_seed(0)
-    return [
-        Batch(
-            torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(context.device),
-            torch.randint(0, config.model.num_logits, shape[:1], generator=generator).to(context.device),
-            data.micro_batch,
-        )
-        for _ in range(4)
-    ]
+    return trial.peak_bytes()

@@ -117,7 +117,10 @@ def notes_on_left_out(layout: EpochLayout) -> list[Note]:
 def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
     """Warnings of options that do not fit the size of this run, or this device."""
     train, layout, model = state.config.train, state.layout, state.config.model
-    texts, epochs, size, tuned_for = [], train.num_epochs, layout.batch.global_size, train.base_lr_batch_size
+    texts = []
+    epochs = train.num_epochs
+    size = layout.batch.global_size
+    tuned_for = train.base_lr_batch_size
     if train.warmup_epochs > epochs / 2:
         texts.append(f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g} exceeds half of NUM_EPOCHS {epochs}; lower it")
     if train.end_lr > train.base_lr:

@@ -30,7 +30,9 @@ _MAX_NAMED = 20  # unreadable test images, in the result
 
 def finish_run(command: Command, trainer: Trainer) -> int:
     """Evaluates the best checkpoint, records the result and logs it; returns the exit status. A collective call."""
-    outputs, position, has_ended = trainer.outputs, trainer.position, trainer.has_ended()
+    outputs = trainer.outputs
+    position = trainer.position
+    has_ended = trainer.has_ended()
     record, best, clock, model = outputs.record, position.best, position.clock, outputs.reporter.model
     reason = None
     if has_ended and best and trainer.stops_early(trainer.progress.epoch):
@@ -94,7 +96,8 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
             trainer.report.update(Evaluated(built.compute, metrics, results, epoch), now=True)
     if test is None:
         return None
-    data, session = config.data.model_copy(update={"on_bad_image": "skip"}), trainer.session
+    data = config.data.model_copy(update={"on_bad_image": "skip"})
+    session = trainer.session
     bad_images, memory = session.bad_images, session.val_batches
     batches = build_eval_loader(data, test, context, config.timeout_seconds, bad_images, memory=memory)
     unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "unreadable_images", "error"))
@@ -172,7 +175,8 @@ def _say(end: End, command: Command, trainer: Trainer) -> None:
     run = f"-resume={folder.absolute()}"
     resume = next_command(command, run, *end.flags)
     trainer.outputs.record.update(**end.outcome(resume))  # writes the evaluation of the best epoch, and the page
-    contents, result = trainer.report.contents, trainer.outputs.record.values["result"]
+    contents = trainer.report.contents
+    result = trainer.outputs.record.values["result"]
     _say_result(contents, result, logger)
 
     from engine.report.overview import verdict_of  # late, as the page

@@ -25,7 +25,7 @@ from configs.weights import NORMALIZATION, architecture, follow_weights
 from configs.yaml_io import shorten
 from datasets.batch import PADDING
 from datasets.sources.names import map_labels
-from engine.checkpoint.weights_record import read_record, weights_record
+from engine.checkpoint.weights_record import WeightsRecord, read_record, weights_record
 from engine.features.classifiers import Loss
 from engine.plan.evaluation import match_outputs
 from engine.precision.policy import Precision
@@ -54,7 +54,8 @@ def build_loss(
     losses_of = (_of_classes if options.name in ("bce", "asl") else _of_plugin)(options, class_weights)
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        classes, dense = logits.shape[-1], targets.clamp(min=0)  # padding gets valid targets: no NaN arises
+        classes = logits.shape[-1]
+        dense = targets.clamp(min=0)  # padding gets valid targets: no NaN arises
         if dense.ndim == 1:
             dense = dense.unsqueeze(-1) == torch.arange(classes, device=targets.device)
         dense = dense.float()
@@ -164,7 +165,8 @@ def build_step_loss(
     targets, class_names: of the training data; None in a trial.
     Raises UserError: as `read_class_weights` and `build_teacher`.
     """
-    options, weights = config.train, None
+    options = config.train
+    weights = None
     if targets is not None:
         weights = read_class_weights(config.loss, targets, config.model.num_logits, precision.device)
     base = build_loss(config.loss, options.smoothing, weights, config.data.multi_label)
@@ -238,7 +240,8 @@ class Teacher:
         precision.set_norm_dtypes(model)
         self.model = precision.compute_copy(model).requires_grad_(False).eval()
         self.name, self.fitted, self.data = name, fitted, own
-        self.precision, self.size = precision, own.input_size
+        self.precision = precision
+        self.size = own.input_size
         self._outputs = None if outputs is None else torch.tensor(outputs, device=precision.device)
         self._rescale: list[torch.Tensor] = []  # from the student's normalization: factor and offset (C, 1, 1)
         if (own.imagenet_mean, own.imagenet_std) != (student.imagenet_mean, student.imagenet_std):
@@ -262,6 +265,46 @@ class Teacher:
         return F.interpolate(images, size=self.size, mode="bicubic", antialias=True)
 
 
+_SAME = "give a teacher of the same classes"
+
+
+def _options_of_teacher(
+    sections: dict[str, dict[str, Any]], checkpoint: WeightsRecord | None, config: Config
+) -> tuple[Config, WeightsRecord | None]:
+    """The options of the teacher whose sections MODEL and DATA are given, and the record of its weights."""
+    stated = {} if checkpoint else sections["DATA"]
+    given = {key: stated[key] for key in ("IMAGE_SIZE", "IMAGE_CHANNELS", *NORMALIZATION) if key in stated}
+    own, *_ = follow_options(OptionLayers({"MODEL": sections["MODEL"], "DATA": given}))
+    student = config.model
+    weights = config.train.teacher_file
+    own = own.with_model(num_classes=student.num_logits, attention=student.attention, pretrained=weights)
+    record = checkpoint or weights_record(own.model)
+    return follow_weights(own, {"DATA": given}, record).options, record
+
+
+def _check_teacher(own: Config, checkpoint: WeightsRecord | None, config: Config) -> None:
+    """Raises UserError: the teacher has other classes or channels than the student."""
+    classes = config.model.num_logits
+    number = checkpoint.num_classes if checkpoint else outputs_of_weights(own.model, own.data)
+    # `build_model` finds the head of a file without a number of classes.
+    if number != classes and (number or config.train.teacher_file == TIMM):
+        raise UserError(f"has {number or 'no'} classes and the student {classes} (MODEL.NUM_CLASSES); {_SAME}")
+    if own.data.image_channels != config.data.image_channels:
+        text = f"takes images of {own.data.image_channels} channels"
+        raise UserError(f"{text}, and DATA.IMAGE_CHANNELS is {config.data.image_channels}; choose another teacher")
+
+
+def _outputs_of_teacher(own: Config, record: WeightsRecord | None, class_names: Sequence[str], data: Data) -> list[int]:
+    """The output of the teacher for each class of `data`, the student's. Raises UserError: a class has none."""
+    if record and record.class_names:
+        outputs: list[int] = map_labels(class_names, record.class_names, "the teacher").tolist()
+    else:
+        outputs = match_outputs(class_names, own.model, record, data.classes)[0]
+    if -1 in outputs:
+        raise UserError(f"{shorten(class_names[outputs.index(-1)])} is no class of the teacher; {_SAME}")
+    return outputs
+
+
 def build_teacher(config: Config, precision: Precision, class_names: Sequence[str] | None = None) -> Teacher:
     """The teacher of a student with the options of `config`.
 
@@ -271,8 +314,9 @@ def build_teacher(config: Config, precision: Precision, class_names: Sequence[st
     Raises UserError: no weights, an unknown model, other classes or channels than the student's, an image size that the
     model does not accept, or weights that do not fit.
     """
-    options, student, data, same = config.train, config.model, config.data, "give a teacher of the same classes"
-    weights, name = options.teacher_file, options.named_teacher or options.implied_teacher
+    options = config.train
+    weights = options.teacher_file
+    name = options.named_teacher or options.implied_teacher
     if weights is None:
         raise UserError(
             f"TRAIN.TEACHER_WEIGHTS: DISTILLATION_TYPE {options.distillation_type} needs a teacher with weights; give "
@@ -281,36 +325,20 @@ def build_teacher(config: Config, precision: Precision, class_names: Sequence[st
     try:
         checkpoint = None if weights == TIMM else read_record(weights)
         if checkpoint and not options.named_teacher:
-            name, sections = str(checkpoint.model.get("NAME")), {"MODEL": architecture(checkpoint.model)}
+            name = str(checkpoint.model.get("NAME"))
+            sections = {"MODEL": architecture(checkpoint.model)}
         else:
             sections = model_sections(name)
         if weights == TIMM and sections["MODEL"].get("TYPE") != TIMM:
             raise UserError(f"{name} is no model of timm's; give a file of weights")
-        stated = {} if checkpoint else sections["DATA"]
-        given = {key: stated[key] for key in ("IMAGE_SIZE", "IMAGE_CHANNELS", *NORMALIZATION) if key in stated}
-        own, *_ = follow_options(OptionLayers({"MODEL": sections["MODEL"], "DATA": given}))
-        own = own.with_model(num_classes=student.num_logits, attention=student.attention, pretrained=weights)
-        record = checkpoint or weights_record(own.model)
-        own = follow_weights(own, {"DATA": given}, record).options
-        number = checkpoint.num_classes if checkpoint else outputs_of_weights(own.model, own.data)
-        if number != student.num_logits and (number or weights == TIMM):  # of a file, `build_model` finds the head
-            both = f"has {number or 'no'} classes and the student {student.num_logits}"
-            raise UserError(f"{both} (MODEL.NUM_CLASSES); {same}")
-        if own.data.image_channels != data.image_channels:
-            text = f"takes images of {own.data.image_channels} channels"
-            raise UserError(f"{text}, and DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher")
-        outputs = list[int]()  # of the teacher, for each class of the data
-        if class_names and record and record.class_names:
-            outputs = map_labels(class_names, record.class_names, "the teacher").tolist()
-        elif class_names:
-            outputs = match_outputs(class_names, own.model, record, data.classes)[0]
-        if -1 in outputs and class_names:
-            raise UserError(f"{shorten(class_names[outputs.index(-1)])} is no class of the teacher; {same}")
-        outputs += [one for one in range(student.num_logits) if one not in outputs]  # more than the data has
-        model, fitted = build_model(
-            own.model, own.data, precision.device, TEACHER, record.image_size if record else None
-        )
+        own, record = _options_of_teacher(sections, checkpoint, config)
+        _check_teacher(own, checkpoint, config)
+        outputs = _outputs_of_teacher(own, record, class_names, config.data) if class_names else []
+        outputs += [one for one in range(config.model.num_logits) if one not in outputs]  # more than the data has
+        size = record.image_size if record else None
+        model, fitted = build_model(own.model, own.data, precision.device, TEACHER, size)
     except UserError as error:
         raise error_from(error, f"TRAIN.TEACHER_MODEL {name}, TRAIN.TEACHER_WEIGHTS: {error}") from error
     assert fitted  # the teacher has weights
-    return Teacher(name, model, fitted, precision, own.data, data, None if outputs == sorted(outputs) else outputs)
+    order = None if outputs == sorted(outputs) else outputs
+    return Teacher(name, model, fitted, precision, own.data, config.data, order)

@@ -3,7 +3,6 @@
 import math
 import time
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 from configs.batch_plan import plan_batches
@@ -22,15 +21,15 @@ from engine.plan.training import Plan
 from engine.run.log import RunLogger
 from engine.training.optimizer import EPOCHS_PER_REDUCTION
 from engine.training.session import build_train_state
-from engine.training.step import train_steps
-from utils.device import synchronize
+from engine.training.step import TrainState
+from engine.training.trial import Trial
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import from_here
 from utils.notes import Note
 from utils.system import seconds_since_start
 from utils.tables import format_duration
 
-_TIMED_STEPS, _WARM_STEPS, _MAX_TIMED_BATCHES = 20, 2, 16
+_TIMED_STEPS, _MAX_TIMED_BATCHES = 20, 16
 _MAX_SHARE = 0.1  # of the time of a run, for the timed steps; half as much for more than four batches of an evaluation
 _END_SECONDS = 4.0  # for the pictures and the page at the end
 _USED_SHARE = 0.97  # of the time for steps and evaluations
@@ -48,60 +47,69 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     if plan.found or train.minutes is None:
         return plan
     if folder := broadcast_object(decided_run(Path(plan.config.save), plan.config.name), context):
-        options = with_defaults(read_yaml(folder / RUN_OPTIONS)[0])
-        epochs, steps = options[EPOCHS] - train.last_epoch, options["TRAIN.EPOCH_STEPS"]
-        logger.log(f"----- TRAIN.MINUTES {train.minutes:g}: NUM_EPOCHS {epochs} of {folder.name}, in this sweep")
-        if options["MODEL.TUNE"] == "probe":
-            return _as_probe(plan, context)
-        return replace(plan, config=plan.config.with_train(epoch_steps=steps, **_schedule(train, epochs)))
+        return _as_in_sweep(plan, folder, context, logger)
     config = plan.config.with_train(epoch_steps=None)  # config.yaml of another run may have one
     plan = replace(plan, config=config)
-    started, size = time.perf_counter(), config.data.eval_batch_size
-    state, _ = build_train_state(config, context, plan.layout, plan, solved)
-    loaded = TrainBatches(config, plan.train, context, plan.layout).iterate(0, 0, train.num_epochs)
-    batches = chain([next(loaded)], loaded)
-    start = time.perf_counter() - started  # the run has it once more
-    progress, ends = state.new_progress(0), list[float]()
-    for number in range(min(_TIMED_STEPS, train.num_epochs * progress.steps)):
-        if number and progress.done_steps == progress.steps:
-            progress = state.new_progress(progress.epoch + 1)
-        train_steps(state, batches, progress, progress.done_steps + 1, lambda progress: None)
-        synchronize(context.device)
-        ends.append(time.perf_counter())
-        if broadcast_object(ends[-1] - ends[0] > _MAX_SHARE * 60 * train.minutes, context):
-            break
+    layout = plan.layout
+    steps_per_epoch = layout.steps_per_epoch
+    trial = Trial(context, lambda: build_train_state(config, context, layout, plan, solved)[0])
+    trial.train(
+        TrainBatches(config, plan.train, context, layout).iterate(0, 0, train.num_epochs),
+        steps=min(_TIMED_STEPS, train.num_epochs * steps_per_epoch),
+        max_seconds=_MAX_SHARE * 60 * train.minutes,
+    )
+    start = trial.state_seconds  # the run has it once more
     if train.compiles:  # else cuDNN's choice of algorithms, which takes most of the first step, is kept
-        start = ends[0] - started
-    warm = ends[min(_WARM_STEPS, len(ends) - 1) :]
-    step = (warm[-1] - warm[0]) / (len(warm) - 1) if len(warm) > 1 else ends[0] - started
+        start = trial.first_step_seconds
+    step = trial.step_seconds()
+    evaluation, test = _time_evaluations(plan, trial.state, step)
 
-    del loaded, batches  # its workers would slow down the evaluation
-    longest = step * size * context.world_size / plan.batch.global_size  # seconds of a batch: less than in training
-    number = min(max(4, int(_MAX_SHARE / 2 * 60 * train.minutes / longest)), _MAX_TIMED_BATCHES)
-    first = max(0, math.ceil(len(plan.val) / size) - broadcast_object(number, context) * context.world_size) * size
+    last = 2 * evaluation  # of an average and of the raw weights
+    left = 60 * train.minutes - seconds_since_start() - start - last - test - _END_SECONDS
+    figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
+    title = f"TRAIN.MINUTES {train.minutes:g}: {figures}: "
+    if solved and not trial.state.strategy.is_sharded and broadcast_object(left < step, context):
+        late = -(left + last)
+        end = f", about {late:.0f} s too late" if late > 0 else ""
+        logger.note(Note("screen", f"{title}no time for a step, so that the run is the probe{end}"))
+        return _as_probe(plan, context)
+    epochs, steps = broadcast_object(epochs_in(left, step, evaluation / config.validate_freq, steps_per_epoch), context)
+    limit = steps if steps < steps_per_epoch else None
+    logger.log(f"----- {title}NUM_EPOCHS {epochs}" + (f", EPOCH_STEPS {limit} of {steps_per_epoch}" if limit else ""))
+    return replace(plan, config=config.with_train(epoch_steps=limit, **_schedule(train, epochs)))
+
+
+def _as_in_sweep(plan: Plan, folder: Path, context: ProcessContext, logger: RunLogger) -> Plan:
+    """The plan with the epochs of the run in `folder`."""
+    train = plan.config.train
+    options = with_defaults(read_yaml(folder / RUN_OPTIONS)[0])
+    epochs = options[EPOCHS] - train.last_epoch
+    logger.log(f"----- TRAIN.MINUTES {train.minutes:g}: NUM_EPOCHS {epochs} of {folder.name}, in this sweep")
+    if options["MODEL.TUNE"] == "probe":
+        return _as_probe(plan, context)
+    steps = options["TRAIN.EPOCH_STEPS"]
+    return replace(plan, config=plan.config.with_train(epoch_steps=steps, **_schedule(train, epochs)))
+
+
+def _time_evaluations(plan: Plan, state: TrainState, step: float) -> list[float]:
+    """Seconds of an evaluation of the validation and of the test images, from a part of the former. step: seconds."""
+    config, context = state.config, state.context
+    images = len(plan.val)
+    size = config.data.eval_batch_size
+    seconds = _MAX_SHARE / 2 * 60 * (config.train.minutes or 0)
+    longest = step * size * context.world_size / plan.batch.global_size  # of a batch: less than in training
+    batches = broadcast_object(min(max(4, int(seconds / longest)), _MAX_TIMED_BATCHES), context)
+    first = max(0, math.ceil(images / size) - batches * context.world_size) * size
     data = config.data.model_copy(update={"on_bad_image": "skip"})  # the run names all unreadable images
     loader = build_eval_loader(data, plan.val, context, config.timeout_seconds, first=first)
     evaluator = build_evaluator(config, state.precision, state.strategy, context)
     ends = [time.perf_counter()]
     for _ in evaluator.classify(state.eval_model, loader, TOP_K, every=1):
         ends.append(time.perf_counter())  # without metrics: no image of this part may be readable
-    counts = (len(plan.val), len(plan.test) if plan.test else 0)
-    share = len(plan.val) - first, min(size, len(plan.val)) * context.world_size
-    evaluation, test = (evaluation_seconds(ends, *share, images) if images else 0.0 for images in counts)
-
-    last = 2 * evaluation  # of an average and of the raw weights
-    left = 60 * train.minutes - seconds_since_start() - start - last - test - _END_SECONDS
-    figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
-    title = f"TRAIN.MINUTES {train.minutes:g}: {figures}: "
-    if solved and not state.strategy.is_sharded and broadcast_object(left < step, context):
-        late = -(left + last)
-        end = f", about {late:.0f} s too late" if late > 0 else ""
-        logger.note(Note("screen", f"{title}no time for a step, so that the run is the probe{end}"))
-        return _as_probe(plan, context)
-    epochs, steps = broadcast_object(epochs_in(left, step, evaluation / config.validate_freq, progress.steps), context)
-    limit = steps if steps < progress.steps else None
-    logger.log(f"----- {title}NUM_EPOCHS {epochs}" + (f", EPOCH_STEPS {limit} of {progress.steps}" if limit else ""))
-    return replace(plan, config=config.with_train(epoch_steps=limit, **_schedule(train, epochs)))
+    first_batch = min(size, images) * context.world_size
+    tests = len(plan.test) if plan.test else 0
+    timed = (ends, images - first, first_batch)
+    return [evaluation_seconds(*timed, number) if number else 0.0 for number in (images, tests)]
 
 
 def halfway_remark(train: Train, epochs_done: int, seconds_left: float | None, resume: str | None) -> str:
@@ -110,7 +118,8 @@ def halfway_remark(train: Train, epochs_done: int, seconds_left: float | None, r
     It has the command for the number of epochs that fit, if it is another one. seconds_left: of the epochs to come, at
     the speed so far. resume: the command.
     """
-    seconds, half = 60 * (train.minutes or 0), math.ceil((train.last_epoch + train.num_epochs) / 2)
+    seconds = 60 * (train.minutes or 0)
+    half = math.ceil((train.last_epoch + train.num_epochs) / 2)
     missed = (budget := seconds - seconds_since_start() - _END_SECONDS) - (seconds_left or 0)
     if not seconds or not seconds_left or epochs_done != half or abs(missed) < _MAX_MISSED * seconds:
         return ""

@@ -16,7 +16,10 @@ from torch import nn
 from configs.parts import OPTIMIZERS
 from configs.schema import Train
 from configs.schema.train import Optimizer
+from datasets.sources.names import list_names
 from engine.parallel import run_eagerly
+from engine.progress import EpochProgress, Observer
+from engine.run.log import RunLogger
 from models.blocks import is_sharded
 from models.timm_model import classifiers
 from utils.device import find_shortage
@@ -178,7 +181,8 @@ def _timm_name(chosen: Optimizer) -> str:
 
 def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
     """The given options as arguments of `create_optimizer_v2`, which drops betas and eps that the optimizer lacks."""
-    info, given = timm.optim.get_optimizer_info(name), chosen.kwargs or {}
+    info = timm.optim.get_optimizer_info(name)
+    given = chosen.kwargs or {}
     if info.second_order:
         raise UserError(f"TRAIN.OPTIMIZER.NAME: {chosen.name} needs second derivatives, which no step has; use AdamW")
     if chosen.betas and info.has_betas and len(chosen.betas) != info.num_betas:
@@ -296,3 +300,25 @@ def lr_factor(options: Train, images_per_step: int) -> float:
     if options.sqrt_scaled_lr:
         return math.sqrt(images_per_step / options.sqrt_scaled_lr)
     return images_per_step / options.linear_scaled_lr if options.linear_scaled_lr else 1.0
+
+
+class UntrainedParameters(Observer):
+    """Warns of the trained parameters that get no gradient in the first step."""
+
+    def __init__(self, model: nn.Module, logger: RunLogger) -> None:
+        self._logger = logger
+        self._names = {value: name for name, value in model.named_parameters() if value.requires_grad}
+        self._hooks = [value.register_post_accumulate_grad_hook(self._found) for value in self._names]
+
+    def _found(self, parameter: torch.Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        self._names.pop(parameter, None)
+
+    def after_step(self, progress: EpochProgress) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if self._names:
+            names = list_names(list(self._names.values()))
+            self._logger.warn(f"without a gradient, so never trained: {names}")
+        self._names = {}
+        self._hooks = []

@@ -56,7 +56,9 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     Raises UserError: the folder cannot be created, or another host does not see it; a run has ended with other images.
     """
     plan, context, position = session.plan, session.state.context, session.position
-    command, config, found = replace(command, config=plan.config), plan.config, plan.found
+    command = replace(command, config=plan.config)
+    config = plan.config
+    found = plan.found
     values = describe_data(config.data, plan.class_names)
     if found:
         progress = position.progress
@@ -184,7 +186,8 @@ class RunReport:
         best: the latest evaluation, if it is the best one so far. If there is no time for its files, only the end of
         the run writes them.
         """
-        self._best, self._is_end = best or self._best, now
+        self._best = best or self._best
+        self._is_end = now
         for write, next_time in self._next_time.items():
             started = time.monotonic()
             if not now and started < next_time:

@@ -73,7 +73,9 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     solved: the head to start from.
     Raises UserError: an option, the weights or the checkpoint are wrong.
     """
-    config, data, bad_images = plan.config, plan.config.data, BadImageList(context.rank)
+    config = plan.config
+    data = plan.config.data
+    bad_images = BadImageList(context.rank)
     batches = TrainBatches(config, plan.train, context, plan.layout)
     state, built = build_train_state(config, context, plan.layout, plan, solved)
     for note in describe_state(state, built):
@@ -131,10 +133,8 @@ def build_train_state(
     set_process_switches(config, device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     # A checkpoint has all weights, and the pretrained ones may be missing then.
-    options, classes = (
-        (config.with_model(pretrained=None) if plan and plan.found else config).model,
-        match_classes(plan),
-    )
+    options = (config.with_model(pretrained=None) if plan and plan.found else config).model
+    classes = match_classes(plan)
     purpose = replace(FINE_TUNE, head_rows=classes.rows, zero_head=not scales_by_weights(train.optimizer))
     model, weights = build_model(options, config.data, device, purpose, plan.weights_size if plan else None)
     if solved:
@@ -149,7 +149,9 @@ def build_train_state(
     targets, class_names = (plan.train.targets, plan.class_names) if plan else (None, None)
     loss, teacher = build_step_loss(config, model, precision, targets, class_names)
 
-    meta_model, average, sharding = copy_to_meta(model), None, None
+    meta_model = copy_to_meta(model)
+    average = None
+    sharding = None
     if train.model_ema:
         average = WeightAverage(model, train.model_ema_decay, train.model_ema_warmup)
     if strategy.is_sharded:

@@ -140,7 +140,9 @@ class PeftFolder(Observer):
     """Writes the adapters, if there are any, of the best checkpoint; of the last one until there is a best one."""
 
     def __init__(self, state: TrainState, logger: RunLogger) -> None:
-        self._model, self._lora, self._logger = state.meta_model, state.config.model.lora, logger
+        self._model = state.meta_model
+        self._lora = state.config.model.lora
+        self._logger = logger
 
     def after_save(self, path: Path, content: dict[str, Any]) -> None:
         if not adapter_size(self._model) or (content["best"] and path.name != BEST):
@@ -163,7 +165,8 @@ def space_notes(state: TrainState, run_folder: Path | None) -> list[Note]:
     weights, moments = tensor_bytes(models) / 1e6, 2 * 4 * count_parameters(saved)[1] / 1e6
     size, kept = weights + moments, 3 + state.config.keep_checkpoints  # last, previous, best
     need = f"about {size:,.1f} MB each, at most {kept} kept"
-    notes, memory = list[Note](), available_bytes() / 1e6
+    notes = list[Note]()
+    memory = available_bytes() / 1e6
     if state.strategy.is_sharded and 0 < memory < size:
         problem = f"the main process may be killed when it saves: {memory:,.1f} MB of host memory are free"
         notes.append(Note("warning", f"{problem}, {size:,.1f} MB needed"))
@@ -233,10 +236,12 @@ _GROUPING = ("TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY")  
 
 
 def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> None:
-    epoch, train = checkpoint["epoch"], state.config.train
+    epoch = checkpoint["epoch"]
+    train = state.config.train
     for key in _FIXED:
         if key in changed:
-            then, fix = format_value(changed[key][0]), "set it to the same value, or start a new run with -pretrained"
+            then = format_value(changed[key][0])
+            fix = "set it to the same value, or start a new run with -pretrained"
             raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
     if epoch == train.num_epochs and (unused := [key for key in changed if changes_training(key)]):
         problem = f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done"
@@ -261,7 +266,8 @@ def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collecti
         for entry in LARGE:  # gigabytes of host memory
             del checkpoint[entry]
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        is_grouping, of_shapes = "parameter group" in str(error), ("MODEL.", "DATA.IMAGE_")
+        is_grouping = "parameter group" in str(error)
+        of_shapes = ("MODEL.", "DATA.IMAGE_")
         if keys := [key for key in changed if (key in _GROUPING if is_grouping else key.startswith(of_shapes))]:
             problem = "divides the parameters into other groups" if is_grouping else "gives the weights other shapes"
             fix = "set it as before, or start a new run with -pretrained"

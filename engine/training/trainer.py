@@ -15,17 +15,20 @@ from datasets.batch import Batch
 from engine.checkpoint.files import CheckpointWriter
 from engine.checkpoint.run_folder import BEST, LAST
 from engine.checkpoint.weights_record import split_to_entry
+from engine.evaluation.evaluate import EvaluationImages
 from engine.features.probe import Solved
 from engine.parallel import CompiledParts
 from engine.progress import EpochProgress, Metrics, Observer
+from engine.run.baseline import BaselineThread
 from engine.run.cost import SlowRanks
 from engine.run.reporter import log_validation
-from engine.training.first_steps import BaselineThread, EvaluationImages, TrainBatch, UntrainedParameters
 from engine.training.minutes import halfway_remark
+from engine.training.optimizer import UntrainedParameters
 from engine.training.outputs import Evaluated, RunOutputs, RunReport
 from engine.training.session import Session
 from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
+from engine.training.train_batch import TrainBatch
 from utils.distributed import RankExchange, broadcast_object, call_on_main
 from utils.errors import UserError
 from utils.notes import Note
@@ -46,7 +49,10 @@ class Trainer:
     """
 
     def __init__(self, session: Session, outputs: RunOutputs) -> None:
-        self.session, self.outputs, self.plan, self.state = session, outputs, session.plan, session.state
+        self.session = session
+        self.outputs = outputs
+        self.plan = session.plan
+        self.state = session.state
         self.config, self.context, self.position = self.plan.config, self.state.context, session.position
         config, context, record = self.config, self.context, outputs.record
         self.split_entry = split_to_entry(self.plan.split)
@@ -63,22 +69,36 @@ class Trainer:
         self._compiled: CompiledParts | None = None
         if config.train.compiles:
             self._compiled = CompiledParts(self.state.precision.weights.compute)
-        self._saved_step, self._save_started, self._write_seconds = self.progress.step, -math.inf, 0.0
+        self._saved_step = self.progress.step
+        self._save_started = -math.inf
+        self._write_seconds = 0.0
         self.writer: CheckpointWriter | None = None  # on a rank that writes no checkpoints
         if context.is_main:
             is_copy = self.state.strategy.is_sharded  # `Strategy.gather` makes it
             self.writer = CheckpointWriter(outputs.folder, config.keep_checkpoints, self._on_written, is_copy)
         self.report = RunReport(outputs, config) if context.is_main else None
-        self.baseline = BaselineThread(session, outputs)
-        self.eval_images = EvaluationImages(session, outputs)
-        checks = UntrainedParameters(session, outputs), self.eval_images
-        others = TrainBatch(session, outputs), self.baseline, PeftFolder(self.state, outputs.logger)
-        self.observers: tuple[Observer, ...] = (outputs.reporter, *checks, *others)
+        self.observers = self._observers()
         if report := self.report:
             record.on_end = lambda: report.update(now=True)
             # A launcher may kill the run a second after the signal, while it is being saved.
             update, thread = partial(record.update, state="stopping"), DaemonPool(1)
             self.trigger.signals.on_first = lambda name: thread.submit(partial(update, signal=name))
+
+    def _observers(self) -> list[Observer]:
+        plan = self.plan
+        data = self.config.data
+        logger = self.outputs.logger
+        self.baseline = BaselineThread(data, plan.train, plan.val, logger, self.context.is_main)
+        # A resumed run has warned of parameters, and a probe has read all images.
+        is_new = plan.found is None and not self.config.model.tune.solves_head
+        reads_ahead = self.session.batches.prefetched_batches > 0 and data.on_bad_image == "error"
+        is_due = is_new and reads_ahead and self.context.is_main
+        self.eval_images = EvaluationImages((plan.val, plan.test), data.image_channels, is_due)
+        observers: list[Observer] = [self.outputs.reporter]
+        if is_new:
+            observers.append(UntrainedParameters(self.state.precision.weights.compute, logger))
+        observers += [self.eval_images, TrainBatch(self.session, self.outputs), self.baseline]
+        return [*observers, PeftFolder(self.state, logger)]
 
     @property
     def progress(self) -> EpochProgress:
@@ -99,7 +119,8 @@ class Trainer:
                 metrics = probe.metrics
                 self.outputs.record.set_result(samples=metrics.samples, probe_score=metrics.score)
                 self.outputs.reporter.add_evaluation(progress, 0, metrics, is_best=True)
-                self.position.best, self.position.thresholds = best_entry(metrics, 0), metrics.thresholds
+                self.position.best = best_entry(metrics, 0)
+                self.position.thresholds = metrics.thresholds
                 self._save(is_best=True)
                 if self.report:
                     self.report.update(probe)
@@ -168,16 +189,13 @@ class Trainer:
 
     def end_epoch(self) -> bool:
         """Evaluates, reports and saves what is due after all steps of an epoch; returns whether the run continues."""
-        config, progress, epochs_done = self.config, self.progress, self.progress.epoch + 1
+        progress = self.progress
+        epochs_done = progress.epoch + 1
         evaluated: Evaluated | None = None
         raw: Metrics | None = None
         is_best = False
-        if self._is_due(epochs_done, config.validate_freq):
-            # An evaluation that fails, for example at a bad image, then costs no epoch.
-            seconds = time.monotonic() - self._save_started
-            is_worth_it = self._saved_step < self.progress.step and seconds >= _WRITE_TIMES * self._write_seconds
-            if broadcast_object(is_worth_it, self.context):
-                self._save()
+        if self._is_due(epochs_done, self.config.validate_freq):
+            self._save_before_evaluation()
             evaluated, raw, is_best = self._evaluate_all(epochs_done)
             for observer in self.observers:
                 observer.after_evaluation()
@@ -186,20 +204,36 @@ class Trainer:
         validation = evaluated.metrics if evaluated else None
         self.outputs.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
         ends = self._reaches_the_end(epochs_done) or self.stops_early(epochs_done)
-        if self.report and evaluated and epochs_done <= config.validate_freq and not ends:  # its end has a verdict
-            from engine.report.overview import first_epoch_of  # late, as the page
-
-            if text := first_epoch_of(self.report.contents):
-                self.outputs.logger.note(Note("screen", text))
-        left, resume = self.outputs.reporter.seconds_left(progress), self.outputs.record.resume_command
-        if self.report and not self.plan.found and (text := halfway_remark(config.train, epochs_done, left, resume)):
-            self.outputs.logger.info(f"----- {text}")
+        if self.report:
+            if evaluated and not ends:  # its end has a verdict
+                self._judge_first_epoch(self.report, epochs_done)
+            self._compare_with_minutes(epochs_done)
         self.position.progress = self.state.new_progress(epochs_done)
-        if is_best or ends or self._is_due(epochs_done, config.save_freq):
+        if is_best or ends or self._is_due(epochs_done, self.config.save_freq):
             self._save(is_best)
         if self.report:
             self.report.update(evaluated if is_best else None)
         return not ends
+
+    def _save_before_evaluation(self) -> None:
+        """Saves unless it takes too long: an evaluation that fails, for example at a bad image, then costs no epoch."""
+        seconds = time.monotonic() - self._save_started
+        is_worth_it = self._saved_step < self.progress.step and seconds >= _WRITE_TIMES * self._write_seconds
+        if broadcast_object(is_worth_it, self.context):
+            self._save()
+
+    def _judge_first_epoch(self, report: RunReport, epochs_done: int) -> None:
+        from engine.report.overview import first_epoch_of  # late, as the page
+
+        if epochs_done <= self.config.validate_freq and (text := first_epoch_of(report.contents)):
+            self.outputs.logger.note(Note("screen", text))
+
+    def _compare_with_minutes(self, epochs_done: int) -> None:
+        left = self.outputs.reporter.seconds_left(self.progress)
+        resume = self.outputs.record.resume_command
+        text = halfway_remark(self.config.train, epochs_done, left, resume)
+        if text and not self.plan.found:
+            self.outputs.logger.info(f"----- {text}")
 
     def after_step(self, progress: EpochProgress) -> None:
         """Reports the step, and saves if a checkpoint is due; called on every rank."""
@@ -245,7 +279,8 @@ class Trainer:
         The raw weights are evaluated beside an average: with EVAL_RAW in each evaluation, else in the last one. That
         of MAX_STEPS is not in the table, which is the same when the run continues.
         """
-        state, title = self.state, f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
+        state = self.state
+        title = f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
         evaluated = self._evaluate(state.eval_model, title, epochs_done)
         self.outputs.record.set_result(samples=evaluated.metrics.samples)
         self.position.thresholds = evaluated.metrics.thresholds
@@ -260,13 +295,16 @@ class Trainer:
         return evaluated, raw if in_table else None, is_best
 
     def _evaluate(self, model: nn.Module, title: str, epochs_done: int) -> Evaluated:
-        started, session = time.perf_counter(), self.session
+        started = time.perf_counter()
+        session = self.session
         if solved := self._solved:
-            self._solved, results = None, solved.results
+            self._solved = None
+            results = solved.results
             metrics = session.evaluator.share_metrics(results)
         else:
             metrics, results = session.evaluator.evaluate(model, session.val_batches, self.after_eval_batch)
-        seconds, num_classes = time.perf_counter() - started, self.config.model.num_logits
+        seconds = time.perf_counter() - started
+        num_classes = self.config.model.num_logits
         log_validation(self.outputs.logger, title, metrics, num_classes, len(self.plan.val), seconds)
         if not math.isfinite(metrics.score) and self.position.best is None:
             name = f"EVAL.BEST_METRIC {metrics.best}"
@@ -278,7 +316,8 @@ class Trainer:
         """A collective call; the main process writes in the background."""
         self.trigger.saved()
         is_later = self.progress.step != self._saved_step
-        self._saved_step, self._save_started = self.progress.step, time.monotonic()
+        self._saved_step = self.progress.step
+        self._save_started = time.monotonic()
         if self.state.strategy.is_sharded:  # the main process has room for one state in host memory
             call_on_main(self.wait_until_saved, self.context)
         content = take_snapshot(self.state, self.position, self.plan.class_names, self.split_entry)

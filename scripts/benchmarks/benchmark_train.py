@@ -27,8 +27,8 @@ from configs.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.batch import PREFETCH_FACTOR
 from datasets.transforms.device import Normalize
-from engine.training.batch_size import build_state, ready_batches
 from engine.training.optimizer import build_optimizer, set_lr
+from engine.training.trial import build_state, ready_batches
 from scripts.benchmarks.programs import (
     MODES,
     PROGRAMS,

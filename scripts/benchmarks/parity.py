@@ -18,7 +18,7 @@ from PIL import Image
 
 from configs.command_line import parse_command_line
 from datasets.sources.in_memory import Digits
-from engine.training.batch_size import build_state
+from engine.training.trial import build_state
 from scripts.benchmarks.programs import (
     ENTRY,
     EXPLICIT_ATTENTION,

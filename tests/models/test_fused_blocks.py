@@ -37,7 +37,10 @@ def with_interpreter():
 
 
 fused = with_interpreter()
-BATCH, TOKENS, WIDTH, CPU = 3, 5, 24, torch.device("cpu")
+BATCH = 3
+TOKENS = 5
+WIDTH = 24
+CPU = torch.device("cpu")
 
 
 def make_model(**options):
@@ -129,7 +132,8 @@ def test_dropout_and_drop_path_have_the_gradients_of_their_masks():
 
 
 def test_masks_are_independent_bernoulli_draws():
-    rate, shape = 0.1, (64, 512)
+    rate = 0.1
+    shape = (64, 512)
 
     def kept(seed):
         torch.manual_seed(seed)
@@ -163,7 +167,8 @@ def test_gradients_of_gelu_in_many_programs():
     h = torch.randn(300, 300, requires_grad=True)
     weights, bias = torch.randn(h.shape), torch.zeros(300, requires_grad=True)
     (fused._Gelu.apply(h, bias, fused._mask(None)) * weights).sum().backward()
-    found, h.grad = h.grad, None
+    found = h.grad
+    h.grad = None
     (nn.functional.gelu(h) * weights).sum().backward()
     torch.testing.assert_close(found, h.grad, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(bias.grad, h.grad.sum(0), rtol=1e-5, atol=1e-4)
@@ -253,7 +258,8 @@ HOOKS = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backwar
 
 
 def test_only_passes_of_training_in_half_and_blocks_without_hooks_are_fused(monkeypatch):
-    model, calls = make_model(depth=3).half(), []
+    model = make_model(depth=3).half()
+    calls = []
     names = list(model.state_dict())
     monkeypatch.setattr(fused, "check_kernels", lambda device: None)
     assert fused.fuse_blocks(model, CPU, False) == (3, "") and list(model.state_dict()) == names

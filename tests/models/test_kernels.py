@@ -169,7 +169,8 @@ def training_pass(options: list[str], checkpointing: bool) -> tuple[dict, int]:
     precision = Precision(config.amp, CPU)
     precision.apply_op_lists(model)
     model = precision.compute_copy(model).train()
-    images, saved = torch.randn(16, 3, 32, 32), {}
+    images = torch.randn(16, 3, 32, 32)
+    saved = {}
     torch.manual_seed(1)
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -198,7 +199,8 @@ def test_gradients_are_bit_identical_and_less_is_saved(case):
 @pytest.mark.parametrize("family", ["SwinTransformer", "PVTv2", "LeViT", "CaiT"])
 def test_gradients_of_families_are_bit_identical(family):
     """Without a class token, with convolutions, with batch norm and two heads, with class attention."""
-    recipe, results = ROOT / "tests/fixtures/families" / family / "model.yaml", []
+    recipe = ROOT / "tests/fixtures/families" / family / "model.yaml"
+    results = []
     for checkpointing in ("false", "true"):
         options = [f"MODEL.GRAD_CHECKPOINTING={checkpointing}", "MODEL.DROPPATH=0.2"]
         options += ["MODEL.DISTILLED=true"] * (family == "LeViT")

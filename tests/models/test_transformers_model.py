@@ -109,17 +109,20 @@ def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images
             tokens = source.vision_model(pixel_values=pixels).last_hidden_state
             wanted, found = tokens[:, 1:].mean(1), FeatureModel(model.eval(), kind)(pixels)
         elif kind == "dinov3_vit":
-            wanted, found = source(pixel_values=pixels).pooler_output, FeatureModel(model.eval(), kind)(pixels)
+            wanted = source(pixel_values=pixels).pooler_output
+            found = FeatureModel(model.eval(), kind)(pixels)
         else:
             shown = pixels.flip(1) if kind == "mobilevit" else pixels  # in the order BGR
-            wanted, found = source(pixel_values=shown).logits, model.eval()(pixels)
+            wanted = source(pixel_values=shown).logits
+            found = model.eval()(pixels)
     assert torch.allclose(found, wanted, atol=1e-5) and wanted.std() > 1e-3
     weights = [f"-model=local-dir:{tmp_path / 'hf'}", f"-pretrained={tmp_path / 'hf'}", "-lr=1e-3", "-epochs=2"]
     data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", f"-output={tmp_path / 'out'}"]
     argv = [*weights, *data, "-opts", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.LAYER_DECAY=0.7", "MODEL.DROPOUT=0.0"]
     resumes = kind in ("vit", "mobilevit")  # without and with batch norms
     whole = train(argv if resumes else [*argv, "TRAIN.MAX_STEPS=2"], cpu)
-    before, after = model.state_dict(), states(whole)["model"]
+    before = model.state_dict()
+    after = states(whole)["model"]
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before if "classifier" not in name)
     if resumes:
@@ -211,7 +214,8 @@ def test_layers_attention_and_recomputation(tmp_path, cpu):
     depth = {name: round(-np.log2(scales[id(one)])) for name, one in model.named_parameters()}
     assert depth["classifier.weight"] == 0 and depth["dinov2_with_registers.layernorm.weight"] == 1
     assert depth["dinov2_with_registers.encoder.layer.0.mlp.fc1.weight"] == 2 and max(depth.values()) == 3
-    pixels, gradients = torch.randn(2, 3, 48, 48), []
+    pixels = torch.randn(2, 3, 48, 48)
+    gradients = []
     maps = attention_rollout(
         model.eval(), pixels, Evaluator(Normalize(config.data), Precision(Amp(), cpu.device), Strategy(), cpu)
     )

@@ -39,7 +39,8 @@ class Kept:
 
 def kept_bytes(model: nn.Module, images: torch.Tensor) -> int:
     """The activations that are kept for the backward pass."""
-    kept, weights = weakref.WeakSet(), {tensor.untyped_storage()._cdata for tensor in model.state_dict().values()}
+    kept = weakref.WeakSet()
+    weights = {tensor.untyped_storage()._cdata for tensor in model.state_dict().values()}
 
     def pack(tensor: torch.Tensor) -> Kept:
         kept.add(one := Kept(tensor))
@@ -122,7 +123,8 @@ def test_adapters_start_without_effect_and_merge_by_the_formula():
 def test_dropout_drops_columns_of_a_in_training_only():
     layer = randomize(adapted(RANK=48, ALPHA=48, DROPOUT=0.25, TARGETS=["blocks.0.attn.proj"])).blocks[0].attn.proj
     layer.lora_B.data = torch.eye(48)
-    base, delta = layer._parameters["weight"], layer.lora_A
+    base = layer._parameters["weight"]
+    delta = layer.lora_A
     assert torch.allclose(layer.weight, base + delta)
     columns = (layer.train().weight - base) / delta
     assert torch.allclose(columns, columns[:1].expand(48, 48), atol=1e-3)

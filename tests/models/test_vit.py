@@ -10,7 +10,7 @@ from timm.optim import param_groups_layer_decay
 from torch import nn
 
 from configs.command_line import parse_command_line
-from engine.training.batch_size import build_state
+from engine.training.trial import build_state
 from models.blocks import add_mixin
 from models.build import build_model
 from models.vit import PatchLinear, SampleDropBlock, add_residual, num_kept_samples, use_linear_patches
@@ -52,7 +52,8 @@ def test_only_kept_samples_have_gradients():
 def test_rates_below_0_1_use_timms_drop_path(rate, same):
     ours, timms = SampleDropBlock(C, num_heads=2, drop_path=rate), Block(C, num_heads=2, drop_path=rate)
     timms.load_state_dict(ours.state_dict())
-    x, outputs = torch.randn(64, N, C), []
+    x = torch.randn(64, N, C)
+    outputs = []
     for block in (ours, timms, ours):
         torch.manual_seed(0)
         outputs.append(block.train()(x))
@@ -70,13 +71,15 @@ def test_dtype_of_the_sum(half):
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"patch_size": (4, 8)}])
 def test_the_values_and_gradients_are_those_of_the_convolution(options, any_device):
     torch.manual_seed(0)
-    device, tolerance = any_device.device, 1e-4 if any_device.device.type == "cpu" else 1e-2  # TF32
+    device = any_device.device
+    tolerance = 1e-4 if any_device.device.type == "cpu" else 1e-2  # TF32
     arguments = {"img_size": 16, "patch_size": 4, "embed_dim": 24} | options
     convolution, linear = (PatchEmbed(**arguments).to(device) for _ in range(2))
     linear.load_state_dict(convolution.state_dict())
     use_linear_patches(linear)
     assert isinstance(linear.proj, PatchLinear) and list(linear.state_dict()) == list(convolution.state_dict())
-    images, results = torch.randn(2, 3, 16, 16, device=device), []
+    images = torch.randn(2, 3, 16, 16, device=device)
+    results = []
     for module in (convolution, linear):
         features = module(images)
         results.append((features, *torch.autograd.grad(features.square().sum(), list(module.parameters()))))

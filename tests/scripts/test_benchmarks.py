@@ -14,7 +14,7 @@ from configs.command_line import parse_command_line
 from datasets.loading.loader import BatchReader
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_host_transform
-from engine.training.batch_size import build_state
+from engine.training.trial import build_state
 from scripts.benchmarks import benchmark_gpu, benchmark_input, benchmark_train, parity
 from scripts.benchmarks.benchmark_gpu import TRAINING, Part, build_parts, run_part
 from scripts.benchmarks.benchmark_train import link_images, make_images

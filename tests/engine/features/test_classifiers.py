@@ -80,7 +80,8 @@ def test_the_weights_are_for_the_features_as_they_are(data):
 
 
 def test_noise_gets_a_strong_penalty_and_separable_classes_a_weak_one(data):
-    targets, loss = data[1], build_loss(Loss(), 0.0)
+    targets = data[1]
+    loss = build_loss(Loss(), 0.0)
     noise = torch.randn(N, F, generator=torch.Generator().manual_seed(0))
     separable = noise + 20 * torch.nn.functional.one_hot(targets, F)
     assert fit_probe(noise, targets, C, loss)[2] >= 0.1
@@ -134,7 +135,8 @@ def test_a_class_of_one_fold_does_not_choose_the_penalty(several):
     assert have_label(given, torch.tensor([2, 3])).tolist() == (targets > 1).tolist()
     features = torch.tensor(np.random.default_rng(0).normal(size=(63, 4)), dtype=torch.float32)
     features[:, 0] += 3 * targets
-    losses, penalties = build_loss(Loss(NAME="bce") if several else Loss(), 0.0), []
+    losses = build_loss(Loss(NAME="bce") if several else Loss(), 0.0)
+    penalties = []
     for kept in (targets >= 0, targets < 2):  # only the fold of the lone samples is different without them
         penalties.append(held_out_losses(features, given, losses, folds, kept))
     assert fit_probe(features, given, 4, losses, folds)[2] == penalties[1] != penalties[0]
@@ -142,7 +144,8 @@ def test_a_class_of_one_fold_does_not_choose_the_penalty(several):
 
 def held_out_losses(features, targets, loss, folds, kept):
     """The penalty with the lowest loss of the kept samples."""
-    inputs, totals = standardize(features)[0], {}
+    inputs = standardize(features)[0]
+    totals = {}
     for l2 in (10.0 ** (-exponent / 2) for exponent in range(13)):
         totals[l2] = 0.0
         for fold in range(5):
@@ -158,7 +161,8 @@ def test_folds_keep_groups_together():
     group_of = np.repeat(np.arange(40), 5)
     targets = torch.tensor(np.repeat(rng.integers(2, size=40), 5))
     features = torch.tensor(np.repeat(rng.normal(size=(40, 60)), 5, axis=0), dtype=torch.float32)
-    loss, errors = build_loss(Loss(), 0.0), []
+    loss = build_loss(Loss(), 0.0)
+    errors = []
     for folds in (stratified_folds(targets), stratified_folds(targets, group_of)):
         errors.append((out_of_fold_margins(features, targets, 2, loss, 1e-3, folds).values < 0).mean())
     assert all(len(set(folds[group_of == group].tolist())) == 1 for group in range(40)) and len(folds.unique()) == 5

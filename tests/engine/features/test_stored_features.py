@@ -99,7 +99,8 @@ def features(output: Path, dataset: str, path: Path, after_batch: Callable[[], N
 def test_features_follow_their_images(
     dataset: str, write: Callable[[Path, Contents], Path], contents, tmp_path, monkeypatch
 ):
-    path, kept = write(tmp_path / "data", contents), tmp_path / "kept"
+    path = write(tmp_path / "data", contents)
+    kept = tmp_path / "kept"
     before = features(kept, dataset, path)
     contents[42] = bmp(1000)
     write(tmp_path / "data", contents)

@@ -51,7 +51,8 @@ def batches(context: ProcessContext, size: int = 8, channels: int = 1):
 
 def train(state: TrainState, context: ProcessContext, steps: int = 5, data: Any = None) -> list[float]:
     """Returns the gradient norm of each step."""
-    progress, norms = EpochProgress(0, 10**6, 10**6, MetricSums(context.device)), []
+    progress = EpochProgress(0, 10**6, 10**6, MetricSums(context.device))
+    norms = []
     step = state.precision.step
 
     def recorded(*arguments: Any) -> torch.Tensor:
@@ -129,7 +130,8 @@ def non_finite(context: ProcessContext) -> Any:
 def o2_dtypes(context: ProcessContext) -> Any:
     """The dtypes of the parameters in the forward pass, and between steps."""
     state = build(["AMP.ENABLED=true", "AMP.LEVEL=O2", *FSDP], context)
-    model, seen = state.precision.weights.compute, {}
+    model = state.precision.weights.compute
+    seen = {}
 
     def see(path: str, module: nn.Module, *rest: Any) -> None:
         seen[path] = str(next(module.parameters(recurse=False)).dtype)
@@ -154,7 +156,9 @@ def memory(context: ProcessContext) -> Any:
     results = []
     for strategy in ([], FSDP):
         state = build(["TRAIN.MODEL_EMA=true", *strategy], context)
-        model, gradients, step = state.precision.weights.master, [], state.precision.step
+        model = state.precision.weights.master
+        gradients = []
+        step = state.precision.step
 
         def measured(*arguments: Any, model: Any = model, gradients: Any = gradients, step: Any = step) -> torch.Tensor:
             gradients.append(num_bytes(parameter.grad for parameter in model.parameters()))
@@ -175,10 +179,12 @@ def num_bytes(tensors: Any) -> int:
 
 def evaluation(context: ProcessContext) -> Any:
     """Logits of the average, and of the raw weights, before and after more training."""
-    images, results = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)), []
+    images = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    results = []
     for strategy in ([], FSDP, [*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"]):
         state = build(["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", *strategy], context)
-        data, logits = batches(context), []
+        data = batches(context)
+        logits = []
         for _ in range(2):
             train(state, context, 2, data)
             for model in (state.eval_model, state.precision.weights.compute):

@@ -139,7 +139,8 @@ def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch):
     assert folder.stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "named"))
     compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
-    me, own = os.geteuid(), os.stat
+    me = os.geteuid()
+    own = os.stat
     for other in (folder, tmp_path / "named"):
         for is_link in (False, True):
 
@@ -168,7 +169,8 @@ def test_sharded_model_is_compiled_block_by_block(cpu, cpu_group, monkeypatch):
     compile_block = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_block(module, backend="aot_eager"))
     config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3", "MODEL.DROPPATH=0.2"]).config
-    images, gradients = torch.randn(20, 1, 8, 8), []
+    images = torch.randn(20, 1, 8, 8)
+    gradients = []
     monkeypatch.setattr(torch, "rand", lambda *size, **_: torch.linspace(0, 0.99, 20).view(*size))
     for compiled in (False, True):
         torch.manual_seed(0)
@@ -189,7 +191,8 @@ def test_sharded_model_is_compiled_block_by_block(cpu, cpu_group, monkeypatch):
 @pytest.fixture
 def graphs(monkeypatch) -> list[torch.fx.GraphModule]:
     """The graphs that are compiled; they run as traced."""
-    found, compile_module = list[torch.fx.GraphModule](), nn.Module.compile
+    found = list[torch.fx.GraphModule]()
+    compile_module = nn.Module.compile
 
     def backend(graph: torch.fx.GraphModule, inputs: list) -> Callable:
         found.append(graph)
@@ -304,7 +307,8 @@ RESNET = ["-opts", *TINY_RESNET]
 def test_a_recomputed_batch_norm_counts_each_batch_once(argv, compiled, converts, cpu, monkeypatch):
     """Its running statistics are the ones of a training that recomputes nothing."""
     monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
-    compile_module, build = nn.Module.compile, build_model
+    compile_module = nn.Module.compile
+    build = build_model
     monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_module(module, backend="aot_eager"))
     if converts:
         monkeypatch.setattr(

@@ -23,7 +23,8 @@ RANKS = 3
 def test_passes_without_training_time_no_convolutions(monkeypatch):
     """cuDNN would time its algorithms for two images, and again for the batch."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    model, seen = nn.Linear(4, 4), []
+    model = nn.Linear(4, 4)
+    seen = []
     model.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark))
     model.weight.register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
     unused_parameters(model, torch.ones(2, 4))

@@ -59,7 +59,8 @@ def train_steps(level: str, dtype: str, steps: int, device: torch.device = CPU) 
     weights = weights_of(precision, device)
     optimizer = torch.optim.AdamW(weights.master.parameters(), lr=2e-3, fused=True)
     torch.manual_seed(1)
-    images, targets = torch.randn(16, 3, 32, 32).to(device), torch.arange(16, device=device) % 5
+    images = torch.randn(16, 3, 32, 32).to(device)
+    targets = torch.arange(16, device=device) % 5
     losses = []
     for step in range(steps):
         with precision.autocast():
@@ -85,7 +86,8 @@ def test_every_level_reaches_the_loss_of_fp32(level, dtype, any_device):
 
 def test_stochastic_rounding_is_unbiased():
     """Each update is a tenth of the distance between two half values; round-to-nearest would never change a weight."""
-    full, half = nn.Linear(200, 200, bias=False), torch.bfloat16
+    full = nn.Linear(200, 200, bias=False)
+    half = torch.bfloat16
     nn.init.constant_(full.weight, 1.0)
     weights = MasterWeights(full, half_copy(full, half, half_buffers=True), keep_master=False)
     for step in range(10):

@@ -84,7 +84,8 @@ def test_in_place_activations_do_not_hide_the_module():
 
 def hook_into(monkeypatch, module_of: Callable[[TrainState], nn.Module], hook: Callable) -> None:
     """hook(number, output): the output of training pass `number` of the module, which counts from 1."""
-    build_state, numbers = session.build_train_state, itertools.count(1)
+    build_state = session.build_train_state
+    numbers = itertools.count(1)
 
     def build_with_hook(*args):
         state, notes = build_state(*args)

@@ -42,7 +42,8 @@ def gradients(model: nn.Module, level: str, device: torch.device, white: tuple =
     precision.apply_op_lists(model)
     compute = precision.compute_copy(model)
     generator = torch.Generator().manual_seed(0)
-    images, targets = torch.randn(32, 3, 32, 32, generator=generator), torch.arange(32) % 10
+    images = torch.randn(32, 3, 32, 32, generator=generator)
+    targets = torch.arange(32) % 10
     with precision.autocast():
         logits = compute(images.to(device))
     nn.functional.cross_entropy(logits.float(), targets.to(device)).backward()

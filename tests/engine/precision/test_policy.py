@@ -55,7 +55,8 @@ def test_autocast_on_a_gpu_is_fp16_with_loss_scaling():
 def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, half_stream, monkeypatch):
     """Lists that change nothing in a block leave them on; other lists are named."""
     pytest.importorskip("triton")
-    streams, reason = [], "" if half_stream is not None else "CUSTOM_"
+    streams = []
+    reason = "" if half_stream is not None else "CUSTOM_"
     monkeypatch.setattr(
         "models.fused_blocks.fuse_blocks", lambda model, device, half: (len(model.blocks), streams.append(half) or "")
     )

@@ -52,9 +52,11 @@ class FleetScale:
             return self.scale
         self.good_steps, self.bad_steps = (0, self.bad_steps + 1) if overflow else (self.good_steps + 1, 0)
         if self.bad_steps == options.decr_every_n_nan_or_inf:
-            self.scale, self.bad_steps = self.scale * options.decr_ratio, 0
+            self.scale = self.scale * options.decr_ratio
+            self.bad_steps = 0
         if self.good_steps == options.incr_every_n_steps:
-            self.scale, self.good_steps = self.scale * options.incr_ratio, 0
+            self.scale = self.scale * options.incr_ratio
+            self.good_steps = 0
         self.scale = max(self.scale, options.min_loss_scaling)
         return self.scale
 
@@ -133,7 +135,8 @@ def train_with_overflows(context: ProcessContext, *patterns: str) -> tuple[list[
 
 def fleet_history(*patterns: str) -> list[tuple[float, int]]:
     """An overflow on one rank skips the step on all ranks."""
-    model, overflows = fleet(fp16(OPTIONS)), ["1" in column for column in zip(*patterns, strict=True)]
+    model = fleet(fp16(OPTIONS))
+    overflows = ["1" in column for column in zip(*patterns, strict=True)]
     return [(model.update(overflow), sum(overflows[: step + 1])) for step, overflow in enumerate(overflows)]
 
 
@@ -170,7 +173,8 @@ def test_skipped_first_step_leaves_no_momentum():
     results = []
     for skips in (0, 1):
         torch.manual_seed(0)
-        model, scaler = nn.Linear(300, 300), Precision(Amp(), CPU).scaler
+        model = nn.Linear(300, 300)
+        scaler = Precision(Amp(), CPU).scaler
         optimizer = build_optimizer(model, Train.model_validate({"OPTIMIZER": {"NAME": "SGD"}, "BASE_LR": 0.1}))
         for step in range(3 + skips):
             images = torch.full((2, 300), math.nan if step < skips else 1.0)

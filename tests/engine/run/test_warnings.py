@@ -78,7 +78,7 @@ OPENINGS = {
         "{} of {} test images cannot be read and do not count",
         "{} cannot be written: {}",
     ],
-    "engine/training/first_steps.py": ["without a gradient, so never trained: {}", "{}: cannot be drawn ({})"],
+    "engine/training/optimizer.py": ["without a gradient, so never trained: {}"],
     "engine/training/outputs.py": ["Resume: missing in {}: {}", "{} cannot be written: {}"],
     "engine/training/session.py": ["ranks round differently: {}"],
     "engine/training/snapshot.py": [
@@ -86,6 +86,7 @@ OPENINGS = {
         "the main process may be killed when it saves: {}",
         "fewer than two checkpoints fit: {}",
     ],
+    "engine/training/train_batch.py": ["{}: cannot be drawn ({})"],
     "engine/training/trainer.py": ["{} is undefined on these validation images; the lowest loss decides"],
     "models/weights/fit.py": ["the results differ from the results of the weights' own program"],
     "utils/device.py": ["this run uses the CPU: torch {} is built without CUDA"],

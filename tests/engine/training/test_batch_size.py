@@ -37,7 +37,8 @@ def test_the_largest_size_that_fits_is_found_without_sizes_far_above_it(sizes, f
         measured[size] = fixed + per_image * size
         return measured[size]
 
-    found, fitting = largest_size(sizes, peak, limit), [size for size in sizes if fixed + per_image * size <= limit]
+    found = largest_size(sizes, peak, limit)
+    fitting = [size for size in sizes if fixed + per_image * size <= limit]
     at_least = [size for size in fitting if fixed + per_image * size <= 0.97 * limit]
     assert found in [0, *fitting] and found >= max(at_least, default=0)
     too_large = [size for size in measured if size > found]

@@ -247,7 +247,8 @@ def test_the_outputs_of_a_teacher_follow_the_class_names(tiny_teacher):
     assert torch.equal(logits[1], logits[0][:, [1, 0, 3, 2, 4]])
     with pytest.raises(UserError, match="'x' is no class of the teacher"):
         build_teacher(options, fp32(), list("abcxe"))
-    options, names = options_of("soft", TEACHER_WEIGHTS=str(tiny_teacher)), ["1", "10", "2", "3", "4"]
+    options = options_of("soft", TEACHER_WEIGHTS=str(tiny_teacher))
+    names = ["1", "10", "2", "3", "4"]
     with pytest.raises(UserError, match=r"class 1 is '2' in timm's order, '10' in torchvision's; set DATA\.CLASSES"):
         build_teacher(options, fp32(), names)
     given = options.with_data(classes="bytes")

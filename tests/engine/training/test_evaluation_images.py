@@ -17,7 +17,7 @@ from datasets.loading.loader import TrainBatches
 from datasets.loading.workers import call_in_background
 from datasets.sources.samples import ImageFiles
 from engine.commands.run import run
-from engine.training import first_steps
+from engine.evaluation import evaluate
 from utils.errors import UserError
 
 BATCH, TRAINED = 4, 32
@@ -45,9 +45,9 @@ def flags(data: Path, workers: int, *options: str) -> list[str]:
 def error_of(context, argv: list[str], is_slow: bool) -> str:
     """The error of a training; '' without one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(first_steps, "usable_cores", lambda: {0, 1})
+        patch.setattr(evaluate, "usable_cores", lambda: {0, 1})
         if is_slow:
-            patch.setattr(first_steps, "decode_images", decode_slowly)
+            patch.setattr(evaluate, "decode_images", decode_slowly)
         try:
             train(argv, context)
         except UserError as error:
@@ -109,7 +109,8 @@ def test_the_process_ends_all_ranks_at_a_step(data, errors_of):
 def test_sigterm_is_served_after_the_batch_of_an_evaluation(
     image, data, cpu, monkeypatch, without_pictures, handlers_after_test
 ):
-    opened, open_image = [], ImageFiles.open
+    opened = []
+    open_image = ImageFiles.open
 
     def opens(samples, index, channels):
         if "/train/" not in samples.name(index):
@@ -148,7 +149,7 @@ def dead(*arguments):
 @pytest.fixture
 def has_workers(monkeypatch) -> None:
     """For the images of evaluations; the training of the test has none, which would take seconds to start."""
-    monkeypatch.setattr(first_steps, "usable_cores", lambda: {0, 1})
+    monkeypatch.setattr(evaluate, "usable_cores", lambda: {0, 1})
     monkeypatch.setattr(TrainBatches, "prefetched_batches", property(lambda _: 6, lambda *_: None), raising=False)
 
 
@@ -156,7 +157,7 @@ def has_workers(monkeypatch) -> None:
 def test_a_process_that_does_not_answer_delays_nothing(process, data, cpu, monkeypatch, has_workers):
     """A resumed run has no such process: it would decode all images once more."""
     answers = []
-    monkeypatch.setattr(first_steps, "call_in_background", lambda *given: answers.append(process(*given)) or answers[0])
+    monkeypatch.setattr(evaluate, "call_in_background", lambda *given: answers.append(process(*given)) or answers[0])
     folder = train(flags(data, 0, "TRAIN.MAX_STEPS=2"), cpu)
     train([f"-resume={folder}", *flags(data, 0)], cpu)
     assert len(answers) == 1 and read_result(folder)["finished"]

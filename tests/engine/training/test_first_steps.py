@@ -29,7 +29,7 @@ from datasets.sources.samples import EncodedImages
 from datasets.transforms.device import TrainTransform
 from engine.progress import EpochProgress, MetricSums, Observer
 from engine.training import trainer
-from engine.training.first_steps import TrainBatch, target_text
+from engine.training.train_batch import TrainBatch, target_text
 from utils.errors import UserError
 from utils.seeding import derive_seed, seed_device
 
@@ -103,7 +103,7 @@ def test_a_plain_run_imports_no_optional_package_before_its_first_step(tmp_path)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable_validation_images_end_a_run_before_its_first_validation(workers, tmp_path, cpu, monkeypatch):
     """With a worker and a second core, while the first epoch runs; else before the evaluation."""
-    monkeypatch.setattr("engine.training.first_steps.usable_cores", lambda: {0, 1})
+    monkeypatch.setattr("engine.evaluation.evaluate.usable_cores", lambda: {0, 1})
     data = noise_folder(tmp_path / "data", train=64, val=6, shape=(40, 50, 3))
     for name in ("class0/2.png", "class1/5.png"):
         path = data / "val" / name
@@ -130,7 +130,8 @@ def picture(folder) -> np.ndarray:
 def expected(argv, step: int, cpu) -> np.ndarray:
     """The first 16 images and targets of a step of the first epoch, computed, enlarged and labeled again."""
     session = session_for(argv, cpu)
-    config, batch = session.plan.config, next(session.batches.iterate(0, step, 1))
+    config = session.plan.config
+    batch = next(session.batches.iterate(0, step, 1))
     data = config.data
     seed_device(derive_seed(config.seed, "step", step, 0, 0), cpu.device)
     images, targets = TrainTransform(data, config.train, config.model.num_logits)(batch)

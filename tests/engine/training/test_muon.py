@@ -116,7 +116,8 @@ def test_a_state_of_timm_is_continued_and_read_by_it(layer_decay):
 
 def test_matrices_of_one_shape_are_orthogonalized_together(monkeypatch):
     """From the second step on, in which timm has decided which parameters are matrices."""
-    model, shapes = Shapes(), []
+    model = Shapes()
+    shapes = []
     original = muon.zeropower_via_newtonschulz
 
     def counted(matrices: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:

@@ -9,14 +9,14 @@ from configs.command_line import parse_command_line
 from datasets.small_images import draw_evenly, ridge_top1
 from engine.plan.training import plan_training
 from engine.progress import Observer
+from engine.run.baseline import BaselineThread, measure_baseline
 from engine.run.facts import PixelBaseline, read_fact
 from engine.run.log import RunLogger
 from engine.run.record import read_run
 from engine.training.batch_size import find_batch_size
-from engine.training.first_steps import BaselineThread, measure_baseline
 from tests.datasets.sources.source_helpers import write_image
 
-MEASURE = "engine.training.first_steps.measure_baseline"
+MEASURE = "engine.run.baseline.measure_baseline"
 
 
 def splits_for(cpu, *flags: str):
@@ -32,7 +32,8 @@ def test_ridge_regression_is_least_squares_with_rows_for_the_penalty():
         (means[y] + rng.normal(0, 300, (len(y), 40))).astype(np.float32) for y in (labels, val_labels)
     )
     x, mean = torch.from_numpy(pixels).double(), torch.from_numpy(pixels).double().mean(0)
-    centred, targets = x - mean, torch.eye(5, dtype=torch.float64)[labels]
+    centred = x - mean
+    targets = torch.eye(5, dtype=torch.float64)[labels]
     penalty = (500 * centred.var(correction=0)).sqrt() * torch.eye(40, dtype=torch.float64)
     known = torch.cat([targets - targets.mean(0), torch.zeros(40, 5)])
     weight = torch.linalg.lstsq(torch.cat([centred, penalty]), known).solution
@@ -85,8 +86,9 @@ def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, cpu, tmp
     train([f"-resume={folder}", *digits_argv], cpu)
     assert read_result(folder)["pixel_baseline"] == fact.pixel_baseline and "No pixel" not in str(read_run(folder))
     none = Observer()
-    none.record, none.result = lambda is_end: None, None
-    monkeypatch.setattr("engine.training.trainer.BaselineThread", lambda session, outputs: none)
+    none.record = lambda is_end: None
+    none.result = None
+    monkeypatch.setattr("engine.training.trainer.BaselineThread", lambda *inputs: none)
     other = train([f"-output={tmp_path / 'without'}", *digits_argv], cpu)
     assert_same_state(states(folder), states(other))
     assert rows(folder) == rows(other) and read_result(other)["pixel_baseline"] is None

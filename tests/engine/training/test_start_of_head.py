@@ -97,7 +97,8 @@ def test_epoch_0_is_the_probe_and_a_resumed_run_is_exact(backbone, probed, tmp_p
 @pytest.mark.parametrize("options", [("MODEL.TUNE=lora",), ("MODEL.TUNE=last:1", "TRAIN.MODEL_EMA=true")])
 def test_all_kinds_of_tuning_and_an_average_start_from_it(backbone, probed, tmp_path, cpu, options):
     flags = tuned(tmp_path, backbone, *options, "TRAIN.MAX_STEPS=1", "TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0")
-    last, probe = torch.load(train(flags, cpu) / "last.pth"), torch.load(probed / "best.pth")["model"]
+    last = torch.load(train(flags, cpu) / "last.pth")
+    probe = torch.load(probed / "best.pth")["model"]
     for state in filter(None, (last["model"], last["state_dict_ema"])):
         assert torch.equal(state["head.weight"], probe["head.weight"])
 

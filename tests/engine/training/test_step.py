@@ -70,7 +70,8 @@ ONE_GPU = ProcessContext(0, 0, 1, 1, torch.device("cuda:0"))
 
 def plain_loop(config: Config, level: str) -> tuple[dict, dict, dict]:
     """Trains for 20 steps with torch alone; returns the initial weights, the final weights and their average."""
-    train, batch_size = config.train, 32
+    train = config.train
+    batch_size = 32
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     model, _ = build_model(config.model, config.data, torch.device("cpu"))
     average, initial = copy.deepcopy(model), copy.deepcopy(model.state_dict())

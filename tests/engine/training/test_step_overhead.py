@@ -18,7 +18,7 @@ from configs.schema import Config, Data, Model
 from datasets.batch import Batch
 from engine.precision.policy import LossScaler
 from engine.training import loss as losses_teacher
-from engine.training.batch_size import build_state, ready_batches
+from engine.training.trial import build_state, ready_batches
 from models.build import build_model
 from models.weights.fit import Fitted
 from utils.torch_compat import tree_leaves

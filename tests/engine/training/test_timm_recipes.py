@@ -68,10 +68,12 @@ def flags_of(command: str) -> Namespace:
 @pytest.fixture(params=["A1", "DeiT-S"])
 def recipe(request, tmp_path):
     """The flags, and the translation with more options."""
-    flags, path = flags_of(A1), tmp_path / "a1.yaml"
+    flags = flags_of(A1)
+    path = tmp_path / "a1.yaml"
     path.write_text(A1_YAML)
     if request.param == "DeiT-S":
-        flags, path = flags_of(DEIT), ROOT / "configs/deit_small_patch16_224.yaml"
+        flags = flags_of(DEIT)
+        path = ROOT / "configs/deit_small_patch16_224.yaml"
     return flags, lambda *options: parse_command_line([f"-cfg={path}", "-opts", *options]).config
 
 
@@ -93,7 +95,8 @@ def build_state(config: Config, flags: Namespace, samples: int, cpu):
 
 
 def test_the_augmentation_equals_timms(recipe):
-    flags, config = recipe[0], recipe[1]("MODEL.NUM_CLASSES=1000")
+    flags = recipe[0]
+    config = recipe[1]("MODEL.NUM_CLASSES=1000")
     data, train = config.data, config.train
     crop, flip, policy, *_, last = create_transform(
         data.image_size, is_training=True, auto_augment=flags.aa, interpolation=flags.train_interpolation,
@@ -118,10 +121,12 @@ def test_the_augmentation_equals_timms(recipe):
 
 def test_the_model_and_its_optimization_equal_timms(recipe, cpu):
     """Of the published size: drop-path and weight decay of each layer, the learning rate of steps of the whole run."""
-    flags, config = recipe[0], recipe[1]("MODEL.NUM_CLASSES=1000")
+    flags = recipe[0]
+    config = recipe[1]("MODEL.NUM_CLASSES=1000")
     state = build_state(config, flags, IMAGES, cpu)
     model = timm.create_model(flags.model, drop_path_rate=flags.drop_path)
-    ours, total_steps = state.precision.weights.master, flags.epochs * state.layout.steps_per_epoch
+    ours = state.precision.weights.master
+    total_steps = flags.epochs * state.layout.steps_per_epoch
     drops = [[one.drop_prob for one in net.modules() if isinstance(one, DropPath)] for net in (ours, model)]
     assert drops[0] == pytest.approx(drops[1]) and max(drops[0]) == pytest.approx(flags.drop_path)
     optimizer, scheduler = timm_optimization(flags, model, state.layout.steps_per_epoch)
@@ -157,7 +162,8 @@ def test_the_first_100_steps_equal_timms(recipe, cpu):
     optimizer, scheduler = timm_optimization(flags, model, STEPS_PER_EPOCH)
     bce = "bce_loss" in flags
     criterion = BinaryCrossEntropy(target_threshold=flags.bce_target_thresh) if bce else SoftTargetCrossEntropy()
-    losses, batches = [], cycle(mixed_batches(flags, flags.smoothing))
+    losses = []
+    batches = cycle(mixed_batches(flags, flags.smoothing))
     for step in range(STEPS):
         images, targets = next(batches)
         loss = criterion(model(images).float(), targets)

@@ -35,7 +35,8 @@ def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, cpu
     options = ["EVAL.BEST_METRIC=min_recall", "TRAIN.PATIENCE=2", "TRAIN.NUM_EPOCHS=9", "SAVE_FREQ=9"]
     folder = train([*digits_argv, *options], cpu)
     monkeypatch.undo()
-    result, log = read_result(folder), capsys.readouterr().out
+    result = read_result(folder)
+    log = capsys.readouterr().out
     assert states(folder)["epoch"] == 5 and result["stopped_early"]  # two epochs after the best one
     best = load_checkpoint(folder / "best.pth")
     assert (best["epoch"], best["best"]["min_recall"]) == (3, 70.0) == (result["epoch"], result["min_recall"])
