@@ -157,7 +157,7 @@ def with_groups(listing: Listing, data: Data) -> Listing:
     return replace(listing, arrays={**listing.arrays, **to_arrays(groups, "groups")})
 
 
-def _groups_in(listing: Listing, file: Path, root: str | Path, columns: Mapping[str, Any], data: Data) -> StringPacker:
+def _groups_in(listing: Listing, file: Path, root: str | Path, columns: Mapping[Any, Any], data: Data) -> StringPacker:
     """The group of each image in a table with these columns; '' without one. root: as DATA.IMAGE_ROOT.
 
     Raises UserError: the table cannot be read, or an image has two groups.

@@ -171,9 +171,12 @@ def _cut(
 ) -> _Cut:
     """Holds out a part of the units, in the order of the hashes of their names. A group has its most frequent class."""
     of_units = hash_paths(groups or paths, rule.seed) if groups or rule.seed else hashes
-    number, unit_of = len(np.unique(of_units)), np.unique(of_units, return_inverse=True)[1]
+    units, first, unit_of = np.unique(of_units, return_index=True, return_inverse=True)
     cut = _Cut(np.zeros(len(targets), bool))
-    cut.findings += _problems_of_groups(rule, groups, number) if groups else _problems_of_classes(rule, paths, targets)
+    if groups:
+        cut.findings = _problems_of_groups(rule, groups, len(units))
+    elif targets.ndim == 1 and rule.fold:
+        cut.findings = _problems_of_classes(rule.fold[1], paths, targets, first)
     if cut.findings:
         return cut
     if targets.ndim == 2:
@@ -192,6 +195,18 @@ def _cut(
     return cut
 
 
+def _find_trained(known: RunSplit, hashes: np.ndarray, is_val: np.ndarray) -> np.ndarray:
+    """Positions of the images to evaluate with the path of a training image.
+
+    Empty if all images are evaluated and half of the training images are missing: other data may have such paths, too.
+    """
+    is_trained = np.isin(hashes, known.trained)
+    lost = len(known.trained) - len(np.unique(hashes[is_trained]))
+    if known.held_out is None or (is_val.all() and lost >= len(known.trained) / 2):
+        return np.empty(0, np.int64)
+    return np.flatnonzero(is_val & is_trained)
+
+
 def _problems_of_groups(rule: RunSplit, groups: PackedStrings, number: int) -> list[str]:
     """number: of groups."""
     of_groups, example = f"DATA.GROUPS {shorten(rule.groups)}", shorten(groups[0])
@@ -204,15 +219,13 @@ def _problems_of_groups(rule: RunSplit, groups: PackedStrings, number: int) -> l
     return []
 
 
-def _problems_of_classes(rule: RunSplit, paths: PackedStrings, targets: np.ndarray) -> list[str]:
-    """Of classes with fewer images than folds."""
-    if not rule.fold or targets.ndim == 2:
-        return []
-    _, first, sizes = np.unique(targets, return_index=True, return_counts=True)
-    small = first[sizes < rule.fold[1]]
+def _problems_of_classes(folds: int, paths: PackedStrings, targets: np.ndarray, indices: np.ndarray) -> list[str]:
+    """Of classes with fewer images than folds. indices: of the images, each once."""
+    _, first, sizes = np.unique(targets[indices], return_index=True, return_counts=True)
+    small = indices[first[sizes < folds]]
     if not len(small):
         return []
-    text = f"{len(small)} class(es) have fewer images than DATA.FOLDS {rule.fold[1]}, such as the class of"
+    text = f"{len(small)} class(es) have fewer images than DATA.FOLDS {folds}, such as the class of"
     return [f"{text} {shorten(paths[int(small[0])])}; add images, or set fewer folds"]
 
 

@@ -18,9 +18,9 @@ from engine.evaluation.predictions import BATCHES_PER_WRITE, CSV_FILE, Predictio
 from engine.evaluation.session import EvaluationSession, build_eval_files, build_session
 from engine.features.store import embed
 from engine.plan.evaluation import EvaluationPlan
+from engine.report import page
 from engine.report.contents import contents_of
 from engine.report.overview import class_figures, error_of, shift_by_weights
-from engine.report.page import write_report
 from engine.run.folder import check_shared, open_new_folder, start_log
 from engine.run.log import RunLogger
 from engine.run.record import REPORT
@@ -71,7 +71,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         if classes := class_figures(contents):
             logger.info(f"----- Classes: {classes}")
         try:
-            logger.info(f"----- Report: {write_report(folder)}")
+            logger.info(f"----- Report: {page.write_report(folder)}")
         except (OSError, UserError) as error:  # the result is more important
             logger.warn(f"{REPORT} cannot be written: {error}")
         logger.log(f"----- Tables: {files.folder}")
