@@ -63,15 +63,12 @@ def choose_recipe(command: Command, context: ProcessContext) -> Command:
     read, whose problems the plan reports. A collective call: the main process looks at data and weights. Raises
     UserError if given weights cannot be read.
     """
-    if command.recipe:
-        return _follow_model(command)
-    if not _may_choose(command):
-        return command
-    choice = broadcast_object(call_on_main(lambda: _choose(command), context), context)
-    if choice is None:
-        return command
-    chosen = _with_choice(command, choice)
-    return _follow_model(chosen)
+    is_open = not command.recipe and _may_choose(command)
+    # On each rank, whatever its options are: `check_same_options` names the differences later.
+    choice = broadcast_object(call_on_main(lambda: _choose(command) if is_open else None, context), context)
+    if is_open and choice:
+        command = _with_choice(command, choice)
+    return _follow_model(command) if command.recipe else command
 
 
 def _with_choice(command: Command, choice: Choice) -> Command:
