@@ -68,7 +68,7 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     has_ended = found is not None and position.has_ended(config)
     if folder := plan.run_folder:
         if has_ended:
-            call_on_main(partial(_refuse_other_images, command, folder, logger), context)
+            call_on_main(partial(_refuse_other_images, command, position, folder, logger), context)
         call_on_main(partial(_prepare_folder, position, folder, logger), context)
         if position.best:
             logger.record.set_best(position.best, folder / BEST)
@@ -87,7 +87,7 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     return _outputs(session, folder, logger)
 
 
-def _refuse_other_images(command: Command, folder: Path, logger: RunLogger) -> None:
+def _refuse_other_images(command: Command, position: RunPosition, folder: Path, logger: RunLogger) -> None:
     """Raises UserError: the run has ended, with another number of images, or other validation images, in its record."""
     config = command.config
     before = read_fact(read_run(folder).get("facts", {}), TrainingData)
@@ -97,10 +97,13 @@ def _refuse_other_images(command: Command, folder: Path, logger: RunLogger) -> N
     has_same_numbers = (now.training, now.validation) == (before.training, before.validation)
     if has_same_numbers and before.validation_digest in ("", now.validation_digest):  # "": of an older record
         return
-    fix = f"-epochs={2 * config.train.num_epochs} trains on these images, and -eval evaluates them"
+    flags = f"-epochs={2 * config.train.num_epochs}"
+    if position.progress.epoch < config.train.num_epochs:  # stopped early: more epochs leave it so
+        flags = "-opts TRAIN.PATIENCE=null"
+    fix = f"{flags} trains on these images, and -eval evaluates them"
     if config.model.tune.solves_head:
-        flags = f"-cfg={folder / RUN_OPTIONS}", f"-data_path={config.data.data_path}", f"-output={folder.parent}"
-        fix = f"a new run takes these images: {from_here(next_command(command, *flags))}"
+        words = f"-cfg={folder / RUN_OPTIONS}", f"-data_path={config.data.data_path}", f"-output={folder.parent}"
+        fix = f"a new run takes these images: {from_here(next_command(command, *words))}"
     raise UserError(f"{folder}: the run has ended with other images ({before.images}, now {now.images}); {fix}")
 
 

@@ -92,22 +92,25 @@ def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_ar
     assert "Resume: epoch 1, step 5" in (stopped / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("tune", ["full", "probe"])
-def test_a_run_that_has_ended_records_nothing_that_did_not_run(tune, tmp_path, cpu, few_penalties, monkeypatch):
+@pytest.mark.parametrize("kind", ["full", "probe", "stopped early"])
+def test_a_run_that_has_ended_records_nothing_that_did_not_run(kind, tmp_path, cpu, few_penalties, monkeypatch):
     """Other images are refused with the command that trains on them; other options and devices change no record."""
     before, later = (noise_folder(tmp_path / str(number), number, 8, (12, 12, 3)) for number in (16, 24))
     options = [*TINY_VIT, "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0"]
+    if kind == "stopped early":
+        options += ["TRAIN.NUM_EPOCHS=3", "TRAIN.PATIENCE=1", "VALIDATE_FREQ=1", "TRAIN.BASE_LR=1e-12"]
     flags = ["-dataset=folder", "-batch_size=8", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts", *options]
     folder = train([f"-data_path={before}", *flags], cpu)
-    if tune == "probe":
+    if kind == "probe":
         weights = [f"MODEL.PRETRAINED={folder / 'best.pth'}", "MODEL.TUNE=probe"]
         folder = train([f"-data_path={before}", *flags, *weights], cpu)
     files = contents(folder)
     with pytest.raises(UserError, match=r"ended with other images \(16 training .* now 24 training") as error:
         train([f"-resume={folder}", f"-data_path={later}"], cpu)
     assert contents(folder) == files
-    command = [f"-resume={folder}", f"-data_path={later}", *re.findall(r"-epochs=\d+", str(error.value))]
-    if tune == "probe":
+    words = shlex.split(str(error.value).rpartition("; ")[2].partition(" trains on")[0])
+    command = [f"-resume={folder}", f"-data_path={later}", *words]
+    if kind == "probe":
         command = shlex.split(str(error.value).rpartition("main_single_gpu.py ")[2])
     trained = read_run(train(command, cpu))
     assert trained["facts"]["TrainingData"]["training"] == 24 and trained["result"]["finished"]
