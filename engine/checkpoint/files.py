@@ -130,7 +130,8 @@ def find_checkpoint(
             folder = path.parent if is_run_folder(path.parent) else None
             places = read_places(folder) if folder and not best_first else []
             if any(place.progress > _place_of(path, state).progress for place in places):
-                folder, places = None, []
+                folder = None
+                places = []
             return FoundCheckpoint(path, state, list(map(str, refused)), folder, places)
         _raise_not_found(resume, refused)
         return None
@@ -173,9 +174,11 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
         raise UserError(f"-resume {resume}: is a folder of {len(names)} runs; give one of them: {list_names(names)}")
     problem, fix = "no checkpoint found", "give a .pth file, the folder of a run, or auto"
     if (named / RUN_OPTIONS).is_file():
-        problem, fix = "the run has no checkpoint", f"start it again with -cfg={named / RUN_OPTIONS}"
+        problem = "the run has no checkpoint"
+        fix = f"start it again with -cfg={named / RUN_OPTIONS}"
     elif not os.path.exists(named):
-        problem, others = "no such file or folder", runs_newest_first(named.parent)
+        problem = "no such file or folder"
+        others = runs_newest_first(named.parent)
         fix = next((f"did you mean {run}?" for run in others if run.name.startswith(f"{named.name}-")), fix)
     raise Unavailable(f"-resume {resume}: {problem}; {fix}")
 
@@ -316,7 +319,8 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         """Waits until all files are written. Raises the error of the background thread."""
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         if pending:
             pending.result()
 

@@ -114,7 +114,8 @@ def make_run_folder(root: Path, name: str) -> Path:
 
 def decided_run(sweep: Path, name: str | None) -> Path | None:
     """The folder of a run of the sweep with the epochs of the run `name`: they have one speed. None: `name` decides."""
-    speeds, runs = read_json(sweep / SWEEP), (path.parent for path in sorted(sweep.glob(f"*/{RUN_OPTIONS}")))
+    speeds = read_json(sweep / SWEEP)
+    runs = (path.parent for path in sorted(sweep.glob(f"*/{RUN_OPTIONS}")))
     return next((run for run in runs if name in speeds and speeds.get(run_name(run)) == speeds[name]), None)
 
 

@@ -92,7 +92,8 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
             raise UserError(f"{problem}; name a run with -resume=RUN, or give -pretrained")
         check_same_checkpoint(found.path, context)
         command = command.with_weights(found.path)
-    prediction, data = command.prediction, recognize_dataset(command.config.data, context)
+    prediction = command.prediction
+    data = recognize_dataset(command.config.data, context)
     given = command.config.model_copy(update={"data": data})
     options, record, notes = options_of_weights(replace(command, config=given))
     if record and not (prediction and prediction.path):
@@ -152,8 +153,11 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
 
     Raises UserError: no such weights, or damaged ones; a preprocessing that contradicts the options.
     """
-    options, given, notes = command.config, command.given, list[Note | Fact]()
-    of_model, weights = set(given.get("MODEL", ())), options.model.pretrained
+    options = command.config
+    given = command.given
+    notes = list[Note | Fact]()
+    of_model = set(given.get("MODEL", ()))
+    weights = options.model.pretrained
     file = read_weights(weights) if weights not in (None, "timm") else None
     record = record_in(file) if file else None
     if record is None:
@@ -186,7 +190,8 @@ def _read(
         trained_root = record.data.get("IMAGE_ROOT") if record else None
         return read_unlabelled(prediction.path, options.data, context, trained_root), None, 0
     names = record.class_names if record else None
-    classes, predicts = options.model.num_classes, prediction is not None
+    classes = options.model.num_classes
+    predicts = prediction is not None
     if properties_of(options.data.dataset).synsets:
         names = names or wordnet_ids(classes or IMAGENET_CLASSES)
         class_mask(options.data.dataset, names)
@@ -213,18 +218,23 @@ def name_outputs(samples: Samples, record: WeightsRecord | None, config: Config)
     number, classes = config.model.num_logits, config.data.classes
     shown = record and (record.class_names if samples.has_class_names else record.output_names or record.class_names)
     if shown:
-        names, source = shown, "from the checkpoint"
+        names = shown
+        source = "from the checkpoint"
     elif samples.has_class_names:
-        names, source = samples.class_names, "from the data, in their order"
+        names = samples.class_names
+        source = "from the data, in their order"
     elif classes not in (None, NATURAL, BYTES):
-        names, source = read_class_list(Path(classes)), f"from {classes}"
+        names = read_class_list(Path(classes))
+        source = f"from {classes}"
         if len(names) != number:
             raise UserError(f"DATA.CLASSES: {classes}: {len(names)} names for {number} outputs; give one for each")
     elif subset := imagenet_subset(config.model, record):
-        names, source = descriptions(subset), f"timm's of {subset}, of which timm publishes {config.model.name}"
+        names = descriptions(subset)
+        source = f"timm's of {subset}, of which timm publishes {config.model.name}"
     else:
         return "the labels, since the weights have no names"
-    samples.class_names, samples.has_class_names = names, True
+    samples.class_names = names
+    samples.has_class_names = True
     return source
 
 
@@ -236,7 +246,9 @@ def match_outputs(
     names: of the classes, in the order of DATA.CLASSES (`classes`), else of their bytes.
     Raises UserError: neither the names nor the weights show the order; names the key that does.
     """
-    number, in_order, weights = model.num_classes or len(names), list(range(len(names))), str(model.pretrained)
+    number = model.num_classes or len(names)
+    in_order = list(range(len(names)))
+    weights = str(model.pretrained)
     fix = f"set DATA.CLASSES to {CLASS_FILE}"
     if classes and len(names) >= number:
         return in_order, list(names), f"in the order of DATA.CLASSES {classes}"

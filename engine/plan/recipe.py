@@ -101,7 +101,8 @@ def _may_choose(command: Command) -> bool:
 
 def _has_own_architecture(command: Command) -> bool:
     """Whether keys of MODEL give an architecture that is neither timm's nor the one of a recipe."""
-    given, config = command.given.get("MODEL", {}), command.config
+    given = command.given.get("MODEL", {})
+    config = command.config
     if any(f"MODEL.{key}" not in known_keys("timm") for key in given):
         return True
     if "TYPE" not in given or config.model.pretrained == "timm":
@@ -221,7 +222,8 @@ def _describe_given_weights(command: Command) -> FoundWeights:
     from engine.checkpoint.weights_record import record_in  # imports timm, which other commands may not need
     from models.weights.read import read_weights
 
-    given, weights = command.given["MODEL"], command.config.model.pretrained
+    given = command.given["MODEL"]
+    weights = command.config.model.pretrained
     shown = weights
     if weights and os.path.exists(weights):
         shown = str(Path(*Path(weights).parts[-2:]))

@@ -188,7 +188,10 @@ def _options_of(found: FoundCheckpoint | None, config: Config) -> dict[str, Any]
 
 def _notes_on_data(config: Config, splits: list[Samples], is_new: bool) -> list[Note]:
     """Facts of the training images, the first of `splits`, that change or limit the result."""
-    train, data, outputs, notes = splits[0], config.data, config.model.num_logits, list[Note]()
+    train = splits[0]
+    data = config.data
+    outputs = config.model.num_logits
+    notes = list[Note]()
     if windows := shard_windows(train, data):
         shuffled = f"{min(windows.size, len(windows.ends))} of {len(windows.ends)} shards"
         notes.append(Note("log", f"samples are shuffled within {shuffled} (DATA.SHUFFLE_SHARDS)"))
@@ -215,7 +218,9 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
 
     A model of fused blocks alone is faster than with compiled ones.
     """
-    config, device, problem = plan.config, context.device, ""
+    config = plan.config
+    device = context.device
+    problem = ""
     always = follow_facts(config, replace(facts, eager_seconds=math.inf))
     if device.type != "cuda" or plan.found or always.train.compile == config.train.compile:
         return config
@@ -234,7 +239,8 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
         try:
             check_compiler(device)
         except UserError as error:
-            decided, problem = config, f"; {error}"
+            decided = config
+            problem = f"; {error}"
     if not all(gather_objects(decided.train.compiles, context)):
         decided = config
     value = decided.train.compile if decided.train.compiles else "none"

@@ -167,11 +167,13 @@ class Chart:
         ).format(f"{element_id('svg', self.title)}-title", self.x_label, self.title)
         parts = [opened, Markup("<g>")]
         for tick in y_axis.ticks:
-            y, label = pixel(x_axis.low, tick)[1], tick_label(tick)
+            y = pixel(x_axis.low, tick)[1]
+            label = tick_label(tick)
             parts.append(Markup(f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>'))
             parts.append(Markup(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'))
         for tick in x_axis.ticks:
-            x, label = pixel(tick, y_axis.ticks[0])[0], tick_label(tick)
+            x = pixel(tick, y_axis.ticks[0])[0]
+            label = tick_label(tick)
             parts.append(Markup(f'<path class="tick" d="M{x:.1f} {bottom}v4"/>'))
             parts.append(Markup(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{label}</text>'))
         place = f'x="{(_LEFT + right) / 2}" y="{HEIGHT - 4}"'

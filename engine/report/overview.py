@@ -31,13 +31,16 @@ Tiles = list[tuple[str, str, str]]  # (name, value, remark) of numbers; '' for n
 
 def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
     """The result, first, and the figures that say what it is worth; all other figures."""
-    metric, rest = run.metric, [METRICS[name] for name in run.figures if name not in (run.metric.name, "macro_f1")]
+    metric = run.metric
+    rest = [METRICS[name] for name in run.figures if name not in (run.metric.name, "macro_f1")]
     epoch = "" if run.score is not None else "no evaluation"
     epoch = f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else epoch
     if (evaluated := run.fact(facts.EvaluationData)) and evaluated.remark:
         epoch = evaluated.remark
     test_images = f"{number(to_float(run.test_result.get('samples')))} held-out images"
-    speed, classes, split = run.measured("images_per_second"), class_tiles(run), run.split
+    speed = run.measured("images_per_second")
+    classes = class_tiles(run)
+    split = run.split
     score, test = (f"{metric.text(value)}{error_of(run, files)}" for value, files in (
         (run.score, run.evaluation), (run.test_score, run.test)
     ))  # fmt: skip
@@ -79,7 +82,8 @@ def error_of(run: RunContents, evaluation: Evaluation | None) -> str:
     is_older = run.best and values.get("epoch") not in (None, run.best[0])
     if low is None or high is None or is_older:
         return " +/- unknown" if values.get("interval_missing") and not is_older else ""
-    share, error = (to_float(values.get("top1")) or 0.0) / 100, 0.0
+    share = (to_float(values.get("top1")) or 0.0) / 100
+    error = 0.0
     if run.metric.name == "top1" and not run.options["DATA.GROUPS"] and images:
         error = 100 * math.sqrt(share * (1 - share) / images)
     return f" +/- {error or (high - low) / 3.92:.2f}%"
@@ -90,7 +94,8 @@ def class_tiles(run: RunContents) -> Tiles:
 
     Of classes with equal scores, the one with the most images. Empty without figures per class.
     """
-    evaluation, column = run.evaluation, "ap" if run.is_multi_label else "f1"
+    evaluation = run.evaluation
+    column = "ap" if run.is_multi_label else "f1"
     classes = [
         (score, -(to_float(row.get("count")) or 0), row["class"])
         for row in (evaluation.classes if evaluation else [])
@@ -142,7 +147,8 @@ def shift_by_weights(run: RunContents) -> str:
 
 def status_of(run: RunContents) -> tuple[str, str]:
     """The remark beside the state of the run, and the command that resumes it or that its verdict advises; or ''."""
-    values, resume = run.values, str(run.values.get("resume") or "")
+    values = run.values
+    resume = str(run.values.get("resume") or "")
     match run.state:
         case "finished":
             verdict, command = verdict_of(run)
@@ -165,10 +171,13 @@ _FACTS: dict[str, tuple[type[facts.Fact], ...]] = {  # on the page by name, with
 
 def details_of(run: RunContents) -> dict[str, str]:
     """Model, data, devices and environment, by name; '' if it is not known."""
-    options, trained, environment = run.options, run.fact(facts.Model), run.fact(facts.Environment)
+    options = run.options
+    trained = run.fact(facts.Model)
+    environment = run.fact(facts.Environment)
     weights = options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"
     known = {name: next(filter(None, map(run.fact, kinds)), "") for name, kinds in _FACTS.items()}
-    dataset, resumes = options["DATA.DATASET"], run.values["starts"] - 1
+    dataset = options["DATA.DATASET"]
+    resumes = run.values["starts"] - 1
     return {
         "Model": f"{options['MODEL.NAME']} ({options['MODEL.TYPE']}){f', {trained.size}' if trained else ''}",
         "Weights" if run.is_evaluation else "Initial weights": str(weights),
@@ -207,7 +216,8 @@ def _defects(run: RunContents) -> Iterator[tuple[str, str]]:
     evaluated = [row for row in epochs if points([row], "epoch", "val_top1")]
     train, val = ([y for _, y in points(evaluated, "epoch", f"{split}_top1")] for split in ("train", "val"))
     images = _sample_size(run, "top1")
-    fifth, rises = max(len(val) // 5, 1), False
+    fifth = max(len(val) // 5, 1)
+    rises = False
     if len(val) > 1 and not run.values.get("stopped_early"):  # the mean of the last fifth against the fifth before
         before, last = fmean(val[-2 * fifth : -fifth]), fmean(val[-fifth:])
         rises = last - before >= max(_RISE, _noise(before, last, images) / math.sqrt(fifth))
@@ -229,7 +239,8 @@ def _defects(run: RunContents) -> Iterator[tuple[str, str]]:
         yield f"{subject} is worse than the {_RIVALS[rival]}: {scores}.", command
     if options["TRAIN.DISTILLATION_TYPE"] != "none" or any(options[key] for key in _MIXED) or not (train and val):
         return
-    gap, noise = train[-1] - val[-1], _noise(train[-1], val[-1], images)
+    gap = train[-1] - val[-1]
+    noise = _noise(train[-1], val[-1], images)
     figures = f"training top-1 {percent(train[-1])} and validation top-1 {percent(val[-1])}"
     early = [y for x, y in points(evaluated, "epoch", "val_top1") if 3 * x <= len(epochs)]
     if early and gap > max(_OVERFITS, 2 * noise) and max(val) < max(early) + _RISE:
@@ -242,7 +253,8 @@ def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
 
     A run with weighted classes, or for another metric, may have less top-1.
     """
-    found, chosen = list[tuple[float, float, str, str]](), run.metric
+    found = list[tuple[float, float, str, str]]()
+    chosen = run.metric
     is_weighted = any(run.options[key] for key in _WEIGHTED)
     for key in _RIVALS:
         metric = chosen if key == "probe_score" else METRICS["top1"]
@@ -272,7 +284,8 @@ def _at_chance(run: RunContents, few_steps: float = 100) -> str:
 
     At a good rate it may, too, after a few steps, but then it was never twice as high.
     """
-    options, chance = run.options, math.log(to_float(run.options["MODEL.NUM_CLASSES"]) or 1)
+    options = run.options
+    chance = math.log(to_float(run.options["MODEL.NUM_CLASSES"]) or 1)
     steps, losses = zip(*(points(run.epochs, "step", "train_loss") or [(0.0, -math.inf)]), strict=True)
     loss = [options[key] for key in ("LOSS.NAME", "LOSS.CLASS_WEIGHTS", "TRAIN.DISTILLATION_TYPE")]
     is_high = 0 < chance <= losses[-1] and (steps[-1] >= few_steps or max(losses) > 2 * chance)
@@ -283,7 +296,8 @@ def _at_chance(run: RunContents, few_steps: float = 100) -> str:
 
 def _sample_size(run: RunContents, name: str) -> float:
     """The number of validation images for the noise of a metric: in a mean over classes, small classes count more."""
-    data, classes = run.fact(facts.TrainingData), run.evaluation.classes if run.evaluation else []
+    data = run.fact(facts.TrainingData)
+    classes = run.evaluation.classes if run.evaluation else []
     counts = [count for row in classes if (count := to_float(row.get("count")))]
     if name in _OF_IMAGES or not counts:
         return run.measured("samples") or (data.validation if data else _MANY)
@@ -310,7 +324,8 @@ def _other_tuning(run: RunContents) -> str:
 
     '' if a recipe reads weights of timm that are not here and cannot be downloaded.
     """
-    options, is_probe = run.options, run.options["MODEL.TUNE"] == "probe"
+    options = run.options
+    is_probe = run.options["MODEL.TUNE"] == "probe"
     weights = options["MODEL.PRETRAINED"]
     if weights and not is_probe:
         return _again(run, "MODEL.TUNE=probe", *["PARALLEL.STRATEGY=ddp"] * (options["PARALLEL.STRATEGY"] != "ddp"))
@@ -341,7 +356,8 @@ def _finds_weights_of_probe() -> bool:
 
 def _again(run: RunContents, *options: str) -> str:
     """The run with other options, beside it, but not in a sweep."""
-    folder, is_beside = run.folder.absolute(), "SAVE" in differing_from_defaults(run.options)
+    folder = run.folder.absolute()
+    is_beside = "SAVE" in differing_from_defaults(run.options)
     output = [f"-output={folder.parent}"] if is_beside and not (folder.parent / SWEEP).exists() else []
     return _command(run, f"-cfg={folder / RUN_OPTIONS}", *output, "-opts", *options)
 

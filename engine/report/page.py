@@ -36,7 +36,8 @@ def write_report(folder: Path) -> Path:
 
     Raises OSError, and UserError as `read_contents`, or without jinja2; an older page is then unchanged.
     """
-    path, run = folder / REPORT, read_contents(folder)
+    path = folder / REPORT
+    run = read_contents(folder)
     atomic_write(path, run_page(run))
     return path
 

@@ -117,7 +117,8 @@ _KINDS = {".jpg": ("jpeg", b"\xff\xd8\xff"), ".png": ("png", b"\x89PNG")}  # nam
 
 def galleries_of(evaluation: Evaluation) -> Iterator[tuple[str, list[tuple[Row, str, str]]]]:
     """The title of each kind, and the rows of `mistakes.csv` with picture and attention map; a sample is shown once."""
-    shown, folder = set[str](), evaluation.folder / PICTURES
+    shown = set[str]()
+    folder = evaluation.folder / PICTURES
     for kind, title in _TITLES.items():
         rows = {str(row["index"]): row for row in evaluation.rows("mistakes", *MISTAKES) if row["kind"] == kind}
         names = {index: index if index.isdecimal() else "none" for index in rows if index not in shown}

@@ -26,7 +26,9 @@ from utils.errors import UserError
 
 
 def test_contenders_take_turns_and_one_that_failed_gets_no_more(tmp_path):
-    file, turns, written = tmp_path / "a.json", [], []
+    file = tmp_path / "a.json"
+    turns = []
+    written = []
 
     def measure(name: str, number: int) -> dict[str, float]:
         if turns:
@@ -72,7 +74,8 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
     flags = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", "-num_workers=0", "-image_size=32"]
     whole = ["DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.3333333, 1.3333334]"]
     config = parse_command_line([*flags, "-opts", "MODEL.PATCH_SIZE=16", *whole, "DATA.HFLIP_PROB=1.0"]).config
-    data, loaded = config.data, []
+    data = config.data
+    loaded = []
     original = benchmark_input.timm.data.create_loader
 
     def create_loader(*arguments, **options):
@@ -136,7 +139,9 @@ def ran(monkeypatch) -> list[str]:
 
 
 def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path, capsys):
-    calls, statuses, argv = 0, [], [f"-output={tmp_path}", f"-timm_train={__file__}", "-opts", "SEED=3"]
+    calls = 0
+    statuses = []
+    argv = [f"-output={tmp_path}", f"-timm_train={__file__}", "-opts", "SEED=3"]
     while calls < 20 and (not calls or "Not run yet: " in capsys.readouterr().out):
         calls += 1
         statuses.append(benchmark_gpu.main(argv))
@@ -150,7 +155,8 @@ def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path,
 
 
 def test_every_training_part_is_a_command_of_benchmark_train(tmp_path):
-    made, configs = parts_of(f"-output={tmp_path}", f"-timm_train={__file__}", "-opts", "SEED=3"), {}
+    made = parts_of(f"-output={tmp_path}", f"-timm_train={__file__}", "-opts", "SEED=3")
+    configs = {}
     for name, setting in TRAINING.items():
         command = made[name].command
         flags, rest = split_flags(benchmark_train._parser(), command[command.index("-u") + 2 :])

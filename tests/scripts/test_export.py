@@ -123,7 +123,8 @@ def test_onnx_runs_any_batch_and_has_no_paths(digits_run, reference, tmp_path):
 
 
 def test_torch_export_runs_any_batch(digits_run, reference, tmp_path):
-    file, extra = tmp_path / "digits.pt2", {"class_names": ""}
+    file = tmp_path / "digits.pt2"
+    extra = {"class_names": ""}
     export.main([str(digits_run), "-format", "torch_export", f"-output={file}"])
     model = torch.export.load(file, extra_files=extra).module()
     assert reference.largest_difference(model) < 1e-5
@@ -188,7 +189,8 @@ def test_a_family_that_timm_cannot_rebuild_is_refused(tmp_path):
 
 def conversion(name: str, target: Path, **changes: np.ndarray | None) -> list[str]:
     """Arguments to export PaddleViT's weights of a family with a check; changes: of the arrays of the reference."""
-    folder, file = FAMILIES / name, target.with_suffix(".npz")
+    folder = FAMILIES / name
+    file = target.with_suffix(".npz")
     arrays = dict(np.load(folder / "reference.npz")) | changes
     np.savez(file, **{key: array for key, array in arrays.items() if array is not None})
     source = [str(folder / "weights"), f"-cfg={folder / 'model.yaml'}", "-format", target.suffix[1:]]
@@ -279,7 +281,8 @@ BOXES = [(0, 0, 640, 427), (0, 200, 640, 261), (50, 60, 90, 90), (0, 0, 100, 427
 def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, crop_pct, interpolation, tmp_path):
     photographs = pytest.importorskip("sklearn.datasets").load_sample_images().images
     exec(CLIENT.partition("session = ")[0].replace("import onnxruntime", ""), names := {})
-    mean, file = [0.3, 0.4, 0.5], tmp_path / "photo.png"
+    mean = [0.3, 0.4, 0.5]
+    file = tmp_path / "photo.png"
     options = {"resize": resize, "crop_pct": crop_pct, "interpolation": interpolation}
     data = Data().model_copy(update={"image_size": size, "imagenet_mean": mean, **options})
     values = {"image_size": size, "mean": mean, "std": [1, 1, 1], "channels": 3, **options}

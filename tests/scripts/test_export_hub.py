@@ -102,7 +102,8 @@ def test_the_card_has_the_figures_of_the_run_and_their_error(card, tmp_path):
     folder = next((tmp_path / "out").iterdir())
     result = read_result(folder)
     for title, values in (("validation", result), ("test", {"top1": 90.0, "samples": 100})):
-        shown, count = row(card, title), values["samples"]
+        shown = row(card, title)
+        count = values["samples"]
         assert shown["number"] == str(count) and shown["top-1"].startswith(f"{values['top1']:.2f}%")
     error = (result["top1"] * (100 - result["top1"]) / result["samples"]) ** 0.5
     assert row(card, "validation")["top-1"].endswith(f" +/- {error:.2f}%")

@@ -119,7 +119,9 @@ def test_a_shard_ends_with_the_image_that_fills_it_and_equal_data_give_equal_byt
 @pytest.mark.parametrize("channels", [1, 3])
 def test_stored_pixels_are_pillows_resize_of_the_upright_image(folders, cpu, channels):
     mode, extension = ("RGB", ".ppm") if channels == 3 else ("L", ".pgm")
-    rng, deep, exif = np.random.default_rng(2), folders / "val" / "cat" / "deep.png", Image.Exif()
+    rng = np.random.default_rng(2)
+    deep = folders / "val" / "cat" / "deep.png"
+    exif = Image.Exif()
     exif[0x0112] = 6  # rotated by 90 degrees
     Image.fromarray(rng.integers(256, size=(60, 90, 3), dtype=np.uint8)).save(deep.with_name("turned.jpg"), exif=exif)
     Image.fromarray(rng.integers(1000, 3000, size=(50, 45), dtype=np.uint16)).save(deep)
@@ -205,7 +207,8 @@ def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
 
 
 def test_the_index_of_a_folder_needs_no_other_package(tmp_path, monkeypatch, capsys):
-    folder, cache = write_shards(tmp_path / "d", train=2), ["-opts", f"DATA.CACHE_DIR={tmp_path / 'cache'}"]
+    folder = write_shards(tmp_path / "d", train=2)
+    cache = ["-opts", f"DATA.CACHE_DIR={tmp_path / 'cache'}"]
     for name in ("obstore", "braceexpand"):
         monkeypatch.setitem(sys.modules, name, None)
     assert index_shards.main([f"-data_path={folder}", *cache]) == 0

@@ -106,7 +106,8 @@ def test_periodic_checkpoints_are_in_the_order_of_their_epochs(tmp_path):
 
 def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monkeypatch):
     """Training continues while the disk does not answer."""
-    sync, answers = os.fsync, threading.Event()
+    sync = os.fsync
+    answers = threading.Event()
     monkeypatch.setattr("utils.files.os.fsync", lambda file: (answers.wait(60), sync(file)))
     state, writer = make_state(1), new_writer(tmp_path)
     writer.save(state, is_best=False, periodic=None)

@@ -135,7 +135,8 @@ def test_resume_with_another_batch_size_keeps_the_order_of_samples(digits_argv, 
     order = training_samples(monkeypatch)
     argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1"]
     train(argv, cpu)
-    uninterrupted, order[:] = list(order), []
+    uninterrupted = list(order)
+    order[:] = []
     stopped = train([*argv, "TRAIN.MAX_STEPS=6"], cpu)
     del order[6 * 64 :]  # samples prefetched before the stop
     train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32"], cpu)
@@ -202,7 +203,8 @@ def test_a_validation_that_fails_costs_no_epoch(digits_argv, tmp_path, cpu, monk
     argv = [*digits_argv, "TRAIN.MODEL_EMA=true", "EVAL_RAW=true", f"VALIDATE_FREQ={freq}"]
     monkeypatch.setattr("engine.training.trainer._WRITE_TIMES", 0)
     uninterrupted = train(argv, cpu)
-    evaluate, calls = Trainer._evaluate, iter(range(1, 10**6))
+    evaluate = Trainer._evaluate
+    calls = iter(range(1, 10**6))
 
     def fail(self, *given):
         if next(calls) == 2 * count - 1:

@@ -115,7 +115,8 @@ def test_a_run_that_has_ended_records_nothing_that_did_not_run(kind, tmp_path, c
     trained = read_run(train(command, cpu))
     assert trained["facts"]["TrainingData"]["training"] == 24 and trained["result"]["finished"]
 
-    ended, record = train([f"-data_path={before}", *flags], cpu), ("facts", "given", "preprocessing")
+    ended = train([f"-data_path={before}", *flags], cpu)
+    record = ("facts", "given", "preprocessing")
     options, known = (ended / "config.yaml").read_text(), read_run(ended)
     monkeypatch.setattr("engine.training.end.device_name", lambda device: "another")
     train([f"-resume={ended}", "-opts", "DATA.CROP_PCT=0.5", "EVAL.TTA=flip"], cpu)
@@ -187,7 +188,8 @@ def check(folder, argv: list[str], key: str, value: str, before: dict, capsys) -
 
 @pytest.mark.parametrize("keys", [["AMP.MIN_LOSS_SCALING"], pytest.param([*TAKES_EFFECT], marks=pytest.mark.slow)])
 def test_an_option_of_a_resume_takes_effect(digits_run, digits_argv, capsys, keys):
-    folder, argv = digits_run(*STOPPED), [*digits_argv, *STOPPED]
+    folder = digits_run(*STOPPED)
+    argv = [*digits_argv, *STOPPED]
     before = in_use(session_for(argv, CPU))
     for key in keys:
         check(folder, argv, key, TAKES_EFFECT[key], before, capsys)

@@ -130,7 +130,9 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
     (data / held_out[0]).unlink()
     for number in range(20, 40):
         shutil.copy(data / "bee" / "1.png", data / "bee" / f"{number}.png")
-    state, old, export = load_checkpoint(folder / "last.pth"), tmp_path / "old.pth", tmp_path / "export.safetensors"
+    state = load_checkpoint(folder / "last.pth")
+    old = tmp_path / "old.pth"
+    export = tmp_path / "export.safetensors"
     atomic_save(old, {key: value for key, value in state.items() if key != "split"})
     read = read_record(str(folder / "last.pth"))
     named = {key: read_run(folder)[key] for key in ("class_names", "preprocessing")} | exported_entry(read.split)

@@ -222,7 +222,8 @@ def test_names_of_several_classes_decide_nothing(cpu):
 def test_names_in_predictions(folder, tmp_path, cpu):
     """Of DATA.CLASSES; of timm's for a model that it publishes for ImageNet with as many outputs; else numbers."""
     models = {number: write_weights(folder, number) for number in (12, 1000)}
-    pixels, opened = write_images(tmp_path / "data", ["a"]), [f"-model={NAME}", f"-image_size={SIZE}"]
+    pixels = write_images(tmp_path / "data", ["a"])
+    opened = [f"-model={NAME}", f"-image_size={SIZE}"]
     (folder / "12.txt").write_text("\n".join(NUMBERS))
     names = {"12": [str(i) for i in range(12)], "1000": ImageNetInfo().label_descriptions()}
     for number, more in (("12", []), ("12", [f"DATA.CLASSES={folder / '12.txt'}"]), ("1000", [])):

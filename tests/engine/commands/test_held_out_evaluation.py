@@ -42,7 +42,8 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, cpu, tmp_path
     """A negative learning rate in the last epoch raises the loss."""
     monkeypatch.setattr(Schedule, "lr_at", lambda self, step: 3e-3 if step < 24 else -3e-2)
     folder = train(argv, cpu)
-    result, data = read_result(folder), tmp_path / "data" / "test"
+    result = read_result(folder)
+    data = tmp_path / "data" / "test"
     assert result["epoch"] == 2 and result["top1"] > 90 and result["finished"]
     test = result["test"]
     assert test["mean_ap"] is test["error"] is None and test["samples"] == 34 and test["top1"] > 80

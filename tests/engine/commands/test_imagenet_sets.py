@@ -90,7 +90,8 @@ def test_numbers_and_wordnet_ids_are_labels(model, weights, tmp_path, cpu):
 
 
 def test_any_real_label_is_right(model, weights, tmp_path, cpu):
-    names, rng = [f"ILSVRC2012_val_{number + 1:08d}.JPEG" for number in range(40)], np.random.default_rng(1)
+    names = [f"ILSVRC2012_val_{number + 1:08d}.JPEG" for number in range(40)]
+    rng = np.random.default_rng(1)
     write_noise(root := tmp_path / "data", [f"val/{name}" for name in names], size=8)
     logits = logits_of(model, np.stack([np.asarray(Image.open(root / "val" / name)) for name in names]))
     ranked = logits.argsort(descending=True)

@@ -141,7 +141,8 @@ def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, 
 def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path, cpu, monkeypatch):
     """48 images are 24 batches, and rows are written every 8: the file before stays until the last one."""
     argv = [str(images), f"-pretrained={trained / 'best.pth'}", "-batch_size_eval=2", "-num_workers=0"]
-    out, images_of = tmp_path / "out", Predictions._images
+    out = tmp_path / "out"
+    images_of = Predictions._images
     out.mkdir()
     (out / "predictions.csv").write_text("earlier")
     (out / ".predictions.csv.host.7.tmp").write_text("of a killed process")

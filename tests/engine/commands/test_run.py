@@ -117,7 +117,8 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, cpu, monkey
     assert [*result["test"]] == [*METRICS, *counts] and result["test"]["samples"] == 16
 
     train([f"-resume={finished['checkpoint']}"], cpu)  # nothing is left to train
-    again, position = read_json(folder / STATUS), ("checkpoint", "epoch", "step", "state", "exit_status")
+    again = read_json(folder / STATUS)
+    position = ("checkpoint", "epoch", "step", "state", "exit_status")
     assert [again[key] for key in position] == [finished[key] for key in position]
     measured = dict.fromkeys(("peak_memory_bytes", "total_seconds"))
     assert read_result(folder) | measured == result | measured

@@ -14,7 +14,8 @@ from engine.plan.training import Plan, compile_if_it_pays, plan_training
 from engine.run.log import RunLogger
 from utils.errors import UserError
 
-LONG, AMP = Facts(eager_seconds=3600.0), ("AMP.ENABLED=true",)
+LONG = Facts(eager_seconds=3600.0)
+AMP = ("AMP.ENABLED=true",)
 # 1,437 images of the digits: 5 steps per epoch
 VIT_B = ("-image_size=224", "-batch_size=256", "-amp", "-opts", "MODEL.FUSED_BLOCKS=false")
 

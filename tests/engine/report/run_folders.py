@@ -70,7 +70,8 @@ def add_evaluation(folder: Path, names: Sequence[str]) -> None:
     """The files of `engine/evaluation/files.py`. Of each class 3 of 4 images are right; one is the next class."""
     folder = folder / "evaluation"
     (folder / "pictures").mkdir(parents=True)
-    number, following = len(names), [*names[1:], names[0]]
+    number = len(names)
+    following = [*names[1:], names[0]]
     summary = {"epoch": 3, "samples": 4 * number, "num_classes": number, "loss": 0.25, "top1": 75.0, "ece": 4.5}
     write_json(folder / "summary.json", summary | {"attention": None})
     matrix = [[3 if j == i else int(j == (i + 1) % number) for j in range(number)] for i in range(number)]
@@ -132,7 +133,10 @@ class Reader(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.html, self.tags, self.open, self.parts = html, [], [], []
+        self.html = html
+        self.tags = []
+        self.open = []
+        self.parts = []
         self.feed(html)
         assert not self.open
 

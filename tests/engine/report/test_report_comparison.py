@@ -157,7 +157,8 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
         found = [float(row[name]) for name in ("mean", "std", "test_mean", "test_std")]
         assert np.allclose(found, expected, rtol=1e-12)
         assert (row["macro_f1_mean"], row["macro_f1_std"]) == ("", "")
-    printed, page = capsys.readouterr().out, Reader((tmp_path / "compare.html").read_text())
+    printed = capsys.readouterr().out
+    page = Reader((tmp_path / "compare.html").read_text())
     assert "0.01           top1    6     62.5833  " in printed and "0.01 top1 6 62.5833 " in page.text
     assert "images differ" not in printed  # each fold has images of its own
     write_json(tmp_path / "0.01-0-1/held_out.json", {"fold_rule": 2})

@@ -160,7 +160,8 @@ def test_the_results_of_validation_and_test_have_their_errors(run, groups):
     update_json(run / "evaluation" / "summary.json", interval=[12.34, 45.67])
     update_json(run / "evaluation-test" / "summary.json", interval=[9.96, 40.0])
     head = read_page(run).text.partition("Model and data")[0]
-    binomial, of_interval = 12.5, (45.67 - 12.34) / 3.92  # of top-1 75% of 12 images
+    binomial = 12.5
+    of_interval = (45.67 - 12.34) / 3.92  # of top-1 75% of 12 images
     assert f"30.00% +/- {binomial if groups == 'null' else of_interval:.2f}% epoch 3 of 300" in head
     assert "25.00% +/- " in head and "8 held-out images" in head
     update_json(run / "evaluation" / "summary.json", epoch=2)  # the files of an earlier epoch

@@ -57,7 +57,8 @@ def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_run
 @pytest.mark.parametrize("linked", ["files", "folders"])
 def test_a_resumed_run_changes_no_file_outside_its_folder(digits_run, digits_argv, tmp_path, cpu, linked):
     """The folder of somebody else."""
-    folder, elsewhere = digits_run(), tmp_path / "elsewhere"
+    folder = digits_run()
+    elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (folder / "bad_images_0.csv").touch()
     for path in sorted(folder.rglob("*")):

@@ -74,7 +74,9 @@ class Faulty:
     """A logger that fails in the calls that are named, and waits for `released`."""
 
     def __init__(self, *failing: str) -> None:
-        self.failing, self.steps, self.released = failing, [], threading.Event()
+        self.failing = failing
+        self.steps = []
+        self.released = threading.Event()
         self.released.set()
 
     def _call(self, name: str) -> None:

@@ -167,7 +167,8 @@ DAMAGED = (
 
 
 def test_damaged_rows_are_left_out_and_the_file_is_kept(tmp_path):
-    record, warnings = record_in(tmp_path), []
+    record = record_in(tmp_path)
+    warnings = []
     row = b'{"kind": "epoch", "epoch": 1, "step": 4}\n'
     (tmp_path / ROWS).write_bytes(damaged := b"\n".join(DAMAGED) + b"\n" + row + row[:20])  # the last one: after a kill
     record.open_rows(4, 40, warnings.append)

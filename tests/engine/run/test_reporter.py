@@ -108,7 +108,8 @@ def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
 
 def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
     """In each second there are four steps; the GPU waits 0.2 s for data, and in three steps for the host."""
-    run, now = SimulatedRun(tmp_path, cpu), 0
+    run = SimulatedRun(tmp_path, cpu)
+    now = 0
 
     def pass_a_second() -> None:
         nonlocal now

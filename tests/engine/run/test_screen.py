@@ -39,10 +39,12 @@ def flags(request, tmp_path, monkeypatch) -> list[str]:
 
 
 def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatch, capsys):
-    given, note = list[str](), RunLogger.note
+    given = list[str]()
+    note = RunLogger.note
     monkeypatch.setattr(RunLogger, "note", lambda self, one: (given.append(str(one)), note(self, one)))
     assert main_single_gpu.main(flags) == 0
-    folder, printed = only_run(tmp_path / "out"), capsys.readouterr().out
+    folder = only_run(tmp_path / "out")
+    printed = capsys.readouterr().out
     first = printed.partition("Epoch[001/001], Step[")[0].splitlines()
     warnings = sum(line.startswith("Warning: ") for line in first)
     assert 5 <= len(first) <= 8 and max(map(len, first)) <= 120

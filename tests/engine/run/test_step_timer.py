@@ -69,7 +69,8 @@ class SimulatedGpu:
 
     def train(self, timer: StepTimer, batches, steps: int, launch: float, busy: float, accum: int = 1) -> float:
         """launch, busy: of the two passes of a micro-step; a third is the forward pass. Returns the seconds of all."""
-        started, step_ends = self.now, deque()
+        started = self.now
+        step_ends = deque()
         for _ in range(steps):
             for batch in islice(iter(lambda: timer.next_batch(batches), None), accum):
                 assert batch.copied
@@ -154,7 +155,9 @@ def test_found_after_50_steps_with_rank_cause_and_times(slow_ranks, tmp_path, se
 
 
 def test_told_again_after_recovery_or_for_another_cause(slow_ranks, tmp_path):
-    ranks, slow_loading, slow_forward = slow_ranks(), (0.09, 0.10), (0.01, 0.19)
+    ranks = slow_ranks()
+    slow_loading = (0.09, 0.10)
+    slow_forward = (0.01, 0.19)
     assert len(feed(ranks, 100, EVEN, EVEN, slow_loading)) == 1
     ((step, note),) = feed(ranks, 100, EVEN, EVEN, slow_forward)
     assert step == 50 and FORWARD_PASS in note
@@ -192,7 +195,8 @@ def config(*argv: str):
 
 
 # FLOPs of a forward pass of ViT-Tiny; a multiply-add counts as two.
-PATCHES, WIDTH = (224 // 16) ** 2, 192
+PATCHES = (224 // 16) ** 2
+WIDTH = 192
 EMBEDDING, HEAD = 2 * PATCHES * 3 * 16**2 * WIDTH, 2 * WIDTH * 1000
 # Linear layers of attention and MLP; then q k^T and its product with v.
 BLOCK = 2 * (PATCHES + 1) * 12 * WIDTH**2 + 2 * 2 * (PATCHES + 1) ** 2 * WIDTH
