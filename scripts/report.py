@@ -119,7 +119,10 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
     if groups:
         hidden = [key for key in groups[0].cells if key.isupper()][_MAX_OPTIONS:]
         shown = [column for column in groups[0].cells if column not in hidden]
-        rows = [["-" if (cell := group.cells[name]) is None else option(cell) for name in shown] for group in groups]
+        rows = []
+        for group in groups:
+            cells = (group.cells[name] for name in shown)
+            rows.append(["-" if cell is None else option(cell) for cell in cells])
         notes = [note for group in groups for note in group.notes]
         notes += [f"{len(hidden)} more options that differ are in {GROUPS}"] if hidden else []
         lines = ["Runs that differ only in seed or fold:", aligned_table(shown, rows, _MAX_COLUMN_CHARS), *notes]

@@ -148,7 +148,11 @@ def _search(resume: str, runs: Sequence[Path], best_first: bool, locks: ExitStac
     """The checkpoints to try, in this order."""
     if resume != "auto":
         named = _with_extension(Path(resume))
-        runs = [named.parent] if named.is_file() else [named] if named.is_dir() else []
+        runs = []
+        if named.is_file():
+            runs = [named.parent]
+        elif named.is_dir():
+            runs = [named]
     for folder in runs:
         refuse_sharded(folder if resume == "auto" else named)
         if not best_first and is_run_folder(folder):
@@ -186,7 +190,8 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
 def _with_extension(path: Path) -> Path:
     """`path`, or the checkpoint whose name without its extension is `path`."""
     extensions = ("", FILE, PADDLE, _PADDLE_OPTIMIZER)
-    return next((file for end in extensions if os.path.exists(file := Path(f"{path}{end}"))), path)
+    files = (Path(f"{path}{end}") for end in extensions)
+    return next(filter(os.path.exists, files), path)
 
 
 def runs_newest_first(output: Path) -> list[Path]:

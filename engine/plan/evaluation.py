@@ -6,8 +6,8 @@ The files of other programs often name no classes: the evidence is then in the n
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from timm.data import ImageNetInfo, infer_imagenet_subset
@@ -86,53 +86,37 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     contradicts the options. In a prediction, missing and unreadable images are no errors.
     """
     if command.config.model.resume:
-        found = find_on_all_ranks(command.config, context, logger)
-        if found is None:
-            problem = f"-resume auto: no run of this experiment in {command.config.save} has a checkpoint to evaluate"
-            raise UserError(f"{problem}; name a run with -resume=RUN, or give -pretrained")
-        check_same_checkpoint(found.path, context)
-        command = command.with_weights(found.path)
+        command = command.with_weights(_checkpoint_of(command, context, logger))
     prediction = command.prediction
+    path = prediction.path if prediction else None
     data = recognize_dataset(command.config.data, context)
     given = command.config.model_copy(update={"data": data})
     options, record, notes = options_of_weights(replace(command, config=given))
-    if record and not (prediction and prediction.path):
-        read_before = as_read_before(options.data, record.split, record.is_of(options.data))
-        options = options.model_copy(update={"data": read_before})
-    split: str | None = command.split
+    split = "all"
     split_note = None
-    has_split = command.split or properties_of(options.data.dataset).may_lack_splits
-    if not split and not (prediction and prediction.path):
-        trained = record.data if record else {}
-        asked = {"VAL_FRACTION": options.data.val_fraction, "FOLDS": options.data.folds}
-        is_new = any(value not in (None, trained.get(key)) for key, value in asked.items())
-        split = "val"
-        if not is_new and not (record and record.is_of(options.data)):
-            split, split_note = split_to_evaluate(options.data, context)
+    if not path:
+        options, split, split_note = _choose_split(command.split, options, record, context)
     if prediction:
         options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)
-    samples, names_note, num_trained = _read(options, record, split or "all", prediction, context)
+    samples, names_note, num_trained = _read(options, record, split, prediction, context)
     facts = Facts(context.world_size, classes=number_of_classes(options.data.dataset, [samples]))
     config = follow_facts(options, facts).with_data(columns=data.columns, encoding=data.encoding)
     check_same_options(config, context)
     if not prediction:
         check_images([samples], config.data, context, _DECODE_SECONDS)
     notes += [note.on("Data") for note in samples.notes]
-    if prediction and prediction.path:
-        images = EvaluationData(len(samples), path=str(prediction.path))
-    else:
-        present = int(np.count_nonzero(samples.class_counts(config.model.num_logits)))
-        digest = "" if prediction else digest_of(samples)
-        shown_split = split if has_split else None
-        images = EvaluationData(
-            len(samples), present, config.model.num_logits, shown_split, digest=digest, trained=num_trained
-        )
+    images = EvaluationData(len(samples), path=path)
+    if not path:
+        has_split = command.split or properties_of(config.data.dataset).may_lack_splits
+        images = _describe(samples, config, split if has_split else None, num_trained)
+    if not prediction:
+        images = replace(images, digest=digest_of(samples))
     notes.append(images)
-    notes += [Note("screen", f"Data: {split_note}")] if split_note else []
+    if split_note:
+        notes.append(Note("screen", f"Data: {split_note}"))
     notes.append(Note("screen", f"Class names: {names_note or name_outputs(samples, record, config)}"))
-    mask = None
-    if properties_of(config.data.dataset).synsets and not (prediction and prediction.path):
-        mask = class_mask(config.data.dataset, samples.class_names)
+    mask = None if path else _mask_of(samples, config)
+    if mask is not None:
         masked = f"{np.count_nonzero(~mask)} of {len(mask)} classes"
         notes.append(Note("log", f"{config.data.dataset}: the logits of {masked} are masked"))
     return EvaluationPlan(
@@ -140,12 +124,57 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         samples=samples,
         images=images,
         class_mask=mask,
-        split=split or "all",
+        split=split,
         title=_TITLES.get(split, "Validation"),
-        purpose=FEATURES if prediction and prediction.embeds else EVALUATE,
+        purpose=FEATURES if _embeds(prediction) else EVALUATE,
         notes=notes,
         weights_size=record.image_size if record else None,
     )
+
+
+def _checkpoint_of(command: Command, context: ProcessContext, logger: RunLogger) -> Path:
+    """The checkpoint that -resume names. Raises UserError: there is none, or the ranks found different ones."""
+    found = find_on_all_ranks(command.config, context, logger)
+    if found is None:
+        problem = f"-resume auto: no run of this experiment in {command.config.save} has a checkpoint to evaluate"
+        raise UserError(f"{problem}; name a run with -resume=RUN, or give -pretrained")
+    check_same_checkpoint(found.path, context)
+    return found.path
+
+
+def _choose_split(
+    asked: str | None, options: Config, record: WeightsRecord | None, context: ProcessContext
+) -> tuple[Config, str, str | None]:
+    """The options with which the training read its data; the split, chosen unless -split asks for one; a note on it."""
+    trained: dict[str, Any] = {}
+    is_of_training = False
+    if record:
+        trained = record.data
+        is_of_training = record.is_of(options.data)
+        options = options.model_copy(update={"data": as_read_before(options.data, record.split, is_of_training)})
+    if asked:
+        return options, asked, None
+    new_rule = {"VAL_FRACTION": options.data.val_fraction, "FOLDS": options.data.folds}
+    is_new = any(value not in (None, trained.get(key)) for key, value in new_rule.items())
+    if is_new or is_of_training:
+        return options, "val", None
+    return options, *split_to_evaluate(options.data, context)
+
+
+def _describe(samples: Samples, config: Config, split: str | None, num_trained: int) -> EvaluationData:
+    outputs = config.model.num_logits
+    present = int(np.count_nonzero(samples.class_counts(outputs)))
+    return EvaluationData(len(samples), present, outputs, split, trained=num_trained)
+
+
+def _mask_of(samples: Samples, config: Config) -> np.ndarray | None:
+    """See `EvaluationPlan.class_mask`."""
+    dataset = config.data.dataset
+    return class_mask(dataset, samples.class_names) if properties_of(dataset).synsets else None
+
+
+def _embeds(prediction: Prediction | None) -> bool:
+    return prediction is not None and prediction.embeds
 
 
 def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, list[Note | Fact]]:
@@ -156,11 +185,14 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
     options = command.config
     given = command.given
     notes = list[Note | Fact]()
-    of_model = set(given.get("MODEL", ()))
     weights = options.model.pretrained
-    file = read_weights(weights) if weights not in (None, "timm") else None
-    record = record_in(file) if file else None
+    file = None
+    record = None
+    if weights not in (None, "timm"):
+        file = read_weights(weights)
+        record = record_in(file)
     if record is None:
+        of_model = set(given.get("MODEL", ()))
         if file and file.model_section and of_model <= OF_EVERY_MODEL:
             named = WeightsRecord(str(file.file), model=file.model_section, data={})
             options = options.model_copy(update={"model": model_follows_weights(named, options.model, of_model)})
@@ -169,10 +201,10 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
     if record and record.model:
         changed = check_plugins(record.plugins, options.plugins, f"{options.model.pretrained}: ")
         notes += [warning for warning in changed if warning not in command.notes]
-    embeds = command.prediction is not None and command.prediction.embeds  # images as a probe, a training, sees them
+    embeds = _embeds(command.prediction)  # images as a probe, a training, sees them
     followed = follow_weights(options, given, record, evaluates=True, as_published=not embeds)
     options = followed.options
-    if options.model.num_classes is None and options.model.pretrained and not embeds:
+    if options.model.num_classes is None and weights and not embeds:
         options = options.with_model(num_classes=outputs_of_weights(options.model, options.data, file))
     if record and not record.is_own and len(record.class_names or ()) != options.model.num_classes:
         record = replace(record, class_names=None)  # a list of other classes beside the weights
@@ -183,25 +215,28 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
 def _read(
     options: Config, record: WeightsRecord | None, split: str, prediction: Prediction | None, context: ProcessContext
 ) -> tuple[Samples, str | None, int]:
-    """The samples, with the labels of the model; the source of its class names, if the data show it; the number of
-    samples that the model was trained on.
+    """The samples, with the labels of the model if they have labels; the source of its class names, if the data show
+    it; the number of samples that the model was trained on.
     """
     if prediction and prediction.path:
         trained_root = record.data.get("IMAGE_ROOT") if record else None
         return read_unlabelled(prediction.path, options.data, context, trained_root), None, 0
-    names = record.class_names if record else None
+    names = None
+    known = None
+    if record:
+        names = record.class_names
+        known = record.split
+        if known and not known.held_out and not record.is_of(options.data):
+            known = None
     classes = options.model.num_classes
-    predicts = prediction is not None
     if properties_of(options.data.dataset).synsets:
         names = names or wordnet_ids(classes or IMAGENET_CLASSES)
         class_mask(options.data.dataset, names)
-    known = record.split if record else None
-    if record and known and not known.held_out and not record.is_of(options.data):
-        known = None
     splitter = Splitter(options.data, known)
-    read = partial(read_samples, class_names=names, predicts=predicts, splitter=splitter)
-    (samples,) = read(options.data, classes, context, split)
-    if names or not samples.has_class_names or (prediction and prediction.embeds):
+    (samples,) = read_samples(
+        options.data, classes, context, split, class_names=names, predicts=prediction is not None, splitter=splitter
+    )
+    if names or not samples.has_class_names or _embeds(prediction):
         return samples, None, splitter.num_trained
     outputs, names, source = match_outputs(samples.class_names, options.model, record, options.data.classes)
     samples.number_classes(np.array(outputs, np.int64), names)
@@ -215,8 +250,11 @@ def name_outputs(samples: Samples, record: WeightsRecord | None, config: Config)
     `imagenet_subset`. Other weights with 1000 classes may be of any data: their names are the labels.
     Raises UserError: as `read_class_list`; a list of other length than the number of outputs.
     """
-    number, classes = config.model.num_logits, config.data.classes
-    shown = record and (record.class_names if samples.has_class_names else record.output_names or record.class_names)
+    number = config.model.num_logits
+    classes = config.data.classes
+    shown = record.class_names if record else None
+    if record and not samples.has_class_names:
+        shown = record.output_names or shown
     if shown:
         names = shown
         source = "from the checkpoint"
@@ -248,28 +286,47 @@ def match_outputs(
     """
     number = model.num_classes or len(names)
     in_order = list(range(len(names)))
-    weights = str(model.pretrained)
     fix = f"set DATA.CLASSES to {CLASS_FILE}"
     if classes and len(names) >= number:
         return in_order, list(names), f"in the order of DATA.CLASSES {classes}"
-    if record and record.output_names and not classes:
-        raise UserError(f"{weights}: its config.json names a part of {number} outputs; complete label_names, or {fix}")
-    if not classes and (ids := wordnet_ids(number)):
-        texts = descriptions(subset) if (subset := imagenet_subset(model, record)) else [""] * number
-        outputs = _by_name(names, ids, texts)
-        wrong = [name for name, output in zip(names, outputs, strict=True) if output < 0 or outputs.count(output) > 1]
-        if not wrong and all(map(_wordnet_id, names)):
-            return outputs, ids, "ImageNet's, by WordNet id"
-        if not wrong:
-            return outputs, texts, f"timm's of {subset}, by their English names"
-        if subset and (len(names) < number or 2 * len(wrong) < len(names)):
-            problem = f"{list_names(wrong)}: not timm's name of exactly one class of {subset}, and {weights} names none"
-            raise UserError(f"{problem}; rename the classes to WordNet ids, or {fix}")
+    if not classes:
+        if record and record.output_names:
+            problem = f"{model.pretrained}: its config.json names a part of {number} outputs"
+            raise UserError(f"{problem}; complete label_names, or {fix}")
+        found = _match_imagenet(names, number, model, record)
+        if found:
+            return found
     if len(names) < number:
-        raise UserError(f"{weights}: has {number} outputs without names, and the data {len(names)} classes; {fix}")
-    if model.num_classes and (ambiguity := find_ambiguity(names)):  # weights without a head are refused when they load
-        raise UserError(f"{weights}: has no class names, and {ambiguity}")
+        problem = f"{model.pretrained}: has {number} outputs without names, and the data {len(names)} classes"
+        raise UserError(f"{problem}; {fix}")
+    ambiguity = find_ambiguity(names)
+    if model.num_classes and ambiguity:  # weights without a head are refused when they load
+        raise UserError(f"{model.pretrained}: has no class names, and {ambiguity}")
     return in_order, list(names), "from the data, in their order"
+
+
+def _match_imagenet(
+    names: Sequence[str], number: int, model: Model, record: WeightsRecord | None
+) -> tuple[list[int], list[str], str] | None:
+    """As `match_outputs`, by WordNet ids or timm's English names; None for other names, or outputs that are not
+    ImageNet's.
+    """
+    ids = wordnet_ids(number)
+    if not ids:
+        return None
+    subset = imagenet_subset(model, record)
+    texts = descriptions(subset) if subset else [""] * number
+    outputs = _by_name(names, ids, texts)
+    wrong = [name for name, output in zip(names, outputs, strict=True) if output < 0 or outputs.count(output) > 1]
+    if not wrong:
+        if all(map(_wordnet_id, names)):
+            return outputs, ids, "ImageNet's, by WordNet id"
+        return outputs, texts, f"timm's of {subset}, by their English names"
+    if subset and (len(names) < number or 2 * len(wrong) < len(names)):
+        problem = f"{list_names(wrong)}: not timm's name of exactly one class of {subset}"
+        fix = f"rename the classes to WordNet ids, or set DATA.CLASSES to {CLASS_FILE}"
+        raise UserError(f"{problem}, and {model.pretrained} names none; {fix}")
+    return None
 
 
 def imagenet_subset(model: Model, record: WeightsRecord | None) -> str | None:

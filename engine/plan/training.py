@@ -134,14 +134,20 @@ def plan_training(
         text = f"no run in {config.save} is of this experiment; starting a new run (-resume=RUN continues another)"
         logger.note(Note("screen", f"Resume: {text}"))
     resumed = _options_of(found, config)
-    record = record_of(found.state, parse_value(found.state["options"])) if found else weights_record(config.model)
+    known_names = None
+    known_split = None
+    if found:
+        record = record_of(found.state, parse_value(found.state["options"]))
+        known_names = found.state["class_names"]
+        known_split = record.split
+    else:
+        record = weights_record(config.model)
     plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
     check_best_metric(config)
     followed = follow_weights(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)
     config, data = followed.options, followed.options.data
-    known_names = found.state["class_names"] if found else None
-    known_split = record.split if found and record else None
-    place, splitter = as_read_before(data, known_split), Splitter(data, known_split)
+    place = as_read_before(data, known_split)
+    splitter = Splitter(data, known_split)
     has_test, no_labels = has_test_split(place, context)
     names = ("train", "val", "test") if has_test else ("train", "val")
     train, val, *tests = splits = read_samples(

@@ -8,17 +8,18 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Container
 from functools import cache
 from pathlib import Path
 from statistics import fmean, harmonic_mean
+from typing import Any
 
 from configs.compare import differing_from_defaults
 from configs.load import FINETUNED, RUN_OPTIONS
 from configs.schema.data import properties_of
 from configs.weights import PLACE, SPLIT
 from engine.report.charts import duration, gigabytes, number, percent
-from engine.report.contents import Evaluation, RunContents, best_epoch, points
+from engine.report.contents import Evaluation, Row, RunContents, best_epoch, points
 from engine.run import facts
 from engine.run.record import BASELINES
 from utils.file_formats.hf_folder import HUB, LOCAL, find_on_hub
@@ -96,11 +97,11 @@ def class_tiles(run: RunContents) -> Tiles:
     """
     evaluation = run.evaluation
     column = "ap" if run.is_multi_label else "f1"
-    classes = [
-        (score, -(to_float(row.get("count")) or 0), row["class"])
-        for row in (evaluation.classes if evaluation else [])
-        if (score := to_float(row.get(column))) is not None
-    ]
+    classes = []
+    for row in evaluation.classes if evaluation else []:
+        score = to_float(row.get(column))
+        if score is not None:
+            classes.append((score, -(to_float(row.get("count")) or 0), row["class"]))
     if not evaluation or not classes:
         return []
     lowest, negative_count, name = min(classes)
@@ -206,46 +207,72 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
     """The first defect of a trained model, with its numbers, and a command to try; '' and '' for most runs."""
     if run.is_evaluation or run.state != "finished" or run.score is None:
         return "", ""
-    return next(_defects(run), ("", ""))
+    for rule in (_training_at_chance, _below_a_rival, _overfitting):
+        text, command = rule(run)
+        if text:
+            return text, command
+    return "", ""
 
 
-def _defects(run: RunContents) -> Iterator[tuple[str, str]]:
+def _training_at_chance(run: RunContents) -> tuple[str, str]:
+    text = _at_chance(run)
+    return (f"{text}.", _with_lower_rate(run)) if text else ("", "")
+
+
+def _below_a_rival(run: RunContents) -> tuple[str, str]:
+    better = _better_rivals(run)
+    if not better:
+        return "", ""
+    _, _, rival, scores = max(better)
+    subject = "Each epoch" if rival == "probe_score" else "The model"
+    text = f"{subject} is worse than the {_RIVALS[rival]}: {scores}."
+    val = _top1_curve(run, "val")
+    epochs = run.options["TRAIN.NUM_EPOCHS"]
+    has_one = len(val) == 1 < epochs
+    if _rises(run, val) or run.options["TRAIN.MINUTES"] or (has_one and rival in BASELINES):  # one cannot rise
+        return text, _command(run, f"-resume={run.folder.absolute()}", f"-epochs={2 * epochs}")
+    if rival not in BASELINES and "probe_score" in {key for _, _, key, _ in better}:
+        return text, _with_lower_rate(run)
+    return text, _other_tuning(run)
+
+
+def _overfitting(run: RunContents) -> tuple[str, str]:
     """Top-1 of training means nothing with mixed images or a teacher."""
     options = run.options
-    epochs = [row for row in run.epochs if row["epoch"]]  # epoch 0 is the probe
-    evaluated = [row for row in epochs if points([row], "epoch", "val_top1")]
-    train, val = ([y for _, y in points(evaluated, "epoch", f"{split}_top1")] for split in ("train", "val"))
-    images = _sample_size(run, "top1")
-    fifth = max(len(val) // 5, 1)
-    rises = False
-    if len(val) > 1 and not run.values.get("stopped_early"):  # the mean of the last fifth against the fifth before
-        before, last = fmean(val[-2 * fifth : -fifth]), fmean(val[-fifth:])
-        rises = last - before >= max(_RISE, _noise(before, last, images) / math.sqrt(fifth))
-    longer = _command(run, f"-resume={run.folder.absolute()}", f"-epochs={2 * options['TRAIN.NUM_EPOCHS']}")
-
-    if text := _at_chance(run):
-        yield f"{text}.", _again(run, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
-    better = _better_rivals(run)
-    if better:
-        _, _, rival, scores = max(better)
-        has_one = len(val) == 1 < options["TRAIN.NUM_EPOCHS"]
-        if rises or options["TRAIN.MINUTES"] or (has_one and rival in BASELINES):  # one evaluation cannot rise
-            command = longer
-        elif rival not in BASELINES and any(key == "probe_score" for _, _, key, _ in better):
-            command = _again(run, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
-        else:
-            command = _other_tuning(run)
-        subject = "Each epoch" if rival == "probe_score" else "The model"
-        yield f"{subject} is worse than the {_RIVALS[rival]}: {scores}.", command
+    train = _top1_curve(run, "train")
+    val = _top1_curve(run, "val")
     if options["TRAIN.DISTILLATION_TYPE"] != "none" or any(options[key] for key in _MIXED) or not (train and val):
-        return
+        return "", ""
     gap = train[-1] - val[-1]
-    noise = _noise(train[-1], val[-1], images)
+    noise = _noise(train[-1], val[-1], _sample_size(run, "top1"))
+    epochs = _trained_epochs(run)
+    early = [y for x, y in points(epochs, "epoch", "val_top1") if 3 * x <= len(epochs)]
+    if not early or gap <= max(_OVERFITS, 2 * noise) or max(val) >= max(early) + _RISE:
+        return "", ""
     figures = f"training top-1 {percent(train[-1])} and validation top-1 {percent(val[-1])}"
-    early = [y for x, y in points(evaluated, "epoch", "val_top1") if 3 * x <= len(epochs)]
-    if early and gap > max(_OVERFITS, 2 * noise) and max(val) < max(early) + _RISE:
-        text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"
-        yield f"The model overfits, or training differs from validation: {text}.", _other_tuning(run)
+    text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"
+    return f"The model overfits, or training differs from validation: {text}.", _other_tuning(run)
+
+
+def _trained_epochs(run: RunContents) -> list[Row]:
+    return [row for row in run.epochs if row["epoch"]]  # epoch 0 is the probe
+
+
+def _top1_curve(run: RunContents, split: str) -> list[float]:
+    """Top-1 of the epochs with an evaluation."""
+    evaluated = [row for row in _trained_epochs(run) if points([row], "epoch", "val_top1")]
+    return [top1 for _, top1 in points(evaluated, "epoch", f"{split}_top1")]
+
+
+def _rises(run: RunContents, val: list[float]) -> bool:
+    """Returns whether the mean of the last fifth is above the mean of the fifth before."""
+    if len(val) < 2 or run.values.get("stopped_early"):
+        return False
+    fifth = max(len(val) // 5, 1)
+    before = fmean(val[-2 * fifth : -fifth])
+    last = fmean(val[-fifth:])
+    noise = _noise(before, last, _sample_size(run, "top1")) / math.sqrt(fifth)
+    return last - before >= max(_RISE, noise)
 
 
 def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
@@ -258,7 +285,7 @@ def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
     is_weighted = any(run.options[key] for key in _WEIGHTED)
     for key in _RIVALS:
         metric = chosen if key == "probe_score" else METRICS["top1"]
-        trained = best_epoch([row for row in run.epochs if row["epoch"]], metric)
+        trained = best_epoch(_trained_epochs(run), metric)
         own = run.figures.get(metric.name) if key != "probe_score" else trained and trained[1]
         other = run.measured(key)
         images = _sample_size(run, metric.name)
@@ -298,7 +325,7 @@ def _sample_size(run: RunContents, name: str) -> float:
     """The number of validation images for the noise of a metric: in a mean over classes, small classes count more."""
     data = run.fact(facts.TrainingData)
     classes = run.evaluation.classes if run.evaluation else []
-    counts = [count for row in classes if (count := to_float(row.get("count")))]
+    counts = list(filter(None, (to_float(row.get("count")) for row in classes)))
     if name in _OF_IMAGES or not counts:
         return run.measured("samples") or (data.validation if data else _MANY)
     return min(counts) if name == "min_recall" else len(counts) * harmonic_mean(counts)
@@ -325,13 +352,17 @@ def _other_tuning(run: RunContents) -> str:
     '' if a recipe reads weights of timm that are not here and cannot be downloaded.
     """
     options = run.options
-    is_probe = run.options["MODEL.TUNE"] == "probe"
+    is_probe = options["MODEL.TUNE"] == "probe"
     weights = options["MODEL.PRETRAINED"]
     if weights and not is_probe:
-        return _again(run, "MODEL.TUNE=probe", *["PARALLEL.STRATEGY=ddp"] * (options["PARALLEL.STRATEGY"] != "ddp"))
+        changed = ["MODEL.TUNE=probe"]
+        if options["PARALLEL.STRATEGY"] != "ddp":
+            changed.append("PARALLEL.STRATEGY=ddp")
+        return _again(run, *changed)
     if not weights and not _finds_weights_of_probe():
         return ""
-    given = {key: value for key, (value, _) in differing_from_defaults(options).items() if key in _OF_DATA}
+    differing = differing_from_defaults(options)
+    given = {key: options[key] for key in differing if key in _OF_DATA}
     recipe = Path(__file__).parents[2] / "configs" / f"{'finetune' if is_probe else 'probe'}.yaml"
     flags = [f"-cfg={recipe}", f"-dataset={options['DATA.DATASET']}"]
     paths = {"data_path": "DATA.DATA_PATH", "output": "SAVE"}
@@ -340,11 +371,22 @@ def _other_tuning(run: RunContents) -> str:
         folder = os.path.dirname(weights) if os.path.isfile(weights) else weights
         flags.append(f"-model={weights if weights.startswith(HUB) else LOCAL + folder}")
     elif weights:
-        own = (key for key in options if key.startswith("MODEL.") and key.split(".")[1] not in _OF_TRAINING)
-        differing = differing_from_defaults(options).keys() | {"MODEL.TYPE", "MODEL.NAME"}
-        given |= {key: options[key] for key in own if key in differing}
-    texts = (value if isinstance(value, str) and value.isalpha() else json.dumps(value) for value in given.values())
-    return _command(run, *flags, *(["-opts", *map("=".join, zip(given, texts, strict=True))] if given else []))
+        given |= {key: options[key] for key in options if _describes_model(key, differing)}
+    if given:
+        flags += ["-opts", *(f"{key}={_text_of(value)}" for key, value in given.items())]
+    return _command(run, *flags)
+
+
+def _describes_model(key: str, differing: Container[str]) -> bool:
+    if key in ("MODEL.TYPE", "MODEL.NAME"):
+        return True
+    return key in differing and key.startswith("MODEL.") and key.split(".")[1] not in _OF_TRAINING
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, str) and value.isalpha():
+        return value
+    return json.dumps(value)
 
 
 @cache
@@ -352,6 +394,10 @@ def _finds_weights_of_probe() -> bool:
     from models.timm_model import published_on_hub  # imports timm, which a page does not need
 
     return find_on_hub(*published_on_hub(FINETUNED)) is not None
+
+
+def _with_lower_rate(run: RunContents) -> str:
+    return _again(run, f"TRAIN.BASE_LR={run.options['TRAIN.BASE_LR'] / 10:g}")
 
 
 def _again(run: RunContents, *options: str) -> str:

@@ -38,6 +38,12 @@ def compared_options(runs: Sequence[RunContents]) -> dict[str, list[Any]]:
     return {key: values[key] for key in sorted(values, key=lambda key: -counts[key]) if counts[key] > 1}
 
 
+def _score(row: Row) -> float:
+    """F1 or AP of a class; infinite if it is not known."""
+    score = to_float(row.get("ap", row.get("f1")))
+    return math.inf if score is None else score
+
+
 def class_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     """Names of the columns, and a row per class in the order of the labels.
 
@@ -49,8 +55,7 @@ def class_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     skipped |= {"top5"} if len(rows) < METRICS["top5"].min_classes else set()
     columns = [one for one in _CLASS_COLUMNS if one not in skipped and any(row.get(one, "") != "" for row in rows)]
     if len(rows) > MAX_CLASSES:
-        scores = [math.inf if (score := to_float(row.get("ap", row.get("f1")))) is None else score for row in rows]
-        rows = [rows[label] for label in sorted(range(len(rows)), key=scores.__getitem__)[:MAX_CLASSES]]
+        rows = sorted(rows, key=_score)[:MAX_CLASSES]
     texts = dict.fromkeys(columns, percent) | dict.fromkeys(_COUNTS, number)
     cells = [[str(row["class"]), *(texts[name](to_float(row.get(name))) for name in columns[1:])] for row in rows]
     return [_CLASS_COLUMNS[column] for column in columns], cells

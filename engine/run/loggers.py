@@ -154,7 +154,10 @@ class MlflowLogger:
         self._library.log_metrics(dict(values), step=step)
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
-        self._library.end_run("FAILED" if not result else "FINISHED" if result["finished"] else "KILLED")
+        status = "FAILED"
+        if result:
+            status = "FINISHED" if result["finished"] else "KILLED"
+        self._library.end_run(status)
 
 
 _LOGGERS: dict[str, Callable[[_Log], Any]] = {

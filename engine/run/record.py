@@ -57,7 +57,7 @@ COLUMNS = [
     "raw_val_loss", "raw_val_top1", "raw_val_top5", "val_mean_ap", "raw_val_mean_ap",
     "launch_bound_share",
 ]  # fmt: skip
-COLUMNS += [column for prefix in ("val_", "raw_val_") for name in METRICS if (column := prefix + name) not in COLUMNS]
+COLUMNS = list(dict.fromkeys([*COLUMNS, *(prefix + name for prefix in ("val_", "raw_val_") for name in METRICS)]))
 
 
 def _new_values() -> dict[str, Any]:

@@ -304,7 +304,8 @@ class Reporter(Observer):
             self._bar.set_postfix_str(f"loss {latest.loss:.4f}", refresh=False)
         self._send({f"train/{name}": value for name, value in figures.items()}, progress.step)
         self._first = self._first or (time.perf_counter(), progress.step)
-        self._scale, self._last_report = scale, self._interval_start(sums)
+        self._scale = scale
+        self._last_report = self._interval_start(sums)
         position = {"epoch": progress.epoch + 1, "step": progress.step, "epoch_step": progress.done_steps}
         return position | {"seconds_left": left} | figures
 

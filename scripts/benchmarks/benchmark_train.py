@@ -165,8 +165,13 @@ def checked_contenders(flags: argparse.Namespace, rest: list[str]) -> dict[str, 
 
     Raises UserError for flags and options that cannot be compared.
     """
-    timms = () if flags.timm_train is None else ("timm",) if visible_gpus() else ("timm", "timm_explicit")
-    names = parse_names("programs", flags.programs, PROGRAMS) if flags.programs else ["jpeg", "ready", "bare", *timms]
+    names = ["jpeg", "ready", "bare"]
+    if flags.programs:
+        names = parse_names("programs", flags.programs, PROGRAMS)
+    elif flags.timm_train is not None:
+        names.append("timm")
+        if not visible_gpus():
+            names.append("timm_explicit")
     contenders = {name: (name, rest) for name in names}
     if flags.modes:
         modes = parse_names("modes", flags.modes, MODES)

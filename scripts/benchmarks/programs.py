@@ -21,7 +21,9 @@ import timm
 from pydantic import BaseModel
 
 from configs.command_line import parse_command_line
+from configs.load import flatten
 from configs.schema import Config, Loss, LRScheduler
+from configs.yaml_io import read_yaml
 from scripts.benchmarks.turns import CORES, FIRST_LINE, SPEED
 from scripts.flags import add_flag
 from utils.device import visible_gpus
@@ -275,49 +277,42 @@ def timm_flags(config: Config, data_root: Path, output: Path, interval: int, val
     data_root: has a folder for each split. output: gets a folder for the run. interval: steps between log lines.
     val_split: evaluated every VALIDATE_FREQ epochs and at the end; '' for no evaluation.
     """
-    data, model, train, (height, width) = config.data, config.model, config.train, config.data.input_size
+    data = config.data
+    model = config.model
+    train = config.train
+    height, width = data.input_size
     on_gpu = visible_gpus() > 0
-    warmup_epochs = int(train.warmup_epochs)
-    arguments = getattr(model, "kwargs", None) or {}  # of TYPE timm: other models keep timm's shape and drop rates
+    table, _ = read_yaml(Path(__file__).with_name("timm_flags.yaml"))
+    options = dict(flatten(config.model_dump(by_alias=True, mode="json")))
+    arguments = options.get("MODEL.KWARGS")  # of TYPE timm: other models keep timm's shape and drop rates
     if model.type == "vit":
-        arguments = {
-            "pos_drop_rate": model.dropout, "proj_drop_rate": model.dropout, "attn_drop_rate": model.attention_dropout,
-            "img_size": data.image_size, "patch_size": model.patch_size, "embed_dim": model.embed_dim,
-            "depth": model.depth, "num_heads": model.num_heads, "mlp_ratio": model.mlp_ratio,
-            "qkv_bias": model.qkv_bias,
-        }  # fmt: skip
+        arguments = {"img_size": data.image_size} | {name: options[key] for name, key in table["vit"].items()}
     size = {"img-size": height} if height == width else {"input-size": (data.image_channels, height, width)}
-    # True: a switch; None, False: left out. timm's loader needs a worker. Its cosine starts after the warm-up, as ours
-    # does, with the warm-up as a prefix only.
-    values: dict[str, Any] = size | {
-        "data-dir": data_root, "train-split": "train", "val-split": val_split, "output": output,
-        "val-interval": config.validate_freq, "log-interval": interval, "seed": config.seed,
-        "device": "cuda" if on_gpu else "cpu", "workers": max(1, data.num_workers or 0), "pin-mem": on_gpu,
-        "batch-size": data.batch_size, "validation-batch-size": data.eval_batch_size,
-        "in-chans": data.image_channels, "mean": data.imagenet_mean, "std": data.imagenet_std,
-        "scale": data.random_crop_scale, "ratio": [bound * (width / height) for bound in data.random_crop_ratio],
-        "hflip": data.hflip_prob, "vflip": data.vflip_prob or None,
-        "train-interpolation": data.interpolation, "interpolation": data.interpolation,
-        "color-jitter": 0, "crop-pct": data.crop_pct,
-        "model": model.name, "num-classes": model.num_logits, "drop-path": model.droppath,
-        "model-kwargs": [f"{name}={value}" for name, value in arguments.items()] or None,
-        "opt": train.optimizer.name.lower(), "opt-eps": train.optimizer.eps, "opt-betas": train.optimizer.betas,
-        "opt-kwargs": [f"{name}={value}" for name, value in (train.optimizer.kwargs or {}).items()] or None,
-        "momentum": train.optimizer.momentum, "weight-decay": train.weight_decay, "clip-grad": train.grad_clip or None,
-        "lr": train.base_lr, "warmup-lr": train.warmup_start_lr, "min-lr": train.end_lr,
-        "sched": "cosine", "epochs": train.num_epochs - warmup_epochs, "warmup-epochs": warmup_epochs,
-        "sched-on-updates": True, "warmup-prefix": True,
-        "grad-accum-steps": train.accum_iter, "smoothing": train.smoothing,
-        "mixup": train.mixup_alpha, "cutmix": train.cutmix_alpha,
-        "mixup-prob": train.mixup_prob, "mixup-switch-prob": train.mixup_switch_prob, "mixup-mode": "batch",
-        "reprob": train.random_erase_prob, "remode": train.random_erase_mode,
-        "model-ema": train.model_ema, "model-ema-warmup": train.model_ema and train.model_ema_warmup,
-        "model-ema-decay": train.model_ema_decay,
-        "torchcompile": train.compiles,
-        "torchcompile-mode": "max-autotune" if train.compile == "max" else None,
-        "amp": config.amp.enabled,
-        "amp-dtype": (config.amp.dtype or ("float16" if on_gpu else "bfloat16")) if config.amp.enabled else None,
+    warmup_epochs = int(train.warmup_epochs)
+    autocast_dtype = "float16" if on_gpu else "bfloat16"
+    values: dict[str, Any] = table["always"] | {flag: options[key] for flag, key in table["options"].items()} | size
+    values |= {
+        "data-dir": data_root, "val-split": val_split, "output": output, "log-interval": interval,
+        "device": "cuda" if on_gpu else "cpu", "pin-mem": on_gpu,
+        "workers": max(1, data.num_workers or 0),  # timm's loader needs one
+        "validation-batch-size": data.eval_batch_size, "num-classes": model.num_logits,
+        "ratio": [bound * (width / height) for bound in data.random_crop_ratio], "vflip": data.vflip_prob or None,
+        "model-kwargs": _assignments(arguments), "opt-kwargs": _assignments(train.optimizer.kwargs),
+        "opt": train.optimizer.name.lower(), "clip-grad": train.grad_clip or None,
+        "epochs": train.num_epochs - warmup_epochs, "warmup-epochs": warmup_epochs,
+        "model-ema-warmup": train.model_ema and train.model_ema_warmup,
+        "torchcompile": train.compiles, "torchcompile-mode": "max-autotune" if train.compile == "max" else None,
+        "amp-dtype": config.amp.enabled and (config.amp.dtype or autocast_dtype),
     }  # fmt: skip
+    return _to_flags(values)
+
+
+def _assignments(arguments: dict[str, Any] | None) -> list[str] | None:
+    return [f"{name}={value}" for name, value in arguments.items()] if arguments else None
+
+
+def _to_flags(values: dict[str, Any]) -> list[str]:
+    """True: a switch; None, False: left out."""
     words = []
     for name, value in values.items():
         if value is True:

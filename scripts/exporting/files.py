@@ -132,38 +132,50 @@ def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     if options.type == "transformers":
         _write_transformers(model, trained, path, kind)
         return
-    is_vit = options.type == "vit"
-    reason = ""
-    stem = {"stem": options.stem} if is_vit and options.stem else {}
-    if options.features not in ("pre_logits", getattr(model, "global_pool", None)):
-        reason = f"timm has no MODEL.FEATURES={options.features} of it"
-    elif is_vit and options.attn_head_size and options.attn_head_size * options.num_heads != options.embed_dim:
-        reason = "its ViT has no MODEL.ATTN_HEAD_SIZE"
-    elif options.type in CONSTRUCTORS:
-        reason = "no name of timm's accepts its options"
-    else:
-        rebuilt = model
-        if is_vit:  # with the shapes of `model`; its weights do not matter
-            arguments = evaluation_arguments(options, trained.config.data) | stem
-            rebuilt = timm.create_model(_VIT_WITH_STEM if stem else _VIT, **arguments)
-        rebuilt.pretrained_cfg = {key: rebuilt.pretrained_cfg.get(key) for key in _KEPT_OF_TIMM}
-        names = {"label_names": trained.class_names} if trained.class_names else {}
-        try:
-            save_for_hf(rebuilt, str(path), names, data_config=data_config(trained.description["preprocessing"]))
-        except ValueError as error:
-            reason = str(error)
-    if reason:
-        problem = f"-format hf: timm.create_model cannot rebuild this model (MODEL.TYPE {options.type}): {reason}"
-        raise UserError(f"{problem}; use another format")
-    config = json.loads((file := path / "config.json").read_text())
+    names = {"label_names": trained.class_names} if trained.class_names else {}
+    try:
+        rebuilt = _as_timm_builds(model, trained)
+        save_for_hf(rebuilt, str(path), names, data_config=data_config(trained.description["preprocessing"]))
+    except ValueError as error:
+        problem = f"-format hf: timm.create_model cannot rebuild this model (MODEL.TYPE {options.type}): {error}"
+        raise UserError(f"{problem}; use another format") from error
+    file = path / "config.json"
+    config = json.loads(file.read_text())
     config.get("model_args", {}).pop("num_classes", None)  # transformers passes it too, and timm reads it elsewhere
-    config |= {"problem_type": kind} | (_STEM_OF_TRANSFORMERS if stem else {})
+    config["problem_type"] = kind
+    has_stem = options.type == "vit" and bool(options.stem)
+    if has_stem:
+        config |= _STEM_OF_TRANSFORMERS
+        for code in STEM_FILES:
+            shutil.copy(_ROOT / code, path)
     file.write_text(json.dumps(config, indent=2) + "\n")
     (path / "pytorch_model.bin").unlink()  # timm's .safetensors lacks metadata, and tensors may not share memory
     write_safetensors(model, trained, path / "model.safetensors")
-    for code in STEM_FILES if stem else ():
-        shutil.copy(_ROOT / code, path)
-    (path / "README.md").write_text(_model_card(model, trained, bool(stem)), encoding="utf-8")
+    (path / "README.md").write_text(_model_card(model, trained, has_stem), encoding="utf-8")
+
+
+def _as_timm_builds(model: nn.Module, trained: TrainedModel) -> Any:
+    """A model with the name, the arguments and the shapes of `model` in timm; its weights do not matter.
+
+    Raises ValueError: timm has none.
+    """
+    options: Any = trained.config.model
+    rebuilt: Any = model
+    if options.features not in ("pre_logits", getattr(model, "global_pool", None)):
+        raise ValueError(f"timm has no MODEL.FEATURES={options.features} of it")
+    if options.type == "vit":
+        if options.attn_head_size and options.attn_head_size * options.num_heads != options.embed_dim:
+            raise ValueError("its ViT has no MODEL.ATTN_HEAD_SIZE")
+        name = _VIT
+        arguments = evaluation_arguments(options, trained.config.data)
+        if options.stem:
+            name = _VIT_WITH_STEM
+            arguments["stem"] = options.stem
+        rebuilt = timm.create_model(name, **arguments)
+    elif options.type in CONSTRUCTORS:
+        raise ValueError("no name of timm's accepts its options")
+    rebuilt.pretrained_cfg = {key: rebuilt.pretrained_cfg.get(key) for key in _KEPT_OF_TIMM}
+    return rebuilt
 
 
 def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str) -> None:

@@ -109,8 +109,14 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
 
 
 def _trained_model(config: Config, record: WeightsRecord | None, notes: list[Note | Fact]) -> TrainedModel:
-    split = record.split if record and record.is_of(config.data) else None
-    (names, size), classes = (record.class_names, record.image_size) if record else (None, None), config.data.classes
+    names = None
+    size = None
+    split = None
+    if record:
+        names = record.class_names
+        size = record.image_size
+        split = record.split if record.is_of(config.data) else None
+    classes = config.data.classes
     if not names and classes not in (None, NATURAL, BYTES):
         names = read_class_list(Path(classes))
     elif not names and not classes and imagenet_subset(config.model, record):
