@@ -250,11 +250,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def _check_content(path: Path, state: dict[str, Any]) -> None:
     if state.get("format") != FORMAT:
         raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
-    weights = dict[str, Any]()
-    if not (wrong := [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]):
-        named = ((key, name, one) for key in WEIGHTS for name, one in (state[key] or {}).items())
-        weights = {f"{key} {format_value(name)}": one for key, name, one in named}
-        wrong = [name for name, one in weights.items() if not isinstance(one, torch.Tensor)]
+    wrong = [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]
+    if not wrong:
+        wrong = [name for name, one in _named_weights(state) if not isinstance(one, torch.Tensor)]
     if wrong:
         listed = ", ".join(wrong[:9])
         raise UserError(f"{path}: is not a checkpoint of this program: {listed} missing or of a wrong type")
@@ -264,9 +262,14 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
         raise UserError(f"{path}: contains NaN or infinite values in {name}; use an earlier checkpoint")
 
 
+def _named_weights(state: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The weights with their entries and names, for errors."""
+    return [(f"{key} {format_value(name)}", one) for key in WEIGHTS for name, one in (state[key] or {}).items()]
+
+
 def _non_finite(state: dict[str, Any]) -> str:
     """The first tensor of the weights with a NaN or infinite value; '' if there is none."""
-    named = [(f"{key} {format_value(name)}", one) for key in WEIGHTS for name, one in (state[key] or {}).items()]
+    named = _named_weights(state)
     flags = torch.stack([one.isfinite().all() for _, one in named]).tolist() if named else []  # one wait for a GPU
     return next((name for (name, _), is_finite in zip(named, flags, strict=True) if not is_finite), "")
 

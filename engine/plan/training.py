@@ -136,6 +136,7 @@ def plan_training(
     resumed = _options_of(found, config)
     known_names = None
     known_split = None
+    record: WeightsRecord | None
     if found:
         record = record_of(found.state, parse_value(found.state["options"]))
         known_names = found.state["class_names"]

@@ -5,7 +5,7 @@ import argparse
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,8 +37,9 @@ TOLERANCE = 1e-3  # of logits in fp32, absolute
 MIN_SPREAD = 100 * TOLERANCE  # of the logits of a class over the images: with less, the tolerance proves nothing
 NUM_IMAGES = 32
 
-# Of each format: writes a model to a path, and makes a `Forward` of the path as its readers do.
-_PROGRAMS = {
+Writer = Callable[[nn.Module, TrainedModel, Path], None]  # of the model, its description, and the path to write
+Reader = Callable[[TrainedModel, Path], Forward]  # of the path, as the readers of the format do it
+_PROGRAMS: dict[str, tuple[Writer, Reader]] = {
     "safetensors": (files.write_safetensors, lambda trained, path: trained.build(path)),
     "hf": (files.write_hf, files.load_hf),
     "onnx": (files.write_onnx, files.load_onnx),

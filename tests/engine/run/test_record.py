@@ -86,18 +86,12 @@ def test_the_record_of_a_resumed_run_is_its_own(tmp_path):
     assert (run["state"], run["host"], run["message"], run["warnings"]) == ("finished", "b", None, {})
 
 
-def test_the_command_that_resumes_is_known_from_the_first_checkpoint_on(tmp_path):
-    record = record_in(tmp_path, "python main.py -resume=run")
-    record.update(slow_rank={"rank": 1})
-    assert read_json(tmp_path / STATUS)["resume"] is None
-    record.update(checkpoint="last.pth")
-    assert read_json(tmp_path / STATUS)["resume"] == "python main.py -resume=run"
-
-
 def test_the_first_process_that_fails_writes_why_and_how_to_resume_into_the_log(tmp_path):
+    """The command that resumes is known from the first checkpoint on."""
     command = "python main.py -resume=run"
     main, other = record_in(tmp_path, command), record_in(tmp_path, command, is_main=False)
-    assert main.update(checkpoint="last.pth") == command
+    assert main.update(slow_rank={"rank": 1}) is read_json(tmp_path / STATUS)["resume"] is None
+    assert main.update(checkpoint="last.pth") == read_json(tmp_path / STATUS)["resume"] == command
     assert other.update(state="failed", message="rank 0\x1b has ended") == command
     assert main.update(state="failed", message="late") is None
     lines = (tmp_path / "log.txt").read_text().splitlines()
