@@ -109,7 +109,8 @@ class Evaluator:
         self, head: nn.Module, features: torch.Tensor, targets: torch.Tensor, errors: dict[int, str]
     ) -> SampleResults:
         """The results of `evaluate` from features (N, F), the inputs of `head`. targets: `PADDING` for `errors`."""
-        parts, dtype = [], next(head.parameters()).dtype
+        parts = []
+        dtype = next(head.parameters()).dtype
         with torch.inference_mode(), self.precision.autocast(), run_eagerly():
             for rows, labels in zip(features.split(_FEATURES), targets.split(_FEATURES), strict=True):
                 parts.append(self._summarize(head(rows.to(dtype)).float(), labels))
@@ -154,7 +155,8 @@ class Evaluator:
                             raise error_of([bad_of_all[index] for index in sorted(bad_of_all)])
                         reasons = {index: image.reason for index, image in found.items()}
                         yield (arrays, reasons) if arrays else None
-                        parts, bad = [], {}
+                        parts = []
+                        bad = {}
             except Exception as error:
                 error.add_note(IN_EVALUATION)
                 raise
@@ -167,7 +169,9 @@ class Evaluator:
         for number, batch in enumerate(bar, 1):
             yield batch
             if bar.disable and (now := time.perf_counter()) - last >= _SECONDS_BETWEEN_LINES:
-                last, speed, done = now, (end(number) - end(0)) / (now - started), end(number)
+                last = now
+                speed = (end(number) - end(0)) / (now - started)
+                done = end(number)
                 figures = f"{format_speed(speed)}, left {format_duration((end(total) - done) / speed)}"
                 logging.getLogger(RUN_LOG).info(f"----- {done} of {end(total)} images done, {figures}")
 

@@ -105,7 +105,8 @@ def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluat
         return "attention maps need a ViT: this model has no attention over one grid of patches"
     num_prefix = getattr(model, "num_prefix_tokens", 1)
     identity = torch.eye(num_prefix + grid[0] * grid[1], device=images.device)
-    product, fits = identity.expand(len(images), -1, -1), True
+    product = identity.expand(len(images), -1, -1)
+    fits = True
 
     def add_layer(module: nn.Module, inputs: tuple[torch.Tensor, ...], maps: torch.Tensor) -> None:
         """The output of timm's modules `attn_drop` are maps (B, H, T, T) if the layer attends over all tokens.
@@ -311,7 +312,9 @@ class EvaluationFiles:
         self._write_table("coverage", ("threshold", "coverage", "accuracy"), rows)
         # A row per image; the label of an image that could not be read is -1, and its classes are empty.
         paths = (safe_cell(self.samples.name(index)) for index in range(len(results.targets)))
-        targets, predicted, shown = results.targets, results.labels[:, 0], [*map(safe_cell, self.class_names), ""]
+        targets = results.targets
+        predicted = results.labels[:, 0]
+        shown = [*map(safe_cell, self.class_names), ""]
         classes = ([shown[one] for one in labels] for labels in (targets, np.where(targets < 0, -1, predicted)))
         about = range(len(targets)), paths, self.samples.checksums(), targets, predicted, *classes
         atomic_write(self.folder / PER_IMAGE, table_text(_IMAGE_COLUMNS, zip(*about, strict=True)))
@@ -329,9 +332,11 @@ class EvaluationFiles:
         The first bins of the calibration are of all labels together, for the page, the others of each label.
         """
         figures, ranking, readable = results.per_class, results.ranking, results.readable
-        probabilities, is_true = results.label_probabilities[readable], results.targets[readable] > 0
+        probabilities = results.label_probabilities[readable]
+        is_true = results.targets[readable] > 0
         bins = [calibration(*columns) for columns in zip(probabilities.T, is_true.T, strict=True)]
-        errors, names = np.array([one.error for one in bins]), [("", ""), *enumerate(self.class_names)]
+        errors = np.array([one.error for one in bins])
+        names = [("", ""), *enumerate(self.class_names)]
         every = zip(names, [calibration(probabilities.ravel(), is_true.ravel()), *bins], strict=True)
         rows = ([*name, *row] for name, of_label in every for row in _bin_rows(of_label))
         self._write_table("calibration", ("label", "class", *_BIN_COLUMNS), rows, NUM_BINS)
@@ -346,7 +351,8 @@ class EvaluationFiles:
     def _write_classes(self, figures: ClassFigures, texts: dict[str, list[str]], **shares: np.ndarray) -> None:
         """texts, shares: further columns; shares are in percent."""
         shares = {name: getattr(figures, name) for name in ("precision", "recall", "f1", "specificity")} | shares
-        counts, cells = (figures.count, figures.predicted), (map(_cell, one) for one in shares.values())
+        counts = (figures.count, figures.predicted)
+        cells = (map(_cell, one) for one in shares.values())
         rows = zip(range(len(self.class_names)), self.class_names, *counts, *cells, *texts.values(), strict=True)
         self._write_table("per_class", ("label", "class", "count", "predicted", *shares, *texts), rows)
 
@@ -360,9 +366,12 @@ class EvaluationFiles:
         atomic_write(self.folder / f"{name}.csv", table_text(header, safe))
 
     def _write_mistakes(self, mistakes: list[tuple[str, int]], results: SampleResults) -> list[tuple[str, int]]:
-        rows, names = [], self.class_names
+        rows = []
+        names = self.class_names
         for kind, index in mistakes:
-            target, predicted, loss = results.targets[index], results.labels[index, 0], float(results.losses[index])
+            target = results.targets[index]
+            predicted = results.labels[index, 0]
+            loss = float(results.losses[index])
             true_probability = 100 * float(np.exp(-loss)) if target.ndim == 0 else np.nan
             probabilities = 100 * float(results.probabilities[index, 0]), true_probability
             texts = self.samples.name(index), name_of_target(target, names), names[predicted]

@@ -31,9 +31,11 @@ def confidence_interval(
     None for a loss, for a value that is not a share, and where too few samples show the variance; then the reason, too.
     """
     readable = results.readable
-    units, unit = np.arange(len(readable)), "images"
+    units = np.arange(len(readable))
+    unit = "images"
     if groups is not None:
-        units, unit = np.unique(np.array([*groups])[readable], return_inverse=True)[1], "groups"
+        units = np.unique(np.array([*groups])[readable], return_inverse=True)[1]
+        unit = "groups"
     number = int(units.max(initial=-1)) + 1
     share = metric.compute(results) / 100 if number else math.nan
     if metric.name == "loss" or not 0 <= share <= 1:
@@ -88,10 +90,13 @@ def _variance_of_recalls(results: SampleResults, units: np.ndarray, with_class: 
     one are always all right or all wrong.
     """
     figures, readable = results.per_class, results.readable
-    recalls, counts, is_used = figures.recall / 100, with_class, figures.count > 0
-    number, targets = np.count_nonzero(is_used), results.targets[readable]
+    recalls = figures.recall / 100
+    is_used = figures.count > 0
+    number = np.count_nonzero(is_used)
+    targets = results.targets[readable]
     sums = np.bincount(units, (results.hits(1)[readable] - recalls[targets]) / figures.count[targets])
-    recalls, counts = recalls[is_used], counts[is_used]
+    recalls = recalls[is_used]
+    counts = with_class[is_used]
     drawn = (recalls * counts + 2 * recalls.mean()) / (counts + 2)
     return float(max(sums @ sums, np.sum(drawn * (1 - drawn) / counts))) / number**2
 
@@ -102,7 +107,8 @@ def _jackknife(results: SampleResults, metric: Metric, units: np.ndarray) -> tup
     blocks = np.random.default_rng(0).permutation(number)[units] % _BLOCKS
     kept = (results.readable[blocks != block] for block in range(min(number, _BLOCKS)))
     names = ("targets", "labels", "probabilities", "losses", "scores")
-    given = {name: array for name in names if (array := getattr(results, name)) is not None}
+    arrays = {name: getattr(results, name) for name in names}
+    given = {name: array for name, array in arrays.items() if array is not None}
     parts = (replace(results, **{name: array[rows] for name, array in given.items()}) for rows in kept)
     values = np.array([metric.compute(part) / 100 for part in parts])
     return (len(values) - 1) * float(values.var()), len(values) - 1
@@ -128,7 +134,8 @@ def _limits_of_classes(
         return 0.0, 0.0
     values, counts = of_classes[metric.name]
     is_used = (figures.count > 0) & ~np.isnan(values)
-    shares, counts = values[is_used] / 100, counts[is_used]
+    shares = values[is_used] / 100
+    counts = counts[is_used]
     if metric.name == "min_recall":  # another class may be the worst one: limits that hold for all classes together
         low, high = _wilson(shares, counts, NormalDist().inv_cdf(1 - 0.025 / len(shares)))
         worst = np.lexsort((counts, shares))[0]  # of equal ones the smallest

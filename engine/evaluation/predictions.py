@@ -49,7 +49,8 @@ class Predictions:
         thresholds: np.ndarray | None = None,
     ) -> None:
         self._folder, self._samples, self._class_names, self._options = folder, samples, class_names, options
-        self._labelled, self._thresholds = options.path is None, thresholds
+        self._labelled = options.path is None
+        self._thresholds = thresholds
         is_used = {
             "predicted": thresholds is not None,
             "label": options.threshold is not None,
@@ -69,7 +70,8 @@ class Predictions:
         for file in self._folder.glob(".predictions.*.tmp"):  # of a killed process
             file.unlink()
         paths = [self._folder / CSV_FILE, *[self._folder / JSON_FILE] * self._options.json]
-        header, cells_of = self._header(self._num_ranks), self._cells
+        header = self._header(self._num_ranks)
+        cells_of = self._cells
         if not self._options.top_k:
             header = [self._samples.column, *self._class_names, *self._text_columns]
             cells_of = self._wide_cells
@@ -147,6 +149,7 @@ class Predictions:
 
     def table(self) -> str:
         """The first predictions, and as many later errors, with at most three classes, for a terminal."""
-        num_ranks, more = min(_SHOWN_RANKS, self._num_ranks), self.num_done - len(self._shown)
+        num_ranks = min(_SHOWN_RANKS, self._num_ranks)
+        more = self.num_done - len(self._shown)
         rows = [self._cells(image, num_ranks) for image in self._shown]
         return aligned_table(self._header(num_ranks), rows, _SHOWN_CHARS) + (f"\n... and {more} more" if more else "")

@@ -87,7 +87,8 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
         values = np.nan_to_num(scores[:, label], nan=lowest)
         is_own = targets == label if targets.ndim == 1 else targets[:, label] > 0
         every, own, others = np.sort(values), np.sort(values[is_own]), np.sort(values[~is_own])
-        positives, negatives = len(own), number - len(own)
+        positives = len(own)
+        negatives = number - len(own)
         # A threshold is the score of a positive sample: samples with equal scores are selected together.
         below, up_to = (np.searchsorted(every, own, side) for side in ("left", "right"))
         selected, hits = number - below, positives - np.searchsorted(own, own)
@@ -181,7 +182,8 @@ class SampleResults:
 
         0 for a sample without true and predicted labels, as in scikit-learn and timm.
         """
-        true, predicted = self.targets[self.readable] > 0, self.predicted[self.readable]
+        true = self.targets[self.readable] > 0
+        predicted = self.predicted[self.readable]
         counts = np.maximum(true.sum(axis) + predicted.sum(axis), 1)
         return 200 * float(np.mean((true & predicted).sum(axis) / counts))
 
@@ -217,7 +219,8 @@ class SampleResults:
 
     def metrics(self, best: str | None = None) -> Metrics:
         """All metrics that apply, NaN if no sample was read. best: the one that decides; None: mean AP or top-1."""
-        samples, multi_label = len(self.readable), self.targets.ndim == 2
+        samples = len(self.readable)
+        multi_label = self.targets.ndim == 2
         values = {metric.name: metric.compute(self) if samples else np.nan for metric in metrics_of(multi_label)}
         thresholds = tuple(self.used_thresholds.tolist()) if multi_label and samples else None
         return Metrics(values, samples, best=best_metric(best, multi_label).name, thresholds=thresholds)
@@ -357,7 +360,8 @@ def coverage(results: SampleResults) -> np.ndarray:
     readable = results.readable
     confidence = np.nan_to_num(results.probabilities[readable, 0].astype(np.float64))
     order = np.argsort(-confidence, kind="stable")
-    confidence, hits = confidence[order], np.cumsum(results.hits(1)[readable][order])
+    confidence = confidence[order]
+    hits = np.cumsum(results.hits(1)[readable][order])
     last = np.append(np.flatnonzero(np.diff(confidence)), len(confidence) - 1)  # of equal ones
     last = last[np.unique(np.searchsorted(last, np.linspace(last[0], last[-1], MAX_THRESHOLDS)))]
     return 100 * np.stack([confidence[last], (last + 1) / len(confidence), hits[last] / (last + 1)], axis=1)

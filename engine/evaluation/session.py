@@ -59,7 +59,8 @@ def build_eval_model(
     options = config.with_model(tune=Tune()).model
     model, fitted = build_model(options, config.data, context.device, purpose, weights_size)
     built = eval_model_of(model, config, context)
-    evaluator, notes = built.evaluator, [note.on("Pretrained") for note in fitted.notes()] if fitted else []
+    evaluator = built.evaluator
+    notes = [note.on("Pretrained") for note in fitted.notes()] if fitted else []
     if config.data.multi_label:
         record = weights_record(config.model)
         chosen = np.array(record.thresholds) if record and record.thresholds else None

@@ -34,7 +34,9 @@ def model() -> nn.Module:
 
 
 def evaluator_for(config: Config, context: ProcessContext, flips: bool = False) -> Evaluator:
-    transform, precision, multi_label = Normalize(config.data), Precision(Amp(), context.device), False
+    transform = Normalize(config.data)
+    precision = Precision(Amp(), context.device)
+    multi_label = False
     return Evaluator(transform, precision, Strategy(), context, flips, multi_label, keeps_logits=True)
 
 

@@ -32,7 +32,8 @@ class Noise(Samples):
 
     def __init__(self, names: list[str]) -> None:
         super().__init__(["a"])
-        self.names, self.targets = names, np.zeros(len(names), np.int64)
+        self.names = names
+        self.targets = np.zeros(len(names), np.int64)
 
     def name(self, index: int) -> str:
         return self.names[index]
@@ -101,7 +102,8 @@ def test_hostile_names_stay_text(written):
 def test_each_image_has_a_row_and_logits_on_request(tmp_path, cpu):
     """The second image could not be read. Names stay as they are in the file of the logits."""
     results = results_for(np.array([0, PADDING, 5]), np.array([1, 0, 5]))
-    names, folder = [HOSTILE[0], "b.png", b"\xff.png".decode("utf-8", "surrogateescape")], tmp_path / "evaluation"
+    names = [HOSTILE[0], "b.png", b"\xff.png".decode("utf-8", "surrogateescape")]
+    folder = tmp_path / "evaluation"
     files = files_for(folder, HOSTILE, names, cpu)
     logits = np.arange(18, dtype=np.float16).reshape(3, 6)
     files.write(results.metrics(), replace(results, logits=logits), nn.Flatten())

@@ -41,7 +41,8 @@ def test_an_interval_by_group_has_the_true_value_in_about_95_of_100_samples(name
         logits = torch.from_numpy(np.stack([-margin, margin], axis=1)).float()
         return results_of(logits, torch.from_numpy(targets)), [str(index // 10) for index in range(groups * 10)]
 
-    metric, covered = METRICS[name], np.zeros(2)
+    metric = METRICS[name]
+    covered = np.zeros(2)
     true = metric.compute(draw(20_000)[0])
     for _ in range(100):
         results, groups = draw(40)
@@ -115,11 +116,13 @@ COUNTS = {
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 def test_intervals_of_recalls_hold_the_true_value_in_95_of_100_samples(counts, by_group):
     """By group: each image of a class is a group of three, whose errors correlate."""
-    generator, size = np.random.default_rng(0), 1 + 2 * by_group
+    generator = np.random.default_rng(0)
+    size = 1 + 2 * by_group
     recalls = generator.beta(8, 2, len(counts))
     targets = np.repeat(np.arange(len(counts)), np.array(counts) * size)
     groups = np.arange(len(targets)) // size
-    metrics, draws = [METRICS["balanced_accuracy"], METRICS["min_recall"]], 100
+    metrics = [METRICS["balanced_accuracy"], METRICS["min_recall"]]
+    draws = 100
     covered = np.zeros(2)
     for _ in range(draws):
         normal = (generator.normal(size=len(targets)) + generator.normal(size=len(targets))[groups]) / np.sqrt(2)

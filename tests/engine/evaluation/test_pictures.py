@@ -31,7 +31,8 @@ def layers_by_hand(model: torch.nn.Module, images: torch.Tensor) -> list[torch.T
     tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
     layers = []
     for block in model.blocks:
-        attention, normed = block.attn, block.norm1(tokens)
+        attention = block.attn
+        normed = block.norm1(tokens)
         qkv = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
         layers.append((qkv[0] * attention.scale @ qkv[1].mT).softmax(-1))
         tokens = block(tokens)
@@ -87,7 +88,8 @@ def test_the_gradient_is_that_of_finite_differences(cpu):
     model, images = nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Tanh(), nn.Linear(9, 4)), torch.randn(1, 3, 8, 8)
     with torch.inference_mode():  # as in an evaluation
         found = input_gradient(model, images, evaluator_for(cpu))[0]
-    exact, step = images.double(), 1e-5 * torch.eye(192, dtype=torch.double).view(-1, 3, 8, 8)
+    exact = images.double()
+    step = 1e-5 * torch.eye(192, dtype=torch.double).view(-1, 3, 8, 8)
     model = model.double()
     best = model(exact).argmax()
     slopes = (model(exact + step)[:, best] - model(exact - step)[:, best]) / 2e-5

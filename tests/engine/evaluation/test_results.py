@@ -88,8 +88,10 @@ def test_medical_and_ordinal_figures_are_those_of_scikit_learn(classes, decimals
     logits[:, classes - 2] -= 9 * (classes > 2)
     results = results_of(logits, targets, unreadable=(7, 8))
     kept = torch.tensor([index not in (7, 8) for index in range(300)])
-    figures, predicted = class_figures(results, classes), torch.from_numpy(results.labels[:, 0])[kept]
-    labels, scores = range(classes), exact_odds(logits)[kept]
+    figures = class_figures(results, classes)
+    predicted = torch.from_numpy(results.labels[:, 0])[kept]
+    labels = range(classes)
+    scores = exact_odds(logits)[kept]
     targets = targets[kept]
     present = [label for label in labels if (targets == label).any()]
     areas = [100 * roc_auc_score(targets == label, scores[:, label]) for label in present]
@@ -183,12 +185,14 @@ def test_the_calibration_of_each_label_is_that_of_scikit_learn(tmp_path, cpu):
     """The bins of a label with samples, and its ECE; the means of the last class, without a positive, are defined."""
     targets, logits = random_case()
     targets[3] = PADDING
-    results, names = results_for(targets, logits), [f"class {label}" for label in range(C)]
+    results = results_for(targets, logits)
+    names = [f"class {label}" for label in range(C)]
     files = files_for(tmp_path / "e", names, [f"{index}.jpg" for index in range(N)], cpu)
     summary = files.write(results.metrics(), results, None)
     kept = np.arange(N) != 3
     true, probabilities = targets.numpy()[kept], logits.sigmoid().double().numpy()[kept]
-    rows, errors = read_rows(tmp_path / "e" / "calibration.csv"), []
+    rows = read_rows(tmp_path / "e" / "calibration.csv")
+    errors = []
     columns = [("", true.ravel(), probabilities.ravel())]
     columns += [(name, true[:, label], probabilities[:, label]) for label, name in enumerate(names)]
     for name, is_true, of_label in columns:
@@ -270,7 +274,8 @@ def test_f1_of_several_labels_is_that_of_scikit_learn_and_timm(seed, ties):
     given = replace(results_for(targets, logits), thresholds=np.zeros(C))
     evaluator = MultiLabelClassificationEvaluator(torch.device("cpu"))
     evaluator.update(logits, targets)
-    theirs, found = evaluator.compute(), given.metrics().values
+    theirs = evaluator.compute()
+    found = given.metrics().values
     for kind, name in (("micro", "micro_f1"), ("samples", "sample_f1")):
         expected = f1_score(targets, logits >= 0, average=kind, zero_division=0)
         assert found[name] == pytest.approx(100 * expected) == pytest.approx(theirs[name])
@@ -309,7 +314,8 @@ def test_a_threshold_is_halfway_between_the_scores():
 )
 def test_exactly_the_images_from_the_best_score_on_are_predicted(logits, positive):
     """The F1 is the highest one of scikit-learn's curve, also with the thresholds of a file."""
-    targets, scores = torch.tensor(positive, dtype=torch.int8)[:, None], torch.tensor(logits)[:, None].float()
+    targets = torch.tensor(positive, dtype=torch.int8)[:, None]
+    scores = torch.tensor(logits)[:, None].float()
     results = results_for(targets, scores)
     precision, recall, _ = precision_recall_curve(positive, scores[:, 0])
     highest = 100 * np.max(2 * precision * recall / np.maximum(precision + recall, 1e-9))
