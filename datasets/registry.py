@@ -11,7 +11,7 @@ from configs.yaml_io import shorten
 from datasets.decoding.decode import Decoding
 from datasets.decoding.images import MissingImage
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems
-from datasets.sources.class_folders import read_images
+from datasets.sources.class_folders import has_class_folders, read_images
 from datasets.sources.groups import check_groups, with_groups
 from datasets.sources.lists import METADATA, table_file
 from datasets.sources.names import (
@@ -25,12 +25,12 @@ from datasets.sources.names import (
     split_of_images,
 )
 from datasets.sources.parquet import Parquet, parquet_files
+from datasets.sources.rows import read_unlabelled_list
 from datasets.sources.samples import ImageFiles, Listing, Samples, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
 from datasets.sources.split import Splitter
-from datasets.sources.split_folders import has_class_folders
-from datasets.sources.tables import PARQUET, TABLE_SUFFIXES, read_unlabelled_list
+from datasets.sources.tables import PARQUET, TABLE_SUFFIXES
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
 from utils.errors import Finding, Unavailable, UserError, combine_findings
 from utils.notes import Note
@@ -134,20 +134,27 @@ def _recognize_table(data: Data) -> str | None:
     root = Path(data.data_path)
     if root.suffix.lower() in TABLE_SUFFIXES and root.is_file():
         return "parquet" if root.suffix.lower() == PARQUET else "csv"
+    tables = [table_file(root, split) for split in ("train", "val")]
+    has_parquet = bool(parquet_files(root))
+    if tables[0].is_file() and not (has_parquet or data.class_folders or any(root.glob("*_list.txt"))):
+        is_table = data.image_root or not any(map(has_class_folders, _folders_of_images(root, of_train=True)))
+        return "csv" if is_table else None
+    metadata = [root / name for name in METADATA] + [table for table in tables if table.name in METADATA]
+    is_table = any(map(Path.is_file, metadata))
+    if not (is_table or has_parquet) or any(map(has_class_folders, _folders_of_images(root))):
+        return None
+    return "csv" if is_table else "parquet"
+
+
+def _folders_of_images(root: Path, of_train: bool = False) -> list[Path]:
+    """Where class folders may be: the folders in `root` if all have names of splits, or those of train; else `root`."""
     folders = [path for path in root.glob("*/") if not path.name.startswith(".")]
     splits = {path: split_of_images(path.name) for path in folders}
     are_splits = None not in splits.values() and list(splits.values()).count("") < 2
-    with_classes = folders if are_splits else [root]
-    tables, has_parquet = [table_file(root, split) for split in ("train", "val")], bool(parquet_files(root))
-    if tables[0].is_file() and not (has_parquet or any(root.glob("*_list.txt")) or data.class_folders):
-        if not are_splits:  # masks may be beside train/
-            splits = {path: SPLIT_NAMES.get(path.name.lower()) for path in folders}
-        of_train = [path for path in folders if splits[path] == "train"]
-        is_table = data.image_root or not any(map(has_class_folders, of_train or with_classes))
-        return "csv" if is_table else None
-    metadata = [root / name for name in METADATA] + [table for table in tables if table.name in METADATA]
-    kind = "csv" if any(map(Path.is_file, metadata)) else "parquet" if has_parquet else None
-    return kind if kind and not any(map(has_class_folders, with_classes)) else None
+    if of_train and not are_splits:  # masks may be beside train/
+        splits = {path: SPLIT_NAMES.get(path.name.lower()) for path in folders}
+    trains = [path for path in folders if of_train and splits[path] == "train"]
+    return trains or (folders if are_splits else [root])
 
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
@@ -199,53 +206,81 @@ def _read(
     source: Source,
 ) -> list[Samples]:
     data = source.data
-    properties, samples, findings, unknown = properties_of(data.dataset), {}, list[Finding](), list[str]()
-    for split in splits:
-        try:
-            if split == "all" and source.splits_of(data):
-                fix = "give one of them, or a folder to -predict"
-                raise UserError(f"-split all: {data.dataset} comes in splits; {fix}")
-            if split == "test" and (os.path.exists(data.data_path) or not properties.has_files):
-                has_test, note = source.find_test(data)
-                if not has_test:
-                    raise UserError(note or f"-split test: {data.data_path} has no test images; choose another split")
-            samples[split] = source.read(split)
-        except UserError as error:
-            findings.append(error)
+    samples, findings = _read_splits(source, splits)
     if data.groups and not predicts:
         _group(samples, data)
+    unknown = list[str]()
     for split, of_split in samples.items():
         of_split.decoding = Decoding(data.grey_range, data.max_pixels)
         findings += check_names(of_split, data.data_path)
-        if not of_split.findings and class_names:
-            unknown = unknown or number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
-        elif not of_split.findings and data.classes:
-            listed = sort_names(of_split.class_names, data.classes)
-            if not of_split.has_class_names and data.classes not in (NATURAL, BYTES):  # labels are places in the list
-                of_split.class_names = [*listed, *of_split.class_names[len(listed) :]]
-                of_split.has_class_names = True
-            unknown = unknown or number_by(listed, of_split, data.data_path, False, f"DATA.CLASSES {data.classes}")
-    if data.folds and {"train", "val"} <= samples.keys() and not (source.splitter.result or source.has_folds):
+        if not of_split.findings:
+            needs_all = split == "train" and not predicts
+            unknown = unknown or _number_classes(of_split, data, class_names, needs_all)
+    has_val = {"train", "val"} <= samples.keys()
+    if data.folds and has_val and not (source.splitter.result or source.has_folds):
         problem = f"DATA.FOLDS {data.folds}: {data.dataset} has a validation split here"
         findings.append(f"{problem}; give the training part alone with -data_path, or remove DATA.FOLDS")
     if num_classes is None:
         num_classes = number_of_classes(data.dataset, list(samples.values()))
+    trains = len(samples) > 1
     for split, of_split in samples.items():
         if data.multi_label:
             of_split.fit_targets(num_classes)
-        findings += [
-            *of_split.findings,
-            *(unknown or find_invalid_labels(of_split, split, num_classes, trains=len(samples) > 1)),
-        ]
+        findings += of_split.findings
+        findings += unknown or find_invalid_labels(of_split, split, num_classes, trains=trains)
         if not predicts:
-            findings += find_problems(of_split, split, data, context, trains=len(samples) > 1)
+            findings += find_problems(of_split, split, data, context, trains=trains)
     if findings:
-        by_text: dict[str, Finding] = {}
-        for one in findings:  # two splits of one list have the same messages; its missing images are one problem
-            by_text.setdefault(one.path.rpartition(":")[0] if isinstance(one, MissingImage) else str(one), one)
-        place = data.data_path if properties.has_files else data.dataset
-        raise combine_findings(f"{place}: {len(by_text)} problems", list(by_text.values()))
+        raise _combine(findings, data)
     return list(samples.values())
+
+
+def _read_splits(source: Source, splits: Sequence[str]) -> tuple[dict[str, Samples], list[Finding]]:
+    """The samples of each split, and the errors of the others."""
+    samples = dict[str, Samples]()
+    findings = list[Finding]()
+    for split in splits:
+        try:
+            _check_split(source, split)
+            samples[split] = source.read(split)
+        except UserError as error:
+            findings.append(error)
+    return samples, findings
+
+
+def _check_split(source: Source, split: str) -> None:
+    """Raises UserError: all of data with splits, or a split test that is not there or has no labels."""
+    data = source.data
+    if split == "all" and source.splits_of(data):
+        fix = "give one of them, or a folder to -predict"
+        raise UserError(f"-split all: {data.dataset} comes in splits; {fix}")
+    if split == "test" and (os.path.exists(data.data_path) or not properties_of(data.dataset).has_files):
+        has_test, note = source.find_test(data)
+        if not has_test:
+            raise UserError(note or f"-split test: {data.data_path} has no test images; choose another split")
+
+
+def _number_classes(samples: Samples, data: Data, class_names: Sequence[str], needs_all: bool) -> list[str]:
+    """Gives the samples the labels of a checkpoint's classes, else of DATA.CLASSES; see `number_by`."""
+    if class_names:
+        return number_by(class_names, samples, data.data_path, needs_all)
+    if not data.classes:
+        return []
+    listed = sort_names(samples.class_names, data.classes)
+    if not samples.has_class_names and data.classes not in (NATURAL, BYTES):  # labels are places in the list
+        samples.class_names = [*listed, *samples.class_names[len(listed) :]]
+        samples.has_class_names = True
+    return number_by(listed, samples, data.data_path, False, f"DATA.CLASSES {data.classes}")
+
+
+def _combine(findings: Sequence[Finding], data: Data) -> UserError:
+    """One error of all findings, each once: two splits of one list have the same messages and missing images."""
+    by_text = dict[str, Finding]()
+    for one in findings:
+        text = one.path.rpartition(":")[0] if isinstance(one, MissingImage) else str(one)
+        by_text.setdefault(text, one)
+    place = data.data_path if properties_of(data.dataset).has_files else data.dataset
+    return combine_findings(f"{place}: {len(by_text)} problems", list(by_text.values()))
 
 
 def _group(samples: dict[str, Samples], data: Data) -> None:

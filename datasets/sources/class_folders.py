@@ -4,8 +4,9 @@ import os
 import re
 import shlex
 from array import array
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,12 @@ def has_images(root: Path) -> bool:
     return any(found.is_image(path, name) for path, _, files in found.walk(root) for name in files)
 
 
+def has_class_folders(root: Path) -> bool:
+    """Tells whether `root`, or the only folder with images in it, contains two folders with images."""
+    found = list(islice(filter(has_images, (root / name for name in FoundFiles(root).top()[0])), 2))
+    return len(found) > 1 or (len(found) == 1 and has_class_folders(found[0]))
+
+
 class FoundFiles:
     """Errors about folders in `root`, and counts of the files in them.
 
@@ -155,20 +162,27 @@ class FoundFiles:
 
     def is_image(self, folder: str | Path, name: str) -> bool:
         """Tells whether a file is an image, and counts another one. Only a file with an unknown ending is opened."""
-        if name.lower().endswith(IMAGE_EXTENSIONS) and name[0] != ".":
+        is_hidden = name[0] == "."
+        if name.lower().endswith(IMAGE_EXTENSIONS) and not is_hidden:
             return True
-        ending, path = os.path.splitext(name)[1].lower(), os.path.join(folder, name)
-        is_opened = name[0] != "." and not name.lower().endswith(_OTHER_EXTENSIONS)
-        kind = (kind_of_file(path) or (_BROKEN if is_broken_link(path) else None)) if is_opened else None
-        if kind == _BROKEN or (kind and missing_decoder(kind)):
-            reason = Reason(f"{kind}(s) cannot be read", missing_decoder(kind) or "restore their targets")
-            self.unread.add(reason, shorten(path))
-            return self.predicts and kind != _BROKEN
-        if kind or (is_opened and ending in PHOTO_EXTENSIONS):
-            return True  # a damaged photo is an image, too: an error reports it
-        if ending in UNREAD_EXTENSIONS and is_opened:
-            self.unread.add(Reason(f"{ending} image(s) are not read", "convert them to PNG or JPEG"), shorten(path))
-        self.others["hidden " * (name[0] == ".") + (ending or name)] += 1
+        ending = os.path.splitext(name)[1].lower()
+        if is_hidden:
+            self.others[f"hidden {ending or name}"] += 1
+            return False
+        if not name.lower().endswith(_OTHER_EXTENSIONS):
+            path = os.path.join(folder, name)
+            kind = kind_of_file(path)
+            fix = missing_decoder(kind or "")
+            if not kind and is_broken_link(path):
+                kind, fix = _BROKEN, "restore their targets"
+            if fix:
+                self.unread.add(Reason(f"{kind}(s) cannot be read", fix), shorten(path))
+                return self.predicts and kind != _BROKEN
+            if kind or ending in PHOTO_EXTENSIONS:
+                return True  # a damaged photo is an image, too: an error reports it
+            if ending in UNREAD_EXTENSIONS:
+                self.unread.add(Reason(f"{ending} image(s) are not read", "convert them to PNG or JPEG"), shorten(path))
+        self.others[ending or name] += 1
         return False
 
     def walk(self, folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -224,6 +238,24 @@ class FoundFiles:
             counts = ", ".join(f"{count} {shorten(ending)}" for ending, count in self.others.most_common(_MAX_ENDINGS))
             notes.append(Note("log", f"{self.root}: {self.others.total()} files and folders are ignored: {counts}"))
         return notes
+
+
+class Levels:
+    """For each folder with images: its number of images, the paths `below` it to folders with images, their common path
+    `tops`, and the names (NFC) of the folders `inside` this.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes, self.below = Counter[str](), defaultdict[str, list[str]](list)
+        for folder, number in sizes.items():
+            name, _, path = folder.partition("/")
+            self.sizes[name] += number
+            self.below[name].append(path)
+        self.tops = {name: os.path.commonpath(paths) for name, paths in self.below.items()}
+        self.inside = {
+            name: {to_nfc(path.removeprefix(self.tops[name]).strip("/").partition("/")[0]) for path in paths} - {""}
+            for name, paths in self.below.items()
+        }
 
 
 def _named_after_others(names: Sequence[str]) -> list[str]:

@@ -17,10 +17,12 @@ import numpy as np
 from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
+from datasets.sources.columns import find_layout
 from datasets.sources.names import label_in
+from datasets.sources.rows import table_rows
 from datasets.sources.samples import Listing
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
-from datasets.sources.tables import Table, find_layout, table_rows
+from datasets.sources.tables import Table
 from utils.errors import UserError, combine_findings
 from utils.notes import Note
 

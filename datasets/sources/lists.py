@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -16,21 +16,14 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
+from datasets.sources.columns import find_layout
 from datasets.sources.groups import suggest_groups
 from datasets.sources.names import SPLIT_NAMES, list_names
+from datasets.sources.rows import Rows, table_rows
 from datasets.sources.samples import ImageFiles, Listing, check_target_bytes, listing_arrays
 from datasets.sources.source import Numbers, Source, without_labels
 from datasets.sources.split import split_listing
-from datasets.sources.tables import (
-    CHOICES,
-    LABEL_DIGITS,
-    TABLE_SUFFIXES,
-    Rows,
-    Table,
-    TextList,
-    find_layout,
-    table_rows,
-)
+from datasets.sources.tables import CHOICES, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList
 from utils.errors import Unavailable, UserError, did_you_mean
 from utils.notes import Note
 
@@ -180,22 +173,17 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     has_numbers = None if part[0].has_numbers and data.labels else part[0].has_numbers
     rows = table_rows(part[0], data, part[1])
     train_rows = rows if has_numbers or part == train_part else table_rows(train_part[0], data, train_part[1])
-    texts = ["\n".join(chain.from_iterable(one.target_ids)) for one in (train_rows, rows)]
-    separator = next((mark for text in texts for mark in _SEPARATORS if mark in text), None)
-
-    def labels_in(target: tuple[str, ...]) -> list[str]:
-        if not data.multi_label:
-            return [" | ".join(target)] if target else []  # several are no class
-        return [*target] if train_rows.classes else split_labels("".join(target), separator)
-
     if not data.multi_label and has_numbers is None:
         _refuse_several_labels(train_rows)
+    labels_in = _reader_of_labels(train_rows, rows, data.multi_label)
     names_of = [labels_in(target) for target in rows.target_ids]
     known = dict.fromkeys(train_rows.classes or chain.from_iterable(map(labels_in, train_rows.target_ids)))
     used = known | dict.fromkeys(chain.from_iterable(names_of))
-    has_numbers, numbers = False if train_rows.classes else has_numbers, Numbers() if has_numbers else numbers
-    class_names, label_of, has_names = _number_labels(used, known, numbers, has_numbers, train_rows.classes)
-    notes, findings, wrong = [*rows.notes], [*rows.findings], dict[int, str]()
+    if has_numbers:
+        numbers = Numbers()
+    are_numbers = False if train_rows.classes else has_numbers
+    class_names, label_of, has_names = _number_labels(used, known, numbers, are_numbers, train_rows.classes)
+    notes = [*rows.notes]
     problem = "is not a class number; number the classes from 0, or write names only"
     if has_names:
         problem = f"is not in {train_rows.file}; correct it, or add it there"
@@ -203,19 +191,17 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
             text = f"{train_rows.file}: the numbers are names of {len(class_names)} classes: {list_names(class_names)}"
             notes.append(Note("log", f"{text} (MODEL.NUM_CLASSES keeps the numbers as they are)"))
     labels_of = [[label_of.get(name, -1) for name in names] for names in names_of]
-    for target_id, labels in enumerate(labels_of):
-        if -1 in labels:
-            wrong[target_id] = f"label {shorten(names_of[target_id][labels.index(-1)])} {problem}"
-        elif not labels and not data.multi_label:
-            wrong[target_id] = _NO_NUMBER if has_numbers else _NO_LABEL
-    of_ids = np.array([(*labels, -1)[0] for labels in labels_of], np.int64)
     if data.multi_label:
         check_target_bytes(rows.file, len(rows.lines), len(class_names))
-        of_ids = np.zeros((len(labels_of), len(class_names) + 1), np.int8)  # the last column: of wrong labels
-        for row, labels in zip(of_ids, labels_of, strict=True):
-            row[labels] = 1
-        of_ids = of_ids[:, :-1]
-    target_ids, lines = np.frombuffer(rows.row_target_ids, np.int32), np.frombuffer(rows.lines, np.int32)
+        of_ids = _multi_hot(labels_of, len(class_names))
+        no_label = None
+    else:
+        of_ids = np.array([(*labels, -1)[0] for labels in labels_of], np.int64)
+        no_label = _NO_NUMBER if are_numbers else _NO_LABEL
+    target_ids = np.frombuffer(rows.row_target_ids, np.int32)
+    lines = np.frombuffer(rows.lines, np.int32)
+    wrong = _wrong_targets(names_of, labels_of, problem, no_label)
+    findings = [*rows.findings]
     for index in np.flatnonzero(np.isin(target_ids, list(wrong))):
         image = shorten(rows.paths.strings()[int(index)])
         findings.append(f"{rows.place(lines[index])}: {image}: {wrong[target_ids[index]]}")
@@ -225,6 +211,38 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     listing = Listing(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
     _report_repeated_images(listing)
     return listing
+
+
+def _reader_of_labels(train_rows: Rows, rows: Rows, multi_label: bool) -> Callable[[tuple[str, ...]], list[str]]:
+    """Finds the labels in a target: with `multi_label` those between separators, else at most one."""
+    if not multi_label:
+        return lambda target: [" | ".join(target)] if target else []  # several are no class
+    if train_rows.classes:
+        return list
+    texts = ["\n".join(chain.from_iterable(one.target_ids)) for one in (train_rows, rows)]
+    separator = next((mark for text in texts for mark in _SEPARATORS if mark in text), None)
+    return lambda target: split_labels("".join(target), separator)
+
+
+def _multi_hot(labels_of: Sequence[list[int]], num_classes: int) -> np.ndarray:
+    """int8 (targets, C); the wrong label -1 has no column."""
+    found = np.zeros((len(labels_of), num_classes + 1), np.int8)
+    for row, labels in zip(found, labels_of, strict=True):
+        row[labels] = 1
+    return found[:, :-1]
+
+
+def _wrong_targets(
+    names_of: Sequence[list[str]], labels_of: Sequence[list[int]], problem: str, no_label: str | None
+) -> dict[int, str]:
+    """The problem of each target with a wrong label, or, given the problem `no_label`, without one."""
+    wrong = dict[int, str]()
+    for target_id, labels in enumerate(labels_of):
+        if -1 in labels:
+            wrong[target_id] = f"label {shorten(names_of[target_id][labels.index(-1)])} {problem}"
+        elif not labels and no_label:
+            wrong[target_id] = no_label
+    return wrong
 
 
 def split_labels(target: str, separator: str | None) -> list[str]:

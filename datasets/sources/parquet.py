@@ -47,26 +47,28 @@ class Parquet(Tables):
 
     @classmethod
     def find(cls, data: Data) -> dict[str, Table]:
-        root, folders = Path(data.data_path), dict[Path, None]()
-        by_split, names = defaultdict[str, list[Path]](list), dict[str, None]()
+        root = Path(data.data_path)
+        folders = dict[Path, None]()  # with the files of a configuration, in the order in which they are found
+        by_split = defaultdict[str, list[Path]](list)
+        names = dict[str, None]()  # of files without a split
         for file in parquet_files(root) if root.is_dir() else [root]:
-            shard, folder = _SHARD.fullmatch(file.stem), file.parent
-            name = folder.name.lower().removeprefix("partial-")  # the hub's first gigabytes of a split
-            of_folder = SPLIT_NAMES.get(name) if root not in (file, folder) else None
-            split = (split_of(shard[1] if shard else file.stem) if file != root else None) or of_folder
-            folders[folder.parent if split and split == of_folder else folder] = None
-            names |= {} if split else {shard[1] if shard else "": None}
+            folder, split, name = _place_of(root, file)
+            folders[folder] = None
             by_split[split or "all"].append(file)
+            if not split:
+                names[name] = None
         if len(folders) > 1:
             paths = " or ".join(f"-data_path={shlex.quote(str(folder))}" for folder in list(folders)[:4])
             raise UserError(f"{root}: contains several configurations of a data set; give one: {paths}")
-        if "" in names if len(by_split) > 1 else len(names) > 1:
+        is_unclear = "" in names if len(by_split) > 1 else len(names) > 1
+        if is_unclear:
             raise UserError(f"{by_split['all'][0]}: is of no split; name the files as train-00000-of-00001{PARQUET}")
         if data.groups:
             raise UserError("DATA.GROUPS: is not read from parquet files; save the images as files with a table")
-        others = by_split.pop("all", []) if len(by_split) > 1 else []
+        if len(by_split) > 1:
+            by_split.pop("all", None)
         tables: dict[str, Table] = {split: ParquetTable(root, files, data) for split, files in by_split.items()}
-        if others:
+        if names and "all" not in tables:
             next(iter(tables.values())).notes.append(Note("log", f"{root}: not read: {list_names(list(names))}"))
         return tables
 
@@ -81,6 +83,22 @@ class Parquet(Tables):
         assert table.root
         arrays = listing_arrays(StringPacker(table.column(table.columns["path"])))
         return self.images(Listing(table.root, ["0"], arrays, has_class_names=False), [table])
+
+
+def _place_of(root: Path, file: Path) -> tuple[Path, str | None, str]:
+    """The folder of the configuration of a file, its split, and its name in the hub's form, else ''."""
+    shard = _SHARD.fullmatch(file.stem)
+    name = shard[1] if shard else ""
+    if file == root:
+        return file.parent, None, name
+    folder = file.parent
+    of_folder = None
+    if folder != root:
+        of_folder = SPLIT_NAMES.get(
+            folder.name.lower().removeprefix("partial-")
+        )  # the hub's first gigabytes of a split
+    split = split_of(name or file.stem) or of_folder
+    return folder.parent if split and split == of_folder else folder, split, name
 
 
 class ParquetTable(Table):

@@ -7,7 +7,7 @@ import pytest
 from source_helpers import classes_of, names_of, options, tree, typed, write_classes, write_image
 
 from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
-from datasets.sources import tables
+from datasets.sources import rows
 from datasets.sources.checks import check_images
 from datasets.sources.split import RunSplit, Splitter, as_read_before
 from utils.errors import UserError
@@ -304,7 +304,7 @@ def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, nam
     given = options(tmp_path, columns={"path": "id"})
     assert unlabelled(str(file), given, None).name(3) == f"{tmp_path}/{files[3]}"
     with monkeypatch.context() as patch:  # a large folder around a small table is not searched to its end
-        patch.setattr(tables, "_MAX_SEARCHED", 10)
+        patch.setattr(rows, "_MAX_SEARCHED", 10)
         tree = [f"part_1/more/{number}.txt" for number in range(90)]
         (tmp_path / "part_1/more").mkdir()
         for path in tree:

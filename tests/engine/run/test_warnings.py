@@ -27,6 +27,7 @@ OPENINGS = {
         "the figures are too high",
         "of {} images have further frames or pages",
     ],
+    "datasets/sources/advice.py": ["the folders decide, "],
     "datasets/sources/class_folders.py": [
         "masks or copies are used: {}",
         "image(s) beside the class folders are not read",
@@ -43,8 +44,8 @@ OPENINGS = {
         "the largest of {} folds has {}",
         "{} of {} {} have no {} image",
     ],
-    "datasets/sources/split_folders.py": ["{} is read as a class; if it is the training split", "the folders decide, "],
-    "datasets/sources/tables.py": ["no image of {} is found in {}"],
+    "datasets/sources/split_folders.py": ["{} is read as a class; if it is the training split"],
+    "datasets/sources/rows.py": ["no image of {} is found in {}"],
     "engine/commands/evaluate.py": ["{} cannot be written: {}"],
     "engine/features/probe.py": ["Probe: one group has all training images"],
     "engine/parallel.py": ["{} of {} marked modules ran compiled"],

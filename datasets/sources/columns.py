@@ -1,0 +1,225 @@
+"""The meaning of the columns of a table: paths, labels, splits; by DATA.COLUMNS, their names, and their values."""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from shlex import quote
+from typing import Any
+
+from configs.schema import Data
+from configs.yaml_io import shorten
+from datasets.decoding.images import IMAGE_EXTENSIONS
+from datasets.sources.names import SPLIT_NAMES
+from datasets.sources.tables import CHOICES, FOLDERS, ONE, Layout, Table, first_folder
+from utils.errors import UserError
+from utils.notes import Note
+
+_OBJECT = re.compile(rf"(?!{CHOICES}){{")
+_MAX_DISTINCT = 30  # values of a column that are compared
+# Names of columns, in lower case without signs; names of the second kind count if there is none of the first kind.
+_PATHS = (
+    re.compile("(image|img|file|rel|relative)*paths?|(image|img|file)+names?|(image|img)*files?|images?|imgs?"),
+    re.compile("(image|img|file)?ids?|idcode"),
+    re.compile("(photo|isic)ids?"),
+)
+_LABELS = (
+    re.compile("(class|label|category|species|target)(name)?s?|classes|categories|breed|diagnosis"),
+    re.compile("(class|label|category|target)(id|idx|index)"),
+)
+_SPLIT = re.compile(r"(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*")
+_MAYBE_SPLITS = {"set", "subset", "dataset", "fold", "phase", "usage", "mode", "part", "stage"}
+_SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
+_SET_NUMBERS = re.compile("[0-3]")  # of MatConvNet
+_SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
+_BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
+
+
+def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
+    """The meaning of the columns, by DATA.COLUMNS, their names, and their values; a note names them.
+
+    predicts: only the column of paths is needed: DATA.COLUMNS' one if the table has it, or the only column.
+    Raises UserError: a column is missing, or it is not clear which one is meant.
+    """
+    if table.layout:
+        return table.layout
+    if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in table.header):
+        fix = "write the names of the columns above it, such as image_path and target"
+        raise UserError(f"{table.file}:1: has no header, but the row {shorten(table.header)}; {fix}")
+    find = _columns_to_predict if predicts else _columns_to_read
+    table.layout = find(table, data, dict[Any, Any](table.columns) | (data.columns or {}))
+    return table.layout
+
+
+def _columns_to_predict(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
+    header, path = table.header, given.get("path")
+    if path not in header:
+        path = header if len(header) == 1 else None
+    paths = _names(header, path, "image_path", _PATHS)
+    if not _is_one_of(header, paths):
+        raise _unclear_columns(table, data, paths)
+    return Layout(paths[0], ())
+
+
+def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
+    header, label = table.header, given.get("label")
+    _check_columns(table, given)
+    paths = _names(header, given.get("path"), "image_path", _PATHS)
+    others = [name for name in header if name not in paths]
+    labels = [] if data.labels else _names(others, label, "target", _LABELS)
+    others = [name for name in others if name not in (*labels, data.groups)]
+    values = _values_of(table, paths)
+    split, split_of = _find_split(table, others, values, data)
+    rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
+    is_one_hot = False
+    if not data.labels:
+        labels, is_one_hot = _find_labels(labels, label, paths, rest, values)
+    each_once = all(header.count(name) == 1 for name in labels)
+    if not (_is_one_of(header, paths) and each_once and (is_one_hot or data.labels or len(labels) == 1)):
+        raise _unclear_columns(table, data, paths, labels, rest)
+    used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
+    table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
+    return Layout(paths[0], tuple(labels), is_one_hot, split, split_of if _are_several(split_of) else {})
+
+
+def _check_columns(table: Table, given: Mapping[str, Any]) -> None:
+    """Raises UserError for a given column, or one in a list, that the table lacks."""
+    for value in given.values():
+        names = value if isinstance(value, list) else [value]
+        for name in names:
+            if name not in (None, *table.header):
+                problem = f"has no column {shorten(name)} (DATA.COLUMNS, DATA.GROUPS)"
+                raise UserError(f"{table.file}:1: {problem}; it has {', '.join(map(shorten, table.header))}")
+
+
+def _is_one_of(header: Sequence[str], names: Sequence[str]) -> bool:
+    return len(names) == 1 and header.count(names[0]) == 1
+
+
+def _values_of(table: Table, paths: Sequence[str]) -> dict[str, set[str]]:
+    """The values of each column, all if they are few, and of `FOLDERS`."""
+    values: dict[str, set[str]] = {name: set() for name in (*table.header, FOLDERS)}
+    for _, cells in table:
+        cells[FOLDERS] = first_folder(cells.get([*paths, FOLDERS][0], ""))
+        for name, text in cells.items():
+            if len(values[name]) <= _MAX_DISTINCT:
+                values[name].add(text)
+    return values
+
+
+def _find_labels(
+    named: list[str], given: Any, paths: Sequence[str], rest: list[str], values: Mapping[str, Collection[str]]
+) -> tuple[list[str], bool]:
+    """The columns of labels, and whether each is of a class.
+
+    The given ones, else the `named` one, else the `rest` if all are of 0 and 1, or the only one if images share values.
+    """
+    if given:
+        return named, isinstance(given, list)
+    if not named and len(rest) > 1 and all(_are(_BINARY, values[name]) for name in rest):
+        return rest, True
+    if not named and paths and len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values[paths[0]]):
+        named = rest
+    return [name for name in named if not _has_objects(values[name])], False
+
+
+def _has_objects(values: Iterable[str]) -> bool:
+    return any(map(_OBJECT.match, values))
+
+
+def _unclear_columns(
+    table: Table, data: Data, paths: Sequence[str], labels: Sequence[str] = (), rest: Sequence[str] | None = None
+) -> UserError:
+    """The error that names likely columns. rest: columns without a known meaning; None: only paths are needed."""
+    is_path = _is_one_of(table.header, paths)
+    kind, names = ("labels", labels) if is_path else ("paths", paths)
+    if not names and any(re.fullmatch(r"(?i)(pixel|px)_?\d*s?", name) for name in table.header):
+        fix = "-dataset=torchvision/FER2013 or MNIST reads such sets; of others, write the images to files"
+        return UserError(f"{table.file}:1: the pixels of the images are in its columns; {fix}")
+    values = _values_of(table, paths)
+    images = [name for name in table.header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
+    advice: dict[str, Any] = {"path": [*paths, *images, "NAME"][0]}
+    if rest is not None and not data.labels:
+        few = [name for name in rest if name != advice["path"] and not _has_objects(values[name])]
+        few.sort(key=lambda name: (len(values[name]) < 2, len(values[name])))
+        binary = [name for name in rest if _are(_BINARY, values[name])]
+        likely: list[Any] = [binary] if len(binary) > 1 else [*few]
+        advice["label"] = [*labels, *likely, "NAME"][0]
+    return _unclear(table, kind, names, data, advice)
+
+
+def _unclear(table: Table, kind: str, names: Sequence[str], data: Data, advice: Mapping[str, Any]) -> UserError:
+    option = quote(f"DATA.COLUMNS={json.dumps({**(data.columns or {}), **advice}, ensure_ascii=False)}")
+    fix = f"give each column a name of its own in the first line, and name them: -opts {option}"
+    if kind == "splits":
+        fix += " (of train, val and test, or of 0 and 1 if it is is_valid; null: trains on all rows)"
+    found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
+    row = next(([cells[name] for name in table.header] for _, cells in table), [])
+    return UserError(f"{table.file}:1: {found}, with the row {shorten(row)}; {fix}")
+
+
+def _names(header: Sequence[str], given: Any, documented: str, known: Iterable[re.Pattern[str]]) -> list[str]:
+    """The given columns, else those with the documented name, else those with a name of the first or second set."""
+    if given:
+        return [given] if isinstance(given, str) else list(given)
+    found = [name for name in header if name == documented]
+    for kind in known:
+        found = found or [name for name in header if kind.fullmatch(_plain(name))]
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.lower())
+
+
+def _are(known: re.Pattern[str], values: Collection[str]) -> bool:
+    return bool(values) and all(map(known.fullmatch, values))
+
+
+def _are_several(split_of: Mapping[str, str]) -> bool:
+    return len({*split_of.values()}) > 1
+
+
+def _find_split(
+    table: Table, others: Sequence[str], values: Mapping[str, Collection[str]], data: Data
+) -> tuple[str | None, Mapping[str, str]]:
+    """`Layout.split` and `split_of`: of DATA.COLUMNS, else of a column among the `others`, else of the paths."""
+    columns = data.columns or {}
+    splits = {name: _splits_of(name, of) for name, of in values.items()}
+    if "split" in columns:
+        split = columns["split"]
+        if split and not splits.get(split):
+            raise _unclear(table, "splits", [split], data, {"split": None})
+        return split, splits.get(split, {})
+    usable = [name for name in others if _are_several(splits[name])]
+    # 0 and 1 of 'train': of an attribute, or of a class
+    unclear = [name for name in usable if _plain(name) in SPLIT_NAMES]
+    unclear += [name for name in others if not splits[name] and _has_name_of_splits(name, values[name])]
+    if len(usable) > 1 or unclear:
+        advice = {"split": [*usable, None][0]}
+        raise _unclear(table, "splits", list(dict.fromkeys([*usable, *unclear])), data, advice)
+    split = [*usable, FOLDERS][0]
+    return (split, splits[split]) if _are_several(splits[split]) else (None, {})
+
+
+def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
+    """The split of each value, in lower case; empty if they are not of splits."""
+    lower = {value.lower() for value in values}
+    if lower <= _SPLIT_WORDS.keys():
+        return {value: _SPLIT_WORDS[value] for value in lower}
+    flag = _SPLIT_FLAG.fullmatch(_plain(name))
+    if not (flag and _are(_BINARY, lower)):
+        return {}
+    other = "val" if flag[1] == "train" else "train"
+    return {value: flag[1] if ONE.match(value) else other for value in lower}
+
+
+def _has_name_of_splits(name: str, values: Collection[str]) -> bool:
+    """Whether a column with several values, not all of splits, has a name as of splits."""
+    plain = _plain(name)
+    if len(values) < 2:
+        return False
+    if plain not in SPLIT_NAMES and (_SPLIT_FLAG.fullmatch(plain) or _SPLIT.fullmatch(plain)):
+        return True
+    if plain in ("set", "subset") and _are(_SET_NUMBERS, values):
+        return True
+    return plain in _MAYBE_SPLITS and not {value.lower() for value in values}.isdisjoint(_SPLIT_WORDS)

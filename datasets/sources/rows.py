@@ -1,0 +1,208 @@
+"""The rows of a list or table: the path, label and split of each image, and where the images are."""
+
+import contextlib
+import os
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+
+from configs.schema import Data
+from configs.yaml_io import shorten
+from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
+from datasets.sources.columns import find_layout
+from datasets.sources.names import MASK, label_in, split_of, split_of_images, word_in
+from datasets.sources.samples import Listing, listing_arrays
+from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
+from datasets.sources.tables import TEXT_LIST, Table, TextList
+from utils.errors import Finding, UserError, combine_findings
+from utils.notes import Note
+
+_MAX_TRIED = 200  # images that show the folder
+_MAX_SEARCHED = 200_000  # files and folders among which images are found by their names
+_ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
+_MASKS = re.compile(rf"(.*[ ._-])?({MASK})([ ._-].*)?", re.IGNORECASE)
+
+
+class Rows:
+    """The rows of a list or table. Equal labels are stored once, in the order in which they first occur.
+
+    root: folder of relative paths. anywhere: paths may be outside of it and of the file's folder.
+    labels: DATA.LABELS, in place of the targets. by_name: the path of each image by its name, in place of the paths.
+    classes: the names of the columns of 0 and 1, or of the classes if the table has them, in the order of the labels.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        root: Path,
+        by_name: Mapping[str, str],
+        notes: Sequence[Note] = (),
+        anywhere: bool = False,
+        labels: str | None = None,
+    ) -> None:
+        self.file, self.root, self._by_name, self.notes = file, root, by_name, [*notes]
+        self._anywhere, self._labels = anywhere, labels
+        self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
+        self.target_ids: dict[tuple[str, ...], int] = {}
+        self.classes: tuple[str, ...] = ()
+        self.findings: list[Finding] = []
+        self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
+
+    def add(self, line: int, path: str, target: Iterable[str] = ()) -> None:
+        if not path or "\0" in path:
+            fix = "save the file as text in UTF-8" if path else "fill it in or remove the line"
+            self.add_finding(line, f"{shorten(path)} is not a path; {fix}")
+            return
+        path = self._by_name.get(os.path.basename(path), path) if self._by_name else path
+        if not self._anywhere and (path.startswith("/") or ".." in path or "./" in path or "//" in path):
+            absolute = os.path.abspath(os.path.join(self.root, path))
+            roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
+            if not absolute.startswith(tuple(roots)):  # often of another machine
+                fix = "write paths relative to it, or set DATA.IMAGE_ROOT to the folder of all"
+                self.add_finding(line, f"path {shorten(path)} is not inside {self.root}; {fix}")
+                return
+            path = os.path.relpath(absolute, self.root)
+        path = self._with_ending(line, path)
+        if self._labels and not (target := [*filter(None, [label_in(self._labels, path)])]):
+            self.add_finding(line, f"DATA.LABELS {shorten(self._labels)} does not match {shorten(path)}; correct it")
+            return
+        self.paths.add(path)
+        self.row_target_ids.append(self.target_ids.setdefault(tuple(map(to_nfc, target)), len(self.target_ids)))
+        self.lines.append(line)
+
+    def _with_ending(self, line: int, path: str) -> str:
+        """The path of the one image whose name is `path` without its ending, as in tables of ids; else `path`."""
+        if path.lower().endswith(_ENDINGS):
+            return path
+        folder, name = os.path.split(path)
+        if folder not in self._endings:
+            found = self._endings[folder] = dict[str, list[str]]()
+            with contextlib.suppress(OSError):
+                files = [entry.name for entry in os.scandir(self.root / folder) if entry.is_file()]
+                for stem, ending in map(os.path.splitext, files):
+                    if ending.lower() in _ENDINGS:
+                        found.setdefault(stem, []).append(ending)
+                for file in files:  # the path is a file itself
+                    found.pop(file, None)
+        endings = self._endings[folder].get(name, [])
+        if len(endings) > 1:
+            self.add_finding(line, f"{shorten(path)} is {' and '.join(sorted(endings))}; write the ending, too")
+        return path + endings[0] if endings else path
+
+    def add_finding(self, line: int, problem: str) -> None:
+        self.findings.append(f"{self.place(line)}: {problem}")
+
+    def place(self, line: int) -> str:
+        """A line of the file; the files in a folder are not numbered."""
+        return str(self.file) if self.file.is_dir() else f"{self.file}:{line}"
+
+
+def table_rows(table: Table, data: Data, split: str | None = None, others: Sequence[Path] | None = None) -> Rows:
+    """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`.
+
+    The images are in DATA.IMAGE_ROOT, else where `_find_images` finds them. others: of images to predict, whose labels
+    are not read, and which may be anywhere.
+    """
+    predicts, labels = others is not None, data.labels if others is None else None
+    layout = find_layout(table, data, predicts)
+    inside = os.path.join(os.path.abspath(table.file.parent), "")
+
+    def may_be_read(path: str) -> bool:
+        """Paths to read are in the folder of the table, as ../input/a.jpg is in input/data.csv."""
+        return predicts or ".." not in path or os.path.abspath(inside + path).startswith(inside)
+
+    paths = filter(may_be_read, table.column(layout.path))
+    place = _find_images(table.file, paths, table.root or data.image_root, others or ())
+    rows = Rows(table.file, *place, anywhere=predicts or table.root is not None, labels=labels)
+    rows.notes[:0] = table.notes
+    rows.classes = layout.labels if layout.is_one_hot else table.classes.get([*layout.labels, ""][0], ())
+    for line, cells in table:
+        if not split or layout.split_in(cells) == split:
+            rows.add(line, cells[layout.path], layout.labels_in(cells))
+    for line, problem in table.mistakes.items():
+        rows.add_finding(line, problem)
+    return rows
+
+
+def _find_images(
+    file: Path, paths: Iterable[str], given: str | Path | None, others: Sequence[Path]
+) -> tuple[Path, Mapping[str, str], list[Note]]:
+    """The folder of the paths of a table, the path in it of each name if they are in several folders, and notes.
+
+    It is the `given` one, else the first of these with one of the paths as a file: the table's folder; the split's
+    folder in it (train/ or train_images/ of train.csv); `others`; the only folder in it with an image, apart from other
+    splits and masks; several of these, where names are unique.
+    """
+    if given:
+        return Path(given), {}, []
+    paths, root, listed, sample = iter(paths), file.parent, list[str](), list[str]()
+    for some in (islice(paths, _MAX_TRIED), paths):  # of most tables, the others need not be read for this
+        listed += some
+        sample = listed[:: -(-len(listed) // _MAX_TRIED) or 1]
+        if _contains(root, file, sample):
+            return root, {}, []
+    if _MASKS.fullmatch(root.name):  # ISIC's x_GroundTruth, x_Input
+        root = root.parent
+    of_split, usable = _folders_beside(root, split_of(file.stem))
+    contains = partial(_contains, file=file, sample=sample)
+    found = [*islice(filter(contains, (*of_split, *others)), 1)] or [*islice(filter(contains, usable), 2)]
+    if len(found) == 1:
+        return found[0], {}, [Note("log", f"{file}: the images are in {found[0]}")]
+    most = max(_MAX_SEARCHED, 3 * len(listed))
+    files = list(islice(chain(root.glob("*"), *(folder.rglob("*") for folder in usable)), most))
+    is_complete = len(files) < most
+    by_name = _paths_of_names(root, files) if is_complete else {}
+    if sample and all(os.path.basename(path) in by_name for path in sample):
+        return root, by_name, [Note("log", f"{file}: the images are in {root}, found by their names")]
+    number = f"{len(files):,}" if is_complete else f"{len(files):,} or more"
+    searched = f"nor, by unique names, among {number} files in it"
+    text = f"no image of {file} is found in {root} {searched}; set DATA.IMAGE_ROOT"
+    return file.parent, {}, [Note("warning", text)]
+
+
+def _folders_beside(root: Path, split: str | None) -> tuple[list[Path], list[Path]]:
+    """The folders of images of a split, and those that are not of masks, other splits, or without a split of test."""
+    folders = [path for path in sorted(root.glob("*/")) if not path.name.startswith(".")]
+    of_split = [path for path in folders if split and split_of_images(path.name) == split]
+    of_others = {"train", "val", "test"} - {split} if split else {"test"}
+    usable = [path for path in folders if word_in(path.name) not in of_others and not _MASKS.fullmatch(path.name)]
+    return of_split, usable
+
+
+def _contains(folder: Path, file: Path, sample: Iterable[str]) -> bool:
+    """Whether a path in the table `file` is a file in a folder."""
+    rows = Rows(file, folder, {}, anywhere=True)
+    for path in sample:
+        rows.add(0, path)
+    return any(os.path.isfile(folder / path) for path in rows.paths.strings())
+
+
+def _paths_of_names(root: Path, files: Iterable[Path]) -> dict[str, str]:
+    """The path in `root` of each name, with its ending and without, that only one image has."""
+    found = defaultdict[str, list[Path]](list)
+    for path in files:
+        if path.suffix.lower() in _ENDINGS:
+            for name in {path.name, path.stem}:
+                found[name].append(path)
+    return {name: str(paths[0].relative_to(root)) for name, paths in found.items() if len(paths) == 1}
+
+
+def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Listing:
+    """The images of a list or a table, with the column and the text that name them; see `datasets.registry.unlabelled`.
+
+    Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
+    """
+    table = TextList(file) if file.suffix.lower() == TEXT_LIST else Table(file, data.encoding)
+    given = data.model_copy(update={"image_root": data.image_root if data.image_root != trained_root else None})
+    others = [file.with_suffix(""), *([Path(trained_root)] if trained_root else [])]
+    rows, column = table_rows(table, given, others=others), find_layout(table, given, predicts=True).path
+    if rows.findings:
+        raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
+    if not len(rows.paths):
+        raise UserError(f"{file}: lists no images; write one path per line")
+    arrays = listing_arrays(rows.paths) | to_arrays(StringPacker(table.column(column)).strings(), "listed")
+    return Listing(rows.root, ["0"], arrays, notes=rows.notes, has_class_names=False, column=column)
