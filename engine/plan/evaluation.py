@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from timm.data import ImageNetInfo, infer_imagenet_subset
@@ -54,7 +53,7 @@ from utils.errors import UserError
 from utils.notes import Note
 
 _DECODE_SECONDS = 2.0  # one error then names most of the unusable images
-_TITLES: dict[str | None, str] = {"train": "Training", "test": "Test"}  # of a split, in the log
+_TITLES = {"train": "Training", "test": "Test"}  # of a split, in the log
 
 
 @dataclass(frozen=True)
@@ -146,16 +145,15 @@ def _choose_split(
     asked: str | None, options: Config, record: WeightsRecord | None, context: ProcessContext
 ) -> tuple[Config, str, str | None]:
     """The options with which the training read its data; the split, chosen unless -split asks for one; a note on it."""
-    trained: dict[str, Any] = {}
     is_of_training = False
     if record:
-        trained = record.data
         is_of_training = record.is_of(options.data)
         options = options.model_copy(update={"data": as_read_before(options.data, record.split, is_of_training)})
     if asked:
         return options, asked, None
-    new_rule = {"VAL_FRACTION": options.data.val_fraction, "FOLDS": options.data.folds}
-    is_new = any(value not in (None, trained.get(key)) for key, value in new_rule.items())
+    trained = record.data if record else {}
+    given = {"VAL_FRACTION": options.data.val_fraction, "FOLDS": options.data.folds}
+    is_new = any(value not in (None, trained.get(key)) for key, value in given.items())
     if is_new or is_of_training:
         return options, "val", None
     return options, *split_to_evaluate(options.data, context)

@@ -121,7 +121,10 @@ def _choose(command: Command) -> Choice | None:
     flags = dict[str, Any]()
     if "TYPE" in model and not command.flags.model:
         flags["model"] = command.config.model.name  # as a key of -opts it would keep the layers of a recipe
-    weights = _find_weights(command, flags)
+    if "PRETRAINED" in model:
+        weights = _describe_given_weights(command)
+    else:
+        weights = _find_timms_weights(command, flags)
     on_cpu = lacks_gpus(command.device)
     trains = bool(train) or command.profile or "TUNE" in model
     probes = model.get("TUNE") == "probe"
@@ -211,13 +214,6 @@ class FoundWeights:
     flags: dict[str, Any] = field(default_factory=dict)
 
 
-def _find_weights(command: Command, flags: dict[str, Any]) -> FoundWeights:
-    """The given weights, or timm's of the model. flags: chosen so far."""
-    if "PRETRAINED" in command.given.get("MODEL", {}):
-        return _describe_given_weights(command)
-    return _find_timms_weights(command, flags)
-
-
 def _describe_given_weights(command: Command) -> FoundWeights:
     from engine.checkpoint.weights_record import record_in  # imports timm, which other commands may not need
     from models.weights.read import read_weights
@@ -245,6 +241,7 @@ def _describe_given_weights(command: Command) -> FoundWeights:
 
 
 def _find_timms_weights(command: Command, flags: dict[str, Any]) -> FoundWeights:
+    """flags: chosen so far."""
     from models.timm_model import published_on_hub
 
     fine_tuned = _with_flags(command.flags, Choice("finetune", "", flags))

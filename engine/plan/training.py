@@ -64,9 +64,9 @@ def find_on_all_ranks(
             if not experiment_mismatch(folder / RUN_OPTIONS, config):
                 refuse_sharded(folder)
     found = find_checkpoint(config.model.resume, context, runs, config.eval.enabled, locks)
-    for note in found.notes if found else []:
-        logger.warn(f"Resume: skipped: {note}")
     if found:
+        for note in found.notes:
+            logger.warn(f"Resume: skipped: {note}")
         logger.log(f"----- Resume: from {found.path}")
     return found
 

@@ -77,10 +77,13 @@ def test_timm_transformers_and_this_program_have_equal_logits(tmp_path):
             torch.testing.assert_close(other.detach(), model(images).detach(), atol=1e-5, rtol=0)
 
 
+AVERAGED = ("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
+
+
 @pytest.fixture
 def card(digits_run) -> ModelCard:
     """The card of a run whose test had 90 hits in 100 images."""
-    folder = digits_run("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
+    folder = digits_run(*AVERAGED)
     content = json.loads((folder / "run.json").read_text())
     content["result"]["test"] = {"top1": 90.0, "top5": 100.0, "loss": 0.5, "samples": 100}
     (folder / "run.json").write_text(json.dumps(content))
@@ -112,15 +115,10 @@ def test_the_card_has_the_figures_of_the_run_and_their_error(card, tmp_path):
     assert "**Classes:** `0`, `1`, `2`" in card.text
 
 
-def test_a_run_without_an_evaluation_has_no_figures(digits_run):
-    folder = digits_run("TRAIN.MAX_STEPS=2")
-    export.main([str(folder), "-format", "hf", "-no_check"])
+@pytest.mark.parametrize(("options", "file"), [(("TRAIN.MAX_STEPS=2",), ""), (AVERAGED, "last.pth")])
+def test_weights_that_the_run_has_not_evaluated_have_no_figures(digits_run, options, file):
+    folder = digits_run(*options)
+    export.main([str(folder / file), "-format", "hf", "-no_check"])
     (card,) = folder.glob("*-hf/README.md")
-    assert "No figures" in card.read_text() and "| validation |" not in card.read_text()
-
-
-def test_other_weights_than_the_evaluated_ones_have_no_figures(digits_run):
-    folder = digits_run("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
-    export.main([str(folder / "last.pth"), "-format", "hf", "-no_check"])
-    text = (folder / "last-hf/README.md").read_text()
+    text = card.read_text()
     assert "No figures" in text and "| validation |" not in text and "1437 training images" in text

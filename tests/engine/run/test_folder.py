@@ -108,17 +108,14 @@ def test_a_failed_start_leaves_no_folder(digits_argv, cpu, tmp_path, flags):
 
 
 def test_name_of_a_folder(tmp_path):
-    (tmp_path / "small.yaml").write_text("MODEL: {NAME: vit_small}")
-    recipe = f"-cfg={tmp_path / 'small.yaml'}"
     assert parse_command_line([]).run_name == "vit"
-    assert parse_command_line([recipe]).run_name == "small"
-    assert parse_command_line([recipe, "-opts", "NAME=mine"]).run_name == "mine"
-    (tmp_path / "config.yaml").write_text("MODEL: {NAME: vit_small}")
-    assert parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).run_name == "vit_small"
-    (tmp_path / ".yaml").write_text("MODEL: {NAME: vit_small}")  # PaddleViT's PiT has such a file
-    assert parse_command_line([f"-cfg={tmp_path / '.yaml'}"]).run_name == "vit_small"
-    (tmp_path / "a\tb.yaml").touch()
-    assert parse_command_line([f"-cfg={tmp_path}/a\tb.yaml"]).run_name == "a_b"
+    names = {"small.yaml": "small", "config.yaml": "vit_small", "a\tb.yaml": "a_b"}
+    names[".yaml"] = "vit_small"  # PaddleViT's PiT has such a file
+    for file, name in names.items():
+        (tmp_path / file).write_text("MODEL: {NAME: vit_small}")
+        recipe = f"-cfg={tmp_path / file}"
+        assert parse_command_line([recipe]).run_name == name
+        assert parse_command_line([recipe, "-opts", "NAME=mine"]).run_name == "mine"
     for name in ("a/b", "''", "x" * 101):
         with pytest.raises(UserError, match=r"NAME is .*: must be a printable name without /"):
             parse_command_line(["-opts", f"NAME={name}"])
