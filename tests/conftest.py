@@ -30,6 +30,7 @@ from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
 from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
+from utils.errors import UserError
 from utils.signals import TERMINATION_SIGNALS
 from utils.system import is_installed
 from utils.tables import read_rows
@@ -192,6 +193,36 @@ def bright_channels(root: Path, **counts: int) -> None:
         (root / f"{split}.csv").write_text("\n".join(lines) + "\n")
 
 
+def slow(*values: Any) -> Any:
+    """The parameters of a slow test."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def refused(pattern: str) -> Any:
+    """Expects an error that the user can solve."""
+    return pytest.raises(UserError, match=pattern)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def config_for(*argv: str) -> Config:
+    """The options of a command line."""
+    return parse_command_line([*argv]).config
+
+
+def model_for(config: Config, device: str = "cpu", **options: Any) -> tuple[Any, Any]:
+    """The model of these options, and how its weights were read."""
+    from models.build import build_model  # imported late: many tests need no model
+
+    return build_model(config.model, config.data, torch.device(device), **options)
+
+
+def log_of(folder: Path) -> str:
+    return (folder / "log.txt").read_text()
+
+
 def samples_for(config: Config, context: ProcessContext, *splits: str) -> list[Samples]:
     return read_samples(config.data, config.model.num_classes, context, *splits)
 
@@ -322,6 +353,14 @@ def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> P
         return path if path.is_dir() else path.parent
     (folder,) = run_folders(root) - before
     return folder
+
+
+def evaluate(output: Path, *argv: str) -> Path:
+    """Evaluates in this process, on the CPU, and returns the folder in `output`."""
+    from engine.commands.run import run
+
+    run(parse_command_line(["-eval", *argv, f"-output={output}"]), CPU)
+    return only_run(output, "eval")
 
 
 def assert_same_state(one: object, other: object, where: str = "") -> None:

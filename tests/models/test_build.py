@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import ROOT
+from conftest import ROOT, config_for, model_for, seeded
 from test_families import NoInitialization
 from timm.models import VisionTransformer
 
-from configs.command_line import parse_command_line
 from configs.schema import Config
 from models.blocks import FeatureModel
-from models.build import build_model
 from models.vit import build_vit
 from utils.notes import Note
 
@@ -34,11 +32,11 @@ MILLIONS = {  # parameters; PaddleViT's recipes, then published sizes
 @pytest.mark.parametrize("recipe", sorted(MILLIONS.keys() | {path.stem for path in (ROOT / "configs").glob("*.yaml")}))
 def test_every_recipe_builds(recipe, monkeypatch):
     monkeypatch.setattr("models.build.check_image_size", lambda *_: None)  # the pass below
-    config = parse_command_line([f"-cfg={ROOT}/configs/{recipe}.yaml"]).config.with_model(pretrained=None)
+    config = config_for(f"-cfg={ROOT}/configs/{recipe}.yaml").with_model(pretrained=None)
     if recipe in MILLIONS:
         config = config.with_model(num_classes=10 if "cifar10" in recipe else 1000)
     with torch.device("meta"), NoInitialization():
-        model, _ = build_model(config.model, config.data, torch.device("meta"))
+        model, _ = model_for(config, "meta")
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     assert recipe not in MILLIONS or round(millions, 3) == MILLIONS[recipe]
     if isinstance(model, VisionTransformer):
@@ -49,7 +47,7 @@ def test_every_recipe_builds(recipe, monkeypatch):
 
 def vit_config(*options: str) -> Config:
     tiny = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5"]
-    return parse_command_line(["-image_size=32", "-opts", *tiny, *options]).config
+    return config_for("-image_size=32", "-opts", *tiny, *options)
 
 
 def tiny_vit(*options: str) -> VisionTransformer:
@@ -107,7 +105,7 @@ def test_a_fixed_position_embedding_is_not_read_from_weights(tmp_path):
     learned = tiny_vit()
     torch.save(learned.state_dict(), tmp_path / "learned.pth")
     config = vit_config("MODEL.POS_EMBED=sincos2d", f"MODEL.PRETRAINED={tmp_path / 'learned.pth'}")
-    model, fitted = build_model(config.model, config.data, CPU)
+    model, fitted = model_for(config)
     assert torch.equal(model.pos_embed, build_vit(config.model, config.data).pos_embed)
     assert torch.equal(model.cls_token, learned.cls_token)
     assert fitted.remarks == [Note("log", "fixed by a formula, not read: pos_embed")]
@@ -117,8 +115,8 @@ def test_a_fixed_position_embedding_is_not_read_from_weights(tmp_path):
 def test_paddlevits_recipe_and_weights_give_its_logits(weights):
     """With and without the file extension. PaddlePaddle 3.3.1 computed the reference logits."""
     fixtures = ROOT / "tests" / "fixtures" / "paddlevit_small"
-    config = parse_command_line([f"-cfg={fixtures / 'vit.yaml'}", f"-pretrained={fixtures / weights}", "-eval"]).config
-    model, _ = build_model(config.model, config.data, CPU)
+    config = config_for(f"-cfg={fixtures / 'vit.yaml'}", f"-pretrained={fixtures / weights}", "-eval")
+    model, _ = model_for(config)
     reference = np.load(fixtures / "reference.npz")
     with torch.no_grad():
         logits = model.double().eval()(torch.from_numpy(reference["images"]).double())
@@ -131,7 +129,7 @@ def test_attn_head_size():
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5)
 
 
-IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(2, 3, 32, 32, generator=seeded(0))
 NAMES = ["test_vit", "test_convnext", "test_resnet", "deit_tiny_patch16_224"]
 
 
@@ -146,10 +144,10 @@ def test_features_are_timms_pre_logits(name):
         assert torch.equal(model.get_classifier()(features), model(images))
 
 
-@pytest.mark.parametrize(("features", "width"), [("token", 24), ("avg", 24), ("token_avg", 48)])
+@pytest.mark.parametrize("features, width", [("token", 24), ("avg", 24), ("token_avg", 48)])
 def test_tokens_of_a_vit(features, width):
     config = vit_config(f"MODEL.FEATURES={features}")
-    model = build_model(config.model, config.data, CPU)[0].eval()
+    model = model_for(config)[0].eval()
     with torch.inference_mode():
         tokens = model.forward_features(IMAGES)
         parts = {"token": tokens[:, 0], "avg": tokens[:, 1:].mean(1)}

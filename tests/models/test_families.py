@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, config_for, model_for
 from torch.overrides import TorchFunctionMode
 
-from configs.command_line import parse_command_line
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
-from models.build import build_model
 from models.weights.choose import EVALUATE
 from utils.errors import UserError
 
@@ -23,7 +21,7 @@ FOLDERS = sorted(FIXTURES.iterdir())
 
 def test_each_family_has_a_reference_and_a_line_of_the_page():
     """As CONTRIBUTING.md says."""
-    references = [parse_command_line([f"-cfg={folder / 'model.yaml'}"]).config.model for folder in FOLDERS]
+    references = [config_for(f"-cfg={folder / 'model.yaml'}").model for folder in FOLDERS]
     assert {model.type for model in references} == FAMILIES.keys()
     page = (ROOT / "docs" / "paddlevit.md").read_text().lower()
     assert all(f"| `{kind}` |" in page for kind in FAMILIES)
@@ -33,8 +31,8 @@ def test_each_family_has_a_reference_and_a_line_of_the_page():
 def test_weights_give_paddles_logits(folder):
     """In float64, so that the only difference is the rounding of Paddle's float32 logits on every CPU."""
     argv = [f"-cfg={folder / 'model.yaml'}", "-eval", f"-pretrained={folder / 'weights.pdparams'}"]
-    config = parse_command_line(argv).config
-    model, _ = build_model(config.model, config.data, torch.device("cpu"), EVALUATE)
+    config = config_for(*argv)
+    model, _ = model_for(config, purpose=EVALUATE)
     reference = np.load(folder / "reference.npz")
     with torch.no_grad():
         logits = model.double().eval()(torch.from_numpy(reference["images"]).double())
@@ -42,8 +40,8 @@ def test_weights_give_paddles_logits(folder):
 
 
 def test_the_position_embedding_of_mae_is_fixed():
-    config = parse_command_line([f"-cfg={FIXTURES / 'MAE' / 'model.yaml'}"]).config
-    model, _ = build_model(config.model, config.data, torch.device("cpu"))
+    config = config_for(f"-cfg={FIXTURES / 'MAE' / 'model.yaml'}")
+    model, _ = model_for(config)
     assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == ["pos_embed"]
     position, channel = 5, 6
     expected = np.sin(position / 10000 ** (channel / 24)), np.cos(position / 10000 ** (channel / 24))
@@ -57,7 +55,7 @@ FILES = {name: list(facts) for name, facts in groupby(FACTS, lambda fact: fact["
 def load(fact, tmp_path):
     file = tmp_path / "options.yaml"
     file.write_text(json.dumps(fact["options"]))
-    return parse_command_line([f"-cfg={file}"]).config
+    return config_for(f"-cfg={file}")
 
 
 class NoInitialization(TorchFunctionMode):
@@ -85,7 +83,7 @@ def test_files_build_paddles_model(family, tmp_path, monkeypatch):
     for fact in facts:
         config = load(fact, tmp_path)
         with torch.device("meta"), NoInitialization():
-            model, _ = build_model(config.model, config.data, torch.device("meta"))
+            model, _ = model_for(config, "meta")
         counts[fact["file"]] = sum(parameter.numel() for parameter in model.parameters())
     assert counts == {fact["file"]: fact["parameters"] for fact in facts}
 

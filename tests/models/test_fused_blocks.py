@@ -8,15 +8,13 @@ import sys
 import pytest
 import timm
 import torch
+from conftest import config_for, model_for, refused
 from torch import nn
 
-from configs.command_line import parse_command_line
 from configs.schema import Amp
 from engine.precision.op_lists import cast_listed_ops
 from engine.precision.policy import fuse_blocks as fuse_by_policy
-from models.build import build_model
 from models.kernels import select_attention
-from utils.errors import UserError
 
 pytest.importorskip("triton")
 
@@ -37,10 +35,16 @@ def with_interpreter():
 
 
 fused = with_interpreter()
+check_kernels = fused.check_kernels
 BATCH = 3
 TOKENS = 5
 WIDTH = 24
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def no_check(monkeypatch):
+    monkeypatch.setattr(fused, "check_kernels", lambda device: None)
 
 
 def make_model(**options):
@@ -82,7 +86,7 @@ def with_autocast(blocks, x):
         return blocks(x)
 
 
-@pytest.mark.parametrize(("stream", "batch"), [(torch.float32, BATCH), (torch.float16, BATCH), (torch.float32, 1)])
+@pytest.mark.parametrize("stream, batch", [(torch.float32, BATCH), (torch.float16, BATCH), (torch.float32, 1)])
 def test_fused_blocks_are_as_exact_as_autocast(stream, batch):
     blocks = make_blocks()
     exact = gradients(lambda model, x: model(x), copy.deepcopy(blocks).double(), torch.float64, batch)
@@ -186,9 +190,8 @@ def test_other_blocks_are_not_fused(options):
     lambda block: block.mlp.fc1.weight.requires_grad_(False),
     lambda block: setattr(block.attn, "fused_attn", False),
 ])  # fmt: skip
-def test_a_changed_block_is_not_fused(change, monkeypatch):
+def test_a_changed_block_is_not_fused(change):
     """The other block is, and is half of the model."""
-    monkeypatch.setattr(fused, "check_kernels", lambda device: None)
     model = make_model()
     change(model.blocks[1])
     number, reason = fused.fuse_blocks(model, CPU, False)
@@ -216,21 +219,19 @@ def test_only_models_that_call_their_blocks_as_a_sequence_are_fused():
         "vit_so150m_patch16_reg4_map_256",
     ],
 )
-def test_each_kind_of_timms_blocks_has_a_number_or_a_reason(name, monkeypatch):
-    monkeypatch.setattr(fused, "check_kernels", lambda device: None)
+def test_each_kind_of_timms_blocks_has_a_number_or_a_reason(name):
     with torch.device("meta"):
         model = timm.create_model(name, depth=2)
     number, reason = fused.fuse_blocks(model, CPU, False)
     assert (number == 2) == (not reason)
 
 
-@pytest.mark.parametrize(("rate", "number"), [(0.19, 12), (0.2, 11), (0.4, 6), (0.5, 0)])
-def test_blocks_that_drop_samples_do_not_switch_off_the_other_ones(rate, number, monkeypatch):
+@pytest.mark.parametrize("rate, number", [(0.19, 12), (0.2, 11), (0.4, 6), (0.5, 0)])
+def test_blocks_that_drop_samples_do_not_switch_off_the_other_ones(rate, number):
     """On a GPU a block drops samples from a rate of 0.2 on; the rates rise linearly from 0."""
-    monkeypatch.setattr(fused, "check_kernels", lambda device: None)
     options = ["MODEL.EMBED_DIM=24", "MODEL.NUM_HEADS=3", "MODEL.DEPTH=12", "MODEL.ATTENTION=fused"]
-    config = parse_command_line(["-image_size=32", "-opts", *options, f"MODEL.DROPPATH={rate}"]).config
-    model, _ = build_model(config.model, config.data, torch.device("meta"))
+    config = config_for("-image_size=32", "-opts", *options, f"MODEL.DROPPATH={rate}")
+    model, _ = model_for(config, "meta")
     found, reason = fused.fuse_blocks(model, CPU, False)
     assert found == number and bool(reason) == (number < 12)
 
@@ -243,7 +244,6 @@ class OnGPU(torch.Tensor):
 
 def test_the_stream_of_fused_blocks_is_in_half_if_it_is_wanted(monkeypatch):
     """Also of blocks whose additions, and norms, are listed."""
-    monkeypatch.setattr(fused, "check_kernels", lambda device: None)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
     monkeypatch.setattr(fused, "run_fused", lambda blocks, x, half: x)
     x = torch.zeros(BATCH, TOKENS, WIDTH).as_subclass(OnGPU)
@@ -261,7 +261,6 @@ def test_only_passes_of_training_in_half_and_blocks_without_hooks_are_fused(monk
     model = make_model(depth=3).half()
     calls = []
     names = list(model.state_dict())
-    monkeypatch.setattr(fused, "check_kernels", lambda device: None)
     assert fused.fuse_blocks(model, CPU, False) == (3, "") and list(model.state_dict()) == names
     monkeypatch.setattr(fused, "run_fused", lambda blocks, x, half: calls.append(len(blocks)) or x)
 
@@ -295,17 +294,16 @@ def test_a_gpu_on_which_triton_does_not_work_is_named_in_one_line(monkeypatch, f
             raise found
         return found
 
+    monkeypatch.setattr(fused, "check_kernels", check_kernels)
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
     model = make_model()
-    with pytest.raises(UserError, match=r"Triton.*(C compiler\.|8\.0 and higher)$"):
+    with refused(r"Triton.*(C compiler\.|8\.0 and higher)$"):
         fused.fuse_blocks(model, torch.device("cuda", 0), False)
     assert type(model.blocks) is nn.Sequential
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("half", "half_stream"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)]
-)
+@pytest.mark.parametrize("half, half_stream", [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)])
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_base_patch16_224", "vit_large_patch16_224"])
 def test_fused_blocks_on_a_gpu(name, half, half_stream):
     from models.fused_blocks import fuse_blocks  # compiled

@@ -8,17 +8,17 @@ from inspect import signature
 import pytest
 import timm
 import torch
-from conftest import ROOT
+from conftest import ROOT, config_for, model_for, refused
 from huggingface_hub.errors import LocalEntryNotFoundError
 from timm.models._registry import _model_entrypoints
 
 from configs.command_line import parse_command_line
 from models.blocks import FeatureModel, pool_tokens
-from models.build import build_model, outputs_of_weights
+from models.build import outputs_of_weights
 from models.kernels import prepare_convolutions
 from models.timm_model import LOADER_ARGUMENTS, check_kwargs, class_arguments
 from models.weights.choose import EVALUATE, FINE_TUNE
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable
 
 TINY = {"embed_dim": 16, "depth": 1, "num_heads": 2}
 KINDS = {  # name, arguments, size of the weights, sizes of the model
@@ -34,8 +34,8 @@ KINDS = {  # name, arguments, size of the weights, sizes of the model
 def model_of(name: str, *argv: str, **kwargs) -> torch.nn.Module:
     text = ", ".join(f"{key}: {list(value) if isinstance(value, tuple) else value}" for key, value in kwargs.items())
     model = f"MODEL={{TYPE: timm, NAME: {name}, NUM_CLASSES: 3, KWARGS: {{{text}}}}}"
-    config = parse_command_line([*argv, "-opts", model]).config
-    return build_model(config.model, config.data, torch.device("cpu"))[0].eval()
+    config = config_for(*argv, "-opts", model)
+    return model_for(config)[0].eval()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,11 +58,11 @@ def test_weights_of_another_image_size_are_read_as_timm_reads_them(tmp_path, kin
 def test_arguments_of_the_class_mean_timms_model_where_a_recipe_has_its_name():
     argv = ["-model=vit_tiny_patch16_224", "-image_size=32", "-opts", "MODEL.KWARGS={reg_tokens: 4, depth: 1}"]
     for recipe in ([], [f"-cfg={ROOT / 'configs' / 'vit_digits.yaml'}"]):
-        config = parse_command_line([*recipe, *argv]).config
+        config = config_for(*recipe, *argv)
         assert (config.model.type, config.model.name) == ("timm", "vit_tiny_patch16_224")
-        model = build_model(config.model, config.data, torch.device("cpu"))[0]
+        model = model_for(config)[0]
         assert model.reg_token.shape == (1, 4, 192) and len(model.blocks) == 1
-    with pytest.raises(UserError, match=r"MODEL.KWARGS.*-model=NAME"):
+    with refused(r"MODEL.KWARGS.*-model=NAME"):
         parse_command_line(["-opts", "MODEL.NAME=vit_tiny_patch16_224", "MODEL.KWARGS={reg_tokens: 4}"])
 
 
@@ -80,7 +80,7 @@ def test_a_recipe_makes_no_request(name, monkeypatch):
     requests = []
     monkeypatch.setattr("socket.create_connection", lambda *address, **_: requests.append(address) or 1 / 0)
     overlay = "{url: 'http://127.0.0.1:9/weights.pth', hf_hub_id: null, file: null}"
-    with pytest.raises(UserError, match=r"^MODEL.KWARGS: pretrained\S* is no further argument of \w+[^\n]*$"):
+    with refused(r"^MODEL.KWARGS: pretrained\S* is no further argument of \w+[^\n]*$"):
         model_of(name, pretrained=True, pretrained_cfg_overlay=overlay)
     assert not requests
 
@@ -104,9 +104,9 @@ def test_published_weights(tmp_path, monkeypatch, error):
     monkeypatch.setattr("models.timm_model.download", lambda *arguments: tmp_path / "pytorch_model.bin")
     model = model_of("test_vit", "-pretrained=timm")
     assert torch.equal(model.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight)
-    config = parse_command_line(["-model=test_vit", "-pretrained=timm", "-opts", "MODEL.NUM_CLASSES=3"]).config
-    with pytest.raises(UserError, match=r"have 1000 outputs, not 3; remove MODEL\.NUM_CLASSES"):  # not a random head
-        build_model(config.model, config.data, torch.device("cpu"), EVALUATE)
+    config = config_for("-model=test_vit", "-pretrained=timm", "-opts", "MODEL.NUM_CLASSES=3")
+    with refused(r"have 1000 outputs, not 3; remove MODEL\.NUM_CLASSES"):  # not a random head
+        model_for(config, purpose=EVALUATE)
     assert outputs_of_weights(config.model, config.data) == 1000
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.file_exists", lambda *_, **__: (_ for _ in ()).throw(error))
@@ -169,28 +169,28 @@ REFUSED = [  # command line -> a pattern of the error
 ]
 
 
-@pytest.mark.parametrize(("words", "pattern"), REFUSED)
+@pytest.mark.parametrize("words, pattern", REFUSED)
 def test_a_model_that_cannot_be_built(words, pattern):
-    with pytest.raises(UserError, match=pattern) as error:
-        config = parse_command_line(shlex.split(words)).config
-        build_model(config.model, config.data, torch.device("cpu"), EVALUATE if "-eval" in words else FINE_TUNE)
+    with refused(pattern) as error:
+        config = config_for(*shlex.split(words))
+        model_for(config, purpose=EVALUATE if "-eval" in words else FINE_TUNE)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("family", "nearest"), [("SwinTransformer", 16), ("LeViT", 48)])
+@pytest.mark.parametrize("family, nearest", [("SwinTransformer", 16), ("LeViT", 48)])
 def test_the_image_size_that_is_named_works(family, nearest):
-    config = parse_command_line(shlex.split(of(family, f"-image_size={nearest}"))).config
-    build_model(config.model, config.data, torch.device("cpu"))
+    config = config_for(*shlex.split(of(family, f"-image_size={nearest}")))
+    model_for(config)
 
 
 def test_parts_of_a_plugin_or_of_a_sharded_model_that_do_not_fit(monkeypatch):
-    with pytest.raises(UserError, match=r"MODEL.FEATURES avg: needs a ViT"):
+    with refused(r"MODEL.FEATURES avg: needs a ViT"):
         pool_tokens(timm.create_model("test_resnet"), "avg", 5)
-    with pytest.raises(UserError, match="no classifier"):
+    with refused("no classifier"):
         FeatureModel(torch.nn.Linear(3, 3), "linear")
-    with pytest.raises(UserError, match=r"^MODEL\.CHANNELS_LAST true: "):
+    with refused(r"^MODEL\.CHANNELS_LAST true: "):
         prepare_convolutions(torch.nn.Conv2d(4, 4, 3), True, is_fixed=True)
     monkeypatch.setitem(_model_entrypoints, "own_net", lambda pretrained=False, width=2, **_: torch.nn.Linear(width, 1))
     check_kwargs("own_net", {"width": 3})  # an argument of the function that timm registers
-    with pytest.raises(UserError, match="pretrained is no further argument of Linear"):
+    with refused("pretrained is no further argument of Linear"):
         check_kwargs("own_net", {"pretrained": True})

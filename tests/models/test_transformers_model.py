@@ -7,7 +7,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same_state, states, train
+from conftest import assert_same_state, config_for, model_for, refused, states, train
 from PIL import Image
 
 from configs.command_line import parse_command_line
@@ -26,7 +26,6 @@ from models.build import build_model
 from models.weights.choose import EVALUATE, FINE_TUNE
 from models.weights.read import read_weights
 from scripts import export
-from utils.errors import UserError
 from utils.file_formats import hf_folder
 from utils.tables import read_rows
 
@@ -94,8 +93,8 @@ def images(tmp_path_factory) -> Path:
 
 def built(folder: Path, *options: str, purpose=FINE_TUNE, size: int = 32):
     argv = [f"-model=local-dir:{folder}", f"-pretrained={folder}", f"-image_size={size}"]
-    config = parse_command_line([*argv, "-opts", "MODEL.NUM_CLASSES=3", *options]).config
-    return build_model(config.model, config.data, torch.device("cpu"), purpose)[0], config
+    config = config_for(*argv, "-opts", "MODEL.NUM_CLASSES=3", *options)
+    return model_for(config, purpose=purpose)[0], config
 
 
 @pytest.mark.slow
@@ -149,13 +148,13 @@ def test_weights_in_one_part_and_in_two_are_read_from_a_folder_and_the_cache_of_
     pixels = torch.randn(2, 3, 32, 32)
     for place in (f"local-dir:{folder}", "hf:org/name"):
         argv = [f"-model={place}", f"-pretrained={place.removeprefix('local-dir:')}", "-image_size=32"]
-        config = parse_command_line([*argv, "-opts", "MODEL.NUM_CLASSES=3"]).config
-        model, _ = build_model(config.model, config.data, torch.device("cpu"), EVALUATE)
+        config = config_for(*argv, "-opts", "MODEL.NUM_CLASSES=3")
+        model, _ = model_for(config, purpose=EVALUATE)
         with torch.no_grad():
             torch.testing.assert_close(model.eval()(pixels), source(pixel_values=pixels).logits, atol=1e-5, rtol=0)
         assert read_record(place.removeprefix("local-dir:")).class_names == list(NAMES)
     max(folder.glob("*.safetensors")).unlink()
-    with pytest.raises(UserError, match=r"^[^\n]*c0ffee[^\n]*$"):
+    with refused(r"^[^\n]*c0ffee[^\n]*$"):
         _ = read_weights(str(folder)).tensors
 
 
@@ -187,7 +186,7 @@ def test_predictions_equal_transformers_own_to_the_image_also_after_an_export(ki
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "level", "option"),
+    "kind, level, option",
     [
         ("dinov3_vit", "O1", "MODEL.TUNE=lora"),
         ("vit", "O2", "MODEL.TUNE=last:1"),
@@ -234,14 +233,14 @@ def test_a_folder_of_transformers_describes_a_model_without_the_package(tmp_path
     content = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "id2label": {"0": "a"}}
     content["dtype"] = "float16"
     (tmp_path / "config.json").write_text(json.dumps(content))
-    config = parse_command_line([f"-model=local-dir:{tmp_path}"]).config
+    config = config_for(f"-model=local-dir:{tmp_path}")
     assert (config.model.type, config.model.name) == ("transformers", "ViTForImageClassification")
     assert config.model.kwargs == {key: content[key] for key in ("model_type", "architectures")}
     monkeypatch.setattr("utils.system.is_installed", lambda module: False)
-    with pytest.raises(UserError, match=r"^MODEL.TYPE transformers: needs transformers[^\n]*$"):
-        build_model(config.model, config.data, torch.device("cpu"))
+    with refused(r"^MODEL.TYPE transformers: needs transformers[^\n]*$"):
+        model_for(config)
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(UserError, match=r"no model\.safetensors"):
+    with refused(r"no model\.safetensors"):
         read_record(str(tmp_path))
 
 
@@ -260,14 +259,14 @@ def test_a_drop_path_changes_no_bit_of_an_evaluation():
 
 
 def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"^MODEL\.NAME: vit [^\n]*hidden_size[^\n]*$"):
+    with refused(r"^MODEL\.NAME: vit [^\n]*hidden_size[^\n]*$"):
         small_vit(0.0, hidden_size="wide")
     save(tmp_path, "vit")
     assert read_record(str(tmp_path)).data["IMAGENET_MEAN"] == (0.5, 0.5, 0.5)
     file = tmp_path / "preprocessor_config.json"
     for content in ("{", '{"image_processor_type": "Unknown"}', "[1]", None):  # else the mean is the default, silently
         file.write_text(content) if content else file.unlink()
-        with pytest.raises(UserError, match=r"^[^\n]*preprocessor_config\.json[^\n]*$"):
+        with refused(r"^[^\n]*preprocessor_config\.json[^\n]*$"):
             read_record(str(tmp_path))
 
 
@@ -279,5 +278,5 @@ def test_rates_of_other_types(kind):
     with torch.device("meta"):
         model, _ = build_model(options, Data(), torch.device("meta"))
     assert model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 3)
-    with torch.device("meta"), pytest.raises(UserError, match=r"^MODEL\.ATTENTION: [^\n]*$"):  # no fused attention
+    with torch.device("meta"), refused(r"^MODEL\.ATTENTION: [^\n]*$"):  # no fused attention
         build_model(options.model_copy(update={"attention": "fused"}), Data(), torch.device("meta"))

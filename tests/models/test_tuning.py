@@ -1,15 +1,14 @@
-"""MODEL.TUNE: the frozen part has no graph and keeps no activations; adapters, beside peft and in each family."""
+"""MODEL.TUNE: the frozen part has no graph and keeps no activations; adapters, beside peft."""
 
 import weakref
 
 import pytest
 import timm
 import torch
+from conftest import config_for, model_for
 from torch import nn
 
-from configs.command_line import parse_command_line
 from configs.schema.model import Lora
-from models.build import build_model
 from models.tuning import add_adapters, merge_adapters, set_training, write_peft_folder
 
 VIT = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=4", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5"]
@@ -18,9 +17,9 @@ NORM_AND_HEAD = {"norm.weight", "norm.bias", "head.weight", "head.bias"}
 
 def tuned_model(*options: str, size: int = 32, device: str = "cpu") -> nn.Module:
     """In training mode."""
-    config = parse_command_line([f"-image_size={size}", "-opts", *options]).config
+    config = config_for(f"-image_size={size}", "-opts", *options)
     torch.manual_seed(0)
-    model, _ = build_model(config.model, config.data, torch.device(device))
+    model, _ = model_for(config, device)
     set_training(model, config.model)
     return model
 
@@ -62,7 +61,7 @@ def test_last_blocks_and_the_norm_after_them_are_trained():
 
 
 @pytest.mark.parametrize(
-    ("name", "tune", "expected"),
+    "name, tune, expected",
     [
         ("swin_tiny_patch4_window7_224", "last:3", {"layers.2", "layers.3", "norm.weight", "norm.bias", "head.fc"}),
         ("xcit_nano_12_p16_224", "last:1", {"cls_attn_blocks.1", *NORM_AND_HEAD}),
@@ -84,13 +83,14 @@ def test_activations_are_kept_for_the_trained_blocks_only(extra):
     assert head < last < full / 4
 
 
-TIMMS_VIT = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 32, "num_classes": 5}
+def timms_vit() -> nn.Module:
+    return timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=48, num_heads=3, num_classes=5)
 
 
-def adapted(name: str = "vit_tiny_patch16_224", arguments: dict | None = None, **options) -> nn.Module:
+def adapted(**options) -> nn.Module:
     torch.manual_seed(0)
-    model = timm.create_model(name, **(TIMMS_VIT if arguments is None else arguments)).eval()
-    add_adapters(model, Lora.model_validate(options), name)
+    model = timms_vit().eval()
+    add_adapters(model, Lora.model_validate(options), "vit")
     return model
 
 
@@ -106,7 +106,7 @@ def randomize(model: nn.Module) -> nn.Module:
 
 def test_adapters_start_without_effect_and_merge_by_the_formula():
     images, model = torch.randn(2, 3, 32, 32), adapted(RANK=4, ALPHA=6)
-    plain = timm.create_model("vit_tiny_patch16_224", **TIMMS_VIT)
+    plain = timms_vit()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items() if ".lora_" not in name}
     plain.eval().load_state_dict(before)
     assert torch.equal(model(images), plain(images))
@@ -142,7 +142,7 @@ def test_targets_are_paths_or_their_ends():
 def test_peft_opens_the_folder_with_the_same_outputs_and_gradients(tmp_path):
     peft = pytest.importorskip("peft")
     model = randomize(adapted(RANK=4, ALPHA=6))
-    base = timm.create_model("vit_tiny_patch16_224", **TIMMS_VIT)
+    base = timms_vit()
     base.load_state_dict({name: value for name, value in model.state_dict().items() if name in base.state_dict()})
     nn.init.normal_(base.head.weight)  # the folder has the trained head
     write_peft_folder(

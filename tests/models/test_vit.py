@@ -3,16 +3,15 @@
 import pytest
 import timm
 import torch
+from conftest import config_for, model_for
 from fake_gpu import CONTEXT, fake_gpu
 from timm.layers import PatchEmbed
 from timm.models.vision_transformer import Block
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
-from configs.command_line import parse_command_line
 from engine.training.trial import build_state
 from models.blocks import add_mixin
-from models.build import build_model
 from models.vit import PatchLinear, SampleDropBlock, add_residual, num_kept_samples, use_linear_patches
 
 B, N, C = 16, 5, 8
@@ -48,7 +47,7 @@ def test_only_kept_samples_have_gradients():
     assert torch.allclose(branch.weight.grad[0], x[chosen].sum((0, 1)) * B / 6, atol=1e-5)
 
 
-@pytest.mark.parametrize(("rate", "same"), [(0.0999, True), (0.1, False)])
+@pytest.mark.parametrize("rate, same", [(0.0999, True), (0.1, False)])
 def test_rates_below_0_1_use_timms_drop_path(rate, same):
     ours, timms = SampleDropBlock(C, num_heads=2, drop_path=rate), Block(C, num_heads=2, drop_path=rate)
     timms.load_state_dict(ours.state_dict())
@@ -88,7 +87,7 @@ def test_the_values_and_gradients_are_those_of_the_convolution(options, any_devi
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    "options, expected",
     [
         ([], True),
         (["AMP.PRESET=bf16_stream"], True),
@@ -100,7 +99,7 @@ def test_the_values_and_gradients_are_those_of_the_convolution(options, any_devi
 def test_a_gpu_uses_it_unless_a_list_concerns_it(options, expected):
     argv = ["-dataset=fake", "-amp", "-opts", "MODEL.DEPTH=1", *options]
     with fake_gpu():
-        state = build_state(parse_command_line(argv).config, CONTEXT)
+        state = build_state(config_for(*argv), CONTEXT)
     assert isinstance(state.wrapped.patch_embed.proj, PatchLinear) == expected
 
 
@@ -119,8 +118,8 @@ STEM = [
 
 
 def stem_model(*options: str) -> timm.models.VisionTransformer:
-    config = parse_command_line(["-image_size=64", "-opts", *STEM, *options]).config
-    return build_model(config.model, config.data, torch.device("cpu"))[0]
+    config = config_for("-image_size=64", "-opts", *STEM, *options)
+    return model_for(config)[0]
 
 
 @pytest.mark.parametrize("stride", [8, 32])
@@ -148,9 +147,9 @@ WIDE = [f"MODEL.EMBED_DIM={WIDTH}", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=4", "DATA.
 
 def test_bounds_and_deviations():
     """Xavier uniform: within sqrt(6 / (inputs + outputs)); queries, keys and values are three matrices."""
-    config = parse_command_line(["-opts", *WIDE, "MODEL.NUM_CLASSES=100"]).config
+    config = config_for("-opts", *WIDE, "MODEL.NUM_CLASSES=100")
     torch.manual_seed(0)
-    vit, _ = build_model(config.model, config.data, torch.device("cpu"))
+    vit, _ = model_for(config)
     shapes = {
         vit.patch_embed.proj.weight: (3 * 8 * 8, WIDTH),
         vit.blocks[0].attn.qkv.weight: (WIDTH, WIDTH),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from conftest import seeded
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -82,7 +83,7 @@ def test_the_weights_are_for_the_features_as_they_are(data):
 def test_noise_gets_a_strong_penalty_and_separable_classes_a_weak_one(data):
     targets = data[1]
     loss = build_loss(Loss(), 0.0)
-    noise = torch.randn(N, F, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(N, F, generator=seeded(0))
     separable = noise + 20 * torch.nn.functional.one_hot(targets, F)
     assert fit_probe(noise, targets, C, loss)[2] >= 0.1
     assert fit_probe(separable, targets, C, loss)[2] <= 1e-3

@@ -5,14 +5,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_VIT, bright_channels, digits_flags, read_result, rows, run_folders, train
+from conftest import (
+    TINY_VIT,
+    bright_channels,
+    digits_flags,
+    evaluate,
+    log_of,
+    read_result,
+    refused,
+    rows,
+    run_folders,
+    train,
+)
 from PIL import Image
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.report.contents import read_contents
 from engine.report.page import run_page
-from utils.errors import UserError
 from utils.tables import read_rows
 
 pytestmark = pytest.mark.usefixtures("few_penalties")
@@ -38,16 +48,14 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path, cpu):
     result, before = read_result(probed), read_result(trained_digits())
     assert result["top1"] > before["top1"] + 10 and result["knn_top1"] > 50 and result["finished"]
     assert result["pixel_baseline"] > 85
-    run(parse_command_line(["-eval", f"-resume={probed}", f"-output={tmp_path}"]), cpu)
-    (evaluated,) = run_folders(tmp_path, "eval")
-    keys = ("top1", "loss", "samples")
-    assert [read_result(evaluated)[key] for key in keys] == [result[key] for key in keys]
+    again = read_result(evaluate(tmp_path, f"-resume={probed}"))
+    assert all(again[key] == result[key] for key in ("top1", "loss", "samples"))
     assert (probed / "evaluation" / "per_class.csv").exists() and not (probed / "details/train_batch.png").exists()
-    log = (probed / "log.txt").read_text()
+    log = log_of(probed)
     assert "DATA.BATCH_SIZE_EVAL=50" in log and "Step[0000/0001], Loss: " in log and rows(probed)[0]["lr"] == ""
     assert not any(word in log for word in ("ACCUM_ITER=", "AdamW", "Lr: ", "Tuned (", "moments", "never trained"))
     model, backbone = (torch.load(folder / "best.pth")["model"] for folder in (probed, trained_digits()))
-    with pytest.raises(UserError, match=r"MODEL\.TUNE.*probe.* -pretrained"):
+    with refused(r"MODEL\.TUNE.*probe.* -pretrained"):
         run(parse_command_line([f"-resume={probed}", "-opts", "MODEL.TUNE=lora"]), cpu)
     changed = {name for name in model if not torch.equal(model[name], backbone[name])}
     assert changed == {"head.weight", "head.bias"}
@@ -61,12 +69,12 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path, cpu):
 
 
 def test_options_that_contradict_a_probe_are_refused(trained_digits, tmp_path, cpu):
-    with pytest.raises(UserError, match=r"PARALLEL.STRATEGY fsdp: MODEL.TUNE probe"):
+    with refused(r"PARALLEL.STRATEGY fsdp: MODEL.TUNE probe"):
         parse_command_line(probe_flags(tmp_path, trained_digits(), "PARALLEL.STRATEGY=fsdp"))
-    with pytest.raises(UserError, match=r"cannot be combined with MODEL.TUNE probe"):
+    with refused(r"cannot be combined with MODEL.TUNE probe"):
         parse_command_line([*probe_flags(tmp_path, trained_digits()), "-profile"])
     distilled = ["-dataset=digits", "-model=deit_tiny_distilled_patch16_224", f"-output={tmp_path}"]
-    with pytest.raises(UserError, match=r"MODEL.TUNE probe: the head of .* is not one linear layer"):
+    with refused(r"MODEL.TUNE probe: the head of .* is not one linear layer"):
         run(parse_command_line([*distilled, "-image_size=32", "-opts", "MODEL.TUNE=probe", "DATA.CROP_PCT=1.0"]), cpu)
 
 
@@ -101,9 +109,7 @@ def test_several_labels_and_unreadable_images(tmp_path, cpu):
     assert result["mean_ap"] > 90 and result["knn_top1"] is None
     assert features.shape == (60, 32) and np.flatnonzero(np.isnan(features).any(axis=1)).tolist() == [1]
     assert "train1.png" in (folder / "bad_images_0.csv").read_text()
-    run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu)
-    (evaluated,) = run_folders(tmp_path / "eval", "eval")
-    assert read_result(evaluated)["mean_ap"] == result["mean_ap"]
+    assert read_result(evaluate(tmp_path / "eval", f"-resume={folder}"))["mean_ap"] == result["mean_ap"]
 
 
 def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path, cpu):
@@ -124,7 +130,7 @@ def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path, cpu):
     ]
     folder = train([*flags, "-opts", *keys], cpu)
     assert {row["label"] for row in read_rows(folder / "suspects/suspects.csv")} <= {"a", "b"}
-    assert "'c', 'd'" in (folder / "log.txt").read_text()
+    assert "'c', 'd'" in log_of(folder)
 
 
 def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path, cpu):
@@ -136,5 +142,5 @@ def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path, cpu):
     assert len(list((folder / "suspects" / "pictures").iterdir())) == min(24, len(listed))
     page = run_page(read_contents(folder))
     assert f"{listed[0]['path']}<" in page and "whose label may be wrong" in page
-    with pytest.raises(UserError, match=r"EVAL\.SUSPECTS"):
+    with refused(r"EVAL\.SUSPECTS"):
         parse_command_line([*digits_flags(tmp_path), "EVAL.SUSPECTS=true"])

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, GREY, TINY_VIT, samples_for
+from conftest import CPU, GREY, TINY_VIT, config_for, samples_for
 from PIL import Image
 
-from configs.command_line import parse_command_line
 from engine.evaluation.session import build_eval_model
 from engine.features import store
 from engine.features.store import digest_inputs
@@ -81,7 +80,7 @@ def write_tar(root: Path, contents: Contents) -> Path:
 def features(output: Path, dataset: str, path: Path, after_batch: Callable[[], None] = lambda: None) -> np.ndarray:
     """The features of all images, kept in `output`, of a model that is always the same."""
     flags = [f"-dataset={dataset}", f"-data_path={path}", "-num_workers=0", "-batch_size_eval=50"]
-    config = parse_command_line([*flags, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2"]).config
+    config = config_for(*flags, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2")
     (samples,) = samples_for(config, CPU, "train" if dataset == "tar" else "all")
     torch.manual_seed(0)
     built = build_eval_model(config, CPU)
@@ -93,7 +92,7 @@ def features(output: Path, dataset: str, path: Path, after_batch: Callable[[], N
 
 
 @pytest.mark.parametrize(
-    ("dataset", "write"),
+    "dataset, write",
     [("folder", write_folder), ("csv", write_table), ("parquet", write_parquet), ("tar", write_tar)],
 )
 def test_features_follow_their_images(
@@ -133,8 +132,7 @@ def test_damaged_features_are_computed_again(contents, tmp_path, damage):
     assert np.array_equal(features(tmp_path, "folder", path), expected) and file.read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    ("option", "is_same"),
+@pytest.mark.parametrize("option, is_same",
     [
         ("MODEL.TUNE=lora", True), ("TRAIN.BASE_LR=1", True), ("DATA.BATCH_SIZE_EVAL=7", True),
         ("DATA.ON_BAD_IMAGE=skip", False), ("DATA.CROP_PCT=0.5", False), ("EVAL.TTA=flip", False),
@@ -144,14 +142,14 @@ def test_features_of_equal_inputs_are_shared(option, is_same):
     """Training keys have no effect on stored features; a key that changes them, or errors, does."""
     digests = set()
     for more in ([], [option]):
-        config = parse_command_line(["-dataset=digits", "-opts", *TINY_VIT, *GREY, *more]).config
+        config = config_for("-dataset=digits", "-opts", *TINY_VIT, *GREY, *more)
         (samples,) = samples_for(config, CPU, "val")
         digests.add(digest_inputs(config, samples, [torch.ones(2)], "cpu"))
     assert (len(digests) == 1) == is_same
 
 
 def test_features_of_another_decoder_are_not_reused(monkeypatch):
-    config = parse_command_line(["-dataset=digits", "-opts", *TINY_VIT, *GREY]).config
+    config = config_for("-dataset=digits", "-opts", *TINY_VIT, *GREY)
     (samples,) = samples_for(config, CPU, "val")
     digests = set()
     for version in ("12.0", "13.0", "13.0"):

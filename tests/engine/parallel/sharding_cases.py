@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import GREY, TINY_VIT
+from conftest import GREY, TINY_VIT, config_for, seeded
 from torch import nn
 
 from configs.batch_plan import EpochLayout, plan_batches
-from configs.command_line import parse_command_line
 from configs.resolve import Facts, follow_facts
 from datasets.batch import Batch
 from engine.checkpoint.files import find_checkpoint
@@ -37,13 +36,13 @@ FSDP = ["PARALLEL.STRATEGY=fsdp"]
 
 
 def build(options: list[str], context: ProcessContext, base: Sequence[str] = BASE) -> TrainState:
-    config = follow_facts(parse_command_line(["-opts", *base, *options]).config, Facts(context.world_size))
+    config = follow_facts(config_for("-opts", *base, *options), Facts(context.world_size))
     layout = EpochLayout(1000, plan_batches(config, context.world_size), config.seed)
     return build_train_state(config, context, layout)[0]
 
 
 def batches(context: ProcessContext, size: int = 8, channels: int = 1):
-    generator = torch.Generator().manual_seed(context.rank)
+    generator = seeded(context.rank)
     while True:
         images = torch.randint(0, 256, (BATCH, channels, size, size), dtype=torch.uint8, generator=generator)
         yield Batch(images, torch.randint(0, 10, (BATCH,), generator=generator), BATCH)
@@ -179,7 +178,7 @@ def num_bytes(tensors: Any) -> int:
 
 def evaluation(context: ProcessContext) -> Any:
     """Logits of the average, and of the raw weights, before and after more training."""
-    images = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(4, 1, 8, 8, generator=seeded(0))
     results = []
     for strategy in ([], FSDP, [*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"]):
         state = build(["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", *strategy], context)

@@ -8,14 +8,28 @@ from types import SimpleNamespace
 import pytest
 import timm
 import torch
-from conftest import GREY, ROOT, TINY_RESNET, TINY_VIT, assert_same_state, rows, run_script, states, train
+from conftest import (
+    GREY,
+    ROOT,
+    TINY_RESNET,
+    TINY_VIT,
+    assert_same_state,
+    config_for,
+    log_of,
+    model_for,
+    refused,
+    rows,
+    run_script,
+    slow,
+    states,
+    train,
+)
 from timm.layers import DropPath, convert_sync_batchnorm
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.utils import parameters_to_vector
 
 from configs.batch_plan import BatchPlan, EpochLayout
-from configs.command_line import parse_command_line
 from configs.schema import Amp, Parallel, Train
 from datasets.batch import Batch
 from engine.parallel import DDP, FSDP, CompiledParts, compile_model, run_eagerly
@@ -27,7 +41,6 @@ from models.build import build_model
 from models.kernels import select_attention
 from models.vit import build_vit
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 from utils.torch_compat import is_compiled
 
 CPU = torch.device("cpu")
@@ -52,7 +65,7 @@ def test_the_entry_script_compiles():
 
 @pytest.mark.slow
 def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu):
-    config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3"]).config
+    config = config_for("-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3")
     torch.manual_seed(0)
     model, images = build_vit(config.model, config.data), torch.randn(4, 1, 8, 8)
     nn.init.normal_(model.head.weight, std=0.1)
@@ -89,11 +102,11 @@ def test_resume_is_bit_exact(digits_argv, tmp_path, cpu):
     resumed = train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=13"], cpu)
     assert_same_state(states(resumed), states(uninterrupted))
     assert rows(resumed) == rows(uninterrupted)
-    assert (resumed / "log.txt").read_text().count("Compiled: 2 of 2 marked modules") == 2
+    assert log_of(resumed).count("Compiled: 2 of 2 marked modules") == 2
 
 
 @pytest.mark.parametrize(
-    ("value", "device", "accum_iter", "ranks", "expected"),
+    "value, device, accum_iter, ranks, expected",
     [
         ("max", "cuda", 1, 1, "max-autotune"),
         ("max", "cuda", 2, 1, "max-autotune-no-cudagraphs"),
@@ -148,7 +161,7 @@ def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch):
                 is_theirs = Path(path) == other and follow_symlinks != is_link
                 return SimpleNamespace(st_uid=me + is_theirs, st_mode=own(path).st_mode)
 
-            with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{other} belongs to another user"):
+            with monkeypatch.context() as patch, refused(f"{other} belongs to another user"):
                 patch.setattr("os.stat", stat)
                 compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
 
@@ -158,7 +171,7 @@ def test_a_compiler_that_fails_is_named_before_training(cpu, monkeypatch):
         raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found\ndetails")
 
     monkeypatch.setattr(torch, "compile", fail)
-    with pytest.raises(UserError, match=r"^TRAIN\.COMPILE: .*compiler found; .*torchinductor"):
+    with refused(r"^TRAIN\.COMPILE: .*compiler found; .*torchinductor"):
         compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
 
 
@@ -168,7 +181,7 @@ def test_sharded_model_is_compiled_block_by_block(cpu, cpu_group, monkeypatch):
     monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
     compile_block = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_block(module, backend="aot_eager"))
-    config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3", "MODEL.DROPPATH=0.2"]).config
+    config = config_for("-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3", "MODEL.DROPPATH=0.2")
     images = torch.randn(20, 1, 8, 8)
     gradients = []
     monkeypatch.setattr(torch, "rand", lambda *size, **_: torch.linspace(0, 0.99, 20).view(*size))
@@ -203,17 +216,14 @@ def graphs(monkeypatch) -> list[torch.fx.GraphModule]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_equal_blocks_are_one_graph_also_under_ddp(graphs, cpu, request, ranks):
-    """Two ranks: the wrapper of a group of one. A bucket of 1 MiB ends inside a block of ViT-Tiny."""
-    config = parse_command_line(["-opts", "MODEL.EMBED_DIM=192", "MODEL.NUM_HEADS=3", "MODEL.DEPTH=3", *GREY]).config
+def test_equal_blocks_are_one_graph_also_under_ddp(graphs, cpu, cpu_group):
+    """A bucket of 1 MiB ends inside a block of ViT-Tiny."""
+    config = config_for("-opts", "MODEL.EMBED_DIM=192", "MODEL.NUM_HEADS=3", "MODEL.DEPTH=3", *GREY)
     model = build_vit(config.model, config.data.model_copy(update={"image_size": 32}))
     compile_model(model, Train(COMPILE="default"), cpu)
     images = torch.randn(2, 1, 32, 32)
-    if ranks > 1:
-        request.getfixturevalue("cpu_group")
-        with run_eagerly():
-            model = DDP(CPU, Parallel()).wrap(model, images)
+    with run_eagerly():
+        model = DDP(CPU, Parallel()).wrap(model, images)
     for _ in range(2):
         model(images).sum().backward()
     assert len(graphs) == 1 and not counters["graph_break"]
@@ -229,9 +239,9 @@ DROP_PATH_MODELS = {
 def drop_path_model(name: str, rate: float, depth: int = 12) -> nn.Module:
     key = f"MODEL.DEPTH={depth}" if name == "vit" else f"MODEL.KWARGS={{depth: {depth}, patch_size: 8}}"
     argv = ["-image_size=32", "-opts", *DROP_PATH_MODELS[name], key, "MODEL.NUM_CLASSES=5", f"MODEL.DROPPATH={rate}"]
-    config = parse_command_line(argv).config
+    config = config_for(*argv)
     torch.manual_seed(0)
-    return build_model(config.model, config.data, CPU)[0].train()
+    return model_for(config)[0].train()
 
 
 def gradients_with_seed(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -281,7 +291,7 @@ def test_a_compiled_drop_path_keeps_its_share_of_samples(half, monkeypatch):
 
 def train_two_steps(argv: list[str], cpu: ProcessContext) -> nn.Module:
     """The model after two steps of two micro-steps each, on noise."""
-    config = parse_command_line([*argv, "TRAIN.ACCUM_ITER=2", "DATA.BATCH_SIZE=4"]).config
+    config = config_for(*argv, "TRAIN.ACCUM_ITER=2", "DATA.BATCH_SIZE=4")
     state, _ = build_train_state(config, cpu, EpochLayout(64, BatchPlan(4, 2), config.seed))
     torch.manual_seed(0)
     images = torch.randint(256, (4, 3, *config.data.input_size), dtype=torch.uint8)
@@ -296,12 +306,12 @@ RESNET = ["-opts", *TINY_RESNET]
 
 @pytest.mark.parametrize("converts", [False, True], ids=["own norms", "synchronized norms"])
 @pytest.mark.parametrize(
-    ("argv", "compiled"),
+    "argv, compiled",
     [
         (XCIT, "none"),
         (RESNET, "none"),
-        pytest.param(XCIT, "default", marks=pytest.mark.slow),
-        pytest.param(XCIT, "model", marks=pytest.mark.slow),
+        slow(XCIT, "default"),
+        slow(XCIT, "model"),
     ],
 )
 def test_a_recomputed_batch_norm_counts_each_batch_once(argv, compiled, converts, cpu, monkeypatch):

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import sharding_cases as cases
 import torch
-from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, states, train
+from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, config_for, log_of, refused, slow, states, train
 from sharding_cases import FSDP, against_ddp
 from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout
-from configs.command_line import parse_command_line
 from engine.checkpoint.files import CheckpointWriter
 from engine.parallel import FSDP as FullyShardedDataParallel
 from engine.parallel import build_strategy, unused_parameters
@@ -19,7 +18,6 @@ from engine.precision.non_finite import first_non_finite
 from engine.training.optimizer import SHARDED_OPTIMIZERS
 from engine.training.session import build_train_state
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 
 CLIP, BF16 = "TRAIN.GRAD_CLIP=0.5", "AMP.ENABLED=true"
 AVERAGE = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
@@ -40,7 +38,7 @@ def is_equal(found: dict) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "sharded", "steps"),
+    "options, sharded, steps",
     [
         (["TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE], FSDP, 20),
         ([BF16, CLIP], FSDP, 5),
@@ -139,7 +137,7 @@ def test_evaluation_between_steps_sees_the_current_weights(both):
 
 def origin(context: ProcessContext) -> Any:
     """A weight's gradient overflows on rank 1 alone; all ranks search."""
-    config = parse_command_line(["-opts", *FSDP]).config
+    config = config_for("-opts", *FSDP)
     strategy = build_strategy(config.parallel, context)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     strategy.shard(model)
@@ -168,7 +166,7 @@ class Unused(nn.Module):
 def unused(context: ProcessContext) -> Any:
     """The names, before and after a step of the optimizer."""
     model = Unused()
-    build_strategy(parse_command_line(["-opts", *FSDP]).config.parallel, context).shard(model)
+    build_strategy(config_for("-opts", *FSDP).parallel, context).shard(model)
     optimizer, found = torch.optim.AdamW(model.parameters()), unused_parameters(model, torch.ones(2, 4))
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
@@ -191,10 +189,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("named", "options"), REFUSED.items())
+@pytest.mark.parametrize("named, options", REFUSED.items())
 def test_options_that_do_not_work_are_refused(named, options):
-    config = parse_command_line(["-opts", *FSDP, *options]).config
-    with pytest.raises(UserError, match=named):
+    config = config_for("-opts", *FSDP, *options)
+    with refused(named):
         build_train_state(config, TWO, EpochLayout(100, BatchPlan(8), 0))
 
 
@@ -202,12 +200,12 @@ def test_options_that_do_not_work_are_refused(named, options):
 def test_hsdp_on_hosts_with_different_numbers_of_ranks_is_refused_on_all(monkeypatch, rank):
     monkeypatch.setattr("engine.parallel.gather_objects", lambda count, context: [2, 2, 1])
     context = ProcessContext(rank, rank % 2, 3, (2, 2, 1)[rank], torch.device("cpu"), ("a", "a", "b"))
-    options = parse_command_line(["-opts", "PARALLEL.STRATEGY=hsdp"]).config.parallel
-    with pytest.raises(UserError, match=r"rank 2 \(b\) is one of 1 .* rank 0 \(a\) one of 2; .*SHARDS_PER_GROUP"):
+    options = config_for("-opts", "PARALLEL.STRATEGY=hsdp").parallel
+    with refused(r"rank 2 \(b\) is one of 1 .* rank 0 \(a\) one of 2; .*SHARDS_PER_GROUP"):
         FullyShardedDataParallel(options, context)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("hsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["fsdp", slow("hsdp")])
 @pytest.mark.usefixtures("nondeterministic_after_test")
 def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, monkeypatch, strategy):
     """Clipping, average, evaluation, loss scale."""
@@ -247,4 +245,4 @@ def test_a_sharded_state_is_gathered_after_the_last_one_is_written(group_of_one,
     monkeypatch.setattr(FullyShardedDataParallel, "gather", see)
     folder = train([*digits_argv, *FSDP, "SAVE_FREQ_STEPS=1", "TRAIN.MAX_STEPS=4"], group_of_one)
     assert len(seen) > 3 and not any(seen)
-    assert "may be killed when it saves: 0.0 MB" in (folder / "log.txt").read_text()
+    assert "may be killed when it saves: 0.0 MB" in log_of(folder)

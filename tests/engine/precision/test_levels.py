@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import timm
 import torch
-from conftest import assert_same_state, states, train
+from conftest import assert_same_state, refused, slow, states, train
 from precision_cases import BF16, CPU, FP32, policy, vit
 from torch import nn
 
@@ -14,7 +14,6 @@ from engine.checkpoint.files import load_checkpoint
 from engine.precision.master_weights import MasterWeights, half_copy
 from engine.precision.policy import Precision
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 
 LEVELS = ["O1", "O2", "O3"]
 
@@ -72,7 +71,7 @@ def train_steps(level: str, dtype: str, steps: int, device: torch.device = CPU) 
     return losses, weights
 
 
-@pytest.mark.parametrize(("level", "dtype"), [("O1", "bfloat16"), ("O2", "float16"), ("O3", "bfloat16")])
+@pytest.mark.parametrize("level, dtype", [("O1", "bfloat16"), ("O2", "float16"), ("O3", "bfloat16")])
 def test_every_level_reaches_the_loss_of_fp32(level, dtype, any_device):
     expected, _ = train_steps("O0", "bfloat16", 30, any_device.device)
     losses, weights = train_steps(level, dtype, 30, any_device.device)
@@ -103,14 +102,14 @@ def test_stochastic_rounding_is_unbiased():
 
 
 @pytest.mark.parametrize(
-    ("kinds", "fits"), [(["H100 with 132", "H100 with 132"], True), (["H100 with 132", "A100 with 108"], False)]
+    "kinds, fits", [(["H100 with 132", "H100 with 132"], True), (["H100 with 132", "A100 with 108"], False)]
 )
 def test_ranks_on_different_gpus_are_refused_in_o3(monkeypatch, kinds, fits):
     """A GPU's random numbers depend on its number of multiprocessors."""
     monkeypatch.setattr("engine.precision.policy.gpu_kind", lambda device: kinds[0])
     monkeypatch.setattr("engine.precision.policy.gather_objects", lambda kind, context: kinds)
     context = ProcessContext(0, 0, 2, 2, torch.device("cuda:0"))
-    with nullcontext() if fits else pytest.raises(UserError, match="A100 with 108, H100 with 132"):
+    with nullcontext() if fits else refused("A100 with 108, H100 with 132"):
         policy("O3").check_ranks(context)
     policy("O2").check_ranks(context)
 
@@ -118,9 +117,7 @@ def test_ranks_on_different_gpus_are_refused_in_o3(monkeypatch, kinds, fits):
 RUN = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0", "MODEL.DROPOUT=0.1"]
 
 
-@pytest.mark.parametrize(
-    ("level", "dtype"), [("O1", "float16"), pytest.param("O2", "bfloat16", marks=pytest.mark.slow), ("O3", "bfloat16")]
-)
+@pytest.mark.parametrize("level, dtype", [("O1", "float16"), slow("O2", "bfloat16"), ("O3", "bfloat16")])
 def test_resume_is_bit_exact(digits_argv, cpu, level, dtype):
     argv = [*digits_argv, *RUN, f"AMP.LEVEL={level}", f"AMP.DTYPE={dtype}", "AMP.ENABLED=true", "TRAIN.MAX_STEPS=8"]
     whole = states(train(argv, cpu))
@@ -146,10 +143,10 @@ def test_resume_in_another_level(digits_argv, cpu):
 
 
 @pytest.mark.parametrize(
-    ("tune", "level"),
+    "tune, level",
     [
-        pytest.param("head", "O1", marks=pytest.mark.slow),
-        pytest.param("last:1", "O2", marks=pytest.mark.slow),
+        slow("head", "O1"),
+        slow("last:1", "O2"),
         ("lora", "O3"),
     ],
 )

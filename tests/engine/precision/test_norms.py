@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from conftest import seeded
 from dispatch import DispatchMode, op_name
 from fake_gpu import GPU, fake_gpu
 from precision_cases import BF16, CPU, FP32, policy
@@ -41,7 +42,7 @@ def gradients(model: nn.Module, level: str, device: torch.device, white: tuple =
     model = model.to(device)
     precision.apply_op_lists(model)
     compute = precision.compute_copy(model)
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     images = torch.randn(32, 3, 32, 32, generator=generator)
     targets = torch.arange(32) % 10
     with precision.autocast():

@@ -6,24 +6,22 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, assert_same_state, rows, states, train
+from conftest import ROOT, assert_same_state, config_for, log_of, model_for, rows, seeded, states, train
 from fake_gpu import GPU, fake_gpu
 from precision_cases import BF16, CPU, FP32, policy
 from timm.utils import ModelEmaV3
 from torch import nn
 from torch.torch_version import TorchVersion
 
-from configs.command_line import parse_command_line
 from configs.schema import Amp
 from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, fuse_blocks, set_process_switches
 from engine.training.session import note_on_kernels
-from models.build import build_model
 from utils.distributed import ProcessContext
 
 
 @pytest.mark.parametrize(
-    ("options", "dtype"),
+    "options, dtype",
     [({}, torch.float32), ({"ENABLED": True}, torch.bfloat16), ({"ENABLED": True, "DTYPE": "float16"}, torch.float16)],
 )
 def test_autocast_dtype_on_a_cpu(options, dtype):
@@ -40,7 +38,7 @@ def test_autocast_on_a_gpu_is_fp16_with_loss_scaling():
 
 
 @pytest.mark.parametrize(
-    ("options", "half_stream"),
+    "options, half_stream",
     [
         ({"DTYPE": "bfloat16"}, True),
         ({"DTYPE": "float16"}, False),
@@ -76,7 +74,7 @@ def test_a_vit_without_fused_blocks_has_a_reason_and_another_model_none():
     assert number == 0 and "GRAD_CHECKPOINTING" in text
 
 
-@pytest.mark.parametrize(("other", "kind"), [((12, "12 blocks"), "log"), ((0, "no C compiler"), "warning")])
+@pytest.mark.parametrize("other, kind", [((12, "12 blocks"), "log"), ((0, "no C compiler"), "warning")])
 def test_ranks_without_the_kernels_of_rank_0_are_named(monkeypatch, other, kind):
     monkeypatch.setattr("engine.training.session.gather_objects", lambda fused, context: [(12, "12 blocks"), other])
     note = note_on_kernels((12, "12 blocks"), ProcessContext(0, 0, 2, 1, GPU, ("a", "b")))
@@ -121,7 +119,7 @@ def test_skipped_step_keeps_the_weights_and_their_average(any_device):
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "named"),
+    "capability, dtype, named",
     [
         ((6, 1), "float16", "tensor cores"),
         ((7, 0), "float16", None),
@@ -153,7 +151,7 @@ AUTOCAST = {  # op -> its call, and its dtype for fp32 and for bf16, of autocast
 }
 
 
-@pytest.mark.parametrize(("call", "expected"), AUTOCAST.values(), ids=AUTOCAST.keys())
+@pytest.mark.parametrize("call, expected", AUTOCAST.values(), ids=AUTOCAST.keys())
 def test_ops_that_no_list_names_have_the_dtype_of_autocast(call, expected):
     """As docs/amp.md has it, also for versions of torch."""
     with fake_gpu(), policy(device=GPU).autocast():
@@ -168,14 +166,15 @@ def test_ops_that_no_list_names_have_the_dtype_of_autocast(call, expected):
 def switch(nondeterministic_after_test):
     def set_for(device: torch.device, *options: str) -> None:
         argv = ["-dataset=digits", *(["-opts", *options] if options else [])]
-        set_process_switches(parse_command_line(argv).config, device)
+        set_process_switches(config_for(*argv), device)
 
     yield set_for
     set_for(CPU)
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"), [(["SEED=1"], False), (["AMP=true"], True), (["AMP=true", "AMP.TF32=false"], False)]
+    "options, expected",
+    [(["SEED=1"], False), (["AMP=true"], True), (["AMP=true", "AMP.TF32=false"], False)],
 )
 def test_tf32_follows_amp_unless_set(switch, options, expected):
     switch(CPU, *options)
@@ -204,7 +203,7 @@ NOT_SKIPPED = torch.tensor(False)
 @pytest.mark.parametrize("warmup", [False, True])
 def test_the_average_is_that_of_timm(warmup):
     """timm counts steps from 1, and its decay is 0 at the first; without warm-up, ours is constant."""
-    model, generator = nn.Linear(4, 3, bias=False), torch.Generator().manual_seed(0)
+    model, generator = nn.Linear(4, 3, bias=False), seeded(0)
     ours, timms = WeightAverage(model, 0.9, warmup), ModelEmaV3(model, 0.9, use_warmup=warmup)
     for step in range(40):
         value = torch.randn(3, 4, generator=generator)
@@ -218,8 +217,8 @@ def test_the_average_is_that_of_timm(warmup):
 
 def test_tensors_with_several_names_are_averaged_once():
     """CoaT has its position encodings under two names or more."""
-    config = parse_command_line([f"-cfg={ROOT / 'tests/fixtures/families/CoaT/model.yaml'}"]).config
-    model, _ = build_model(config.model, config.data, torch.device("cpu"))
+    config = config_for(f"-cfg={ROOT / 'tests/fixtures/families/CoaT/model.yaml'}")
+    model, _ = model_for(config)
     average = WeightAverage(model, 0.5)
     start = {name: value.clone() for name, value in average.module.state_dict().items()}
     with torch.no_grad():
@@ -245,5 +244,5 @@ def test_raw_weights_are_evaluated_beside_their_average(digits_argv, cpu):
         assert row | unseen == of_average
         assert row["raw_val_loss"] != row["val_loss"]
     assert_same_state(states(both), states(average))
-    log = (both / "log.txt").read_text()
+    log = log_of(both)
     assert log.count("Epoch[002/002], Raw weights, Validation Loss:") == 1

@@ -184,7 +184,7 @@ def test_skipped_first_step_leaves_no_momentum():
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize(("max_norm", "bad"), [(None, math.nan), (1.0, math.inf), (1.0, 3e38)])
+@pytest.mark.parametrize("max_norm, bad", [(None, math.nan), (1.0, math.inf), (1.0, 3e38)])
 def test_non_finite_gradients_never_change_the_weights(fused, max_norm, bad):
     """Gradients of 3e38 are finite; their norm is not."""
     model = nn.Linear(4, 3)

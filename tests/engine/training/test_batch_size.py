@@ -10,15 +10,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, assert_same_state, digits_flags, environment, only_run, read_result, rows, states, train
+from conftest import (
+    ROOT,
+    assert_same_state,
+    config_for,
+    digits_flags,
+    environment,
+    only_run,
+    read_result,
+    refused,
+    rows,
+    states,
+    train,
+)
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from configs.command_line import parse_command_line
 from configs.yaml_io import parse_value
 from engine.training import batch_size
 from engine.training.batch_size import find_batch_size, largest_size
-from utils.errors import UserError
 
 AUTO = ["DATA.BATCH_SIZE=auto", "DATA.GLOBAL_BATCH_SIZE=96"]
 
@@ -85,7 +95,7 @@ def test_a_run_equals_one_with_the_size_and_its_resume_keeps_it(tmp_path, cpu, f
 
 def test_all_ranks_take_the_smallest(cpu, fits_16, monkeypatch):
     monkeypatch.setattr(batch_size, "gather_objects", lambda found, context: [found, 4])
-    config = parse_command_line(["-opts", *AUTO, "DATA.MEMORY_GB=0.018"]).config
+    config = config_for("-opts", *AUTO, "DATA.MEMORY_GB=0.018")
     size, note = find_batch_size(config, replace(cpu, world_size=2))
     assert size == 4 and "16: 0.02 GB" in note.text
     assert max(trial.data.batch_size for trial in fits_16) == 16
@@ -93,7 +103,7 @@ def test_all_ranks_take_the_smallest(cpu, fits_16, monkeypatch):
 
 def test_memory_that_other_processes_use_on_a_gpu_does_not_count(cpu, fits_16, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (9_000_000, 80_000_000_000))
-    config = parse_command_line(["-opts", *AUTO]).config
+    config = config_for("-opts", *AUTO)
     size, note = find_batch_size(config, replace(cpu, device=torch.device("cuda:0")))
     assert size == 8 and "fits into 0.009 GB" in note.text
 
@@ -101,7 +111,7 @@ def test_memory_that_other_processes_use_on_a_gpu_does_not_count(cpu, fits_16, m
 @pytest.mark.slow
 def test_the_run_needs_no_more_than_the_limit(tmp_path, cpu):
     flags = [*digits_flags(tmp_path), *AUTO, "DATA.IMAGE_SIZE=128", "TRAIN.MAX_STEPS=2", "DATA.GLOBAL_BATCH_SIZE=16"]
-    with pytest.raises(UserError, match="not one image fits") as error:
+    with refused("not one image fits") as error:
         train([*flags, "DATA.MEMORY_GB=0.1"], cpu)
     least = float(str(error.value).partition("peaks: 1: ")[2].partition(" ")[0])
     limit = (least + 0.3) / 0.9
@@ -142,18 +152,18 @@ def test_a_trial_out_of_memory_is_no_error(cpu, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
     monkeypatch.setattr(batch_size, "build_state", build)
-    config = parse_command_line(["-batch_size=1", "-opts", "DATA.IMAGE_SIZE=16"]).config
+    config = config_for("-batch_size=1", "-opts", "DATA.IMAGE_SIZE=16")
     assert batch_size._train_two_steps(config, cpu.device) == math.inf
 
 
 def test_what_cannot_be_searched_is_refused(cpu, fits_16):
     def find(*options: str, ranks: int = 1) -> None:
-        find_batch_size(parse_command_line(["-opts", *AUTO, *options]).config, replace(cpu, world_size=ranks))
+        find_batch_size(config_for("-opts", *AUTO, *options), replace(cpu, world_size=ranks))
 
     for options, ranks, said in (
         ([], 1, "-memory_gb"),
         (["DATA.MEMORY_GB=0.0001"], 1, "not one image"),
         (["DATA.MEMORY_GB=1", "PARALLEL.STRATEGY=fsdp"], 2, "fsdp"),
     ):
-        with pytest.raises(UserError, match=said):
+        with refused(said):
             find(*options, ranks=ranks)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, session_for
+from conftest import ROOT, config_for, session_for
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
-from configs.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.loading.sampler import TrainSampler
 from engine.training.describe import find_misfits, notes_on_left_out
@@ -28,7 +27,7 @@ def misfits_of(config: Config, layout: EpochLayout) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "number", "kind"),
+    "layout, number, kind",
     [
         (EpochLayout(80, BatchPlan(64), 0), 16, "screen"),
         (EpochLayout(1000, BatchPlan(16, ranks=3), 0), 40, "log"),
@@ -52,7 +51,7 @@ AVERAGE = {"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.999, "MODEL_EMA_WARMUP": Fals
 
 
 @pytest.mark.parametrize(
-    ("train", "model", "parts"),
+    "train, model, parts",
     [
         ({"NUM_EPOCHS": 6, "WARMUP_EPOCHS": 4}, {}, ["WARMUP_EPOCHS 4"]),
         ({"BASE_LR": 1e-4, "END_LR": 2e-4}, {}, ["END_LR 0.0002"]),
@@ -67,9 +66,7 @@ def test_options_that_do_not_fit_the_run(train, model, parts):
     assert len(found) == len(parts) and all(part in text for part, text in zip(parts, found, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "key", "lr"), [("AdamW", "SQRT_SCALED_LR", 3e-4), ("SGD", "LINEAR_SCALED_LR", 3e-5)]
-)
+@pytest.mark.parametrize("optimizer, key, lr", [("AdamW", "SQRT_SCALED_LR", 3e-4), ("SGD", "LINEAR_SCALED_LR", 3e-5)])
 def test_the_advice_about_another_batch_size_sets_the_rate_that_it_names(optimizer, key, lr):
     options = {"BASE_LR": 3e-3, "BASE_LR_BATCH_SIZE": 6400, "OPTIMIZER": {"NAME": optimizer}}
     (warning,) = misfits(options)
@@ -80,7 +77,7 @@ def test_the_advice_about_another_batch_size_sets_the_rate_that_it_names(optimiz
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"),
+    "size, expected",
     [
         (100, "2 epochs of 4 steps of 400 images (the last of 200), 1 minute;"),
         (400, "2 epochs of 1 step of 1,200 images, 1 minute;"),  # three batches
@@ -108,7 +105,7 @@ def at_root(monkeypatch):
 
 def parsed(command: str, *more: str):
     program, *flags = shlex.split(command.replace("\\\n#", ""))
-    config = parse_command_line([*flags, *more]).config
+    config = config_for(*flags, *more)
     devices = re.search(r"-ngpus=(\d+)", command)
     assert bool(devices) == (program == "main_multi_gpu.py"), "states its number of devices"
     return config, int(devices[1]) if devices else 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CPU, GREY, TINY_VIT, assert_same_state, states, train
+from conftest import CPU, GREY, TINY_VIT, assert_same_state, config_for, log_of, model_for, refused, states, train
 from PIL import Image
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.levit import LevitDistilled
@@ -20,8 +20,6 @@ from engine.checkpoint.weights_record import describe_data
 from engine.commands.run import run
 from engine.precision.policy import Precision
 from engine.training.loss import Teacher, build_step_loss, build_teacher, class_logits
-from models.build import build_model
-from utils.errors import UserError
 
 TINY_TEACHER = {"EMBED_DIM": 32, "DEPTH": 1, "NUM_HEADS": 2, "PATCH_SIZE": 4}
 STUDENT = Data.model_validate({"IMAGE_SIZE": 8, "IMAGENET_MEAN": [0.5] * 3, "IMAGENET_STD": [0.5] * 3})
@@ -41,11 +39,11 @@ def options_of(kind: str, data: Data = STUDENT, classes: int = 5, **keys) -> Con
 
 def write_teacher(path: Path, classes: int = 5, data: dict = OWN, **model) -> Path:
     """A checkpoint of this program with random weights."""
-    config = parse_command_line([]).config
+    config = config_for()
     values = {"MODEL": {"NAME": "tiny_teacher", "NUM_CLASSES": classes} | TINY_TEACHER | model, "DATA": data}
     config = type(config).model_validate(values)
     torch.manual_seed(7)
-    built, _ = build_model(config.model, config.data, CPU.device)
+    built, _ = model_for(config)
     nn.init.normal_(built.head.weight)
     torch.save({"model": built.state_dict(), "options": to_yaml(config)}, path)
     return path
@@ -148,7 +146,7 @@ DISTILLED = {
 }
 
 
-@pytest.mark.parametrize(("family", "level"), [("deit", None), ("levit", "O2")])
+@pytest.mark.parametrize("family, level", [("deit", None), ("levit", "O2")])
 def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level):
     """Also of the copy that computes in half precision. In evaluation the model returns the mean of the heads."""
     data = STUDENT.model_copy(update={"image_size": 16})
@@ -193,7 +191,7 @@ def test_alpha_0_trains_as_without_a_teacher(digits_teacher, tmp_path, cpu):
     """The teacher draws no random numbers, and its gradient has no part in the step."""
     options = [*RANDOM, "TRAIN.MAX_STEPS=4"]
     with_teacher = train(student(tmp_path / "a", digits_teacher, *options, "TRAIN.DISTILLATION_ALPHA=0"), cpu)
-    log = (with_teacher / "log.txt").read_text()
+    log = log_of(with_teacher)
     assert f"----- Teacher: vit, weights: {digits_teacher} " in log and "alpha 0, tau" in log
     alone = [*options, "TRAIN.TEACHER_WEIGHTS=null"]
     without = train(student(tmp_path / "b", digits_teacher, *alone, kind="none"), cpu)
@@ -208,7 +206,7 @@ def test_an_evaluation_needs_no_teacher_and_a_dry_run_does(digits_teacher, tmp_p
     teacher.unlink()
     assert run(parse_command_line([f"-resume={folder}", "-eval"]), cpu) == 0
     assert run(parse_command_line([f"-pretrained={folder / 'last.pth'}", "-eval"]), cpu) == 0
-    with pytest.raises(UserError, match=r"TRAIN.TEACHER_WEIGHTS: .*teacher.pth"):
+    with refused(r"TRAIN.TEACHER_WEIGHTS: .*teacher.pth"):
         run(parse_command_line(["-dry_run", *argv]), cpu)
 
 
@@ -232,7 +230,7 @@ def test_a_teacher_that_does_not_fit_is_one_line(digits_teacher, tmp_path, cpu):
         ([f"{weights}=timm", f"{model}=vit_small_patch14_dinov2"], "has no classes .* 10"),
     ]
     for options, named in refused:
-        with pytest.raises(UserError, match=named) as error:
+        with refused(named) as error:
             run(parse_command_line(["-dry_run", *student(tmp_path / "out", digits_teacher, *options)]), cpu)
         assert "\n" not in str(error.value)
 
@@ -245,11 +243,11 @@ def test_the_outputs_of_a_teacher_follow_the_class_names(tiny_teacher):
     images = torch.randn(2, STUDENT.image_channels, STUDENT.image_size, STUDENT.image_size)
     logits = [build_teacher(options, fp32(), list(names))(images) for names in ("abcde", "badce")]
     assert torch.equal(logits[1], logits[0][:, [1, 0, 3, 2, 4]])
-    with pytest.raises(UserError, match="'x' is no class of the teacher"):
+    with refused("'x' is no class of the teacher"):
         build_teacher(options, fp32(), list("abcxe"))
     options = options_of("soft", TEACHER_WEIGHTS=str(tiny_teacher))
     names = ["1", "10", "2", "3", "4"]
-    with pytest.raises(UserError, match=r"class 1 is '2' in timm's order, '10' in torchvision's; set DATA\.CLASSES"):
+    with refused(r"class 1 is '2' in timm's order, '10' in torchvision's; set DATA\.CLASSES"):
         build_teacher(options, fp32(), names)
     given = options.with_data(classes="bytes")
     assert torch.equal(build_teacher(given, fp32(), names)(images), logits[0])

@@ -12,7 +12,7 @@ EARLY = {"finished": True, "stopped_early": True, "reason": "no better evaluatio
 
 
 @pytest.mark.parametrize(
-    ("result", "interrupted", "state", "status", "flags"),
+    "result, interrupted, state, status, flags",
     [
         (FINISHED, None, "finished", 0, ("-epochs=20",)),
         (EARLY, None, "finished", 0, ("-opts", "TRAIN.PATIENCE=null")),

@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from conftest import TINY_VIT, noise_folder, only_run, read_result, states, train
+from conftest import TINY_VIT, log_of, noise_folder, only_run, read_result, slow, states, train
 from slow_decoder import decode_slowly
 
 from configs.command_line import parse_command_line
@@ -69,7 +69,7 @@ def errors_of(cpu, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "workers", "limit"), RUNS)
+@pytest.mark.parametrize("count, workers, limit", RUNS)
 def test_no_rank_waits_for_the_decoder(count, workers, limit, data, errors_of):
     damage(data / "test/class1/5.png")
     errors = errors_of(count, flags(data, workers, f"TIMEOUT_SECONDS={limit}"), True)
@@ -77,11 +77,11 @@ def test_no_rank_waits_for_the_decoder(count, workers, limit, data, errors_of):
     folder, path = only_run(data.parent / "out"), str(data / "test/class1/5.png")
     test = read_result(folder)["test"]
     assert (test["samples"], test["unreadable"], test["unreadable_images"]) == (29, 1, [path])
-    assert f"1 of 30 test images cannot be read and do not count, such as {path}: " in (folder / "log.txt").read_text()
+    assert f"1 of 30 test images cannot be read and do not count, such as {path}: " in log_of(folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "workers", "limit"), RUNS)
+@pytest.mark.parametrize("count, workers, limit", RUNS)
 def test_an_evaluation_names_all_unreadable_images_on_all_ranks(count, workers, limit, data, errors_of):
     names = ["class0/2.png", "class1/29.png", "class1/5.png"]
     for name in names:
@@ -102,7 +102,7 @@ def test_the_process_ends_all_ranks_at_a_step(data, errors_of):
     first, second = errors_of(2, argv, False)
     assert first.startswith("2 images cannot be read; ") and first == second
     folder = only_run(data.parent / "out")
-    assert "Validation" not in (folder / "log.txt").read_text() and (folder / "last.pth").is_file()
+    assert "Validation" not in log_of(folder) and (folder / "last.pth").is_file()
 
 
 @pytest.mark.parametrize("image", [3, 14])
@@ -153,7 +153,7 @@ def has_workers(monkeypatch) -> None:
     monkeypatch.setattr(TrainBatches, "prefetched_batches", property(lambda _: 6, lambda *_: None), raising=False)
 
 
-@pytest.mark.parametrize("process", [stopped_while_it_sends, dead, pytest.param(stopped, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("process", [stopped_while_it_sends, dead, slow(stopped)])
 def test_a_process_that_does_not_answer_delays_nothing(process, data, cpu, monkeypatch, has_workers):
     """A resumed run has no such process: it would decode all images once more."""
     answers = []

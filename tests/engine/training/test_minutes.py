@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import assert_same_state, digits_flags, rows, states, train
+from conftest import assert_same_state, digits_flags, rows, slow, states, train
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line
@@ -19,7 +19,7 @@ from utils.files import read_json
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"),
+    "seconds, expected",
     [
         (-5, (1, 1)),  # the probe, or one step, is the result
         (3.5, (1, 2)),  # a second of it is the evaluation
@@ -68,11 +68,11 @@ def counts_of(context, argv):
 
 
 @pytest.mark.parametrize(
-    ("count", "batch", "timed", "steps"),
+    "count, batch, timed, steps",
     [
         (1, 16, (16, 248, 16, 360), 22),
         (1, 50, (8, 360, 50, 360), 22),
-        pytest.param(2, 8, (16, 256, 16, 360), 11, marks=pytest.mark.slow),
+        slow(2, 8, (16, 256, 16, 360), 11),
     ],
 )
 def test_the_last_sixteen_batches_of_each_rank_are_timed(tmp_path, cpu, ranks, count, batch, timed, steps):
@@ -109,7 +109,7 @@ def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("epochs_done", "seconds", "left", "expected"),
+    "epochs_done, seconds, left, expected",
     [
         (27, 200, 200, ("3m16s too early", 52)),  # 396 s are left: 25 more epochs instead of 13
         (27, 400, 400, ("3m24s too late", 33)),

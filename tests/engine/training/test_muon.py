@@ -6,7 +6,7 @@ import io
 import pytest
 import timm
 import torch
-from conftest import assert_same_state
+from conftest import assert_same_state, seeded
 from timm.optim import create_optimizer_v2, muon
 from torch import nn
 
@@ -43,7 +43,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
     """By the loss scaler, which clips. Gradients grow from parameter to parameter; step 1 has a NaN, step 2 a None."""
     scaler = Precision(Amp(), torch.device("cpu")).scaler
     for step in steps:
-        generator = torch.Generator().manual_seed(step)
+        generator = seeded(step)
         for index, (name, parameter) in enumerate(model.named_parameters()):
             if (step, name) != (2, "tall.1.weight"):
                 parameter.grad = torch.randn(parameter.shape, generator=generator) * 1.3**index
@@ -79,7 +79,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize(("rule", "threads"), [*((rule, 1) for rule in RULES), ("nesterov", 2)])
+@pytest.mark.parametrize("rule, threads", [*((rule, 1) for rule in RULES), ("nesterov", 2)])
 def test_every_bit_is_that_of_timm(rule, threads):
     (name, kwargs), ours = RULES[rule], Shapes()
     timms, before = copy.deepcopy(ours), torch.get_num_threads()

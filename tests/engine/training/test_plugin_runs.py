@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, assert_same_state, digits_flags, states, train
+from conftest import ROOT, assert_same_state, digits_flags, log_of, refused, states, train
 from safetensors.torch import load_file
 
 from configs.command_line import parse_command_line
@@ -20,7 +20,6 @@ from datasets.batch import PADDING
 from engine.commands.run import run
 from engine.training.loss import build_loss
 from scripts import export
-from utils.errors import UserError
 from utils.files import read_json
 from utils.processes.entry import run_and_report_errors
 
@@ -50,7 +49,7 @@ def test_the_loss_of_a_plugin_gets_dense_targets_and_counts_no_padding(plugin, s
 def test_a_loss_without_one_value_per_sample_is_refused(plugin):
     open_plugin(plugin)
     assert "scalar" in LOSSES
-    with pytest.raises(UserError, match=r"LOSS.NAME scalar: .*\(2,\)"):
+    with refused(r"LOSS.NAME scalar: .*\(2,\)"):
         build_loss(Loss(NAME="scalar"), 0.0)(torch.zeros(2, 3), torch.tensor([0, 1]))
 
 
@@ -85,9 +84,7 @@ def test_parameters_without_a_gradient_are_named_on_one_and_on_two_ranks(tmp_pat
     (tmp_path / "unused.py").write_text(UNUSED)
     folders = [unused_run(cpu, tmp_path), ranks(2)(unused_run, tmp_path)[0]]
     for folder in folders:
-        assert re.findall(
-            r"without a gradient.*'unused.weight', 'unused.bias'$", (folder / "log.txt").read_text(), re.M
-        )
+        assert re.findall(r"without a gradient.*'unused.weight', 'unused.bias'$", log_of(folder), re.M)
     one, two = (states(folder)["model"] for folder in folders)
     assert all(torch.allclose(one[name], two[name], atol=1e-6) for name in one)
     assert one["unused.weight"].abs().sum() > 0
@@ -106,7 +103,7 @@ def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv, cpu, 
     monkeypatch.setattr("configs.parts._running", {})
     monkeypatch.delitem(LOSSES, "exits", raising=False)
     (tmp_path / "now.py").write_text("import sys\nsys.exit(3)\n")
-    with pytest.raises(UserError, match=r"-plugin .*now\.py:2: SystemExit: 3"):
+    with refused(r"-plugin .*now\.py:2: SystemExit: 3"):
         parse_command_line([f"-plugin={tmp_path / 'now.py'}", *digits_argv])
     (tmp_path / "exits.py").write_text(EXITS)
     argv = [f"-plugin={tmp_path / 'exits.py'}", *digits_argv, "LOSS.NAME=exits"]
@@ -122,7 +119,7 @@ def test_a_resumed_run_with_own_parts_is_the_same_with_workers(plugin, digits_ar
     argv = [f"-plugin={plugin}", *digits_argv, *OPTIONS]
     whole = train([*argv, "NAME=whole"], cpu)
     cut = train([*argv, "NAME=cut", "TRAIN.MAX_STEPS=30", "DATA.NUM_WORKERS=1"], cpu)
-    with pytest.raises(UserError, match=r"needs own_parts\.py.*-plugin="):
+    with refused(r"needs own_parts\.py.*-plugin="):
         parse_command_line([f"-resume={cut}"])
     train([f"-plugin={plugin}", f"-resume={cut}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
     assert_same_state(states(whole), states(cut))
@@ -136,7 +133,7 @@ def test_a_run_keeps_text_and_hash_of_its_plugins(plugin, digits_argv, tmp_path,
     assert torch.load(folder / "last.pth")["plugins"][str(Path(plugin).with_name(name))] == text
     alone = shutil.copy(folder / "last.pth", tmp_path / "alone.pth")
     argv = ["-eval", f"-pretrained={alone}", *digits_argv]
-    with pytest.raises(UserError, match=r"alone\.pth: PLUGINS: needs own_parts\.py"):
+    with refused(r"alone\.pth: PLUGINS: needs own_parts\.py"):
         run(parse_command_line(argv), cpu)
     assert run(parse_command_line([f"-plugin={plugin}", *argv]), cpu) == 0
     assert options_to_export(parse_value((folder / "config.yaml").read_text()))["PLUGINS"] == [name]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from conftest import train
+from conftest import config_for, log_of, model_for, refused, train
 from timm.data import create_transform, resolve_data_config
 from timm.layers import resample_abs_pos_embed
 from timm.models import save_for_hf
@@ -29,7 +29,6 @@ from engine.run.record import read_run
 from models.build import build_model
 from scripts import export
 from tests.datasets.photo import PHOTO, as_tensor
-from utils.errors import UserError
 
 NAMES = ["resnet18.tv_in1k", "resnet18", "vit_small_patch16_224", "beit_base_patch16_384", "convnext_tiny.fb_in22k"]
 FINETUNE = ["-cfg=configs/finetune.yaml", "-data_path=data"]
@@ -37,7 +36,7 @@ FINETUNE = ["-cfg=configs/finetune.yaml", "-data_path=data"]
 
 def completed(*argv: str) -> tuple[Data, str, list[str]]:
     """DATA, its sources and the warnings, as a training run completes them before it reads the data."""
-    config = parse_command_line(list(argv)).config
+    config = config_for(*argv)
     given = {field.upper() for field in config.data.model_fields_set}
     followed = follow_weights(config, {"DATA": given}, weights_record.weights_record(config.model))
     return followed.options.data, followed.sources, [note.text for note in followed.differing.values()]
@@ -60,7 +59,7 @@ def test_a_recipe_with_weights_of_timms_has_timms_values(name, weights, tmp_path
     assert sources.startswith(f"timm's {name}") and sources.endswith("INTERPOLATION, IMAGENET_MEAN, IMAGENET_STD")
 
 
-_TIMM = parse_command_line(["-eval", "-dataset=folder", "-opts", "MODEL.TYPE=timm", "MODEL.PRETRAINED=timm"]).config
+_TIMM = config_for("-eval", "-dataset=folder", "-opts", "MODEL.TYPE=timm", "MODEL.PRETRAINED=timm")
 _MODES = {"crop": "center", "squash": "squash", "pad": "border"}
 
 
@@ -109,7 +108,7 @@ def test_an_evaluation_shows_timms_pixels(name):
 
 def test_a_run_of_squashed_images_has_no_crop():
     """As in its training, for any CROP_PCT that was given; weights of others may have one."""
-    options = parse_command_line(["-opts", "DATA.RESIZE=squash", "DATA.CROP_PCT=0.9"]).config
+    options = config_for("-opts", "DATA.RESIZE=squash", "DATA.CROP_PCT=0.9")
     given = {"DATA": ["RESIZE", "CROP_PCT"]}
     values = {"RESIZE": "squash", "CROP_PCT": 0.875}
     own, foreign = (
@@ -127,9 +126,9 @@ def test_a_run_of_squashed_images_has_no_crop():
     assert follow_weights(options, {"DATA": ["RESIZE"]}, None, evaluates=True).options.data.crop_pct == 1
 
 
-@pytest.mark.parametrize(("mean", "std"), [("[124,116,104]", "[58,57,57]"), ("[0,0,0]", "[255,255,255]")])
+@pytest.mark.parametrize("mean, std", [("[124,116,104]", "[58,57,57]"), ("[0,0,0]", "[255,255,255]")])
 def test_mean_and_deviation_in_units_of_0_to_255_are_refused(mean, std):
-    with pytest.raises(UserError, match=r"^-opts: DATA\.IMAGENET_MEAN [^\n]*0\.\.1[^\n]*$"):
+    with refused(r"^-opts: DATA\.IMAGENET_MEAN [^\n]*0\.\.1[^\n]*$"):
         parse_command_line(["-opts", f"DATA.IMAGENET_MEAN={mean}", f"DATA.IMAGENET_STD={std}"])
 
 
@@ -161,7 +160,7 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu
     expected = timms(name)
     assert [tuple(fact.mean), tuple(fact.std), fact.crop_pct] == [expected[key] for key in ("mean", "std", "crop_pct")]
     assert (fact.image_size, fact.interpolation) == (32, "bilinear") and "options: IMAGE_SIZE" in fact.sources
-    assert "----- " + str(fact) in (run / "log.txt").read_text()
+    assert "----- " + str(fact) in log_of(run)
     values = [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std]
     assert [read_yaml(run / "config.yaml")[0]["DATA"][key] for key in (
         "IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
@@ -176,7 +175,7 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu
     ["-image_size=96,32"], ["-opts", "DATA.IMAGE_SIZE=[96, 32]"], ["-opts", "DATA.IMAGE_SIZE=(96, 32)"],
 ])  # fmt: skip
 def test_the_forms_of_a_size(argv):
-    assert parse_command_line(argv).config.data.input_size == (96, 32)
+    assert config_for(*argv).data.input_size == (96, 32)
     square = parse_command_line([word.replace("96", "32") for word in argv]).config.data
     assert square.image_size == 32 and square.input_size == (32, 32)
 
@@ -246,14 +245,14 @@ def test_a_model_of_the_hub_brings_all_its_values(hf_folder, photos, tmp_path, m
     monkeypatch.setattr("huggingface_hub.file_exists", lambda repo, file, revision: (hf_folder / file).exists())
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repo, file, revision: str(hf_folder / file))
     start = ["-model=hf-hub:ORG/NAME@v1", "-pretrained=timm"]
-    config = parse_command_line([*start, "-image_size=48", "-opts", "MODEL.NUM_CLASSES=2"]).config
-    read = build_model(config.model, config.data, cpu.device)[0].state_dict()
+    config = config_for(*start, "-image_size=48", "-opts", "MODEL.NUM_CLASSES=2")
+    read = model_for(config)[0].state_dict()
     assert read.keys() == state.keys() and all(torch.equal(read[name], state[name]) for name in state)
 
     run, fact = run_on(photos, cpu, "-dataset=folder", *start, "-opts", "TRAIN.MAX_STEPS=1")
     values = [fact.image_size, tuple(fact.mean), tuple(fact.std), fact.crop_pct, fact.interpolation]
     assert values == [48, *list(PUBLISHED.values())[1:]] and run.name.startswith("test_vit-")
-    assert "classes of the head: 2 kept" in (run / "log.txt").read_text()
+    assert "classes of the head: 2 kept" in log_of(run)
     hf_folder.rename(tmp_path / "moved")
     assert run_on(photos, cpu, f"-resume={run}", "-opts", "TRAIN.MAX_STEPS=2")[1].mean == fact.mean
     exports = [tmp_path / "digits.safetensors", tmp_path / "export"]

@@ -5,7 +5,7 @@ import io
 import json
 
 import pytest
-from conftest import TINY_VIT, bright_channels, only_run, read_result, rows, train
+from conftest import TINY_VIT, bright_channels, evaluate, log_of, read_result, rows, train
 
 from configs.command_line import parse_command_line
 from engine.checkpoint.files import load_checkpoint
@@ -37,7 +37,7 @@ def argv(tmp_path) -> list[str]:
 
 def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_path, capsys):
     folder = train(argv, cpu)
-    log, result, table = (folder / "log.txt").read_text(), read_result(folder), rows(folder)
+    log, result, table = log_of(folder), read_result(folder), rows(folder)
     scores = [float(row["val_mean_ap"]) for row in table]
     assert result["mean_ap"] == max(scores) and result["top1"] is None and scores[-1] > 60
     assert all(float(row["raw_val_mean_ap"]) > 0 and row["val_top1"] == row["raw_val_top5"] == "" for row in table)
@@ -48,9 +48,7 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_pat
     assert best.keys() == {metric.name for metric in metrics_of(True)} | {"epoch"}
     assert best["mean_ap"] == result["mean_ap"]
     assert result["test"]["mean_ap"] > 0 and result["test"]["samples"] == 19 and result["test"]["top1"] is None
-    run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu)
-    evaluated = only_run(tmp_path / "eval", "eval")
-    # an evaluation takes the best checkpoint
+    evaluated = evaluate(tmp_path / "eval", f"-resume={folder}")  # takes the best checkpoint
     again = read_result(evaluated)
     assert again["mean_ap"] == pytest.approx(max(scores)) and again["macro_f1"] == pytest.approx(result["macro_f1"])
     thresholds = load_checkpoint(folder / "best.pth")["thresholds"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same_state, noise_folder, read_result, rows, states, train
+from conftest import assert_same_state, log_of, noise_folder, read_result, rows, states, train
 
 from configs.command_line import parse_command_line
 from datasets.small_images import draw_evenly, ridge_top1
@@ -50,7 +50,7 @@ def test_images_are_drawn_evenly_from_the_classes():
     assert np.bincount(labels[draw_evenly(labels, 9)]).tolist() == [3, 3, 3]
 
 
-@pytest.mark.parametrize(("resize", "top1"), [("crop", 50.0), ("squash", 100.0)])
+@pytest.mark.parametrize("resize, top1", [("crop", 50.0), ("squash", 100.0)])
 def test_it_sees_the_part_of_an_image_that_evaluations_show(tmp_path, cpu, resize, top1):
     """Only the left edge shows the class. 58 / 224 * 224 is more than 58."""
     for split in ("train", "val"):
@@ -81,7 +81,7 @@ def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, cpu, tmp
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=23"], cpu)
     fact, result = read_fact(read_run(folder)["facts"], PixelBaseline), read_result(folder)
     assert result["pixel_baseline"] == fact.pixel_baseline > 85 and fact.training == 1437
-    assert result["majority_class"] == fact.majority_class and str(fact) in (folder / "log.txt").read_text()
+    assert result["majority_class"] == fact.majority_class and str(fact) in log_of(folder)
     monkeypatch.setattr(MEASURE, lambda *arguments: 1 / 0)
     train([f"-resume={folder}", *digits_argv], cpu)
     assert read_result(folder)["pixel_baseline"] == fact.pixel_baseline and "No pixel" not in str(read_run(folder))

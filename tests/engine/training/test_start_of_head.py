@@ -6,7 +6,17 @@ import shutil
 
 import pytest
 import torch
-from conftest import assert_same_state, digits_flags, only_run, read_result, rows, run_folders, states, train
+from conftest import (
+    assert_same_state,
+    digits_flags,
+    evaluate,
+    log_of,
+    read_result,
+    rows,
+    run_folders,
+    states,
+    train,
+)
 from safetensors.torch import load_file
 from torch import nn
 
@@ -52,10 +62,8 @@ def test_the_best_checkpoint_is_never_below_the_probe(backbone, probed, tmp_path
     result = read_result(folder)
     assert (result["epoch"], result["top1"]) == (0, read_result(probed)["top1"])
     assert min(float(row["val_top1"]) for row in rows(folder)) < result["top1"] - 20
-    assert (folder / "log.txt").read_text().count("-lr=0.3 ") == 1, "after the first epoch"
-    run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path}"]), cpu)
-    (evaluated,) = run_folders(tmp_path, "eval")
-    assert read_result(evaluated)["top1"] == result["top1"]
+    assert log_of(folder).count("-lr=0.3 ") == 1, "after the first epoch"
+    assert read_result(evaluate(tmp_path, f"-resume={folder}"))["top1"] == result["top1"]
 
 
 def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path, cpu, monkeypatch):
@@ -111,7 +119,7 @@ def test_a_head_of_the_same_classes_stays(trained_digits, tmp_path, cpu):
 
 
 @pytest.mark.parametrize(
-    ("options", "moves"),
+    "options, moves",
     [
         ({}, True),
         ({"head": "probe"}, False),
@@ -134,14 +142,11 @@ def adapted(trained_digits):
     return trained_digits(f"MODEL.PRETRAINED={pretrained}", *options)
 
 
-def test_evaluation_and_export_merge_the_adapters(adapted, tmp_path, cpu):
+def test_evaluation_and_export_merge_the_adapters(adapted, tmp_path):
     assert export.main([str(adapted), "-format", "safetensors", f"-output={tmp_path / 'merged.safetensors'}"]) == 0
-    found = []
+    best = load_checkpoint(adapted / "best.pth")["best"]
     for file in (adapted / "best.pth", tmp_path / "merged.safetensors"):
-        run(parse_command_line(["-eval", f"-pretrained={file}", f"-output={tmp_path / file.stem}"]), cpu)
-        found.append(read_result(only_run(tmp_path / file.stem, "eval")))
-    for result in found:
-        best = load_checkpoint(adapted / "best.pth")["best"]
+        result = read_result(evaluate(tmp_path / file.stem, f"-pretrained={file}"))
         assert result["top1"] == best["top1"] and result["loss"] == pytest.approx(best["loss"], rel=1e-6)
 
 

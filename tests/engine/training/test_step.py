@@ -14,9 +14,12 @@ from conftest import (
     TINY_RESNET,
     TINY_VIT,
     assert_same_state,
+    config_for,
+    model_for,
     only_run,
     rows,
     samples_for,
+    slow,
     states,
     step_rows,
     train,
@@ -25,13 +28,11 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from configs.batch_plan import BatchPlan, EpochLayout
-from configs.command_line import parse_command_line
 from configs.schema import Config
 from datasets.loading.sampler import epoch_order
 from engine.checkpoint.files import load_checkpoint
 from engine.parallel import DDP
 from engine.training.session import build_train_state
-from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.seeding import derive_seed
 
@@ -59,7 +60,7 @@ TOLERANCE = {
 }
 DEVICES = [
     "one rank",
-    pytest.param("two ranks", marks=pytest.mark.slow),
+    slow("two ranks"),
     pytest.param("one GPU", marks=pytest.mark.gpu),
     pytest.param(
         "two GPUs", marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
@@ -73,7 +74,7 @@ def plain_loop(config: Config, level: str) -> tuple[dict, dict, dict]:
     train = config.train
     batch_size = 32
     torch.manual_seed(derive_seed(config.seed, "initialization"))
-    model, _ = build_model(config.model, config.data, torch.device("cpu"))
+    model, _ = model_for(config)
     average, initial = copy.deepcopy(model), copy.deepcopy(model.state_dict())
     if level == "O2":
         compute_norms_in_fp32(model)
@@ -159,7 +160,7 @@ def trained(request, tmp_path_factory, ranks) -> dict[str, dict]:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_twenty_steps_equal_a_plain_loop(trained, precision):
     """The error is relative to the distance between the initial and the trained weights."""
-    config = parse_command_line(["-dataset=fake", "-batch_size=32", "-opts", *OPTIONS]).config
+    config = config_for("-dataset=fake", "-batch_size=32", "-opts", *OPTIONS)
     initial, model, average = plain_loop(config, precision)
     checkpoint, tolerance = trained[precision], TOLERANCE[trained["devices"]][precision]
     assert checkpoint["epoch"] * STEPS_PER_EPOCH + checkpoint["done_steps"] == STEPS
@@ -212,7 +213,7 @@ def test_ddp_starts_with_fused_attention_under_autocast(group_of_one, monkeypatc
     """Under torch 2.10 DDP would wait for gradients that never come: its warm-up is without autocast."""
     monkeypatch.setattr("engine.training.session.build_strategy", lambda options, context: DDP(context.device, options))
     options = ["MODEL.ATTENTION=fused", "AMP.ENABLED=true", "AMP.DTYPE=bfloat16"]
-    config = parse_command_line(["-opts", *TINY_VIT, *GREY, *options]).config
+    config = config_for("-opts", *TINY_VIT, *GREY, *options)
     state, _ = build_train_state(config, group_of_one, EpochLayout(100, BatchPlan(4), config.seed))
     images = torch.zeros(2, 1, 8, 8, device=group_of_one.device)
     with state.precision.autocast():

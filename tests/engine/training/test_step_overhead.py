@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import config_for, model_for
 from dispatch import DispatchMode, op_name, returns_view
 from fake_gpu import CONTEXT, GPU, fake_gpu, training_loop
 from torch import nn
 
-from configs.command_line import parse_command_line, to_yaml
+from configs.command_line import to_yaml
 from configs.schema import Config, Data, Model
 from datasets.batch import Batch
 from engine.precision.policy import LossScaler
@@ -39,7 +40,7 @@ def half(level: str, dtype: str = "bfloat16") -> list[str]:
 
 
 def config_of(*options: str) -> Config:
-    return parse_command_line(["-dataset=fake", "-opts", *options]).config
+    return config_for("-dataset=fake", "-opts", *options)
 
 
 def without_weights(model: Model, *rest: Any, **options: Any) -> tuple[nn.Module, Fitted]:
@@ -77,7 +78,7 @@ def test_the_host_never_waits_for_a_teacher(kind, tmp_path):
     """The teacher renormalizes and resizes the images."""
     teacher = config_of("MODEL.EMBED_DIM=32", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10")
     teacher = teacher.model_copy(update={"data": Data(IMAGE_SIZE=48, IMAGENET_MEAN=(0.4,) * 3)})
-    model, _ = build_model(teacher.model, teacher.data, torch.device("cpu"))
+    model, _ = model_for(teacher)
     torch.save({"model": model.state_dict(), "options": to_yaml(teacher)}, tmp_path / "teacher.pth")
     distillation = [f"TRAIN.DISTILLATION_TYPE={kind}", f"TRAIN.TEACHER_WEIGHTS={tmp_path / 'teacher.pth'}"]
     train_on_fake_gpu(*half("O2"), *AUGMENTATION, *DRAWN, *distillation)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import ROOT
+from conftest import ROOT, config_for, seeded
 from timm.data import create_transform
 from timm.data.mixup import Mixup as TimmMixup
 from timm.data.random_erasing import RandomErasing
@@ -28,7 +28,6 @@ from timm.scheduler.scheduler_factory import scheduler_kwargs
 from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout
-from configs.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
 from datasets.transforms.device import TrainTransform
@@ -74,7 +73,7 @@ def recipe(request, tmp_path):
     if request.param == "DeiT-S":
         flags = flags_of(DEIT)
         path = ROOT / "configs/deit_small_patch16_224.yaml"
-    return flags, lambda *options: parse_command_line([f"-cfg={path}", "-opts", *options]).config
+    return flags, lambda *options: config_for(f"-cfg={path}", "-opts", *options)
 
 
 def timm_optimization(flags: Namespace, model: nn.Module, steps_per_epoch: int):
@@ -186,7 +185,7 @@ def flatten(model: nn.Module) -> torch.Tensor:
 def mixed_batches(flags: Namespace, smoothing: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Eight batches of noise; the images are the same for any smoothing."""
     np.random.seed(0)
-    generator, mixup = torch.Generator().manual_seed(0), timm_mixup(flags, smoothing)
+    generator, mixup = seeded(0), timm_mixup(flags, smoothing)
     images = torch.randn(8, BATCH, 3, 32, 32, generator=generator, dtype=torch.float64)
     labels = torch.randint(CLASSES, (8, BATCH), generator=generator)
     return [mixup(*batch) for batch in zip(images, labels, strict=True)]

@@ -8,14 +8,28 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import TINY_VIT, assert_same_state, noise_folder, only_run, read_result, rows, session_for, states, train
+from conftest import (
+    TINY_VIT,
+    assert_same_state,
+    config_for,
+    evaluate,
+    log_of,
+    noise_folder,
+    only_run,
+    read_result,
+    refused,
+    rows,
+    session_for,
+    slow,
+    states,
+    train,
+)
 
 from configs.command_line import parse_command_line
 from engine.checkpoint.files import load_checkpoint
 from engine.commands.run import run
 from engine.report.contents import read_contents
 from engine.run.record import read_run
-from utils.errors import UserError
 from utils.files import read_json
 from utils.metric_table import METRICS
 from utils.notes import STATUS
@@ -44,8 +58,7 @@ def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, cpu
     assert re.search(r"Best minimum recall: 70\.00%.* \(epoch 3\)\n", log)
     contents = read_contents(folder)
     assert contents.best == (3, 70.0) and contents.metric.name == "min_recall"
-    run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu)
-    value = read_result(only_run(tmp_path / "eval", "eval"))["min_recall"]
+    value = read_result(evaluate(tmp_path / "eval", f"-resume={folder}"))["min_recall"]
     assert f"Validation minimum recall: {value:.2f}%" in capsys.readouterr().out
 
 
@@ -65,7 +78,7 @@ def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_
     more = ["DATA.DATASET=imagenet2012", "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=3", "EVAL.BEST_METRIC=auroc"]
     folder = train([*words, *more], cpu)
     assert [count for text, count in read_run(folder)["warnings"].items() if "EVAL.BEST_METRIC" in text] == [1]
-    assert read_result(folder)["epoch"] and "Best AUROC" in (folder / "log.txt").read_text()
+    assert read_result(folder)["epoch"] and "Best AUROC" in log_of(folder)
     for split, classes in (("train", "01"), ("val", "0")):
         names = [path.relative_to(root) for name in classes for path in (root / split / f"class{name}").iterdir()]
         (root / f"{split}_list.txt").write_text("".join(f"{name} 0\n" for name in names))
@@ -108,7 +121,7 @@ def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cpu
     assert not read_result(folder)["stopped_early"] and not read_run(folder)["stopped_early"]
 
 
-@pytest.mark.parametrize("stop", [7, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stop", [7, slow(10)])
 def test_a_resumed_run_counts_from_the_best_epoch(argv, cpu, stop):
     folder = train([*argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
     assert not read_result(folder)["stopped_early"] and read_json(folder / STATUS)["state"] == "stopped"
@@ -149,28 +162,27 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, cpu, 
     "options",
     [
         ["TRAIN.MODEL_EMA=false", "TRAIN.OPTIMIZER.NAME=SGD", "MODEL.TUNE=head"],
-        ["-amp", "-opts", "AMP.LEVEL=O3", "AMP.DTYPE=bfloat16"],
+        ["AMP.ENABLED=true", "AMP.LEVEL=O3", "AMP.DTYPE=bfloat16"],
     ],
 )
 def test_the_size_of_a_checkpoint_is_known_before_training(digits_argv, cpu, options):
-    flags = options[:1] if options[0].startswith("-") else []
-    folder = train([*flags, *digits_argv, *options[2 * len(flags) :], "MODEL.EMBED_DIM=192", "TRAIN.MAX_STEPS=1"], cpu)
-    train([*flags, f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=2"], cpu)
-    sizes = re.findall(r"----- Checkpoints: about ([\d.]+) MB", (folder / "log.txt").read_text())
+    folder = train([*digits_argv, *options, "MODEL.EMBED_DIM=192", "TRAIN.MAX_STEPS=1"], cpu)
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=2"], cpu)
+    sizes = re.findall(r"----- Checkpoints: about ([\d.]+) MB", log_of(folder))
     real = (folder / "last.pth").stat().st_size / 1e6
     assert [float(size) for size in sizes] == [pytest.approx(real, rel=0.05)] * 2
 
 
 def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_folder_is_made(digits_argv, cpu, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=10**4))
-    with pytest.raises(UserError, match=r"0\.0 MB free .* not one fits; .* -output$"):
+    with refused(r"0\.0 MB free .* not one fits; .* -output$"):
         train(digits_argv, cpu)
-    assert not Path(parse_command_line(digits_argv).config.save).exists()
+    assert not Path(config_for(*digits_argv).save).exists()
 
 
 def test_a_disk_that_does_not_tell_its_size_ends_no_run(digits_argv, cpu, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, free=0))
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=0))
-    with pytest.raises(UserError, match=r"not one fits; .* resume a copy"):  # -output does not move a run
+    with refused(r"not one fits; .* resume a copy"):  # -output does not move a run
         train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=2"], cpu)
