@@ -277,6 +277,9 @@ def _with_values(words: list[str]) -> Iterator[tuple[str, list[str]]]:
     while words:
         word, *words = words
         flag, _, given = word.partition("=")
+        if not (word.startswith("-") or flag.isupper()):
+            flag = word  # a path such as year=2024/train
+            given = ""
         values = [given] if given else []
         if word.startswith("-") and not given:
             values = [*itertools.takewhile(lambda one: not one.startswith("-"), words)]

@@ -55,6 +55,13 @@ SAME = [
 ]
 
 
+def test_a_folder_with_an_equals_sign_is_named_whole(tmp_path):
+    folder = tmp_path / "year=2024"
+    folder.mkdir()
+    with pytest.raises(UserError, match=f"use -data_path={folder} "):
+        parse_command_line([str(folder)])
+
+
 @pytest.mark.parametrize(("theirs", "ours"), SAME)
 def test_a_flag_of_another_program_is_this_programs(theirs, ours):
     assert parse_command_line(theirs.split()).config == parse_command_line(ours.split()).config
