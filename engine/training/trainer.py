@@ -263,6 +263,7 @@ class Trainer:
             self.outputs.logger.note(note)
         if request == _END:
             self._save()
+            call_on_main(self.wait_until_saved, self.context)  # the first rank that raises ends the others
             error = broadcast_object(error, self.context)
             assert error
             raise error

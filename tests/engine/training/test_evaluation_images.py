@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from configs.command_line import parse_command_line
 from datasets.loading.loader import TrainBatches
 from datasets.loading.workers import call_in_background
 from datasets.sources.samples import ImageFiles
+from engine.checkpoint.files import CheckpointWriter
 from engine.commands.run import run
 from engine.evaluation import evaluate
 from utils.errors import UserError
@@ -103,6 +105,29 @@ def test_the_process_ends_all_ranks_at_a_step(data, errors_of):
     assert first.startswith("2 images cannot be read; ") and first == second
     folder = only_run(data.parent / "out")
     assert "Validation" not in log_of(folder) and (folder / "last.pth").is_file()
+
+
+def is_saved_at_the_error(context, argv: list[str], output: Path) -> bool:
+    write = CheckpointWriter._write
+
+    def write_slowly(*given):
+        time.sleep(1)
+        write(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "usable_cores", lambda: {0, 1})
+        patch.setattr(CheckpointWriter, "_write", write_slowly)
+        with pytest.raises(UserError, match="cannot be decoded"):
+            train(argv, context)
+    return (only_run(output) / "last.pth").is_file()
+
+
+@pytest.mark.slow
+def test_no_rank_ends_before_the_checkpoint_is_written(data, ranks):
+    """The launcher ends all ranks after the first one."""
+    damage(data / "val/class0/2.png")
+    argv = flags(data, 1, "TRAIN.NUM_EPOCHS=4000", "VALIDATE_FREQ=4000", "SAVE_FREQ=4000")
+    assert ranks(2)(is_saved_at_the_error, argv, data.parent / "out") == [True, True]
 
 
 @pytest.mark.parametrize("image", [3, 14])
