@@ -13,6 +13,7 @@ from datasets.decoding.images import MissingImage
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems
 from datasets.sources.class_folders import has_class_folders, read_images
 from datasets.sources.groups import check_groups, with_groups
+from datasets.sources.listing import forget_listings
 from datasets.sources.lists import METADATA, table_file
 from datasets.sources.names import (
     BYTES,
@@ -103,6 +104,8 @@ def _on_all_ranks(read: Callable[[], list[Samples]], context: ProcessContext) ->
         if context.hosts and context.host != context.hosts[0]:
             error.args = (f"{context.host}, unlike {context.hosts[0]}: {error}",)
         raise
+    finally:
+        forget_listings()
     check_same_data(splits, context)
     return splits
 

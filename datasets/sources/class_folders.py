@@ -19,6 +19,7 @@ from datasets.decoding.images import (
     kind_of_file,
     missing_decoder,
 )
+from datasets.sources.listing import list_directory
 from datasets.sources.samples import ImageFiles, Listing, is_broken_link, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
@@ -192,18 +193,23 @@ class FoundFiles:
         """
         root = self.root.resolve()
         visited = {*root.parents, *([root] if folder != self.root else ())}
-        for path, folders, files in os.walk(
-            folder, onerror=lambda error: self.findings.append(_cannot_list(error)), followlinks=True
-        ):
+        waiting = [os.fspath(folder)]
+        while waiting:
+            path = waiting.pop()
+            try:
+                folders, files = list_directory(path)
+            except OSError as error:
+                self.findings.append(_cannot_list(error))
+                continue
             resolved = Path(path).resolve()
             if resolved in visited:
                 self.others["link to a folder that is read"] += 1
-                folders.clear()
                 continue
             visited.add(resolved)
             ignored = [*filter(_IGNORED_FOLDERS.fullmatch, folders)]
-            folders[:] = sorted({*folders}.difference(ignored))
-            yield path, folders, sorted(files)
+            folders = sorted({*folders}.difference(ignored))
+            yield path, folders, files
+            waiting += [os.path.join(path, name) for name in reversed(folders)]
             self.others.update(f"{name}/" for name in ignored)
 
     def top(self) -> tuple[list[str], list[str]]:

@@ -29,6 +29,7 @@ _LABELS = (
 _SPLIT = re.compile(r"(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*")
 _MAYBE_SPLITS = {"set", "subset", "dataset", "fold", "phase", "usage", "mode", "part", "stage"}
 _SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
+Values = Mapping[str, Collection[str]]  # of each column
 _SET_NUMBERS = re.compile("[0-3]")  # of MatConvNet
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
 _BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
@@ -107,7 +108,7 @@ def _values_of(table: Table, paths: Sequence[str]) -> dict[str, set[str]]:
 
 
 def _find_labels(
-    named: list[str], given: Any, paths: Sequence[str], rest: list[str], values: Mapping[str, Collection[str]]
+    named: list[str], given: Any, paths: Sequence[str], rest: list[str], values: Values
 ) -> tuple[list[str], bool]:
     """The columns of labels, and whether each is of a class.
 
@@ -180,7 +181,7 @@ def _are_several(split_of: Mapping[str, str]) -> bool:
 
 
 def _find_split(
-    table: Table, others: Sequence[str], values: Mapping[str, Collection[str]], data: Data
+    table: Table, others: Sequence[str], values: Values, data: Data
 ) -> tuple[str | None, Mapping[str, str]]:
     """`Layout.split` and `split_of`: of DATA.COLUMNS, else of a column among the `others`, else of the paths."""
     columns = data.columns or {}

@@ -6,7 +6,7 @@ import shlex
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from configs.yaml_io import shorten
 from datasets.decoding.decode import LazyImage
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import ShardWindows
+from datasets.sources.listing import list_directory
 from datasets.sources.lists import Tables
 from datasets.sources.names import SPLIT_NAMES, list_names, split_of
 from datasets.sources.samples import ImageFiles, Listing, listing_arrays, read_error
@@ -38,8 +39,17 @@ _lock = threading.Lock()  # threads that read a row group wait for the first one
 
 def parquet_files(root: Path) -> list[Path]:
     """The parquet files in a folder, where the hub has them."""
-    found = (path for depth in range(_MAX_DEPTH) for path in root.glob(f"{'*/' * depth}*{PARQUET}"))
-    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(root).parts))
+    found = list[Path]()
+    folders = [root]
+    for _ in range(_MAX_DEPTH):
+        inner = list[Path]()
+        for folder in folders:
+            with suppress(OSError):
+                names, files = list_directory(folder)
+                found += [folder / name for name in (*names, *files) if name.endswith(PARQUET) and name[0] != "."]
+                inner += [folder / name for name in names if name[0] != "."]
+        folders = inner
+    return sorted(found)
 
 
 class Parquet(Tables):

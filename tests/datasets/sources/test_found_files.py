@@ -2,12 +2,13 @@
 
 import os
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
-from source_helpers import assert_refused, names_of, options, read_splits, tree, write_classes, write_image
+from source_helpers import assert_refused, expand, names_of, options, read_splits, tree, write_classes, write_image
 
 from configs.schema import Data
 from datasets.decoding.images import kind_of, missing_decoder
@@ -172,6 +173,22 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(class_folders.os, "scandir", deny)
     assert_refused(lambda: ClassFolders(options(tmp_path)).read("train"), f"{tmp_path}/dog: ", "Permission denied")
+
+
+def test_a_start_lists_each_folder_once(tmp_path, cpu, monkeypatch):
+    tree(tmp_path, "{train,val}/{a,b}")
+    for folder, _, _ in os.walk(tmp_path):
+        os.utime(folder, (0, 0))  # a folder that has just changed is listed again
+    listed = Counter()
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.update([str(path)]) or scandir(path))
+    data = options(tmp_path, batch_size=1)
+    assert [len(samples) for samples in read_splits(data, cpu)] == [8, 8]
+    folders = [f"{tmp_path}/{folder}" for folder in expand("{train,val}{,/a,/b}")]
+    assert [listed[folder] for folder in folders] == [1] * 6
+    tree(tmp_path, "train/a/new.jpg")
+    os.utime(tmp_path / "train/a", (0, 0))
+    assert [len(samples) for samples in read_splits(data, cpu)] == [9, 8]
 
 
 @pytest.mark.parametrize(("dataset", "folder", "left_out"), [
