@@ -5,6 +5,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,3 +44,13 @@ def test_objects_are_inert_and_the_functions_of_the_reader_cannot_be_changed(tmp
     assert _encode.__defaults__ is None
     with pytest.raises(ValueError, match="bytearray"):
         read(pickle.dumps(bytearray(b"a"), protocol=5), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize")
+@pytest.mark.parametrize("is_archive", [True, False])
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32])
+def test_a_quantized_tensor_leaves_the_others_readable(dtype, is_archive, tmp_path):
+    content = {"quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, dtype), "plain": torch.arange(3.0)}
+    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=is_archive)
+    plain = read_pickle(tmp_path / "a.pth")["plain"]
+    assert bytes(plain.storage.data) == content["plain"].numpy().tobytes()

@@ -126,6 +126,7 @@ _STORAGES = {  # torch's names of the type of a storage, and of its elements
     "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
     "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "Untyped": "uint8",
     "ComplexDouble": "complex128", "ComplexFloat": "complex64",
+    "QInt8": "int8", "QUInt8": "uint8", "QInt32": "int32",  # of quantized tensors
 }  # fmt: skip
 _BYTES = {dtype: 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize for dtype in _STORAGES.values()}
 # Nothing of a file runs; one that names what starts programs or imports code is malicious. commands: of Python 2.
