@@ -81,7 +81,8 @@ RULES = {
 
 @pytest.mark.parametrize("rule, threads", [*((rule, 1) for rule in RULES), ("nesterov", 2)])
 def test_every_bit_is_that_of_timm(rule, threads):
-    (name, kwargs), ours = RULES[rule], Shapes()
+    name, kwargs = RULES[rule]
+    ours = Shapes()
     timms, before = copy.deepcopy(ours), torch.get_num_threads()
     optimizer = build_optimizer(ours, train_options(name, kwargs))
     expected = create_optimizer_v2(timms, name, LR, DECAY, **kwargs)

@@ -95,7 +95,8 @@ CHOSEN = {
 
 @pytest.mark.parametrize("case", CHOSEN, ids=" ".join)
 def test_given_options_replace_those_of_the_optimizer(case):
-    (name, key), (value, hyperparameter) = case, CHOSEN[case]
+    name, key = case
+    value, hyperparameter = CHOSEN[case]
     optimizer = build_optimizer(nn.Linear(3, 2), train_options(NAME=name, **{key: value}))
     expected = value[hyperparameter] if isinstance(value, dict) else value
     found = optimizer.defaults[hyperparameter]
