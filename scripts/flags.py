@@ -6,7 +6,8 @@ from pathlib import Path
 
 from configs.flags import Parser, add_flag, entry_parser
 from configs.weights import find_weights, refuse_sharded
-from utils.errors import UserError, did_you_mean
+from utils.errors import UserError, did_you_mean, error_from
+from utils.files import atomic_write
 
 
 def script_parser(script: str, usage: str, description: str) -> Parser:
@@ -53,6 +54,15 @@ def find_source(path: str) -> Path:
         file = next(map(str, folder.glob("*.safetensors")), "a weight file")  # of an exported folder
         raise UserError(f"{path}: has no checkpoint; give the folder of a run, or {file}")
     return folder
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Writes the file of -output. Raises UserError: it cannot be written."""
+    try:
+        atomic_write(path, content)
+    except OSError as error:
+        fix = "give another file with -output"
+        raise error_from(error, f"{path}: cannot be written ({error.strerror}); {fix}") from error
 
 
 def positive(text: str) -> int:

@@ -17,9 +17,8 @@ from datasets.shards.data_set import TarShards
 from datasets.shards.index import INDEX_NAME, encode_index
 from datasets.shards.location import parse_location
 from datasets.shards.store import is_local
-from scripts.flags import add_flag, new_file, script_parser, split_flags
-from utils.errors import UserError, error_from
-from utils.files import atomic_write
+from scripts.flags import add_flag, new_file, script_parser, split_flags, write_output
+from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 
 
@@ -34,11 +33,7 @@ def main(argv: list[str]) -> int:
     if output is None:
         raise UserError(f"{root}: is not a folder of this host; give a file with -output, and copy it there")
     shards = TarShards(config.data, assume=False)
-    try:
-        atomic_write(output, encode_index(shards.index))
-    except OSError as error:
-        problem = f"{output}: cannot be written ({error.strerror})"
-        raise error_from(error, f"{problem}; give another file with -output") from error
+    write_output(output, encode_index(shards.index))
     for note in shards.notes:
         print(note)
     for split, names in shards.found.splits.items():

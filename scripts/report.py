@@ -31,8 +31,8 @@ from engine.report.tables import (
     results,
 )
 from engine.run.record import BASELINES, REPORT
-from utils.errors import UserError, error_from, escape_control_characters
-from utils.files import atomic_write
+from scripts.flags import write_output
+from utils.errors import UserError, escape_control_characters
 from utils.metric_table import METRICS
 from utils.processes.entry import run_and_report_errors
 from utils.tables import aligned_table, table_text
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     page = flags.output or (folders[0] / REPORT if len(folders) == 1 else folders[0].absolute().parent / COMPARISON)
     if len(folders) == 1:
         runs = [read_contents(folders[0])]
-        _write(page, run_page(runs[0]))
+        write_output(page, run_page(runs[0]))
     else:
         runs, problems = list[RunContents](), list[str]()
         for folder in folders:
@@ -77,10 +77,10 @@ def main(argv: list[str]) -> int:
         runs = ranked(runs)
         groups, reasons = groups_of(runs)
         problems += reasons
-        _write(page, comparison_page(runs, groups, problems, page.parent))
+        write_output(page, comparison_page(runs, groups, problems, page.parent))
         if groups:
             cells = (list(group.cells.values()) for group in groups)
-            _write(page.parent / GROUPS, table_text(list(groups[0].cells), cells))
+            write_output(page.parent / GROUPS, table_text(list(groups[0].cells), cells))
         for problem in problems:
             print(escape_control_characters(problem), file=sys.stderr)
         if not flags.csv:
@@ -95,14 +95,6 @@ def _folders_in(path: Path) -> list[Path]:
     """Returns the folder of a run, or the folders of the runs in it. Files are ignored: output/* has compare.html."""
     inside = [] if (path / RUN_OPTIONS).exists() else sorted(path.glob(f"*/{RUN_OPTIONS}"))
     return [file.parent for file in inside] or ([] if path.is_file() else [path])
-
-
-def _write(page: Path, content: str) -> None:
-    try:
-        atomic_write(page, content)
-    except OSError as error:
-        fix = "give another file with -output"
-        raise error_from(error, f"{page}: cannot be written ({error.strerror}); {fix}") from None
 
 
 def _options(runs: Sequence[RunContents]) -> list[list[str]]:

@@ -117,6 +117,10 @@ def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, co
         main([str(prediction)])
     with pytest.raises(UserError, match="no run found"):
         main([str(prediction), str(tmp_path / "notes")])
+    with pytest.raises(
+        UserError, match=r"^\S*gone/a.html: cannot be written \(No such .*; give another file with -output$"
+    ):
+        main([str(tmp_path / "run"), f"-output={tmp_path / 'gone/a.html'}"])
 
 
 def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
