@@ -21,7 +21,7 @@ def list_directory(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
             for entry in entries:
                 kind = folders if _is_folder(entry) else files
                 kind.append(entry.name)
-        names = ["\0".join(sorted(kind)) for kind in (folders, files)]  # a quarter of the memory of many strings
+        names = ["\0".join(sorted(kind)) for kind in (folders, files)]  # ImageNet: 1,000 strings, not 1.3 million
         if time.time_ns() - changed > _SETTLED_SECONDS * 10**9:
             _listings[key] = changed, names
     folders, files = (kind.split("\0") if kind else [] for kind in names)

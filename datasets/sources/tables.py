@@ -27,7 +27,7 @@ _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the de
 _INVISIBLE = " \u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of web pages and spreadsheets
 _LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
 _OTHER_WIDTH = "the number of fields differs from the header's; quote a path that contains a separator"
-ONE = re.compile("[1tT]")
+ONE = re.compile("[1tT]")  # of a column of 0 and 1
 Cells = dict[str, str]  # the text in each column of a row
 
 
