@@ -302,7 +302,7 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
     if shared := sorted(set.intersection(*of_both) - {""}):
         shown = ", ".join(map(shorten, shared[:_SHOWN]))
         text = f"{len(shared)} group(s) are in both train and val, such as {shown}"
-        samples["train"].notes.append(Note("warning", f"the figures are too high: {text}"))
+        samples["train"].notes.append(Note("warning", f"the figures are too high: {text}", misleads=True))
 
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")

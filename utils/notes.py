@@ -18,11 +18,13 @@ class Note:
     """A line about the data, the model or the run. No code decides by its text.
 
     kind: screen: one of the few lines that a newcomer needs on the terminal; log: a fact for log.txt; warning: printed
-    with the word Warning, and recorded in run.json.
+    with the word Warning, and recorded in run.json. misleads: a warning that the figures of the run are wrong without
+    it; it comes before the others.
     """
 
     kind: Literal["screen", "log", "warning"]
     text: str
+    misleads: bool = False
 
     def __str__(self) -> str:
         return f"Warning: {self.text}" if self.kind == "warning" else self.text

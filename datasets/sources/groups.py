@@ -117,7 +117,7 @@ def _cases_in_names(listing: Listing) -> list[Note]:
             problem = f"figures are too high if {shorten(matches[0][1])} is a patient"
             fix = f"-opts {quote(f'DATA.GROUPS={expression}')} keeps the images of each on one side"
             number = len({match[1] for match in matches})
-            return [Note("warning", f"{problem}: {fix} ({number:,} in {len(paths):,} names of files)")]
+            return [Note("warning", f"{problem}: {fix} ({number:,} in {len(paths):,} names of files)", misleads=True)]
     return []
 
 

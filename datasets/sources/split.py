@@ -249,7 +249,9 @@ def _changes(
     if len(seen):
         images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])} (by path)"
         fix = "; -split val evaluates the held-out images" if is_val.all() else ""
-        notes.append(Note("warning", f"the figures are too high: the checkpoint was trained on {images}{fix}"))
+        notes.append(
+            Note("warning", f"the figures are too high: the checkpoint was trained on {images}{fix}", misleads=True)
+        )
     return notes
 
 

@@ -23,10 +23,12 @@ from utils.files import own_file
 from utils.notes import RANK_LOG, RUN_LOG, Note
 from utils.tables import MAX_COLUMNS
 
-_NOTE = logging.INFO + 5  # level of the notes for the screen; what is only for the files has DEBUG
+# Levels of the notes for the screen, and of warnings that come first; what is only for the files has DEBUG.
+_NOTE, _MISLEADS = logging.INFO + 5, logging.WARNING + 5
 _MAX_LINES, _MAX_WARNINGS = 7, 3  # on the screen before the first step, below the recipe: in all, and of them
 _MIN_PATH_CHARS = 30  # that are shown
 _MARK = "----- "  # of lines in the files that are no steps
+_OPTION = re.compile(r"-opts ('[^']*'|[^\s']+)")  # of an advice
 
 
 class _LineFormatter(logging.Formatter):
@@ -67,7 +69,8 @@ class _Console(logging.Handler):
         waiting = self._waiting or []
         self._waiting = None
         notes = [*lines, *(line for level, line in waiting if level < logging.WARNING)]
-        warnings = [line for level, line in waiting if level >= logging.WARNING]
+        by_level = sorted(waiting, key=lambda one: -one[0])
+        warnings = [line for level, line in by_level if level >= logging.WARNING]
         last = warnings[:_MAX_WARNINGS] if self.has_file else warnings
         shown = [*(notes[: _MAX_LINES - len(last)] if self.has_file else notes), *last]
         if hidden := len(notes) + len(warnings) - len(shown):
@@ -81,11 +84,22 @@ class _Console(logging.Handler):
 
 
 def _fitted(line: str, end: str = "") -> str:
-    """The line in the width of the screen: without the middle of its longest path, then without its last words."""
+    """The line in the width of the screen: without the middle of its longest path, then without its last words.
+
+    An option to type is never cut: the words before it go.
+    """
     width = min(shutil.get_terminal_size().columns, MAX_COLUMNS) if sys.stdout.isatty() else MAX_COLUMNS
-    path = max(re.findall(r"\S*/\S*", line), key=len, default="")
-    line = line.replace(path, shortened(path, max(len(path) + width - len(line + end), _MIN_PATH_CHARS)))
-    return textwrap.shorten(line, width - len(end), placeholder=" ...") + end
+    option = _OPTION.search(line)
+    if len(line + end) <= width or not option or option.end() <= width - len(f" ...{end}"):
+        return _without_words(line, width - len(end)) + end
+    before = _without_words(line[: option.start()], max(width - len(f" {option[0]}{end}"), _MIN_PATH_CHARS))
+    return f"{before} {option[0]}{end}"
+
+
+def _without_words(line: str, width: int) -> str:
+    path = max(re.findall(r"\S*/\S*", _OPTION.sub("", line)), key=len, default="")
+    line = line.replace(path, shortened(path, max(len(path) + width - len(line), _MIN_PATH_CHARS)))
+    return textwrap.shorten(line, width, placeholder=" ...")
 
 
 class _LogFile(logging.FileHandler):
@@ -171,7 +185,7 @@ class RunLogger:
             self.record.add_fact(note)
             self.log(f"{_MARK}{note}")
         elif note.kind == "warning":
-            self.warn(note.text)
+            self._run.log(_MISLEADS if note.misleads else logging.WARNING, note.text)
         else:
             self._run.log(_NOTE if note.kind == "screen" else logging.DEBUG, f"{_MARK}{note.text}")
 

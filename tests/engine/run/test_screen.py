@@ -126,3 +126,16 @@ def test_the_kind_of_a_note_and_not_its_text_makes_a_warning(tmp_path, cpu, caps
 def test_other_ranks_print_no_warning(cpu, capfd):
     RunLogger(None, replace(cpu, rank=1, world_size=2)).warn("few")
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_option_to_type_is_not_cut_and_misleading_figures_come_first(tmp_path, cpu, capsys):
+    logger = RunLogger(tmp_path, cpu)
+    option = r"-opts 'DATA.GROUPS=([^/_.\s-]+)[^/]*$'"
+    for number in range(3):
+        logger.note(Note("warning", f"Data: {number + 1} files are not read"))
+    problem = f"Data: {tmp_path}/{'long/' * 20}x.png: figures are too high if 'P1001' is a patient"
+    logger.note(Note("warning", f"{problem}: {option} keeps the images of each on one side", misleads=True))
+    logger.begin("Data: x")
+    lines = capsys.readouterr().out.splitlines()
+    assert option in lines[1] and len(lines[1]) <= 120
+    assert [line[:15] for line in lines[2:]] == ["Warning: Data: "] * 2 and "1 more" in lines[3]
