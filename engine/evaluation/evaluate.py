@@ -57,6 +57,7 @@ class Evaluator:
     keeps_logits: whether the results have the logits of each sample (EVAL.SAVE_LOGITS).
     thresholds: of `SampleResults`, from the weights; None in a training.
     class_mask: bool (C,) on the device, False for classes whose logits are -inf; None: there are none.
+    before_error: called by all ranks before they raise the error of unreadable images.
     """
 
     transform: nn.Module
@@ -69,6 +70,7 @@ class Evaluator:
     keeps_logits: bool = False
     class_mask: torch.Tensor | None = None
     thresholds: np.ndarray | None = None
+    before_error: Callable[[], None] = lambda: None
 
     def evaluate(
         self, model: nn.Module, batches: Loader, after_batch: Callable[[], None] = lambda: None
@@ -152,6 +154,7 @@ class Evaluator:
                         arrays, found = self._gather(parts, bad, num_samples)
                         bad_of_all |= found
                         if bad_of_all and batches.refuses_bad and number == len(sampler):
+                            self.before_error()
                             raise error_of([bad_of_all[index] for index in sorted(bad_of_all)])
                         reasons = {index: image.reason for index, image in found.items()}
                         yield (arrays, reasons) if arrays else None

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -263,7 +264,7 @@ class Trainer:
             self.outputs.logger.note(note)
         if request == _END:
             self._save()
-            call_on_main(self.wait_until_saved, self.context)  # the first rank that raises ends the others
+            self._wait_on_all_ranks()
             error = broadcast_object(error, self.context)
             assert error
             raise error
@@ -303,7 +304,8 @@ class Trainer:
             results = solved.results
             metrics = session.evaluator.share_metrics(results)
         else:
-            metrics, results = session.evaluator.evaluate(model, session.val_batches, self.after_eval_batch)
+            evaluator = replace(session.evaluator, before_error=self._wait_on_all_ranks)
+            metrics, results = evaluator.evaluate(model, session.val_batches, self.after_eval_batch)
         seconds = time.perf_counter() - started
         num_classes = self.config.model.num_logits
         log_validation(self.outputs.logger, title, metrics, num_classes, len(self.plan.val), seconds)
@@ -328,6 +330,10 @@ class Trainer:
             epoch = content["epoch"]
             at_epoch_end = content["done_steps"] == 0 < epoch and self._is_due(epoch, self.config.save_freq)
             self.writer.save(content, is_best, f"epoch-{epoch:03d}" if at_epoch_end else None, is_later)
+
+    def _wait_on_all_ranks(self) -> None:
+        """For the checkpoint, before all ranks raise one error: the first one ends the others, and the record."""
+        call_on_main(self.wait_until_saved, self.context)
 
     def wait_until_saved(self) -> None:
         if self.writer:

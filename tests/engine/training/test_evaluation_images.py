@@ -123,10 +123,11 @@ def is_saved_at_the_error(context, argv: list[str], output: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_no_rank_ends_before_the_checkpoint_is_written(data, ranks):
+@pytest.mark.parametrize("epochs, workers", [(4000, 1), (1, 0)], ids=["at a step", "in an evaluation"])
+def test_no_rank_ends_before_the_checkpoint_is_written(epochs, workers, data, ranks):
     """The launcher ends all ranks after the first one."""
     damage(data / "val/class0/2.png")
-    argv = flags(data, 1, "TRAIN.NUM_EPOCHS=4000", "VALIDATE_FREQ=4000", "SAVE_FREQ=4000")
+    argv = flags(data, workers, f"TRAIN.NUM_EPOCHS={epochs}", "VALIDATE_FREQ=4000", "SAVE_FREQ=4000")
     assert ranks(2)(is_saved_at_the_error, argv, data.parent / "out") == [True, True]
 
 
