@@ -243,7 +243,8 @@ def follow_weights(
     """
     notes, of_data = list[Note](), given.get("DATA", ())
     if evaluates and record and record.model:
-        of_model, model = given.get("MODEL", ()), options.model
+        of_model = given.get("MODEL", ())
+        model = options.model
         if set(of_model) <= OF_EVERY_MODEL:
             model = model_follows_weights(record, model, of_model)
             notes.append(Note("log", f"Model: {model.name}, as the checkpoint describes it"))

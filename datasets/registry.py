@@ -189,7 +189,8 @@ def split_to_evaluate(data: Data, context: ProcessContext) -> tuple[str, str | N
 
 def _existing_class(data: Data) -> type[Source]:
     """The class of the data set. Raises UserError as `source_class`; DATA_PATH is its default, which does not exist."""
-    kind, default = source_class(data.dataset), Data.model_fields["data_path"].default
+    kind = source_class(data.dataset)
+    default = Data.model_fields["data_path"].default
     if data.data_path == default and properties_of(data.dataset).has_files and not os.path.exists(default):
         raise Unavailable(f"{default}: does not exist (the default of -data_path); give -data_path=FOLDER")
     if "://" in data.data_path and properties_of(data.dataset).has_files and not kind.reads_archive:

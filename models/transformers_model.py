@@ -191,7 +191,8 @@ def read_folder(folder: Path) -> dict[str, torch.Tensor]:
 def published_config(folder: Path) -> dict[str, Any]:
     """preprocessor_config.json, as transformers reads it, as a `pretrained_cfg` of timm. Raises OSError without it."""
     values = _library().AutoImageProcessor.from_pretrained(folder, **_FILES).to_dict()
-    size, pct = values["size"], values.get("crop_pct")  # the latter is ConvNeXt's
+    size = values["size"]
+    pct = values.get("crop_pct")  # the latter is ConvNeXt's
     side = size.get("shortest_edge") or size["height"]
     box = values["crop_size"] if values.get("do_center_crop") else size
     shown = [box.get(name) or box["shortest_edge"] for name in ("height", "width")]

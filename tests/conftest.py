@@ -245,7 +245,8 @@ def digits_flags(output: Path) -> list[str]:
     options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3"]
     name = "digits"
     if not is_installed("sklearn"):
-        name, options = "fake", [*options, "MODEL.NUM_CLASSES=1000"]
+        name = "fake"
+        options = [*options, "MODEL.NUM_CLASSES=1000"]
     return [f"-dataset={name}", "-batch_size=64", f"-output={output}", "-opts", *options]
 
 

@@ -150,7 +150,9 @@ def backward(loss: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 def _number_of_uses(root: Any) -> Counter[Any]:
-    uses, pending, seen = Counter(), [root], {root}
+    uses = Counter()
+    pending = [root]
+    seen = {root}
     while pending:
         for following, _ in pending.pop().next_functions:
             if following is not None:

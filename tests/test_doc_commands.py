@@ -128,7 +128,8 @@ def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path
     pictures = [Image.fromarray(samples.open(index, 1).pixels[0].numpy()) for index in range(len(samples))]
     with torch.inference_mode():
         logits = model(torch.stack([names["preprocess"](picture) for picture in pictures]))
-    targets, result = torch.tensor(samples.targets), names["record"]["result"]
+    targets = torch.tensor(samples.targets)
+    result = names["record"]["result"]
     assert nn.functional.cross_entropy(logits, targets).item() == pytest.approx(result["loss"], abs=1e-3)
     hits = (logits.argmax(1) == targets).sum().item()
     assert hits == pytest.approx(result["top1"] / 100 * len(targets), abs=1.01)  # a tie may round to another class

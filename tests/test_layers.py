@@ -167,7 +167,8 @@ def test_files_are_changed_through_the_opener_that_follows_no_link():
     for path in PRODUCT_FILES:
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "open" and len(call.args) > 1:
-                mode, openers = ast.unparse(call.args[1]), [ast.unparse(word) for word in call.keywords]
+                mode = ast.unparse(call.args[1])
+                openers = [ast.unparse(word) for word in call.keywords]
                 is_new = "x" in mode or "closefd=False" in openers
                 assert is_new or not set("aw+") & set(mode) or "opener=own_file" in openers, f"{path}:{call.lineno}"
 

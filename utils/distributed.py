@@ -166,7 +166,8 @@ def _report_failure(store: dist.Store, rank: int, local_rank: int, limit_seconds
             report_lost_rank(str(failure), timed_out=bool(lost["timeout"]))
             failure.is_printed = True
         else:
-            thread, number = DaemonPool(1), 0  # of the failures so far; 0 if the network is cut: the store is silent
+            thread = DaemonPool(1)
+            number = 0  # of the failures so far; 0 if the network is cut: the store is silent
             try:
                 number = thread.submit(store.add, "failures", 1).result(_STORE_SECONDS)
             except (dist.DistError, TimeoutError):
@@ -228,7 +229,9 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
     start has its own. Agents that joined a run at different times have counted different numbers of restarts.
     Raises Unavailable: the store cannot be opened, or another program has its port.
     """
-    rank, address, port = place["RANK"], place["MASTER_ADDR"], int(place["MASTER_PORT"])
+    rank = place["RANK"]
+    address = place["MASTER_ADDR"]
+    port = int(place["MASTER_PORT"])
     has_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # of torchrun: one of them owns the store
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if has_agents else "0"
     is_server = rank == "0" and not has_agents

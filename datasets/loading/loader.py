@@ -151,9 +151,13 @@ class Loader:
         memory: "Loader | None" = None,
     ) -> None:
         """memory: a loader that is never in use at the same time: its slots are used if they have the size."""
-        self.sampler, self.device, self.bad_images = sampler, context.device, bad_images
-        self._local_ranks, self._memory = context.local_world_size, memory
-        self._warned, self._log = set[str](), RUN_LOG if context.is_main else RANK_LOG
+        self.sampler = sampler
+        self.device = context.device
+        self.bad_images = bad_images
+        self._local_ranks = context.local_world_size
+        self._memory = memory
+        self._warned = set[str]()
+        self._log = RUN_LOG if context.is_main else RANK_LOG
         self.timeout_seconds = _TIMEOUT_SHARE * reader.timeout_seconds
         is_cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if is_cuda else None
@@ -263,7 +267,8 @@ def _with_noted_errors(batches: Iterator[Batch | UserError]) -> Iterator[Batch |
 
 def num_workers(reader: BatchReader, context: ProcessContext) -> tuple[int, str]:
     """Loading workers of this rank, and the reason for the number."""
-    share, given = context.core_share or own_share(), reader.data.num_workers
+    share = context.core_share or own_share()
+    given = reader.data.num_workers
     if given is not None:
         return given, "DATA.NUM_WORKERS" + (f", more than {share.source}" if given > max(1, share.cores) else "")
     on_gpu = context.device.type == "cuda"
@@ -307,7 +312,8 @@ class TrainBatches:
         Raises UserError: a sample cannot be read, or a loading worker fails.
         """
         layout, samples = self._layout, self._reader.samples
-        first, targets = epoch * layout.batches_per_epoch + batch, samples.targets if layout.balanced else None
+        first = epoch * layout.batches_per_epoch + batch
+        targets = samples.targets if layout.balanced else None
         windows = shard_windows(samples, self._reader.data)
         sampler = TrainSampler(layout, num_epochs, self._context.rank, first, targets, windows)
         loader = Loader(self._reader, sampler, self._context, bad_images)

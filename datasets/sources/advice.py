@@ -111,7 +111,8 @@ def advise_labels(root: Path) -> str | None:
         level, of_split = by_split(root, paths)
     except UserError:
         return None
-    train, val = of_split["train"], of_split.get("val", [])
+    train = of_split["train"]
+    val = of_split.get("val", [])
     paths = train + val
     found = list[str]()
     for expression, of_labels in _expressions(paths, level):

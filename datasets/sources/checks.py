@@ -75,7 +75,8 @@ def find_problems(
     if isinstance(samples, ImageFiles) and samples.targets.ndim == 2 and not samples.targets.any():
         fix = "fill in the column target"  # the average precision is not defined
         findings.append(f"{samples.listing.file}: no image of the split {split} has a label; {fix}")
-    ranks, trains = context.world_size, trains and split == "train"
+    ranks = context.world_size
+    trains = trains and split == "train"
     needed = (data.global_batch_size or data.micro_batch * ranks) if trains else 0  # one batch on every rank
     if not samples.findings and len(samples) < needed:
         size = min(data.micro_batch, len(samples) // ranks)
@@ -109,7 +110,8 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
         fix = "add images or use pretrained weights, and validate on more images"
         notes.append(Note("warning", f"{typical:g} training images per class (median); {fix}"))
     for split, samples in [*splits.items()][1:] if len(order) > 1 else ():
-        of_split, least = samples.class_counts(len(names)), _FEW_VAL_IMAGES if samples is val else 1
+        of_split = samples.class_counts(len(names))
+        least = _FEW_VAL_IMAGES if samples is val else 1
         if few := [label for label in order if of_split[label] < least]:
             lowest = min(few, key=lambda label: of_split[label])
             lack = f"fewer than {least} validation images" if samples is val else f"no {split} image"
@@ -219,13 +221,15 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
     Raises UserError: all unusable images, in one error on every rank.
     """
     files = [samples for samples in splits if isinstance(samples, ImageFiles)]
-    num_images, skips = sum(map(len, files)), data.on_bad_image == "skip"
+    num_images = sum(map(len, files))
+    skips = data.on_bad_image == "skip"
 
     def check() -> None:
         bad: dict[str, BadImage] = {}  # by path: two splits may share images
         fingerprints = list[np.ndarray]()
         for samples in files:
-            root, share = samples.listing.root, len(samples) / num_images
+            root = samples.listing.root
+            share = len(samples) / num_images
             found = check_files(samples, data.image_channels, _MAX_SECONDS * share, decode_seconds * share)
             fingerprints.append(found.fingerprints)
             bad |= {image.path: image for image in found.bad}
@@ -295,7 +299,8 @@ def check_files(samples: ImageFiles, channels: int, seconds: float, decode_secon
     def check(indices: np.ndarray) -> list[tuple[int, BadImage | None]]:
         found = list[tuple[int, BadImage | None]]()
         for index in indices.tolist() if time.monotonic() <= start + seconds else ():
-            is_intact, problem = _looks_intact(samples, index, fingerprints), None
+            is_intact = _looks_intact(samples, index, fingerprints)
+            problem = None
             if not is_intact or (decode_seconds and time.monotonic() < start + decode_seconds):
                 with _decoding:
                     problem = _decoding_problem(samples, index, channels)
@@ -336,12 +341,14 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     _, groups, sizes = np.unique(fingerprints, return_inverse=True, return_counts=True)
     candidates = np.flatnonzero((sizes[groups] > 1) & (fingerprints > 0))
     candidates = candidates[np.argsort(groups[candidates], kind="stable")]
-    starts, deadline = np.cumsum([0, *map(len, splits)]), time.monotonic() + _MAX_COMPARE_SECONDS
+    starts = np.cumsum([0, *map(len, splits)])
+    deadline = time.monotonic() + _MAX_COMPARE_SECONDS
 
     def read(place: int) -> tuple[bytes, str, bytes, int] | None:
         """The digest, the path, the labels and the split of a file; None if it cannot be read in time."""
         split = int(np.searchsorted(starts, place, side="right")) - 1
-        samples, index = splits[split], place - int(starts[split])
+        samples = splits[split]
+        index = place - int(starts[split])
         with suppress(OSError):
             if time.monotonic() <= deadline:
                 with open_regular_file(path := samples.name(index)) as file:

@@ -157,7 +157,9 @@ class FoundFiles:
     """
 
     def __init__(self, root: Path, predicts: bool = False) -> None:
-        self.root, self.predicts, self.findings = root, predicts, list[Finding]()
+        self.root = root
+        self.predicts = predicts
+        self.findings = list[Finding]()
         self.sizes, self.copies, self.others = Counter[str](), list[str](), Counter[str]()
         self.unread = Counts()
 
@@ -175,7 +177,8 @@ class FoundFiles:
             kind = kind_of_file(path)
             fix = missing_decoder(kind or "")
             if not kind and is_broken_link(path):
-                kind, fix = _BROKEN, "restore their targets"
+                kind = _BROKEN
+                fix = "restore their targets"
             if fix:
                 self.unread.add(Reason(f"{kind}(s) cannot be read", fix), shorten(path))
                 return self.predicts and kind != _BROKEN

@@ -52,7 +52,8 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
 
 
 def _columns_to_predict(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
-    header, path = table.header, given.get("path")
+    header = table.header
+    path = given.get("path")
     if path not in header:
         path = header if len(header) == 1 else None
     paths = _names(header, path, "image_path", _PATHS)
@@ -62,7 +63,8 @@ def _columns_to_predict(table: Table, data: Data, given: Mapping[str, Any]) -> L
 
 
 def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
-    header, label = table.header, given.get("label")
+    header = table.header
+    label = given.get("label")
     _check_columns(table, given)
     paths = _names(header, given.get("path"), "image_path", _PATHS)
     others = [name for name in header if name not in paths]

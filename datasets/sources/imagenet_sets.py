@@ -29,8 +29,10 @@ class ImageNetFolders(Source):
 
     def _listing(self) -> Listing:
         """The folders in DATA_PATH, whose names are WordNet ids or, as in V2, labels from 0 to 999."""
-        listing, dataset = read_class_folders(self.root), self.data.dataset
-        known, ids = _ids_in(dataset), {str(label): name for label, name in enumerate(wordnet_ids(IMAGENET_CLASSES))}
+        listing = read_class_folders(self.root)
+        dataset = self.data.dataset
+        known = _ids_in(dataset)
+        ids = {str(label): name for label, name in enumerate(wordnet_ids(IMAGENET_CLASSES))}
         names = [ids.get(name, name) for name in listing.class_names]
         if unknown := sorted(set(names).difference(known)):
             fix = f"folders have WordNet ids ({known[0]}, ...) or numbers (0 to 999) as names; choose another -dataset"
@@ -42,8 +44,10 @@ class ImageNetReal(ImageNetFolders):
     """The images in DATA_PATH/val or DATA_PATH, with ReaL labels: multi-hot, of DATA_PATH/real.json or else timm's."""
 
     def _listing(self) -> Listing:
-        listing, own = read_images(find_folder(self.root, "val")), self.root / "real.json"
-        file, names = str(own) if own.exists() else None, [os.path.basename(path) for path in listing.paths]
+        listing = read_images(find_folder(self.root, "val"))
+        own = self.root / "real.json"
+        file = str(own) if own.exists() else None
+        names = [os.path.basename(path) for path in listing.paths]
         targets = np.zeros((len(names), IMAGENET_CLASSES), dtype=np.int8)
         try:
             labels_of = RealLabelsImagenet(names, file).real_labels

@@ -72,7 +72,8 @@ class Digits(Source):
 
         bunch = load_digits()
         images = np.round(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
-        fraction, seed = self.data.val_fraction or _DIGITS_VAL_FRACTION, self.data.split_seed
+        fraction = self.data.val_fraction or _DIGITS_VAL_FRACTION
+        seed = self.data.split_seed
         splitter = StratifiedShuffleSplit(1, test_size=fraction, random_state=seed)
         if self.data.folds:
             splitter = StratifiedKFold(self.data.folds, shuffle=True, random_state=seed)

@@ -51,7 +51,8 @@ class LabelledPaths(Table):
     Raises UserError: a folder cannot be listed, it is not clear which folders are splits, or there are no images.
     """
 
-    has_numbers, layout = False, Layout("path", (), split="split", split_of=dict(zip(_PARTS, _PARTS, strict=True)))
+    has_numbers = False
+    layout = Layout("path", (), split="split", split_of=dict(zip(_PARTS, _PARTS, strict=True)))
 
     def __init__(self, data: Data) -> None:
         self.root = self.file = Path(data.data_path)

@@ -104,7 +104,8 @@ class Tables(Source):
             rows = table_rows(part[0], data, part[1])
         except UserError:  # an unreadable table is reported when it is read
             return without_labels(part[0].file, "has no column of labels") if part else (False, None)
-        labels, few = [*map(" ".join, filter(None, rows.target_ids))], len(rows.lines) < _FEW
+        labels = [*map(" ".join, filter(None, rows.target_ids))]
+        few = len(rows.lines) < _FEW
         if part[0].has_numbers and not next(iter(rows.target_ids), ()):  # perhaps the number of a path is no label
             labels = []
         if len(labels) == 1 and re.fullmatch(rf"(-1{'' if few else '|0'})(\.0*)?", labels[0]):
@@ -314,7 +315,10 @@ def _number_labels(
 
 def _report_repeated_images(listing: Listing) -> None:
     """Adds an error for each image with two targets, and a note about images that are repeated with one target."""
-    lines, targets, first_index, repeated = listing.arrays["lines"], listing.arrays["targets"], dict[str, int](), []
+    lines = listing.arrays["lines"]
+    targets = listing.arrays["targets"]
+    first_index = dict[str, int]()
+    repeated = []
     _, position, counts = np.unique(listing.arrays["paths_crcs"], return_inverse=True, return_counts=True)
     for index in np.flatnonzero(counts[position] > 1).tolist():
         path = listing.paths[index]

@@ -119,15 +119,21 @@ class ParquetTable(Table):
     """
 
     def __init__(self, root: Path, files: Sequence[Path], data: Data) -> None:
-        self.file, self.files, self.mistakes, self.notes = files[0], list(files), {}, []
-        self.root, shard = files[0].parent if root == files[0] else root, _SHARD.fullmatch(files[0].stem)
+        self.file = files[0]
+        self.files = list(files)
+        self.mistakes = {}
+        self.notes = []
+        self.root = files[0].parent if root == files[0] else root
+        shard = _SHARD.fullmatch(files[0].stem)
         if shard and root != files[0] and len(files) < int(shard[3]):
             raise UserError(f"{files[0]}: {len(files)} of its {int(shard[3])} files are here; download the others, too")
-        self.group_ends, self.group_bytes = dict[str, np.ndarray](), 0
+        self.group_ends = dict[str, np.ndarray]()
+        self.group_bytes = 0
         for file in reversed(files):  # the first one gives the schema
             with _named_errors(file):
                 parquet = _open(file)
-                schema, self.classes = parquet.schema_arrow, _class_names(parquet.schema_arrow)
+                schema = parquet.schema_arrow
+                self.classes = _class_names(parquet.schema_arrow)
             groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
             self.group_ends[str(file.relative_to(self.root))] = np.cumsum([group.num_rows for group in groups])
             self.group_bytes = max(self.group_bytes, *(group.total_byte_size for group in groups), 0)
@@ -144,7 +150,8 @@ class ParquetTable(Table):
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         number = 0
         for file in self.files:
-            name, row = file.relative_to(self.root) if self.root else file, 0
+            name = file.relative_to(self.root) if self.root else file
+            row = 0
             with _named_errors(file):
                 parquet = _open(file)
                 classes = _class_names(parquet.schema_arrow)

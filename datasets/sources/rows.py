@@ -44,7 +44,10 @@ class Rows:
         anywhere: bool = False,
         labels: str | None = None,
     ) -> None:
-        self.file, self.root, self._by_name, self.notes = file, root, by_name, [*notes]
+        self.file = file
+        self.root = root
+        self._by_name = by_name
+        self.notes = [*notes]
         self._anywhere, self._labels = anywhere, labels
         self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
         self.target_ids: dict[tuple[str, ...], int] = {}
@@ -107,7 +110,8 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
     The images are in DATA.IMAGE_ROOT, else where `_find_images` finds them. others: of images to predict, whose labels
     are not read, and which may be anywhere.
     """
-    predicts, labels = others is not None, data.labels if others is None else None
+    predicts = others is not None
+    labels = data.labels if others is None else None
     layout = find_layout(table, data, predicts)
     inside = os.path.join(os.path.abspath(table.file.parent), "")
 
@@ -139,7 +143,10 @@ def _find_images(
     """
     if given:
         return Path(given), {}, []
-    paths, root, listed, sample = iter(paths), file.parent, list[str](), list[str]()
+    paths = iter(paths)
+    root = file.parent
+    listed = list[str]()
+    sample = list[str]()
     for some in (islice(paths, _MAX_TRIED), paths):  # of most tables, the others need not be read for this
         listed += some
         sample = listed[:: -(-len(listed) // _MAX_TRIED) or 1]
@@ -199,7 +206,8 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
     table = TextList(file) if file.suffix.lower() == TEXT_LIST else Table(file, data.encoding)
     given = data.model_copy(update={"image_root": data.image_root if data.image_root != trained_root else None})
     others = [file.with_suffix(""), *([Path(trained_root)] if trained_root else [])]
-    rows, column = table_rows(table, given, others=others), find_layout(table, given, predicts=True).path
+    rows = table_rows(table, given, others=others)
+    column = find_layout(table, given, predicts=True).path
     if rows.findings:
         raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
     if not len(rows.paths):

@@ -36,7 +36,9 @@ class Source:
     numbers = Numbers()  # of a table; folders are checked to be classes unless these are known
 
     def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
-        self.data, self.root, self.splitter = data, Path(data.data_path), splitter or Splitter(data)
+        self.data = data
+        self.root = Path(data.data_path)
+        self.splitter = splitter or Splitter(data)
 
     def read(self, split: str) -> Samples:
         """Reads 'train' or 'val'; 'all' if it has no splits; 'test' if it may have one.

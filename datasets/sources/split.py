@@ -63,9 +63,13 @@ class RunSplit:
 
 def hash_paths(paths: PackedStrings, seed: int = 0) -> np.ndarray:
     """BLAKE2b of each path in NFC, 8 bytes, with the seed as salt: uint64 (N,), the same on every machine."""
-    text, salt, start, digests = paths.encoded.tobytes(), seed.to_bytes(8, "little"), 0, []
+    text = paths.encoded.tobytes()
+    salt = seed.to_bytes(8, "little")
+    start = 0
+    digests = []
     for end in paths.ends.tolist():
-        path, start = text[start:end], end
+        path = text[start:end]
+        start = end
         if not path.isascii():
             path = to_nfc(path.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
         digests.append(blake2b(path, digest_size=8, salt=salt).digest())
@@ -106,7 +110,8 @@ class Splitter:
 
         targets: int64 (N,), or multi-hot int8 (N, C).
         """
-        known, hashes = self.known, hash_paths(paths)
+        known = self.known
+        hashes = hash_paths(paths)
         is_same = known is not None and split != "all" and known.rule == self._rule.rule
         before = RunSplit(0, 0, None)
         if split == "all":
@@ -209,7 +214,8 @@ def _find_trained(known: RunSplit, hashes: np.ndarray, is_val: np.ndarray) -> np
 
 def _problems_of_groups(rule: RunSplit, groups: PackedStrings, number: int) -> list[str]:
     """number: of groups."""
-    of_groups, example = f"DATA.GROUPS {shorten(rule.groups)}", shorten(groups[0])
+    of_groups = f"DATA.GROUPS {shorten(rule.groups)}"
+    example = shorten(groups[0])
     if number == 1:
         return [f"{of_groups}: all images are of one group, such as {example}"]
     if number == len(groups):
@@ -322,15 +328,18 @@ def _stratify(targets: np.ndarray, unit_of: np.ndarray, rule: RunSplit) -> np.nd
 
     targets: multi-hot int8 (N, C). unit_of: positions of the units in the order of their hashes, int64 (N,).
     """
-    number, width = len(targets), targets.shape[1] + 1
+    number = len(targets)
+    width = targets.shape[1] + 1
     rows, labels = map(np.append, np.nonzero(targets), (np.arange(number), np.full(number, width - 1)))
     pairs, counts = np.unique(unit_of[rows] * width + labels, return_counts=True)
     units, labels = np.divmod(pairs, width)
     totals = np.bincount(labels, counts, width).astype(np.int64)
     if rule.fold:
-        lacking, step = np.tile(totals, (rule.fold[1], 1)), rule.fold[1]  # in k-ths of an image: whole numbers
+        lacking = np.tile(totals, (rule.fold[1], 1))
+        step = rule.fold[1]  # in k-ths of an image: whole numbers
     else:  # of a label in two units, both parts expect one
-        fewest, step = np.full(width, number), 1
+        fewest = np.full(width, number)
+        step = 1
         np.minimum.at(fewest, labels, counts)
         held_out = np.clip(np.round(totals * rule.fraction).astype(np.int64), fewest, totals - fewest)
         lacking = np.stack([held_out, totals - held_out])
@@ -365,7 +374,8 @@ def _describe_split(groups: PackedStrings | None, unit_of: np.ndarray, targets: 
 
     unit_of: as of `most_frequent`. targets: int64 (N,) or multi-hot int8 (N, C). is_val: bool (N,).
     """
-    number, words = len(targets), "classes" if targets.ndim == 1 else "labels"
+    number = len(targets)
+    words = "classes" if targets.ndim == 1 else "labels"
     totals, held_out = _class_sizes(targets, is_val)
     shares = 100 * np.stack([totals / number, held_out / max(is_val.sum(), 1)])
     whole, part = shares[:, np.abs(shares[0] - shares[1]).argmax()]
@@ -387,7 +397,8 @@ def _class_sizes(targets: np.ndarray, is_val: np.ndarray) -> tuple[np.ndarray, n
 def _notes_on_lost_classes(targets: np.ndarray, is_val: np.ndarray) -> list[Note]:
     """Warnings of classes that a part lacks."""
     totals, held_out = _class_sizes(targets, is_val)
-    words, notes = "classes" if targets.ndim == 1 else "labels", list[Note]()
+    words = "classes" if targets.ndim == 1 else "labels"
+    notes = list[Note]()
     for images, counts in (("held-out", held_out), ("training", totals - held_out)):
         if missing := np.count_nonzero((totals > 0) & (counts == 0)):
             notes.append(Note("warning", f"{missing} of {np.count_nonzero(totals)} {words} have no {images} image"))

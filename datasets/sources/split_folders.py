@@ -142,7 +142,9 @@ class SplitFolders:
 
     def read(self, split: str) -> Listing:
         """The images of a split with the labels of the training. A class that the training lacks is an error."""
-        folder, train, unread = self.folders[split], self.folders.get("train"), self.unread(self.splits)
+        folder = self.folders[split]
+        train = self.folders.get("train")
+        unread = self.unread(self.splits)
         excluded = {self.root: {*self.splits.values(), *unread}}  # of the classes in DATA_PATH itself
         known = None
         if train and folder != train:

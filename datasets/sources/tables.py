@@ -83,7 +83,11 @@ class Table:
     layout: Layout | None = None  # see `columns.find_layout`
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:
-        self.file, self.notes, self.mistakes, self._separator, self._start = file, list[Note](), dict[int, str](), "", 0
+        self.file = file
+        self.notes = list[Note]()
+        self.mistakes = dict[int, str]()
+        self._separator = ""
+        self._start = 0
         for self._encoding in ("utf-8-sig", "utf-16", *([encoding] if encoding else [])):
             with contextlib.suppress(UnicodeError):  # any file is text in some encoding of one byte, so none is guessed
                 if not any("\0" in line for line in read_lines(file, self._encoding, "strict")):
@@ -96,7 +100,8 @@ class Table:
             return
         first, second = [*islice(read_lines(file, self._encoding), 2), "", ""][:2]
         if marked := re.fullmatch(r"\"?sep=(.)\"?\s*", first):  # a line for Excel, before the header
-            self._start, first = 1, second
+            self._start = 1
+            first = second
         self._separator = marked[1] if marked else max(_SEPARATORS, key=first.count)
         name = self._encoding.removesuffix("-sig")
         if (self._separator, name) != (",", "utf-8"):
@@ -120,7 +125,8 @@ class Table:
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """The header and the rows of a CSV file; spreadsheets write empty rows, which are left out."""
         lines = islice(read_lines(self.file, self._encoding), self._start, None)
-        reader, width = csv.reader(lines, delimiter=self._separator, skipinitialspace=True, strict=True), 0
+        reader = csv.reader(lines, delimiter=self._separator, skipinitialspace=True, strict=True)
+        width = 0
         try:
             for row in reader:
                 if any(texts := list(map(_clean, row))):
@@ -147,10 +153,14 @@ class Table:
 class TextList(Table):
     """PaddleViT's lists: a path, which may contain spaces, white space, and a class number, which may lack."""
 
-    has_numbers, layout = True, Layout("path", ("label",))
+    has_numbers = True
+    layout = Layout("path", ("label",))
 
     def __init__(self, file: Path) -> None:
-        self.file, self.notes, self.mistakes, self.header = file, [], {}, ["path", "label"]
+        self.file = file
+        self.notes = []
+        self.mistakes = {}
+        self.header = ["path", "label"]
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         for number, line in enumerate(map(str.strip, read_lines(self.file)), 1):

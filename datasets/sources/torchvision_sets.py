@@ -55,7 +55,8 @@ class TorchvisionSet(Source):
     @classmethod
     def splits_of(cls, data: Data) -> Mapping[str, Mapping[str, str | bool]]:
         """The argument of the class for each official split."""
-        splits, version = properties_of(data.dataset).splits, str((data.kwargs or {}).get("version", ""))
+        splits = properties_of(data.dataset).splits
+        version = str((data.kwargs or {}).get("version", ""))
         return {**(splits if "2021_train" in version else {}), "train": {"version": version}} if version else splits
 
     @classmethod
@@ -109,7 +110,8 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
     """The images as files or, if all have one size, in memory. Raises any exception."""
     if not root.is_dir():  # INaturalist would make it
         raise FileNotFoundError("no such folder")
-    name, open_set = open_set.func.__name__, partial(open_set, str(root))
+    name = open_set.func.__name__
+    open_set = partial(open_set, str(root))
     fixed = {"loader": str, "download": False}  # the path in place of the image; SEMEION's default is True
     data = open_set(**{key: value for key, value in fixed.items() if key in signature(open_set).parameters})
     if name == "PCAM":

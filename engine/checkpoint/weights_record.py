@@ -89,7 +89,8 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
 
     Raises ValueError: the entry is invalid.
     """
-    seed, fraction = data.get("SPLIT_SEED", 0), data.get("VAL_FRACTION") or DEFAULT_VAL_FRACTION
+    seed = data.get("SPLIT_SEED", 0)
+    fraction = data.get("VAL_FRACTION") or DEFAULT_VAL_FRACTION
     fold = (data.get("FOLD") or 0, data["FOLDS"]) if data.get("FOLDS") else None
     rule = RunSplit(seed, fraction, (), fold=fold, groups=data.get("GROUPS"))
     if ENTRY not in content:
@@ -218,7 +219,8 @@ def weights_record(model: Model, weights: WeightsFile | None = None) -> WeightsR
 
 def _record_beside(published: WeightsRecord, weights: WeightsFile) -> WeightsRecord:
     """The record of another program's weights: the published values, with the names and the image size in the file."""
-    names, size = _stated_names(weights), None
+    names = _stated_names(weights)
+    size = None
     own = published.data.get("IMAGE_SIZE")
     for stated in (size_of_positions(weights.tensors.states.values(), own), weights.trained_size):  # the last decides
         sized = data_of_size(stated)

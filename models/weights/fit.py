@@ -168,8 +168,11 @@ class Pairs:
     """
 
     def __init__(self, model: nn.Module, state: State, fitted: Fitted) -> None:
-        self.model, self.own, self.heads = model, model.state_dict(), head_names(model)
-        self.state, self.fitted = dict(state), fitted
+        self.model = model
+        self.own = model.state_dict()
+        self.heads = head_names(model)
+        self.state = dict(state)
+        self.fitted = fitted
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """The names that both have, with the tensor of the file and the tensor of the model."""

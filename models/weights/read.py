@@ -114,7 +114,8 @@ class WeightsFile(Header):
         """The model of the file and the flags for it, for an error; '' if the file names none, or the model `name`."""
         with suppress(Exception):  # a file of another program has any content
             own = parse_value(self.entries[OPTIONS_ENTRY])["MODEL"]
-            stated, is_timm = summarize_names([own["NAME"]]), own["TYPE"] == "timm" and not own["KWARGS"]
+            stated = summarize_names([own["NAME"]])
+            is_timm = own["TYPE"] == "timm" and not own["KWARGS"]
             if not is_timm or stated != name:
                 fix = f"give -model={stated}" if is_timm else "omit -cfg and -model"
                 return f"these are weights of {stated}; {fix}"
@@ -148,7 +149,8 @@ def size_of_positions(states: Iterable[State], published: Any = None) -> int | N
 
 
 def _size_of_positions(state: State, prefix: str, published: Any) -> int | None:
-    positions, patch = state[f"{prefix}pos_embed"], state.get(f"{prefix}patch_embed.proj.weight")
+    positions = state[f"{prefix}pos_embed"]
+    patch = state.get(f"{prefix}patch_embed.proj.weight")
     norm = re.compile(rf"{re.escape(prefix)}blocks\..*\.norm1\.weight")
     widths = {state[name].shape for name in filter(norm.fullmatch, state)}
     if positions.ndim != 3 or len(widths) > 1:
@@ -178,7 +180,8 @@ def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any],
     max_array_bytes: of all numpy arrays; raises ValueError beyond them, as many arrays may share one string.
     """
     tensors = Tensors({}, [])
-    found, seen = [("", content, 0)], set[int]()
+    found = [("", content, 0)]
+    seen = set[int]()
     for path, value, depth in found:  # grows
         entries = value.entries if isinstance(value, Inert) else value
         if not isinstance(entries, dict) or id(value) in seen:

@@ -171,7 +171,8 @@ def test_home_is_expanded_in_flags_files_and_lists(tmp_path, monkeypatch):
     )
     words = ["-cfg=~/run.yaml", "-data_path", "~/images", "-plugin=~/own.py", "-opts", "TRAIN.TEACHER_MODEL=~/t.pth"]
     config = parse_command_line([*words, "MODEL.PRETRAINED='~/a.pth'"]).config
-    data, weights = config.data, (config.model.pretrained, config.train.teacher_model)
+    data = config.data
+    weights = (config.model.pretrained, config.train.teacher_model)
     found = config.save, data.cache_dir, data.data_path, *weights
     assert found == tuple(f"{tmp_path}/{name}" for name in ("out", "cache", "images", "a.pth", "t.pth"))
     assert config.seed == 3 and config.plugins[0].startswith(f"{tmp_path}/own.py#")

@@ -159,7 +159,8 @@ def test_the_model_replaces_that_of_the_recipe(tmp_path):
 
 
 def test_weights_of_timm_need_a_model_of_timm():
-    recipe, name = f"-cfg={ROOT / 'configs' / 'finetune.yaml'}", "-model=vit_tiny_patch16_224"
+    recipe = f"-cfg={ROOT / 'configs' / 'finetune.yaml'}"
+    name = "-model=vit_tiny_patch16_224"
     for flags in ([recipe, name], [name, "-pretrained=timm"]):
         assert (model_of(*flags).type, model_of(*flags).name) == ("timm", "vit_tiny_patch16_224")
     model = model_of(recipe, name, "-pretrained=a.pth")
@@ -168,7 +169,8 @@ def test_weights_of_timm_need_a_model_of_timm():
 
 def test_a_folder_of_timms_gives_the_architecture(tmp_path):
     """Its config.json is read once: the options of the run describe the model without it."""
-    folder, cfg = tmp_path / "hf", {"input_size": [3, 64, 64], "global_pool": "avg"}
+    folder = tmp_path / "hf"
+    cfg = {"input_size": [3, 64, 64], "global_pool": "avg"}
     folder.mkdir()
     arguments = {"img_size": [64, 64], "num_classes": 9, "reg_tokens": 4, "depth": 2}
     content = {"architecture": "test_vit", "model_args": arguments, "pretrained_cfg": cfg}

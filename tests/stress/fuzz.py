@@ -83,7 +83,8 @@ KINDS = {
 
 
 def make_case(name: str, seed: int, number: int) -> bytes:
-    kind, rng = KINDS[name], random.Random(derive_seed(name, seed, number))
+    kind = KINDS[name]
+    rng = random.Random(derive_seed(name, seed, number))
     examples = _cached_examples(name)
     data = rng.choice(examples)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
@@ -174,10 +175,15 @@ def fuzz(kind: str, seed: int, count: int, output: Path) -> Result:
     """Reads the cases 0 to count - 1. Forks a new child after each case that ends one. Saves the findings."""
     make_case(kind, seed, 0)  # the children inherit the examples
     outcomes: Counter[str] = Counter()
-    result, done, peak_bytes, slowest = Result("", count), 0, 0, (0.0, 0)
+    result = Result("", count)
+    done = 0
+    peak_bytes = 0
+    slowest = (0.0, 0)
     while done < count:
         for number, seconds, more_bytes, outcome in _read_in_child(kind, seed, range(done, count)):
-            done, peak_bytes, slowest = number + 1, max(peak_bytes, more_bytes), max(slowest, (seconds, number))
+            done = number + 1
+            peak_bytes = max(peak_bytes, more_bytes)
+            slowest = max(slowest, (seconds, number))
             verdict, _, problem = outcome.partition(": ")
             outcomes[verdict] += 1
             if problem:
@@ -203,7 +209,8 @@ def _read_in_child(kind: str, seed: int, numbers: range) -> Iterator[tuple[int, 
     if child == 0:
         _send_cases(sender, kind, seed, numbers)
     sender.close()
-    number, problem = numbers.start, ""
+    number = numbers.start
+    problem = ""
     with contextlib.suppress(EOFError), receiver:  # the child has ended
         while receiver.poll(HANG_SECONDS):
             yield (case := receiver.recv())

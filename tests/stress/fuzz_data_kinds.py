@@ -70,7 +70,8 @@ def repair_png(data: bytes) -> bytes:
     """Returns a PNG with valid checksums, and other files unchanged."""
     if not data.startswith(b"\x89PNG"):
         return data
-    result, place = data[:8], 8
+    result = data[:8]
+    place = 8
     while place + 12 <= len(data):
         size = min(int.from_bytes(data[place : place + 4], "big"), len(data) - place - 12)
         chunk = data[place + 4 : place + 8 + size]

@@ -94,7 +94,8 @@ def pdparams_examples() -> list[bytes]:
 
 def weights_examples() -> list[bytes]:
     """.pth in both formats of torch, .npz, .safetensors with class names, preprocessing and options in its metadata."""
-    state, data = small_model().state_dict(), parse_command_line([]).config.data
+    state = small_model().state_dict()
+    data = parse_command_line([]).config.data
     options = {"MODEL": {"TYPE": "vit", "EMBED_DIM": 12, "NUM_HEADS": 3}, "DATA": {"DATASET": "digits"}}
     metadata = {"format": "pt"} | to_metadata(describe_data(data, ["cat", "dog"]), options)
     arrays = {"embedding/kernel": np.ones((8, 8, 3, 12), "f4"), "cls": np.ones((1, 1, 12), "f4")}

@@ -40,7 +40,8 @@ def measure(name: str, test: Callable[..., Result | None], *arguments: Any) -> R
         traceback.print_exc()
         line = traceback.extract_tb(error.__traceback__)[-1].line
         result = Result(name, 1, [f"{type(error).__name__}: {error} in: {line}"])
-    result.name, result.seconds = name, time.monotonic() - started
+    result.name = name
+    result.seconds = time.monotonic() - started
     show_progress(f"{name}: {result.cases} cases, {len(result.failures)} failed, {result.seconds:.0f} s")
     return result
 

@@ -45,7 +45,8 @@ def _run(command: tuple[str, ...]) -> list[Result]:
         script = str(Path(__file__).parent / command[0])
         process = subprocess.run([sys.executable, script, *command[1:], "-json", str(file)], stdout=2)
         results = [Result(**one) for one in json.loads(file.read_text())] if file.exists() else []
-    seconds, usage = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = time.monotonic() - started
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     show_progress(f"--- {name}: {seconds:.0f} s; {usage.ru_utime + usage.ru_stime:.0f} CPU seconds so far")
     if process.returncode and not any(result.failures for result in results):
         results.append(Result(name, 1, [f"ended with status {process.returncode}"], seconds=seconds))

@@ -113,7 +113,8 @@ def test_seeds_are_reproducible_and_distinct():
 
 
 def test_a_file_is_read_whole_although_the_system_returns_parts(tmp_path, monkeypatch):
-    content, read = bytes(range(256)) * 4, os.read
+    content = bytes(range(256)) * 4
+    read = os.read
     (tmp_path / "a").write_bytes(content)
     monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 100)))
     before = len(os.listdir("/dev/fd"))
@@ -150,7 +151,8 @@ input()
 def test_the_temporary_folders_of_killed_processes_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(files, "_OWNER_SECONDS", 0)
-    command, env = [sys.executable, "-c", KILLED, str(ROOT)], os.environ | {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", KILLED, str(ROOT)]
+    env = os.environ | {"TMPDIR": str(tmp_path)}
     pipe = subprocess.PIPE
     others = [subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
     killed, alive = (Path(other.stdout.readline().strip()) for other in others)
@@ -206,7 +208,9 @@ def test_without_flock_nothing_is_locked_and_one_warning_says_so(tmp_path, monke
 
 
 def test_a_lock_that_another_host_has_removed_is_opened_again(tmp_path, monkeypatch):
-    lock, flock, removed = tmp_path / ".lock", fcntl.flock, []
+    lock = tmp_path / ".lock"
+    flock = fcntl.flock
+    removed = []
 
     def stale(file, operation):
         if not removed:

@@ -14,7 +14,8 @@ CONFIG = '{"architecture": "test_vit"}'
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A repository with config.json and pytorch_model.bin, at the commit `c0ffee`; returns the requests."""
-    requests, snapshot = [], tmp_path / "c0ffee"
+    requests = []
+    snapshot = tmp_path / "c0ffee"
     snapshot.mkdir()
     (snapshot / "config.json").write_text(CONFIG)
     (snapshot / "pytorch_model.bin").touch()

@@ -247,7 +247,8 @@ def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, case, status, words):
     try:
         found = launch_processes(str(script), arguments, 2, str(tmp_path))
     except (UserError, Interrupted) as error:
-        found, ended = error.status, error
+        found = error.status
+        ended = error
     assert found == status and (ended is None) == (not words) and all(word in str(ended) for word in words)
     assert capfd.readouterr().err == ""
 
@@ -267,7 +268,8 @@ def test_a_process_of_another_program_with_the_number_of_a_group_is_left_alone()
 def test_ctrl_c_while_a_script_imports_prints_no_traceback(tmp_path):
     (tmp_path / "yaml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)")
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    command, default = [sys.executable, "main_multi_gpu.py"], partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    command = [sys.executable, "main_multi_gpu.py"]
+    default = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     # A shell without job control ignores SIGINT in its background processes, such as this test.
     ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, preexec_fn=default)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")

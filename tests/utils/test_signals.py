@@ -27,7 +27,8 @@ def test_only_the_first_signal_raises_an_exception():
 def test_signals_after_a_deferred_one_raise_no_exception(is_own):
     """Also on a rank that learns of the signal from another rank."""
     raise_on_signals()
-    pending, told = PendingSignal(), []
+    pending = PendingSignal()
+    told = []
     pending.on_first = told.append
     with defer_signals(pending):
         if is_own:

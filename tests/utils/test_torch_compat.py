@@ -16,7 +16,8 @@ CPU = torch.device("cpu")
 def test_fused_lerp(any_device):
     torch.manual_seed(0)
     starts, ends = ([torch.randn(shape, device=any_device.device) for shape in ((), (3,), (2, 5))] for _ in range(2))
-    expected, copies = torch._foreach_lerp(starts, ends, 0.3), [end.clone() for end in ends]
+    expected = torch._foreach_lerp(starts, ends, 0.3)
+    copies = [end.clone() for end in ends]
     skipped = torch.zeros((), dtype=torch.bool, device=any_device.device)
     for step_is_skipped in (False, True):
         torch_compat.fused_lerp_(starts, ends, 0.3, skipped.fill_(step_is_skipped))

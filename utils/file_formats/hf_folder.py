@@ -14,8 +14,10 @@ from utils.errors import Unavailable, UserError
 from utils.files import expand_home, read_json
 from utils.threads import DaemonPool
 
-HUB, LOCAL = ("hf-hub:", "hf:"), "local-dir:"  # prefixes of a model name; timm's but for the short one
-CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
+HUB = ("hf-hub:", "hf:")
+LOCAL = "local-dir:"  # prefixes of a model name; timm's but for the short one
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SHARDS = "model.safetensors.index.json"  # of transformers: the names of several files of weights
 PREPROCESSOR, FLIPS = "preprocessor_config.json", "do_flip_channel_order"  # of transformers; a key: images are BGR
 ANSWER_SECONDS = 6.0  # huggingface_hub itself retries for a minute, and longer if a firewall drops its packets
@@ -28,7 +30,8 @@ def model_folder(source: str, flag: str, with_weights: bool = False) -> Path:
     """
     if not source.startswith(HUB):
         return Path(expand_home(source.removeprefix(LOCAL)))
-    repository, fix = source.partition(":")[2], f"download the repository by hand, and give {flag}"
+    repository = source.partition(":")[2]
+    fix = f"download the repository by hand, and give {flag}"
     folder = download(repository, (CONFIG,), fix).parent
     same_commit = f"{repository.partition('@')[0]}@{folder.name}"
     of_timm = is_of_timm(read_json(folder / CONFIG))
@@ -89,7 +92,8 @@ def download(repository: str, names: tuple[str, ...], fix: str) -> Path:
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each failed attempt is a warning
     name, _, tag = repository.partition("@")
-    revision, pool = tag or "main", DaemonPool(1)
+    revision = tag or "main"
+    pool = DaemonPool(1)
     exists = functools.partial(hub.file_exists, name, revision=revision)
     with explained(f"{ENDPOINT}/{name}/resolve/{revision}/{names[0]}", fix):
         for file in names:

@@ -24,7 +24,8 @@ from utils.errors import UserError, error_from
 from utils.library_compat import PythonUnpickler
 
 # An archive may unpack to 64 MB + 20 times its size: zeros compress more, trained weights much less.
-_FREE_BYTES, _MAX_EXPANSION = 1 << 26, 20
+_FREE_BYTES = 1 << 26
+_MAX_EXPANSION = 20
 
 
 def checked_archive_bytes(file: Path) -> int:
@@ -48,7 +49,8 @@ def checked_archive_bytes(file: Path) -> int:
 
 class DtypeRecord:
     def __init__(self, code: str, *_: Any) -> None:
-        self.code, self.byte_order = code, "="
+        self.code = code
+        self.byte_order = "="
 
     def __setstate__(self, state: Any) -> None:
         self.byte_order = state[1]

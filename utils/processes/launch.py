@@ -74,9 +74,11 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
         return "torchrun"
     launcher, count = None, "1"
     if mpi := _mpi_variables(env):
-        launcher, count = "mpirun", env.get(mpi[1], "1")
+        launcher = "mpirun"
+        count = env.get(mpi[1], "1")
     elif int(env.get(_SRUN[1], 1)) > 1:
-        launcher, count = "srun", env[_SRUN[1]]
+        launcher = "srun"
+        count = env[_SRUN[1]]
     elif "RANK" in env and env.get("WORLD_SIZE") == "1":
         launcher = "torchrun"
     if env.get("WORLD_SIZE", count) != count or (launcher is None and "RANK" in env):
@@ -281,7 +283,8 @@ def launch_processes(script: str, argv: list[str], num_processes: int, folder: s
     }
     ranks = {rank: variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)}
     words = dict.fromkeys(ranks, (script, *argv))
-    groups, received = list[int](), 0
+    groups = list[int]()
+    received = 0
     try:
         processes = start_processes("ranks", sys.executable, words, ranks, DefaultLogsSpecs(folder))
         groups += processes.pids().values()
@@ -314,7 +317,8 @@ def open_loopback_store(address: str, port: int = 0, limit_seconds: float = 60) 
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((address, port))
-        port, timeout = server.getsockname()[1], timedelta(seconds=limit_seconds)
+        port = server.getsockname()[1]
+        timeout = timedelta(seconds=limit_seconds)
         descriptor = server.detach()
         return dist.TCPStore(address, port, None, True, timeout, wait_for_workers=False, master_listen_fd=descriptor)
 

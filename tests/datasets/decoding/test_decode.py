@@ -243,7 +243,8 @@ WHOLE = {f"{kind} {size}": encode(SIZES[size], "JPEG", **OPTIONS[kind]) for kind
 
 def damages(data: bytes, rng: random.Random) -> dict[str, bytes]:
     """Restarted downloads, missing and overwritten middles, zeroed tails with and without the end, and random ones."""
-    length, start = len(data), data.index(b"\xff\xda") + 14
+    length = len(data)
+    start = data.index(b"\xff\xda") + 14
     damaged = {"restarted": data[: length // 8] + data, "restarted late": data[: length // 2] + data}
     for share in (0.2, 0.5, 0.9):
         place = start + int((length - start) * share)

@@ -56,7 +56,8 @@ def test_two_batches_can_be_held_all_others_are_poisoned_and_the_memory_is_relea
             assert previous is None or (previous == POISON).all()
             previous = batch.images.fill_(POISON)
             mapped.add(batch.images.untyped_storage().data_ptr())
-    images, released = loader._reader.slots.images, weakref.ref(loader._reader.slots)
+    images = loader._reader.slots.images
+    released = weakref.ref(loader._reader.slots)
     assert mapped == {images.untyped_storage().data_ptr()}
     assert images.shape == (workers, PREFETCH_FACTOR + (2 if workers == 1 else 1), 4, 3, 8, 8)
     del loader
@@ -66,7 +67,8 @@ def test_two_batches_can_be_held_all_others_are_poisoned_and_the_memory_is_relea
 @pytest.mark.slow
 def test_torch_asks_for_no_more_batches_than_the_slots_assume():
     """No batch after n + W * P is asked for when the rank receives batch n."""
-    asked, workers = [], 3
+    asked = []
+    workers = 3
 
     class Sampler(EvalSampler):
         def __iter__(self):
@@ -84,7 +86,8 @@ def test_torch_asks_for_no_more_batches_than_the_slots_assume():
 
 def test_full_shared_memory_is_found_for_training_and_evaluation_before_a_worker_starts(monkeypatch):
     """The second loader finds no room; the line has the bytes of both, for all ranks of the host."""
-    new, made = torch.UntypedStorage._new_shared, []
+    new = torch.UntypedStorage._new_shared
+    made = []
 
     def full(size):
         if made:

@@ -51,7 +51,8 @@ class RangeHandler(BaseHTTPRequestHandler):
         if not path.is_file() or not path.resolve().is_relative_to(self.server.folder):
             self.start(404, {"Content-Length": "0"})
             return
-        size, wanted = path.stat().st_size, _RANGE.match(self.headers.get("Range", "")) if ranges else None
+        size = path.stat().st_size
+        wanted = _RANGE.match(self.headers.get("Range", "")) if ranges else None
         first = int(wanted[1]) if wanted else 0
         end = min(size, int(wanted[2]) + 1) if wanted and wanted[2] else size
         if wanted and first >= size:

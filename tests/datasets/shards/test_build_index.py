@@ -22,7 +22,9 @@ class FakeStore:
     """
 
     def __init__(self, files: dict[str, bytes], root: str = "http://host/d") -> None:
-        self.files, self.root, self.streamed = files, root, []
+        self.files = files
+        self.root = root
+        self.streamed = []
         self.errors: dict[str, BaseException] = {}
         self.is_local = not root.startswith("http:")
 

@@ -187,7 +187,8 @@ def test_with_all_shards_in_use_none_replaces_another(server, cache, ahead, shar
 
 def test_the_shards_of_each_batch_are_downloaded_before_those_of_the_next_ones(cache, shards, monkeypatch):
     """In each order of samples, also of one rank and from the middle of a run."""
-    ends, coming = np.array([5, 9, 10, 17, 30, 33]), []
+    ends = np.array([5, 9, 10, 17, 30, 33])
+    coming = []
     monkeypatch.setattr(
         ReadAhead, "follow", lambda self, shards: coming.append([int(shard.name[0]) for shard in shards])
     )

@@ -82,7 +82,8 @@ def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
     """../input/256_ObjectCategories/... in input/data.csv: relative to a sibling of the data folder."""
     write_image(tmp_path / "input" / "images" / "a.jpg")
     (tmp_path / "src").mkdir()
-    table, text = tmp_path / "input" / "data.csv", "image_path,target\n{},0\n{}/images/b.jpg,1\n"
+    table = tmp_path / "input" / "data.csv"
+    text = "image_path,target\n{},0\n{}/images/b.jpg,1\n"
     for first, root in (("../input/images/a.jpg", None), ("../input/images/a.jpg", "src"), ("a.jpg", "input/images")):
         table.write_text(text.format(first, tmp_path / "input"))
         given = options(table, image_root=root and str(tmp_path / root), val_fraction=0.5)

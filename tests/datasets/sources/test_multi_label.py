@@ -206,7 +206,8 @@ def test_splits_by_hand(seed):
 def test_the_order_of_files_does_not_matter_and_a_seed_is_another_split():
     targets, _ = made_table(3, has_groups=False)
     number = len(targets)
-    paths, order = [f"{index}.jpg" for index in range(number)], np.random.default_rng(0).permutation(number)
+    paths = [f"{index}.jpg" for index in range(number)]
+    order = np.random.default_rng(0).permutation(number)
     folds = fold_of(targets)
     assert np.array_equal(fold_of(targets[order], paths=[paths[index] for index in order]), folds[order])
     assert np.array_equal(fold_of(np.repeat(targets, 2, 0), paths=[path for path in paths for _ in "ab"])[::2], folds)
@@ -241,7 +242,8 @@ def test_a_run_keeps_its_list_of_images_with_several_labels():
 
 
 def test_tables_and_shards_are_stratified(tables, tmp_path, cpu):
-    sets, files = ["", "0", "1", "0|1"] * 4, {}
+    sets = ["", "0", "1", "0|1"] * 4
+    files = {}
     tables(sets)
     for number, labels in enumerate(sets):
         content = {"labels": [int(label) for label in labels.split("|") if label]}
@@ -260,7 +262,8 @@ def test_tables_and_shards_are_stratified(tables, tmp_path, cpu):
 
 def test_splits_of_images_with_one_label_stay():
     """The digests of held-out images, with and without groups, folds and a seed, as in runs that exist."""
-    rng, digests = np.random.default_rng(0), ""
+    rng = np.random.default_rng(0)
+    digests = ""
     for number in range(8):
         classes, groups = rng.integers(4, size=90), rng.integers(12, size=90)
         paths = [f"{label}/{index}é.jpg" for index, label in enumerate(classes)]

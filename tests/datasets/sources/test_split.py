@@ -93,7 +93,8 @@ def test_the_entry_of_a_checkpoint():
     _, _, run = part([*PATHS, "a/\udcff\n.jpg"], "train", val_fraction=0.9)
     torch.save({ENTRY: split_to_entry(run)}, file := io.BytesIO())
     file.seek(0)
-    content, data = torch.load(file, weights_only=True), {"SPLIT_SEED": 0, "VAL_FRACTION": 0.9}
+    content = torch.load(file, weights_only=True)
+    data = {"SPLIT_SEED": 0, "VAL_FRACTION": 0.9}
     read = read_split(content, data)
     assert read == run and np.array_equal(read.trained, run.trained)
     assert read_split(json.loads(json.dumps(exported_entry(run))), data) == run
@@ -152,7 +153,8 @@ def test_each_image_is_held_out_in_one_fold(folds, seed):
 
 @pytest.mark.parametrize("folds", [2, 5])
 def test_an_added_or_removed_image_moves_at_most_one_image_per_boundary(folds):
-    rng, moved = np.random.default_rng(folds), []
+    rng = np.random.default_rng(folds)
+    moved = []
 
     def fold_of(paths):
         return {path: fold for fold, val in enumerate(folds_of(sorted(paths), folds)) for path in val}
@@ -184,7 +186,8 @@ def test_folds_of_digits_and_of_data_with_splits(tmp_path, cpu):
     for split in ("train", "val"):
         write_classes(tmp_path / "data" / split, cat=6, dog=6)
     write_classes(tmp_path / "data/test", cat=1, dog=1)
-    folded, context = {"dataset": "folder", "folds": 3, "fold": 0, "batch_size": 2}, cpu
+    folded = {"dataset": "folder", "folds": 3, "fold": 0, "batch_size": 2}
+    context = cpu
     with pytest.raises(UserError, match=r"DATA.FOLDS 3: .* -data_path, or"):
         read_samples(options(tmp_path / "data", **folded), None, context, "train", "val")
     assert len(read_samples(options(tmp_path / "data", **folded), None, context, "val")[0]) == 12  # an evaluation
@@ -212,7 +215,8 @@ def test_no_group_is_on_two_sides():
     for number in range(1000):
         rng = np.random.default_rng(number)
         size, groups = int(rng.integers(20, 60)), int(rng.integers(6, 15))
-        group_of, values = rng.integers(groups, size=size), {"split_seed": number % 3}
+        group_of = rng.integers(groups, size=size)
+        values = {"split_seed": number % 3}
         images = [(f"{index}.jpg", int(rng.integers(3)), f"g{group}") for index, group in enumerate(group_of)]
         if number % 2:
             values |= {"folds": int(rng.integers(2, 5))}
@@ -384,7 +388,8 @@ def test_wrong_groups_end_the_run(groups, dataset, error, folder):
 def write_shards(folder, without=()):
     files = {}
     for path, label, group in IMAGES:
-        name, content = path.replace("/", "-").removesuffix(".jpg"), {} if group in without else {"patient": group}
+        name = path.replace("/", "-").removesuffix(".jpg")
+        content = {} if group in without else {"patient": group}
         texts = {"jpg": jpeg(label), "cls": b"%d" % label, "json": json.dumps(content).encode()}
         files |= {f"{name}.{ending}": text for ending, text in texts.items()}
     folder.mkdir()

@@ -21,7 +21,8 @@ from datasets.registry import read_samples
 from tests.models.weights.weight_files import Reduced
 from utils.errors import UserError
 
-RANDOM, MINI = np.random.default_rng(0), {"version": "2021_train_mini"}
+RANDOM = np.random.default_rng(0)
+MINI = {"version": "2021_train_mini"}
 
 
 def pixels(*shape):
@@ -46,7 +47,8 @@ def pets(root, patch):
 
 def cifar(root, patch, content=None):
     """The MD5 sums of torchvision become those of these files, but for `content`, which test_batch then has."""
-    kind, folder = theirs.CIFAR10, root / theirs.CIFAR10.base_folder
+    kind = theirs.CIFAR10
+    folder = root / theirs.CIFAR10.base_folder
     for files in ("train_list", "test_list"):
         batch = {name: {"labels": [*range(10)] * 2, "data": pixels(20, 3072)} for name, _ in getattr(kind, files)}
         sums = [[name, write(folder / name, pickle.dumps(value, protocol=2))] for name, value in batch.items()]

@@ -63,7 +63,9 @@ def test_affine_map_equals_torchvisions(degrees, shift, zoom, width):
 
 def test_the_number_of_rectangles_is_uniform_and_scales_their_area():
     """As in timm and PaddleViT: 1 to RANDOM_ERASE_COUNT."""
-    size, draws, rng = 64, 3000, random.Random(0)
+    size = 64
+    draws = 3000
+    rng = random.Random(0)
     options = {"RANDOM_ERASE_PROB": 1.0, "RANDOM_ERASE_COUNT": 3}
     erase = RandomErase(Data.model_validate({"IMAGE_SIZE": size}), Train.model_validate(options))
     drawn = [erase.draw(rng) for _ in range(draws)]
@@ -80,7 +82,8 @@ def test_the_boxes_are_filled_with_zeros_a_color_or_noise(mode, colors):
     options = {"RANDOM_ERASE_PROB": 1.0, "RANDOM_ERASE_MODE": mode, "RANDOM_ERASE_COUNT": 3}
     erase = RandomErase(Data.model_validate({"IMAGE_SIZE": 24}), Train.model_validate(options))
     torch.manual_seed(0)
-    plain, box = torch.full((60, 3, 24, 24), 9.0), (2, 3, 10, 20)
+    plain = torch.full((60, 3, 24, 24), 9.0)
+    box = (2, 3, 10, 20)
     erased = erase(plain.clone(), *erase.collate([[box]] * 60))
     inside = torch.zeros(24, 24, dtype=torch.bool)
     inside[2:12, 3:23] = True
@@ -143,7 +146,8 @@ def test_targets_of_several_labels_are_mixed_linearly():
 def test_images_and_targets_equal_timms(kind, monkeypatch):
     images, targets = batch_of(8)
     mixup = mixup_of(KINDS[kind])
-    draw, drawn = mixup.draw, []
+    draw = mixup.draw
+    drawn = []
     monkeypatch.setattr(mixup, "draw", lambda *args: drawn.append(draw(*args)) or drawn[-1])
     for seed in range(40):
         torch.manual_seed(seed)
@@ -161,7 +165,8 @@ def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box
     """With equal boxes, weight and noise. timm's default loader rounds a mixture to 8 bits."""
     data = Data.model_validate({"IMAGE_SIZE": [12, 20], "IMAGENET_STD": [1.0, 1.0, 1.0]})
     train = Train(RANDOM_ERASE_PROB=0.7, MIXUP_ALPHA=1.0, RANDOM_ERASE_AFTER_MIXUP=is_last)
-    images, targets = torch.randint(256, (8, 3, 12, 20), dtype=torch.uint8), torch.arange(8) % 5
+    images = torch.randint(256, (8, 3, 12, 20), dtype=torch.uint8)
+    targets = torch.arange(8) % 5
     weight = 1 - 91 / 240 if box else 0.3
     transform, erase = TrainTransform(data, train, 5), RandomErase(data, train)
     monkeypatch.setattr(transform.mixup, "draw", lambda *_: (weight, box))
@@ -188,7 +193,9 @@ class FixedDraws:
     """Draws this weight, and the center of a CutMix box."""
 
     def __init__(self, weight: float, center: tuple[int, int]) -> None:
-        self.beta, self.random, numbers = lambda *_: weight, lambda: 0.0, iter(center)
+        self.beta = lambda *_: weight
+        self.random = lambda: 0.0
+        numbers = iter(center)
         self.integers = lambda *_: next(numbers)
 
 
@@ -198,7 +205,8 @@ def test_boxes_of_even_and_odd_sides_equal_timms(size, monkeypatch):
     rows, columns = (np.unique(np.linspace(0, side - 1, 16).astype(int)) for side in size)
     mixup = mixup_of({"CUTMIX_ALPHA": 1.0})
     for side, *center in itertools.product(range(size[0]), rows.tolist(), columns.tolist()):
-        weight, drawn = 1 - ((side + 0.5) / size[0]) ** 2, iter(center)  # timm draws the row, then the column
+        weight = 1 - ((side + 0.5) / size[0]) ** 2
+        drawn = iter(center)  # timm draws the row, then the column
         monkeypatch.setattr(timm_mixup.np.random, "randint", lambda *_, drawn=drawn, **__: next(drawn))
         box, share = timm_mixup.cutmix_bbox_and_lam((3, *size), weight)
         assert mixup.draw(FixedDraws(weight, center), *size) == (share, tuple(map(int, box)))

@@ -144,7 +144,9 @@ def test_a_share_above_one_gives_a_border_of_zeros(width, height, size, crop_pct
 
 def draw_both(height, width, scale, count):
     """(top, left, height, width) of our boxes and of torchvision's, both (count, 4)."""
-    rng, image, ratio = random.Random(0), torch.empty(1, height, width), (3 / 4, 4 / 3)
+    rng = random.Random(0)
+    image = torch.empty(1, height, width)
+    ratio = (3 / 4, 4 / 3)
     torch.manual_seed(0)
     own = np.array([random_crop_box(height, width, scale, ratio, rng) for _ in range(count)])
     return own, np.array([RandomResizedCrop.get_params(image, scale, ratio) for _ in range(count)])

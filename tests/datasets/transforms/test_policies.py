@@ -92,7 +92,8 @@ def test_auto_augment_draws_its_25_pairs_by_their_probabilities(monkeypatch):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_borders_are_gray_and_the_corners_of_a_rotation_black(channels):
-    image, operations = to_pillow(PIXELS[:channels].clamp(200)), {op.name: op for op in _rand_augment(10, channels)}
+    image = to_pillow(PIXELS[:channels].clamp(200))
+    operations = {op.name: op for op in _rand_augment(10, channels)}
     for name, border in (("Rotate", 0), ("ShearX", 128), ("TranslateY", 128)):
         seen = Counter()
         for seed in range(9):
@@ -113,7 +114,9 @@ def test_no_draw_fails(policy, channels):
 
 def test_color_jitter_is_torchvisions(monkeypatch):
     """The drawn factors in the drawn order, with torchvision's functions."""
-    steps, orders, image = [], Counter(), to_pillow(PIXELS)
+    steps = []
+    orders = Counter()
+    image = to_pillow(PIXELS)
     functions = {"Brightness": TF.adjust_brightness, "Contrast": TF.adjust_contrast, "Color": TF.adjust_saturation}
     enhance = ImageEnhance._Enhance.enhance
     monkeypatch.setattr(
@@ -121,7 +124,8 @@ def test_color_jitter_is_torchvisions(monkeypatch):
     )
     for seed in range(600):
         steps.clear()
-        result, drawn = color_jitter(0.4, image, random.Random(seed)), [*steps]
+        result = color_jitter(0.4, image, random.Random(seed))
+        drawn = [*steps]
         if seed < 50:
             expected = image
             for name, factor in drawn:

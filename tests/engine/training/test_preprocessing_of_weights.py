@@ -101,7 +101,8 @@ def test_an_evaluation_shows_timms_pixels(name):
     ours, theirs = build_eval_host_transform(evaluated(name)), create_transform(**expected, normalize=False)
     for size in ((261, 199), (97, 640), (333, 500), (31, 33), (1000, 777)):
         photo = PHOTO.resize(size)
-        pixels, timms = ours(LazyImage(as_tensor(photo)), 0, 0)[0], theirs(photo)
+        pixels = ours(LazyImage(as_tensor(photo)), 0, 0)[0]
+        timms = theirs(photo)
         assert pixels.shape == timms.shape
         assert (pixels.int() - timms.int()).abs().float().mean() < 0.2
 
@@ -152,7 +153,8 @@ def run_on(folder: Path, cpu, *argv: str) -> tuple[Path, Preprocessing]:
 
 def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu):
     """The preprocessing of a run is in its files; runs that start or resume from its weights have the same."""
-    name, weights = "test_resnet.r160_in1k", tmp_path / "timm.pth"
+    name = "test_resnet.r160_in1k"
+    weights = tmp_path / "timm.pth"
     torch.save(timm.create_model(name).state_dict(), weights)
     recipe = ["-cfg=configs/finetune.yaml", f"-model={name}"]
     stop = ["-opts", "DATA.IMAGE_SIZE=32", "DATA.INTERPOLATION=bilinear", "TRAIN.MAX_STEPS=1"]

@@ -45,7 +45,8 @@ def test_paddlevits_regnet_is_timms_with_the_biases_in_the_running_means():
     """A small model with PaddleViT's names. Its convolutions with a bias are computed, as PaddleViT does."""
     sizes = RegNetCfg(depth=6, w0=16, wa=16.0, wm=1.8, group_size=8, se_ratio=0.25)
     source, model = (RegNet(sizes, num_classes=5).eval() for _ in range(2))
-    generator, state = torch.Generator().manual_seed(0), {}
+    generator = torch.Generator().manual_seed(0)
+    state = {}
     for tensor in source.state_dict().values():
         if tensor.is_floating_point():
             tensor.copy_(0.5 + 0.2 * torch.rand(tensor.shape, generator=generator))
@@ -140,7 +141,9 @@ def test_safetensors_and_torch_files_with_the_names_of_wrappers(tmp_path, ending
 
 
 def test_weights_saved_on_a_gpu_are_loaded_on_the_cpu(tmp_path):
-    path, source, model = tmp_path / "vit.pth", random_vit(), small_vit()
+    path = tmp_path / "vit.pth"
+    source = random_vit()
+    model = small_vit()
     torch.save(source.state_dict(), path, _use_new_zipfile_serialization=False)
     path.write_bytes(path.read_bytes().replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:0"))
     assert b"cuda:0" in path.read_bytes()
@@ -185,7 +188,8 @@ def test_tables_of_relative_positions_of_no_square_window_are_refused(tmp_path, 
     source, model = (
         timm.create_model("swin_tiny_patch4_window7_224", window_size=size, **arguments) for size in (4, 8)
     )
-    state, name = source.state_dict(), f"layers.0.blocks.0.attn.{BIAS}"
+    state = source.state_dict()
+    name = f"layers.0.blocks.0.attn.{BIAS}"
     torch.save(state | {name: torch.zeros(shape)}, tmp_path / "weights.pth")
     with pytest.raises(UserError, match=rf"wrong shapes: {name} .*, not 225x2"):
         load_pretrained(model, str(tmp_path / "weights.pth"))

@@ -185,7 +185,8 @@ LAYOUTS = {
 def test_the_entry_the_prefix_and_the_average(tmp_path, layout):
     content, *expected = LAYOUTS[layout]
     torch.save(content, tmp_path / "x.tar")
-    both, known = "average" in expected, {"raw": logits(RAW), "average": logits(FAR)}
+    both = "average" in expected
+    known = {"raw": logits(RAW), "average": logits(FAR)}
     for purpose, default in zip((TEACHER, EVALUATE), expected, strict=True):
         for wanted in ("raw", "average", None) if both else (None, "raw"):
             model = small_vit()

@@ -120,7 +120,8 @@ def google_arrays(model: VisionTransformer, prefix: str = "", big_vision: bool =
 
 
 def written(folder: Path, ending: str) -> Path:
-    path, model = folder / f"vit.{ending}", random_vit(embed_dim=12, depth=1)
+    path = folder / f"vit.{ending}"
+    model = random_vit(embed_dim=12, depth=1)
     if ending == "pdparams":
         path.write_bytes((FIXTURE / "checkpoint.pdparams").read_bytes())
     elif ending == "npz":

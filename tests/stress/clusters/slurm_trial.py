@@ -71,7 +71,8 @@ missing_program = partial(cluster_runs.missing_program, *PROGRAMS)
 def slurm_daemons(folder: Path) -> Iterator[dict[str, str]]:
     """Yields the environment in which Slurm's commands reach the daemons; at the end stops them and their jobs."""
     (plugins,) = {path.parent for path in Path("/usr/lib").rglob("auth_munge.so")}
-    host, ports = socket.gethostname().partition(".")[0], {"controller_port": _free_port(), "node_port": _free_port()}
+    host = socket.gethostname().partition(".")[0]
+    ports = {"controller_port": _free_port(), "node_port": _free_port()}
     configuration = folder / "slurm.conf"
     configuration.write_text(_CONFIGURATION.format(host=host, folder=folder, plugins=plugins, **ports))
     key = folder / "munge.key"

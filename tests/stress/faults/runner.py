@@ -75,7 +75,8 @@ def run_fault(fault: Fault, scene: Scene) -> Result:
 def _run(fault: Fault, scene: Scene) -> tuple[list[str], str]:
     """The problems, and the observed outcome."""
     running = start(scene, fault.script, fault.provoke(scene), environment=fault.environment, shell=fault.shell)
-    problems, grace_seconds = list[str](), GRACE_SECONDS
+    problems = list[str]()
+    grace_seconds = GRACE_SECONDS
     try:
         if fault.act:
             fault.act(running)

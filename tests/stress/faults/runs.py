@@ -77,7 +77,9 @@ def send(number: int, rank: int | None = None, times: int = 1, to_all: bool = Fa
 
 def rank_deaths(*options: str, **more: Any) -> list[Fault]:
     """A rank of two is killed, or stops."""
-    two, stopped, ended = two_ranks(training, *options), two_ranks(training, *options, SHORT_TIMEOUT), (1, 137)
+    two = two_ranks(training, *options)
+    stopped = two_ranks(training, *options, SHORT_TIMEOUT)
+    ended = (1, 137)
     return [
         Fault("rank 0 killed", two, r"rank 0", ended, MULTI, send(signal.SIGKILL, 0), "failed", **more),
         Fault("rank 1 killed", two, r"rank 1", ended, MULTI, send(signal.SIGKILL, 1), "failed", **more),
@@ -93,7 +95,8 @@ def signal_faults() -> list[Fault]:
     faults = []
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         for phase, provoke in (("training", training), ("evaluation", evaluating)):
-            name, status = f"{number.name} in {phase}", 128 + number
+            name = f"{number.name} in {phase}"
+            status = 128 + number
             faults.append(Fault(name, provoke, None, (status,), act=send(number), state="interrupted"))
     return [
         *faults,
