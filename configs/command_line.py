@@ -209,7 +209,8 @@ def to_yaml(config: Config) -> str:
     """
     values = config.model_dump(by_alias=True)
     for section, keys in _FILES.items():
-        values[section] |= {key: absolute_file(path) for key in keys if (path := values[section][key])}
+        given = values[section]
+        given |= {key: absolute_file(given[key]) for key in keys if given[key]}
     data_path = config.data.data_path
     if "://" not in data_path and not os.path.isabs(data_path):  # it may be a pattern of names
         values["DATA"]["DATA_PATH"] = os.path.abspath(data_path)

@@ -295,7 +295,7 @@ def stored_options(named: Path) -> dict[str, Any]:
     For a run whose options file is missing.
     """
     inside = sorted(named.glob("*.pth"), key=os.path.getmtime, reverse=True)
-    beside = (path for end in ("", ".pth") if os.path.exists(path := Path(f"{named}{end}")))
+    beside = filter(os.path.exists, (Path(f"{named}{end}") for end in ("", ".pth")))
     texts = (read_entries(path).get("options") for path in (inside or beside))
     values = next((parse_value(text) for text in texts if isinstance(text, str)), None)
     return values if isinstance(values, dict) else {}
@@ -397,7 +397,8 @@ def _error_line(path: KeyPath, error: ErrorDetails, layers: OptionLayers) -> str
 
 def _nearest_key(dotted: str, family: str) -> str:
     """A hint for an unknown key: its replacement, the families that have it, or the nearest known key."""
-    section, (parent, _, leaf) = dotted.upper().partition(".")[0], dotted.upper().rpartition(".")
+    section = dotted.upper().partition(".")[0]
+    parent, _, leaf = dotted.upper().rpartition(".")
     if parent.endswith(".KWARGS"):
         return f'; write "{parent}={{{leaf.lower()}: VALUE}}"'
     if replacement := next(filter(None, map(_REPLACEMENTS.get, (dotted.upper(), section, leaf))), None):

@@ -132,7 +132,9 @@ def shorten(value: Any) -> str:
 
 def format_value(value: Any) -> str:
     """A value in a message, as `-opts` reads it; at most about 80 characters, and without control characters."""
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = "null" if value is None else str(value)
+    if isinstance(value, bool):
+        text = text.lower()
     return text if len(text) <= _SHORT.maxstring and text.isprintable() else shorten(value)
 
 

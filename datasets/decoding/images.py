@@ -45,7 +45,10 @@ def kind_of(head: bytes) -> str | None:
         return "PPM"
     if head[4:8] == b"ftyp":
         brands = {head[start : start + 4] for start in (8, 16, 20, 24, 28)}
-        return "AVIF" if brands.intersection(_AVIF_BRANDS) else "HEIC" if brands.intersection(_HEIC_BRANDS) else None
+        if brands.intersection(_AVIF_BRANDS):
+            return "AVIF"
+        if brands.intersection(_HEIC_BRANDS):
+            return "HEIC"
     return None
 
 

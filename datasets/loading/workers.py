@@ -295,7 +295,7 @@ def _exhausted_resource(error: Exception) -> str | None:
 def _death_message(workers: list[BaseProcess]) -> str | None:
     """Describes the death of a worker; None if all are alive. torch reports that a worker died, but not why."""
     connection.wait([worker.sentinel for worker in workers], _DEATH_SECONDS)
-    dead = [(worker.pid, status) for worker in workers if (status := worker.exitcode) is not None]
+    dead = [(worker.pid, worker.exitcode) for worker in workers if worker.exitcode is not None]
     if not dead:
         return None
     worker, status = dead[0]

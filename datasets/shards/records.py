@@ -206,7 +206,9 @@ def read_records(
             label = find_label(contents, key, label_key)
             value = _parse_json(contents["json"]) if group_key and "json" in contents else None
             named: Any = value.get(group_key) if isinstance(value, dict) else None
-            group_name = "" if not _is_label(named) else named if isinstance(named, str) else str(int(named))
+            group_name = ""
+            if _is_label(named):
+                group_name = named if isinstance(named, str) else str(int(named))
         except ValueError as error:
             raise archive.error(f"sample {shorten(key)}: {error}", "correct the shard") from None
         if label == LEFT_OUT:

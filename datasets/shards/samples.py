@@ -170,7 +170,8 @@ class ReadAhead:
 
     def __iter__(self) -> Iterator[list[Key]]:
         for number, keys in enumerate(self._sampler):
-            (epoch, index, _), ends = keys[0], self._windows.ends
+            epoch, index, _ = keys[0]
+            ends = self._windows.ends
             coming: Sequence[int]
             shard = int(np.searchsorted(ends, index, side="right"))
             if isinstance(self._sampler, EvalSampler):
@@ -184,7 +185,8 @@ class ReadAhead:
 
     def follow(self, shards: list[Shard]) -> None:
         """Begins to download the first of `shards`, which are needed in this order."""
-        self._coming[:], wanted = shards, shards[: 2 * self._windows.size]
+        self._coming[:] = shards
+        wanted = shards[: 2 * self._windows.size]
         for shard in self._downloads.keys() - set(wanted):
             self._downloads.pop(shard).cancel()
         for shard in wanted:

@@ -56,7 +56,9 @@ class LabelledPaths(Table):
 
     def __init__(self, data: Data) -> None:
         self.root = self.file = Path(data.data_path)
-        self.mistakes, self._data, self._files = {}, data, FoundFiles(self.root)
+        self.mistakes = {}
+        self._data = data
+        self._files = FoundFiles(self.root)
         paths, self.notes = without_masks(self._files.images_in(self.root), data.labels or "")
         if not paths or self._files.findings:
             findings = self._files.findings or [self._files.lacks_images("check -data_path")]

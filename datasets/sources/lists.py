@@ -77,7 +77,10 @@ class Tables(Source):
             tables = [shlex.quote(str(one)) for one in sorted(root.iterdir()) if one.suffix.lower() in TABLE_SUFFIXES]
             if tables and not found and not metadata:
                 raise UserError(f"{root}: has no train.csv; -dataset=csv -data_path={tables[0]} reads a table")
-            found |= {"all": metadata[0]} if metadata else {} if found else {"train": files["train"]}
+            if metadata:
+                found["all"] = metadata[0]
+            elif not found:
+                found["train"] = files["train"]
         return {split: Table(file, data.encoding) for split, file in found.items()}
 
     @classmethod
@@ -298,14 +301,16 @@ def _number_labels(
         are_numbers = all(each[:1]) if numbers.known else 2 * sum(each) >= len(each)
     named = {name: name for name in used}
     if are_numbers:
-        whole = {name: match[1] for name in used if (match := _NUMBER_AS_NAME.fullmatch(name))}
+        matches = {name: _NUMBER_AS_NAME.fullmatch(name) for name in used}
+        whole = {name: match[1] for name, match in matches.items() if match}
         named = {name: name if name in numbers.known else str(int(number)) for name, number in whole.items()}
         in_train = {float(named[name]) for name in known if name in named}
         are_names = numbers.are_names and in_train != set(range(len(in_train)))
         if numbers.known:
             are_names = all(map(_NUMBER_AS_NAME.fullmatch, numbers.known))
         if not (named and are_names):
-            labels = {name: int(match[1]) for name in used if (match := _WHOLE_NUMBER.fullmatch(name))}
+            matches = {name: _WHOLE_NUMBER.fullmatch(name) for name in used}
+            labels = {name: int(match[1]) for name, match in matches.items() if match}
             return [str(label) for label in range(max(labels.values(), default=0) + 1)], labels, False
     found = {named[name] for name in known if name in named}
     class_names = list(classes) or sorted(found, key=float if are_numbers else None)

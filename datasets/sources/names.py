@@ -85,8 +85,10 @@ def sort_names(names: Sequence[str], order: str) -> list[str]:
     """
 
     def key(name: str) -> Any:
+        if order != NATURAL:
+            return name
         parts = re.split(r"(\d{1,4000})", name.lower())  # int refuses more digits
-        return [int(part) if part.isdecimal() else part for part in parts] if order == NATURAL else name
+        return [int(part) if part.isdecimal() else part for part in parts]
 
     if order not in (NATURAL, BYTES):
         return read_class_list(Path(order))

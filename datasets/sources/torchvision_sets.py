@@ -57,7 +57,10 @@ class TorchvisionSet(Source):
         """The argument of the class for each official split."""
         splits = properties_of(data.dataset).splits
         version = str((data.kwargs or {}).get("version", ""))
-        return {**(splits if "2021_train" in version else {}), "train": {"version": version}} if version else splits
+        if not version:
+            return splits
+        others = splits if "2021_train" in version else {}
+        return {**others, "train": {"version": version}}
 
     @classmethod
     def find_test(cls, data: Data) -> tuple[bool, str | None]:

@@ -188,7 +188,9 @@ class RandomErase(RandomDeviceOperation):
         """Boxes; one is empty if ten in a row do not fit."""
         if rng.random() >= self.probability:
             return None
-        boxes, count, (height, width) = list[Box](), rng.randint(1, self.count) if self.count > 1 else 1, self.size
+        boxes = list[Box]()
+        count = rng.randint(1, self.count) if self.count > 1 else 1
+        height, width = self.size
         low, high = (math.log(bound) for bound in _ERASED_RATIO)
         for _ in range(count):
             box = _EMPTY_BOX

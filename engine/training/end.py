@@ -106,7 +106,8 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
         metrics, results = built.evaluator.evaluate(built.compute, batches)
     except UserError as error:  # on all ranks: no image is readable
         outputs.logger.warn(f"test images: {error}")
-        return unknown | {"unreadable": len(test), "error": str(error)}
+        names = [test.name(index) for index in range(min(len(test), _MAX_NAMED))]
+        return unknown | {"unreadable": len(test), "unreadable_images": names, "error": str(error)}
     seconds = time.perf_counter() - started
     title = f"Epoch {epoch}, {BEST}, "
     log_validation(outputs.logger, title, metrics, config.model.num_logits, metrics.samples, seconds, split="Test")

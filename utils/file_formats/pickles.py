@@ -107,6 +107,20 @@ class TensorRecord:
     strides: tuple[int, ...] = (1,)
 
 
+# Types of elements that have no storage of their own.
+_WITHOUT_STORAGE = {
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "uint16", "uint32", "uint64",
+}  # fmt: skip
+
+
+def _rebuild_typed(storage: Storage, offset: int, shape: Any, strides: Any, *others: Any) -> TensorRecord:
+    """A tensor of a type of `_WITHOUT_STORAGE`, the third of `others`."""
+    dtype = others[2].__name__.removeprefix("torch.")
+    if dtype not in _WITHOUT_STORAGE:
+        return TensorRecord()
+    return TensorRecord(Storage(dtype, storage.data), offset, shape, strides)
+
+
 _CALLS: dict[str, Callable[..., Any]] = {
     "_codecs.encode": _encode,
     "builtins.tuple": tuple,  # PaddlePaddle's (name, array)
@@ -120,6 +134,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
     "torch._utils._rebuild_tensor": TensorRecord,
     "torch._utils._rebuild_tensor_v2": lambda *of_tensor: TensorRecord(*of_tensor[:4]),
+    "torch._utils._rebuild_tensor_v3": _rebuild_typed,
 }
 for _core in ("core", "_core"):
     _CALLS[f"numpy.{_core}.multiarray._reconstruct"] = lambda *_: ArrayRecord()

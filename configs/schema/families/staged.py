@@ -397,7 +397,8 @@ _PARTS = {
 
 def _mobileone_block(match: re.Match[str]) -> str:
     """A block of PaddleViT's is a depthwise and a pointwise block of timm's; the first stage is timm's stem."""
-    stage, block, (second, part) = int(match[1]), int(match[2]), _PARTS[match[3]]
+    stage, block = int(match[1]), int(match[2])
+    second, part = _PARTS[match[3]]
     return f"stages.{stage - 1}.{2 * block + second}.{part}." if stage else f"stem.{part}."
 
 
