@@ -218,7 +218,7 @@ def test_a_teacher_that_does_not_fit_is_one_line(digits_teacher, tmp_path, cpu):
     write_teacher(tmp_path / "seven.pth", classes=7, data=grey)
     write_teacher(tmp_path / "rgb.pth", classes=10)
     weights, model = "TRAIN.TEACHER_WEIGHTS", "TRAIN.TEACHER_MODEL"
-    refused = [  # options, and the part that the error names
+    cases = [  # options, and the part that the error names
         ([f"{weights}=null"], rf"^{weights}: "),
         ([f"{weights}=no/x.pth"], rf"{weights}: no/x.pth"),
         ([f"{model}=regnety_161"], rf"^{model} regnety_161, .*did you mean reg"),
@@ -229,7 +229,7 @@ def test_a_teacher_that_does_not_fit_is_one_line(digits_teacher, tmp_path, cpu):
         ([f"{weights}=timm"], r"regnety_160.deit_in1k, .* 1000 .* 10"),
         ([f"{weights}=timm", f"{model}=vit_small_patch14_dinov2"], "has no classes .* 10"),
     ]
-    for options, named in refused:
+    for options, named in cases:
         with refused(named) as error:
             run(parse_command_line(["-dry_run", *student(tmp_path / "out", digits_teacher, *options)]), cpu)
         assert "\n" not in str(error.value)
