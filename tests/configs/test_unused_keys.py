@@ -18,7 +18,7 @@ WEIGHTS = "-pretrained=x.pth"
 # Read, and without effect: dropout in an evaluation, the loss scaler, values that the command replaces or never writes.
 NO_EFFECT = "MODEL.*DROPOUT MODEL.DROPPATH MODEL.GRAD_CHECKPOINTING AMP.* EVAL.* LOGGERS DATA.DATA_PATH "
 NO_EFFECT += "DATA.COLUMNS DATA.ENCODING MODEL.TUNE "  # an evaluation copies them to its final options, or sets them
-NO_EFFECT += "TRAIN.MINUTES"  # a line of the screen names them
+NO_EFFECT += "TRAIN.MINUTES DATA.ON_BAD_IMAGE"  # a line of the screen names them; a prediction skips bad images
 # Used, and not read here: with -amp, of tables, shards and torchvision's sets, of rules, and of data that are split.
 IF = "AMP.* DATA.BATCH_SIZE* DATA.CACHE_* DATA.KWARGS DATA.COLUMNS DATA.ENCODING DATA.IMAGE_ROOT DATA.SHUFFLE_SHARDS "
 IF += "DATA.FOLD DATA.SPLIT_SEED DATA.VAL_FRACTION MODEL.NAME NAME EVAL.ENABLED"
