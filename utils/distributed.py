@@ -51,8 +51,8 @@ _LOST_CONNECTION = re.compile(
 class ProcessContext:
     """One process of a run. `local_*` are the rank and the number of processes on this host.
 
-    is_counted: the launcher did not tell `local_world_size`, or not all ranks: those of one host name and boot id were
-        counted.
+    is_counted: the launcher did not tell `local_world_size`, or not all ranks: the ranks with one host name and boot id
+        were counted.
     hosts: the name of each rank's host; empty in a run of one process without a launcher.
     core_share: CPU cores of this rank; None for a single process on a host, which may use all.
     """

@@ -54,7 +54,7 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
 
 
 def _candidates(root: Path, levels: Levels) -> Iterator[Path]:
-    """The folders that may be the data set, apart from those of val and test, and of one of several patients."""
+    """The folders that may be the data set, without val, test, and the folders of single patients."""
     kinds = Counter(IDENTIFIER.sub("", name) for name in levels.sizes)
     for name, inside in sorted(levels.inside.items()):
         is_usable = len(levels.sizes) == 1 or word_in(name) in (None, "train")

@@ -84,7 +84,7 @@ def _units_of_classes(results: SampleResults, units: np.ndarray) -> np.ndarray:
 
 
 def _variance_of_recalls(results: SampleResults, units: np.ndarray, with_class: np.ndarray) -> float:
-    """The variance of the mean of the recalls, as shares: each class has its own, that of its images or groups.
+    """The variance of the mean of the recalls, as shares: each class has its own, of its images or groups.
 
     It is at least the one of recalls that two more images of mean recall draw to their mean: the images of a class with
     one are always all right or all wrong.
