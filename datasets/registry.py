@@ -150,7 +150,7 @@ def _recognize_table(data: Data) -> str | None:
 
 
 def _folders_of_images(root: Path, of_train: bool = False) -> list[Path]:
-    """Where class folders may be: the folders in `root` if all have names of splits, or the ones of train; else `root`."""
+    """Where class folders may be: in the folders of splits in `root`, or the ones of train; else in `root`."""
     folders = [path for path in root.glob("*/") if not path.name.startswith(".")]
     splits = {path: split_of_images(path.name) for path in folders}
     are_splits = None not in splits.values() and list(splits.values()).count("") < 2

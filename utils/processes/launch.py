@@ -112,7 +112,7 @@ def find_outer_count(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def _is_elastic(env: Mapping[str, str]) -> bool:
-    """Whether torchrun may continue with fewer nodes: the variable that --nnodes=MIN:MAX needs, or the option itself."""
+    """Whether torchrun may start with fewer nodes: the variable that --nnodes=MIN:MAX needs, or the option itself."""
     return env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1" or ":" in env.get("PET_NNODES", "")
 
 
