@@ -244,7 +244,8 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
         names.append(word[:80])
         key = _key_of_word(word, values)
         if key:
-            options.append(f"{key}={_as_yaml(values)}")
+            is_timms_sgd = word == "--opt" and values == ["sgd"]
+            options.append(f"{key}={'nesterov' if is_timms_sgd else _as_yaml(values)}")
         elif word.endswith((".yaml", ".yml")):
             flags.append(f"-cfg={word}")
         elif not (word.startswith("-") or has_path) and os.path.exists(word):
@@ -267,6 +268,8 @@ def _added_for_timm(flags: set[str]) -> list[str]:
     options = list[str]()
     if "--reprob" in flags and "--no-prefetcher" not in flags:
         options.append("TRAIN.RANDOM_ERASE_AFTER_MIXUP=true")
+    if "--model-ema" in flags and "--model-ema-warmup" not in flags:
+        options.append("TRAIN.MODEL_EMA_WARMUP=copy")
     if {"--smoothing", "--task"} <= flags:
         options.append("LOSS.SMOOTH_TO_HALF=true")
     return options

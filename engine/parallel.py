@@ -107,11 +107,14 @@ class Strategy:
         model.load_state_dict({name: self.receive(tensor, own.get(name)) for name, tensor in state.items()})
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Restores the moments; weight decay, betas and other settings keep their current values.
+        """Restores the moments and the kind of momentum; weight decay, betas and other settings stay as they are.
 
         Raises ValueError: the state belongs to other parameters.
         """
-        settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        restored = ("params", "nesterov")  # before version 0.3, SGD had Nesterov momentum
+        settings = [
+            {key: value for key, value in group.items() if key not in restored} for group in optimizer.param_groups
+        ]
         order, parameters = (
             [one for group in groups for one in group["params"]]
             for groups in (state["param_groups"], optimizer.param_groups)

@@ -134,7 +134,11 @@ _PADDLEVIT_NAMES = {"warmupcosine": "cosine"}
 
 
 class Optimizer(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
-    name: str = option("AdamW", "AdamW, AdamWDL (AdamW with LAYER_DECAY), Adam, SGD, or any of timm or a plugin")
+    name: str = option(
+        "AdamW",
+        "AdamW, AdamWDL (AdamW with LAYER_DECAY), Adam, SGD (with momentum), nesterov (timm's sgd), or any of timm "
+        "or a plugin",
+    )
     eps: float | None = option(None, "term added to the denominator; null: the optimizer's own (AdamW 1e-8)", gt=0)
     betas: Annotated[tuple[_Beta, ...], Field(min_length=2, max_length=3), BeforeValidator(as_tuple)] | None = option(
         None, "decay rates of the two or three moments; null: the optimizer's own (AdamW 0.9, 0.999)"
@@ -218,10 +222,10 @@ class Train(Augmentation, Distillation):
     smoothing: Probability = option(0.0, "label smoothing")
     model_ema: bool = option(False, "keep an exponential moving average of the weights and evaluate it")
     model_ema_decay: float = option(0.99996, "decay of the average per step", ge=0, lt=1)
-    model_ema_warmup: bool = option(
+    model_ema_warmup: bool | Literal["copy"] = option(
         True,
-        "a lower decay in the first steps: 1 - step ** (-2 / 3), up to MODEL_EMA_DECAY, as in timm; false: always "
-        "MODEL_EMA_DECAY, as in PaddleViT",
+        "a lower decay in the first steps: 1 - step ** (-2 / 3), up to MODEL_EMA_DECAY, as in timm; copy: the first "
+        "step copies the weights, as timm does without its warm-up; false: always MODEL_EMA_DECAY, as in PaddleViT",
     )
     patience: int | None = option(
         None,

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from timm.utils import ModelEmaV3
@@ -144,11 +145,13 @@ class MasterWeights:
 class WeightAverage(ModelEmaV3):
     """timm's average of all parameters and buffers of `model`. A skipped step does not change it.
 
-    With `use_warmup`, timm's `get_decay` gives the decay, a function of the step.
+    With `warmup`, timm's `get_decay` gives the decay, a function of the step, which is 0 at the first one; with "copy"
+    it is constant from the second one on. Without `warmup` it is constant.
     """
 
-    def __init__(self, model: nn.Module, decay: float, use_warmup: bool = False) -> None:
-        super().__init__(model, decay, use_warmup=use_warmup)
+    def __init__(self, model: nn.Module, decay: float, warmup: bool | Literal["copy"] = False) -> None:
+        super().__init__(model, decay, use_warmup=warmup is True)
+        self._follows_timm = bool(warmup)
         self.follow(model)
 
     @torch.no_grad()
@@ -164,7 +167,7 @@ class WeightAverage(ModelEmaV3):
 
     def set_step(self, step: int) -> None:
         """Sets the optimizer step of the next update, counted from 0."""
-        if self.use_warmup:
+        if self._follows_timm:
             self._update_weight = 1 - self.get_decay(step + 1)  # timm counts from 1
 
     @torch.no_grad()

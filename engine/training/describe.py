@@ -12,7 +12,7 @@ from engine.evaluation.session import model_line, place_of
 from engine.progress import EpochProgress
 from engine.run.facts import Devices, TrainingData
 from engine.training.loss import Teacher
-from engine.training.optimizer import describe_optimizer, lr_factor
+from engine.training.optimizer import describe_optimizer, lr_factor, timm_name
 from engine.training.step import TrainState
 from models.weights.fit import Fitted, NewHead
 from utils.device import cpu_warning
@@ -50,11 +50,14 @@ class Built:
     kernels: Note | None
 
 
+_WARMUPS = {True: ", warmed up as timm's", "copy": "; the first step copies the weights", False: ""}  # MODEL_EMA_WARMUP
+
+
 def describe_state(state: TrainState, built: Built) -> list[Note]:
     config, train, batch = state.config, state.config.train, state.layout.batch
     notes = [*_notes_on_weights(built), *_notes_on_teacher(built.teacher, train)]
     if train.model_ema:
-        warmup = ", warmed up as timm's" if train.model_ema_warmup else ""
+        warmup = _WARMUPS[train.model_ema_warmup]
         average = f"the average of the weights has decay {train.model_ema_decay:g}{warmup}"
         notes.append(Note("log", f"TRAIN.MODEL_EMA: {average}"))
     if built.sharding:
@@ -127,12 +130,13 @@ def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
         texts.append(f"TRAIN.END_LR {train.end_lr:g} exceeds BASE_LR {train.base_lr:g}, so the rate rises; lower it")
     if tuned_for not in (None, size) and not train.linear_scaled_lr and not train.sqrt_scaled_lr:
         # The rule that fits the optimizer, as timm's train.py chooses it: the linear one is for SGD.
-        rule = "linear_scaled_lr" if train.optimizer.name.lower().startswith(("sgd", "lars")) else "sqrt_scaled_lr"
+        is_sgd = timm_name(train.optimizer).startswith(("sgd", "momentum", "nesterov", "lars"))
+        rule = "linear_scaled_lr" if is_sgd else "sqrt_scaled_lr"
         peak = train.base_lr * lr_factor(train.model_copy(update={rule: tuned_for}), size)
         text = f"BASE_LR {train.base_lr:g} is tuned for a global batch of {tuned_for}, not {size}"
         texts.append(f"{text}: TRAIN.{rule.upper()}={tuned_for} makes it {peak:.3g}")
     initial = train.model_ema_decay ** (epochs * layout.steps_per_epoch)
-    if train.model_ema and not train.model_ema_warmup and initial > 0.1:
+    if train.model_ema and train.model_ema_warmup is not True and initial > 0.1:
         fix = "-opts TRAIN.MODEL_EMA_WARMUP=true, or a lower MODEL_EMA_DECAY, forgets them"
         texts.append(f"the initial weights are {initial:.0%} of the last average; {fix}")
     if is_new and model.tune.kind != "full" and not model.pretrained:

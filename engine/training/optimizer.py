@@ -27,9 +27,10 @@ from utils.errors import UserError, did_you_mean
 from utils.library_compat import is_updated_by_muon, newton_schulz_coefficients, register_timm_optimizer
 from utils.torch_compat import multiplies_bfloat16_with_onednn
 
-_FUSED = ("adam", "adamw", "sgd")
+_SGD = ("momentum", "nesterov")  # timm's names of torch's SGD
+_FUSED = ("adam", "adamw", *_SGD)
 # Those that train sharded weights as whole ones (tests/engine/parallel/test_sharding.py). Not Muon and Adafactor.
-SHARDED_OPTIMIZERS = {"adam", "adamw", "adamwdl", "lamb", "lars", "lion", "nadam", "nadamw", "sgd"}
+SHARDED_OPTIMIZERS = {"adam", "adamw", "adamwdl", "lamb", "lars", "lion", "nadam", "nadamw", "sgd", *_SGD}
 # The arguments that have a key of their own.
 _KEYS = {"lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY", "layer_decay": "TRAIN.LAYER_DECAY"} | {
     name: f"TRAIN.OPTIMIZER.{name.upper()}" for name in ("betas", "eps", "momentum")
@@ -37,7 +38,9 @@ _KEYS = {"lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY", "layer_dec
 # The further arguments of `create_optimizer_v2` that a YAML file can hold; with Muon, two choose its AdamW by name.
 _GROUPING = {"filter_bias_and_bn", "layer_decay_min_scale", "layer_decay_no_opt_scale"}
 _GROUPING_OF_MUON = {"fallback_list", "fallback_no_weight_decay"}
-_PADDLEVIT_NAMES = {"adamwdl": "adamw"}  # AdamW with layer decay, which TRAIN.LAYER_DECAY sets here
+# Names with another meaning in timm: AdamW with layer decay, which TRAIN.LAYER_DECAY sets here; SGD with momentum, as
+# in torch and PaddleViT: timm's sgd is its nesterov.
+_TIMM_NAMES = {"adamwdl": "adamw", "sgd": "momentum"}
 
 
 class BatchedMuon(muon.Muon):
@@ -104,7 +107,7 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
     name = _known_name(chosen)
     lr = options.base_lr if peak_lr is None else peak_lr
     arguments: dict[str, Any] = {"opt": name, "lr": lr, "weight_decay": options.weight_decay}
-    if name in _FUSED and not (name == "sgd" and is_sharded(model)):  # torch has no fused SGD of sharded weights
+    if name in _FUSED and not (name in _SGD and is_sharded(model)):  # torch has no fused SGD of sharded weights
         arguments["fused"] = True
     try:
         arguments |= _given_arguments(name, chosen)
@@ -118,7 +121,7 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
         if find_shortage(error):
             raise
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        fix = "; use a MOMENTUM above 0, or KWARGS={nesterov: false}" if reason.startswith("Nesterov") else ""
+        fix = "; use a MOMENTUM above 0, or SGD" if reason.startswith("Nesterov") else ""
         raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}{fix}") from error
     _check_fallback_list(model, arguments.get("fallback_list", ()))
     zero_momentum(optimizer, chosen)
@@ -129,7 +132,7 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
 
 def _known_name(chosen: Optimizer) -> str:
     """timm's name of the optimizer; a plugin's is registered there. Raises UserError: timm has no such optimizer."""
-    name = _timm_name(chosen)
+    name = timm_name(chosen)
     if chosen.name in OPTIMIZERS:  # of a plugin: timm's table has no public function to add it (timm 1.0)
         own = OPTIMIZERS[chosen.name][0]
         if name not in timm.optim.list_optimizers() and "_" not in name:
@@ -175,8 +178,8 @@ def _with_groups_of_head(optimizer: torch.optim.Optimizer, model: nn.Module, sca
     return groups
 
 
-def _timm_name(chosen: Optimizer) -> str:
-    return _PADDLEVIT_NAMES.get(chosen.name.lower(), chosen.name.lower())
+def timm_name(chosen: Optimizer) -> str:
+    return _TIMM_NAMES.get(chosen.name.lower(), chosen.name.lower())
 
 
 def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
@@ -207,7 +210,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> s
         if key.startswith(("beta", "eps", "momentum", "nesterov"))
     }
     used = [f", {key} {value}" for key, value in (own | (chosen.kwargs or {})).items() if value is not None]
-    info = timm.optim.get_optimizer_info(_timm_name(chosen))
+    info = timm.optim.get_optimizer_info(timm_name(chosen))
     lacks = {"BETAS": chosen.betas and not info.has_betas, "EPS": chosen.eps and not info.has_eps}
     return "".join([chosen.name, *used, *(f"; {key} has no effect" for key, is_lacking in lacks.items() if is_lacking)])
 

@@ -24,6 +24,7 @@ from configs.command_line import parse_command_line
 from configs.load import flatten
 from configs.schema import Config, Loss, LRScheduler
 from configs.yaml_io import read_yaml
+from engine.training.optimizer import timm_name
 from scripts.benchmarks.turns import CORES, FIRST_LINE, SPEED
 from scripts.flags import add_flag
 from utils.device import visible_gpus
@@ -298,9 +299,9 @@ def timm_flags(config: Config, data_root: Path, output: Path, interval: int, val
         "validation-batch-size": data.eval_batch_size, "num-classes": model.num_logits,
         "ratio": [bound * (width / height) for bound in data.random_crop_ratio], "vflip": data.vflip_prob or None,
         "model-kwargs": _assignments(arguments), "opt-kwargs": _assignments(train.optimizer.kwargs),
-        "opt": train.optimizer.name.lower(), "clip-grad": train.grad_clip or None,
+        "opt": timm_name(train.optimizer), "clip-grad": train.grad_clip or None,
         "epochs": train.num_epochs - warmup_epochs, "warmup-epochs": warmup_epochs,
-        "model-ema-warmup": train.model_ema and train.model_ema_warmup,
+        "model-ema-warmup": train.model_ema and train.model_ema_warmup is True,
         "torchcompile": train.compiles, "torchcompile-mode": "max-autotune" if train.compile == "max" else None,
         "amp-dtype": config.amp.enabled and (config.amp.dtype or autocast_dtype),
     }  # fmt: skip

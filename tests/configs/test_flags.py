@@ -84,12 +84,12 @@ MODEL: {DROPOUT: 0.0, DROPPATH: 0.0, GRAD_CHECKPOINTING: false}
 LOSS: {NAME: cross_entropy, TARGET_THRESHOLD: null, CLASS_WEIGHTS: null, SMOOTH_TO_HALF: true}
 TRAIN: {NUM_EPOCHS: 300, ACCUM_ITER: 1, BASE_LR: 0.05, END_LR: 0.0, WARMUP_EPOCHS: 5, WARMUP_START_LR: 1e-5,
   LR_SCHEDULER: {NAME: cosine, DECAY_RATE: 0.1, WARMUP_PREFIX: false},
-  OPTIMIZER: {NAME: sgd, EPS: null, BETAS: null, MOMENTUM: 0.9}, WEIGHT_DECAY: 2e-5, GRAD_CLIP: null,
+  OPTIMIZER: {NAME: nesterov, EPS: null, BETAS: null, MOMENTUM: 0.9}, WEIGHT_DECAY: 2e-5, GRAD_CLIP: null,
   LAYER_DECAY: null, SMOOTHING: 0.1, COLOR_JITTER: 0.4, AUGMENT_POLICY: null,
   RANDOM_ERASE_PROB: 0.0, RANDOM_ERASE_MODE: pixel, RANDOM_ERASE_COUNT: 1,
   RANDOM_ERASE_AFTER_MIXUP: true, MIXUP_ALPHA: 0.0, CUTMIX_ALPHA: 0.0,
   CUTMIX_MINMAX: null, MIXUP_PROB: 1.0, MIXUP_SWITCH_PROB: 0.5, MIXUP_MODE: batch, MIXUP_OFF_EPOCH: 0,
-  MODEL_EMA: false, MODEL_EMA_DECAY: 0.9998, MODEL_EMA_WARMUP: false, DISTILLATION_TAU: 4.0}
+  MODEL_EMA: false, MODEL_EMA_DECAY: 0.9998, MODEL_EMA_WARMUP: copy, DISTILLATION_TAU: 4.0}
 VALIDATE_FREQ: 1
 KEEP_CHECKPOINTS: 10
 SEED: 42
@@ -130,10 +130,11 @@ def test_all_flags_of_timm_are_answered_at_once_with_words_to_type():
     ("words", "expected"),
     [
         ("--reprob 0.25 --no-prefetcher", {"TRAIN.RANDOM_ERASE_PROB": 0.25, "TRAIN.RANDOM_ERASE_AFTER_MIXUP": False}),
+        ("--opt sgd --model-ema", {"TRAIN.OPTIMIZER.NAME": "nesterov", "TRAIN.MODEL_EMA_WARMUP": "copy"}),
         ("--task multi --smoothing 0.1 --reprob=0", {"TRAIN.SMOOTHING": 0.1, "LOSS.SMOOTH_TO_HALF": True}),
     ],
 )
-def test_the_words_to_type_have_timms_order_of_erasing_and_smoothing(words, expected):
+def test_the_words_to_type_have_timms_meaning(words, expected):
     with pytest.raises(UserError) as error:
         parse_command_line(words.split())
     typed = shlex.split(str(error.value).partition("; use ")[2].partition(" (")[0])

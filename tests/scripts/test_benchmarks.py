@@ -221,6 +221,7 @@ TRANSLATED = [
     ("TRAIN.BASE_LR=3e-3 TRAIN.END_LR=1e-6", {"lr": "0.003", "min-lr": "1e-06", "sched": "cosine"}),
     ("TRAIN.WEIGHT_DECAY=0.2 TRAIN.GRAD_CLIP=0.5", {"weight-decay": "0.2", "clip-grad": "0.5"}),
     ("TRAIN.OPTIMIZER.NAME=Adam TRAIN.OPTIMIZER.EPS=1e-6", {"opt": "adam", "opt-eps": "1e-06"}),
+    ("TRAIN.OPTIMIZER.NAME=SGD", {"opt": "momentum"}),
     ("TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9", {"model-ema-warmup": "", "model-ema-decay": "0.9"}),
     ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.MIXUP_PROB=0.7", {"mixup": "0.8", "mixup-prob": "0.7"}),
     ("TRAIN.COMPILE=max", {"torchcompile": "", "torchcompile-mode": "max-autotune"}),

@@ -56,6 +56,22 @@ def test_training_and_validation_see_the_whole_image(resize):
     assert (trained[:, ~rows] == 128).all()  # the mean color
 
 
+@pytest.mark.parametrize("size", [64, (40, 96)])
+def test_timms_no_aug_squashes_in_training_only(size):
+    """By the keys that docs/recipes.md names; no other box fits into the image."""
+    keys = {"IMAGE_SIZE": size, "RANDOM_CROP_SCALE": [1, 1], "RANDOM_CROP_RATIO": [1e-99, 1e99], "HFLIP_PROB": 0.0}
+    train = build_host_transform(Data.model_validate(keys), Train(), 0)
+    shape = [size, size] if isinstance(size, int) else [*size]
+    timms = create_transform((3, *shape), is_training=True, no_aug=True, interpolation="bicubic", normalize=False)
+    for width, height in ((261, 199), (300, 12), (97, 640), (31, 33)):
+        image = as_tensor(PHOTO.resize((width, height)))
+        for index in range(20):
+            assert torch.equal(train(LazyImage(image), 0, index)[0], resize(image, *shape, "bicubic"))
+        assert (resize(image, *shape, "bicubic").int() - timms(PHOTO.resize((width, height))).int()).abs().max() <= 1
+        without = {key: value for key, value in keys.items() if key == "IMAGE_SIZE"}
+        assert torch.equal(eval_crop(image, **keys), eval_crop(image, **without))
+
+
 def test_draws_equal_those_of_earlier_versions():
     """The recorded digest keeps old runs resumable: boxes, flips and erased boxes of 400 samples."""
     columns = torch.linspace(0, 255, 500).to(torch.uint8).expand(3, 375, 500)

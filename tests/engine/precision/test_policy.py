@@ -200,11 +200,11 @@ def test_deterministic_runs_do_not_select_algorithms_by_time(switch):
 NOT_SKIPPED = torch.tensor(False)
 
 
-@pytest.mark.parametrize("warmup", [False, True])
+@pytest.mark.parametrize("warmup", [False, True, "copy"])
 def test_the_average_is_that_of_timm(warmup):
-    """timm counts steps from 1, and its decay is 0 at the first; without warm-up, ours is constant."""
+    """timm counts steps from 1, and its decay is 0 at the first, also without a warm-up: copy. False is constant."""
     model, generator = nn.Linear(4, 3, bias=False), seeded(0)
-    ours, timms = WeightAverage(model, 0.9, warmup), ModelEmaV3(model, 0.9, use_warmup=warmup)
+    ours, timms = WeightAverage(model, 0.9, warmup), ModelEmaV3(model, 0.9, use_warmup=warmup is True)
     for step in range(40):
         value = torch.randn(3, 4, generator=generator)
         model.weight.data.copy_(value)

@@ -66,8 +66,13 @@ def test_options_that_do_not_fit_the_run(train, model, parts):
     assert len(found) == len(parts) and all(part in text for part, text in zip(parts, found, strict=True))
 
 
-@pytest.mark.parametrize("optimizer, key, lr", [("AdamW", "SQRT_SCALED_LR", 3e-4), ("SGD", "LINEAR_SCALED_LR", 3e-5)])
-def test_the_advice_about_another_batch_size_sets_the_rate_that_it_names(optimizer, key, lr):
+OF_RULE = {"AdamW": "SQRT_SCALED_LR"} | dict.fromkeys(("SGD", "nesterov", "sgdw"), "LINEAR_SCALED_LR")
+
+
+@pytest.mark.parametrize("optimizer", OF_RULE)
+def test_the_advice_about_another_batch_size_sets_the_rate_that_it_names(optimizer):
+    key = OF_RULE[optimizer]
+    lr = 3e-4 if key == "SQRT_SCALED_LR" else 3e-5
     options = {"BASE_LR": 3e-3, "BASE_LR_BATCH_SIZE": 6400, "OPTIMIZER": {"NAME": optimizer}}
     (warning,) = misfits(options)
     assert all(part in warning for part in ("0.003", "6400", "64", f"TRAIN.{key}=6400", f"makes it {lr:g}"))
