@@ -9,6 +9,7 @@ from configs.schema import Config
 from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import present_keys
+from configs.weights import PREPROCESSING_BEFORE
 from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.errors import UserError
 
@@ -101,7 +102,8 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The options of a run by dotted key, with the defaults of the keys that its version did not write."""
     family = model_type(values)
     model = present_keys(values.get("MODEL", {}), family)
-    return _defaults(family) | dict(flatten(expand_switches(values | {"MODEL": model})))
+    before = dict(flatten({"DATA": PREPROCESSING_BEFORE}))
+    return _defaults(family) | before | dict(flatten(expand_switches(values | {"MODEL": model})))
 
 
 def _defaults(family: str) -> dict[str, Any]:

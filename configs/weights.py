@@ -31,6 +31,8 @@ PLACE = ("DATASET", "DATA_PATH", "KWARGS", "IMAGE_ROOT", *_READING)
 SPLIT = ("VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED", "GROUPS")
 NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
 PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
+# Keys that checkpoints of format 6 may lack, and the values of the versions that wrote these.
+PREPROCESSING_BEFORE = {"RESIZE": "crop"}
 _LOGGED = ("IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
 _OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "WEIGHTS_ENTRY", "RESUME", "LORA")  # keys of MODEL
 # Keys of transformers' config.json that do not describe the model
@@ -320,8 +322,11 @@ def preprocessing_follows_weights(
     sources |= dict.fromkeys(of_family, f"MODEL.TYPE {options.model.type}")
     sources |= {key: record.source_of(key) for key in taken}
     sources |= dict.fromkeys(taken.keys() & test.keys(), f"{record.source}, published for tests")
+    others = record.sources.keys() - set(_LOGGED)
+    if data.resize != "crop":
+        others.add("RESIZE")
     by_source: dict[str, list[str]] = {}
-    for key in _LOGGED if data.resize == "crop" else ("RESIZE", *_LOGGED):
+    for key in (*sorted(others), *_LOGGED):
         by_source.setdefault(sources.get(key, "default"), []).append(key)
     about = "; ".join(f"{source}: {', '.join(of_source)}" for source, of_source in by_source.items())
     return Followed(options.model_copy(update={"data": data}), notes, about, differing)

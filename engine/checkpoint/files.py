@@ -35,7 +35,7 @@ from engine.checkpoint.run_folder import (
     modified_time,
     remove_temporary,
 )
-from engine.checkpoint.weights_record import is_description, read_split
+from engine.checkpoint.weights_record import check_description, read_split
 from engine.progress import NUM_SUMS
 from models.weights.read import has_backing_storage
 from utils.distributed import ProcessContext, broadcast_object, call_on_main
@@ -256,6 +256,11 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
     if wrong:
         listed = ", ".join(wrong[:9])
         raise UserError(f"{path}: is not a checkpoint of this program: {listed} missing or of a wrong type")
+    try:
+        check_description(state)
+    except ValueError as error:
+        problem = f"{path}: is not a checkpoint of this version: {error}"
+        raise UserError(f"{problem}; resume with the version that wrote it") from None
     if not _is_consistent(state):
         raise UserError(f"{path}: is not a checkpoint of this program: its entries contradict each other; use another")
     if name := _non_finite(state):
@@ -290,7 +295,6 @@ def _is_consistent(state: dict[str, Any]) -> bool:
         and state["sums"].shape == (NUM_SUMS,)
         and bool(state["sums"][1:].isfinite().all())  # the loss of a step with finite gradients may be infinite
         and math.isfinite(state["train_seconds"] + state["total_seconds"])
-        and is_description(state)
         and (state["best"] is None or _is_best(state["best"]))
     )
 

@@ -19,7 +19,15 @@ from pydantic import BaseModel, Field, ValidationError
 
 from configs.schema import Data
 from configs.schema.model import Model
-from configs.weights import OPTIONS_ENTRY, PREPROCESSING, SAFETENSORS, WeightsRecord, data_of_size, described_model
+from configs.weights import (
+    OPTIONS_ENTRY,
+    PREPROCESSING,
+    PREPROCESSING_BEFORE,
+    SAFETENSORS,
+    WeightsRecord,
+    data_of_size,
+    described_model,
+)
 from configs.yaml_io import parse_value
 from datasets.sources.names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
@@ -28,7 +36,7 @@ from engine.checkpoint.run_folder import FOLD_RULE, HELD_OUT_FILE
 from models.timm_model import preprocessing_of, published_preprocessing
 from models.transformers_model import published_config
 from models.weights.read import WeightsFile, map_tensor, read_weights, size_of_positions, with_tensors
-from utils.errors import UserError
+from utils.errors import UserError, to_single_line
 from utils.file_formats.hf_folder import CONFIG, PREPROCESSOR, WEIGHTS, is_of_timm, read_config
 from utils.file_formats.pickles import ArrayRecord, Inert, TensorRecord
 from utils.files import atomic_write
@@ -173,17 +181,30 @@ class _Description(BaseModel, strict=True):
     threshold_logits: list[Annotated[float, Field(ge=-_MAX_FLOAT, le=_MAX_FLOAT)]] | None
 
 
-def is_description(state: Mapping[str, Any]) -> bool:
-    """Returns whether the two entries and the thresholds are None, or have the form that this module gives them."""
+def check_description(state: Mapping[str, Any]) -> None:
+    """Checks the two entries and the thresholds, each of which may be missing or None.
+
+    Raises ValueError: a wrong value, or a key of the preprocessing that is unknown or missing; names it.
+    """
+    _check_values(_Description, {name: state.get(name) for name in _Description.model_fields})
+    values = state.get("preprocessing")
+    if values is None:
+        return
+    _check_values(Data, {_KEY_OF.get(entry, entry): value for entry, value in values.items()})
+    missing = [entry for entry, key in _KEY_OF.items() if entry not in values and key not in PREPROCESSING_BEFORE]
+    if missing:
+        raise ValueError(f"preprocessing: {', '.join(missing)} missing")
+
+
+def _check_values(model: type[BaseModel], values: dict[str, Any]) -> None:
+    """Raises ValueError: names the first wrong value, or the first unknown key."""
     try:
-        stated = _Description.model_validate({name: state.get(name) for name in _Description.model_fields})
-        values = stated.preprocessing or {}
-        Data.model_validate({_KEY_OF[entry]: value for entry, value in values.items()})
-    except (ValidationError, KeyError):
-        return False
-    if stated.preprocessing is None:
-        return True
-    return values.keys() == _KEY_OF.keys() and isinstance(values["mean"], list) and isinstance(values["std"], list)
+        model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        problem = "is unknown" if first["type"] == "extra_forbidden" else first["msg"]
+        raise ValueError(f"{name} {problem}".strip()) from None
 
 
 def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
@@ -287,25 +308,40 @@ def record_in(weights: WeightsFile) -> WeightsRecord | None:
     """The record in a checkpoint or export, without reading its tensors; None for another program's weights.
 
     For weights beside the config.json of timm or transformers: its preprocessing, classes and model.
-    Raises UserError: a folder of transformers whose .json files cannot be read.
+    Raises UserError: a wrong value, or a key of the preprocessing that this version does not know; a folder of
+    transformers whose .json files cannot be read.
     """
     is_safetensors = weights.kind == SAFETENSORS
-    has_config = weights.file.name == WEIGHTS[1] or (is_safetensors and OPTIONS_ENTRY not in weights.entries)
+    if weights.file.name == WEIGHTS[1] or (is_safetensors and OPTIONS_ENTRY not in weights.entries):
+        return _record_beside_config(weights)
+    content = dict(weights.entries)
+    read = json.loads if is_safetensors else parse_value
     try:
-        if has_config:
-            return _record_of_config(weights.file)
-        content = dict(weights.entries)
+        options = read(content[OPTIONS_ENTRY])
+        is_own = isinstance(options["MODEL"], dict) and isinstance(options["DATA"], dict)
+    except Exception:  # a file of another program has any content
+        is_own = False
+    if not is_own:
+        return None
+    try:
         if is_safetensors:
-            own = {*_Description.model_fields, OPTIONS_ENTRY, ENTRY}
+            own = {*_Description.model_fields, ENTRY}
             content = {entry: json.loads(content[entry]) for entry in content.keys() & own}
-            options = content[OPTIONS_ENTRY]
-        else:
-            options = parse_value(content[OPTIONS_ENTRY])
-            if isinstance(content.get(ENTRY), dict):
-                content[ENTRY] = with_tensors(content[ENTRY])
-        return record_of(content, options) if is_description(content) else None
+        elif isinstance(content.get(ENTRY), dict):
+            content[ENTRY] = with_tensors(content[ENTRY])
+        check_description(content)
+        return record_of(content, options)
+    except Exception as error:  # a damaged file has any content
+        problem = f"{weights.file}: its description of the weights is wrong: {to_single_line(str(error))}"
+        raise UserError(f"{problem}; read it with the version that wrote it, or give another file") from error
+
+
+def _record_beside_config(weights: WeightsFile) -> WeightsRecord | None:
+    """As `record_in` of weights beside a config.json."""
+    try:
+        return _record_of_config(weights.file)
     except Exception as error:  # a file of another program has any content
-        if not (has_config and weights.is_of_transformers):
+        if not weights.is_of_transformers:
             return None
         if isinstance(error, UserError):
             raise
@@ -326,8 +362,9 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
     """
     names, model = content.get("class_names"), dict(options["MODEL"])
     described = {_KEY_OF[entry]: value for entry, value in (content.get("preprocessing") or {}).items()}
-    data = options["DATA"] | described
-    Data.model_validate({key: data[key] for key in PREPROCESSING if key in data})
+    stated = options["DATA"] | described
+    data = PREPROCESSING_BEFORE | stated
+    _check_values(Data, {key: data[key] for key in PREPROCESSING if key in data})
     return WeightsRecord(
         source="the checkpoint",
         model=model,
@@ -337,6 +374,7 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
         split=read_split(content, data),
         plugins=tuple(map(str, options.get("PLUGINS") or ())),
         thresholds=read_thresholds(content),
+        sources=dict.fromkeys(PREPROCESSING_BEFORE.keys() - stated.keys(), "the version of the checkpoint"),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from conftest import CPU
+from conftest import CPU, refused
 from timm.models import load_state_dict
 
 from configs.command_line import parse_command_line
@@ -114,21 +114,31 @@ def test_options_come_from_flags_then_the_run_then_the_file(tmp_path):
     assert options_of(tmp_path / "a.safetensors")["embed_dim"] == 24
 
 
-OTHER_FORMS = [
-    {"thresholds": "[2.0, 0.5]"}, {"thresholds": '"abc"'},
-    {"threshold_logits": "[NaN]"}, {"threshold_logits": "[1e99]"},
-    {"class_names": '"abc"'}, {"class_names": "[1, 2]"}, {"class_names": "[]"}, {"class_names": "{"},
-    {"preprocessing": "[]"}, {"preprocessing": '{"image_size": 1e99}'}, {"preprocessing": "NaN"},
-    {"options": "[" * 100_000}, {"options": "9" * 10_000}, {"options": '{"MODEL": [], "DATA": {}}'}, {"options": "{}"},
+WRONG_VALUES = [
+    ("thresholds", "[2.0, 0.5]", "thresholds.0"), ("thresholds", '"abc"', "thresholds"),
+    ("threshold_logits", "[NaN]", "threshold_logits.0"), ("threshold_logits", "[1e99]", "threshold_logits.0"),
+    ("class_names", '"abc"', "class_names"), ("class_names", "[1, 2]", "class_names.0"),
+    ("class_names", "[]", "class_names"), ("class_names", "{", "property name"),
+    ("preprocessing", "[]", "preprocessing"), ("preprocessing", "NaN", "preprocessing"),
+    ("preprocessing", '{"image_size": 1e99}', "IMAGE_SIZE"), ("preprocessing", '{"edges": "soft"}', "edges is unknown"),
+    ("preprocessing", "{}", "image_size, crop_pct, channels, mean, std, interpolation missing"),
+    ("split", "3", "no split"), ("options", '{"MODEL": {}, "DATA": {"RESIZE": "fold"}}', "RESIZE"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", OTHER_FORMS)
-def test_metadata_of_another_form_are_ignored(changes, tmp_path):
-    file = write(tmp_path, None, **changes)
-    assert read_record(str(file)) is None or "options" in changes
-    if "options" in changes:
-        assert options_of(file)["embed_dim"] == 768
+@pytest.mark.parametrize(("entry", "text", "named"), WRONG_VALUES)
+def test_a_wrong_value_or_an_unknown_key_of_the_record_is_refused_by_name(entry, text, named, tmp_path):
+    """Weights without their preprocessing would see other pixels."""
+    changes = {"preprocessing": "null"} if entry == "options" else {}
+    file = write(tmp_path, None, **changes, **{entry: text})
+    with refused(rf"^{file}: [^\n]*{named}[^\n]*$"):
+        read_record(str(file))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 10_000, '{"MODEL": [], "DATA": {}}', "{}"])
+def test_options_of_another_form_are_of_another_program(text, tmp_path):
+    file = write(tmp_path, None, options=text)
+    assert read_record(str(file)) is None and options_of(file)["embed_dim"] == 768
 
 
 WRONG_OPTIONS = {

@@ -26,7 +26,7 @@ from test_evaluation_files import files_for
 from timm.task import MultiLabelClassificationEvaluator
 
 from datasets.batch import PADDING
-from engine.checkpoint.weights_record import is_description, read_thresholds, thresholds_to_entries
+from engine.checkpoint.weights_record import check_description, read_thresholds, thresholds_to_entries
 from engine.evaluation.results import (
     SampleResults,
     class_figures,
@@ -321,7 +321,7 @@ def test_exactly_the_images_from_the_best_score_on_are_predicted(logits, positiv
     highest = 100 * np.max(2 * precision * recall / np.maximum(precision + recall, 1e-9))
     assert results.metrics().values["macro_f1"] == pytest.approx(highest)
     content = json.loads(json.dumps(thresholds_to_entries(results.metrics().thresholds)))
-    assert is_description(content)
+    check_description(content)
     again = replace(results, thresholds=np.array(read_thresholds(content)))
     assert (again.predicted == results.predicted).all()
 
