@@ -244,8 +244,7 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
         names.append(word[:80])
         key = _key_of_word(word, values)
         if key:
-            is_timms_sgd = word == "--opt" and values == ["sgd"]
-            options.append(f"{key}={'nesterov' if is_timms_sgd else _as_yaml(values)}")
+            options.append(f"{key}={_as_yaml(word, values)}")
         elif word.endswith((".yaml", ".yml")):
             flags.append(f"-cfg={word}")
         elif not (word.startswith("-") or has_path) and os.path.exists(word):
@@ -290,8 +289,10 @@ def _with_values(words: list[str]) -> Iterator[tuple[str, list[str]]]:
         yield flag, values
 
 
-def _as_yaml(values: list[str]) -> str:
+def _as_yaml(flag: str, values: list[str]) -> str:
     """The values of a flag as one value: of none, a switch that is on."""
+    if flag == "--opt" and values == ["sgd"]:
+        return "nesterov"  # which timm means
     return f"[{', '.join(values)}]" if len(values) > 1 else "".join(values) or "true"
 
 
