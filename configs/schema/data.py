@@ -230,15 +230,18 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
             yield f"FOLD is {shorten(self.fold)}: with FOLDS {self.folds} it must be 0 to {self.folds - 1}"
 
     def _problems_of_expressions(self) -> Iterator[str]:
-        expressions = {"LABELS": self.labels}
-        if properties_of(self.dataset).groups_by != "field" and "(" in (self.groups or ""):
-            expressions["GROUPS"] = self.groups
-        for name, expression in expressions.items():
-            try:
-                if expression and not re.compile(expression).groups:
-                    yield f"{name} {shorten(expression)} has no group: put the part that names it into parentheses"
-            except re.error as error:
-                yield f"{name} {shorten(expression)} is not a regular expression ({error})"
+        if self.labels and (problem := problem_of_expression(self.labels)):
+            yield f"LABELS {problem}"
+
+
+def problem_of_expression(text: str) -> str | None:
+    """The reason why a text is no regular expression with a group; None if it is one."""
+    try:
+        if re.compile(text).groups:
+            return None
+    except re.error as error:
+        return f"{shorten(text)} is not a regular expression ({error})"
+    return f"{shorten(text)} has no group: put the part that names it into parentheses"
 
 
 IMAGENET_CLASSES = 1000

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from configs.schema import Data
 from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
 from datasets.shards.location import FoundShards, find_shards, parse_location
-from datasets.shards.records import DamagedShard, labels_in, read_records
+from datasets.shards.records import DOTTED, DamagedShard, labels_in, read_records
 from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
 from datasets.sources.groups import check_groups
@@ -35,6 +35,7 @@ from utils.threads import DaemonPool
 START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then waits as TIMEOUT_SECONDS says
 MAX_INDEX_BYTES = 16 << 30  # about 250 million images
 _MAX_THREADS = 16
+_DOTS = "the first dot of a name ends the key; replace the others, as scripts/make_shards.py does"
 
 
 class TarShards(Source):
@@ -69,6 +70,10 @@ class TarShards(Source):
             if cache:
                 source = f"cached in {folder}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
             self.notes.append(Note("log", f"{store.root}: {len(self.index.shards)} shards, {size:.3g} GB, {source}"))
+        self._num_dotted = sum(shard.num_dotted for shard in self.index.shards)
+        if self._num_dotted:
+            problem = f"not read are {self._num_dotted:,} images with further dots in their names"
+            self.notes.append(Note("warning", f"{problem}: {_DOTS}"))
         if "val" not in self.found.splits:
             part = "a part of each class is held out (DATA.VAL_FRACTION)"
             self.notes.append(Note("screen", f"no shard belongs to the split val: {part}"))
@@ -101,8 +106,9 @@ class TarShards(Source):
         Raises UserError: there are no shards of the split, or they have no image.
         """
         part = self._part(split)
-        if not len(part.indices) and not part.findings:
-            raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; add some")
+        if not len(part.indices) and not (part.findings and len(self.index)):
+            fix = _DOTS if self._num_dotted else "add some"
+            raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; {fix}")
         index = self.index.select(part.indices)
         count = self.index.arrays["targets"].max(initial=-1) + 1 if self._several is None else self._several.shape[1]
         samples = TarSamples(self._reader, index, self._names or list(map(str, range(count))), self.data.shuffle_shards)
@@ -241,7 +247,7 @@ class _StoredRows:
             if current and current.is_same_as(shard):
                 is_assumed = shard.is_assumed or not current.is_comparable_with(shard)
                 if not is_assumed or (self.assume and shard.name not in self.indexes):
-                    shards = [current._replace(is_assumed=is_assumed)]
+                    shards = [current._replace(is_assumed=is_assumed, num_dotted=shard.num_dotted)]
                     self.indexes[shard.name] = replace(index.of_shard(position), shards=shards)
 
     def missing(self) -> list[Shard]:
@@ -283,6 +289,7 @@ def _read_shards(store: ShardStore, stored: _StoredRows) -> None:
             except DamagedShard as error:
                 findings.append(str(error))
                 continue
+            shard = shard._replace(num_dotted=found.found.get(DOTTED, (0, ""))[0])
             stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name))
             for reason, (number, example) in found.found.items():
                 others.add(reason, example, number)

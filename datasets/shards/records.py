@@ -28,7 +28,9 @@ LABELS_KEY = "labels"  # in the .json of a sample with several labels, written b
 LEFT_OUT = -1  # timm's mark of a sample that is not part of a selection of classes
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _JSON_KEYS = ("label", "cls", "target", "class", "class_id", "class_name")
-_EXTENSIONS = [extension.removeprefix(".") for extension in (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)]
+_ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
+_EXTENSIONS = [extension.removeprefix(".") for extension in _ENDINGS]
+DOTTED = Reason("images are not read: the first dot of a name ends the key", "replace other dots", kind="log")
 
 _CHUNK_BYTES = 1 << 22
 _MAX_HEADER_BYTES = 1 << 14  # of a member, with its extension headers: `tarfile` takes quadratic time for some
@@ -195,6 +197,9 @@ def read_records(
             problem = f"the files of the sample {shorten(key)} do not follow one another, or it occurs twice"
             raise archive.error(problem, "sort the files (tar --sort=name), or rename some")
         keys.add(key)
+        dotted = [file.name for file in files.values() if file.extension.endswith(_ENDINGS)]  # PXL_1.MP.jpg
+        if dotted:
+            others.add(DOTTED, shorten(dotted[0]), len(dotted))
         image = next((files[extension] for extension in _EXTENSIONS if extension in files), None)
         if not image:
             first = next(iter(files.values()))

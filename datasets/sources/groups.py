@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Data
-from configs.schema.data import properties_of
+from configs.schema.data import problem_of_expression, properties_of
 from configs.yaml_io import shorten
 from datasets.sources.columns import find_layout
 from datasets.sources.names import label_in
@@ -143,15 +143,16 @@ def with_groups(listing: Listing, data: Data) -> Listing:
     Raises UserError: images without a group; the table of the groups cannot be read, or an image has two.
     """
     assert data.groups
-    by_column, is_expression = properties_of(data.dataset).groups_by == "column", "(" in data.groups
-    if is_expression and by_column and listing.file:
-        is_expression = data.groups not in Table(listing.file, data.encoding).header
-    if is_expression:
+    file = listing.file if properties_of(data.dataset).groups_by == "column" else None
+    is_column = file is not None and data.groups in Table(file, data.encoding).header
+    if "(" in data.groups and not is_column:
+        if problem := problem_of_expression(data.groups):
+            raise UserError(f"DATA.GROUPS {problem}")
         matches = map(re.compile(data.groups).search, map(to_nfc, listing.paths))
         packed = StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
-    elif by_column and listing.file:
+    elif file:
         columns = {**(data.columns or {}), "label": data.groups}
-        packed = _groups_in(listing, listing.file, data.image_root or "", columns, data)
+        packed = _groups_in(listing, file, data.image_root or "", columns, data)
     else:
         packed = _groups_in(listing, Path(data.groups), data.data_path, {"path": "path", "label": "group"}, data)
     groups = packed.strings()

@@ -31,6 +31,8 @@ _SEPARATORS = (CHOICES, "|", ";", ",")
 _WHOLE_NUMBER = re.compile(rf"(\d{{1,{LABEL_DIGITS}}})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
 _NUMBERS = re.compile(r"[\[( ]*\d+([\s,;|]+\d+)+[\]) ]*")  # several in a target
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")  # float() reads the names nan and inf, too
+_LEADING_ZERO = re.compile(r"0\d+$")  # 007 is a text, as in the names of folders
+_NO_NAMES = ("nan", "-1")  # as programs write a label that lacks
 _NUMBER_AS_NAME = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
@@ -191,9 +193,7 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     problem = "is not a class number; number the classes from 0, or write names only"
     if has_names:
         problem = f"is not in {train_rows.file}; correct it, or add it there"
-        if all(map(_NUMBER.fullmatch, class_names)):
-            text = f"{train_rows.file}: the numbers are names of {len(class_names)} classes: {list_names(class_names)}"
-            notes.append(Note("log", f"{text} (MODEL.NUM_CLASSES keeps the numbers as they are)"))
+        notes += _notes_on_names(train_rows.file, class_names)
     labels_of = [[label_of.get(name, -1) for name in names] for names in names_of]
     if data.multi_label:
         check_target_bytes(rows.file, len(rows.lines), len(class_names))
@@ -226,6 +226,17 @@ def _reader_of_labels(train_rows: Rows, rows: Rows, multi_label: bool) -> Callab
     texts = ["\n".join(chain.from_iterable(one.target_ids)) for one in (train_rows, rows)]
     separator = next((mark for text in texts for mark in _SEPARATORS if mark in text), None)
     return lambda target: split_labels("".join(target), separator)
+
+
+def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
+    notes = list[Note]()
+    if all(map(_NUMBER.fullmatch, names)):
+        text = f"{file}: the numbers are names of {len(names)} classes: {list_names(names)}"
+        notes.append(Note("log", f"{text} (MODEL.NUM_CLASSES keeps the numbers as they are)"))
+    if odd := [name for name in names if name.lower() in _NO_NAMES]:
+        fix = "if it is no label, empty its cells or remove its rows"
+        notes.append(Note("warning", f"{list_names(odd)} is trained as a class; {fix}: {file}"))
+    return notes
 
 
 def _multi_hot(labels_of: Sequence[list[int]], num_classes: int) -> np.ndarray:
@@ -299,6 +310,8 @@ def _number_labels(
     if are_numbers is None:
         each = [_NUMBER.fullmatch(name) is not None for name in known]
         are_numbers = all(each[:1]) if numbers.known else 2 * sum(each) >= len(each)
+        if numbers.are_names and any(map(_LEADING_ZERO.match, known)):
+            are_numbers = False
     named = {name: name for name in used}
     if are_numbers:
         matches = {name: _NUMBER_AS_NAME.fullmatch(name) for name in used}

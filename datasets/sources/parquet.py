@@ -33,7 +33,7 @@ _CACHE_BYTES = 1 << 28  # of decoded row groups in a process, at least one
 _FIX = "download it again"
 # Arrow's names of types: of columns of images, and of text or numbers.
 _IMAGES = re.compile(r"(large_)?binary(_view)?|struct<.*\bbytes: (large_)?binary.*")
-_FLAT = re.compile(r"(dictionary<values=)?((large_)?string(_view)?|u?int\d+|(half)?float|double|bool)\b.*")
+_FLAT = re.compile(r"(dictionary<values=)?((large_)?string(_view)?|u?int\d+|(half)?float|double|decimal\d+|bool)\b.*")
 _lock = threading.Lock()  # threads that read a row group wait for the first one
 
 

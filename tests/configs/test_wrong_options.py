@@ -66,8 +66,6 @@ WRONG = [
     ("-opts DATA.FOLD=5", "FOLD"),
     ("-opts DATA.FOLD=5 DATA.FOLDS=5", "FOLD"),
     ("-opts DATA.FOLD=0 DATA.FOLDS=5 DATA.VAL_FRACTION=0.2", "FOLDS"),
-    ("-dataset=folder -opts 'DATA.GROUPS=(p'", "DATA.GROUPS"),
-    ("-dataset=folder -opts 'DATA.GROUPS=\\(p'", "DATA.GROUPS"),
     ("-dataset=cifar10 -opts 'DATA.GROUPS=(p)'", "DATA.GROUPS"),
     ("-dataset=torch/dtd -opts 'DATA.KWARGS={partitoin: 2}'", "; did you mean partition?"),
     ("-dataset=torch/emnist", "DATA.KWARGS={split: "),

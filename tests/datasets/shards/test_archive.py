@@ -203,7 +203,7 @@ def test_samples_without_an_image_are_counted():
     files = {"a.txt": b"", "b.jpg": b"", "c.cls": b"1", "README": b"", "n.2020.jpg": b"", "d.jpg": b"", "d.png": b""}
     records, remarks = records_of(files)
     assert [record.name for record in records] == ["b.jpg", "d.jpg"]
-    assert list(remarks.found.values()) == [(3, "'a.txt'")]
+    assert list(remarks.found.values()) == [(3, "'a.txt'"), (1, "'n.2020.jpg'")]
 
 
 @pytest.mark.parametrize(

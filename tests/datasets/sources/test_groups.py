@@ -12,6 +12,7 @@ from source_helpers import options, read_splits, tree, typed
 from datasets.sources.groups import suggest_groups
 from datasets.sources.samples import Listing, listing_arrays
 from datasets.sources.shared_arrays import StringPacker
+from utils.errors import UserError
 
 R = random.Random(0)
 CASES = range(40)
@@ -113,10 +114,14 @@ def test_the_expression_of_a_warning_works_when_typed(kind, tmp_path, cpu):
     assert not any("-opts" in note.text for note in train.notes)
 
 
-def test_a_column_with_parentheses_is_a_column(tmp_path, cpu):
+@pytest.mark.parametrize("name", ["Patient (ID)", "Patient ("])
+def test_a_column_with_parentheses_is_a_column(name, tmp_path, cpu):
     paths = in_classes(PATIENTS["clinic"][0])
     tree(tmp_path, *paths)
     rows = "".join(f"{path},{path[0]},{place % 7}\n" for place, path in enumerate(paths))
-    (tmp_path / "train.csv").write_text(f"image_path,target,Patient (ID)\n{rows}")
-    train, val = read_splits(options(tmp_path, batch_size=1, dataset="csv", groups="Patient (ID)"), cpu)
+    (tmp_path / "train.csv").write_text(f"image_path,target,{name}\n{rows}")
+    train, val = read_splits(options(tmp_path, batch_size=1, dataset="csv", groups=name), cpu)
     assert len({*train.groups} | {*val.groups}) == 7
+    for wrong in ("(p", r"\(p"):
+        with pytest.raises(UserError, match=r"DATA\.GROUPS"):
+            read_splits(options(tmp_path, batch_size=1, dataset="csv", groups=wrong), cpu)

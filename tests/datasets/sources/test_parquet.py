@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -88,7 +89,11 @@ def test_each_file_has_its_own_numbers_of_classes(tmp_path, cpu):
 
 @pytest.mark.parametrize(
     ("labels", "names"),
-    [(lambda number: NAMES[number % 3], sorted(NAMES)), (lambda number: 5 * (number % 3), ["0", "5", "10"])],
+    [
+        (lambda number: NAMES[number % 3], sorted(NAMES)),
+        (lambda number: 5 * (number % 3), ["0", "5", "10"]),
+        (lambda number: Decimal(5 * (number % 3)), ["0", "5", "10"]),
+    ],
 )
 def test_files_without_splits_are_split(tmp_path, labels, names, cpu):
     write(tmp_path / "0.parquet", range(30), labels)

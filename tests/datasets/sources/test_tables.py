@@ -162,6 +162,8 @@ def test_columns_of_zeros_and_ones(table, tmp_path, cpu):
         ([5, 1001, 40000], ["5", "1001", "40000"], [0, 1, 2]),
         ([-1, 1, 2435099], ["-1", "1", "2435099"], [0, 1, 2]),
         ([1.0, 3.0, 10.0], ["1", "3", "10"], [0, 1, 2]),
+        (["010", "001", "002"], ["001", "002", "010"], [2, 0, 1]),
+        (["000", "001", "002"], ["000", "001", "002"], [0, 1, 2]),
         ([2, 0, 1], None, [2, 0, 1]),
     ],
 )
@@ -170,10 +172,11 @@ def test_numbers_with_gaps_are_names(table, values, names, labels, cpu):
     train, _ = read(file, cpu)
     assert train.has_class_names == (names is not None) and (names is None or train.class_names == names)
     assert train.targets.tolist() == [labels[int(name.removesuffix(".png")) % 3] for name in names_of(train)]
+    assert any(note.kind == "warning" and "'-1'" in note.text for note in train.notes) == (-1 in values)
     if names:  # with a checkpoint that has these names
         again, _ = read(file, cpu, class_names=names, is_new=False)
         assert (again.class_names, again.targets.tolist()) == (names, train.targets.tolist())
-    if names and min(values) >= 0:  # labels of a run without names, or of a model
+    if names and min(map(int, values)) >= 0:  # labels of a run without names, or of a model
         for given in ({"is_new": False}, {"num_classes": 40001}):
             kept, _ = read(file, cpu, **given)
             expected = [int(values[int(name.removesuffix(".png")) % 3]) for name in names_of(kept)]
@@ -188,6 +191,7 @@ def test_numbers_with_gaps_are_names(table, values, names, labels, cpu):
         (["['a']", "['a', 'b']", "['b']"], None),
         (["a|b", "b|c", "a|c"], None),
         (["a b", "a", "b"], ["a", "a b", "b"]),
+        (["a", "b", "nan"], ["a", "b", "nan"]),
     ],
 )
 def test_labels_of_several_kinds(table, labels, read_as, cpu):
@@ -195,7 +199,9 @@ def test_labels_of_several_kinds(table, labels, read_as, cpu):
     for turned in (labels, labels[::-1]):
         file = table(files=FILES, file=FILES, label=turned * 10)
         if read_as:
-            assert read(file, cpu)[0].class_names == read_as
+            train, _ = read(file, cpu)
+            assert train.class_names == read_as
+            assert any("'nan'" in note.text for note in train.notes if note.kind == "warning") == ("nan" in labels)
             continue
         with pytest.raises(UserError, match=r"all.csv:\d"):
             read(file, cpu)
