@@ -185,7 +185,7 @@ def _say(end: End, command: Command, trainer: Trainer) -> None:
     verdict, advised = verdict_of(contents)
     if verdict:
         logger.info(f"----- {verdict}")
-    if (folder / REPORT).exists():  # else a warning says why
+    if trainer.report.has_page:  # else a warning says why
         logger.info(f"----- Report: {folder / REPORT}")
     if result["epoch"] is not None:
         logger.info(f"----- Predict: {from_here(next_command(command, run, '-predict', 'FOLDER'))}")

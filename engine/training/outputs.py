@@ -175,6 +175,7 @@ class RunReport:
         self.outputs, self._config = outputs, config
         self._best: Evaluated | None = None
         self._is_end, self._last_problem = False, ""
+        self.has_page = False  # of the latest state
         first_time = time.monotonic() + _FIRST_SECONDS / _MAX_TIME_SHARE
         self._next_time = {self._write_evaluation: first_time, self._write_page: 0.0}
 
@@ -216,4 +217,6 @@ class RunReport:
     def _write_page(self) -> None:
         from engine.report.page import write_report  # imported late: it needs jinja2
 
+        self.has_page = False
         write_report(self.outputs.folder)
+        self.has_page = True

@@ -5,6 +5,7 @@ python scripts/kubernetes/torchrun.py --nproc_per_node=2 main_multi_gpu.py -cfg=
 
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -14,19 +15,40 @@ if __name__ == "__main__":
     leave_first_process()  # before torch is imported
 
 from torch.distributed import run
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.multiprocessing import PContext, SignalException, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+_started: list[PContext] = []  # the ranks of this host, after a restart the new ones
 
 
 def main(argv: list[str]) -> int:
+    local_elastic_agent.start_processes = _start_processes
     try:
         run.main(argv)
     except ChildFailedError as error:
-        status = error.get_first_failure()[1].exitcode
-        return status if status > 0 else 128 - status
+        return _status_of(error.get_first_failure()[1].exitcode)
     except SignalException as error:
-        return 128 + error.sigval
+        return _status_after(error.sigval)
     return 0
+
+
+def _start_processes(**arguments: Any) -> PContext:
+    _started.append(start_processes(**arguments))
+    return _started[-1]
+
+
+def _status_of(exitcode: int) -> int:
+    return exitcode if exitcode > 0 else 128 - exitcode
+
+
+def _status_after(number: int) -> int:
+    """The status of a rank that did not save after the signal, else 128 + signal."""
+    ended = _started[-1].wait(0) if _started else None
+    if not ended:  # the signal came before the ranks
+        return 128 + number
+    statuses = [_status_of(failure.exitcode) for failure in ended.failures.values()]
+    return min(statuses, key=lambda status: status == 128 + number, default=0)
 
 
 if __name__ == "__main__":

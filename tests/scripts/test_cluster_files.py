@@ -47,10 +47,21 @@ def test_sbatch_passes_flags_that_resume(tmp_path):
     assert (config.model.resume, config.seed, config.amp.enabled) == ("auto", 3, True)
 
 
+_STOPPED = "signal.signal(15, lambda *_: sys.exit({})); os.kill(os.getppid(), 15); time.sleep(60)"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "status"), [("sys.exit(2)", 2), ("os.kill(os.getpid(), 9)", 137)])
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("sys.exit(2)", 2),
+        ("os.kill(os.getpid(), 9)", 137),
+        (_STOPPED.format(143), 143),  # saved
+        (_STOPPED.format(1), 1),  # the save has failed
+    ],
+)
 def test_torchrun_ends_with_the_status_of_a_rank(tmp_path, script, status):
-    (tmp_path / "script.py").write_text(f"import os, sys\nif os.environ['RANK'] == '0': {script or 'pass'}\n")
+    (tmp_path / "script.py").write_text(f"import os, signal, sys, time\nif os.environ['RANK'] == '0': {script}\n")
     env = os.environ | {"PET_NPROC_PER_NODE": "2", "PET_STANDALONE": "1"}
     command = [sys.executable, ROOT / "scripts/kubernetes/torchrun.py", tmp_path / "script.py"]
     assert subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=200).returncode == status

@@ -222,6 +222,7 @@ def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run
     log: list[str] = []
     report = RunReport(SimpleNamespace(folder=run, logger=SimpleNamespace(warn=log.append)), Config())
     report.update()
+    assert report.has_page
     old = (run / REPORT).read_bytes()
 
     def full(path, text):
@@ -231,7 +232,7 @@ def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run
     report.update(now=True)
     report.update(now=True)
     assert log == ["report.html cannot be written: OSError: [Errno 28] No space left on device"]
-    assert (run / REPORT).read_bytes() == old
+    assert (run / REPORT).read_bytes() == old and not report.has_page
 
 
 def test_an_evaluation_without_jinja2_lacks_only_its_page(digits_run, cpu, tmp_path, monkeypatch):
