@@ -152,6 +152,7 @@ class Loader:
     ) -> None:
         """memory: a loader that is never in use at the same time: its slots are used if they have the size."""
         self.sampler = sampler
+        self.samples = reader.samples
         self.device = context.device
         self.bad_images = bad_images
         self._local_ranks = context.local_world_size

@@ -12,9 +12,9 @@ from configs.flags import Prediction
 from datasets.loading.loader import BadImageList, build_eval_loader
 from datasets.sources.names import names_of_labels
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
-from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.files import EXPLANATIONS, write_maps
 from engine.evaluation.predictions import BATCHES_PER_WRITE, CSV_FILE, Predictions
+from engine.evaluation.results import TOP_K
 from engine.evaluation.session import EvaluationSession, build_eval_files, build_session
 from engine.features.store import embed
 from engine.plan.evaluation import EvaluationPlan

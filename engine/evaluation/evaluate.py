@@ -23,7 +23,7 @@ from datasets.loading.sampler import EvalSampler, Key
 from datasets.loading.workers import call_in_background
 from datasets.sources.checks import decode_images, error_of
 from datasets.sources.samples import ImageFiles, Samples
-from engine.evaluation.results import SampleResults, log_odds, score_classes
+from engine.evaluation.results import TOP_K, SampleResults, log_odds, score_classes
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress, Metrics, Observer
@@ -39,7 +39,6 @@ from utils.tables import format_duration
 from utils.threads import DaemonPool
 
 AfterBatch = Callable[[Batch, list[Key]], None]  # with the keys of the samples of the batch
-TOP_K = 5
 _FEATURES = 4096  # samples at a time
 _SECONDS_BETWEEN_LINES = 60.0
 
@@ -80,7 +79,8 @@ class Evaluator:
         Raises UserError: no sample is readable.
         """
         (results,) = self.classify(model, batches, TOP_K, len(batches), lambda *_: after_batch())
-        results = replace(results, thresholds=self.thresholds) if results else None
+        if results:
+            results = replace(results, thresholds=self.thresholds, groups=group_names(batches.samples))
         return self.share_metrics(results), results
 
     def share_metrics(self, results: SampleResults | None) -> Metrics:
@@ -196,6 +196,11 @@ class Evaluator:
                 arrays[name] = by_batch[:num_samples].numpy()
         gathered_bad = gather_objects(bad, self.context)
         return arrays, {index: image for part in gathered_bad for index, image in part.items()}
+
+
+def group_names(samples: Samples) -> np.ndarray | None:
+    """`SampleResults.groups` of the samples."""
+    return None if samples.groups is None else np.array([*samples.groups], np.str_)
 
 
 def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:

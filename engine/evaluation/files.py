@@ -1,6 +1,5 @@
-"""The files of an evaluation: tables as CSV, pictures, a summary. The report page and other programs read them.
+"""The files of an evaluation: its tables, and pictures. The report page and other programs read them.
 
-All figures are in percent, the loss in nats. A class is written by its name, or by its label if the data has no names.
 Pictures of single samples show the crop that the model sees, its attention, and heat maps: where the model looks, or
 the pixels on which its best class depends.
 
@@ -8,17 +7,15 @@ Legend: B images, C channels, S pixels on a side, H heads, T tokens, G cells on 
 """
 
 import io
-import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path, PurePath
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
@@ -31,27 +28,14 @@ from datasets.loading.sampler import Key
 from datasets.sources.samples import Samples
 from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.intervals import confidence_interval
-from engine.evaluation.results import (
-    NUM_BINS,
-    Calibration,
-    ClassFigures,
-    SampleResults,
-    calibration,
-    class_figures,
-    confused_pairs,
-    coverage,
-    highest_losses,
-    name_of_target,
-    worst_mistakes,
-)
+from engine.evaluation.results import SampleResults
+from engine.evaluation.tables import ResultTables, mistakes_of
 from engine.parallel import run_eagerly
 from engine.progress import Metrics
-from engine.run.record import CONFUSION, MISTAKES, PER_IMAGE, PICTURES, SUMMARY, TABLES, read_evaluation
+from engine.run.record import PICTURES, read_evaluation
 from models.kernels import explicit_attention
-from utils.files import atomic_write, make_own_folder, open_atomically
-from utils.metric_table import OPERATING
-from utils.tables import matrix_text, safe_cell, table_text
+from utils.files import atomic_write, make_own_folder
+from utils.tables import table_text
 
 _SIDE = 160  # pixels of a picture
 _JPEG_QUALITY = 80
@@ -226,10 +210,6 @@ def write_findings(
     atomic_write(table, table_text(header, rows))
 
 
-MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
-_MAX_CLASSES_SHOWN = 50  # in the matrix of the page
-MAX_PAIRS, _SHOWN_PAIRS = 1000, 20
-LOGITS = "logits.npz"
 NOT_DRAWN = "attention maps: the run ended before they were drawn; -eval draws them"
 
 
@@ -245,7 +225,6 @@ class EvaluationFiles:
     data: Data
     class_names: Sequence[str]
     evaluator: Evaluator
-    _tables: dict[str, Any] = field(default_factory=dict, init=False)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -258,137 +237,13 @@ class EvaluationFiles:
         model: the evaluated one, for the attention maps; without it there are none. Raises OSError.
         """
         make_own_folder(self.folder)
-        self._tables = {}
-        analyze = self._analyze if results.targets.ndim == 1 else self._analyze_several_labels
-        figures, mistakes = analyze(results)
-        if results.logits is None:
-            (self.folder / LOGITS).unlink(missing_ok=True)  # of an earlier evaluation
-        else:
-            rows = results.readable
-            logits, labels = results.logits[rows], results.targets[rows]
-            paths, classes = np.array([*map(self.samples.name, rows)], np.str_), np.array(self.class_names, np.str_)
-            with open_atomically(self.folder / LOGITS, "wb") as opened:
-                np.savez(opened, logits=logits, labels=labels, paths=paths, classes=classes)
-        groups = self.samples.groups
-        is_known = groups is not None or not self.data.groups
-        interval, reason = None, "the groups of the images are not known"
-        if is_known:
-            interval, reason = confidence_interval(results, metrics.metric, groups)
-        shown = {index: index for _, index in mistakes}
+        shown = {index: index for _, index in mistakes_of(results)}
         crops = write_pictures(self.folder / PICTURES, self.samples, shown, self.data)
         note: str | None = NOT_DRAWN if crops else "no image is readable"  # why there are no attention maps
         if crops and model is not None:
             note = write_attention(self.folder / PICTURES, crops, model, self.evaluator)
-        atomic_write(self.folder / TABLES, json.dumps(self._tables) + "\n")
-        summary = {
-            **about,
-            "samples": metrics.samples,
-            "unreadable": len(results.errors),
-            "num_classes": len(self.class_names),
-            "tta": "flip" if self.evaluator.flips else "none",
-            **metrics.known,
-            **figures,
-            "interval": interval,  # of the metric that decides
-            "interval_missing": reason or None,
-            "attention": note,
-        }
-        atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
-        return summary
-
-    def _analyze(self, results: SampleResults) -> tuple[dict[str, float], list[tuple[str, int]]]:
-        """Writes the tables; returns the figures of the summary and the worst mistakes."""
-        names = self.class_names
-        figures, pairs = class_figures(results, len(names)), confused_pairs(results, len(names))
-        bins = calibration(results.probabilities[results.readable, 0], results.hits(1)[results.readable])
-        ranked = {"auroc": results.ranking.auroc}
-        ranked |= zip(OPERATING, results.ranking.operating, strict=True) if len(names) == 2 else ()
-        ranked = {name: np.resize(values, len(names)) for name, values in ranked.items()}
-        self._write_classes(figures, {}, top1=figures.recall, top5=figures.top5, **ranked)
-        wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
-        pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
-        self._write_table("confused_pairs", ("true", "predicted", "count", "share"), pair_rows, _SHOWN_PAIRS)
-        self._write_table("calibration", _BIN_COLUMNS, _bin_rows(bins))
-        rows = ([*map(_cell, row)] for row in coverage(results))
-        self._write_table("coverage", ("threshold", "coverage", "accuracy"), rows)
-        # A row per image; the label of an image that could not be read is -1, and its classes are empty.
-        paths = (safe_cell(self.samples.name(index)) for index in range(len(results.targets)))
-        targets = results.targets
-        predicted = results.labels[:, 0]
-        shown = [*map(safe_cell, self.class_names), ""]
-        classes = ([shown[one] for one in labels] for labels in (targets, np.where(targets < 0, -1, predicted)))
-        about = range(len(targets)), paths, self.samples.checksums(), targets, predicted, *classes
-        atomic_write(self.folder / PER_IMAGE, table_text(_IMAGE_COLUMNS, zip(*about, strict=True)))
-        if len(names) <= MAX_CLASSES_IN_MATRIX:
-            matrix = np.zeros((len(names), len(names)), dtype=np.int64)
-            matrix[pairs[:, 0], pairs[:, 1]] = pairs[:, 2]
-            atomic_write(self.folder / CONFUSION, matrix_text(names, matrix.tolist()))
-            if len(names) <= _MAX_CLASSES_SHOWN:
-                self._tables["confusion"] = [list(names), matrix.tolist()]
-        return {**figures.macro(), "ece": bins.error}, self._write_mistakes(worst_mistakes(results), results)
-
-    def _analyze_several_labels(self, results: SampleResults) -> tuple[dict[str, float], list[tuple[str, int]]]:
-        """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '.
-
-        The first bins of the calibration are of all labels together, for the page, the others of each label.
-        """
-        figures, ranking, readable = results.per_class, results.ranking, results.readable
-        probabilities = results.label_probabilities[readable]
-        is_true = results.targets[readable] > 0
-        bins = [calibration(*columns) for columns in zip(probabilities.T, is_true.T, strict=True)]
-        errors = np.array([one.error for one in bins])
-        names = [("", ""), *enumerate(self.class_names)]
-        every = zip(names, [calibration(probabilities.ravel(), is_true.ravel()), *bins], strict=True)
-        rows = ([*name, *row] for name, of_label in every for row in _bin_rows(of_label))
-        self._write_table("calibration", ("label", "class", *_BIN_COLUMNS), rows, NUM_BINS)
-        means = 100 * probabilities.mean(axis=0, dtype=np.float64)
-        thresholds = results.used_thresholds
-        shares = {"ap": ranking.average_precision, "threshold": 100 * torch.from_numpy(thresholds).sigmoid().numpy()}
-        shares |= {"probability": means, "ece": errors, **dict(zip(OPERATING, ranking.operating, strict=True))}
-        logits = [f"{logit:.9g}" for logit in thresholds]
-        self._write_classes(figures, {"threshold_logit": logits}, auroc=ranking.auroc, **shares)
-        return {**figures.macro(), "ece": errors.mean()}, self._write_mistakes(highest_losses(results), results)
-
-    def _write_classes(self, figures: ClassFigures, texts: dict[str, list[str]], **shares: np.ndarray) -> None:
-        """texts, shares: further columns; shares are in percent."""
-        shares = {name: getattr(figures, name) for name in ("precision", "recall", "f1", "specificity")} | shares
-        counts = (figures.count, figures.predicted)
-        cells = (map(_cell, one) for one in shares.values())
-        rows = zip(range(len(self.class_names)), self.class_names, *counts, *cells, *texts.values(), strict=True)
-        self._write_table("per_class", ("label", "class", "count", "predicted", *shares, *texts), rows)
-
-    def _write_table(
-        self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]], shown: int | None = None
-    ) -> None:
-        """shown: number of rows for the page; None: all."""
-        cells = [[one if isinstance(one, str) else int(one) for one in row] for row in rows]
-        self._tables[name] = [dict(zip(header, row, strict=True)) for row in cells[:shown]]
-        safe = ([safe_cell(one) if isinstance(one, str) else one for one in row] for row in cells)
-        atomic_write(self.folder / f"{name}.csv", table_text(header, safe))
-
-    def _write_mistakes(self, mistakes: list[tuple[str, int]], results: SampleResults) -> list[tuple[str, int]]:
-        rows = []
-        names = self.class_names
-        for kind, index in mistakes:
-            target = results.targets[index]
-            predicted = results.labels[index, 0]
-            loss = float(results.losses[index])
-            true_probability = 100 * float(np.exp(-loss)) if target.ndim == 0 else np.nan
-            probabilities = 100 * float(results.probabilities[index, 0]), true_probability
-            texts = self.samples.name(index), name_of_target(target, names), names[predicted]
-            rows.append([kind, index, *texts, *map(_cell, probabilities), f"{loss:.6g}"])
-        self._write_table("mistakes", MISTAKES, rows)
-        return mistakes
-
-
-_IMAGE_COLUMNS = ("index", "path", "checksum", "label", "predicted", "class", "predicted_class")
-_BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")
-
-
-def _bin_rows(bins: Calibration) -> Iterator[Sequence[Any]]:
-    edges, means = (bins.edges[:-1], bins.edges[1:]), (bins.confidence, bins.accuracy)
-    return zip(*(map(_cell, one) for one in edges), bins.count, *(map(_cell, one) for one in means), strict=True)
-
-
-def _cell(percent: float) -> str:
-    """Four decimals; empty for a figure that is not defined."""
-    return "" if np.isnan(percent) else f"{percent:.4f}"
+        more = {"tta": "flip" if self.evaluator.flips else "none", "attention": note}
+        if self.data.groups and results.groups is None:
+            more |= {"interval": None, "interval_missing": "the groups of the images are not known"}
+        tables = ResultTables(self.folder, self.class_names, self.samples.name, self.samples.checksums())
+        return tables.write(metrics, results, about, **more)

@@ -4,8 +4,6 @@ Legend: N samples, M readable samples, C classes.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -18,10 +16,8 @@ _BLOCKS = 20  # of the jackknife
 MIN_RANKED = 10  # images or groups of a class, and of the others, that the jackknife of an AUROC needs
 
 
-def confidence_interval(
-    results: SampleResults, metric: Metric, groups: Iterable[str] | None = None
-) -> tuple[list[float] | None, str]:
-    """The 95% interval of a metric in percent, of samples that are drawn one by one or, with the groups (N,), by group.
+def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[float] | None, str]:
+    """The 95% interval of a metric in percent, of samples that are drawn one by one or, with groups, by group.
 
     Wilson's (1927) of a share of n samples, with n = share * (1 - share) / variance. The variance of top-k is the
     clustered one; of another metric a jackknife's that leaves out each of 20 blocks of groups. Of a mean over classes
@@ -33,8 +29,8 @@ def confidence_interval(
     readable = results.readable
     units = np.arange(len(readable))
     unit = "images"
-    if groups is not None:
-        units = np.unique(np.array([*groups])[readable], return_inverse=True)[1]
+    if results.groups is not None:
+        units = np.unique(results.groups[readable], return_inverse=True)[1]
         unit = "groups"
     number = int(units.max(initial=-1)) + 1
     share = metric.compute(results) / 100 if number else math.nan
@@ -42,7 +38,7 @@ def confidence_interval(
         return None, ""
     if number == 1:
         return None, f"fewer than 2 {unit}"
-    freedom = math.inf if groups is None else number - 1
+    freedom = math.inf if results.groups is None else number - 1
     below = above = 0.0
     if top_k := {"top1": 1, "top5": 5}.get(metric.name):
         sums = np.bincount(units, results.hits(top_k)[readable] - share)
@@ -106,11 +102,7 @@ def _jackknife(results: SampleResults, metric: Metric, units: np.ndarray) -> tup
     number = int(units.max()) + 1
     blocks = np.random.default_rng(0).permutation(number)[units] % _BLOCKS
     kept = (results.readable[blocks != block] for block in range(min(number, _BLOCKS)))
-    names = ("targets", "labels", "probabilities", "losses", "scores")
-    arrays = {name: getattr(results, name) for name in names}
-    given = {name: array for name, array in arrays.items() if array is not None}
-    parts = (replace(results, **{name: array[rows] for name, array in given.items()}) for rows in kept)
-    values = np.array([metric.compute(part) / 100 for part in parts])
+    values = np.array([metric.compute(results.take(rows)) / 100 for rows in kept])
     return (len(values) - 1) * float(values.var()), len(values) - 1
 
 

@@ -9,14 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from configs.flags import Prediction
 from datasets.sources.samples import Samples
 from engine.evaluation.files import explanation_file
-from engine.evaluation.results import SampleResults, name_of_target
+from engine.evaluation.results import SampleResults, join, name_of_target
 from engine.progress import Metrics
 from utils.files import open_atomically
 from utils.tables import aligned_table, safe_cell
@@ -100,10 +99,7 @@ class Predictions:
 
     def metrics(self, best: str | None) -> Metrics:
         """The metrics of labelled data, whose results are in memory. best: of `EVAL.BEST_METRIC`."""
-        columns = [vars(results) for results in self._kept]
-        names = [name for name, values in columns[0].items() if isinstance(values, np.ndarray)]
-        arrays: dict[str, Any] = {name: np.concatenate([column[name] for column in columns]) for name in names}
-        return SampleResults(**arrays, thresholds=self._thresholds).metrics(best)
+        return replace(join(self._kept), thresholds=self._thresholds).metrics(best)
 
     def _images(self, results: SampleResults) -> Iterator[_Image]:
         """Path, (label, probability) of the most probable classes, label and target if there are some, and the error

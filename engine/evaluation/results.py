@@ -5,8 +5,9 @@ All figures are in percent. Legend: B images per batch, N samples, K ranked clas
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ import torch.nn.functional as F
 from datasets.batch import PADDING
 from engine.progress import Metrics
 from utils.metric_table import OPERATING, OPERATING_POINTS, best_metric, metrics_of
+
+TOP_K = 5
 
 
 def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
@@ -129,6 +132,7 @@ class SampleResults:
     thresholds: float64 (C,), with several labels: the logit from which on a class is predicted; None: the ones for the
         highest F1 of each class on these samples.
     logits: float16 (N, C), only on request, at most ±65504: also in place of -inf, the logit of a masked class.
+    groups: str (N,), with DATA.GROUPS: the name of the group of each sample.
     """
 
     targets: np.ndarray
@@ -139,6 +143,13 @@ class SampleResults:
     scores: np.ndarray | None = None
     logits: np.ndarray | None = None
     thresholds: np.ndarray | None = None
+    groups: np.ndarray | None = None
+
+    def take(self, rows: np.ndarray) -> "SampleResults":
+        """The results of the samples at `rows` (M,), without the reasons of unreadable ones."""
+        arrays = {name: getattr(self, name) for name in _PER_SAMPLE}
+        taken = {name: array[rows] for name, array in arrays.items() if array is not None}
+        return replace(self, errors={}, **taken)
 
     @property
     def readable(self) -> np.ndarray:
@@ -224,6 +235,57 @@ class SampleResults:
         values = {metric.name: metric.compute(self) if samples else np.nan for metric in metrics_of(multi_label)}
         thresholds = tuple(self.used_thresholds.tolist()) if multi_label and samples else None
         return Metrics(values, samples, best=best_metric(best, multi_label).name, thresholds=thresholds)
+
+
+_PER_SAMPLE = ("targets", "labels", "probabilities", "losses", "scores", "logits", "groups")
+
+
+def join(parts: Sequence[SampleResults]) -> SampleResults:
+    """The results of all samples of the parts, such as folds, without the reasons of unreadable ones."""
+    arrays = {name: [getattr(part, name) for part in parts] for name in _PER_SAMPLE}
+    joined = {name: np.concatenate(found) for name, found in arrays.items() if found[0] is not None}
+    return replace(parts[0], errors={}, **joined)
+
+
+def mean_by_group(results: SampleResults) -> SampleResults:
+    """The results of each group, in the order of the sorted names of `groups`, which must be known, as `scores`.
+
+    The probability of a class is the mean over the readable samples of the group. A group whose samples have different
+    labels has no target, as one without a readable sample; `errors` has the reason.
+    """
+    assert results.scores is not None and results.groups is not None
+    names, first, group_of = np.unique(results.groups, return_index=True, return_inverse=True)
+    readable = results.readable
+    number = group_of[readable]
+    scores = torch.from_numpy(results.scores[readable]).double()
+    sums = np.full((2, len(names), scores.shape[1]), -np.inf)  # of p and of 1 - p, their logarithms
+    for logs, odds in zip(sums, (scores, -scores), strict=True):
+        np.logaddexp.at(logs, number, F.logsigmoid(odds).numpy())
+    means = np.zeros(sums[0].shape, np.float32)
+    np.subtract(sums[0], sums[1], out=means, where=np.isfinite(sums[0]), casting="same_kind")
+    targets = results.targets[first]
+    targets[number] = results.targets[readable]
+    differs = (targets[number] != results.targets[readable]).reshape(len(number), -1).any(axis=1)
+    errors = dict.fromkeys(np.setdiff1d(np.arange(len(names)), number).tolist(), "no image can be read")
+    errors |= dict.fromkeys(number[differs].tolist(), MIXED_LABELS)
+    targets[list(errors)] = PADDING
+    found = results_of_scores(targets, means)
+    return replace(found, errors=errors, thresholds=results.thresholds)
+
+
+MIXED_LABELS = "its images have different labels"
+
+
+def results_of_scores(targets: np.ndarray, scores: np.ndarray) -> SampleResults:
+    """The results of samples of which only these fields are known."""
+    values = torch.from_numpy(scores)
+    labels = torch.from_numpy(targets)
+    ranked = score_classes(values, labels, TOP_K)
+    if labels.ndim == 1:
+        own = values.gather(1, labels.clamp(min=0)[:, None])[:, 0]
+        ranked["losses"] = F.softplus(-own).masked_fill(labels == PADDING, 0)
+    arrays: dict[str, Any] = {name: array.numpy() for name, array in ranked.items()}
+    return SampleResults(**arrays)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from configs.schema.train import Train
 from configs.yaml_io import read_yaml
 from datasets.loading.loader import TrainBatches, build_eval_loader
 from engine.checkpoint.run_folder import decided_run
-from engine.evaluation.evaluate import TOP_K
+from engine.evaluation.results import TOP_K
 from engine.evaluation.session import build_evaluator
 from engine.features.probe import Solved
 from engine.plan.training import Plan

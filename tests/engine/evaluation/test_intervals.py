@@ -14,6 +14,10 @@ from engine.evaluation.results import SampleResults
 from utils.metric_table import METRICS, metrics_of
 
 
+def interval_of(results, metric, groups=None):
+    return confidence_interval(replace(results, groups=None if groups is None else np.array(groups)), metric)
+
+
 def test_the_interval_of_single_images_is_wilsons():
     for hits in (0, 3, 90, 100):
         right = np.arange(100) < hits
@@ -25,8 +29,8 @@ def test_the_interval_of_single_images_is_wilsons():
         assert confidence_interval(results, METRICS["loss"]) == (None, "")
     repeated = results_of(logits.repeat_interleave(5, 0), torch.zeros(500, dtype=torch.int64))  # five in each group
     groups = [str(index // 5) for index in range(500)]
-    assert confidence_interval(repeated, METRICS["top1"], groups)[0] == pytest.approx(found, abs=0.2)
-    assert confidence_interval(repeated, METRICS["top1"], ["one"] * 500) == (None, "fewer than 2 groups")
+    assert interval_of(repeated, METRICS["top1"], groups)[0] == pytest.approx(found, abs=0.2)
+    assert interval_of(repeated, METRICS["top1"], ["one"] * 500) == (None, "fewer than 2 groups")
 
 
 @pytest.mark.parametrize("name", ["top1", "auroc", "macro_f1"])
@@ -47,7 +51,7 @@ def test_an_interval_by_group_has_the_true_value_in_about_95_of_100_samples(name
     for _ in range(100):
         results, groups = draw(40)
         for place, given in enumerate((groups, None)):
-            low, high = confidence_interval(results, metric, given)[0]
+            low, high = interval_of(results, metric, given)[0]
             covered[place] += low <= true <= high
     assert 88 <= covered[0] <= 100 and covered[1] < covered[0] - 5
 
@@ -99,7 +103,7 @@ def test_any_results_have_an_interval_that_holds_their_figure_or_none(seed):
     hot = F.one_hot(tensors[1], classes).to(torch.int8) if len(targets) else torch.zeros((0, classes), dtype=torch.int8)
     for results in (results_of(*tensors), results_for(hot | (tensors[0] > 1.5).to(torch.int8), tensors[0])):
         for metric in metrics_of(results.targets.ndim == 2):
-            interval, reason = confidence_interval(results, metric, groups) if len(targets) else (None, "")
+            interval, reason = interval_of(results, metric, groups) if len(targets) else (None, "")
             if interval:
                 assert 0 <= interval[0] <= metric.compute(results) + 1e-9 <= interval[1] + 2e-9 <= 100 + 2e-9
                 assert not reason and interval[1] > interval[0]
@@ -129,6 +133,6 @@ def test_intervals_of_recalls_hold_the_true_value_in_95_of_100_samples(counts, b
         uniform = norm.cdf(normal if by_group else generator.normal(size=len(targets)))
         results = drawn_results(targets, recalls, uniform)
         for place, (metric, true) in enumerate(zip(metrics, (recalls.mean(), recalls.min()), strict=True)):
-            (low, high), _ = confidence_interval(results, metric, groups.astype(str) if by_group else None)
+            (low, high), _ = interval_of(results, metric, groups.astype(str) if by_group else None)
             covered[place] += low <= 100 * true <= high
     assert covered.min() >= 0.89 * draws

@@ -4,9 +4,11 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.special import expit
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import (
     average_precision_score,
@@ -32,11 +34,14 @@ from engine.evaluation.results import (
     class_figures,
     confused_pairs,
     coverage,
+    join,
     log_odds,
+    mean_by_group,
     rank_samples,
     score_classes,
     worst_mistakes,
 )
+from engine.evaluation.tables import read_scores
 from utils.tables import read_rows
 
 CLASSES = 7
@@ -379,3 +384,42 @@ def test_unreadable_images_do_not_count():
 def test_a_score_that_is_not_a_number_is_the_lowest():
     targets, scores = np.array([[1], [0], [0]], dtype=np.int8), np.array([[np.nan], [1], [-5]], dtype=np.float32)
     assert rank_samples(targets, scores).average_precision.tolist() == pytest.approx([100 / 3])
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_groups_and_folds_have_the_figures_of_pandas_and_scikit_learn(classes, multi_label, tmp_path, cpu):
+    """Read again from the files of two folds; a group with different labels is left out."""
+    rng = np.random.default_rng(classes)
+    patients = rng.integers(0, 40, 300)
+    labels = np.where(np.arange(300) == 7, classes - 1 - patients % classes, patients % classes)  # one is wrong
+    logits = torch.from_numpy(rng.normal(size=(300, classes)) + 3 * np.eye(classes)[labels]).float()
+    logits[patients == 5] *= 300  # whose probabilities are 0 and 1
+    targets = torch.from_numpy(np.eye(classes, dtype=np.int8)[labels] if multi_label else labels)
+    results = results_for(targets, logits) if multi_label else results_of(logits, targets)
+    groups = np.array([f"P{patient:02d}" for patient in patients])
+    parts = []
+    for fold in range(2):
+        part = replace(results, groups=groups).take(np.flatnonzero(patients // 20 == fold))
+        files = files_for(
+            tmp_path / f"{fold}", list("abcd")[:classes], [f"{fold}/{one}" for one in range(len(part.targets))], cpu
+        )
+        files.write(part.metrics(), part, None)
+        found, names, of_classes = read_scores(tmp_path / f"{fold}/scores.npz")
+        assert names[3] == f"{fold}/3" and of_classes == list("abcd")[:classes]
+        assert found.metrics().values == pytest.approx(part.metrics().values, rel=1e-5)
+        parts.append(found)
+    frame = pd.DataFrame((logits.sigmoid() if multi_label else logits.double().softmax(1)).double().numpy())
+    table = frame.groupby(groups).mean()
+    of_group = pd.Series(labels).groupby(groups).agg(["first", "nunique"])
+    kept = (of_group["nunique"] == 1).to_numpy()
+    grouped = mean_by_group(join(parts))
+    assert [*grouped.errors] == np.flatnonzero(~kept).tolist() and len(grouped.errors) == 1
+    true = of_group["first"][kept]
+    for label in range(classes):
+        expected = 100 * roc_auc_score(true == label, table[label][kept])
+        assert grouped.ranking.auroc[label] == pytest.approx(expected, rel=1e-9)
+    assert expit(grouped.scores) == pytest.approx(table.to_numpy(), abs=1e-6)
+    if not multi_label:
+        predicted = table.to_numpy()[kept].argmax(1)
+        assert grouped.accuracy(1) == pytest.approx(100 * (predicted == true).mean())

@@ -1,0 +1,214 @@
+"""The tables of an evaluation as CSV, and its summary, from its results alone: of images, of groups, of all folds.
+
+All figures are in percent, the loss in nats. A class is written by its name, or by its label if the data has no names.
+
+Legend: N samples, C classes.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.evaluation.intervals import confidence_interval
+from engine.evaluation.results import (
+    NUM_BINS,
+    Calibration,
+    ClassFigures,
+    SampleResults,
+    calibration,
+    class_figures,
+    confused_pairs,
+    coverage,
+    highest_losses,
+    name_of_target,
+    results_of_scores,
+    worst_mistakes,
+)
+from engine.progress import Metrics
+from engine.run.record import CONFUSION, MISTAKES, PER_IMAGE, SUMMARY, TABLES
+from utils.files import atomic_write, make_own_folder, open_atomically
+from utils.metric_table import OPERATING
+from utils.tables import matrix_text, safe_cell, table_text
+
+MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
+_MAX_CLASSES_SHOWN = 50  # in the matrix of the page
+MAX_PAIRS, _SHOWN_PAIRS = 1000, 20
+LOGITS, SCORES = "logits.npz", "scores.npz"
+MAX_SCORES_BYTES = 200_000_000  # of `SampleResults.scores` in a file: 50,000 images of 1000 labels
+
+
+@dataclass
+class ResultTables:
+    """The tables of results in a folder; later ones replace them.
+
+    class_names: of all labels of the model. name: of a sample. checksums: of the samples, if they are known.
+    """
+
+    folder: Path
+    class_names: Sequence[str]
+    name: Callable[[int], str]
+    checksums: np.ndarray | None = None
+    _tables: dict[str, Any] = field(default_factory=dict, init=False)
+
+    def write(self, metrics: Metrics, results: SampleResults, about: dict[str, Any], **more: Any) -> dict[str, Any]:
+        """Writes all tables, each atomically; returns the content of `summary.json`, from `about` to `more`.
+
+        Raises OSError.
+        """
+        make_own_folder(self.folder)
+        self._tables = {}
+        analyze = self._analyze if results.targets.ndim == 1 else self._analyze_several_labels
+        figures = analyze(results)
+        self._write_arrays(LOGITS, results, logits=results.logits)
+        is_small = results.scores is not None and results.scores.nbytes <= MAX_SCORES_BYTES
+        self._write_arrays(SCORES, results, scores=results.scores if is_small else None)
+        interval, reason = confidence_interval(results, metrics.metric)
+        atomic_write(self.folder / TABLES, json.dumps(self._tables) + "\n")
+        summary = {
+            **about,
+            "samples": metrics.samples,
+            "unreadable": len(results.errors),
+            "num_classes": len(self.class_names),
+            **metrics.known,
+            **figures,
+            "interval": interval,  # of the metric that decides
+            "interval_missing": reason or None,
+            **more,
+        }
+        atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        return summary
+
+    def _write_arrays(self, file: str, results: SampleResults, **values: np.ndarray | None) -> None:
+        """Writes the arrays of the readable samples with their labels and names; without arrays, there is no file."""
+        rows = results.readable
+        arrays = {name: array[rows] for name, array in values.items() if array is not None}
+        if not arrays:
+            (self.folder / file).unlink(missing_ok=True)  # of an earlier evaluation
+            return
+        if results.groups is not None:
+            arrays["groups"] = results.groups[rows]
+        names = np.array([*map(self.name, rows)], np.str_)
+        classes = np.array(self.class_names, np.str_)
+        with open_atomically(self.folder / file, "wb") as opened:
+            np.savez(opened, **arrays, labels=results.targets[rows], paths=names, classes=classes)
+
+    def _analyze(self, results: SampleResults) -> dict[str, float]:
+        """Writes the tables; returns the figures of the summary."""
+        names = self.class_names
+        figures, pairs = class_figures(results, len(names)), confused_pairs(results, len(names))
+        bins = calibration(results.probabilities[results.readable, 0], results.hits(1)[results.readable])
+        ranked = {"auroc": results.ranking.auroc}
+        ranked |= zip(OPERATING, results.ranking.operating, strict=True) if len(names) == 2 else ()
+        ranked = {name: np.resize(values, len(names)) for name, values in ranked.items()}
+        self._write_classes(figures, {}, top1=figures.recall, top5=figures.top5, **ranked)
+        wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
+        pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
+        self._write_table("confused_pairs", ("true", "predicted", "count", "share"), pair_rows, _SHOWN_PAIRS)
+        self._write_table("calibration", _BIN_COLUMNS, _bin_rows(bins))
+        rows = ([*map(_cell, row)] for row in coverage(results))
+        self._write_table("coverage", ("threshold", "coverage", "accuracy"), rows)
+        # A row per image; the label of an image that could not be read is -1, and its classes are empty.
+        paths = (safe_cell(self.name(index)) for index in range(len(results.targets)))
+        targets = results.targets
+        predicted = results.labels[:, 0]
+        shown = [*map(safe_cell, self.class_names), ""]
+        classes = ([shown[one] for one in labels] for labels in (targets, np.where(targets < 0, -1, predicted)))
+        checksums = [""] * len(targets) if self.checksums is None else self.checksums
+        about = range(len(targets)), paths, checksums, targets, predicted, *classes
+        atomic_write(self.folder / PER_IMAGE, table_text(_IMAGE_COLUMNS, zip(*about, strict=True)))
+        if len(names) <= MAX_CLASSES_IN_MATRIX:
+            matrix = np.zeros((len(names), len(names)), dtype=np.int64)
+            matrix[pairs[:, 0], pairs[:, 1]] = pairs[:, 2]
+            atomic_write(self.folder / CONFUSION, matrix_text(names, matrix.tolist()))
+            if len(names) <= _MAX_CLASSES_SHOWN:
+                self._tables["confusion"] = [list(names), matrix.tolist()]
+        self._write_mistakes(results)
+        return {**figures.macro(), "ece": bins.error}
+
+    def _analyze_several_labels(self, results: SampleResults) -> dict[str, float]:
+        """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '.
+
+        The first bins of the calibration are of all labels together, for the page, the others of each label.
+        """
+        figures, ranking, readable = results.per_class, results.ranking, results.readable
+        probabilities = results.label_probabilities[readable]
+        is_true = results.targets[readable] > 0
+        bins = [calibration(*columns) for columns in zip(probabilities.T, is_true.T, strict=True)]
+        errors = np.array([one.error for one in bins])
+        names = [("", ""), *enumerate(self.class_names)]
+        every = zip(names, [calibration(probabilities.ravel(), is_true.ravel()), *bins], strict=True)
+        rows = ([*name, *row] for name, of_label in every for row in _bin_rows(of_label))
+        self._write_table("calibration", ("label", "class", *_BIN_COLUMNS), rows, NUM_BINS)
+        means = 100 * probabilities.mean(axis=0, dtype=np.float64)
+        thresholds = results.used_thresholds
+        shares = {"ap": ranking.average_precision, "threshold": 100 * torch.from_numpy(thresholds).sigmoid().numpy()}
+        shares |= {"probability": means, "ece": errors, **dict(zip(OPERATING, ranking.operating, strict=True))}
+        logits = [f"{logit:.9g}" for logit in thresholds]
+        self._write_classes(figures, {"threshold_logit": logits}, auroc=ranking.auroc, **shares)
+        self._write_mistakes(results)
+        return {**figures.macro(), "ece": errors.mean()}
+
+    def _write_classes(self, figures: ClassFigures, texts: dict[str, list[str]], **shares: np.ndarray) -> None:
+        """texts, shares: further columns; shares are in percent."""
+        shares = {name: getattr(figures, name) for name in ("precision", "recall", "f1", "specificity")} | shares
+        counts = (figures.count, figures.predicted)
+        cells = (map(_cell, one) for one in shares.values())
+        rows = zip(range(len(self.class_names)), self.class_names, *counts, *cells, *texts.values(), strict=True)
+        self._write_table("per_class", ("label", "class", "count", "predicted", *shares, *texts), rows)
+
+    def _write_table(
+        self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]], shown: int | None = None
+    ) -> None:
+        """shown: number of rows for the page; None: all."""
+        cells = [[one if isinstance(one, str) else int(one) for one in row] for row in rows]
+        self._tables[name] = [dict(zip(header, row, strict=True)) for row in cells[:shown]]
+        safe = ([safe_cell(one) if isinstance(one, str) else one for one in row] for row in cells)
+        atomic_write(self.folder / f"{name}.csv", table_text(header, safe))
+
+    def _write_mistakes(self, results: SampleResults) -> None:
+        rows = []
+        names = self.class_names
+        for kind, index in mistakes_of(results):
+            target = results.targets[index]
+            predicted = results.labels[index, 0]
+            loss = float(results.losses[index])
+            true_probability = 100 * float(np.exp(-loss)) if target.ndim == 0 else np.nan
+            probabilities = 100 * float(results.probabilities[index, 0]), true_probability
+            texts = self.name(index), name_of_target(target, names), names[predicted]
+            rows.append([kind, index, *texts, *map(_cell, probabilities), f"{loss:.6g}"])
+        self._write_table("mistakes", MISTAKES, rows)
+
+
+def mistakes_of(results: SampleResults) -> list[tuple[str, int]]:
+    """(kind, index) of the worst mistakes; with several labels per image, of the highest losses."""
+    return (worst_mistakes if results.targets.ndim == 1 else highest_losses)(results)
+
+
+def read_scores(file: Path) -> tuple[SampleResults, list[str], list[str]]:
+    """The results in a file of scores, the names of their samples, and of the classes.
+
+    Raises OSError; ValueError, KeyError: a damaged file.
+    """
+    with np.load(file, allow_pickle=False) as saved:
+        groups = saved.get("groups")
+        results = results_of_scores(saved["labels"], saved["scores"])
+        return replace(results, groups=groups), saved["paths"].tolist(), saved["classes"].tolist()
+
+
+_IMAGE_COLUMNS = ("index", "path", "checksum", "label", "predicted", "class", "predicted_class")
+_BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")
+
+
+def _bin_rows(bins: Calibration) -> Iterator[Sequence[Any]]:
+    edges, means = (bins.edges[:-1], bins.edges[1:]), (bins.confidence, bins.accuracy)
+    return zip(*(map(_cell, one) for one in edges), bins.count, *(map(_cell, one) for one in means), strict=True)
+
+
+def _cell(percent: float) -> str:
+    """Four decimals; empty for a figure that is not defined."""
+    return "" if np.isnan(percent) else f"{percent:.4f}"
