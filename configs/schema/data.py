@@ -95,7 +95,7 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     )
     image_size: ImageSize = option(224, "the model's input, pixels: one number, or [height, width]")
     image_channels: Literal[1, 3] = option(3, "1: grayscale, 3: RGB")
-    grey_range: Pair | None = option(None, "values of 16-bit grayscale that become 0 and 255; null: 0 and 65535")
+    grey_range: Pair | None = option(None, "values of 16-bit images that become 0 and 255; null: 0 and 65535")
     resize: Literal["crop", "squash", "pad"] = option(
         "crop",
         "crop: random crops in training, CROP_PCT in evaluation; squash, pad: the whole image in both, in other "

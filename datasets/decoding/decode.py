@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import io
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,14 +20,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 
 from configs.schema.data import MAX_PIXELS
 from datasets.decoding.images import FORMATS, HEAD_BYTES, BadImage, kind_of, missing_decoder, pillow_formats
 from datasets.decoding.partial_jpeg import Box, captured_stderr, decode_part, has_one_scan, is_cut_short, read_header
 from utils.errors import to_single_line
 
-GreyRange = tuple[float, float]  # the values of 16-bit gray that become black and white
+GreyRange = tuple[float, float]  # the values of 16 bits that become 0 and 255
 
 MODES = {1: "L", 3: "RGB"}  # Pillow's, by the number of channels
 MAX_VALUE = 65535
@@ -34,17 +36,28 @@ _MAX_ASPECT = 100  # resizing the shorter side of a longer image would take giga
 _MAX_BYTES_PER_PIXEL = 20  # of host memory, to decode an image
 _MAX_SCANS = 100  # of the largest image; a kilobyte of a progressive JPEG can contain a scan of the whole image
 _PLAIN_PPM = re.compile(rb"P([56])\n(\d{1,5}) (\d{1,5})\n255\n")
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _CHANNELS = 258, 262, 277  # tags of TIFF
+_WHITE_IS_ZERO = 0
+# Pillow keeps the high byte of colors of 16 bits; these unpackers read the low one. Of compressed planes of a TIFF,
+# libtiff gives the high byte for both.
+_GREY_ALPHA = "LA;16B"
+_LOW_BYTES = {_GREY_ALPHA: "ARGB"} | {
+    f"{channels};16{order}": f"{channels};16{other}"
+    for channels in ("RGB", "RGBA", "RGBX", "R", "G", "B", "A")
+    for order, other in ("LB", "BL", "NB")  # N: as this machine stores numbers, the low byte first
+}
 _AS_STORED = 0  # torchvision's ImageReadMode.UNCHANGED: gray stays gray
 _FIX = "replace or remove it"
 
 Image.MAX_IMAGE_PIXELS = None  # `_check_cost` has the limit
 # About EXIF data, which are damaged in ImageNet, and animations: the pixels are intact.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+logging.getLogger("PIL.TiffImagePlugin").disabled = True  # it prints the number of channels that it refuses
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """grey_range: the values of 16-bit gray that become 0 and 255; None: 0 and 65535."""
+    """grey_range: the values of 16 bits that become 0 and 255; None: 0 and 65535."""
 
     grey_range: GreyRange | None = None
     max_pixels: int = MAX_PIXELS
@@ -184,29 +197,39 @@ def decode_small(data: bytes, mode: str, side: int, decoding: Decoding) -> Image
         image = open_with_pillow(data, str)
         _check_cost(image, data, str, decoding.max_pixels)
         image.draft(mode, (side, side))
-        return _convert(image, mode, decoding.grey_range)
+        return _convert(data, image, mode, decoding.grey_range)
 
 
-def read_grey_values(data: bytes, name: str, max_pixels: int) -> np.ndarray | None:
-    """The unscaled pixels of a 16-bit gray image, integers (H, W); None for another image.
+def read_deep_values(data: bytes, name: str, max_pixels: int) -> np.ndarray | None:
+    """The unscaled values of an image of 16 bits per channel, integers (H, W) or (H, W, 3); None for another image.
 
     Raises BadImage: as `open_image`.
     """
     with errors_as_bad_image(lambda: name), captured_stderr():
         image = open_with_pillow(data, lambda: name)
-        if not image.mode.startswith("I"):
-            return None
         _check_cost(image, data, lambda: name, max_pixels)
-        image.load()
-        return _grey_values(image)
+        return _deep_values(data, image)
 
 
-def open_with_pillow(data: bytes, name: Callable[[], str]) -> Image.Image:
+def open_with_pillow(data: bytes, name: Callable[[], str]) -> ImageFile:
     """Reads the header of an image; raises BadImage if its decoder is not installed, and Pillow's errors."""
     kind = kind_of(data[:HEAD_BYTES])
     if kind and (fix := missing_decoder(kind)):
         raise BadImage(name(), f"is {kind}, for which no decoder is installed", fix)
-    return Image.open(io.BytesIO(data), formats=pillow_formats(kind))
+    try:
+        return Image.open(io.BytesIO(data), formats=pillow_formats(kind))
+    except UnidentifiedImageError:
+        if kind != "TIFF":
+            raise
+        file = io.BytesIO(data)
+        tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(8))
+        file.seek(tags.next)
+        tags.load(file)
+        if _BITS_PER_SAMPLE not in tags:
+            raise
+        bits, *_ = tags[_BITS_PER_SAMPLE]
+        layout = f"{tags.get(_CHANNELS)} channels of {bits} bits, photometric interpretation {tags.get(_PHOTOMETRIC)}"
+        raise BadImage(name(), f"is a TIFF that Pillow does not read ({layout})", "save it as gray or RGB") from None
 
 
 @contextlib.contextmanager
@@ -246,37 +269,64 @@ def _has_exif_rotation(image: Image.Image) -> bool:
         return False
 
 
-def _decode_with_pillow(
-    data: bytes, image: Image.Image, mode: str, grey_range: GreyRange | None = None
-) -> torch.Tensor:
+def _decode_with_pillow(data: bytes, image: ImageFile, mode: str, grey_range: GreyRange | None = None) -> torch.Tensor:
     """data: the content of the opened image."""
-    image.load()
-    if image.format in ("JPEG", "MPO") and is_cut_short(data, image):
-        raise ValueError("a part of its data is missing: the decoder leaves gray there")
-    pixels = np.array(_convert(image, mode, grey_range))
+    if image.format in ("JPEG", "MPO"):
+        image.load()
+        if is_cut_short(data, image):
+            raise ValueError("a part of its data is missing: the decoder leaves gray there")
+    pixels = np.array(_convert(data, image, mode, grey_range))
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 
 
-def _convert(image: Image.Image, mode: str, grey_range: GreyRange | None) -> Image.Image:
-    """Decodes the image, upright, in this mode."""
+def _convert(data: bytes, image: ImageFile, mode: str, grey_range: GreyRange | None) -> Image.Image:
+    """Decodes the image, upright, in this mode. data: the content of its file."""
+    values = _deep_values(data, image)
+    if values is None:
+        upright = _upright(image)
+    else:  # Pillow's own conversion makes all values of gray above 255 white
+        upright = Image.fromarray(scale_to_8_bits(values, grey_range))
+    if upright.mode == "F":
+        raise ValueError("floating-point pixels have no defined range: save the image with 8 or 16 bits")
+    upright.info.pop("transparency", None)  # it changes no pixel, but Pillow would warn
+    return upright if upright.mode == mode else upright.convert(mode)
+
+
+def _upright(image: Image.Image) -> Image.Image:
     image.load()
     if _has_exif_rotation(image):
         ImageOps.exif_transpose(image, in_place=True)
-    if image.mode == "F":
-        raise ValueError("floating-point pixels have no defined range: save the image with 8 or 16 bits")
+    return image
+
+
+def _deep_values(data: bytes, image: ImageFile) -> np.ndarray | None:
+    """The values 0..65535 of an image of 16 bits per channel, upright, without alpha: integers (H, W) or (H, W, 3).
+
+    None for another image, which is not decoded.
+    """
+    tags = getattr(image, "tag_v2", {})  # of TIFF
     if image.mode.startswith("I"):
-        # Pillow's own conversion makes all values above 255 white.
-        image = Image.fromarray(scale_to_8_bits(_grey_values(image), grey_range))
-    image.info.pop("transparency", None)  # it changes no pixel, but Pillow would warn
-    return image if image.mode == mode else image.convert(mode)
-
-
-def _grey_values(image: Image.Image) -> np.ndarray:
-    """16-bit gray, mode I;16 or I."""
-    values = np.array(image)
-    if values.min() < 0 or values.max() > MAX_VALUE:
-        raise ValueError(f"pixels are outside of 0..{MAX_VALUE}: save the image with 8 or 16 bits")
-    return values
+        values = np.array(_upright(image))
+        if values.min() < 0 or values.max() > MAX_VALUE:
+            raise ValueError(f"pixels are outside of 0..{MAX_VALUE}: save the image with 8 or 16 bits")
+        return MAX_VALUE - values if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else values  # Pillow inverts 8 bits only
+    order = "B" if data.startswith(b"MM") else "L"
+    of_high, of_low = [], []
+    for tile in image.tile:
+        name, *others = (tile.args,) if isinstance(tile.args, str) else tile.args or ("",)
+        if len(name) == 1 and tags.get(_BITS_PER_SAMPLE, (8,))[0] == 16:  # a plane, which Pillow reads with 8 bits
+            name = f"{name};16{order}"
+        if name not in _LOW_BYTES:
+            return None
+        of_high.append(tile._replace(args=(name, *others)))
+        of_low.append(tile._replace(args=(_LOW_BYTES[name], *others)))
+    if not of_high:
+        return None
+    low = open_with_pillow(data, str)
+    image.tile = of_high
+    low.tile = of_low
+    values = np.array(_upright(image), np.uint16) << 8 | np.array(_upright(low))
+    return values[..., 0] if name == _GREY_ALPHA else values[..., :3]
 
 
 def scale_to_8_bits(values: np.ndarray, grey_range: GreyRange | None) -> np.ndarray:

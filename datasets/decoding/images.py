@@ -18,7 +18,7 @@ PHOTO_EXTENSIONS = (".heic", ".heif", ".avif")  # JPEGs have them, too: the firs
 UNREAD_EXTENSIONS = (
     ".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".dcm", ".dicom", ".tga", ".ico", ".psd", ".exr", ".hdr", ".pcx", ".nii",
 )  # fmt: skip
-_FRAMED = {".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP"}  # formats of several frames or pages
+_FRAMED = ("GIF", "TIFF", "WEBP", "PNG", "AVIF", "HEIC")  # may have several frames or pages
 HEAD_BYTES, TAIL_BYTES = 4096, 1024  # cameras and editors append bytes after the end of the image
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
 _SIGNATURES = {
@@ -62,11 +62,11 @@ def kind_of_file(path: str) -> str | None:
 
 
 def has_frames(path: str) -> bool:
-    """Whether an image file, by its ending and header, has several frames or pages, of which the first is read."""
-    kind = _FRAMED.get(os.path.splitext(path)[1].lower())
+    """Whether an image file has several frames or pages, of which the first is read."""
+    kind = kind_of_file(path)
     with suppress(Exception):  # Pillow raises many types on damaged files; reading it reports them
-        if kind:
-            with Image.open(path, formats=(kind,)) as image:
+        if kind in _FRAMED:
+            with Image.open(path, formats=pillow_formats(kind)) as image:
                 return getattr(image, "n_frames", 1) > 1
     return False
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.decoding.decode import MAX_VALUE, is_affordable, read_grey_values, scale_to_8_bits
+from datasets.decoding.decode import MAX_VALUE, is_affordable, read_deep_values, scale_to_8_bits
 from datasets.decoding.images import (
     HEAD_BYTES,
     HOW_TO_SKIP,
@@ -156,13 +156,13 @@ def notes_on_waiting(samples: Samples, wait_share: float) -> list[Note]:
 
 
 def _notes_on_grey_levels(samples: Samples) -> list[Note]:
-    """A warning if a few 16-bit gray images use few of the 256 levels that the model receives: 12 bits use 16."""
+    """A warning if a few images of 16 bits use few of the 256 levels that the model receives: 12 bits use 16."""
     if not isinstance(samples, EncodedImages):
         return []
     histogram = np.zeros(MAX_VALUE + 1, dtype=np.int64)
     for index in range(0, len(samples), -(-len(samples) // _GREY_IMAGES) or 1):
         try:
-            values = read_grey_values(samples.read_bytes(index), samples.name(index), samples.decoding.max_pixels)
+            values = read_deep_values(samples.read_bytes(index), samples.name(index), samples.decoding.max_pixels)
         except BadImage:
             continue
         except UserError:  # a disk or a server fails: the error is reported when the images are used
@@ -175,7 +175,7 @@ def _notes_on_grey_levels(samples: Samples) -> list[Note]:
         return []
     share = np.cumsum(histogram)
     low, high = np.searchsorted(share, [_OUTLIERS * share[-1], (1 - _OUTLIERS) * share[-1]]).tolist()
-    text = f"16-bit gray images become {num_used} of 256 levels, with values from {low} to {high}"
+    text = f"16-bit images become {num_used} of 256 levels, with values from {low} to {high}"
     return [Note("warning", f"{text}; set DATA.GREY_RANGE=[{low}, {high}], or the range of the device")]
 
 

@@ -1,10 +1,12 @@
 """A photograph for the tests of decoding and crops."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 from sklearn.datasets import load_sample_images
 
 from datasets.decoding.decode import open_image
@@ -24,3 +26,32 @@ def decode_image(data: bytes, channels: int, name: str = "x") -> torch.Tensor:
 def encode(image: Image.Image, kind: str, **options) -> bytes:
     image.save(stream := io.BytesIO(), kind, **options)
     return stream.getvalue()
+
+
+def png16(values: np.ndarray) -> bytes:
+    """A PNG of 16 bits, which Pillow does not write: gray and alpha, RGB or RGBA. values: (H, W, 2, 3 or 4)."""
+    height, width, channels = values.shape
+    header = struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    parts = {b"IHDR": header, b"IDAT": zlib.compress(rows), b"IEND": b""}
+    chunks = (struct.pack(">I", len(data)) + kind + data for kind, data in parts.items())
+    sums = (struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts.items())
+    return b"\x89PNG\r\n\x1a\n" + b"".join(map(bytes.__add__, chunks, sums))
+
+
+def tiff16(values: np.ndarray, photometric: int = 2, is_planar: bool = False, order: str = "<") -> bytes:
+    """An uncompressed TIFF of 16 bits, which Pillow does not write. values: (H, W, C)."""
+    height, width, channels = values.shape
+    planes = channels if is_planar else 1
+    data = (np.moveaxis(values, -1, 0) if is_planar else values).astype(f"{order}u2").tobytes()
+    tags = TiffImagePlugin.ImageFileDirectory_v2(prefix=b"II" if order == "<" else b"MM")
+    size = len(data) // planes
+    for tag, value in {
+        256: width, 257: height, 258: (16,) * channels, 259: 1, 262: photometric, 277: channels, 278: height,
+        273: tuple(size * plane for plane in range(planes)), 279: (size,) * planes, 284: 1 + is_planar,
+    }.items():  # fmt: skip
+        tags[tag] = value
+    if channels == 4:
+        tags[338] = 2  # alpha
+    tags.save(file := io.BytesIO())
+    return file.getvalue() + data

@@ -1,5 +1,6 @@
 import contextlib
 import io
+import itertools
 import random
 import sys
 import warnings
@@ -16,7 +17,7 @@ from datasets.decoding.decode import Decoding, open_image
 from datasets.decoding.images import BadImage
 from datasets.decoding.partial_jpeg import decode_part
 from datasets.transforms.host import random_crop_box
-from tests.datasets.photo import PHOTO, as_tensor, decode_image, encode
+from tests.datasets.photo import PHOTO, as_tensor, decode_image, encode, png16, tiff16
 from utils.errors import UserError
 
 ALPHA = Image.radial_gradient("L").resize(PHOTO.size)
@@ -99,6 +100,31 @@ def test_16_bits_are_scaled(kind):
     assert torch.equal(decode_image(data, 3), grey.expand(3, -1, -1))
     if kind != "PPM":
         assert decode_image(encode(Image.fromarray(values), kind, exif=rotated(6)), 1).shape == (1, 64, 48)
+
+
+DEEP = np.random.default_rng(0).integers(0, 4096, (30, 24, 4))
+DEEP_FILES = {
+    **{f"png of {channels}": (png16, channels, {}) for channels in (2, 3, 4)},
+    **{
+        f"tiff of {channels}, {order}, planar {is_planar}": (tiff16, channels, {"is_planar": is_planar, "order": order})
+        for channels, order, is_planar in itertools.product((3, 4), "<>", (False, True))
+    },
+}
+
+
+@pytest.mark.parametrize("kind", DEEP_FILES)
+@pytest.mark.parametrize("grey_range", [None, (0, 4095)])
+def test_colors_and_gray_with_alpha_of_16_bits_are_scaled_as_gray(kind, grey_range):
+    write, channels, options = DEEP_FILES[kind]
+    pixels = open_image(write(DEEP[..., :channels], **options), 3, lambda: "x", Decoding(grey_range)).pixels
+    values = DEEP[..., [0, 0, 0] if channels == 2 else [0, 1, 2]]
+    _, highest = grey_range or (0, 65535)
+    assert np.array_equal(pixels.permute(1, 2, 0), np.rint(values * 255 / highest))
+
+
+def test_white_is_zero_is_inverted_in_16_bits():
+    values = np.array([[[0], [16383], [65535]]])
+    assert decode_image(tiff16(values, photometric=0), 1).tolist() == [[[255, 191, 0]]]
 
 
 def test_pillow_does_not_open_a_common_jpeg_or_stored_pixels(monkeypatch):
@@ -213,6 +239,7 @@ REFUSED = {
     "ppm bomb": lambda: b"P6 99999 99999 255\n",
     "wide": lambda: flat(1001, 10, "PNG"),
     "high": lambda: flat(1, 101, "JPEG"),
+    "13 bands": lambda: tiff16(np.zeros((9, 9, 13)), photometric=1),
     "large integers": lambda: encode(Image.fromarray(np.full((9, 9), 70000, dtype=np.int32)), "TIFF"),
 }
 

@@ -20,6 +20,7 @@ from datasets.sources import checks
 from datasets.sources.checks import check_same_data, digest_of, find_problems, notes_on, notes_on_waiting
 from datasets.sources.in_memory import FakeImages, ImageArray
 from datasets.sources.source import source_class
+from tests.datasets.photo import png16
 from tests.datasets.shards.tar_files import tar_of
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -101,7 +102,10 @@ def test_values_of_12_bits_are_mapped_linearly_and_few_levels_are_a_warning(tmp_
     for number in range(40):
         values = np.random.default_rng(number).integers(0, 4096, (40, 40), dtype=np.uint16)
         values[0, :2], values[1, 1] = (0, 4095), 65535 if number == 0 else 9
-        write_image(tmp_path / "ab"[number % 2] / f"{number:02d}.png", values)
+        file = tmp_path / "ab"[number % 2] / f"{number:02d}.png"
+        write_image(file, values)
+        if number >= 20:
+            file.write_bytes(png16(values[..., None].repeat(3, axis=2)))
     for low, high in ((0, 4095), (1000, 2000), (0, 65535)):
         config = config_for(tmp_path, "folder", f"DATA.GREY_RANGE=[{low}, {high}]")
         train, val = samples_for(config, cpu, "train", "val")

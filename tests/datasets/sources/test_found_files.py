@@ -29,8 +29,13 @@ HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
 def heif(monkeypatch, request):
     """With and without the package that decodes HEIC."""
 
+    def open_file(file, name):
+        image = Image.new("RGB", (20, 10), (9, 8, 7))
+        image.tile = []  # as of Pillow's plugins
+        return image
+
     def register_heif_opener() -> None:
-        Image.register_open("HEIF", lambda file, name: Image.new("RGB", (20, 10), (9, 8, 7)))
+        Image.register_open("HEIF", open_file)
 
     package = SimpleNamespace(register_heif_opener=register_heif_opener) if request.param else None
     monkeypatch.setitem(sys.modules, "pillow_heif", package)
@@ -103,17 +108,19 @@ def test_a_folder_of_a_format_that_is_not_read_says_so(tmp_path, read):
 
 
 def test_first_frames_are_counted(tmp_path):
-    """Pages of TIFF and animations; of 2 of 3 images of each class."""
+    """Pages of TIFF and animations; of 3 of 4 images of each class."""
     frames = [Image.new("L", (20, 20), value) for value in (0, 90, 180)]
     for name in ("a/0.tif", "a/1.gif", "b/0.webp", "b/1.TIFF"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "a/3.png", save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "b/3.jpg", "WEBP", save_all=True, append_images=frames[1:])
     for name in ("a/2.gif", "b/2.tif"):
         frames[1].save(tmp_path / name)
     samples = ClassFolders(options(tmp_path)).read("all")
     check_images([samples], options(tmp_path), CPU)
     (note,) = [note.text for note in samples.notes if "further frames" in note.text]
-    assert note.startswith("4 of 6 images") and f"in {tmp_path}" in note and "a/0.tif" in note
+    assert note.startswith("6 of 8 images") and f"in {tmp_path}" in note and "a/0.tif" in note
 
 
 def test_links_are_followed_but_never_up(tmp_path):

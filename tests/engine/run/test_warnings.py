@@ -15,13 +15,17 @@ OPENINGS = {
     "configs/weights.py": ["other pixels than the weights expect"],
     "datasets/loading/loader.py": ["{}: used, but its decoder warns: {}"],
     "datasets/registry.py": ["the figures are too high: {}"],
-    "datasets/shards/data_set.py": ["{}: cannot be read ({}); it is built again", "{}: cannot be written ({}); no run"],
+    "datasets/shards/data_set.py": [
+        "not read are {} images",
+        "{}: cannot be read ({}); it is built again",
+        "{}: cannot be written ({}); no run",
+    ],
     "datasets/shards/samples.py": ["samples are read from their source: {}"] * 3,
     "datasets/sources/checks.py": [
         "{} training images per class (median); {}",
         "{} of {} classes have {} ({}); {}",
         "{} has {} training images, {} ",
-        "16-bit gray images become {} of 256 levels",
+        "16-bit images become {} of 256 levels",
         "{} image(s) cannot be read and are skipped",
         "some labels are wrong",
         "the figures are too high",
@@ -36,6 +40,7 @@ OPENINGS = {
     ],
     "datasets/sources/groups.py": ["figures are too high if {} is a patient"],
     "datasets/sources/labels.py": ["{} masks with the names of images are not read, such as {}"],
+    "datasets/sources/lists.py": ["{} is trained as a class"],
     "datasets/sources/names.py": ["classes {} differ only in case"],
     "datasets/sources/split.py": [
         "the figures may be too high: the checkpoint has no list of held-out images",
