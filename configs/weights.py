@@ -16,6 +16,7 @@ from configs.schema.families.family import OWN_KEYS
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.train import WEIGHTS_EXTENSIONS
+from configs.yaml_io import format_value, shorten
 from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.hf_folder import CONFIG, SHARDS, WEIGHTS, is_of_timm, read_metadata, weight_file
 from utils.files import open_regular_file, read_json
@@ -165,7 +166,8 @@ class WeightsRecord:
     class_names: in the order of the labels. split: a `RunSplit`. plugins: PLUGINS. evaluation: published keys of DATA
     that replace the keys in `data` in an evaluation; runs of this program have none. output_names: for a reader, also
     if names of some classes are missing; None if there are none. built_for: the image size with which timm built the
-    model, if it is another one. thresholds: the logits of the classes, with several labels per image.
+    model, if it is another one. thresholds: the logits of the classes, with several labels per image. kwargs: keys of
+    MODEL.KWARGS that the file of another program states.
     """
 
     source: str
@@ -180,6 +182,7 @@ class WeightsRecord:
     built_for: Any = None
     thresholds: list[float] | None = None
     sources: dict[str, str] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_own(self) -> bool:
@@ -244,6 +247,10 @@ def follow_weights(
     Raises UserError: the weights describe no model of this version; their preprocessing contradicts the given one.
     """
     notes, of_data = list[Note](), given.get("DATA", ())
+    if record and record.kwargs and options.model.type == "timm":
+        stated = ", ".join(f"{key} {value}" for key, value in record.kwargs.items())
+        notes.append(Note("screen", f"Model: {stated} (MODEL.KWARGS), of the file"))
+        options = options.with_model(kwargs=record.kwargs | (getattr(options.model, "kwargs", None) or {}))
     if evaluates and record and record.model:
         of_model = given.get("MODEL", ())
         model = options.model
@@ -288,7 +295,7 @@ def prediction_needs_no_labels(options: Config, record: WeightsRecord | None, ha
     if has_path:
         options = options.with_model(num_classes=options.model.num_logits)
         if record and record.data.get("MULTI_LABEL") is True:
-            changes |= {"dataset": record.data["DATASET"], "multi_label": True}
+            changes |= {"dataset": record.data.get("DATASET", "csv"), "multi_label": True}
     return options.with_data(**changes)
 
 
@@ -305,43 +312,62 @@ def preprocessing_follows_weights(
     known = record.preprocessing | test
     trained = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
     now = options.data.model_dump(by_alias=True)
-    taken = {key: trained[key] for key in trained.keys() - set(given)}
-    problem = "other pixels than the weights expect"
-    differing = {
-        key: Note("warning", f"{problem}: DATA.{key} is {now[key]}, but {record.source_of(key)} has {trained[key]}")
-        for key in trained
-        if key not in taken and now[key] != trained[key]
-    }
-    data = _with_preprocessing(now | taken, record.source)
+    taken = {key: value for key, value in trained.items() if key not in given}
+    data = _with_preprocessing(now | taken, record)
     may_crop = "CROP_PCT" in given or test.get("RESIZE") == data.resize
     if data.resize != "crop" and not (as_published and not record.is_own and may_crop):
         data = data.model_copy(update={"crop_pct": 1.0})
-    sources = dict.fromkeys(_LOGGED, "default") | dict.fromkeys(given, "options")
+    changed = {key: (value, now[key]) for key, value in trained.items() if now[key] != value}
+    problem = "other pixels than the weights expect"
+    differing = {
+        key: Note("warning", f"{problem}: DATA.{key} is {value}, but {record.source_of(key)} has {of_weights}")
+        for key, (of_weights, value) in changed.items()
+        if key in given
+    }
+    # timm's published values, and the values of a run of this program, are the recipe's.
+    of_others = {*trained} if record.model else {*record.sources}
+    shown = [f"{key} {format_value(taken[key])}" for key in taken if key in of_others & changed.keys()]
+    if shown and not record.is_own:
+        source = next(iter(record.sources.values()), record.source)
+        notes.append(Note("screen", f"Preprocessing of {source}: {', '.join(shown)}"))
+    about = _describe_sources(record, options, given, {key: key in test for key in taken}, data.resize)
+    return Followed(options.model_copy(update={"data": data}), notes, about, differing)
+
+
+def _describe_sources(
+    record: WeightsRecord, options: Config, given: Collection[str], taken: Mapping[str, bool], resize: str
+) -> str:
+    """The keys of the preprocessing by their source. taken: of the weights; is it published for tests?"""
+    sources = dict.fromkeys(given, "options")
     family = FAMILIES[options.model.type].defaults["DATA"] if options.model.type in FAMILIES else {}
-    of_family = [key for key, value in family.items() if now.get(key) == value]
-    sources |= dict.fromkeys(of_family, f"MODEL.TYPE {options.model.type}")
-    sources |= {key: record.source_of(key) for key in taken}
-    sources |= dict.fromkeys(taken.keys() & test.keys(), f"{record.source}, published for tests")
+    now = options.data.model_dump(by_alias=True)
+    sources |= {key: f"MODEL.TYPE {options.model.type}" for key, value in family.items() if now.get(key) == value}
+    for key, is_test in taken.items():
+        published = f"{record.source}, published for tests" if is_test else record.source
+        sources[key] = record.sources.get(key, published)
     others = record.sources.keys() - set(_LOGGED)
-    if data.resize != "crop":
+    if resize != "crop":
         others.add("RESIZE")
     by_source: dict[str, list[str]] = {}
     for key in (*sorted(others), *_LOGGED):
         by_source.setdefault(sources.get(key, "default"), []).append(key)
-    about = "; ".join(f"{source}: {', '.join(of_source)}" for source, of_source in by_source.items())
-    return Followed(options.model_copy(update={"data": data}), notes, about, differing)
+    return "; ".join(f"{source}: {', '.join(of_source)}" for source, of_source in by_source.items())
 
 
-def _with_preprocessing(values: dict[str, Any], source: str) -> Data:
-    """Raises UserError: keys that the weights state contradict the given ones."""
+def _with_preprocessing(values: dict[str, Any], record: WeightsRecord) -> Data:
+    """Raises UserError: a key that the weights state is invalid, or contradicts the given ones."""
     try:
         return Data.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = "".join(f"{name}: " for name in first["loc"][:1])
-        problem = f"DATA.{key}{first['msg'].removeprefix('Value error, ')}"
-        fix = f"with {source}'s values of the other keys; write all of them, or take weights of this data"
-        raise UserError(f"{problem}, {fix}") from None
+        key = "".join(map(str, first["loc"][:1]))
+        problem = first["msg"].removeprefix("Value error, ")
+        if key in record.sources:
+            value = shorten(values[key])
+            raise UserError(f"DATA.{key} is {value} in {record.source_of(key)}: {problem}; set DATA.{key}") from None
+        key = f"{key}: " if key else ""
+        fix = f"with {record.source}'s values of the other keys; write all of them, or take weights of this data"
+        raise UserError(f"DATA.{key}{problem}, {fix}") from None
 
 
 def options_to_export(options: dict[str, Any]) -> dict[str, Any]:

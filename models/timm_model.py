@@ -20,7 +20,7 @@ from utils.errors import UserError, did_you_mean
 from utils.file_formats.hf_folder import ANSWER_SECONDS, WEIGHTS, download, explained
 
 _RATES = {name: key for name, key in OWN_KEYS.items() if name.endswith("_rate")}
-_RESIZE = {"squash": "squash", "border": "pad"}  # DATA.RESIZE, by timm's crop mode
+RESIZE = {"center": "crop", "squash": "squash", "border": "pad"}  # DATA.RESIZE, by timm's crop mode
 LOADER_ARGUMENTS = {
     key for function in (timm.create_model, build_model_with_cfg) for key in inspect.signature(function).parameters
 }
@@ -76,7 +76,7 @@ def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
     with torch.device("meta"):
         model_class = type(timm.create_model(name))
     entry = inspect.signature(timm.model_entrypoint(name)).parameters.keys()
-    known = (class_arguments(model_class) | entry) - LOADER_ARGUMENTS
+    known = (class_arguments(model_class) | entry | {"bn_eps"}) - LOADER_ARGUMENTS  # the latter of EfficientNets
     for key in kwargs.keys() - (known - OWN_KEYS.keys()):
         hint = f"; its key is {OWN_KEYS[key]}" if key in OWN_KEYS else did_you_mean(key, known)
         raise UserError(f"MODEL.KWARGS: {key[:80]} is no further argument of {model_class.__name__}{hint}")
@@ -119,7 +119,8 @@ def preprocessing_of(published: dict[str, Any]) -> tuple[dict[str, Any], dict[st
         for values in (train, test)
     )
     differing = {key: value for key, value in of_test.items() if value != of_train[key]}
-    if resize := _RESIZE.get(test["crop_mode"]):
+    resize = RESIZE.get(test["crop_mode"], "crop")
+    if resize != "crop":
         differing |= {"RESIZE": resize, "CROP_PCT": of_test["CROP_PCT"]}
     same = {"INTERPOLATION": train["interpolation"], "IMAGENET_MEAN": train["mean"], "IMAGENET_STD": train["std"]}
     return of_train | same, differing

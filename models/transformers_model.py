@@ -99,8 +99,9 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
         model.arguments = {name: True for name in ("interpolate_pos_encoding",) if is_resized and name in accepted}
         model.own_blocks = blocks
         model.blocks = blocks if is_uniform and not options.droppath else []
-        patch = vision.patch_size if isinstance(getattr(vision, "patch_size", None), int) else 1
-        model.patch_embed = SimpleNamespace(grid_size=[side // patch for side in data.input_size])
+        patch = getattr(vision, "patch_size", None)
+        if isinstance(patch, int):
+            model.patch_embed = SimpleNamespace(grid_size=[side // patch for side in data.input_size])
         tokens = [one for name, one in model.named_parameters() if name.endswith(_TOKENS)]
         model.num_prefix_tokens = sum(one.shape[1] if one.ndim == 3 else 1 for one in tokens)
         model.attn_drop = nn.Identity()  # each layer calls its hooks with the attention

@@ -33,7 +33,7 @@ from datasets.sources.names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from engine.checkpoint.run_folder import FOLD_RULE, HELD_OUT_FILE
-from models.timm_model import preprocessing_of, published_preprocessing
+from models.timm_model import RESIZE, check_kwargs, preprocessing_of, published_preprocessing
 from models.transformers_model import published_config
 from models.weights.read import WeightsFile, map_tensor, read_weights, size_of_positions, with_tensors
 from utils.errors import UserError, to_single_line
@@ -234,26 +234,48 @@ def weights_record(model: Model, weights: WeightsFile | None = None) -> WeightsR
     if record:
         return record
     record = _record_beside(published, weights)
-    states_nothing = not (record.data or record.class_names)
-    return None if states_nothing and model.type != "timm" else record
+    if model.type == "timm":
+        kwargs = weights.network_arguments(model.name)
+        try:
+            check_kwargs(model.name, kwargs)
+        except UserError as error:
+            raise UserError(f"{weights.file}: its args cannot be followed: {error}") from None
+        return replace(record, kwargs=kwargs)
+    return record if record.data or record.class_names else None
+
+
+# Arguments of timm's train.py and of DeiT, which the size of the images completes -> key of DATA
+_OF_ARGUMENTS = {
+    "in_chans": "IMAGE_CHANNELS",
+    "mean": "IMAGENET_MEAN",
+    "std": "IMAGENET_STD",
+    "eval_crop_ratio": "CROP_PCT",
+    "crop_pct": "CROP_PCT",
+    "interpolation": "INTERPOLATION",
+}
 
 
 def _record_beside(published: WeightsRecord, weights: WeightsFile) -> WeightsRecord:
-    """The record of another program's weights: the published values, with the names and the image size in the file."""
-    names = _stated_names(weights)
+    """The record of another program's weights: the published values, with the class names and the preprocessing that
+    the file states.
+    """
     size = None
     own = published.data.get("IMAGE_SIZE")
-    for stated in (size_of_positions(weights.tensors.states.values(), own), weights.trained_size):  # the last decides
-        sized = data_of_size(stated)
-        size = sized.image_size if sized else size
-    record = replace(published, class_names=names, built_for=weights.trained_size)
+    for sized in (size_of_positions(weights.tensors.states.values(), own), weights.trained_size):  # the last decides
+        found = data_of_size(sized)
+        size = found.image_size if found else size
+    arguments = {name: value for name, value in weights.arguments.items() if value not in (None, "")}
+    stated = {key: arguments[name] for name, key in _OF_ARGUMENTS.items() if name in arguments}
     if size and size != own:
-        return replace(
-            record,
-            data=record.data | {"IMAGE_SIZE": size},
-            evaluation={key: record.evaluation[key] for key in record.evaluation.keys() & {"RESIZE"}},
-            sources={"IMAGE_SIZE": "the file"},
-        )
+        stated["IMAGE_SIZE"] = size
+    evaluation = {key: published.evaluation[key] for key in published.evaluation.keys() & {"RESIZE"}}
+    sources = dict.fromkeys(stated, "the file")
+    if mode := str(arguments.get("crop_mode", "")):
+        evaluation["RESIZE"] = RESIZE.get(mode, mode)
+        sources["RESIZE"] = "the file"
+    record = replace(published, class_names=_stated_names(weights), built_for=weights.trained_size)
+    if sources:
+        return replace(record, data=record.data | stated, evaluation=evaluation, sources=sources)
     return replace(record, source=f"{record.source} (the file names none)") if record.source else record
 
 
@@ -385,10 +407,11 @@ def _record_of_config(path: Path) -> WeightsRecord:
     data, evaluation = preprocessing_of(published) if published else ({}, {})
     model = described_model(config)
     class_names, output_names = _names_of_config(published | config)  # older versions: all in one, `labels`
+    is_multi_label = config.get("problem_type") == "multi_label_classification"
     return WeightsRecord(
         source=str(path.parent / CONFIG),
         model=model,
-        data=data | {"IMAGE_CHANNELS": published.get("input_size", [3])[0]},
+        data=data | {"IMAGE_CHANNELS": published.get("input_size", [3])[0], "MULTI_LABEL": is_multi_label},
         evaluation=evaluation,
         built_for=config.get("model_args", {}).get("img_size"),
         class_names=class_names,

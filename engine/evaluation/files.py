@@ -88,8 +88,8 @@ def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluat
     if grid is None or not modules:
         return "attention maps need a ViT: this model has no attention over one grid of patches"
     num_prefix = getattr(model, "num_prefix_tokens", 1)
-    identity = torch.eye(num_prefix + grid[0] * grid[1], device=images.device)
-    product = identity.expand(len(images), -1, -1)
+    tokens = num_prefix + grid[0] * grid[1]
+    product: torch.Tensor | None = None
     fits = True
 
     def add_layer(module: nn.Module, inputs: tuple[torch.Tensor, ...], maps: torch.Tensor) -> None:
@@ -98,10 +98,11 @@ def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluat
         timm's AttentionExtract would keep the maps of all layers.
         """
         nonlocal product, fits
-        fits = fits and maps.ndim == 4 and (maps.shape[0], *maps.shape[2:]) == (len(product), *identity.shape)
+        fits = fits and maps.ndim == 4 and (maps.shape[0], *maps.shape[2:]) == (len(images), tokens, tokens)
         if fits:
             with torch.autocast(maps.device.type, enabled=False):
-                product = (maps.float().mean(1) + identity) / 2 @ product
+                layer = (maps.float().mean(1) + torch.eye(tokens, device=maps.device)) / 2
+                product = layer if product is None else layer @ product
 
     handles = [module.register_forward_hook(add_layer) for module in modules]
     try:
@@ -110,7 +111,7 @@ def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluat
     finally:
         for handle in handles:
             handle.remove()
-    if not fits:
+    if product is None or not fits:
         return "attention maps need a ViT: the layers of this model attend over different sets of patches"
     output = product[:, 0] if reads_class_token(model) else product[:, num_prefix:].mean(1)
     return to_unit_range(output[:, num_prefix:].unflatten(1, grid))

@@ -156,6 +156,7 @@ def plan_training(
     )
     notes = [Note("log", no_labels)] if no_labels else []
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
+        notes += followed.notes
         notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
     check_images(splits, data, context, _DECODE_SECONDS if command.dry_run else 0.0)
     facts = Facts(ranks, number_of_classes(data.dataset, splits), resumed.get("DATA.BATCH_SIZE"))

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import is_model
 
+from configs.schema.families.family import OWN_KEYS
 from configs.weights import NPZ, OPTIONS_ENTRY, PADDLE, SAFETENSORS, TORCH, Header, open_weights
 from configs.yaml_io import parse_value
 from models.transformers_model import read_folder
@@ -44,6 +46,7 @@ _OF_OPTIMIZER = re.compile(
 _SWAPPED = ({"message_hub", "ema_state_dict"}, {"current_model_state"})
 LOST = "{}: is damaged: it has not all numbers of {}; give another file"
 _RESULT = re.compile(r"^state_dict\b")
+_OF_NETWORK = {"gp": "global_pool", "bn_eps": "bn_eps"}  # arguments of timm's train.py and of its models
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,18 @@ class WeightsFile(Header):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The options of the program that wrote the file: `args` of timm, DeiT, MAE; Lightning's hyperparameters."""
+        """The options of the program that wrote the file: `args` of timm, DeiT, MAE; Lightning's hyperparameters.
+
+        Of torchvision's references, whose normalization is fixed, with the names that timm has for the preprocessing.
+        """
         values = map(self.entries.get, ("hyper_parameters", "args"))
         found = [one.entries | one.attributes if isinstance(one, Inert) else one for one in values]
-        return {str(key): value for one in found if isinstance(one, dict) for key, value in one.items()}
+        stated = {str(key): value for one in found if isinstance(one, dict) for key, value in one.items()}
+        match stated:
+            case {"val_resize_size": int(side), "val_crop_size": int(shown)} if side > 0:
+                stated |= {"img_size": shown, "crop_pct": shown / side}
+                stated |= {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
+        return stated
 
     @property
     def architecture(self) -> str:
@@ -104,6 +115,15 @@ class WeightsFile(Header):
             return f"{LOCAL}{self.file.parent}"
         names = (self.entries.get("arch"), self.arguments.get("model"), self.arguments.get("arch"))
         return next((name for name in names if isinstance(name, str) and is_model(name)), "")
+
+    def network_arguments(self, name: str) -> dict[str, Any]:
+        """The arguments of timm's model `name` by the arguments of timm's train.py; empty for another architecture."""
+        if name.partition(".")[0] != self.architecture.partition(".")[0]:
+            return {}
+        stated = {argument: self.arguments.get(key) for key, argument in _OF_NETWORK.items()}
+        further = self.arguments.get("model_kwargs")
+        stated |= further if isinstance(further, dict) else {}
+        return {name: value for name, value in stated.items() if value is not None and name not in OWN_KEYS}
 
     @property
     def model_section(self) -> dict[str, Any]:

@@ -139,6 +139,9 @@ def test_weights_in_one_part_and_in_two_are_read_from_a_folder_and_the_cache_of_
     if parts == 2:
         (folder / "model.safetensors").unlink()
         source.save_pretrained(folder, max_shard_size="60KB")
+        old = folder / "preprocessor_config.json"  # in the form of a processor of transformers 5
+        (folder / "processor_config.json").write_text(json.dumps({"image_processor": json.loads(old.read_text())}))
+        old.unlink()
     assert len(list(folder.glob("*.safetensors"))) == parts
     (folder.parents[1] / "refs").mkdir()
     (folder.parents[1] / "refs" / "main").write_text("c0ffee")
@@ -182,6 +185,20 @@ def test_predictions_equal_transformers_own_to_the_image_also_after_an_export(ki
                 logits = source(**processor(Image.open(row["path"]).convert("RGB"), return_tensors="pt")).logits
             assert row["class_1"] == source.config.id2label[logits.argmax().item()]
             assert float(row["probability_1"]) == pytest.approx(logits.softmax(-1).max().item(), abs=1e-5)
+
+
+def test_several_labels_have_transformers_probabilities(images, tmp_path, cpu):
+    """The sigmoids of its logits, by `problem_type`."""
+    source, processor = save(tmp_path / "hf", "vit")
+    source.config.problem_type = "multi_label_classification"
+    source.save_pretrained(tmp_path / "hf")
+    argv = [f"-predict={images / 'val'}", f"-pretrained={tmp_path / 'hf'}", f"-output={tmp_path / 'out'}"]
+    run(parse_command_line([*argv, "-top_k=3"]), cpu)
+    for row in read_rows(tmp_path / "out" / "predictions.csv"):
+        with torch.no_grad():
+            logits = source(**processor(Image.open(row["path"]).convert("RGB"), return_tensors="pt")).logits[0]
+        found = {row[f"class_{rank}"]: float(row[f"probability_{rank}"]) for rank in (1, 2, 3)}
+        assert found == pytest.approx(dict(zip(NAMES, logits.sigmoid().tolist(), strict=True)), abs=1e-4)
 
 
 @pytest.mark.slow
@@ -278,5 +295,6 @@ def test_rates_of_other_types(kind):
     with torch.device("meta"):
         model, _ = build_model(options, Data(), torch.device("meta"))
     assert model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 3)
+    assert hasattr(model, "patch_embed") == (kind == "levit")  # the grid of attention maps; the other has three
     with torch.device("meta"), refused(r"^MODEL\.ATTENTION: [^\n]*$"):  # no fused attention
         build_model(options.model_copy(update={"attention": "fused"}), Data(), torch.device("meta"))

@@ -20,6 +20,7 @@ CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SHARDS = "model.safetensors.index.json"  # of transformers: the names of several files of weights
 PREPROCESSOR, FLIPS = "preprocessor_config.json", "do_flip_channel_order"  # of transformers; a key: images are BGR
+PROCESSOR = "processor_config.json"  # of transformers 5: the former is its `image_processor`
 ANSWER_SECONDS = 6.0  # huggingface_hub itself retries for a minute, and longer if a firewall drops its packets
 
 
@@ -36,7 +37,8 @@ def model_folder(source: str, flag: str, with_weights: bool = False) -> Path:
     same_commit = f"{repository.partition('@')[0]}@{folder.name}"
     of_timm = is_of_timm(read_json(folder / CONFIG))
     if not of_timm:
-        download(same_commit, (PREPROCESSOR, CONFIG), fix)  # it may be missing
+        for name in (PREPROCESSOR, PROCESSOR):
+            download(same_commit, (name, CONFIG), fix)  # it may be missing
     if with_weights:
         file = download(same_commit, WEIGHTS if of_timm else (WEIGHTS[0], SHARDS), fix)
         names = read_json(file).get("weight_map") if file.name == SHARDS else None
@@ -66,12 +68,14 @@ def is_of_timm(config: dict[str, Any]) -> bool:
 def read_config(folder: Path) -> dict[str, Any]:
     """The content of config.json; in timm's old form, the entry `pretrained_cfg` is the content.
 
-    Of transformers, with the order of channels in preprocessor_config.json. Raises UserError: the file is missing or
+    Of transformers, with the order of channels in its preprocessor's file. Raises UserError: the file is missing or
     damaged, or describes no model.
     """
     content = read_json(folder / CONFIG)
     if not is_of_timm(content):
-        flips = read_json(folder / PREPROCESSOR).get(FLIPS, str(content["model_type"]).startswith("mobilevit"))
+        nested = read_json(folder / PROCESSOR).get("image_processor")
+        processor = nested if isinstance(nested, dict) else read_json(folder / PREPROCESSOR)
+        flips = processor.get(FLIPS, str(content["model_type"]).startswith("mobilevit"))
         return content | ({FLIPS: True} if flips else {})
     config = {"pretrained_cfg": content, "model_args": {}, "architecture": None} | content
     types = {"pretrained_cfg": dict, "model_args": dict, "architecture": str}

@@ -3,6 +3,7 @@ class names, preprocessing and options, also of one that means harm."""
 
 import json
 import shutil
+from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
 from unicodedata import normalize
@@ -11,15 +12,22 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from conftest import CPU, refused
+from conftest import CPU, config_for, refused
+from timm.data import create_transform, resolve_data_config
 from timm.models import load_state_dict
+from torchvision.transforms import InterpolationMode, v2
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
+from configs.weights import follow_weights
+from datasets.decoding.decode import LazyImage
+from datasets.transforms.device import Normalize
+from datasets.transforms.host import build_eval_host_transform
 from engine.checkpoint.files import CheckpointWriter, load_checkpoint
-from engine.checkpoint.weights_record import describe_data, read_record, to_metadata
+from engine.checkpoint.weights_record import describe_data, read_record, to_metadata, weights_record
 from engine.evaluation.session import build_eval_model
 from engine.plan.evaluation import options_of_weights
+from tests.datasets.photo import PHOTO, as_tensor
 from utils.errors import UserError
 
 
@@ -63,6 +71,68 @@ def test_an_evaluation_takes_the_model_that_the_file_of_another_program_names(tm
     assert all(torch.equal(built.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
     with pytest.raises(UserError, match="-model=test_vit2"):
         build_eval_model(options_of_weights(parse_command_line([*words, "-model=test_vit3"]))[0], CPU)
+
+
+def pixels_of(data: Data) -> torch.Tensor:
+    """What an evaluation shows a model of a photograph of 131 x 96 pixels: normalized (1, 3, S, S)."""
+    photo = LazyImage(as_tensor(PHOTO.resize((131, 96))))
+    return Normalize(data)(build_eval_host_transform(data)(photo, 0, 0)[0][None])
+
+
+UNSET = dict.fromkeys(("img_size", "input_size", "in_chans", "crop_pct", "mean", "std", "gp", "bn_eps"))
+OF_TIMM = [
+    ("resnet10t", {"mean": [0.2, 0.3, 0.7], "std": [0.5, 0.4, 0.3], "img_size": 48, "gp": "max"}),
+    ("test_vit", {"crop_pct": 0.6, "interpolation": "bilinear", "img_size": 96, "model_kwargs": {"reg_tokens": 2}}),
+    ("test_efficientnet", {"bn_eps": 0.5, "crop_mode": "squash", "mean": [0.1] * 3}),
+    ("resnet10t", {"val_resize_size": 72, "val_crop_size": 48, "interpolation": "bilinear"}),  # torchvision's
+]
+
+
+@pytest.mark.parametrize(("name", "given"), OF_TIMM)
+def test_the_args_of_a_file_decide_its_pixels_and_its_network(name, given, tmp_path):
+    """By timm's own functions; a given key stays, and a fine-tuning starts with the same values."""
+    args = UNSET | {"interpolation": "", "model_kwargs": {}} | given
+    network = {"global_pool": args["gp"], "bn_eps": args["bn_eps"]} | args["model_kwargs"]
+    size = {"img_size": 96} if name == "test_vit" else {}
+    model = timm.create_model(name, num_classes=3, **size, **{key: one for key, one in network.items() if one}).eval()
+    torch.save({"state_dict": model.state_dict(), "args": Namespace(model=name, **args)}, tmp_path / "x.pth")
+    if "val_crop_size" in given:
+        crop = [v2.Resize(72, InterpolationMode.BILINEAR), v2.CenterCrop(48), v2.ToImage()]
+        scale = [v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
+        shown = v2.Compose([*crop, *scale])
+    else:
+        shown = create_transform(**resolve_data_config(args, model=model))
+    expected = shown(PHOTO.resize((131, 96)))[None]
+    weights = f"-pretrained={tmp_path / 'x.pth'}"
+    for words in ([], [f"-model={name}"]):
+        options, _, notes = options_of_weights(parse_command_line(["-eval", weights, *words]))
+        pixels = pixels_of(options.data)
+        assert (pixels - expected).abs().mean() < 0.01
+        assert torch.allclose(build_eval_model(options, CPU).fp32.eval()(pixels), model(pixels), atol=1e-5)
+        assert any(note.kind == "screen" and "of the file" in note.text for note in notes if hasattr(note, "kind"))
+    config = config_for("-cfg=configs/finetune.yaml", "-data_path=data", f"-model={name}", weights)
+    tuned = follow_weights(config, {}, weights_record(config.model)).options
+    changed = options.data.model_copy(update={"resize": "crop", "crop_pct": tuned.data.crop_pct})
+    assert tuned.model.kwargs == options.model.kwargs and (pixels_of(tuned.data) == pixels_of(changed)).all()
+    kept = parse_command_line(["-eval", weights, "-opts", "DATA.IMAGENET_MEAN=[0.4, 0.4, 0.4]"])
+    assert options_of_weights(kept)[0].data.imagenet_mean == (0.4, 0.4, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"interpolation": "hamming"}, "DATA.INTERPOLATION is 'hamming' in the file"),
+        ({"in_chans": 4}, "DATA.IMAGE_CHANNELS is 4 in the file"),
+        ({"mean": "abc"}, "DATA.IMAGENET_MEAN is 'abc' in the file"),
+        ({"model_kwargs": {"deepness": 9}}, "x.pth: its args [^\n]*deepness"),
+        ({"bn_eps": 0.1}, "bn_eps"),
+    ],
+)
+def test_an_argument_that_cannot_be_followed_is_named(given, key, tmp_path):
+    args = Namespace(model="resnet10t", **given)
+    torch.save({"state_dict": timm.create_model("resnet10t").state_dict(), "args": args}, tmp_path / "x.pth")
+    with refused(key):
+        options_of_weights(parse_command_line(["-eval", f"-pretrained={tmp_path / 'x.pth'}"]))
 
 
 def test_the_normalization_follows_one_channel():
