@@ -1,13 +1,14 @@
 """The parts of a model: the repeated ones, sharded tensors, features, and mix-ins for the classes of existing modules.
 
 The repeated parts are compiled, sharded and recomputed one by one. A sharded tensor is a `DTensor`, of which each rank
-holds a part. The features are the input of the classifier.
+holds a part. The features are timm's `pre_logits`.
 
 Legend: B images per batch, N tokens, F width of the features.
 """
 
+import re
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from types import MethodType
 from typing import Any
 
@@ -47,19 +48,24 @@ class Casting(nn.Module):
 
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
+_STAGES = re.compile(  # the names of timm's lists of stages or blocks; a stem and a part of the head are none
+    r"(\w+_)?(blocks|features|layers|levels|network|stages)\d*|(layer|level|stage)\d+|body|repeat(_\d+)?"
+)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The items of all containers named `blocks`, at any depth (timm's transformers, and the stages of others).
 
-    Without such a container: the items of the containers of the model itself, such as its stages; [] without any.
+    Without such a container: the items of the model's own lists of stages, known by their names; [] without any.
     An outer block stands before those inside it. A model of transformers has a list of its own.
     """
     if own := getattr(model, "own_blocks", None):
         return list(own)
     named = [module for path, module in model.named_modules() if path.rpartition(".")[2] == "blocks"]
     containers = [module for module in named if isinstance(module, _CONTAINERS)]
-    containers = containers or [module for module in model.children() if isinstance(module, _CONTAINERS)]
+    if not containers:
+        stages = [module for name, module in model.named_children() if _STAGES.fullmatch(name)]
+        containers = [module for module in stages if isinstance(module, _CONTAINERS)]
     return [block for block in _flat(containers) if any(True for _ in block.parameters())]
 
 
@@ -128,27 +134,39 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class FeatureModel(nn.Module):
-    """Images (B, C, S, S) -> the input (B, F) of the classifier of `model`, of which this is a view.
+    """Images (B, C, S, S) -> features (B, F) of `model`, of which this is a view.
 
-    Of timm's models it is `forward_head(forward_features(images), pre_logits=True)`, if that is one vector per image.
+    Of timm's models: `forward_head(forward_features(images), pre_logits=True)`; of others the input of the classifier.
     Raises UserError for a model without a classifier.
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
         self.heads = classifiers(model)
         if not self.heads:
             raise UserError(f"{name}: this family has no classifier whose input are features; use another model")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self.model, "forward_head"):
+            return self._input_of_head(images).flatten(1)
+        forward_head = self.model.forward_head
+        # Replaced, not called: the model's own forward pass casts the inputs of listed ops.
+        self.model.forward_head = partial(forward_head, pre_logits=True)
+        try:
+            features: torch.Tensor = self.model(images)
+        finally:
+            self.model.forward_head = forward_head
+        return features.flatten(1)
+
+    def _input_of_head(self, images: torch.Tensor) -> torch.Tensor:
         found: list[torch.Tensor] = []
         hook = self.heads[0].register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
         try:
             self.model(images)
         finally:
             hook.remove()
-        return found[0].flatten(1)
+        return found[0]
 
     def backbone(self) -> list[torch.Tensor]:
         """The tensors that the features depend on: all parameters and buffers except the classifier's."""

@@ -18,6 +18,7 @@ from configs.schema.model import Model
 from utils.device import find_shortage
 from utils.errors import UserError, did_you_mean
 from utils.file_formats.hf_folder import ANSWER_SECONDS, WEIGHTS, download, explained
+from utils.torch_compat import BatchNorm
 
 _RATES = {name: key for name, key in OWN_KEYS.items() if name.endswith("_rate")}
 RESIZE = {"center": "crop", "squash": "squash", "border": "pad"}  # DATA.RESIZE, by timm's crop mode
@@ -180,6 +181,18 @@ def classifiers(model: nn.Module) -> tuple[nn.Module, ...]:
     heads = classifier if isinstance(classifier, tuple) else (classifier,)
     auxiliary = getattr(model, "aux_head", None)
     return heads if auxiliary is None else (*heads, auxiliary)
+
+
+def linear_head(model: nn.Module) -> nn.Linear | None:
+    """The head, if it is one linear layer with a bias, whose inputs are timm's `pre_logits`; None for any other."""
+    heads = classifiers(model)
+    head = heads[0] if len(heads) == 1 else None
+    if not isinstance(head, nn.Linear) or head.bias is None:
+        return None
+    holder = next(module for module in model.modules() if head in module.children())
+    # As in EfficientViT and SHViT, whose `pre_logits` are the inputs of the norm
+    has_norm = holder is not model and any(isinstance(one, BatchNorm) for one in holder.children())
+    return None if has_norm else head
 
 
 def _first_line(error: Exception) -> str:

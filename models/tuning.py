@@ -64,8 +64,8 @@ def _train_last_blocks(model: nn.Module, count: int, name: str) -> None:
         paths = [group[0] for group in groups]
     blocks = sorted({layer_of[path] for path in paths}) if matcher else []
     if not blocks:
-        problem = f"MODEL.TUNE last:{count}: {name} has no group_matcher, which defines its layers"
-        raise UserError(f"{problem}; use head or full")
+        lacks = "list of blocks" if matcher else "group_matcher, which defines its layers"
+        raise UserError(f"MODEL.TUNE last:{count}: {name} has no {lacks}; use head or full")
     if count > len(blocks):
         raise UserError(f"MODEL.TUNE last:{count}: {name} has {len(blocks)} blocks; give at most that number")
     fixed = {path for path, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -146,7 +146,7 @@ def add_adapters(model: nn.Module, options: Lora, name: str) -> None:
         inside = {module for block in blocks_of(model) for module in block.modules()}
         layers = {path: layer for path, layer in layers.items() if layer in inside}
         if not layers:
-            raise UserError(f"MODEL.TUNE lora: {name} has no linear layers in blocks; use last:N or full")
+            raise UserError(f"MODEL.TUNE lora: {name} has no linear layers in a list of blocks; use head or full")
         layers = {path: one for path, one in layers.items() if min(one.weight.shape) >= options.rank} or layers
     else:
         ends = {target: [path for path in layers if f".{path}".endswith(f".{target}")] for target in options.targets}

@@ -41,7 +41,7 @@ from engine.progress import BatchSums
 from engine.run.log import RunLogger
 from engine.run.record import SUSPECTS
 from models.blocks import FeatureModel
-from models.timm_model import classifiers
+from models.timm_model import linear_head
 from utils.distributed import broadcast_object, call_on_main
 from utils.errors import UserError
 from utils.tables import safe_cell
@@ -120,13 +120,6 @@ def solve_head(task: ProbeTask) -> Solved:
     features[val.indices], targets[val.indices] = val.values, val.targets
     results = task.evaluator.results_of_features(model.heads[0], features, targets, val.errors)
     return on_main._replace(results=replace(results, groups=group_names(task.val)))
-
-
-def linear_head(model: nn.Module) -> nn.Linear | None:
-    """The head, if it is one linear layer with a bias."""
-    heads = classifiers(model)
-    head = heads[0] if len(heads) == 1 else None
-    return head if isinstance(head, nn.Linear) and head.bias is not None else None
 
 
 def set_head(model: nn.Module, solved: Solved) -> None:

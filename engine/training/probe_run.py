@@ -9,7 +9,7 @@ from torch import nn
 from configs.schema.model import Tune
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.session import eval_model_of
-from engine.features.probe import ProbeTask, Solved, linear_head, set_head, solve_head, write_suspects
+from engine.features.probe import ProbeTask, Solved, set_head, solve_head, write_suspects
 from engine.plan.training import Plan
 from engine.precision.policy import set_process_switches
 from engine.run.log import RunLogger
@@ -17,6 +17,7 @@ from engine.training.loss import build_loss, read_class_weights
 from engine.training.session import match_classes
 from engine.training.trainer import Trainer
 from models.build import build_model
+from models.timm_model import linear_head
 from models.weights.choose import FINE_TUNE
 from utils.distributed import ProcessContext
 from utils.errors import UserError

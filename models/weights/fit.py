@@ -306,11 +306,19 @@ def _make_zero(model: nn.Module, heads: Collection[str]) -> None:
 
 
 def output_layers(model: nn.Module, head: str) -> list[str]:
-    """The layers whose rows are the classes: the last one in a head, of several heads the last one in each."""
-    module = model.get_submodule(head)
-    if isinstance(module, nn.ModuleList):
-        return [layer for name, _ in module.named_children() for layer in output_layers(model, f"{head}.{name}")]
-    return [name for name, part in module.named_modules(prefix=head) if isinstance(part, nn.Linear | nn.Conv2d)][-1:]
+    """The layers whose rows are the classes: the last one of each part of a head that ends with as many outputs.
+
+    A part is a module that holds layers itself, such as both heads of RepViT's classifier, or an item of a list.
+    """
+    parts = [(name, part) for name, part in model.get_submodule(head).named_modules(prefix=head)]
+    layers = {name: part for name, part in parts if isinstance(part, nn.Linear | nn.Conv2d)}
+    last = dict[str, str]()
+    for name in layers:
+        holder = name.rpartition(".")[0]
+        is_item = isinstance(model.get_submodule(holder), nn.ModuleList)
+        last[name if is_item else holder] = name
+    outputs = {name: len(layers[name].weight) for name in last.values()}
+    return [name for name in outputs if outputs[name] == [*outputs.values()][-1]]
 
 
 def _check_tensors(weights: WeightsFile, pairs: Pairs, fix: str) -> State:

@@ -4,7 +4,6 @@ import copy
 
 import numpy as np
 import pytest
-import timm
 import torch
 from conftest import ROOT, config_for, model_for, seeded
 from test_families import NoInitialization
@@ -130,18 +129,6 @@ def test_attn_head_size():
 
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=seeded(0))
-NAMES = ["test_vit", "test_convnext", "test_resnet", "deit_tiny_patch16_224"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_features_are_timms_pre_logits(name):
-    images = torch.nn.functional.interpolate(IMAGES, 224 if "224" in name else 160)
-    model = timm.create_model(name, num_classes=5).eval()
-    with torch.inference_mode():
-        features = FeatureModel(model, name)(images)
-        expected = model.forward_head(model.forward_features(images), pre_logits=True)
-        assert torch.equal(features, expected.flatten(1))
-        assert torch.equal(model.get_classifier()(features), model(images))
 
 
 @pytest.mark.parametrize("features, width", [("token", 24), ("avg", 24), ("token_avg", 48)])

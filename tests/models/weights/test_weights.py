@@ -200,6 +200,7 @@ HEADS = {
     "test_vit": lambda classes: timm.create_model("test_vit", num_classes=classes),
     "list": lambda classes: timm.create_model("crossvit_tiny_240", depth=((1, 1, 0),), num_classes=classes),
     "distilled": lambda classes: timm.create_model("levit_128s", num_classes=classes, **LEVIT),
+    "two in one": lambda classes: timm.create_model("repvit_m1", num_classes=classes, embed_dim=(16, 24), depth=(1, 1)),
 }
 
 
