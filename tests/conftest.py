@@ -39,8 +39,8 @@ ROOT = Path(__file__).parents[1]
 # The modules of the packages that `requirements*.txt` call optional.
 OPTIONAL_MODULES = {
     "boto3", "braceexpand", "hypothesis", "mlflow", "moto", "obstore", "onnx", "onnxruntime",
-    "onnxscript", "pillow_heif", "pyarrow", "scipy", "sklearn", "tensorboard", "trackio", "transformers", "triton",
-    "wandb", "webdataset",
+    "onnxscript", "pillow_heif", "pyarrow", "pydicom", "scipy", "sklearn", "tensorboard", "trackio", "transformers",
+    "triton", "wandb", "webdataset",
 }  # fmt: skip
 
 TINY_VIT = [

@@ -51,7 +51,7 @@ _FIX = "replace or remove it"
 
 Image.MAX_IMAGE_PIXELS = None  # `_check_cost` has the limit
 # About EXIF data, which are damaged in ImageNet, and animations: the pixels are intact.
-warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+warnings.filterwarnings("ignore", category=UserWarning, module=r"(PIL|pydicom)\.")
 logging.getLogger("PIL.TiffImagePlugin").disabled = True  # it prints the number of channels that it refuses
 
 

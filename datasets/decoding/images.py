@@ -14,11 +14,11 @@ from utils.files import open_regular_file
 from utils.system import is_installed
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-PHOTO_EXTENSIONS = (".heic", ".heif", ".avif")  # JPEGs have them, too: the first bytes decide
+PHOTO_EXTENSIONS = (".heic", ".heif", ".avif", ".dcm", ".dicom")  # JPEGs have them, too: the first bytes decide
 UNREAD_EXTENSIONS = (
-    ".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".dcm", ".dicom", ".tga", ".ico", ".psd", ".exr", ".hdr", ".pcx", ".nii",
+    ".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".tga", ".ico", ".psd", ".exr", ".hdr", ".pcx", ".nii",
 )  # fmt: skip
-_FRAMED = ("GIF", "TIFF", "WEBP", "PNG", "AVIF", "HEIC")  # may have several frames or pages
+_FRAMED = ("GIF", "TIFF", "WEBP", "PNG", "AVIF", "HEIC", "DICOM")  # may have several frames or pages
 HEAD_BYTES, TAIL_BYTES = 4096, 1024  # cameras and editors append bytes after the end of the image
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
 _SIGNATURES = {
@@ -28,12 +28,15 @@ _SIGNATURES = {
 # The brands of an ISO base media file, whose first box is ftyp: still images and sequences of images.
 _AVIF_BRANDS = (b"avif", b"avis")
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_PACKAGES = {"HEIC": "pillow_heif", "DICOM": "pydicom"}  # that decode a kind
 _MANY_BYTES = 1 << 18  # a JPEG with a preview in its EXIF data
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by the type of color
 
 
 def kind_of(head: bytes) -> str | None:
-    """One of `FORMATS`, 'HEIC' or 'AVIF'; None if a file that begins with `head`, of `HEAD_BYTES`, is no such image."""
+    """One of `FORMATS`, 'HEIC', 'AVIF' or 'DICOM', by the first `HEAD_BYTES` of a file; None if it is no such image."""
+    if head[128:132] == b"DICM":  # its first bytes may be of another kind
+        return "DICOM"
     for signature, kind in _SIGNATURES.items():
         if head.startswith(signature):
             return kind
@@ -74,20 +77,25 @@ def has_frames(path: str) -> bool:
 @functools.cache
 def missing_decoder(kind: str) -> str | None:
     """A fix if this machine has no decoder for images of a kind; None if it has one."""
-    if kind == "HEIC" and not is_installed("pillow_heif"):
-        return "pip install pillow-heif, or convert them to JPEG"
+    if (package := _PACKAGES.get(kind)) and not is_installed(package):
+        return f"pip install {package.replace('_', '-')}, or convert them to PNG or JPEG"
     if kind == "AVIF" and not features.check("avif"):
         return "install a Pillow that decodes AVIF, or convert them to JPEG"
     return None
 
 
 def pillow_formats(kind: str | None) -> tuple[str, ...]:
-    """The formats as which Pillow may open a file of a kind. The decoder of HEIC is loaded for the first such file."""
+    """The formats as which Pillow may open a file of a kind. Other packages are loaded for the first one."""
     if kind == "HEIC":
         import pillow_heif
 
         pillow_heif.register_heif_opener()
         return ("HEIF",)
+    if kind == "DICOM":
+        from datasets.decoding.dicom import Dicom
+
+        Image.register_open("DICOM", Dicom)
+        return ("DICOM",)
     return ("AVIF",) if kind == "AVIF" else FORMATS
 
 

@@ -31,7 +31,7 @@ from utils.notes import Counts, Note, Reason
 _OTHER_EXTENSIONS = (
     *(".txt", ".json", ".xml", ".csv", ".xmp", ".aae", ".md", ".yaml", ".html", ".py", ".ini", ".db", ".npy", ".mat"),
     *(".arw", ".cr2", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".srw"),
-    *("_original", "~", ".bak", ".orig", ".tmp", ".part", ".crdownload"),
+    *("dicomdir", "_original", "~", ".bak", ".orig", ".tmp", ".part", ".crdownload"),
 )
 # Hidden folders, and folders of macOS, Windows, Linux, Android, Synology, QNAP and NetApp, some with thumbnails or
 # copies of the images.

@@ -157,7 +157,17 @@ def _read(path: Path, num_samples: int) -> Extracted | None:
 
 
 # Packages that decode images, transform them, or compute features.
-_DECIDING = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow", "pillow-heif", "nvidia-nvimgcodec-cu13")
+_DECIDING = (
+    "torch",
+    "torchvision",
+    "timm",
+    "transformers",
+    "numpy",
+    "pillow",
+    "pillow-heif",
+    "pydicom",
+    "nvidia-nvimgcodec-cu13",
+)
 
 
 def digest_inputs(config: Config, samples: Samples, weights: Iterable[torch.Tensor], device: str) -> str:

@@ -92,10 +92,10 @@ def test_photos_need_their_decoder(tmp_path, heif):
 
 def test_images_that_are_not_read_are_counted_with_an_example(tmp_path):
     """Beside the class folders, and of formats that are not read; raw photos are not counted."""
-    tree(tmp_path, "{a,b}/{0,1,2}.jpg", "{x,y,z}.png", "a/{1,2}.jp2!", "b/3.dcm!", "b/raw.dng!", "a/.hidden.jp2!")
+    tree(tmp_path, "{a,b}/{0,1,2}.jpg", "{x,y,z}.png", "a/{1,2}.jp2!", "b/3.tga!", "b/raw.dng!", "a/.hidden.jp2!")
     warnings = [note.text for note in read_class_folders(tmp_path).notes if note.kind == "warning"]
     for text, (number, kind, example) in zip(
-        sorted(warnings), ((1, ".dcm", "b/3.dcm"), (2, ".jp2", "a/1.jp2"), (3, "beside", "x.png")), strict=True
+        sorted(warnings), ((1, ".tga", "b/3.tga"), (2, ".jp2", "a/1.jp2"), (3, "beside", "x.png")), strict=True
     ):
         assert text.startswith(f"{number} ") and all(part in text for part in (kind, f"in {tmp_path}", f"{example}'"))
 

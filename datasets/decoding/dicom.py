@@ -1,0 +1,71 @@
+"""DICOM images, by pydicom: the first frame; gray as its lookup table or window shows it, in 16 bits."""
+
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from PIL.ImageFile import ImageFile
+
+_DEFLATED = b"1.2.840.10008.1.2.1.99"  # a small file may become any number of bytes
+
+
+class Dicom(ImageFile):
+    """A file whose header is read; `load` decodes it."""
+
+    format = "DICOM"
+    dataset: Any = None
+
+    def _open(self) -> None:
+        import pydicom
+
+        assert self.fp
+        data = self.fp.read()
+        if _DEFLATED in data[:1024]:
+            raise ValueError("a deflated DICOM file: save it without compression")
+        self.dataset = pydicom.dcmread(io.BytesIO(data))
+        if "PixelData" not in self.dataset:
+            raise ValueError("a DICOM file without pixels")
+        is_grey = self.dataset.PhotometricInterpretation.startswith("MONOCHROME")
+        self._mode = "I;16" if is_grey else "RGB"
+        self._size = self.dataset.Columns, self.dataset.Rows
+        self.n_frames = int(self.dataset.get("NumberOfFrames") or 1)
+
+    def load(self) -> Any:
+        if self.dataset:
+            shares = _decode(self.dataset, self.size, self.n_frames)
+            self.dataset = None
+            self.load_prepare()
+            scale, kind = (65535, np.uint16) if self.mode == "I;16" else (255, np.uint8)
+            self.frombytes(np.rint(shares.clip(0, 1) * scale).astype(kind).tobytes())
+        return super().load()
+
+
+def _decode(dataset: Any, size: tuple[int, int], num_frames: int) -> np.ndarray:
+    """The first frame, (H, W) or (H, W, 3), in 0..1 of the values that the file may have."""
+    from pydicom.encaps import get_frame
+    from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi_lut, pixel_array
+
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if syntax.name.startswith(("JPEG Baseline", "JPEG 2000")):  # Pillow decodes it: the frame has a size of its own
+        frame = io.BytesIO(get_frame(dataset.PixelData, 0, number_of_frames=num_frames))
+        if Image.open(frame, formats=("JPEG", "JPEG2000")).size != size:
+            raise ValueError("its frame has another size than its header")
+    try:
+        values = pixel_array(dataset, index=0)
+    except RuntimeError as error:
+        fix = "pip install 'pylibjpeg[all]', or convert it to PNG"
+        raise ValueError(f"{syntax.name} has no decoder here: {fix}") from error
+    lowest = -(1 << dataset.BitsStored - 1) if dataset.PixelRepresentation else 0
+    ends = np.array([lowest, lowest + (1 << dataset.BitsStored) - 1])
+    kind = dataset.PhotometricInterpretation
+    if kind == "PALETTE COLOR":
+        values = apply_color_lut(values, dataset)
+        ends = np.array([0, np.iinfo(values.dtype).max])
+    elif kind.startswith("MONOCHROME"):
+        values = apply_voi_lut(apply_modality_lut(values, dataset), dataset)
+        ends = apply_modality_lut(ends, dataset)
+        if tables := dataset.get("VOILUTSequence"):
+            ends = np.array([0, (1 << tables[0].LUTDescriptor[2]) - 1])
+    shares = (values - ends[0]) / (ends[1] - ends[0])
+    return 1 - shares if kind == "MONOCHROME1" else shares

@@ -1,0 +1,80 @@
+"""DICOM images, written by pydicom."""
+
+import io
+
+import numpy as np
+import pytest
+
+from datasets.decoding.decode import Decoding, open_image
+from datasets.decoding.images import kind_of, missing_decoder
+from tests.datasets.photo import decode_image
+from utils.errors import UserError
+
+pydicom = pytest.importorskip("pydicom")
+VALUES = np.random.default_rng(0).integers(0, 4096, (7, 9), dtype=np.uint16)
+
+
+def dicom(values: np.ndarray, kind: str = "MONOCHROME2", bits: int = 12, **elements) -> bytes:
+    """A file of `bits` per value; values: (H, W) or (H, W, 3)."""
+    dataset = pydicom.Dataset()
+    dataset.file_meta = pydicom.dataset.FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = elements.pop("syntax", pydicom.uid.ExplicitVRLittleEndian)
+    dataset.SOPClassUID, dataset.SOPInstanceUID = pydicom.uid.SecondaryCaptureImageStorage, pydicom.uid.generate_uid()
+    dataset.Rows, dataset.Columns, *channels = values.shape
+    dataset.SamplesPerPixel = 3 if channels else 1
+    dataset.PlanarConfiguration = 0
+    dataset.PhotometricInterpretation = kind
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 8 * values.itemsize, bits, bits - 1
+    dataset.PixelRepresentation = int(values.dtype.kind == "i")
+    dataset.PixelData = values.tobytes()
+    for name, value in elements.items():
+        setattr(dataset, name, value)
+    dataset.save_as(file := io.BytesIO(), enforce_file_format=True)
+    return file.getvalue()
+
+
+def window(values, center, width):
+    """PS3.3 C.11.2.1.2.1, LINEAR."""
+    return np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1)
+
+
+CT = (VALUES.astype(np.int16) - 1000, {"RescaleSlope": 2, "RescaleIntercept": -24})
+CASES = {
+    "range of 12 bits": (VALUES, {}, VALUES / 4095),
+    "MONOCHROME1": (VALUES, {"kind": "MONOCHROME1"}, 1 - VALUES / 4095),
+    "window": (VALUES, {"WindowCenter": 900, "WindowWidth": 700}, window(VALUES, 900, 700)),
+    "Hounsfield units": (
+        CT[0], {"bits": 16, "WindowCenter": [40, 9], "WindowWidth": [400, 9]} | CT[1],
+        window(CT[0] * 2.0 - 24, 40, 400),
+    ),
+    "8 bits": ((VALUES % 256).astype(np.uint8), {"bits": 8}, (VALUES % 256) / 255),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gray_is_shown_as_the_file_says(case):
+    values, elements, expected = CASES[case]
+    pixels = decode_image(dicom(values, **elements), 1)[0].numpy()
+    assert np.abs(pixels - 255 * expected).max() <= 0.51
+
+
+def test_color_and_the_grey_range():
+    color = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    assert np.array_equal(decode_image(dicom(color, "RGB", 8), 3).permute(1, 2, 0), color)
+    pixels = open_image(dicom(VALUES), 1, lambda: "x", Decoding((0, 32767.5))).pixels[0].numpy()
+    assert np.abs(pixels - np.clip(VALUES * 2 / 4095, 0, 1) * 255).max() <= 0.51
+
+
+def test_files_that_are_refused_have_their_reason(monkeypatch):
+    frame = pydicom.encaps.encapsulate([b"\xff\xd8\xff\xf7no decoder"])
+    lossless = dicom(VALUES, syntax=pydicom.uid.JPEGLSLossless, PixelData=frame)
+    with pytest.raises(UserError, match=r"JPEG-LS .*pip install 'pylibjpeg"):
+        decode_image(lossless, 1)
+    with pytest.raises(UserError, match="without pixels"):
+        decode_image(dicom(VALUES).replace(b"\xe0\x7f\x10\x00", b"\xe1\x7f\x10\x00"), 1)
+    with pytest.raises(UserError, match="9300 x 9300 pixels, more than DATA"):
+        decode_image(dicom(VALUES, Rows=9300, Columns=9300), 1)
+    monkeypatch.setattr("datasets.decoding.images.is_installed", lambda name: name != "pydicom")
+    missing_decoder.cache_clear()
+    assert kind_of(lossless) == "DICOM" and "pip install pydicom" in missing_decoder("DICOM")
+    missing_decoder.cache_clear()
