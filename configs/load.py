@@ -164,7 +164,7 @@ def merge(lower: dict[str, Any], upper: dict[str, Any]) -> None:
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The values of nested sections by their dotted keys. The arguments of classes, by their names, are one value."""
     for key, value in values.items():
-        if isinstance(value, dict) and not key.endswith(("KWARGS", "_AUGMENTATIONS", "COLUMNS")):
+        if isinstance(value, dict) and not key.endswith(("KWARGS", "_AUGMENTATIONS", "COLUMNS", "OPERATING_POINT")):
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

@@ -15,6 +15,7 @@ from configs.schema.data import properties_of
 from configs.schema.families.family import OWN_KEYS
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
+from configs.schema.operating_point import UNDECIDED, Decision
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from configs.yaml_io import format_value, shorten
 from utils.errors import Unavailable, UserError, error_from
@@ -166,8 +167,8 @@ class WeightsRecord:
     class_names: in the order of the labels. split: a `RunSplit`. plugins: PLUGINS. evaluation: published keys of DATA
     that replace the keys in `data` in an evaluation; runs of this program have none. output_names: for a reader, also
     if names of some classes are missing; None if there are none. built_for: the image size with which timm built the
-    model, if it is another one. thresholds: the logits of the classes, with several labels per image. kwargs: keys of
-    MODEL.KWARGS that the file of another program states.
+    model, if it is another one. decision: see there. kwargs: keys of MODEL.KWARGS that the file of another program
+    states.
     """
 
     source: str
@@ -180,7 +181,7 @@ class WeightsRecord:
     evaluation: dict[str, Any] = field(default_factory=dict)
     output_names: list[str] | None = None
     built_for: Any = None
-    thresholds: list[float] | None = None
+    decision: Decision = UNDECIDED
     sources: dict[str, str] = field(default_factory=dict)
     kwargs: dict[str, Any] = field(default_factory=dict)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from configs.schema.operating_point import UNDECIDED, Decision
 from utils.distributed import ProcessContext, all_reduce_sum
 from utils.metric_table import METRICS, Metric
 
@@ -27,7 +28,7 @@ class Metrics:
     values: by their names in `METRICS`: of training, the loss, top-1 and top-5; of an evaluation, all that apply.
     skipped_samples: samples of skipped steps, which no other field counts. grad_norm: mean over the optimizer steps
     that were not skipped, before clipping; None without such a step. best: the name of the metric that decides which
-    evaluation is the best. thresholds: of an evaluation with several labels per image, see `SampleResults`.
+    evaluation is the best. decision: of an evaluation.
     """
 
     values: Mapping[str, float]
@@ -35,7 +36,7 @@ class Metrics:
     skipped_samples: int = 0
     grad_norm: float | None = None
     best: str = "top1"
-    thresholds: tuple[float, ...] | None = None
+    decision: Decision = UNDECIDED
 
     @property
     def loss(self) -> float:

@@ -66,10 +66,12 @@ def main(argv: list[str]) -> int:
         mean = add_to_mean(mean, state, count) if count else {name: tensor.clone() for name, tensor in state.items()}
         print_escaped(f"read: {path}")
     built.fp32.load_state_dict(mean)
-    evaluator = replace(built.evaluator, thresholds=None)  # the average has its own
+    point = built.evaluator.point
+    goal = point and point.model_copy(update={"is_chosen": False})
+    evaluator = replace(built.evaluator, thresholds=None, point=goal)  # the average has its own
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
     found = evaluator.evaluate(evaluator.precision.compute_copy(built.fp32), batches)[0]
-    trained = replace(trained, thresholds=found.thresholds)
+    trained = replace(trained, decision=found.decision)
     output = flags.output or paths[0].with_name("average.pth")
     if any(name.endswith(".running_mean") for name in mean):
         print("Note: the running statistics of the batch norms are averaged, not measured again")

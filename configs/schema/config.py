@@ -12,6 +12,7 @@ from configs.schema.data import AUTO, Data
 from configs.schema.families.family import ViT
 from configs.schema.families.registry import MODEL_SECTIONS, AnyModel, type_of
 from configs.schema.model import FIXED_KEYS, FREEZE_BACKBONE
+from configs.schema.operating_point import Goal
 from configs.schema.section import Name, Names, Path, Section, as_names, option
 from configs.schema.train import Loss, Train
 from utils.metric_table import Metric, MetricName, best_metric
@@ -35,6 +36,12 @@ class Evaluation(Section):
         "what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, balanced_accuracy, "
         "specificity, auroc: means over the classes; min_recall: of the worst class; quadratic_kappa, linear_kappa: "
         "classes are grades in their order; null: top1, with DATA.MULTI_LABEL mean_ap",
+    )
+    operating_point: Goal | None = option(
+        None,
+        "the threshold of a class against the others, chosen on the validation images, kept with the weights and used "
+        "by -predict: {class: NAME, specificity: 0.95} for the highest sensitivity, or {class: NAME, sensitivity: "
+        "0.9}; with DATA.GROUPS, groups: any gives a group the class if any of its images has it",
     )
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from configs.schema import Data
 from configs.schema.model import Model
+from configs.schema.operating_point import Decision, OperatingPoint
 from configs.weights import (
     OPTIONS_ENTRY,
     PREPROCESSING,
@@ -45,6 +46,7 @@ ENTRY = "split"
 # With several labels per image, of each class: the logits of `SampleResults.thresholds`, and the same as
 # probabilities, which older versions read.
 THRESHOLD_LOGITS, THRESHOLDS = "threshold_logits", "thresholds"
+OPERATING_POINT = "operating_point"
 _NAME_ENTRIES = (  # the first one decides
     "class_names", "classes", "class_to_idx", "idx_to_class", "label_names", "id2label", "label2id", "classnames",
     "class2idx", "idx2class", "class_mapping", "label_map", "label_encoder",
@@ -148,15 +150,25 @@ def describe_data(data: Data, class_names: Sequence[str] | None) -> dict[str, An
     return {"class_names": None if class_names is None else list(class_names), "preprocessing": lists}
 
 
-def thresholds_to_entries(logits: Sequence[float] | None) -> dict[str, list[float]]:
-    """The entries of thresholds (classes,); empty for None."""
-    if logits is None:
-        return {}
-    probabilities: list[float] = torch.tensor(logits, dtype=torch.float64).sigmoid().tolist()
-    return {THRESHOLD_LOGITS: list(logits), THRESHOLDS: probabilities}
+def decision_to_entries(decision: Decision) -> dict[str, Any]:
+    """The entries of a decision; empty if nothing is decided."""
+    entries: dict[str, Any] = {}
+    if decision.thresholds is not None:
+        probabilities: list[float] = torch.tensor(decision.thresholds, dtype=torch.float64).sigmoid().tolist()
+        entries = {THRESHOLD_LOGITS: list(decision.thresholds), THRESHOLDS: probabilities}
+    if decision.point:
+        entries[OPERATING_POINT] = decision.point.model_dump()
+    return entries
 
 
-def read_thresholds(content: Mapping[str, Any]) -> list[float] | None:
+def read_decision(content: Mapping[str, Any]) -> Decision:
+    """The decision in the content of a file that `check_description` has checked."""
+    thresholds = _read_thresholds(content)
+    point = content.get(OPERATING_POINT)
+    return Decision(tuple(thresholds) if thresholds else None, OperatingPoint(**point) if point else None)
+
+
+def _read_thresholds(content: Mapping[str, Any]) -> list[float] | None:
     """The logits of the thresholds; of an older file from its probabilities, of which 1 is the one of float32."""
     if (logits := content.get(THRESHOLD_LOGITS)) or not content.get(THRESHOLDS):
         return logits
@@ -179,6 +191,7 @@ class _Description(BaseModel, strict=True):
     preprocessing: dict[str, Any] | None
     thresholds: list[Annotated[float, Field(ge=0, le=1)]] | None
     threshold_logits: list[Annotated[float, Field(ge=-_MAX_FLOAT, le=_MAX_FLOAT)]] | None
+    operating_point: OperatingPoint | None
 
 
 def check_description(state: Mapping[str, Any]) -> None:
@@ -395,7 +408,7 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
         num_classes=_count(model.get("NUM_CLASSES")),
         split=read_split(content, data),
         plugins=tuple(map(str, options.get("PLUGINS") or ())),
-        thresholds=read_thresholds(content),
+        decision=read_decision(content),
         sources=dict.fromkeys(PREPROCESSING_BEFORE.keys() - stated.keys(), "the version of the checkpoint"),
     )
 

@@ -130,7 +130,8 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
     parts = evaluator.classify(session.model, batches, top_k, BATCHES_PER_WRITE, explain)
     if context.is_main:
-        predictions = Predictions(folder, samples, names_of_labels(samples, classes), options, evaluator.thresholds)
+        names = names_of_labels(samples, classes)
+        predictions = Predictions(folder, samples, names, options, evaluator.thresholds, evaluator.point)
         files = predictions.write(filter(None, parts))
         seconds = time.perf_counter() - started
         number = len(samples)

@@ -10,12 +10,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from configs.schema.operating_point import OperatingPoint
 from datasets.batch import PADDING, Batch
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import Loader, unreadable
@@ -42,7 +44,7 @@ AfterBatch = Callable[[Batch, list[Key]], None]  # with the keys of the samples 
 _FEATURES = 4096  # samples at a time
 _SECONDS_BETWEEN_LINES = 60.0
 
-Computed = tuple[dict[str, np.ndarray], dict[int, str]]  # arrays (N, ...), and the reasons of unreadable samples
+Computed = tuple[dict[str, Any], dict[int, str]]  # arrays (N, ...), and the reasons of unreadable samples
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Evaluator:
     multi_label: whether an image may have several labels (DATA.MULTI_LABEL).
     best_metric: of `EVAL.BEST_METRIC`.
     keeps_logits: whether the results have the logits of each sample (EVAL.SAVE_LOGITS).
-    thresholds: of `SampleResults`, from the weights; None in a training.
+    thresholds, point: of `SampleResults`, from the weights; in a training None, and to be chosen.
     class_mask: bool (C,) on the device, False for classes whose logits are -inf; None: there are none.
     before_error: called by all ranks before they raise the error of unreadable images.
     """
@@ -69,6 +71,7 @@ class Evaluator:
     keeps_logits: bool = False
     class_mask: torch.Tensor | None = None
     thresholds: np.ndarray | None = None
+    point: OperatingPoint | None = None
     before_error: Callable[[], None] = lambda: None
 
     def evaluate(
@@ -79,9 +82,13 @@ class Evaluator:
         Raises UserError: no sample is readable.
         """
         (results,) = self.classify(model, batches, TOP_K, len(batches), lambda *_: after_batch())
-        if results:
-            results = replace(results, thresholds=self.thresholds, groups=group_names(batches.samples))
+        results = self.complete(results, batches.samples) if results else None
         return self.share_metrics(results), results
+
+    def complete(self, results: SampleResults, samples: Samples) -> SampleResults:
+        """The results with the groups of the samples, and with the thresholds."""
+        groups = None if samples.groups is None else np.array([*samples.groups], np.str_)
+        return replace(results, thresholds=self.thresholds, groups=groups, point=self.point)
 
     def share_metrics(self, results: SampleResults | None) -> Metrics:
         """The metrics of the results of the main process, on all ranks. Raises UserError: no sample is readable."""
@@ -116,7 +123,7 @@ class Evaluator:
         with torch.inference_mode(), self.precision.autocast(), run_eagerly():
             for rows, labels in zip(features.split(_FEATURES), targets.split(_FEATURES), strict=True):
                 parts.append(self._summarize(head(rows.to(dtype)).float(), labels))
-        arrays = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
+        arrays: dict[str, Any] = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
         return SampleResults(**arrays, errors=errors)
 
     def compute(
@@ -196,11 +203,6 @@ class Evaluator:
                 arrays[name] = by_batch[:num_samples].numpy()
         gathered_bad = gather_objects(bad, self.context)
         return arrays, {index: image for part in gathered_bad for index, image in part.items()}
-
-
-def group_names(samples: Samples) -> np.ndarray | None:
-    """`SampleResults.groups` of the samples."""
-    return None if samples.groups is None else np.array([*samples.groups], np.str_)
 
 
 def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:

@@ -4,13 +4,15 @@ Legend: N samples, M readable samples, C classes.
 """
 
 import math
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from configs.schema.operating_point import OperatingPoint
 from engine.evaluation.results import SampleResults
-from utils.metric_table import Metric
+from utils.metric_table import METRICS, Metric
 
 _BLOCKS = 20  # of the jackknife
 MIN_RANKED = 10  # images or groups of a class, and of the others, that the jackknife of an AUROC needs
@@ -59,6 +61,30 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
     low, high = _wilson(share, n, 1.96 + 2.4 / freedom)  # Student's t
     limits = max(min(low, share - below), 0.0), min(max(high, share + above), 1.0)
     return [100 * float(limit) for limit in limits], ""
+
+
+def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
+    """The sensitivity and the specificity at a chosen point, in percent, None if not defined; their intervals.
+
+    confusion: samples by the true (row) and the predicted class (column): the others, the class.
+    """
+    scores, is_own = results.of_class(point.label)
+    targets = is_own.astype(np.int64)
+    predicted = np.zeros(len(targets), np.int32)
+    if point.threshold is not None:
+        predicted = (scores >= point.threshold).astype(np.int32)
+    confusion = np.bincount(2 * targets + predicted, minlength=4).reshape(2, 2)
+    binary = replace(results.take(results.readable), targets=targets, labels=predicted[:, None])
+    found: dict[str, Any] = {**point.model_dump(by_alias=True), "confusion": confusion.tolist()}
+    for label, name in enumerate(("specificity", "sensitivity")):
+        part = binary.take(np.flatnonzero(targets == label))
+        share = None
+        interval = None
+        if point.threshold is not None and len(part.targets):
+            share = part.accuracy(1)
+            interval, _ = confidence_interval(part, METRICS["top1"])
+        found |= {name: share, f"{name}_interval": interval}
+    return found
 
 
 def _wilson(shares: Any, n: Any, z: float = 1.96) -> tuple[Any, Any]:

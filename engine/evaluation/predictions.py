@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.flags import Prediction
+from configs.schema.operating_point import OperatingPoint
 from datasets.sources.samples import Samples
 from engine.evaluation.files import explanation_file
 from engine.evaluation.results import SampleResults, join, name_of_target
@@ -33,8 +34,9 @@ class Predictions:
 
     class_names: of all labels of the model. options: samples without a path have labels, the column `target`; maps are
     the column `explanation`. With `thresholds` (classes,), of several labels per image, the column `predicted` has the
-    classes whose logits reach them. With -threshold, the column `label` has the most probable class, or of several
-    labels all classes, from that probability on, else "unknown".
+    classes whose logits reach them; with a chosen `point`, the column `decision` its class, or another. With
+    -threshold, the column `label` has the most probable class, or of several labels all classes, from that probability
+    on, else "unknown".
 
     num_readable: the images that could be read, of the `num_done` first ones.
     """
@@ -46,12 +48,15 @@ class Predictions:
         class_names: Sequence[str],
         options: Prediction,
         thresholds: np.ndarray | None = None,
+        point: OperatingPoint | None = None,
     ) -> None:
         self._folder, self._samples, self._class_names, self._options = folder, samples, class_names, options
         self._labelled = options.path is None
         self._thresholds = thresholds
+        self._point = point
         is_used = {
             "predicted": thresholds is not None,
+            "decision": point is not None and point.threshold is not None,
             "label": options.threshold is not None,
             "target": self._labelled,
             "explanation": options.explain,
@@ -99,7 +104,7 @@ class Predictions:
 
     def metrics(self, best: str | None) -> Metrics:
         """The metrics of labelled data, whose results are in memory. best: of `EVAL.BEST_METRIC`."""
-        return replace(join(self._kept), thresholds=self._thresholds).metrics(best)
+        return replace(join(self._kept), thresholds=self._thresholds, point=self._point).metrics(best)
 
     def _images(self, results: SampleResults) -> Iterator[_Image]:
         """Path, (label, probability) of the most probable classes, label and target if there are some, and the error
@@ -115,6 +120,8 @@ class Predictions:
             if self._thresholds is not None:
                 found = (names[label] for label in labels if with_thresholds.predicted[row, label])
                 texts["predicted"] = "" if error else " | ".join(found)
+            if "decision" in self._text_columns:
+                texts["decision"] = "" if error or results.scores is None else self._decide(results.scores[row])
             if self._options.threshold is not None:
                 possible = classes[:1] if self._thresholds is None else classes
                 labelled = (names[label] for label, value in possible if value >= self._options.threshold)
@@ -124,6 +131,16 @@ class Predictions:
             if self._options.explain:
                 texts["explanation"] = "" if error else explanation_file(index, self._samples.name(index))
             yield self._samples.listed_name(index), [] if error else classes[: self._num_ranks], texts, error
+
+    def _decide(self, scores: np.ndarray) -> str:
+        """The class of the operating point if its score, of (C,), reaches the threshold; else the other, or 'not X'."""
+        point = self._point
+        assert point and point.threshold is not None
+        if scores[point.label] >= point.threshold:
+            return self._class_names[point.label]
+        if len(self._class_names) == 2 and self._thresholds is None:
+            return self._class_names[1 - point.label]
+        return f"not {point.name}"
 
     def _header(self, num_ranks: int) -> list[str]:
         columns = [f"{name}_{rank}" for rank in range(1, num_ranks + 1) for name in ("class", "probability")]

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from configs.schema.operating_point import UNDECIDED, Decision, OperatingPoint
 from datasets.batch import PADDING
 from engine.progress import Metrics
 from utils.metric_table import OPERATING, OPERATING_POINTS, best_metric, metrics_of
 
 TOP_K = 5
+LOWEST = float(np.finfo(np.float32).min)  # the score of a class that is NaN
 
 
 def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
@@ -85,9 +87,9 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
     """
     precision, auroc, threshold = (np.full(scores.shape[1], value) for value in (np.nan, np.nan, 0.0))
     operating = np.full((len(OPERATING), scores.shape[1]), np.nan)
-    lowest, number = float(np.finfo(np.float32).min), len(scores)
+    number = len(scores)
     for label in np.unique(targets) if targets.ndim == 1 else np.flatnonzero(targets.any(axis=0)):
-        values = np.nan_to_num(scores[:, label], nan=lowest)
+        values = np.nan_to_num(scores[:, label], nan=LOWEST)
         is_own = targets == label if targets.ndim == 1 else targets[:, label] > 0
         every, own, others = np.sort(values), np.sort(values[is_own]), np.sort(values[~is_own])
         positives = len(own)
@@ -97,11 +99,7 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
         selected, hits = number - below, positives - np.searchsorted(own, own)
         precision[label] = 100 * np.mean(hits / selected)
         best = positives - 1 - np.argmax((hits / (selected + positives))[::-1])  # of equal ones the highest threshold
-        chosen, number_below = own[best], below[best]
-        if number_below:
-            threshold[label] = np.mean([every[number_below - 1], chosen], dtype=np.float64)
-        else:  # a step below the lowest score of all
-            threshold[label] = np.nextafter(chosen, lowest, dtype=np.float32)
+        threshold[label] = threshold_at(every, below[best])
         if negatives:  # twice the sum of the ranks of the positive samples: Mann and Whitney, 1947
             doubled = np.sum(below + up_to + 1) - positives * (positives + 1)
             auroc[label] = 100 * doubled / (2 * positives * negatives)
@@ -110,6 +108,31 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
             sensitivity = 1 - np.searchsorted(own, highest_other, "right") / positives
             operating[:, label] = 100 * np.append(sensitivity, np.searchsorted(others, lowest_own) / negatives)
     return RankingFigures(precision, auroc, threshold, operating)
+
+
+def threshold_at(scores: np.ndarray, index: int) -> float:
+    """Halfway between a score and the next lower one, of ascending ones (N,), or a step below the lowest of all."""
+    if index:
+        return float(np.mean(scores[index - 1 : index + 1], dtype=np.float64))
+    return float(np.nextafter(scores[0], LOWEST, dtype=np.float32))
+
+
+def choose_threshold(results: "SampleResults", point: OperatingPoint) -> float | None:
+    """The threshold that reaches the goal, with the highest other figure; None if none does, or without both kinds.
+
+    A sample at or above it is predicted to have the class.
+    """
+    scores, is_own = results.of_class(point.label)
+    if is_own.all() or not is_own.any():
+        return None
+    every = np.unique(scores)
+    sensitivity = 1 - np.searchsorted(np.sort(scores[is_own]), every) / is_own.sum()
+    specificity = np.searchsorted(np.sort(scores[~is_own]), every) / (~is_own).sum()
+    is_possible = (sensitivity >= (point.sensitivity or 0)) & (specificity >= (point.specificity or 0))
+    if not is_possible.any():
+        return None
+    order = (specificity, sensitivity) if point.specificity else (sensitivity, specificity)
+    return threshold_at(every, np.lexsort((*order, is_possible))[-1])
 
 
 def mean_defined(values: np.ndarray) -> float:
@@ -133,6 +156,7 @@ class SampleResults:
         highest F1 of each class on these samples.
     logits: float16 (N, C), only on request, at most ±65504: also in place of -inf, the logit of a masked class.
     groups: str (N,), with DATA.GROUPS: the name of the group of each sample.
+    point: EVAL.OPERATING_POINT; unless it is chosen, its thresholds are the ones of these samples.
     """
 
     targets: np.ndarray
@@ -144,11 +168,12 @@ class SampleResults:
     logits: np.ndarray | None = None
     thresholds: np.ndarray | None = None
     groups: np.ndarray | None = None
+    point: OperatingPoint | None = None
 
     def take(self, rows: np.ndarray) -> "SampleResults":
         """The results of the samples at `rows` (M,), without the reasons of unreadable ones."""
         arrays = {name: getattr(self, name) for name in _PER_SAMPLE}
-        taken = {name: array[rows] for name, array in arrays.items() if array is not None}
+        taken: dict[str, Any] = {name: array[rows] for name, array in arrays.items() if array is not None}
         return replace(self, errors={}, **taken)
 
     @property
@@ -214,6 +239,25 @@ class SampleResults:
             by_chance = float((true + predicted) @ grades**2 - 2 * (true @ grades) * (predicted @ grades))
         return 100 * float(1 - observed / by_chance) if by_chance > 0 else math.nan
 
+    def of_class(self, label: int) -> tuple[np.ndarray, np.ndarray]:
+        """The scores of a class, float32 (M,), the lowest for NaN, and which readable samples have it, bool (M,)."""
+        assert self.scores is not None
+        targets = self.targets[self.readable]
+        is_own = targets == label if targets.ndim == 1 else targets[:, label] > 0
+        return np.nan_to_num(self.scores[self.readable, label], nan=LOWEST), is_own
+
+    @cached_property
+    def used_point(self) -> OperatingPoint | None:
+        """The operating point with its thresholds, of images and of groups."""
+        if self.point is None or self.point.is_chosen:
+            return self.point
+        of_groups = None
+        if self.groups is not None:
+            of_groups = choose_threshold(mean_by_group(self), self.point)
+        own = choose_threshold(self, self.point)
+        chosen = {"is_chosen": True, "threshold": own, "group_threshold": of_groups}
+        return self.point.model_copy(update=chosen)
+
     @property
     def mean_loss(self) -> float:
         """The mean over the samples that were read, summed in float64 in the order of the data."""
@@ -233,8 +277,11 @@ class SampleResults:
         samples = len(self.readable)
         multi_label = self.targets.ndim == 2
         values = {metric.name: metric.compute(self) if samples else np.nan for metric in metrics_of(multi_label)}
-        thresholds = tuple(self.used_thresholds.tolist()) if multi_label and samples else None
-        return Metrics(values, samples, best=best_metric(best, multi_label).name, thresholds=thresholds)
+        decision = UNDECIDED
+        if samples:
+            thresholds = tuple(self.used_thresholds.tolist()) if multi_label else None
+            decision = Decision(thresholds, self.used_point)
+        return Metrics(values, samples, best=best_metric(best, multi_label).name, decision=decision)
 
 
 _PER_SAMPLE = ("targets", "labels", "probabilities", "losses", "scores", "logits", "groups")
@@ -243,7 +290,7 @@ _PER_SAMPLE = ("targets", "labels", "probabilities", "losses", "scores", "logits
 def join(parts: Sequence[SampleResults]) -> SampleResults:
     """The results of all samples of the parts, such as folds, without the reasons of unreadable ones."""
     arrays = {name: [getattr(part, name) for part in parts] for name in _PER_SAMPLE}
-    joined = {name: np.concatenate(found) for name, found in arrays.items() if found[0] is not None}
+    joined: dict[str, Any] = {name: np.concatenate(found) for name, found in arrays.items() if found[0] is not None}
     return replace(parts[0], errors={}, **joined)
 
 
@@ -251,7 +298,8 @@ def mean_by_group(results: SampleResults) -> SampleResults:
     """The results of each group, in the order of the sorted names of `groups`, which must be known, as `scores`.
 
     The probability of a class is the mean over the readable samples of the group. A group whose samples have different
-    labels has no target, as one without a readable sample; `errors` has the reason.
+    labels has no target, as one without a readable sample; `errors` has the reason. With `groups` of the operating
+    point, a group with a sample of its class has the labels of such a sample.
     """
     assert results.scores is not None and results.groups is not None
     names, first, group_of = np.unique(results.groups, return_index=True, return_inverse=True)
@@ -263,14 +311,21 @@ def mean_by_group(results: SampleResults) -> SampleResults:
         np.logaddexp.at(logs, number, F.logsigmoid(odds).numpy())
     means = np.zeros(sums[0].shape, np.float32)
     np.subtract(sums[0], sums[1], out=means, where=np.isfinite(sums[0]), casting="same_kind")
+    own = results.targets[readable]
     targets = results.targets[first]
-    targets[number] = results.targets[readable]
-    differs = (targets[number] != results.targets[readable]).reshape(len(number), -1).any(axis=1)
+    targets[number] = own
+    mixed = number[(targets[number] != own).reshape(len(number), -1).any(axis=1)]
+    point = results.point
+    if point and point.groups:
+        has_class = results.of_class(point.label)[1]
+        targets[number[has_class]] = own[has_class]
+        mixed = np.setdiff1d(mixed, number[has_class])
     errors = dict.fromkeys(np.setdiff1d(np.arange(len(names)), number).tolist(), "no image can be read")
-    errors |= dict.fromkeys(number[differs].tolist(), MIXED_LABELS)
+    errors |= dict.fromkeys(mixed.tolist(), MIXED_LABELS)
     targets[list(errors)] = PADDING
     found = results_of_scores(targets, means)
-    return replace(found, errors=errors, thresholds=results.thresholds)
+    of_groups = point and point.model_copy(update={"threshold": point.group_threshold})
+    return replace(found, errors=errors, thresholds=results.thresholds, point=of_groups)
 
 
 MIXED_LABELS = "its images have different labels"

@@ -1,5 +1,6 @@
 """The session of an evaluation or a prediction, and the parts that training shares with it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from configs.flags import Prediction
 from configs.schema import Config, Data
 from configs.schema.data import properties_of
 from configs.schema.model import Tune
-from datasets.sources.names import names_of_labels
+from configs.schema.operating_point import UNDECIDED, OperatingPoint
+from configs.yaml_io import shorten
+from datasets.sources.names import list_names, names_of_labels
 from datasets.sources.samples import Samples
+from datasets.sources.shared_arrays import to_nfc
 from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import weights_record
 from engine.evaluation.evaluate import Evaluator
@@ -32,7 +36,8 @@ from models.kernels import AUTO, EXPLICIT, prepare_convolutions, use_attention
 from models.vit import use_linear_patches
 from models.weights.choose import EVALUATE, Purpose
 from utils.distributed import ProcessContext
-from utils.errors import UserError
+from utils.errors import UserError, did_you_mean
+from utils.metric_table import MAX_SCORED_CLASSES
 from utils.notes import Note
 
 _BESIDES_PATCHES = {*OPS} - {"conv2d", "linear"}  # ops that a patch embedding does not have, as either layer
@@ -61,11 +66,15 @@ def build_eval_model(
     built = eval_model_of(model, config, context)
     evaluator = built.evaluator
     notes = [note.on("Pretrained") for note in fitted.notes()] if fitted else []
+    record = weights_record(config.model)
+    decision = record.decision if record else UNDECIDED
+    if decision.point and decision.point.label < config.model.num_logits:
+        evaluator = replace(evaluator, point=decision.point)
+        notes.append(Note("log", f"Operating point of {decision.point.name}, from the weights: {decision.point.title}"))
     if config.data.multi_label:
-        record = weights_record(config.model)
-        chosen = np.array(record.thresholds) if record and record.thresholds else None
-        known = chosen is not None and len(chosen) == config.model.num_logits
-        evaluator = replace(evaluator, thresholds=chosen if known else np.zeros(config.model.num_logits))
+        known = len(decision.thresholds or ()) == config.model.num_logits
+        thresholds = np.array(decision.thresholds) if known else np.zeros(config.model.num_logits)
+        evaluator = replace(evaluator, thresholds=thresholds)
         source = "from the weights, chosen on validation images" if known else "0.5, as the weights have none"
         notes.append(Note("log", f"Thresholds of the classes: {source}"))
     return replace(built, evaluator=evaluator, notes=notes)
@@ -124,7 +133,31 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     record_environment(context, logger)
     if plan.class_mask is not None:
         evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
+    names = names_of_labels(plan.samples, plan.config.model.num_logits)
+    goal = operating_goal(plan.config, names)
+    if goal and (not evaluator.point or (goal.name, goal.title) != (evaluator.point.name, evaluator.point.title)):
+        if command.prediction:
+            problem = "EVAL.OPERATING_POINT: a prediction takes the one of its weights, which have another or none"
+            raise UserError(f"{problem}; train with the option, and remove it here")
+        evaluator = replace(evaluator, point=goal)
     return EvaluationSession(plan, built.compute, evaluator, meta_model=copy_to_meta(built.fp32))
+
+
+def operating_goal(config: Config, names: Sequence[str]) -> OperatingPoint | None:
+    """EVAL.OPERATING_POINT with the label of its class. names: of all labels.
+
+    Raises UserError: there is no such class; one label per image of more classes than have scores.
+    """
+    goal = config.eval.operating_point
+    if goal is None:
+        return None
+    if not config.data.multi_label and len(names) > MAX_SCORED_CLASSES:
+        raise UserError(f"EVAL.OPERATING_POINT: {len(names)} classes, more than {MAX_SCORED_CLASSES}; remove it")
+    name = to_nfc(goal.name)
+    if name not in names:
+        fix = did_you_mean(name, names) or f"; give one of {list_names(names)}"
+        raise UserError(f"EVAL.OPERATING_POINT: no class is {shorten(name)}{fix}")
+    return OperatingPoint(label=names.index(name), **goal.model_dump())
 
 
 def _check_threshold(options: Prediction | None, config: Config) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.evaluation.intervals import confidence_interval
+from engine.evaluation.intervals import confidence_interval, figures_at
 from engine.evaluation.results import (
     NUM_BINS,
     Calibration,
@@ -67,6 +67,7 @@ class ResultTables:
         self._write_arrays(LOGITS, results, logits=results.logits)
         is_small = results.scores is not None and results.scores.nbytes <= MAX_SCORES_BYTES
         self._write_arrays(SCORES, results, scores=results.scores if is_small else None)
+        point = results.used_point
         interval, reason = confidence_interval(results, metrics.metric)
         atomic_write(self.folder / TABLES, json.dumps(self._tables) + "\n")
         summary = {
@@ -78,6 +79,7 @@ class ResultTables:
             **figures,
             "interval": interval,  # of the metric that decides
             "interval_missing": reason or None,
+            "operating_point": point and figures_at(results, point),
             **more,
         }
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")

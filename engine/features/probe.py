@@ -4,7 +4,6 @@ Legend: N samples, F width of the features, C classes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -22,7 +21,7 @@ from datasets.loading.loader import BadImageList
 from datasets.sources.names import list_names, names_of_labels
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
-from engine.evaluation.evaluate import Evaluator, group_names
+from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import write_findings
 from engine.evaluation.results import SampleResults
 from engine.features.classifiers import (
@@ -118,8 +117,7 @@ def solve_head(task: ProbeTask) -> Solved:
     features = val.values.new_zeros((len(task.val), val.values.shape[1]))
     targets = torch.full(task.val.targets.shape, PADDING, dtype=val.targets.dtype, device=features.device)
     features[val.indices], targets[val.indices] = val.values, val.targets
-    results = task.evaluator.results_of_features(model.heads[0], features, targets, val.errors)
-    return on_main._replace(results=replace(results, groups=group_names(task.val)))
+    return on_main._replace(results=task.evaluator.results_of_features(model.heads[0], features, targets, val.errors))
 
 
 def set_head(model: nn.Module, solved: Solved) -> None:

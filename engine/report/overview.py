@@ -54,6 +54,8 @@ def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
         (f"test {metric.title}", test, test_images),
         ("pixel baseline", baseline, f"majority class {majority}"),
         ("linear probe", metric.text(run.measured("probe_score")), "the start of this run"),
+        *_point_tiles(run.evaluation, split),
+        *_point_tiles(run.test, "test"),
         *classes[-1:],
         ("training time", duration(run.measured("train_seconds")), "without evaluations"),
     ]
@@ -116,6 +118,19 @@ def class_tiles(run: RunContents) -> Tiles:
     return [tile for tile in tiles if tile[1]]
 
 
+def _point_tiles(evaluation: Evaluation | None, split: str) -> Tiles:
+    """The figures at the operating point, on the images of a split."""
+    point = evaluation.values.get("operating_point") if evaluation else None
+    if not isinstance(point, dict):
+        return []
+    figures = {name: percent(to_float(point.get(name))) for name in ("sensitivity", "specificity")}
+    logit = to_float(point.get("threshold"))
+    remark = "no threshold reaches the goal"
+    if logit is not None:
+        remark = f"specificity {figures['specificity']}, from p {1 / (1 + math.exp(min(-logit, 700))):.4g} on"
+    return [(f"{split} sensitivity, {point.get('class')}".strip(), figures["sensitivity"] or "none", remark)]
+
+
 def _figures_of_two(evaluation: Evaluation | None) -> Tiles:
     """Of two classes, the sensitivity and the specificity of each one; the means over both are equal."""
     rows = evaluation.classes if evaluation else []
@@ -128,7 +143,8 @@ def _figures_of_two(evaluation: Evaluation | None) -> Tiles:
 
 def class_figures(run: RunContents) -> str:
     """'macro F1 82.90%, worst class F1 0.00% (newt, 3 images)'; '' without these figures."""
-    return ", ".join(f"{name} {value}{f' ({remark})' if remark else ''}" for name, value, remark in class_tiles(run))
+    tiles = [*_point_tiles(run.evaluation, ""), *class_tiles(run)]
+    return ", ".join(f"{name} {value}{f' ({remark})' if remark else ''}" for name, value, remark in tiles)
 
 
 def shift_by_weights(run: RunContents) -> str:

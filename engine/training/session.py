@@ -14,11 +14,11 @@ from configs.batch_plan import EpochLayout
 from configs.schema import Config
 from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_eval_loader
 from datasets.sources.checks import digest_of, notes_on
-from datasets.sources.names import find_ambiguity, map_labels
+from datasets.sources.names import find_ambiguity, map_labels, names_of_labels
 from datasets.transforms.device import TrainTransform
 from engine.checkpoint.run_folder import HELD_OUT_FILE
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.session import apply_op_lists, build_evaluator
+from engine.evaluation.session import apply_op_lists, build_evaluator, operating_goal
 from engine.features.probe import Solved, set_head
 from engine.parallel import build_strategy, compile_model, run_eagerly
 from engine.plan.training import Plan
@@ -75,6 +75,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     """
     config = plan.config
     data = plan.config.data
+    goal = operating_goal(config, names_of_labels(plan.val, config.model.num_logits))
     bad_images = BadImageList(context.rank)
     batches = TrainBatches(config, plan.train, context, plan.layout)
     state, built = build_train_state(config, context, plan.layout, plan, solved)
@@ -108,7 +109,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
         position=position,
         batches=batches,
         val_batches=build_eval_loader(data, plan.val, context, config.timeout_seconds, bad_images),
-        evaluator=build_evaluator(config, state.precision, state.strategy, context),
+        evaluator=replace(build_evaluator(config, state.precision, state.strategy, context), point=goal),
         bad_images=bad_images,
         solved=solved,
         lines=describe_on_screen(state, built, images, position.progress if plan.found else None),

@@ -14,10 +14,11 @@ from configs.compare import changed_options, changes_training
 from configs.load import RUN_OPTIONS
 from configs.parts import running_plugins
 from configs.schema import Config
+from configs.schema.operating_point import UNDECIDED, Decision
 from configs.yaml_io import format_value
 from engine.checkpoint.files import LARGE, FoundCheckpoint, available_bytes, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
-from engine.checkpoint.weights_record import ENTRY, read_thresholds, thresholds_to_entries
+from engine.checkpoint.weights_record import ENTRY, decision_to_entries, read_decision
 from engine.progress import EpochProgress, Metrics, Observer, TrainClock
 from engine.run.cost import count_parameters
 from engine.run.log import RunLogger
@@ -78,7 +79,7 @@ class RunPosition:
         no checkpoint has its weights.
     best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
     best_path: the checkpoint of a resumed run with the weights of `best`.
-    thresholds: the logits of the latest evaluation, with several labels per image.
+    decision: of the latest evaluation.
     """
 
     progress: EpochProgress
@@ -86,7 +87,7 @@ class RunPosition:
     best: dict[str, Any] | None = None
     best_is_unsaved: bool = False
     best_path: Path | None = None
-    thresholds: Sequence[float] | None = None
+    decision: Decision = UNDECIDED
 
     def stops_early(self, config: Config, epochs_done: int) -> bool:
         """Returns whether `TRAIN.PATIENCE` ends the run after this epoch."""
@@ -130,7 +131,7 @@ def take_snapshot(
         "options": to_yaml(config),
         "class_names": None if class_names is None else list(class_names),
         ENTRY: split,
-        **thresholds_to_entries(position.thresholds),
+        **decision_to_entries(position.decision),
         "plugins": {plugin.entry: plugin.text for plugin in running_plugins()},
     }
     return state.strategy.gather(content)
@@ -227,7 +228,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     best = checkpoint["best"]
     path = find_best(found, state.context) if best else None
     is_here = bool(best) and path is None and found.place.is_best
-    return RunPosition(progress, clock, best if path or is_here else None, is_here, path, read_thresholds(checkpoint))
+    return RunPosition(progress, clock, best if path or is_here else None, is_here, path, read_decision(checkpoint))
 
 
 _FIXED = (  # for the whole run: its state has other entries with another value

@@ -121,7 +121,7 @@ class Trainer:
                 self.outputs.record.set_result(samples=metrics.samples, probe_score=metrics.score)
                 self.outputs.reporter.add_evaluation(progress, 0, metrics, is_best=True)
                 self.position.best = best_entry(metrics, 0)
-                self.position.thresholds = metrics.thresholds
+                self.position.decision = metrics.decision
                 self._save(is_best=True)
                 if self.report:
                     self.report.update(probe)
@@ -285,7 +285,7 @@ class Trainer:
         title = f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
         evaluated = self._evaluate(state.eval_model, title, epochs_done)
         self.outputs.record.set_result(samples=evaluated.metrics.samples)
-        self.position.thresholds = evaluated.metrics.thresholds
+        self.position.decision = evaluated.metrics.decision
         rank = evaluated.metrics.metric.rank
         is_best = rank(evaluated.metrics.values) > rank(self.position.best or {})
         is_last = epochs_done == self.config.train.num_epochs or (not is_best and self.stops_early(epochs_done))
@@ -301,7 +301,9 @@ class Trainer:
         session = self.session
         if solved := self._solved:
             self._solved = None
-            results = solved.results
+            results = None
+            if solved.results:
+                results = session.evaluator.complete(solved.results, self.plan.val)
             metrics = session.evaluator.share_metrics(results)
         else:
             evaluator = replace(session.evaluator, before_error=self._wait_on_all_ranks)

@@ -1,6 +1,6 @@
 """Trained weights with their model and their validation images, for the scripts that export and average."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from torch import nn
 
 from configs.command_line import Command, to_yaml
 from configs.schema import Config
+from configs.schema.operating_point import UNDECIDED, Decision
 from configs.weights import PLACE, SPLIT, WeightsRecord, options_to_export
 from configs.yaml_io import parse_value
 from datasets.sources.imagenet_sets import wordnet_ids
@@ -17,7 +18,7 @@ from datasets.sources.names import BYTES, NATURAL, read_class_list
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit
 from engine.checkpoint.files import find_checkpoint
-from engine.checkpoint.weights_record import describe_data, thresholds_to_entries, to_metadata, weights_record
+from engine.checkpoint.weights_record import decision_to_entries, describe_data, to_metadata, weights_record
 from engine.plan.evaluation import imagenet_subset, options_of_weights, plan_evaluation
 from engine.run.facts import Fact
 from engine.run.log import RunLogger
@@ -44,7 +45,7 @@ class TrainedModel:
     notes: list[Note | Fact]
     split: RunSplit | None = None
     names_data_path: bool = True
-    thresholds: Sequence[float] | None = None
+    decision: Decision = UNDECIDED
     weights_size: tuple[int, int] | None = None
 
     @property
@@ -61,8 +62,8 @@ class TrainedModel:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The class names and the preprocessing, and with several labels per image the thresholds of the classes."""
-        return describe_data(self.config.data, self.class_names) | thresholds_to_entries(self.thresholds)
+        """The class names, the preprocessing, and the thresholds, if there are some."""
+        return describe_data(self.config.data, self.class_names) | decision_to_entries(self.decision)
 
     def build(self, weights: Path) -> nn.Module:
         """The model with the weights of a file, in fp32 on the CPU, read as `-pretrained` reads it."""
@@ -121,5 +122,5 @@ def _trained_model(config: Config, record: WeightsRecord | None, notes: list[Not
         names = read_class_list(Path(classes))
     elif not names and not classes and imagenet_subset(config.model, record):
         names = wordnet_ids(config.model.num_classes)
-    thresholds = record.thresholds if record else None
-    return TrainedModel(config, names, notes, split, weights_size=size, thresholds=thresholds)
+    decision = record.decision if record else UNDECIDED
+    return TrainedModel(config, names, notes, split, weights_size=size, decision=decision)

@@ -38,6 +38,8 @@ WRONG = [
     ("-save_logits", "EVAL.SAVE_LOGITS=true"),
     (f"-profile {EVAL}", "-eval"),
     # Keys
+    ("-opts 'EVAL.OPERATING_POINT={class: a}'", "{class: malignant, specificity: 0.95}"),
+    ("-opts 'EVAL.OPERATING_POINT={class: a, specificity: 95}'", "EVAL.OPERATING_POINT"),
     ("-opts SEED", "-opts SEED"),
     ("-opts DATA.BATCHSIZE=4", "DATA.BATCH_SIZE?"),
     ("-opts TRAIN.MIXUP=0.8", "TRAIN.MIXUP_ALPHA"),

@@ -28,7 +28,7 @@ from test_evaluation_files import files_for
 from timm.task import MultiLabelClassificationEvaluator
 
 from datasets.batch import PADDING
-from engine.checkpoint.weights_record import check_description, read_thresholds, thresholds_to_entries
+from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision
 from engine.evaluation.results import (
     SampleResults,
     class_figures,
@@ -295,7 +295,7 @@ def test_f1_of_several_labels_is_that_of_scikit_learn_and_timm(seed, ties):
         highest = np.max(2 * curve[0] * curve[1] / np.maximum(curve[0] + curve[1], 1e-9))
         assert figures.f1[label] == pytest.approx(100 * highest)
     assert best.used_thresholds[-1] == 0  # without a positive sample
-    again = replace(best, thresholds=np.array(best.metrics().thresholds))
+    again = replace(best, thresholds=np.array(best.metrics().decision.thresholds))
     assert (again.predicted == best.predicted).all() and again.metrics() == best.metrics()
 
 
@@ -325,17 +325,17 @@ def test_exactly_the_images_from_the_best_score_on_are_predicted(logits, positiv
     precision, recall, _ = precision_recall_curve(positive, scores[:, 0])
     highest = 100 * np.max(2 * precision * recall / np.maximum(precision + recall, 1e-9))
     assert results.metrics().values["macro_f1"] == pytest.approx(highest)
-    content = json.loads(json.dumps(thresholds_to_entries(results.metrics().thresholds)))
+    content = json.loads(json.dumps(decision_to_entries(results.metrics().decision)))
     check_description(content)
-    again = replace(results, thresholds=np.array(read_thresholds(content)))
+    again = replace(results, thresholds=np.array(read_decision(content).thresholds))
     assert (again.predicted == results.predicted).all()
 
 
 def test_thresholds_of_an_older_file_are_probabilities():
     """0.5 and 1: reached by logits of 0 and from about 17.3 on, whose sigmoid is 1 in float32; 1e-300: by all."""
-    logits = read_thresholds({"thresholds": [0.5, 1.0, 1e-300, 0.9]})
+    logits = read_decision({"thresholds": [0.5, 1.0, 1e-300, 0.9]}).thresholds
     assert logits == pytest.approx([0, 17.3287, -690.7755, np.log(9)], rel=1e-5)
-    assert read_thresholds({"thresholds": None}) is None
+    assert read_decision({"thresholds": None}).thresholds is None
 
 
 @pytest.mark.parametrize("seed", range(2))

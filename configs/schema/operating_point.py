@@ -1,0 +1,55 @@
+"""The operating point of a class (EVAL.OPERATING_POINT), and all that weights decide by. Without torch and numpy."""
+
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+_Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Goal(BaseModel):
+    """The class of an operating point, and the sensitivity or the specificity that its threshold reaches.
+
+    groups: whether a group has the class if any of its images has it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
+    name: Annotated[str, BeforeValidator(str), Field(alias="class")]
+    sensitivity: _Share | None = None
+    specificity: _Share | None = None
+    groups: Literal["any"] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.sensitivity is None) == (self.specificity is None):
+            raise ValueError("class and one figure are needed, as {class: malignant, specificity: 0.95}")
+        return self
+
+    @property
+    def title(self) -> str:
+        """'95% specificity' of 0.95."""
+        figure = "specificity" if self.specificity else "sensitivity"
+        return f"{100 * getattr(self, figure):g}% {figure}"
+
+
+class OperatingPoint(Goal):
+    """A threshold of the score of a class against the others, see `SampleResults.scores`.
+
+    label: of the class. is_chosen: whether images have decided on the thresholds; None if they cannot reach the goal.
+    group_threshold: of the means of groups.
+    """
+
+    label: Annotated[int, Field(ge=0)]
+    is_chosen: bool = False
+    threshold: float | None = None
+    group_threshold: float | None = None
+
+
+class Decision(NamedTuple):
+    """What a model predicts. thresholds: with several labels per image, the logits of `SampleResults.thresholds`."""
+
+    thresholds: tuple[float, ...] | None = None
+    point: OperatingPoint | None = None
+
+
+UNDECIDED = Decision()

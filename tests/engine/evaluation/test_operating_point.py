@@ -1,0 +1,128 @@
+"""Operating points against scikit-learn's ROC curve, and on their way from a training to a prediction."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import evaluate
+from scipy.stats import binomtest
+from sklearn.metrics import roc_curve
+from test_results import results_for, results_of
+
+from configs.command_line import parse_command_line
+from configs.schema.operating_point import OperatingPoint
+from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision
+from engine.commands.run import run
+from engine.evaluation.intervals import figures_at
+from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
+from scripts.export import main as export
+from utils.errors import UserError
+from utils.tables import read_rows
+
+
+def point_of(label: int = 1, **goal: float | str) -> OperatingPoint:
+    return OperatingPoint(name="ill", label=label, **goal)
+
+
+def drawn(seed: int, classes: int, multi_label: bool = False) -> SampleResults:
+    """Of 120 samples with many equal scores."""
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(0, classes, (120,), generator=generator)
+    one_hot = torch.eye(classes)[targets]
+    logits = (torch.randn(120, classes, generator=generator) + 1.5 * one_hot).round(decimals=seed % 2)
+    return results_for(one_hot.to(torch.int8), logits) if multi_label else results_of(logits, targets)
+
+
+GOALS = [{"specificity": 0.95}, {"specificity": 0.5}, {"sensitivity": 0.9}, {"sensitivity": 1}]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", [(2, False), (4, False), (3, True)])
+@pytest.mark.parametrize(
+    "goal", [{"specificity": 0.95}, {"specificity": 0.5}, {"sensitivity": 0.9}, {"sensitivity": 1}]
+)
+def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
+    """Also when it is applied as a file has it."""
+    results = drawn(seed, *kind)
+    (name, least), *_ = goal.items()
+    point = point_of(**{name: min(least, 1 - 1e-9)})
+    scores, is_own = results.of_class(1)
+    false, true, thresholds = (values[1:] for values in roc_curve(is_own, scores, drop_intermediate=False))
+    figures = {"specificity": 1 - false, "sensitivity": true}
+    (other,) = figures.keys() - goal
+    possible = figures[name] >= least
+    chosen = replace(results, point=point)
+    content = json.loads(json.dumps(decision_to_entries(chosen.metrics().decision)))
+    check_description(content)
+    found = figures_at(results, read_decision(content).point)
+    if not possible.any():
+        assert found["threshold"] is found["sensitivity"] is None
+        return
+    best = np.lexsort((figures[name], figures[other], possible))[-1]
+    assert (found[name], found[other]) == pytest.approx((100 * figures[name][best], 100 * figures[other][best]))
+    lower = scores[scores < thresholds[best]]
+    assert found["threshold"] == pytest.approx(np.mean([thresholds[best], max(lower, default=thresholds[best])]))
+    (rest, wrong), (missed, hits) = found["confusion"]
+    wilson = binomtest(hits, hits + missed).proportion_ci(method="wilson")
+    assert found["sensitivity_interval"] == pytest.approx([100 * wilson.low, 100 * wilson.high], abs=0.01)
+    assert found["specificity"] == pytest.approx(100 * rest / (rest + wrong))
+
+
+def test_a_goal_that_no_threshold_reaches_and_a_lone_class_have_none():
+    scores = torch.tensor([[0.0, 9.0], [0.0, 1.0], [0.0, 0.0]])
+    for targets in ([0, 1, 1], [1, 1, 1]):
+        results = replace(results_of(scores, torch.tensor(targets)), point=point_of(specificity=0.9))
+        assert results.used_point.is_chosen and results.used_point.threshold is None
+        assert figures_at(results, results.used_point)["sensitivity"] is None
+
+
+@pytest.mark.parametrize("rule", [None, "any"])
+def test_a_point_of_groups_is_the_one_of_their_means(rule):
+    """A group with different labels counts only with `any`, then as ill."""
+    results = drawn(1, 3)
+    patients = np.random.default_rng(0).integers(0, 25, 120)
+    targets = np.where(patients % 9 == 0, results.targets, patients % 3)
+    point = point_of(specificity=0.8, groups=rule)
+    results = replace(results, targets=targets, groups=patients.astype(str), point=point)
+    frame = pd.DataFrame({"p": torch.from_numpy(results.scores[:, 1]).double().sigmoid(), "ill": targets == 1})
+    groups = frame.groupby(results.groups).agg(p=("p", "mean"), ill=("ill", "any"))
+    mixed = pd.Series(targets).groupby(results.groups).nunique() > 1
+    kept = groups[~mixed | ((rule == "any") & groups.ill)]
+    false, true, _ = roc_curve(kept.ill, kept.p, drop_intermediate=False)
+    grouped = mean_by_group(replace(results, point=results.used_point))
+    assert list(grouped.errors.values()) == [MIXED_LABELS] * (len(groups) - len(kept))
+    assert len(grouped.readable) == len(kept)
+    assert figures_at(grouped, grouped.point)["sensitivity"] == pytest.approx(100 * true[1 - false >= 0.8].max())
+
+
+GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
+
+
+def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports(trained_digits, cpu, tmp_path):
+    folder = trained_digits(GOAL)
+    summary = json.loads((folder / "evaluation/summary.json").read_text())
+    found = summary["operating_point"]
+    assert found["class"] == "3" and found["specificity"] >= 90 and found["is_chosen"]
+    with np.load(folder / "evaluation/scores.npz") as saved:
+        expected = saved["scores"][:, 3] >= found["threshold"]
+        labels = saved["labels"]
+    assert found["sensitivity"] == pytest.approx(100 * expected[labels == 3].mean())
+    export([str(folder), "-format=safetensors", f"-output={tmp_path / 'a.safetensors'}", "-no_check"])
+    for weights in (folder / "best.pth", tmp_path / "a.safetensors"):
+        data = ["-dataset=digits", f"-output={tmp_path / weights.name}-predictions"]
+        run(parse_command_line(["-predict", f"-pretrained={weights}", "-split=val", *data]), cpu)
+        rows = read_rows(tmp_path / f"{weights.name}-predictions/predictions.csv")
+        assert [row["decision"] for row in rows] == np.where(expected, "3", "not 3").tolist()
+    again = evaluate(tmp_path / "eval", f"-pretrained={folder / 'best.pth'}", "-split=train")
+    used = json.loads((again / "evaluation/summary.json").read_text())["operating_point"]
+    assert used["threshold"] == found["threshold"] and used["specificity"] != found["specificity"]
+    with pytest.raises(UserError, match=r"EVAL\.OPERATING_POINT: a prediction"):
+        run(parse_command_line(["-predict", f"-pretrained={weights}", *data, "-opts", GOAL.replace("3", "4")]), cpu)
+
+
+def test_an_unknown_class_is_named(digits_argv, cpu):
+    with pytest.raises(UserError, match=r"EVAL\.OPERATING_POINT: no class is 'ill'"):
+        run(parse_command_line([*digits_argv, GOAL.replace("3", "ill")]), cpu)
