@@ -98,6 +98,15 @@ class SampleDropBlock(Block):
         return add_residual(x, lambda part: self.ls2(self.mlp(self.norm2(part))), kept)
 
 
+def bigvision_positions(grid: list[int], width: int) -> torch.Tensor:
+    """big_vision's (N, D): frequencies 10000^(-i / (D / 4 - 1)), in the order sin x, cos x, sin y, cos y.
+
+    timm's have the exponent -i / (D / 4), and the order sin y, sin x, cos y, cos x.
+    """
+    temperature = 10000 ** (width / (width - 4))
+    return build_sincos2d_pos_embed(grid, width, temperature, interleave_sin_cos=True).roll(width // 2, 1)
+
+
 def build_vit(options: ViT, data: Data) -> VisionTransformer:
     """A Vision Transformer (Dosovitskiy et al., 2020): images (B, C, S, S) -> logits (B, classes).
 
@@ -128,9 +137,10 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
     else:  # the other layers are timm's `moco`, see docs/recipes.md
         nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))  # a linear layer in the shape of a convolution
         nn.init.trunc_normal_(vit.pos_embed, std=vit.embed_dim**-0.5)
-    if options.pos_embed == "sincos2d":  # fixed, with zeros for the class token (Chen et al., 2021)
+    if options.pos_embed != "learned":  # fixed, with zeros for the class token (Chen et al., 2021)
         vit.pos_embed.requires_grad_(False).zero_()
-        vit.pos_embed[:, vit.num_prefix_tokens :] = build_sincos2d_pos_embed(vit.patch_embed.grid_size, vit.embed_dim)
+        formula = build_sincos2d_pos_embed if options.pos_embed == "sincos2d" else bigvision_positions
+        vit.pos_embed[:, vit.num_prefix_tokens :] = formula([*vit.patch_embed.grid_size], vit.embed_dim)
     return vit
 
 

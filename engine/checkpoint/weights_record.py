@@ -296,7 +296,7 @@ def _stated_names(weights: WeightsFile) -> list[str] | None:
     """The class names that another program writes beside the weights."""
     content = weights.entries
     meta = _entries_of(content.get("meta"))  # of mmengine
-    others = [_entries_of(content.get(name)) for name in ("config", "datamodule_hyper_parameters")]
+    others = [_entries_of(content.get(name)) for name in ("config", "datamodule_hyper_parameters", "model_init_args")]
     entries = dict[str, Any]()
     for place in (*others, meta, _entries_of(meta.get("dataset_meta")), weights.arguments, content):
         entries |= {str(key).lower(): value for key, value in place.items()}  # the last place decides

@@ -21,6 +21,7 @@ _MAX_PREFIX, _MAX_PREFIXES = 8, 32  # parts of a prefix; prefixes of an entry
 _ROOT = "the file itself"
 # Modules that PyTorch puts around parts of a model: torch.compile, FSDP, activation checkpointing
 _WRAPPERS = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_HEAD = re.compile(r"head|classifier")
 # Two networks of one training, the one that its program uses last: DINO, iBOT and DINOv2; MoCo; MoCo v3; BYOL
 _PAIRS = {"student": "teacher", "encoder_k": "encoder_q"}
 _PAIRS |= {"momentum_encoder": "base_encoder", "target_encoder": "online_encoder"}
@@ -55,7 +56,8 @@ class Candidate:
     """Tensors of a file with the names of the model. path: their entry and the prefix of their names in the file.
 
     score: the numbers of tensors of the model, without its heads, that it has in the same shape, and in any shape.
-    notes: on a conversion. others: the candidates that fit as well; other_key: MODEL.WEIGHTS_ENTRY of another one.
+    notes: on a conversion, on a head beside the backbone. others: the candidates that fit as well; other_key:
+    MODEL.WEIGHTS_ENTRY of another one.
     """
 
     path: str
@@ -161,12 +163,22 @@ def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str]
     part, note = convert({name.removeprefix(prefix): state[name] for name in inside})
     outside = {name: state[name] for name in state if name not in {*inside, *part}}
     known = {*body, *part, *outside}
-    has_one_layer = len({name.rpartition(".")[0] for name in outside}) == 1
-    for head in [name for name in own if name not in known]:  # beside the backbone
-        end = head.rpartition(".")[2] if has_one_layer else head
+    layers = {name.rpartition(".")[0] for name in outside}
+    notes = [note] if note else []
+    own_heads = part.keys() & own.keys() - body
+    if own_heads and len(layers) == 1 and _HEAD.search("".join(layers)):  # LightlyTrain's, on its own features
+        part = {name: tensor for name, tensor in part.items() if name not in own_heads}
+        notes.append(Note("screen", f"head: not read, as the backbone has one, and {layers.pop()} is another one"))
+    for head in [name for name in own if name not in known]:
+        end = head.rpartition(".")[2] if len(layers) == 1 else head
         ends = [name for name in outside if f".{name}".endswith(f".{end}")]
         if len(ends) == 1:
             outside[head] = outside.pop(ends[0])
+            if end == "weight":
+                of = ends[0].rpartition(".")[0]
+                notes.append(
+                    Note("screen", f"head: {of}, beside the backbone; its input is this model's (global_pool)")
+                )
     names = body & part.keys()
     shapes = sum(part[name].shape == own[name].shape for name in names)
-    return Candidate(f"{entry}.{prefix}".strip("."), part | outside, (shapes, len(names)), [note] if note else [])
+    return Candidate(f"{entry}.{prefix}".strip("."), part | outside, (shapes, len(names)), notes)

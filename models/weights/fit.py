@@ -11,11 +11,12 @@ from typing import Any, Literal
 from warnings import catch_warnings
 
 import torch
-from timm.layers import resample_abs_pos_embed, to_2tuple
-from timm.models import adapt_input_conv
+from timm.layers import resample_abs_pos_embed_nhwc, to_2tuple
+from timm.models import adapt_input_conv, is_model
 from torch import nn
 
 from configs.schema.model import Model
+from configs.weights import NPZ
 from models.weights.choose import FINE_TUNE, Purpose, choose
 from models.weights.names import State, head_names, summarize_names
 from models.weights.read import LOST, WeightsFile, read_weights
@@ -34,7 +35,7 @@ class NewHead(Enum):
     """Why a part of the model is new, in words for the log."""
 
     OTHER_NUMBER = "{} classes in the file, {} in the model"
-    NOT_IN_FILE = "not in the file"
+    NOT_IN_FILE = "no usable one in the file"
     OTHER_FEATURES = "other features in the file"
     OTHER_NORM = "not in the file, whose norm is of all tokens"
     NO_KNOWN_CLASS = "none of the classes in the file"
@@ -118,14 +119,13 @@ def load_pretrained(
     fitted = Fitted(source, chosen.others, chosen.other_key, [*chosen.notes], zero_heads=purpose.zero_head)
     pairs = Pairs(model, chosen.state, fitted)
     pairs.adapt_channels()
+    pairs.resize_positions(weights, image_size)
     pairs.keep_computed()
-    pairs.resize_positions(image_size)
     pairs.resize_tables()
     pairs.fit_norm()
     for head in pairs.heads:
         pairs.fit_head(head, purpose.head_rows, is_pooled=options.features != "pre_logits")
-    fix = weights.advice(options.name) or f"give weights of {options.name}, or set MODEL to match (-model=NAME)"
-    checked = _check_tensors(weights, pairs, fix)
+    checked = _check_tensors(weights, pairs, options.name)
     fitted.unused = [name for name in pairs.state if name not in pairs.own]
     if purpose.needs_head:
         fitted.check_heads(weights.file, pairs.heads)
@@ -203,10 +203,11 @@ class Pairs:
             elif name.endswith(".num_batches_tracked"):  # torch before 0.4.1 has none
                 self.state.setdefault(name, tensor)
 
-    def resize_positions(self, image_size: tuple[int, int] | None) -> None:
-        """Resizes position embeddings (1, N, D) by timm's function. image_size: as in `load_pretrained`.
+    def resize_positions(self, weights: WeightsFile, image_size: tuple[int, int] | None) -> None:
+        """Resizes position embeddings (1, N, D) by timm's functions. image_size: as in `load_pretrained`.
 
-        As many tokens may have another grid (8 x 2 and 4 x 4), which timm overlooks.
+        Those of Google's .npz are resized as Google's programs do, and timm's reader: bilinear, without a filter.
+        Raises UserError: MODEL.POS_EMBED is a formula, but not the one of the file.
         """
         source, target = self.state.get("pos_embed"), self.own.get("pos_embed")
         patches: Any = getattr(self.model, "patch_embed", None)
@@ -219,14 +220,25 @@ class Pairs:
         known = [side // length for side, length in zip(image_size or (), patch, strict=False)]
         if math.prod(known) != tokens:
             known = []
+        old = known or (grid if source.shape == target.shape else [math.isqrt(max(tokens, 0))] * 2)
+        if not self.model.get_parameter("pos_embed").requires_grad:
+            rows, columns = map(min, old, grid)  # both grids have these positions
+            both = [(source, old), (target, grid)]
+            theirs, ours = (one[:, prefix_tokens:].unflatten(1, size)[:, :rows, :columns] for one, size in both)
+            if not torch.allclose(theirs, ours, atol=1e-4):
+                problem = f"{weights.file}: its positions are not of the formula MODEL.POS_EMBED"
+                raise UserError(f"{problem}; give -opts MODEL.POS_EMBED=learned")
+            return
         if source.shape == target.shape and known in ([], grid):
             if not known and grid[0] != grid[1]:
                 text = f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"
                 self.fitted.note(text, kind="screen")
             return
-        old = known or [math.isqrt(max(tokens, 0))] * 2
         with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source
-            found = resample_abs_pos_embed(source, grid, old, num_prefix_tokens=prefix_tokens)
+            extra, positions = source[:, :prefix_tokens], source[:, prefix_tokens:].unflatten(1, old)
+            method = {"interpolation": "bilinear", "antialias": False} if weights.kind == NPZ else {}
+            resized = resample_abs_pos_embed_nhwc(positions, grid, **method)  # also to a grid of as many tokens
+            found = torch.cat([extra, resized.flatten(1, 2)], 1)
             if len({*grid}) > 1 or len({*old}) > 1:
                 text = f"positions: {old[0]} x {old[1]} tokens become {grid[0]} x {grid[1]}"
                 self.fitted.note(text, kind="screen")
@@ -321,13 +333,14 @@ def output_layers(model: nn.Module, head: str) -> list[str]:
     return [name for name in outputs if outputs[name] == [*outputs.values()][-1]]
 
 
-def _check_tensors(weights: WeightsFile, pairs: Pairs, fix: str) -> State:
-    """The tensors of the file that the model has, cast to the model's dtypes.
+def _check_tensors(weights: WeightsFile, pairs: Pairs, name: str) -> State:
+    """The tensors of the file that the model MODEL.NAME has, cast to the model's dtypes.
 
     Raises UserError if a tensor is missing, or its shape, dtype or values are wrong; if a part of the model apart from
     its heads, such as `blocks`, or the input of the blocks, has tensors in the file that the model lacks.
     """
     own, state = pairs.own, pairs.state
+    fix = weights.advice(name) or f"give weights of {name}, or set MODEL to match (-model=NAME)"
 
     def refuse(names: list[str], what: str, remedy: str = fix) -> None:
         if names:
@@ -342,7 +355,10 @@ def _check_tensors(weights: WeightsFile, pairs: Pairs, fix: str) -> State:
     refuse([f"{name} {_shape(state[name])}, not {_shape(own[name])}" for name in misfits], "wrong shapes")
     parts = {_part(name) for name in own if "." in name} - {_part(head) for head in pairs.heads}
     parts |= _OF_THE_INPUT if "patch_embed" in parts else set()
-    refuse([name for name in state if name not in own and _part(name) in parts], "the model has no place for")
+    left = [name for name in state if name not in own and _part(name) in parts]
+    with_biases = f"{name.partition('.')[0]}_qkvb"  # timm's other model of DINOv3
+    is_biases = is_model(with_biases) and all(one.endswith("qkv.bias") for one in left)
+    refuse(left, "the model has no place for", f"give -model={with_biases}" if is_biases else fix)
     kinds = [name for name in own if own[name].is_floating_point() != (state[name].dtype in _FLOAT_DTYPES)]
     refuse([f"{name} {state[name].dtype}" for name in kinds], "wrong dtypes")
     cast = {name: state[name].to(own[name].dtype) for name in own}

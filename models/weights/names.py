@@ -29,6 +29,7 @@ Convert = Callable[[State], tuple[State, Note | None]]  # the state with the mod
 
 _BLOCK = r"Transformer/encoderblock_(\d+)"
 _KIND = r"(kernel|scale|bias)"
+_POOL = r"MAPHead_0/MultiHeadDotProductAttention_0"
 
 # vit_jax numbers all parts of a block together (0, 1, 2, 3), big_vision numbers each kind from 0.
 _GOOGLE = {
@@ -43,9 +44,19 @@ _GOOGLE = {
     rf"{_BLOCK}/MlpBlock_[03]/Dense_1/{_KIND}": r"blocks.\1.mlp.fc2.\2",
     rf"Transformer/encoder_norm/{_KIND}": r"norm.\1",
     rf"head/{_KIND}": r"head.\1",
+    r"MAPHead_0/probe": r"attn_pool.latent",
+    rf"{_POOL}/query/{_KIND}": r"attn_pool.q.\1",
+    rf"{_POOL}/(key|value)/{_KIND}": r"attn_pool.\1.\2",
+    rf"{_POOL}/out/{_KIND}": r"attn_pool.proj.\1",
+    rf"MAPHead_0/LayerNorm_0/{_KIND}": r"attn_pool.norm.\1",
+    rf"MAPHead_0/MlpBlock_0/Dense_0/{_KIND}": r"attn_pool.mlp.fc1.\1",
+    rf"MAPHead_0/MlpBlock_0/Dense_1/{_KIND}": r"attn_pool.mlp.fc2.\1",
 }
 _MAX_BLOCKS = 1000
-_LINEAR_WEIGHT = re.compile(r"(.*\.(qkv|attn\.proj|fc1|fc2)|head)\.weight")
+_LINEAR_WEIGHT = re.compile(r"(.*\.(qkv|proj|fc1|fc2)|head)\.weight")
+_JOINED = {"attn.qkv": ("query", "key", "value"), "attn_pool.kv": ("key", "value")}
+# Tensors that timm's functions leave out and models compute: tables of positions and masks, the counters of a profiler
+_COMPUTED = re.compile(r"relative_position_index|relative_coords_table|attention_bias_idxs|mask|rope|rotary_emb|total_")
 
 
 def summarize_names(names: Iterable[Any], limit: int = 3) -> str:
@@ -70,17 +81,20 @@ def google_to_timm(state: State) -> State:
         found = next((match.expand(timm_name) for match, timm_name in matches if match), "")
         timm_name = re.sub(r"\.(scale|kernel)$", ".weight", found)
         result[timm_name or name.replace("/", ".")] = _to_timm_layout(timm_name, tensor)
-    for query in [name for name in result if ".attn.query." in name]:
-        parts = [query.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
-        if all(part in result for part in parts):
-            result[query.replace(".query.", ".qkv.")] = torch.cat([result.pop(part) for part in parts])
+    for joined, kinds in _JOINED.items():
+        module = joined.partition(".")[0]
+        for name in [name for name in result if f"{module}.{kinds[0]}." in name]:
+            before, _, end = name.rpartition(f"{module}.{kinds[0]}.")
+            parts = [f"{before}{module}.{kind}.{end}" for kind in kinds]
+            if all(part in result for part in parts):
+                result[f"{before}{joined}.{end}"] = torch.cat([result.pop(part) for part in parts])
     return result
 
 
 def _to_timm_layout(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if name == "patch_embed.proj.weight":
         return tensor.permute(3, 2, 0, 1)  # (P, P, C, D) -> (D, C, P, P)
-    if re.search(r"\.attn\.(query|key|value)\.", name):
+    if re.search(r"\b(query|key|value|q)\.", name):
         # (D, H, K) -> (H x K, D); bias (H, K) -> (H x K)
         return tensor.flatten(1).t() if name.endswith(".weight") else tensor.flatten()
     if _LINEAR_WEIGHT.fullmatch(name):
@@ -212,5 +226,22 @@ def to_model_names(model: nn.Module, state: State) -> tuple[State, Note | None]:
             has_scale = "adapt_layer_scale" in inspect.signature(rename).parameters  # as timm has for DeiT III
             found: State = rename(dict(state), model, **({"adapt_layer_scale": True} if has_scale else {}))
             if len(body & found.keys()) > len(body & state.keys()):
-                return found, Note("log", f"names: converted by timm's {module.rpartition('.')[2]}")
+                note = Note("log", f"names: converted by timm's {module.rpartition('.')[2]}")
+                return _left_out(body, state, found) | found, note
     return state, None
+
+
+def _left_out(body: set[str], state: State, found: State) -> State:
+    """The tensors of the model's own parts, such as `blocks`, that timm's function leaves out of `found`.
+
+    Not those that the model computes, or that are zero, such as the biases of most files of DINOv3.
+    """
+    parts = {name.partition(".")[0] for name in body}
+    kept = {tensor.data_ptr() for tensor in found.values()}  # renamed, or split
+    left = State()
+    for name, tensor in state.items():
+        is_kept = name in found or tensor.data_ptr() in kept
+        is_computed = _COMPUTED.search(name) or not tensor.any()
+        if name.partition(".")[0] in parts and not (is_kept or is_computed):
+            left[name] = tensor
+    return left

@@ -35,7 +35,7 @@ from utils.file_formats.pickles import (
 )
 from utils.files import verify_checksum
 
-_GOOGLE_PREFIXES = ("", "params/", "opt/target/")
+_GOOGLE_PREFIXES = ("", "params/", "params/img/", "opt/target/")
 _MAX_DEPTH = 3  # of entries in entries
 _AVERAGE = re.compile(r"(?:^|[._-])(?:ema|swa|avg|averaged?|shadow)\d*(?:[._-]|$)", re.IGNORECASE)
 # States of optimizers, which may have the names and shapes of the model

@@ -12,7 +12,8 @@ from timm.models import VisionTransformer
 from configs.schema import Config
 from models.blocks import FeatureModel
 from models.vit import build_vit
-from utils.notes import Note
+from models.weights.fit import load_pretrained
+from utils.errors import UserError
 
 CPU = torch.device("cpu")
 MILLIONS = {  # parameters; PaddleViT's recipes, then published sizes
@@ -85,29 +86,46 @@ def test_average_pooling_of_the_patches():
     assert model.cls_token is None and torch.allclose(model(images), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind, intervals", [("sincos2d", 6), ("sincos2d_bigvision", 5)])
 @pytest.mark.parametrize("pool", ["avg", "token"])
-def test_fixed_position_embedding(pool):
+def test_fixed_position_embedding(pool, kind, intervals):
     """sin and cos of both coordinates at wavelengths from 2 pi to 20,000 pi; the class token has zeros."""
-    model = tiny_vit("MODEL.POS_EMBED=sincos2d", f"MODEL.GLOBAL_POOL={pool}")
+    model = tiny_vit(f"MODEL.POS_EMBED={kind}", f"MODEL.GLOBAL_POOL={pool}")
     embedding = model.pos_embed[0, model.num_prefix_tokens :].view(2, 2, 24)
     assert not model.pos_embed.requires_grad
     assert model.num_prefix_tokens == (pool == "token")
     assert not model.pos_embed[0, : model.num_prefix_tokens].any()
-    wavelengths = 1e4 ** (torch.arange(6) / 6)
+    wavelengths = 1e4 ** (torch.arange(6) / intervals)
     for row, column in np.ndindex(2, 2):
         angles = [position / wavelengths for position in (row, column)]
         expected = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)])
         assert torch.allclose(embedding[row, column].sort().values, expected.sort().values, atol=1e-6)
+        if kind == "sincos2d_bigvision":  # sin x, cos x, sin y, cos y
+            by_column = torch.cat([expected[12:], expected[:12]])
+            assert torch.allclose(embedding[row, column], by_column, atol=1e-6)
 
 
-def test_a_fixed_position_embedding_is_not_read_from_weights(tmp_path):
-    learned = tiny_vit()
-    torch.save(learned.state_dict(), tmp_path / "learned.pth")
-    config = vit_config("MODEL.POS_EMBED=sincos2d", f"MODEL.PRETRAINED={tmp_path / 'learned.pth'}")
-    model, fitted = model_for(config)
-    assert torch.equal(model.pos_embed, build_vit(config.model, config.data).pos_embed)
-    assert torch.equal(model.cls_token, learned.cls_token)
-    assert fitted.remarks == [Note("log", "fixed by a formula, not read: pos_embed")]
+KINDS = ("learned", "sincos2d", "sincos2d_bigvision")
+
+
+@pytest.mark.parametrize("size", [32, 48, (16, 64)])
+@pytest.mark.parametrize("theirs", KINDS)
+def test_positions_that_differ_from_the_formula_are_refused(theirs, size, tmp_path):
+    """Of the formula, another grid has the positions of its own. size: of the weights; here 32."""
+    weights = tmp_path / "x.pth"
+    source = tiny_vit(f"MODEL.POS_EMBED={theirs}", f"DATA.IMAGE_SIZE={list(size) if size == (16, 64) else size}")
+    torch.save(source.state_dict(), weights)
+    shape = size if size == (16, 64) else (size, size)
+    for kind in KINDS[1:]:
+        config = vit_config(f"MODEL.POS_EMBED={kind}", f"MODEL.PRETRAINED={weights}")
+        model = build_vit(config.model, config.data)
+        expected = model.pos_embed.clone()
+        if kind == theirs:
+            load_pretrained(model, str(weights), config.model, image_size=shape)
+            assert torch.equal(model.pos_embed, expected) and torch.equal(model.cls_token, source.cls_token)
+            continue
+        with pytest.raises(UserError, match=r"of the formula MODEL\.POS_EMBED; give -opts MODEL\.POS_EMBED=learned$"):
+            load_pretrained(model, str(weights), config.model, image_size=shape)
 
 
 @pytest.mark.parametrize("weights", ["vit", "checkpoint.pdparams"])

@@ -35,14 +35,16 @@ class ViT(PlainTransformer):
     global_pool: Literal["token", "avg"] = option(
         "token", "input of the head: the class token, or the mean of the patches (without a class token)"
     )
-    pos_embed: Literal["learned", "sincos2d"] = option("learned", "position embedding: learned, or sines and cosines")
+    pos_embed: Literal["learned", "sincos2d", "sincos2d_bigvision"] = option(
+        "learned", "position embedding: learned, or sines and cosines by timm's formula, or by big_vision's"
+    )
     stem: str | None = option(None, "timm network, such as resnet10t: features of stride PATCH_SIZE are the patches")
     init_values: float | None = option(None, "initial value of the layer scale; null: no layer scale", gt=0)
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
-        if self.pos_embed == "sincos2d" and self.embed_dim % 4:
-            yield f"POS_EMBED sincos2d needs an EMBED_DIM that is a multiple of 4, not {self.embed_dim}"
+        if self.pos_embed != "learned" and self.embed_dim % 4:
+            yield f"POS_EMBED {self.pos_embed} needs an EMBED_DIM that is a multiple of 4, not {self.embed_dim}"
         if self.stem and self.patch_size not in (8, 16, 32):
             yield f"STEM {self.stem} needs a PATCH_SIZE of 8, 16 or 32, not {self.patch_size}"
 

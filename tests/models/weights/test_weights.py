@@ -12,11 +12,22 @@ import safetensors.torch
 import timm
 import torch
 from timm.models.regnet import RegNet, RegNetCfg
-from weight_files import FIXTURE, Reduced, google_arrays, logits, paddle_state, pickled, random_vit, read, small_vit
+from weight_files import (
+    FIXTURE,
+    Reduced,
+    google_arrays,
+    logits,
+    map_head,
+    paddle_state,
+    pickled,
+    random_vit,
+    read,
+    small_vit,
+)
 
 from configs.schema.families.family import TimmModel
 from configs.weights import find_weights
-from models.weights.choose import FINE_TUNE
+from models.weights.choose import FEATURES, FINE_TUNE
 from models.weights.fit import NewHead, load_pretrained
 from models.weights.names import paddle_to_timm
 from utils.errors import UserError
@@ -124,6 +135,38 @@ def test_google_npz_in_bfloat16(tmp_path):
     model = small_vit()
     load_pretrained(model, str(tmp_path / "vit.npz"))
     assert torch.equal(logits(model), logits(source))
+
+
+@pytest.mark.parametrize("prefix", ["params/", "params/img/"])
+def test_a_map_head_of_big_vision_as_timm_reads_it(tmp_path, prefix):
+    """With a text tower beside it: SigLIP's file."""
+    changes = {"class_token": False, "global_pool": "map", "num_classes": 0}
+    ours, timms = small_vit(**changes), small_vit(**changes)
+    arrays = google_arrays(random_vit(class_token=False, global_pool="avg", fc_norm=False), prefix, big_vision=True)
+    np.savez(tmp_path / "x.npz", **arrays, **map_head(48, 3, prefix), **{"params/txt/Embed_0/embedding": np.ones(3)})
+    timms.load_pretrained(str(tmp_path / "x.npz"))
+    load_pretrained(ours, str(tmp_path / "x.npz"), purpose=FEATURES)
+    assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in timms.state_dict().items())
+
+
+def test_positions_of_an_npz_are_resized_as_timm_resizes_them(tmp_path):
+    ours, timms = small_vit(img_size=48), small_vit(img_size=48)
+    np.savez(tmp_path / "x.npz", **google_arrays(random_vit()))
+    timms.load_pretrained(str(tmp_path / "x.npz"))
+    load_pretrained(ours, str(tmp_path / "x.npz"))
+    torch.testing.assert_close(logits(ours, 48), logits(timms, 48))
+
+
+@pytest.mark.parametrize("now", [(32, 32), (64, 16), (8, 128)])
+def test_positions_of_as_many_tokens_in_another_shape_are_resized(tmp_path, now):
+    source, model = random_vit(img_size=(16, 64)), small_vit(img_size=now)
+    torch.save(source.state_dict(), tmp_path / "x.pth")
+    load_pretrained(model, str(tmp_path / "x.pth"), image_size=(16, 64))
+    grid = source.pos_embed[:, 1:].unflatten(1, (2, 8)).permute(0, 3, 1, 2)
+    size = [side // 8 for side in now]
+    expected = torch.nn.functional.interpolate(grid, size, mode="bicubic", antialias=True).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(model.pos_embed[:, 1:], expected)
+    assert not torch.equal(expected, source.pos_embed[:, 1:])
 
 
 COMPILED_BLOCKS = r"^(blocks\.\d+)", r"\1._orig_mod"

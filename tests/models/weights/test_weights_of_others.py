@@ -176,6 +176,7 @@ LAYOUTS = {
     "numpy beside others": ({"params": NUMPY, "x": np.array(["a"], object), "y": np.zeros(3, "M8[s]")}, "raw", "raw"),
     "wrappers of PyTorch": ({f"_fsdp_wrapped_module._orig_mod.{k}": v for k, v in INNER.items()}, "raw", "raw"),
     "tensors without data": ({"state_dict": states() | NO_DATA, "state_dict_ema": states(far=True)}, "average", "raw"),
+    "one head": ({"train_model": BACKBONE | {f"class_{k}": v for k, v in HEAD.items()}}, "raw", "raw"),
     "the same twice": (dict.fromkeys(("model", "state_dict"), states()), "raw", "raw"),
 }
 
@@ -295,7 +296,19 @@ def registers(model: torch.nn.Module) -> dict:
     return state | {"cls_token": state["cls_token"] - position, "pos_embed": positions}
 
 
+def dinov3(model: torch.nn.Module) -> dict:
+    """The official names: one bias of query, key and value, which is zero for the key."""
+    state = renamed(model, (r"gamma_(\d)", r"ls\1.gamma"), ("reg_token", "storage_tokens"))
+    for name in [name for name in state if name.endswith("q_bias")]:
+        query, value = state.pop(name), state.pop(name.replace("q_bias", "v_bias"))
+        joined = name.replace("q_bias", "qkv.bias")
+        state[joined] = torch.cat([query, torch.zeros_like(query), value])
+        state[f"{joined}_mask"] = torch.full((3 * len(query),), torch.nan)
+    return state | {"mask_token": torch.ones(1, 48), "rope_embed.periods": torch.ones(16)}
+
+
 AUTHORS = {
+    "DINOv3 with biases": (lambda: vit("vit_tiny_patch16_dinov3_qkvb", num_classes=5), dinov3),
     "Swin": (
         lambda: timm.create_model("swin_tiny_patch4_window7_224", **SWIN),
         lambda model: renamed(model, *SWIN_PAIRS) | {"layers.0.blocks.0.attn.relative_position_index": torch.ones(4)},
@@ -331,6 +344,40 @@ def test_the_names_of_the_authors(tmp_path, author):
         model = build().eval()
         load_pretrained(model, str(tmp_path / "x.pth"), purpose=EVALUATE)
         torch.testing.assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
+
+
+def test_biases_of_dinov3_that_a_model_lacks_are_refused_unless_they_are_zero(tmp_path):
+    state = dinov3(randomized(vit("vit_small_patch16_dinov3_qkvb")))
+    model = vit("vit_small_patch16_dinov3")
+    for factor in (1, 0):
+        torch.save({k: factor * v if k.endswith("qkv.bias") else v for k, v in state.items()}, tmp_path / "x.pth")
+        if factor:
+            options = TimmModel(NAME="vit_small_patch16_dinov3.lvd1689m")
+            with pytest.raises(UserError, match=r"no place for: blocks.0.attn.qkv.bias.*-model=\w+_dinov3_qkvb$"):
+                load_pretrained(model, str(tmp_path / "x.pth"), options)
+        else:
+            load_pretrained(model, str(tmp_path / "x.pth"))
+
+
+def test_of_two_heads_of_lightlytrain_none_is_taken(tmp_path):
+    """The one in the backbone is untrained; the other one has features of LightlyTrain's own pooling."""
+    beside = {f"model.class_{name}": tensor for name, tensor in HEAD.items()}
+    torch.save({"train_model": states("model.backbone._model.", far=True) | beside}, tmp_path / "x.pt")
+    message = refusal(tmp_path / "x.pt", purpose=EVALUATE)
+    assert "head: no usable one in the file" in message and message.endswith(
+        "train with these weights first, or give weights with a head"
+    )
+    assert load_pretrained(small_vit(), str(tmp_path / "x.pt")).new_heads == {"head": NewHead.NOT_IN_FILE}
+
+
+def test_a_head_beside_the_backbone_is_named_on_the_screen(tmp_path):
+    model = vit(num_classes=3)
+    state = renamed(model, (r"^(?!head)", "backbone._model."), ("^head", "class_head"))
+    classes = {"model_init_args": {"classes": {0: "c", 1: "a", 2: "b"}}}
+    torch.save({"train_model": state, **classes}, tmp_path / "x.pt")
+    notes = load_pretrained(model, str(tmp_path / "x.pt"), purpose=EVALUATE).notes()
+    assert [note.kind for note in notes if "class_head" in note.text] == ["screen"]
+    assert weights_record(TimmModel(PRETRAINED=str(tmp_path / "x.pt"))).class_names == ["c", "a", "b"]
 
 
 OLD_VIT = (

@@ -83,7 +83,6 @@ def google_arrays(model: VisionTransformer, prefix: str = "", big_vision: bool =
     heads, width = model.blocks[0].attn.num_heads, model.embed_dim
     attention, norm2, mlp = ("0", "1", "0") if big_vision else ("1", "2", "3")
     arrays = {
-        "cls": state["cls_token"],
         "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding": state["pos_embed"],
         "embedding/kernel": state["patch_embed.proj.weight"].transpose(2, 3, 1, 0),
         "embedding/bias": state["patch_embed.proj.bias"],
@@ -92,6 +91,7 @@ def google_arrays(model: VisionTransformer, prefix: str = "", big_vision: bool =
         "head/kernel": state["head.weight"].T,
         "head/bias": state["head.bias"],
     }
+    arrays |= {"cls": state["cls_token"]} if "cls_token" in state else {}
     blocks = []
     for i in range(len(model.blocks)):
         part = {name.removeprefix(f"blocks.{i}."): array for name, array in state.items()}
@@ -117,6 +117,21 @@ def google_arrays(model: VisionTransformer, prefix: str = "", big_vision: bool =
     else:
         arrays |= {f"Transformer/encoderblock_{i}/{k}": a for i, block in enumerate(blocks) for k, a in block.items()}
     return {prefix + name: array for name, array in arrays.items()}
+
+
+def map_head(width: int, heads: int, prefix: str) -> dict:
+    """Random arrays of big_vision's pooling by attention."""
+    generator = np.random.default_rng(0)
+    shapes = {"probe": (1, 1, width), "LayerNorm_0/scale": (width,), "LayerNorm_0/bias": (width,)}
+    attention = dict.fromkeys(("query", "key", "value"), ((width, heads, width // heads), (heads, width // heads)))
+    attention["out"] = (heads, width // heads, width), (width,)
+    sizes = (width, 4 * width, width)
+    dense = {f"Dense_{i}": (sizes[i : i + 2], sizes[i + 1 : i + 2]) for i in range(2)}
+    for place, layers in (("MultiHeadDotProductAttention_0", attention), ("MlpBlock_0", dense)):
+        for layer, (kernel, bias) in layers.items():
+            shapes |= {f"{place}/{layer}/kernel": kernel, f"{place}/{layer}/bias": bias}
+    arrays = {name: generator.standard_normal(shape).astype("f4") for name, shape in shapes.items()}
+    return {f"{prefix}MAPHead_0/{name}": array for name, array in arrays.items()}
 
 
 def written(folder: Path, ending: str) -> Path:
