@@ -18,7 +18,7 @@ from tqdm import tqdm
 from configs.schema import Data
 from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
 from datasets.shards.location import FoundShards, find_shards, parse_location
-from datasets.shards.records import DOTTED, DamagedShard, labels_in, read_records
+from datasets.shards.records import FURTHER, DamagedShard, labels_in, read_records
 from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
 from datasets.sources.groups import check_groups
@@ -35,7 +35,6 @@ from utils.threads import DaemonPool
 START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then waits as TIMEOUT_SECONDS says
 MAX_INDEX_BYTES = 16 << 30  # about 250 million images
 _MAX_THREADS = 16
-_DOTS = "the first dot of a name ends the key; replace the others, as scripts/make_shards.py does"
 
 
 class TarShards(Source):
@@ -70,10 +69,9 @@ class TarShards(Source):
             if cache:
                 source = f"cached in {folder}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
             self.notes.append(Note("log", f"{store.root}: {len(self.index.shards)} shards, {size:.3g} GB, {source}"))
-        self._num_dotted = sum(shard.num_dotted for shard in self.index.shards)
-        if self._num_dotted:
-            problem = f"not read are {self._num_dotted:,} images with further dots in their names"
-            self.notes.append(Note("warning", f"{problem}: {_DOTS}"))
+        if number := sum(shard.num_further for shard in self.index.shards):
+            rule = "of a sample, up to the first dot of a name, KEY.jpg goes before KEY.png and KEY.name.jpg"
+            self.notes.append(Note("warning", f"not read are {number:,} further images: {rule}"))
         if "val" not in self.found.splits:
             part = "a part of each class is held out (DATA.VAL_FRACTION)"
             self.notes.append(Note("screen", f"no shard belongs to the split val: {part}"))
@@ -107,7 +105,7 @@ class TarShards(Source):
         """
         part = self._part(split)
         if not len(part.indices) and not (part.findings and len(self.index)):
-            fix = _DOTS if self._num_dotted else "add some"
+            fix = next((note.text for note in self.notes if "no image" in note.text), "add some")
             raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; {fix}")
         index = self.index.select(part.indices)
         count = self.index.arrays["targets"].max(initial=-1) + 1 if self._several is None else self._several.shape[1]
@@ -247,7 +245,7 @@ class _StoredRows:
             if current and current.is_same_as(shard):
                 is_assumed = shard.is_assumed or not current.is_comparable_with(shard)
                 if not is_assumed or (self.assume and shard.name not in self.indexes):
-                    shards = [current._replace(is_assumed=is_assumed, num_dotted=shard.num_dotted)]
+                    shards = [current._replace(is_assumed=is_assumed, num_further=shard.num_further)]
                     self.indexes[shard.name] = replace(index.of_shard(position), shards=shards)
 
     def missing(self) -> list[Shard]:
@@ -259,11 +257,13 @@ class _StoredRows:
         return join(known, self.label_key, self.group_key)
 
     def save(self, path: Path) -> None:
-        """Writes the rows that are known, unless some labels are numbers and others names."""
+        """Writes the rows that are known; none if there is no image, or if some labels are numbers and others names."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(UserError):
-                atomic_write(path, encode_index(self.join()))
+                index = self.join()
+                if len(index):
+                    atomic_write(path, encode_index(index))
         except OSError as error:
             self.notes.append(Note("warning", f"{path}: cannot be written ({error.strerror}); no run can reuse it"))
 
@@ -289,7 +289,7 @@ def _read_shards(store: ShardStore, stored: _StoredRows) -> None:
             except DamagedShard as error:
                 findings.append(str(error))
                 continue
-            shard = shard._replace(num_dotted=found.found.get(DOTTED, (0, ""))[0])
+            shard = shard._replace(num_further=found.found.get(FURTHER, (0, ""))[0])
             stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name))
             for reason, (number, example) in found.found.items():
                 others.add(reason, example, number)

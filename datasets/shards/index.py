@@ -35,14 +35,14 @@ class Shard(NamedTuple):
 
     version: its ETag, or for a local file `LOCAL_VERSION` and the time of its last change in ns; None if unknown.
     is_assumed: whether the index was made without this version, so that the shard may be newer than its rows.
-    num_dotted: images that are not read, as their names have further dots.
+    num_further: images that are not read beside the image of their sample.
     """
 
     name: str
     num_bytes: int
     version: str | None = None
     is_assumed: bool = False
-    num_dotted: int = 0
+    num_further: int = 0
 
     def is_same_as(self, other: "Shard") -> bool:
         """Tells whether both have one size and, where both know it, one version.
@@ -180,7 +180,7 @@ def read_index(data: bytes, origin: str) -> Index:
             and {name: array.dtype.str for name, array in index.arrays.items()} == _COLUMNS
             and all(array.ndim == 1 for array in index.arrays.values())
             and {tuple(map(type, shard[:3])) for shard in shards} <= {(str, int, str), (str, int, NoneType)}
-            and {type(shard.num_dotted) for shard in shards} <= {int}
+            and {type(shard.num_further) for shard in shards} <= {int}
             and len({shard.name for shard in shards}) == len(shards)
             and all(0 <= shard.num_bytes < 2**62 for shard in shards)
             and all(map(is_class_name, names))

@@ -1,16 +1,17 @@
 """The samples of a tar shard with their labels, read once from its first byte to its last.
 
 Samples as in WebDataset: consecutive files that differ in their extension only. The key of a file is its path up
-to the first dot of its basename; the rest is its extension, in lower case.
+to the first dot of its basename; the rest is its extension, in lower case, whose last part is its kind.
 """
 
 import json
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -27,10 +28,10 @@ MAX_LABEL_BYTES = 1 << 20  # of a file .cls or .json
 LABELS_KEY = "labels"  # in the .json of a sample with several labels, written by make_shards.py
 LEFT_OUT = -1  # timm's mark of a sample that is not part of a selection of classes
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+_LABELS = ("cls", "json")
 _JSON_KEYS = ("label", "cls", "target", "class", "class_id", "class_name")
-_ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
-_EXTENSIONS = [extension.removeprefix(".") for extension in _ENDINGS]
-DOTTED = Reason("images are not read: the first dot of a name ends the key", "replace other dots", kind="log")
+_IMAGES = [extension.removeprefix(".") for extension in (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)]
+FURTHER = Reason("further images of samples are not read", kind="log")
 
 _CHUNK_BYTES = 1 << 22
 _MAX_HEADER_BYTES = 1 << 14  # of a member, with its extension headers: `tarfile` takes quadratic time for some
@@ -179,12 +180,13 @@ def read_records(
 ) -> tuple[list[Record], Counts]:
     """The samples of a shard that have an image, in its order, and counts of others. `find_label` gives their labels.
 
-    The image is the file with the first of `IMAGE_EXTENSIONS`. Files are ignored if their basename has no extension,
-    or begins with a dot, or begins and ends with two underscores.
+    The image is the file of the first of `IMAGE_EXTENSIONS`, see `_file_of`. Files are ignored if their basename has no
+    extension, or begins with a dot, or begins and ends with two underscores.
 
     chunks, origin: as of `Archive`. num_bytes: the size of the shard. group_key: of the groups in .json; '' for none.
 
-    Raises DamagedShard: as `Archive.members`; or a label is invalid, a file or a key occurs twice, or the size differs.
+    Raises DamagedShard: as `Archive.members`; or a label is invalid, a file or a key occurs twice, a sample has images
+    of several names (see `_file_of`), or the size differs.
     """
     archive, records, others, keys = Archive(chunks, origin), list[Record](), Counts(), set[str]()
     for key, group in groupby(_files(archive), attrgetter("key")):
@@ -197,17 +199,14 @@ def read_records(
             problem = f"the files of the sample {shorten(key)} do not follow one another, or it occurs twice"
             raise archive.error(problem, "sort the files (tar --sort=name), or rename some")
         keys.add(key)
-        dotted = [file.name for file in files.values() if file.extension.endswith(_ENDINGS)]  # PXL_1.MP.jpg
-        if dotted:
-            others.add(DOTTED, shorten(dotted[0]), len(dotted))
-        image = next((files[extension] for extension in _EXTENSIONS if extension in files), None)
-        if not image:
-            first = next(iter(files.values()))
-            reason = Reason(f"samples have no image (.{', .'.join(_EXTENSIONS)})", kind="log")
-            others.add(reason, shorten(first.name))
-            continue
-        contents = {extension: file.content for extension, file in files.items()}
         try:
+            image = _file_of(files, _IMAGES)
+            if not image:
+                first = next(iter(files.values()))
+                others.add(Reason(f"samples have no image (.{', .'.join(_IMAGES)})", kind="log"), shorten(first.name))
+                continue
+            labels = [_file_of(files, [kind]) for kind in _LABELS]
+            contents = {file.kind: file.content for file in labels if file}
             label = find_label(contents, key, label_key)
             value = _parse_json(contents["json"]) if group_key and "json" in contents else None
             named: Any = value.get(group_key) if isinstance(value, dict) else None
@@ -216,6 +215,9 @@ def read_records(
                 group_name = named if isinstance(named, str) else str(int(named))
         except ValueError as error:
             raise archive.error(f"sample {shorten(key)}: {error}", "correct the shard") from None
+        further = [file.name for file in files.values() if file.kind in _IMAGES and file != image]
+        if further:
+            others.add(FURTHER, shorten(further[0]), len(further))
         if label == LEFT_OUT:
             reason = Reason(f"samples are left out: their label {shorten(label_key)} is -1", kind="log")
             others.add(reason, shorten(image.name))
@@ -237,6 +239,26 @@ class _File(NamedTuple):
     crc: int
     content: bytes
 
+    @property
+    def kind(self) -> str:
+        return self.extension.rpartition(".")[2]
+
+
+def _file_of(files: Mapping[str, _File], kinds: Sequence[str]) -> _File | None:
+    """The file KEY.kind of the first of these kinds, else KEY.name.kind; None if there is none.
+
+    files: by extension. Raises ValueError: there are several names, and none of these kinds without a name.
+    """
+    by_name = defaultdict[str, dict[str, _File]](dict)
+    for extension, file in files.items():
+        if file.kind in kinds:
+            by_name[extension.removesuffix(file.kind)][file.kind] = file
+    found = by_name.get("") or next(iter(by_name.values()), {})
+    if "" not in by_name and len(by_name) > 1:
+        pair = " and ".join(shorten(next(iter(one.values())).name) for one in islice(by_name.values(), 2))
+        raise ValueError(f"{pair} have one key, which the first dot of a name ends; replace other dots, or remove one")
+    return next((found[kind] for kind in kinds if kind in found), None)
+
 
 def _files(archive: Archive) -> Iterator[_File]:
     for member in archive.members():
@@ -245,7 +267,8 @@ def _files(archive: Archive) -> Iterator[_File]:
         if not stem or not dot or (stem.startswith("__") and stem.endswith("__")):
             continue
         extension = extension.lower()
-        is_label, is_image = extension in ("cls", "json"), extension in _EXTENSIONS
+        kind = extension.rpartition(".")[2]
+        is_label, is_image = kind in _LABELS, kind in _IMAGES
         content = b"".join(archive.parts(min(member.size, MAX_LABEL_BYTES + 1))) if is_label else b""
         crc = reduce(lambda crc, part: zlib.crc32(part, crc), archive.parts(member.size), 0) if is_image else 0
         yield _File(f"{folder}{slash}{stem}", extension, member.name, member.offset_data, member.size, crc, content)

@@ -101,6 +101,7 @@ _CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0  # at most
 _COALESCE_BYTES = 1 << 17  # gap of two ranges in one request: a connection reads it in about one latency
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_HEAD_REFUSED = re.compile(r"non-2xx status code: (403|405|501)")  # a signed address, for one, may allow GET only
 _BEYOND_END = re.compile(r"Wanted range starting at|non-2xx status code: 416")
 _PASSING_STATUS = {"408", "425", "429"}  # besides 5xx: too slow, too early, too many requests
 _CREDENTIALS = {
@@ -206,7 +207,12 @@ class RemoteFiles:
         return [entry["path"] for entry in found["objects"]], list(found["common_prefixes"])
 
     def head(self, name: str) -> Shard:
-        meta = self.store.head(name)
+        try:
+            meta = self.store.head(name)
+        except self.errors as error:
+            if not _HEAD_REFUSED.search(str(error)):
+                raise
+            meta = self.store.get(name, options={"range": (0, 1)}).meta  # one byte, and the size of the whole
         return Shard(name, meta["size"], meta["e_tag"])
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

@@ -202,13 +202,25 @@ def test_invalid_labels_are_named(name, content, problem):
 def test_samples_without_an_image_are_counted():
     files = {"a.txt": b"", "b.jpg": b"", "c.cls": b"1", "README": b"", "n.2020.jpg": b"", "d.jpg": b"", "d.png": b""}
     records, remarks = records_of(files)
-    assert [record.name for record in records] == ["b.jpg", "d.jpg"]
-    assert list(remarks.found.values()) == [(3, "'a.txt'"), (1, "'n.2020.jpg'")]
+    assert [record.name for record in records] == ["b.jpg", "n.2020.jpg", "d.jpg"]
+    assert list(remarks.found.values()) == [(2, "'a.txt'"), (1, "'d.png'")]
+
+
+def test_the_last_part_of_an_extension_is_its_kind():
+    """As webdataset decodes them."""
+    files = {"0.image.png": b"i", "0.label.cls": b"3", "1.a.b.JPG": b"i", "1.x.json": b'{"label": 4}'}
+    assert [(one.name, one.label) for one in records_of(files)[0]] == [("0.image.png", 3), ("1.a.b.JPG", 4)]
+    files = {"2.jpg": b"", "2.mask.png": b"", "2.cls": b"5", "2.coarse.cls": b"1"}
+    assert [(one.name, one.label) for one in records_of(files)[0]] == [("2.jpg", 5)]
 
 
 @pytest.mark.parametrize(
-    ("names", "name"), [("a.jpg b.jpg a.cls", "'a'"), ("a.jpg a.JPG", "'a.JPG'"), ("a.jpg b.jpg a.jpg", "'a'")]
-)
+    ("names", "name"),
+    [
+        ("a.jpg b.jpg a.cls", "'a'"), ("a.jpg a.JPG", "'a.JPG'"), ("a.jpg b.jpg a.jpg", "'a'"),
+        ("a.0.jpg a.1.png", "'a.0.jpg' and 'a.1.png'"), ("a.jpg a.x.cls a.y.cls", "'a.x.cls' and 'a.y.cls'"),
+    ],
+)  # fmt: skip
 def test_repeated_samples_are_refused(names, name):
     assert name in error_of_files([(one, b"1") for one in names.split()])
 

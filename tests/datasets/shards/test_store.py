@@ -132,6 +132,14 @@ def test_one_line_without_secrets_at_once_or_after_attempts(server, problem):
         assert (" s of attempts" in str(error.value)) == (problem in LASTING)
 
 
+@pytest.mark.parametrize("code", [403, 405, 501])
+def test_a_server_that_refuses_head_sends_one_byte(server, store, code):
+    (expected,) = store.head([NAME])
+    server.fail(status(code))
+    assert store.head([NAME]) == [expected] and expected.num_bytes == len(DATA) and expected.version
+    assert [(method, part) for method, _, part in server.requests] == [("HEAD", None), ("GET", "bytes=0-0")]
+
+
 def test_a_long_wait_is_printed_once(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(waits, "_SILENT_SECONDS", 0.0)
     monkeypatch.setattr(waits, "_told_at", -math.inf)

@@ -167,21 +167,24 @@ def test_a_changed_shard_is_named(root):
     assert not isinstance(error.value, BadImage)  # which ON_BAD_IMAGE may skip
 
 
-def test_a_dot_in_a_name_ends_the_key(tmp_path):
-    """Phones write PXL_1.MP.jpg: no such image is left out without a warning, also by a run that finds the index."""
-    files = {f"{name}/{number}{end}.jpg": jpeg(number) for name in "ab" for number in range(8) for end in ("", ".MP")}
-    half = {name: content for name, content in files.items() if (".MP" in name) == (int(name[2]) % 2)}
+def test_images_that_are_not_read_are_counted_or_named(tmp_path):
+    """Also by a run that finds the index. Phones write PXL_1.MP.jpg."""
+    files = {f"{name}/{number}.MP.jpg": jpeg(number) for name in "ab" for number in range(8)}
+    files |= {"b/0.png": b"", "b/1.jpg": jpeg(1), "b/1.mask.png": b""}
     (tmp_path / "some").mkdir()
-    (tmp_path / "some/train-0.tar").write_bytes(tar_of(half))
+    (tmp_path / "some/train-0.tar").write_bytes(tar_of(dict(sorted(files.items()))))
     for _ in range(2):
         train = tar(options(tmp_path / "some"))
-        (warning,) = [note.text for note in train.notes if note.kind == "warning" and "dot" in note.text]
-        assert len(train) + len(tar(options(tmp_path / "some"), "val")) == 8 and " 8 images " in warning
-    for names in (["train-0.tar"], ["train-0.tar", "val-0.tar"]):
-        for name in names:
-            (tmp_path / name).write_bytes(tar_of({name: one for name, one in files.items() if ".MP" in name}))
-        with pytest.raises(UserError, match=r"have no image; the first dot of a name ends the key"):
-            tar(options(tmp_path))
+        (warning,) = [note.text for note in train.notes if note.kind == "warning" and "further" in note.text]
+        assert len(train) + len(tar(options(tmp_path / "some"), "val")) == 16 and " 3 further images" in warning
+    for content, named in (
+        ({"a/0.image.npy": b""}, r"no image .*'a/0\.image\.npy'"),
+        ({"0.0.jpg": b"", "0.1.jpg": b""}, "dot"),
+    ):
+        (tmp_path / "train-0.tar").write_bytes(tar_of(content))
+        for _ in range(2):
+            with pytest.raises(UserError, match=named):
+                tar(options(tmp_path))
 
 
 def test_a_server_without_ranges_needs_the_cache(root, cache):

@@ -16,7 +16,7 @@ OPENINGS = {
     "datasets/loading/loader.py": ["{}: used, but its decoder warns: {}"],
     "datasets/registry.py": ["the figures are too high: {}"],
     "datasets/shards/data_set.py": [
-        "not read are {} images",
+        "not read are {} further images",
         "{}: cannot be read ({}); it is built again",
         "{}: cannot be written ({}); no run",
     ],
