@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.load import expand_switches, flatten, stored_options
+from configs.load import expand_switches, flatten, forget_old_rates, stored_options
 from configs.schema import Config
 from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -102,8 +102,11 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The options of a run by dotted key, with the defaults of the keys that its version did not write."""
     family = model_type(values)
     model = present_keys(values.get("MODEL", {}), family)
+    values = values | {"MODEL": model}
+    if "VERSION" not in values:
+        forget_old_rates(values)
     before = dict(flatten({"DATA": PREPROCESSING_BEFORE}))
-    return _defaults(family) | before | dict(flatten(expand_switches(values | {"MODEL": model})))
+    return _defaults(family) | before | dict(flatten(expand_switches(values)))
 
 
 def _defaults(family: str) -> dict[str, Any]:

@@ -271,6 +271,8 @@ def _added_for_timm(flags: set[str]) -> list[str]:
         options.append("TRAIN.MODEL_EMA_WARMUP=copy")
     if {"--smoothing", "--task"} <= flags:
         options.append("LOSS.SMOOTH_TO_HALF=true")
+    if "--drop" not in flags and not flags.isdisjoint(("--aa", "--drop-path", "--reprob", "--sched")):
+        options.append("MODEL.DROPOUT=0")  # its default, for any model
     return options
 
 

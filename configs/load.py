@@ -211,6 +211,8 @@ def _forget_choices_of_run(layers: OptionLayers, file: Path, continues: bool) ->
     is_stored = file.name == RUN_OPTIONS and file.with_name(STATUS).exists()
     if not is_stored:
         return
+    if "VERSION" not in read_yaml(file)[0]:
+        forget_old_rates(layers.values)
     given = read_json(file.with_name("run.json")).get("given")
     if isinstance(given, dict) and given.get("TRAIN.COMPILE", AUTO) == AUTO:
         layers.remove("TRAIN.COMPILE")  # chosen by `compilation_follows_steps`, perhaps for another device
@@ -298,7 +300,20 @@ def stored_options(named: Path) -> dict[str, Any]:
     beside = filter(os.path.exists, (Path(f"{named}{end}") for end in ("", ".pth")))
     texts = (read_entries(path).get("options") for path in (inside or beside))
     values = next((parse_value(text) for text in texts if isinstance(text, str)), None)
-    return values if isinstance(values, dict) else {}
+    if not isinstance(values, dict):
+        return {}
+    if "VERSION" not in values:
+        forget_old_rates(values)
+    return values
+
+
+def forget_old_rates(options: dict[str, Any]) -> None:
+    """Removes rates of 0 of timm's model from the options of a run without VERSION: its model kept its own rates."""
+    model = options.get("MODEL")
+    if isinstance(model, dict) and model.get("TYPE") == "timm":
+        for key in ("DROPOUT", "DROPPATH"):
+            if model.get(key) == 0:
+                del model[key]
 
 
 def model_sections(name: str) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from urllib.request import urlopen
 import timm
 import torch
 from timm.data import resolve_data_config
+from timm.layers import DropPath
 from timm.models import build_model_with_cfg
 from torch import nn
 
@@ -54,15 +55,35 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
             elif published.url:  # timm itself downloads it
                 with explained(published.url, fix):
                     urlopen(published.url, timeout=ANSWER_SECONDS).close()
-        try:
-            model = timm.create_model(name, **arguments)
-        except TypeError as error:
-            if "img_size" not in str(error):
-                raise
-            del arguments["img_size"]  # which convolutional families do not have
-            model = timm.create_model(name, **arguments)
+        model = _create(name, arguments)
     check_image_size(model, name, data)
     return model
+
+
+def _create(name: str, arguments: dict[str, Any]) -> nn.Module:
+    """timm's model. A size of images, and rates of 0, are left out where its constructor has no such argument."""
+    optional = {key for key in arguments if key == "img_size" or (key in _RATES and not arguments[key])}
+    try:
+        return timm.create_model(name, **arguments)
+    except TypeError as error:
+        unknown = [key for key in optional if f"'{key}'" in str(error)]
+        if not unknown:
+            raise
+    return _create(name, {key: value for key, value in arguments.items() if key not in unknown})
+
+
+def largest_rates(model: nn.Module) -> dict[str, tuple[float, str]]:
+    """The largest drop-path and dropout rate by the key of MODEL, and the path of its module; 0 for none.
+
+    The dropout of attention weights has a key of its own.
+    """
+    rates = {"DROPPATH": [(0.0, "")], "DROPOUT": [(float(getattr(model, "drop_rate", 0) or 0), "the head")]}
+    for path, module in model.named_modules():
+        if isinstance(module, DropPath):
+            rates["DROPPATH"].append((float(module.drop_prob), path))
+        elif isinstance(module, nn.Dropout) and not path.endswith("attn_drop"):
+            rates["DROPOUT"].append((module.p, path))
+    return {key: max(found) for key, found in rates.items()}
 
 
 def published_on_hub(name: str) -> tuple[str, tuple[str, ...]]:
@@ -128,10 +149,14 @@ def preprocessing_of(published: dict[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def shared_arguments(options: Model, data: Data) -> dict[str, Any]:
-    """The arguments that timm's models have in common; rates only if they are not 0: not all families accept all."""
+    """The arguments that timm's models have in common.
+
+    Not all families accept all rates: 0 is an argument of TYPE timm only, whose models have rates of their own.
+    """
     rates = {rate: getattr(options, key.removeprefix("MODEL.").lower()) for rate, key in _RATES.items()}
     numbers = {"num_classes": options.num_logits, "in_chans": data.image_channels}
-    return numbers | {key: rate for key, rate in rates.items() if rate}
+    is_timms = options.type == "timm"
+    return numbers | {key: rate for key, rate in rates.items() if rate or (is_timms and rate is not None)}
 
 
 @contextmanager

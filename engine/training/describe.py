@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from torch import nn
+
 from configs.batch_plan import EpochLayout
-from configs.schema import Train
+from configs.schema import Model, Train
 from datasets.sources.names import list_names
 from engine.evaluation.session import model_line, place_of
 from engine.progress import EpochProgress
@@ -14,6 +16,7 @@ from engine.run.facts import Devices, TrainingData
 from engine.training.loss import Teacher
 from engine.training.optimizer import describe_optimizer, lr_factor, timm_name
 from engine.training.step import TrainState
+from models.timm_model import largest_rates
 from models.weights.fit import Fitted, NewHead
 from utils.device import cpu_warning
 from utils.notes import Counts, Note, Reason
@@ -56,6 +59,8 @@ _WARMUPS = {True: ", warmed up as timm's", "copy": "; the first step copies the 
 def describe_state(state: TrainState, built: Built) -> list[Note]:
     config, train, batch = state.config, state.config.train, state.layout.batch
     notes = [*_notes_on_weights(built), *_notes_on_teacher(built.teacher, train)]
+    if config.model.type == "timm":
+        notes += notes_on_rates(state.meta_model, config.model)
     if train.model_ema:
         warmup = _WARMUPS[train.model_ema_warmup]
         average = f"the average of the weights has decay {train.model_ema_decay:g}{warmup}"
@@ -92,6 +97,18 @@ def _notes_on_weights(built: Built) -> list[Note]:
     if lists:
         notes.append(Note("screen", f"classes of the head: {', '.join(lists)}"))
     return [note.on("Pretrained") for note in notes]
+
+
+def notes_on_rates(model: nn.Module, options: Model) -> list[Note]:
+    """The rates that are timm's own, and those in parts of the model that a given one does not reach."""
+    texts = []
+    for key, (rate, path) in largest_rates(model).items():
+        given = getattr(options, key.lower())
+        if given is None and rate:
+            texts.append(f"MODEL.{key}: {rate:g}, the model's own")
+        elif given is not None and rate > given + 1e-6:
+            texts.append(f"MODEL.{key} {given:g} does not change {path}, where timm's rate is {rate:g}")
+    return [Note("log", text) for text in texts]
 
 
 def _notes_on_teacher(teacher: Teacher | None, train: Train) -> list[Note]:

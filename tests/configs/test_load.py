@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from configs.command_line import parse_command_line, to_yaml
 from configs.compare import changed_options, experiment_mismatch, shared_options
+from configs.load import RUN_OPTIONS
 from configs.schema import Amp, Config
-from configs.yaml_io import parse_value
+from configs.yaml_io import parse_value, write_yaml
 from utils.errors import UserError
+from utils.notes import STATUS
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -232,3 +234,20 @@ def test_an_evaluation_ignores_options_of_the_training(tmp_path):
 def test_unreadable_options_do_not_match(tmp_path):
     (tmp_path / "config.yaml").write_text("- 1")
     assert "expected `KEY: value` lines" in experiment_mismatch(tmp_path / "config.yaml", parse_command_line([]).config)
+
+
+def test_a_rate_of_0_is_timms_own_in_runs_of_before_alone(tmp_path):
+    before = "MODEL: {TYPE: timm, NAME: nest_tiny, DROPPATH: 0.0, DROPOUT: 0.0}"
+    (tmp_path / STATUS).write_text("{}")
+    for name, text, rate in (
+        (RUN_OPTIONS, before, None),
+        ("recipe.yaml", before, 0.0),
+    ):
+        (tmp_path / name).write_text(text)
+        model = parse_command_line([f"-cfg={tmp_path / name}"]).config.model
+        assert (model.droppath, model.dropout) == (rate, rate), text
+    now = parse_command_line(["-opts", "MODEL={TYPE: timm, NAME: nest_tiny}"]).config
+    same = parse_value(to_yaml(now))
+    same["MODEL"] |= {"DROPPATH": 0.0, "DROPOUT": 0.0}
+    same.pop("VERSION", None)
+    assert changed_options(write_yaml(same), to_yaml(now)) == {}

@@ -1,4 +1,4 @@
-"""The smallest model of each module of timm 1.0.31, and distilled ones: output layers, features, blocks."""
+"""The smallest model of each module of timm 1.0.31, and distilled ones: output layers, features, blocks, rates."""
 
 import pytest
 import timm
@@ -6,8 +6,11 @@ import torch
 from conftest import slow
 from torch import nn
 
+from configs.schema import Data
+from configs.schema.families.family import TimmModel
+from engine.training.describe import notes_on_rates
 from models.blocks import FeatureModel, blocks_of
-from models.timm_model import linear_head
+from models.timm_model import build_timm, largest_rates, linear_head
 from models.weights.fit import output_layers
 from models.weights.names import head_names
 
@@ -28,6 +31,15 @@ test_resnet test_vit test_vit_relpos tiny_vit_5m_224 tnt_s_legacy_patch16_224 tr
 visformer_tiny vit_tiny_patch16_dinov3_qkvb vit_tiny_r_s16_p8_224 vitamin_small_224 volo_d1_224 xception41p
 xcit_nano_12_p8_224
 """
+
+SIZES = {"crossvit_tiny_240": 240, "halonet_h1": 256, "csatv2": 512}
+# Rates of dropout that timm's code fixes
+FIXED = {"cpubone_nano": 0.1, "swinv2_cr_tiny_224": 0.125, "test_vit_relpos": 0.125}
+RATES = {  # of models that have some by default: drop-path and dropout
+    "nest_tiny": (0.5, 0), "nextvit_small": (0.1, 0), "swin_tiny_patch4_window7_224": (0.1, 0),
+    "swinv2_tiny_window8_256": (0.1, 0), "focalnet_tiny_srf": (0.1, 0), "rexnet_100": (0, 0.2),
+    "ghostnet_050": (0, 0.2), "repghostnet_050": (0, 0.2), "legacy_seresnet18": (0, 0.2),
+} | {name: (0, rate) for name, rate in FIXED.items()}  # fmt: skip
 
 
 def all_models(*fast: str) -> list:
@@ -91,3 +103,14 @@ def test_blocks_are_no_part_of_the_stem_or_the_head(name):
     inside = {id(parameter) for block in blocks_of(model) for parameter in block.parameters()}
     paths = {path.partition(".")[0] for path, parameter in model.named_parameters() if id(parameter) in inside}
     assert not paths & {"stem", "patch_embed", "conv1", "base_layer", "pre_classifier", "final_layer", "head"}
+
+
+@pytest.mark.parametrize("name", all_models("densenet121", "ghostnet_050", "swin_tiny_patch4_window7_224"))
+def test_a_rate_of_0_is_0_and_null_is_the_models_own(name):
+    for given, expected in ((0.0, (0, FIXED.get(name, 0))), (None, RATES.get(name, (0, 0)))):
+        options = TimmModel(NAME=name, DROPOUT=given, DROPPATH=given)
+        with torch.device("meta"):
+            model = build_timm(options, Data(IMAGE_SIZE=SIZES.get(name, 224)))
+        found = largest_rates(model)
+        assert [found[key][0] for key in ("DROPPATH", "DROPOUT")] == pytest.approx(expected)
+        assert len(notes_on_rates(model, options)) == sum(rate > 0 for rate in expected)

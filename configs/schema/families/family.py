@@ -59,6 +59,8 @@ OWN_KEYS = {
 class TimmModel(Model):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
     type: Literal["timm"] = option("timm", "the timm model NAME")
     kwargs: dict[str, Any] | None = option(None, "other arguments of the class, such as {reg_tokens: 4, qk_norm: true}")
+    dropout: float | None = option(None, "timm's drop_rate; null: the model's own", ge=0, le=1)  # type: ignore[assignment]
+    droppath: float | None = option(None, "timm's drop_path_rate; null: the model's own", ge=0, le=1)  # type: ignore[assignment]
 
 
 class TransformersModel(Model):  # type: ignore[no-redef]
