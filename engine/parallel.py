@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from configs.schema import Parallel, Train
-from models.blocks import blocks_of, local_tensor, share_drop_path
+from models.blocks import blocks_of, inside_stages, local_tensor, share_drop_path
 from utils.device import untimed_convolutions
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError, error_from
@@ -385,7 +385,7 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
         mode = "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
     blocks = (blocks_of(model) or [model]) if is_sharded else list(getattr(model, "blocks", ()))
     if getattr(model, "grad_checkpointing", False):
-        blocks = _inside_stages(blocks)
+        blocks = inside_stages(blocks)
     by_block = is_sharded or (options.compile == "default" and bool(blocks))
     split_graphs_at_ddp_buckets(not by_block)  # a block ends before its gradients fill a bucket
     parts = blocks if by_block else [model]
@@ -396,20 +396,6 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
         part.compile(dynamic=False, mode=mode)
     about = f"{len(parts)} blocks" if by_block else "the whole model"
     return f"{about}, {mode}" if mode else about
-
-
-def _inside_stages(blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    """The blocks, and in place of a stage the blocks in it: timm's `checkpoint_seq` may call them one by one.
-
-    A sequence with a single layer, such as a block of ConvMixer, is no stage.
-    """
-    parts = list[nn.Module]()
-    for block in blocks:
-        if type(block) is nn.Sequential and all([*item.children()] for item in block):
-            parts += block
-        else:
-            parts.append(block)
-    return parts
 
 
 class CompiledParts:

@@ -8,6 +8,7 @@ Legend: B images per batch, N tokens, F width of the features.
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from types import MethodType
 from typing import Any
@@ -16,7 +17,6 @@ import torch
 from timm.layers import DropPath
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.overrides import TorchFunctionMode
 
 from models.timm_model import classifiers
 from utils.errors import UserError
@@ -40,7 +40,7 @@ def add_mixin(module: nn.Module, mixin: type[nn.Module]) -> Any:
 class Casting(nn.Module):
     """A mix-in: the forward pass runs in the module's mode, which casts the inputs of listed ops."""
 
-    casting_mode: TorchFunctionMode
+    casting_mode: AbstractContextManager[Any]  # a TorchFunctionMode
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with self.casting_mode:
@@ -76,19 +76,18 @@ def _flat(modules: Iterable[nn.ModuleList | nn.Sequential]) -> Iterator[nn.Modul
             yield from _flat([item]) if isinstance(item, nn.ModuleList) else (item,)
 
 
-def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
-    """Stores only the inputs of the blocks of a timm model. The backward pass recomputes all other activations.
+def inside_stages(blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """The blocks, and in place of a stage the blocks in it: timm's `checkpoint_seq` may call them one by one.
 
-    The recomputation uses the same random numbers and dtypes, so the gradients are bit-identical. It also updates the
-    running statistics of batch norms: `MasterWeights.kept_batch_stats` is around the backward pass. torch.compile
-    supports it; with batch norm a compiled model saves little memory. Raises UserError if timm does not support it.
+    A sequence with a single layer, such as a block of ConvMixer, is no stage.
     """
-    timm_model: Any = model
-    try:
-        timm_model.set_grad_checkpointing(True)
-    except (AttributeError, AssertionError):  # no such method, or a method that refuses
-        problem = f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}"
-        raise UserError(f"{problem}; set it to false, lower -batch_size") from None
+    parts = list[nn.Module]()
+    for block in blocks:
+        if type(block) is nn.Sequential and all([*item.children()] for item in block):
+            parts += block
+        else:
+            parts.append(block)
+    return parts
 
 
 class _SharedDropPath(DropPath):

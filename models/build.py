@@ -27,8 +27,9 @@ from torch import nn
 from configs.schema import Data
 from configs.schema.families.registry import FAMILIES
 from configs.schema.model import Model
-from models.blocks import enable_grad_checkpointing, pool_tokens
+from models.blocks import pool_tokens
 from models.kernels import select_attention, use_fast_dropout
+from models.recompute import enable_grad_checkpointing
 from models.timm_model import build_timm, check_image_size, errors_of_building, shared_arguments
 from models.transformers_model import build_transformers
 from models.tuning import tune
@@ -246,7 +247,7 @@ def build_model(
         fitted = load_pretrained(model, options.pretrained, options, purpose, weights_size)
     if not purpose.needs_head:
         tune(model, options)
-    if options.grad_checkpointing:
+    if options.grad_checkpointing is True:
         enable_grad_checkpointing(model, options.name)
     select_attention(model, options.attention, device)
     if device.type == "cpu":

@@ -3,6 +3,7 @@
 `torch._foreach_*` is used directly elsewhere: optimizers outside of torch (timm's among them) rely on these names.
 """
 
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -76,6 +77,24 @@ def on_next_compiled_call(module: nn.Module, act: Callable[[], None]) -> None:
         return run(*args, **kwargs)
 
     module._compiled_call_impl = call
+
+
+# The ops of `scaled_dot_product_attention`, and the place of the dropout rate among their arguments.
+_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default: 5,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default: 5,
+    torch.ops.aten._scaled_dot_product_flash_attention.default: 3,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: 3,
+}
+
+
+def is_attention_without_dropout(op: Any, arguments: tuple[Any, ...]) -> bool:
+    """Returns whether a call of `op` is fused attention that draws no random numbers. arguments: without defaults."""
+    return op in _ATTENTION and not any(arguments[_ATTENTION[op] : _ATTENTION[op] + 1])
+
+
+# It warns of ops in place in compiled checkpoints: torch compiles them as ops that are not in place.
+logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in str(record.msg))
 
 
 def has_forward_hooks(module: nn.Module) -> bool:

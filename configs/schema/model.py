@@ -143,8 +143,10 @@ class Model(Section):
     droppath: Probability = option(
         0.0, "drop-path rate of the last block, linear from 0 (CaiT, XCiT, CoaT, LeViT, MLPs: of all)"
     )
-    grad_checkpointing: bool = option(
-        False, "recompute activations in the backward pass: less memory, about 22% more computation (ViT)"
+    grad_checkpointing: Literal["cheap"] | bool = option(
+        False,
+        "recompute in the backward pass, to save memory; cheap: norms, activations and casts; true: all but the inputs "
+        "of blocks, about 22% more computation (ViT)",
     )
     attention: Literal["auto", "fused", "explicit"] = option(
         "auto", "fused: torch chooses the kernel; explicit: softmax(q k^T) v; auto: fused only on a GPU"
@@ -160,6 +162,12 @@ class Model(Section):
         "NHWC memory format of weights and images; auto: for models with convolutions beyond the patch embedding, "
         "unless they are sharded or in O3",
     )
+
+    @property
+    def less_memory(self) -> str:
+        """The option that takes less memory than the present value, to type; '' at `true`."""
+        key = "MODEL.GRAD_CHECKPOINTING"
+        return {False: f"{key}=cheap", "cheap": f"{key}=true"}.get(self.grad_checkpointing, "")
 
     @property
     def num_logits(self) -> int:

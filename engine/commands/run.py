@@ -80,8 +80,8 @@ def _describe_shortage(shortage: Shortage, config: Config, context: ProcessConte
     if shortage.on_gpu or (context.device.type == "cpu" and not shortage.in_loading):
         can_accumulate = not evaluates and not data.global_batch_size  # else the accumulation steps follow from it
         fixes = [f"lower {flag}{' and raise -accum_iter' * can_accumulate}"]
-        if not evaluates and not config.model.grad_checkpointing:
-            fixes.append("set MODEL.GRAD_CHECKPOINTING=true")
+        if not evaluates and config.model.less_memory:
+            fixes.append(f"set {config.model.less_memory}")
         if shortage.on_gpu and precision_name(config.amp, context.device) == FLOAT32:
             fixes.append("use -amp")
     else:

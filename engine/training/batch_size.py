@@ -47,6 +47,7 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, Note]
     else:
         raise UserError("-batch_size=auto: a CPU has no limit; give -memory_gb, the peak memory of a process")
     share = (data.global_batch_size or 1) // context.world_size
+    less_memory = config.model.less_memory
     peaks = dict[int, float]()
 
     def peak_bytes(size: int) -> float:
@@ -62,8 +63,15 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, Note]
     figures = ", ".join(f"{size}: {peak / 1e9:.2f} GB" for size, peak in peaks.items())
     if not largest:
         problem = f"-batch_size=auto: not one image fits into {_USABLE:.0%} of {limit / 1e9:g} GB (peaks: {figures})"
-        raise UserError(f"{problem}; raise -memory_gb, set MODEL.GRAD_CHECKPOINTING=true or use a smaller model")
-    text = f"-batch_size=auto: {largest}, which divides {share} and fits into {limit / 1e9:.4g} GB; peaks: {figures}"
+        fixes = ["raise -memory_gb", "use a smaller model"]
+        if less_memory:
+            fixes.insert(1, f"set {less_memory}")
+        raise UserError(f"{problem}; {' or '.join(fixes)}")
+    more = ""
+    if less_memory and largest < share:
+        more = f" (more: -opts {less_memory})"
+    fits = f"{largest}, which divides {share} and fits into {limit / 1e9:.4g} GB"
+    text = f"-batch_size=auto: {fits}{more}; peaks: {figures}"
     return largest, Note("screen", text)
 
 

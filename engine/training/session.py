@@ -40,6 +40,7 @@ from engine.training.snapshot import RunPosition, restore
 from engine.training.step import TrainState
 from models.build import build_model
 from models.kernels import prepare_convolutions
+from models.recompute import store_products
 from models.weights.choose import FINE_TUNE
 from utils.distributed import ProcessContext, call_on_main, gather_objects
 from utils.errors import UserError
@@ -147,6 +148,9 @@ def build_train_state(
         model = synchronize_batch_norms(model, device)
     prepare_convolutions(model, config.model.channels_last, strategy.is_sharded or precision.level == "O3")
     apply_op_lists(model, config.model.attention, precision)
+    if config.model.grad_checkpointing == "cheap":
+        image_shape = (config.data.image_channels, *config.data.input_size)
+        store_products(model, copy_to_meta(model), image_shape, config.model.name)
     targets, class_names = (plan.train.targets, plan.class_names) if plan else (None, None)
     loss, teacher = build_step_loss(config, model, precision, targets, class_names)
 
@@ -168,7 +172,7 @@ def build_train_state(
     optimizer = build_optimizer(model, train, schedule.peak_lr)
 
     compiled = compile_model(compute_model, train, context, strategy.is_sharded)
-    fuses = config.model.fused_blocks and not compiled
+    fuses = config.model.fused_blocks and config.model.grad_checkpointing != "cheap" and not compiled
     fused = fuse_blocks(compute_model, config.amp, device) if fuses else (0, "")
     images = torch.zeros((2, config.data.image_channels, *config.data.input_size), device=device)  # as batch norms need
     with precision.autocast(), run_eagerly():

@@ -240,7 +240,7 @@ class Trainer:
         """Reports the step, and saves if a checkpoint is due; called on every rank."""
         seconds = self.position.clock.lap(self._images_done())
         if self._compiled:
-            self.outputs.logger.note(self._compiled.note(seconds, self.config.model.grad_checkpointing))
+            self.outputs.logger.note(self._compiled.note(seconds, self.config.model.grad_checkpointing is True))
             self._compiled = None
         for observer in self.observers:
             observer.after_step(progress)

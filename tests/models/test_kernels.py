@@ -1,14 +1,13 @@
-"""The kernels: attention, channels last and fast dropout, with equal results; gradient checkpointing saves memory."""
+"""The kernels: attention, channels last and fast dropout, with equal results."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import GREY, ROOT, TINY_RESNET, assert_same_state, config_for, model_for, states, train
+from conftest import GREY, TINY_RESNET, config_for, model_for, states, train
 from timm.layers import Attention
 from torch import nn
 
-from engine.precision.policy import Precision
 from models.kernels import FUSED, FastDropout, UnbindAttention, prepare_convolutions, select_attention, use_fast_dropout
 
 CPU = torch.device("cpu")
@@ -142,67 +141,3 @@ def test_every_nn_dropout_is_replaced():
     kinds = [type(module) for module in model.modules() if isinstance(module, nn.Dropout | nn.Dropout1d)]
     assert kinds == [FastDropout, FastDropout, nn.Dropout1d]
     assert (model[0].p, model[1][1].p, list(model.state_dict())) == (0.1, 0.2, names)
-
-
-RANDOM = ["MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1", "MODEL.DROPPATH=0.3"]
-VIT = [
-    "-image_size=32",
-    "-opts",
-    "MODEL.EMBED_DIM=24",
-    "MODEL.DEPTH=4",
-    "MODEL.NUM_HEADS=3",
-    "MODEL.NUM_CLASSES=5",
-    *RANDOM,
-]
-LISTS = ["AMP.CUSTOM_BLACK_LIST=[softmax, gelu, blocks.2.*]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
-CASES = {
-    "fp32": VIT,
-    "O1, op lists": [*VIT, "AMP.ENABLED=true", *LISTS],
-    "O3, op lists": [*VIT, "AMP={ENABLED: true, LEVEL: O3}", *LISTS],
-    "frozen backbone": [*VIT, "MODEL.TUNE=head"],
-    "convolutions": ["-image_size=32", "-opts", "MODEL={TYPE: timm, NAME: resnet18, NUM_CLASSES: 5, DROPPATH: 0.1}"],
-}
-# Without a class token, with convolutions, with batch norm and two heads, with class attention.
-FAMILIES = {"SwinTransformer": [], "PVTv2": [], "LeViT": ["MODEL.DISTILLED=true"], "CaiT": []}
-CASES |= {
-    family: [f"-cfg={ROOT}/tests/fixtures/families/{family}/model.yaml", "-opts", "MODEL.DROPPATH=0.2", *options]
-    for family, options in FAMILIES.items()
-}
-
-
-def training_pass(argv: list[str], checkpointing: bool) -> tuple[dict, int]:
-    """Gradients and the next random number after a pass, and the bytes that the forward pass saved."""
-    config = config_for(*argv, f"MODEL.GRAD_CHECKPOINTING={str(checkpointing).lower()}")
-    torch.manual_seed(0)
-    model, _ = model_for(config)
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.weight, std=0.1)
-    precision = Precision(config.amp, CPU)
-    precision.apply_op_lists(model)
-    model = precision.compute_copy(model).train()
-    images = torch.randn(16, 3, *config.data.input_size)
-    saved = {}
-    torch.manual_seed(1)
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor  # kept, so that no address is used twice
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), precision.autocast():
-        logits = model(images)
-    logits.float().logsumexp(1).square().sum().backward()
-    state = {f"gradient of {name}": parameter.grad for name, parameter in model.named_parameters()}
-    state |= {"random": torch.rand(1), "logits": logits}
-    return state, sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_are_bit_identical_and_less_is_saved(case):
-    plain, plain_bytes = training_pass(CASES[case], checkpointing=False)
-    checkpointed, checkpointed_bytes = training_pass(CASES[case], checkpointing=True)
-    assert_same_state({k: v for k, v in checkpointed.items() if v is not None},
-                      {k: v for k, v in plain.items() if v is not None})  # fmt: skip
-    assert plain.keys() == checkpointed.keys()
-    if case not in ("frozen backbone", *FAMILIES):
-        assert checkpointed_bytes < 0.5 * plain_bytes

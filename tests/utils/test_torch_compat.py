@@ -68,3 +68,13 @@ def test_is_compiled():
     assert not torch_compat.is_compiled(module)
     module.compile()
     assert torch_compat.is_compiled(module)
+
+
+def test_the_dropout_rates_of_attention():
+    for op, place in torch_compat._ATTENTION.items():
+        assert [argument.name for argument in op._schema.arguments].index("dropout_p") == place
+        arguments = (None,) * place
+        rates = ((), (0.0,), (0.1,))
+        found = [torch_compat.is_attention_without_dropout(op, (*arguments, *rate)) for rate in rates]
+        assert found == [True, True, False]
+    assert not torch_compat.is_attention_without_dropout(torch.ops.aten.mul.Tensor, (None, None))

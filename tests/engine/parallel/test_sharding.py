@@ -22,6 +22,8 @@ from utils.distributed import ProcessContext
 CLIP, BF16 = "TRAIN.GRAD_CLIP=0.5", "AMP.ENABLED=true"
 AVERAGE = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
 FP16 = [BF16, "AMP.DTYPE=float16", "AMP.INIT_LOSS_SCALING=5e4", "AMP.INCR_EVERY_N_STEPS=1", CLIP]
+CHEAP = "MODEL.GRAD_CHECKPOINTING=cheap"
+RATES = ["MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.3"]
 OP_LISTS = ["AMP.CUSTOM_BLACK_LIST=[add, gelu, cat, blocks.1.*]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
 
 
@@ -43,6 +45,9 @@ def is_equal(found: dict) -> bool:
         (["TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE], FSDP, 20),
         ([BF16, CLIP], FSDP, 5),
         ([BF16, "MODEL.GRAD_CHECKPOINTING=true", *OP_LISTS], FSDP, 5),
+        ([BF16, *RATES], [CHEAP], 5),
+        ([BF16, *RATES, *OP_LISTS], [*FSDP, CHEAP], 5),
+        ([*RATES, "MODEL.ATTENTION=fused", "TRAIN.ACCUM_ITER=2"], [*FSDP, CHEAP], 5),
         ([BF16, "MODEL.TUNE=head"], FSDP, 5),
         ([BF16, "MODEL.TUNE=last:1", "MODEL.GRAD_CHECKPOINTING=true"], FSDP, 5),
         (
@@ -51,7 +56,17 @@ def is_equal(found: dict) -> bool:
             5,
         ),
     ],
-    ids=["fp32", "bf16", "op lists", "frozen", "last block", "kept gathered"],
+    ids=[
+        "fp32",
+        "bf16",
+        "op lists",
+        "cheap with ddp",
+        "cheap, op lists",
+        "cheap, accumulation",
+        "frozen",
+        "last block",
+        "kept gathered",
+    ],
 )
 def test_training_equals_ddp(both, options, sharded, steps):
     assert is_equal(both(against_ddp, options, sharded, steps)[0])

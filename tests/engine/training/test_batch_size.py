@@ -93,11 +93,13 @@ def test_a_run_equals_one_with_the_size_and_its_resume_keeps_it(tmp_path, cpu, f
     assert_same_state(states(auto), states(given_size))
 
 
-def test_all_ranks_take_the_smallest(cpu, fits_16, monkeypatch):
+@pytest.mark.parametrize("mode, more", [("false", "cheap"), ("cheap", "true"), ("true", "")])
+def test_all_ranks_take_the_smallest(cpu, fits_16, monkeypatch, mode, more):
     monkeypatch.setattr(batch_size, "gather_objects", lambda found, context: [found, 4])
-    config = config_for("-opts", *AUTO, "DATA.MEMORY_GB=0.018")
+    config = config_for("-opts", *AUTO, "DATA.MEMORY_GB=0.018", f"MODEL.GRAD_CHECKPOINTING={mode}")
     size, note = find_batch_size(config, replace(cpu, world_size=2))
     assert size == 4 and "16: 0.02 GB" in note.text
+    assert note.text.partition("GRAD_CHECKPOINTING=")[2].partition(")")[0] == more
     assert max(trial.data.batch_size for trial in fits_16) == 16
 
 
