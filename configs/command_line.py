@@ -24,6 +24,7 @@ from configs.resolve import follow_options
 from configs.schema import Config
 from configs.schema.data import AUTO, properties_of
 from configs.schema.section import MAX_NAME_CHARS
+from configs.versions import VERSION, WRITTEN_BY
 from configs.yaml_io import write_yaml
 from utils.errors import UserError
 from utils.files import absolute_file
@@ -207,7 +208,7 @@ def to_yaml(config: Config) -> str:
 
     Paths of data and weights are absolute: the run can be resumed from another folder.
     """
-    values = config.model_dump(by_alias=True)
+    values = {WRITTEN_BY: VERSION} | config.model_dump(by_alias=True)
     for section, keys in _FILES.items():
         given = values[section]
         given |= {key: absolute_file(given[key]) for key in keys if given[key]}

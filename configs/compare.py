@@ -35,7 +35,8 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
 
     MODEL.RESUME and NAME are ignored.
     """
-    before, after = with_defaults(parse_value(then)), dict(flatten(parse_value(now)))
+    before = with_defaults(parse_value(then))
+    after = dict(flatten(expand_switches(parse_value(now))))
     return {
         key: (before.get(key), value)
         for key, value in after.items()

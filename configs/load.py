@@ -16,6 +16,7 @@ from configs.schema.data import AUTO
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
 from configs.schema.section import MAX_NAME_CHARS
+from configs.versions import WRITTEN_BY, refuse_newer
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
 from configs.yaml_io import KeyPath, format_value, parse_value, read_yaml, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
@@ -45,6 +46,7 @@ class OptionLayers:
 
     def add(self, values: dict[str, Any], source: str, lines: dict[KeyPath, int] | None = None) -> None:
         """Adds the values of a file or a flag as an option layer. lines: of each key in the file."""
+        refuse_newer(values, source)
         values = expand_switches(values)
         if self._sources[-1:] != [source]:
             self._sources.append(source)
@@ -139,9 +141,9 @@ class OptionLayers:
 
 
 def expand_switches(values: dict[str, Any]) -> dict[str, Any]:
-    """The options with `AMP: true` and `EVAL: true`, PaddleViT's switches, as sections with the key ENABLED."""
+    """The options, without VERSION, with PaddleViT's `AMP: true` and `EVAL: true` as sections with the key ENABLED."""
     switches = {key: {"ENABLED": values[key]} for key in ("AMP", "EVAL") if isinstance(values.get(key), bool)}
-    return values | switches
+    return {key: value for key, value in (values | switches).items() if key != WRITTEN_BY}
 
 
 def paths(values: dict[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

@@ -17,6 +17,7 @@ from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.operating_point import UNDECIDED, Decision
 from configs.schema.train import WEIGHTS_EXTENSIONS
+from configs.versions import WRITTEN_BY
 from configs.yaml_io import format_value, shorten
 from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.hf_folder import CONFIG, SHARDS, WEIGHTS, is_of_timm, read_metadata, weight_file
@@ -376,7 +377,8 @@ def options_to_export(options: dict[str, Any]) -> dict[str, Any]:
     model = architecture(options["MODEL"]) | {"NUM_CLASSES": options["MODEL"].get("NUM_CLASSES")}
     data = {key: value for key, value in options["DATA"].items() if key in (*PLACE, *SPLIT, *PREPROCESSING)}
     plugins = [os.path.basename(entry) for entry in options.get("PLUGINS") or ()]
-    return {"MODEL": model, "DATA": data} | ({"PLUGINS": plugins} if plugins else {})
+    exported = {"MODEL": model, "DATA": data, "PLUGINS": plugins or None, WRITTEN_BY: options.get(WRITTEN_BY)}
+    return {key: value for key, value in exported.items() if value is not None}
 
 
 def weight_options(weights: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, ValidationError
 from configs.schema import Data
 from configs.schema.model import Model
 from configs.schema.operating_point import Decision, OperatingPoint
+from configs.versions import refuse_newer
 from configs.weights import (
     OPTIONS_ENTRY,
     PREPROCESSING,
@@ -358,6 +359,7 @@ def record_in(weights: WeightsFile) -> WeightsRecord | None:
         is_own = False
     if not is_own:
         return None
+    refuse_newer(options, weights.file)
     try:
         if is_safetensors:
             own = {*_Description.model_fields, ENTRY}
