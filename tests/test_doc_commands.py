@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, samples_for
@@ -91,6 +92,27 @@ def test_each_link_has_a_target(page):
 
 
 PROGRAMS = {"scripts/export.py": export.main, "main_single_gpu.py": main_single_gpu.main}
+
+
+def test_the_mean_of_several_runs_is_by_class_name(tmp_path, monkeypatch):
+    page = (ROOT / "docs/evaluation.md").read_text()
+    code = page.partition("### Several runs")[2].partition("```python")[2].partition("```")[0]
+    tables = {
+        "a": "path,Cat,ant\n1.jpg,0.9,0.1\n2.jpg,0.5,0.5\n3.jpg,0.2,0.8\n",
+        "b": "path,ant,Cat\n1.jpg,0.3,0.7\n2.jpg,,\n3.jpg,0.6,0.4\n",
+    }
+    for name, text in tables.items():
+        (tmp_path / "predictions" / name).mkdir(parents=True)
+        (tmp_path / "predictions" / name / "predictions.csv").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    exec(code, names := {})
+    assert names["classes"] == ["Cat", "ant"] and names["images"] == ["1.jpg", "3.jpg"]
+    assert names["means"] == pytest.approx(np.array([[0.8, 0.2], [0.3, 0.7]]))
+    (tmp_path / "predictions/b/predictions.csv").write_text(tables["b"].replace("Cat", "cat"))
+    with pytest.raises(AssertionError, match="different classes"):
+        exec(code, {})
+
+
 PAGE = (ROOT / "docs/python.md").read_text().partition("## Kaggle and Colab")[0]
 EXAMPLE = re.findall(r"^RUN=(.*)$", PAGE, re.M)[0]
 BLOCKS = re.findall(r"```(shell|python)\n(.*?)```", PAGE, re.S)

@@ -242,7 +242,9 @@ class ParquetImages(ImageFiles):
             raise BadImage(image, f"its row group is damaged ({' '.join(str(error).split())[:80]})", _FIX) from error
         data = value.get("bytes") if isinstance(value, dict) else value
         if data is None:  # perhaps it only names a file
-            raise BadImage(image, "has no bytes of an image", "write the data set with them")
+            raise BadImage(
+                image, "has no bytes of an image", "write them with datasets' embed_table_storage (docs/python.md)"
+            )
         return bytes(data)
 
     def states(self) -> np.ndarray:
