@@ -45,7 +45,7 @@ class Command:
     config: the checked options. given: those that files, flags and -opts give, by section; the others are defaults.
     notes: lines for the log about the model family, and about options that differ from the given ones.
     script: the entry script. recipe: the file of -cfg. reason: why the program chose it.
-    prediction: of -predict or -embed.
+    prediction: of -predict or -embed. source: MODEL.NAME as given, perhaps a folder or a repository.
     """
 
     argv: tuple[str, ...]
@@ -57,6 +57,7 @@ class Command:
     notes: tuple[Note, ...]
     prediction: Prediction | None
     reason: str = ""
+    source: str = ""
 
     @property
     def dry_run(self) -> bool:
@@ -163,6 +164,7 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
     layers = read_layers(flags, evaluates=bool(flags.eval or prediction))
     add_options(layers, flags.set, "-set")
     plugin_notes = _add_plugins(layers, flags.plugin)
+    source = str(layers.get("MODEL.NAME"))
     config, layers, notes = follow_options(layers)
     if flags.profile:
         _check_profile(config, flags.dry_run)
@@ -176,6 +178,7 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
         recipe=recipe,
         notes=(*replaced, *plugin_notes, *notes),
         prediction=prediction,
+        source=source,
     )
     return replace(command, notes=(*command.notes, *_warn_of_unused(layers, command)))
 

@@ -189,21 +189,6 @@ def read_folder(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if name not in report["missing_keys"]}
 
 
-def published_config(folder: Path) -> dict[str, Any]:
-    """preprocessor_config.json, as transformers reads it, as a `pretrained_cfg` of timm. Raises OSError without it."""
-    values = _library().AutoImageProcessor.from_pretrained(folder, **_FILES).to_dict()
-    size = values["size"]
-    pct = values.get("crop_pct")  # the latter is ConvNeXt's
-    side = size.get("shortest_edge") or size["height"]
-    box = values["crop_size"] if values.get("do_center_crop") else size
-    shown = [box.get(name) or box["shortest_edge"] for name in ("height", "width")]
-    squashes = "shortest_edge" not in size or bool(pct and side >= 384)
-    normalizes = values.get("do_normalize")
-    return {
-        "input_size": (3, *shown),
-        "crop_pct": pct if pct and not squashes else shown[0] / side,
-        "crop_mode": "squash" if squashes else "center",
-        "interpolation": {2: "bilinear"}.get(values["resample"], "bicubic"),  # by Pillow's numbers
-        "mean": values["image_mean"] if normalizes else (0, 0, 0),
-        "std": values["image_std"] if normalizes else (1, 1, 1),
-    }
+def image_processor(folder: Path) -> Any:
+    """transformers' image processor of the folder. Raises OSError without its file."""
+    return _library().AutoImageProcessor.from_pretrained(folder, **_FILES)

@@ -102,7 +102,9 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "proportions or with a border in the mean color; CROP_PCT counts for published weights only",
     )
     crop_pct: float = option(0.875, "evaluation: centre crop / shorter side; > 1: black border", gt=0, le=MAX_CROP_PCT)
-    interpolation: Literal["bicubic", "bilinear"] = option("bicubic", "filter that resizes all crops, antialiased")
+    interpolation: Literal["bicubic", "bilinear", "nearest"] = option(
+        "bicubic", "filter that resizes all crops; antialiased, but nearest"
+    )
     shuffle_shards: int = option(16, "data set tar: samples are shuffled in windows of so many shards", ge=1, le=10**6)
     cache_dir: Path | None = option(None, "data set tar: folder for indexes and shards; null: ~/.cache/ampvit")
     cache_gb: float = option(0.0, "data set tar: size of the cache of remote shards, GB; 0: no cache", ge=0, le=10**6)

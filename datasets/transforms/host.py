@@ -197,12 +197,15 @@ _MAX_TRIES = 10
 
 
 def resize(image: torch.Tensor, height: int, width: int, interpolation: str = "bicubic") -> torch.Tensor:
-    """Resamples torch.uint8 (C, H, W) to (C, height, width): bicubic or bilinear, antialiased, as Pillow does.
+    """Resamples torch.uint8 (C, H, W) to (C, height, width): bicubic or bilinear, antialiased, or nearest, as Pillow
+    does.
 
     An image that already has this size is returned unchanged.
     """
     if image.shape[1:] == (height, width):
         return image
+    if interpolation == "nearest":
+        return interpolate(image[None], size=(height, width), mode="nearest-exact")[0]
     return interpolate(image[None], size=(height, width), mode=interpolation, antialias=True)[0]
 
 

@@ -34,12 +34,21 @@ from configs.yaml_io import parse_value
 from datasets.sources.names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
+from engine.checkpoint.processor import published_in
 from engine.checkpoint.run_folder import FOLD_RULE, HELD_OUT_FILE
 from models.timm_model import RESIZE, check_kwargs, preprocessing_of, published_preprocessing
-from models.transformers_model import published_config
 from models.weights.read import WeightsFile, map_tensor, read_weights, size_of_positions, with_tensors
 from utils.errors import UserError, to_single_line
-from utils.file_formats.hf_folder import CONFIG, PREPROCESSOR, WEIGHTS, is_of_timm, read_config
+from utils.file_formats.hf_folder import (
+    CONFIG,
+    HUB,
+    LOCAL,
+    PREPROCESSOR,
+    WEIGHTS,
+    is_of_timm,
+    model_folder,
+    read_config,
+)
 from utils.file_formats.pickles import ArrayRecord, Inert, TensorRecord
 from utils.files import atomic_write
 
@@ -229,16 +238,23 @@ def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[st
     return {entry: json.dumps(value) for entry, value in (description | {OPTIONS_ENTRY: options}).items()}
 
 
-def weights_record(model: Model, weights: WeightsFile | None = None) -> WeightsRecord | None:
-    """The record of the weights MODEL.PRETRAINED: as `record_in`, else timm's `pretrained_cfg` of MODEL.NAME.
+def weights_record(model: Model, weights: WeightsFile | None = None, source: str = "") -> WeightsRecord | None:
+    """The record of the weights MODEL.PRETRAINED: as `record_in`, else of the model.
 
-    With the class names and the image size that other programs write beside the weights. None without weights, and for
-    weights that state nothing. Raises UserError as `read_weights`.
+    Of the model: the config.json of `source`, as -model names it, or timm's `pretrained_cfg` of MODEL.NAME; with what
+    other programs write beside the weights: class names, preprocessing, arguments. None without weights, and for
+    weights that state nothing. Raises UserError as `read_weights`, and for arguments that timm's model does not have.
     """
     if not model.pretrained:
         return None
     published = WeightsRecord("", {}, {})
-    if model.type == "timm":
+    if source.startswith((*HUB, LOCAL)):
+        folder = model_folder(source, f"-model={LOCAL}FOLDER")
+        beside = _record_in_folder(folder, model.type == "transformers")
+        if beside:
+            sources = dict.fromkeys(beside.data | beside.evaluation, beside.source)
+            published = replace(beside, model={}, sources=sources)
+    elif model.type == "timm":
         data, evaluation, source = published_preprocessing(model.name)
         published = WeightsRecord(source, {}, data, evaluation=evaluation)
         if model.pretrained == "timm":
@@ -283,12 +299,13 @@ def _record_beside(published: WeightsRecord, weights: WeightsFile) -> WeightsRec
     if size and size != own:
         stated["IMAGE_SIZE"] = size
     evaluation = {key: published.evaluation[key] for key in published.evaluation.keys() & {"RESIZE"}}
-    sources = dict.fromkeys(stated, "the file")
+    sources = published.sources | dict.fromkeys(stated, "the file")
     if mode := str(arguments.get("crop_mode", "")):
         evaluation["RESIZE"] = RESIZE.get(mode, mode)
         sources["RESIZE"] = "the file"
-    record = replace(published, class_names=_stated_names(weights), built_for=weights.trained_size)
-    if sources:
+    names = _stated_names(weights) or published.class_names
+    record = replace(published, class_names=names, built_for=weights.trained_size)
+    if stated or mode:
         return replace(record, data=record.data | stated, evaluation=evaluation, sources=sources)
     return replace(record, source=f"{record.source} (the file names none)") if record.source else record
 
@@ -349,7 +366,7 @@ def record_in(weights: WeightsFile) -> WeightsRecord | None:
     """
     is_safetensors = weights.kind == SAFETENSORS
     if weights.file.name == WEIGHTS[1] or (is_safetensors and OPTIONS_ENTRY not in weights.entries):
-        return _record_beside_config(weights)
+        return _record_in_folder(weights.file.parent, weights.is_of_transformers)
     content = dict(weights.entries)
     read = json.loads if is_safetensors else parse_value
     try:
@@ -373,17 +390,17 @@ def record_in(weights: WeightsFile) -> WeightsRecord | None:
         raise UserError(f"{problem}; read it with the version that wrote it, or give another file") from error
 
 
-def _record_beside_config(weights: WeightsFile) -> WeightsRecord | None:
+def _record_in_folder(folder: Path, is_of_transformers: bool) -> WeightsRecord | None:
     """As `record_in` of weights beside a config.json."""
     try:
-        return _record_of_config(weights.file)
+        return _record_of_config(folder)
     except Exception as error:  # a file of another program has any content
-        if not weights.is_of_transformers:
+        if not is_of_transformers:
             return None
         if isinstance(error, UserError):
             raise
         reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        problem = f"{weights.file.parent}: {CONFIG} or {PREPROCESSOR} is missing, damaged, or of a newer transformers"
+        problem = f"{folder}: {CONFIG} or {PREPROCESSOR} is missing, damaged, or of a newer transformers"
         raise UserError(f"{problem} ({reason}); update the package, or download the whole folder again") from error
 
 
@@ -415,16 +432,16 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
     )
 
 
-def _record_of_config(path: Path) -> WeightsRecord:
-    """The record in the config.json of timm or transformers beside the weights."""
-    config = read_config(path.parent)
-    published = config["pretrained_cfg"] if is_of_timm(config) else published_config(path.parent)
+def _record_of_config(folder: Path) -> WeightsRecord:
+    """The record in the config.json of timm or transformers."""
+    config = read_config(folder)
+    published = config["pretrained_cfg"] if is_of_timm(config) else published_in(folder)
     data, evaluation = preprocessing_of(published) if published else ({}, {})
     model = described_model(config)
     class_names, output_names = _names_of_config(published | config)  # older versions: all in one, `labels`
     is_multi_label = config.get("problem_type") == "multi_label_classification"
     return WeightsRecord(
-        source=str(path.parent / CONFIG),
+        source=str(folder / CONFIG),
         model=model,
         data=data | {"IMAGE_CHANNELS": published.get("input_size", [3])[0], "MULTI_LABEL": is_multi_label},
         evaluation=evaluation,

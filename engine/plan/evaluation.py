@@ -195,7 +195,7 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
             named = WeightsRecord(str(file.file), model=file.model_section, data={})
             options = options.model_copy(update={"model": model_follows_weights(named, options.model, of_model)})
             notes.append(Note("log", f"Model: {file.architecture}, which the file names"))
-        record = weights_record(options.model, file)
+        record = weights_record(options.model, file, command.source)
     if record and record.model:
         changed = check_plugins(record.plugins, options.plugins, f"{options.model.pretrained}: ")
         notes += [warning for warning in changed if warning not in command.notes]

@@ -142,7 +142,7 @@ def plan_training(
         known_names = found.state["class_names"]
         known_split = record.split
     else:
-        record = weights_record(config.model)
+        record = weights_record(config.model, source=command.source)
     plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
     check_best_metric(config)
     followed = follow_weights(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)

@@ -200,7 +200,7 @@ def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str
         "image_processor_type": "MobileViTImageProcessor" if flips else "CLIPImageProcessor",
         "do_resize": True,
         "size": {"shortest_edge": whole} if crops else shown,
-        "resample": {"bilinear": 2, "bicubic": 3}[values["interpolation"]],
+        "resample": {"nearest": 0, "bilinear": 2, "bicubic": 3}[values["interpolation"]],
         "do_center_crop": crops,
         "crop_size": shown,
         "do_rescale": True,

@@ -103,7 +103,7 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
             "-dataset=NAME their kind; export.py -no_check needs no images)",
         ) from None
     samples, config = plan.samples, plan.config
-    trained = _trained_model(config, weights_record(config.model), plan.notes)
+    trained = _trained_model(config, weights_record(config.model, source=command.source), plan.notes)
     if not trained.class_names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
         trained = replace(trained, class_names=samples.class_names)
     return trained, samples

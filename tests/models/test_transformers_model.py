@@ -6,6 +6,7 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
+import timm
 import torch
 from conftest import assert_same_state, config_for, model_for, refused, states, train
 from PIL import Image
@@ -13,12 +14,14 @@ from PIL import Image
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Data
 from configs.schema.families.family import TransformersModel
+from configs.weights import PREPROCESSING
 from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import read_record
 from engine.commands.run import run
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import attention_rollout
 from engine.parallel import Strategy
+from engine.plan.evaluation import options_of_weights
 from engine.precision.policy import Precision
 from engine.run.cost import copy_to_meta
 from engine.training.optimizer import build_optimizer
@@ -292,6 +295,33 @@ def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path):
         file.write_text(content) if content else file.unlink()
         with refused(r"^[^\n]*preprocessor_config\.json[^\n]*$"):
             read_record(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["transformers", "timm"])
+def test_the_folder_of_a_model_describes_a_file_that_states_nothing(kind, tmp_path):
+    """Its preprocessing and its class names; what the file itself states stays."""
+    folder = tmp_path / "model"
+    if kind == "timm":
+        model = timm.create_model("test_vit", num_classes=3, img_size=96)
+        config = {"input_size": (3, 96, 96), "mean": (0.1, 0.2, 0.3), "crop_pct": 0.6, "interpolation": "bilinear"}
+        timm.models.save_for_hf(model, folder, {"label_names": NAMES}, data_config=model.default_cfg | config)
+    else:
+        model, _ = save(folder, "vit")
+    expected = read_record(str(folder))
+    torch.save(model.state_dict(), tmp_path / "plain.pth")
+    torch.save({"state_dict": model.state_dict(), "args": {"mean": [0.4] * 3}}, tmp_path / "args.pth")
+    for name, mean in (("plain", expected.data["IMAGENET_MEAN"]), ("args", (0.4,) * 3)):
+        argv = [f"-model=local-dir:{folder}", f"-pretrained={tmp_path / name}.pth"]
+        options, record, notes = options_of_weights(parse_command_line(["-eval", *argv]))
+        assert record.class_names == list(NAMES) and options.model.num_classes == 3
+        wanted = expected.data | expected.evaluation | {"IMAGENET_MEAN": mean}
+        found = options.data.model_dump(by_alias=True)
+        assert {key: found[key] for key in wanted if key in PREPROCESSING} == {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in wanted.items()
+            if key in PREPROCESSING
+        }
+        assert any(str(note).startswith(f"Preprocessing of {expected.source}: ") for note in notes)
 
 
 @pytest.mark.parametrize("kind", ["cvt", "levit"])  # a list of rates per stage, an int

@@ -1,0 +1,79 @@
+"""Pixels of transformers' image processors, which compute more than their keys state."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import refused
+
+from configs.schema import Data
+from datasets.decoding.decode import LazyImage
+from datasets.transforms.device import Normalize
+from datasets.transforms.host import build_eval_host_transform
+from engine.checkpoint.processor import published_in
+from models.timm_model import preprocessing_of
+from tests.datasets.photo import PHOTO, as_tensor
+
+HALF, RAW = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}, {"do_rescale": False, "image_mean": [127.5] * 3}
+SIDES = {"height": 128, "width": 128}
+
+
+def saved(name: str, options: dict, folder: Path):
+    transformers = pytest.importorskip("transformers")
+    processor = getattr(transformers, f"{name}ImageProcessor")(**options)
+    processor.save_pretrained(folder)
+    return processor
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Levit", {}),  # 256/224
+        ("EfficientNet", {"size": SIDES, "resample": 0} | HALF),  # normalizes twice; nearest
+        ("EfficientNet", {"size": SIDES, "rescale_offset": True, "rescale_factor": 1 / 127.5}),
+        ("ViT", {"size": SIDES, "rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3}),
+        ("ViT", {"size": SIDES, "image_std": [60.0, 70.0, 80.0]} | RAW),
+        ("ViT", {"size": {"height": 96, "width": 128}, "do_normalize": False}),
+        ("ViT", {"size": SIDES, "resample": 1}),  # Lanczos
+        ("DeiT", {}),
+        ("Perceiver", {}),  # crops before it resizes
+        ("MobileViT", {"crop_size": {"height": 192, "width": 192}}),  # BGR
+        ("ConvNext", {"size": {"shortest_edge": 224}}),
+        ("ConvNext", {"size": {"shortest_edge": 384}}),
+        ("PoolFormer", {"size": {"shortest_edge": 384}, "crop_size": {"height": 384, "width": 384}, "crop_pct": 0.95}),
+        ("CLIP", {}),
+    ],
+)
+def test_an_evaluation_shows_the_pixels_of_the_processor(name, options, tmp_path):
+    processor = saved(name, options, tmp_path)
+    training, evaluation = preprocessing_of(published_in(tmp_path))
+    data = Data.model_validate(training | evaluation)
+    for photo in (PHOTO.resize((240, 160)), PHOTO.resize((160, 240))):  # even margins: the others are a pixel beside
+        expected = processor(images=photo, return_tensors="pt")["pixel_values"]
+        shown = build_eval_host_transform(data)(LazyImage(as_tensor(photo)), 0, 0)[0][None]
+        found = Normalize(data)(shown)
+        if name == "MobileViT":
+            found = found.flip(1)
+        close = 0.03 if options.get("resample") == 1 else 0.01
+        assert found.shape == expected.shape and (found - expected).abs().mean() < close
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "keys"),
+    [
+        ("TextNet", {"size": {"shortest_edge": 64}}, "size_divisor"),
+        ("Vilt", {"size": {"shortest_edge": 64}}, "do_pad, size_divisor"),
+        ("ViT", {"do_resize": False}, "do_resize"),
+    ],
+)
+def test_other_pixels_end_in_a_line_with_their_keys(name, options, keys, tmp_path):
+    saved(name, options, tmp_path)
+    with refused(rf"^[^\n]*{name}ImageProcessor [^\n]* {keys}[^\n]*$"):
+        published_in(tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, 64])
+def test_nearest_is_pillows(size):
+    data = Data(IMAGE_SIZE=size, INTERPOLATION="nearest", RESIZE="squash", CROP_PCT=1.0)
+    shown = build_eval_host_transform(data)(LazyImage(as_tensor(PHOTO)), 0, 0)[0]
+    assert torch.equal(shown, as_tensor(PHOTO.resize((size, size), 0)))
