@@ -1,15 +1,15 @@
 """The flags of the entry scripts, the parser of all command lines, and the values of -predict and its flags."""
 
 import argparse
-import itertools
 import os
-import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
+from configs.programs import Program, as_yaml, options_by_flag, program_of, programs, split_words, translate
 from configs.schema.config import known_keys
 from configs.schema.data import AUTO
 from configs.yaml_io import parse_value
@@ -44,6 +44,7 @@ class Flag:
     help: str
     value: Any = True  # of a switch that is on
     off: Any = False
+    bare: str | None = None  # the value of the flag alone
 
 
 def _batch_size(text: str) -> int | str:
@@ -52,6 +53,8 @@ def _batch_size(text: str) -> int | str:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is neither a number nor {AUTO}") from None
 
+
+_PRETRAINED = "initial weights: a file, a folder, hf-hub:ORG/NAME, or timm, as the flag alone"
 
 FLAGS = {
     "run": (
@@ -76,7 +79,13 @@ FLAGS = {
         Flag("num_workers", "DATA.NUM_WORKERS", int, "worker processes per rank"),
     ),
     "weights and output": (
-        Flag("pretrained", "MODEL.PRETRAINED", str, "initial weights: a file, a folder, hf-hub:ORG/NAME, or timm"),
+        Flag(
+            "pretrained",
+            "MODEL.PRETRAINED",
+            str,
+            "initial weights: a file, a folder, hf-hub:ORG/NAME, or timm",
+            bare="timm",
+        ),
         Flag("teacher_model_path", "TRAIN.TEACHER_WEIGHTS", str, "weights of the teacher of a distillation"),
         Flag("resume", "MODEL.RESUME", str, "a checkpoint, the folder of a run, or auto"),
         Flag("output", "SAVE", str, "output folder; each run creates a folder in it"),
@@ -97,19 +106,6 @@ _ALIASES = {
     "pretrained": ("--initial-checkpoint",),
     "teacher_model_path": ("-teacher_model", "--teacher_model"),
 }
-OTHER_NAMES = {  # of keys, in timm's train.py and torchvision's; docs/recipes.md has all of timm's
-    "AA": "TRAIN.AUGMENT_POLICY", "AUG_REPEATS": "DATA.REPEATED_AUGMENTATION", "CHECKPOINT_HIST": "KEEP_CHECKPOINTS",
-    "CLIP_GRAD": "TRAIN.GRAD_CLIP", "CUTMIX": "TRAIN.CUTMIX_ALPHA", "DROP": "MODEL.DROPOUT",
-    "DROP_PATH": "MODEL.DROPPATH", "EPOCHS": "TRAIN.NUM_EPOCHS", "HFLIP": "DATA.HFLIP_PROB",
-    "LABEL_SMOOTHING": "TRAIN.SMOOTHING", "LEARNING_RATE": "TRAIN.BASE_LR", "LOG_FREQ": "REPORT_FREQ",
-    "LOG_INTERVAL": "REPORT_FREQ", "PRINT_FREQ": "REPORT_FREQ",
-    "LR": "TRAIN.BASE_LR", "MEAN": "DATA.IMAGENET_MEAN", "MIN_LR": "TRAIN.END_LR", "MIXUP": "TRAIN.MIXUP_ALPHA",
-    "OPT": "TRAIN.OPTIMIZER.NAME", "OPT_BETAS": "TRAIN.OPTIMIZER.BETAS", "OPT_EPS": "TRAIN.OPTIMIZER.EPS",
-    "RATIO": "DATA.RANDOM_CROP_RATIO", "RECOUNT": "TRAIN.RANDOM_ERASE_COUNT", "REMODE": "TRAIN.RANDOM_ERASE_MODE",
-    "REPROB": "TRAIN.RANDOM_ERASE_PROB", "SCALE": "DATA.RANDOM_CROP_SCALE", "SCHED": "TRAIN.LR_SCHEDULER.NAME",
-    "STD": "DATA.IMAGENET_STD", "TRAIN_INTERPOLATION": "DATA.INTERPOLATION", "VAL_INTERVAL": "VALIDATE_FREQ",
-    "VFLIP": "DATA.VFLIP_PROB", "WARMUP_LR": "TRAIN.WARMUP_START_LR", "WD": "TRAIN.WEIGHT_DECAY",
-}  # fmt: skip
 _SWITCH = dict.fromkeys(("yes", "true", "on", "1"), True) | dict.fromkeys(("no", "false", "off", "0"), False)
 
 
@@ -174,7 +170,8 @@ def entry_parser(prog: str) -> Parser:
                 add_flag(group, flag.name, type=_switch, nargs="?", const=True, metavar="yes|no", help=flag.help)
             else:
                 metavar = "X" if flag.type in (float, str) else "N"
-                add_flag(group, flag.name, type=flag.type, metavar=metavar, help=flag.help)
+                options = {"nargs": "?", "const": flag.bare} if flag.bare else {}
+                add_flag(group, flag.name, type=flag.type, metavar=metavar, help=flag.help, **options)
     group = parser.add_argument_group("prediction")
     path_help = "label an image, a folder, a list (.txt, .csv), or without PATH the data; needs -pretrained or -resume"
     add_flag(group, "predict", nargs="?", const=True, metavar="PATH", help=path_help)
@@ -226,90 +223,68 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
     if arguments.help is not None:
         return arguments
     if unknown:
-        _refuse(unknown, arguments, parser)
+        _refuse(words, unknown, arguments, parser)
     *arguments.replaced, arguments.cfg = arguments.cfg or [None]
+    if (arguments.cfg or "").endswith(".py"):
+        preset = programs()["colossalai"].flags["config"].get(Path(arguments.cfg).name, "AMP.PRESET=torch")
+        raise UserError(f"-cfg {arguments.cfg}: is Python, not YAML; for its precision add -opts {preset} in its place")
     check_local_rank(arguments.local_rank)
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
     return arguments
 
 
-def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -> NoReturn:
-    """Raises UserError with the words of this program for all that other programs have; else with similar flags."""
+def _refuse(words: list[str], unknown: list[str], arguments: argparse.Namespace, parser: Parser) -> NoReturn:
+    """Raises UserError with the command of this program for flags that other programs have; else with similar flags."""
+    given = [*split_words(words)]
+    names = [word for word, _ in split_words(unknown)]
+    program = program_of(names, (word for word, _ in given)) or Program("another program", "", None, {})
+    translated = translate(program, given, lambda word: word not in names)
     predicts = bool(arguments.predict or arguments.embed)
     has_path = bool(predicts or arguments.data_path or arguments.resume)
-    names, wrong, flags, options = list[str](), list[str](), list[str](), list[str]()
-    given = [*_with_values(unknown)]
-    for word, values in given:
-        names.append(word[:80])
-        key = _key_of_word(word, values)
+    wrong = list[str]()
+    for word, values in translated.unknown.items():
+        key = key_of_flag(word) if word.startswith("-") else None
         if key:
-            options.append(f"{key}={_as_yaml(word, values)}")
-        elif word.endswith((".yaml", ".yml")):
-            flags.append(f"-cfg={word}")
+            translated.add(f"{key}={as_yaml(values)}")
         elif not (word.startswith("-") or has_path) and os.path.exists(word):
-            flags.append(f"-data_path={word}")
+            translated.add(f"-data_path={word}")
         else:
             wrong.append(word[:80])
-    options += _added_for_timm({word for word, _ in given})
-    problem = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: unknown here"
+    problem = _problem_of(names, wrong, arguments)
+    if len(wrong) == len(names):
+        parser.error(problem)
+    if translated.without:
+        problem += f"; without a counterpart: {', '.join(translated.without)[:500]}"
+    source = f" (flags of {program.program}: docs/flags.md)" if program.flags else ""
+    raise UserError(f"{problem}; use: {translated.command(parser.prog)[:2000]}{source}")
+
+
+def _problem_of(names: list[str], wrong: list[str], arguments: argparse.Namespace) -> str:
+    """The beginning of the line about unknown flags. wrong: those of no program."""
+    more = ", ..." if len(names) > 3 else ""
+    problem = f"{', '.join(name[:80] for name in names[:3])}{more}: unknown here"
     if wrong:
         problem = f"unknown: {', '.join(wrong)}{did_you_mean(wrong[0], (f'-{name}' for name in vars(arguments)), 0.75)}"
-        if predicts and os.path.exists(wrong[0]):
+        if (arguments.predict or arguments.embed) and os.path.exists(wrong[0]):
             problem += "; -predict and -embed take one path: an image, a folder or a list (.txt, .csv)"
-    typed = [*flags, *(["-opts", *options] if options else [])]
-    advice = f"; use {shlex.join(typed)[:2000]}" if typed else ""
-    parser.error(f"{problem}{advice} (docs/recipes.md has timm's flags)")
+    return problem
 
 
-def _added_for_timm(flags: set[str]) -> list[str]:
-    """Options without which flags of timm's train.py have another meaning here."""
-    options = list[str]()
-    if "--reprob" in flags and "--no-prefetcher" not in flags:
-        options.append("TRAIN.RANDOM_ERASE_AFTER_MIXUP=true")
-    if "--model-ema" in flags and "--model-ema-warmup" not in flags:
-        options.append("TRAIN.MODEL_EMA_WARMUP=copy")
-    if {"--smoothing", "--task"} <= flags:
-        options.append("LOSS.SMOOTH_TO_HALF=true")
-    if "--drop" not in flags and not flags.isdisjoint(("--aa", "--drop-path", "--reprob", "--sched")):
-        options.append("MODEL.DROPOUT=0")  # its default, for any model
-    return options
-
-
-def _with_values(words: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each flag with its values: the one after '=', else the words up to the next flag; other words without values."""
-    while words:
-        word, *words = words
-        flag, _, given = word.partition("=")
-        if not (word.startswith("-") or flag.isupper()):
-            flag = word  # a path such as year=2024/train
-            given = ""
-        values = [given] if given else []
-        if word.startswith("-") and not given:
-            values = [*itertools.takewhile(lambda one: not one.startswith("-"), words)]
-            words = words[len(values) :]
-        yield flag, values
-
-
-def _as_yaml(flag: str, values: list[str]) -> str:
-    """The values of a flag as one value: of none, a switch that is on."""
-    if flag == "--opt" and values == ["sgd"]:
-        return "nesterov"  # which timm means
-    return f"[{', '.join(values)}]" if len(values) > 1 else "".join(values) or "true"
-
-
-def _key_of_word(word: str, values: list[str]) -> str | None:
-    """The YAML key of a flag of another program, or of KEY=VALUE without -opts."""
-    if word.startswith("-"):
-        return key_of_flag(word)
-    return word if word.isupper() and values else None
+@cache
+def other_names() -> dict[str, str]:
+    """Of a flag of another program, in capitals: the key here."""
+    keys = {f"-{flag.name}": flag.key for group in FLAGS.values() for flag in group}
+    sections = {key.partition(".")[0] for key in known_keys("vit")}
+    found = {name: keys.get(target, target) for name, target in options_by_flag().items() if name not in sections}
+    return {name: key for name, key in found.items() if not key.startswith("-") and len(name) > 1}
 
 
 def key_of_flag(flag: str) -> str | None:
-    """The YAML key that a flag of timm's train.py stands for: one of `OTHER_NAMES`, or the last part of a key."""
+    """The YAML key that a flag stands for: one of `other_names`, or the last part of a key."""
     name, known = flag.lstrip("-").replace("-", "_").upper(), known_keys("vit")
     by_leaf = {key.removesuffix(".NAME").rpartition(".")[2]: key for key in known}
-    key = OTHER_NAMES.get(name) or by_leaf.get(name)
+    key = other_names().get(name) or by_leaf.get(name)
     return None if any(other.startswith(f"{key}.") for other in known) else key
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from configs.flags import FLAGS, OTHER_NAMES
+from configs.flags import FLAGS, other_names
+from configs.programs import paddleclas_keys
 from configs.schema import Model
 from configs.schema.config import known_keys, model_type
 from configs.schema.data import AUTO
@@ -331,7 +332,7 @@ def model_sections(name: str) -> dict[str, dict[str, Any]]:
     return {"MODEL": architecture(recipe.values.get("MODEL", {})), "DATA": recipe.values.get("DATA", {})}
 
 
-_REPLACEMENTS = OTHER_NAMES | {  # of a key, a section, or a last part of keys
+_REPLACEMENTS = {  # of a key, a section, or a last part of keys
     "MODEL.FREEZE_BACKBONE": "MODEL.TUNE=head",
     "MODEL.KWARGS": "it with -model=NAME, a model of timm's",
     "MODEL.MLP_DIM": "MODEL.MLP_RATIO, which is MLP_DIM / EMBED_DIM",
@@ -418,7 +419,8 @@ def _nearest_key(dotted: str, family: str) -> str:
     parent, _, leaf = dotted.upper().rpartition(".")
     if parent.endswith(".KWARGS"):
         return f'; write "{parent}={{{leaf.lower()}: VALUE}}"'
-    if replacement := next(filter(None, map(_REPLACEMENTS.get, (dotted.upper(), section, leaf))), None):
+    replacements = other_names() | paddleclas_keys() | _REPLACEMENTS
+    if replacement := next(filter(None, map(replacements.get, (dotted.upper(), section, leaf))), None):
         return f"; use {replacement}"
     if owners := [name for name in MODEL_SECTIONS if dotted in known_keys(name)]:
         own = [name.upper() for name in MODEL_SECTIONS[family].model_fields if name not in Model.model_fields]

@@ -196,8 +196,8 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
             yield f"GROUPS needs images in files, but {is_of}; remove GROUPS"
         if self.labels and not data_set.may_be_table:
             yield f"LABELS needs a path of each image, but {is_of}; use -dataset=folder or csv"
-        if self.download and not data_set.torchvision:
-            yield f"DOWNLOAD needs a data set {TORCHVISION}NAME, but {is_of}"
+        if self.download and not (data_set.torchvision or self.dataset in CALTECH):
+            yield f"DOWNLOAD needs {', '.join(CALTECH)} or a data set {TORCHVISION}NAME, but {is_of}"
         yield from self._problems_of_kwargs(data_set)
 
     def _problems_of_kwargs(self, data_set: "DataSet") -> Iterator[str]:
@@ -283,6 +283,7 @@ class DataSet:
 
 
 TORCHVISION = "torchvision/"
+CALTECH = ("caltech101", "caltech256")  # of torchvision too, but with our splits
 
 
 def _of_torchvision(

@@ -18,11 +18,14 @@ WEIGHTS_EXTENSIONS = (
 DEFAULT_TEACHER = "regnety_160.deit_in1k"  # DeiT's (Touvron et al., 2021)
 _MAX_MAGNITUDE = 10
 _M, _STD, _PROBABILITY = r"m(\d|[12]\d|30)", r"mstd\d{1,3}(\.\d{1,9})?", r"p(0(\.\d{1,9})?|1(\.0)?)"
-# timm's policy strings: name -> a section after it. n: weighted choice is without replacement, of 14 operations or more
+# timm's policy strings, and torchvision's classes (tv_): name -> a section after it. n: weighted choice is without
+# replacement, of 14 operations or more
 _SECTIONS = {
     "rand": rf"{_M}|n([1-9]|1[0-4])|{_PROBABILITY}|{_STD}|mmax([1-9]|[12]\d|30)|inc[01]|tweights|t3a|t3aw",
     "augmix": rf"{_M}|w([1-9]|10)|d([1-9]|10)|a(0\.[1-9]\d{{0,8}}|[1-9]\d?(\.\d{{1,9}})?|100)|b[01]|{_STD}",
     **dict.fromkeys(("original", "originalr", "v0", "v0r", "3a"), _STD),
+    **dict.fromkeys(("tv_ra", "tv_augmix"), _M),
+    **dict.fromkeys(("tv_ta_wide", "tv_imagenet"), r"(?!)"),
 }
 
 
@@ -40,7 +43,7 @@ def check_policy(text: str) -> str:
             raise ValueError(f"{key} is given twice")
         values[key] = section.removeprefix(key)
     magnitude, maximum = int(values.get("m", 0)), int(values.get("mmax", _MAX_MAGNITUDE))
-    if magnitude > maximum:
+    if magnitude > maximum and not name.startswith("tv_"):
         advice = text.replace(f"-m{magnitude}", f"-m{maximum}")
         if name == "rand" and "mmax" not in values:  # after its limit the deviation changes next to nothing
             advice = re.sub(f"-{_STD}", "", advice) + f"; for a higher maximum add mmax{magnitude}"
@@ -59,7 +62,9 @@ class Augmentation(Section):
     rand_augment_layers: int = option(2, "RandAugment: operations per image", ge=1, le=100)
     rand_augment_magnitude: float = option(9, "RandAugment: mean magnitude", ge=0, le=_MAX_MAGNITUDE)
     augment_policy: Annotated[str, AfterValidator(check_policy)] | None = option(
-        None, "timm's policy string, such as rand-m9-mstd0.5-inc1, 3a, augmix-m3-w3 or original; precedes RAND_AUGMENT"
+        None,
+        "timm's policy string, such as rand-m9-mstd0.5-inc1, 3a, augmix-m3-w3 or original, or torchvision's tv_ta_wide "
+        "(TrivialAugmentWide), tv_ra-m9, tv_imagenet or tv_augmix-m3; precedes RAND_AUGMENT",
     )
     mixup_alpha: float = option(0.0, "mixup: Beta parameter; 0: off", ge=0)
     mixup_prob: Probability = option(1.0, "probability of mixup or CutMix per batch")

@@ -44,6 +44,7 @@ _RAND_AUGMENT = (
     *("ShearX", "ShearY", "TranslateX", "TranslateY"),
 )  # all effects increase with the magnitude
 _LAYER_PROBABILITY = 0.5
+_TORCH_SEED_BITS = 63
 _NUMPY_SEED_BITS = 32
 
 Policy = Callable[[Image.Image, random.Random], Image.Image]
@@ -135,6 +136,8 @@ def color_jitter(strength: float, image: Image.Image, rng: random.Random) -> Ima
 def build_policies(data: Data, train: Train) -> list[Policy]:
     """AUGMENT_POLICY precedes RAND_AUGMENT, AUTO_AUGMENT and COLOR_JITTER; only 3a keeps the jitter, as in timm."""
     jitter: list[Policy] = [partial(color_jitter, train.color_jitter)] if train.color_jitter else []
+    if (train.augment_policy or "").startswith("tv_"):
+        return [partial(torchvision_policy, train.augment_policy, data.interpolation)]
     if train.augment_policy:
         given = train.augment_policy, min(data.input_size), data.imagenet_mean, data.interpolation
         return [partial(timm_policy, *given), *(jitter if "3a" in train.augment_policy else [])]
@@ -191,6 +194,30 @@ def _build(policy: str, size: int, mean: tuple[float, ...], interpolation: str) 
     if policy.startswith("augmix"):
         return module.augment_and_mix_transform(policy, parameters | {"translate_pct": 0.3})
     return module.auto_augment_transform(policy, parameters)
+
+
+def torchvision_policy(policy: str, interpolation: str, image: Image.Image, rng: random.Random) -> Image.Image:
+    """TrivialAugmentWide (Müller and Hutter, 2021), RandAugment, AutoAugment or AugMix as torchvision has them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(rng.getrandbits(_TORCH_SEED_BITS))
+        changed: Image.Image = _of_torchvision(policy, interpolation)(image)
+    return changed
+
+
+@functools.cache
+def _of_torchvision(policy: str, interpolation: str) -> Callable[[Image.Image], Image.Image]:
+    """The transform as torchvision's references build it: a magnitude, or a severity, after -m."""
+    from torchvision.transforms import InterpolationMode, autoaugment
+
+    name, _, magnitude = policy.partition("-m")
+    given = {"interpolation": InterpolationMode(interpolation)}
+    if name == "tv_ra":
+        return autoaugment.RandAugment(magnitude=int(magnitude or 9), **given)
+    if name == "tv_augmix":
+        return autoaugment.AugMix(severity=int(magnitude or 3), **given)
+    if name == "tv_imagenet":
+        return autoaugment.AutoAugment(autoaugment.AutoAugmentPolicy.IMAGENET, **given)
+    return autoaugment.TrivialAugmentWide(**given)
 
 
 _MAX_TRIES = 10

@@ -12,7 +12,7 @@ CSV = "-opts DATA.DATASET=csv DATA.MULTI_LABEL=true"
 WRONG = [
     ("-batchsize=4", "-batch_size?"),
     ("--outptu=1", "-output"),
-    ("--stop-epoch=1 --aug-splits 1 --opt sgd", "--stop-epoch, --aug-splits; use -opts TRAIN.OPTIMIZER.NAME=nesterov"),
+    ("--stop-epoch=1 --aug-splits 1 --opt sgd", "TRAIN.OPTIMIZER.NAME=nesterov (flags of timm's"),
     ("configs/vit_digits.yaml", "-cfg=configs/vit_digits.yaml"),
     ("configs -amp", "-data_path=configs"),
     ("-dataset=digits DATA.ON_BAD_IMAGE=skip", "-opts DATA.ON_BAD_IMAGE=skip"),
