@@ -13,6 +13,7 @@ from timm.layers import DropPath
 from timm.models import build_model_with_cfg
 from torch import nn
 
+from configs.programs import name_of_model
 from configs.schema import Data
 from configs.schema.families.family import OWN_KEYS, TimmModel
 from configs.schema.model import Model
@@ -38,6 +39,8 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
     known = timm.list_models(include_tags="." in name)
     if not timm.is_model(name) or ("." in name and name not in known):
         hint = did_you_mean(name, [one for one in known if one.startswith(name.lower().partition(".")[0])], cutoff=0.0)
+        if of_timm := name_of_model(name):
+            hint = f"; timm's name is {of_timm}"
         hint = hint or did_you_mean(name, known) or '; python -c "import timm; print(*timm.list_models())" lists all'
         raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{hint}")
     arguments = {"img_size": data.image_size} | shared_arguments(options, data) | kwargs

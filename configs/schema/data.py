@@ -342,6 +342,8 @@ def data_set_name(name: str) -> str:
     library, _, rest = name.partition("/")
     if library.lower() not in ("torch", "torchvision"):
         return name
+    if rest.lower() in CALTECH:
+        return rest.lower()
     return next((known for known in DATA_SETS if spelling(known) == spelling(TORCHVISION + rest)), TORCHVISION + rest)
 
 

@@ -24,7 +24,7 @@ from datasets.sources.samples import ImageFiles, Listing, is_broken_link, listin
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
-from utils.errors import Finding, UserError, combine_findings, did_you_mean, error_from
+from utils.errors import Finding, UserError, combine_findings, did_you_mean, error_from, to_single_line
 from utils.notes import Counts, Note, Reason
 
 # Never opened: files beside images, which may be as many; raw photos, which begin as TIFF files do; copies of images.
@@ -56,8 +56,22 @@ class Caltech(Source):
 
     def read(self, split: str) -> ImageFiles:
         folder, no_class = _CALTECH[self.data.dataset]
+        if self.data.download and not (self.root / folder).is_dir():
+            self._download()
         listing = read_class_folders(find_folder(self.root, folder), [no_class])
         return ImageFiles(split_listing(listing, split, self.splitter))
+
+    def _download(self) -> None:
+        """By torchvision's class, whose folder has the name of the data set. Raises UserError: it fails."""
+        from datasets.sources.torchvision_sets import download_set  # late: imports torchvision's data sets
+
+        name = self.data.dataset
+        try:
+            download_set(name.capitalize(), self.root, inner=name)
+        except Exception as error:
+            reason = to_single_line(str(error))
+            fix = "unpack the archive by hand: docs/data.md"
+            raise error_from(error, f"{self.root}: {name} cannot be downloaded ({reason}); {fix}") from error
 
 
 def find_folder(root: Path, name: str) -> Path:

@@ -97,7 +97,17 @@ class TorchvisionSet(Source):
         raise error_from(error, f"{self.root}: {name} cannot be read ({reason}); {fix}") from error
 
 
+def download_set(name: str, root: Path, inner: str = "") -> None:
+    """Downloads a class of torchvision.datasets; the files of its folder `inner` come into `root`."""
+    _fetch(partial(getattr(torchvision.datasets, name)), root, inner)
+
+
 def _download(open_set: "partial[Any]", root: Path) -> Samples:
+    _fetch(open_set, root)
+    return _samples(open_set, root)
+
+
+def _fetch(open_set: "partial[Any]", root: Path, inner: str = "") -> None:
     """Downloads and unpacks in a new folder beside the data: if it is interrupted, no part of a data set stays."""
     if hasattr(tarfile, "data_filter"):  # Python 3.11.4: refuses members that would be outside this folder
         tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)
@@ -105,8 +115,7 @@ def _download(open_set: "partial[Any]", root: Path) -> Samples:
     with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as folder:
         open_set(folder, download=True)
         os.chmod(folder, root.stat().st_mode)  # `copytree` copies it
-        shutil.copytree(folder, root, copy_function=os.replace, dirs_exist_ok=True)
-    return _samples(open_set, root)
+        shutil.copytree(Path(folder, inner), root, copy_function=os.replace, dirs_exist_ok=True)
 
 
 def _samples(open_set: "partial[Any]", root: Path) -> Samples:

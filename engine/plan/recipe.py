@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.command_line import Command, read_options
 from configs.load import model_sections
+from configs.programs import program_of, split_words, translate
 from configs.resolve import recipe_follows_data
 from configs.schema.config import known_keys
 from configs.weights import OF_EVERY_MODEL
@@ -24,6 +25,7 @@ from utils.system import lacks_gpus
 
 _OWN_IMAGES = ("folder", "csv", "parquet")  # data sets
 _FEW = 64  # images: an epoch of them has four steps, also where a recipe's batch is larger than the data
+_MANY = 20_000  # images: ten times the largest set that folder_small.yaml was measured on
 _LARGE = 50e6  # parameters: between ViT-S and ViT-B
 _FROM_SCRATCH = "resnet10t"  # more accurate than the ViT of folder_small.yaml on a few thousand images (docs/log.md)
 _RECIPES = Path(__file__).parents[2] / "configs"
@@ -33,12 +35,13 @@ _RECIPES = Path(__file__).parents[2] / "configs"
 class Choice:
     """A recipe, and values of flags for a layer between the recipe and the given options.
 
-    flags: by name; -opts is a list. reason: why.
+    flags: by name; -opts is a list. reason: why. warning: that another recipe may be meant; "" without one.
     """
 
     recipe: str
     reason: str
     flags: dict[str, Any] = field(default_factory=dict)
+    warning: str = ""
 
     def words(self) -> list[str]:
         """The choice as flags of the command line."""
@@ -63,12 +66,24 @@ def choose_recipe(command: Command, context: ProcessContext) -> Command:
     read, whose problems the plan reports. A collective call: the main process looks at data and weights. Raises
     UserError if given weights cannot be read.
     """
-    is_open = not command.recipe and _may_choose(command)
     # On each rank, whatever its options are: `check_same_options` names the differences later.
-    choice = broadcast_object(call_on_main(lambda: _choose(command) if is_open else None, context), context)
-    if is_open and choice:
+    choice = broadcast_object(call_on_main(lambda: _choice_for(command), context), context)
+    if choice:
         command = _with_choice(command, choice)
     return _follow_model(command) if command.recipe else command
+
+
+def _choice_for(command: Command) -> Choice | None:
+    """The recipe, where it is open; or the recipe of the command with the model of given weights."""
+    if not command.recipe:
+        return _choose(command) if _may_choose(command) else None
+    flags, given = command.flags, command.given.get("MODEL", {})
+    fine_tunes = given.get("HEAD") == "probe" or given.get("TUNE")  # a recipe with timm's weights of its model
+    names_model = flags.model or any(word.startswith(("MODEL.TYPE=", "MODEL.NAME=")) for word in flags.opts)
+    if not fine_tunes or names_model or flags.eval or flags.resume or not os.path.isdir(flags.pretrained or ""):
+        return None
+    weights = _describe_given_weights(command, given={})
+    return Choice(str(command.recipe), weights.reason, weights.flags) if weights.flags else None
 
 
 def _with_choice(command: Command, choice: Choice) -> Command:
@@ -77,7 +92,8 @@ def _with_choice(command: Command, choice: Choice) -> Command:
     chosen = read_options(command.argv, _with_flags(command.flags, choice), command.script)
     same = Note("log", f"The same: {shlex.join(['python', command.script, *words, *command.argv])}")
     file = Path(words[0].removeprefix("-cfg="))
-    return replace(chosen, recipe=file, notes=(same, *chosen.notes), reason=choice.reason)
+    warnings = [Note("warning", choice.warning)] if choice.warning else []
+    return replace(chosen, recipe=file, notes=(same, *warnings, *chosen.notes), reason=choice.reason)
 
 
 def _with_flags(given: argparse.Namespace, choice: Choice) -> argparse.Namespace:
@@ -122,7 +138,7 @@ def _choose(command: Command) -> Choice | None:
     if "TYPE" in model and not command.flags.model:
         flags["model"] = command.config.model.name  # as a key of -opts it would keep the layers of a recipe
     if "PRETRAINED" in model:
-        weights = _describe_given_weights(command)
+        weights = _describe_given_weights(command, model)
     else:
         weights = _find_timms_weights(command, flags)
     on_cpu = lacks_gpus(command.device)
@@ -133,7 +149,22 @@ def _choose(command: Command) -> Choice | None:
     reason = f"{images:,} images; {weights.reason}"
     if name == "probe" and on_cpu:
         reason += "; -minutes=M or -epochs=N trains all weights"
-    return Choice(name, reason, flags)
+    warning = _another_recipe(command, images) if name == "folder_small" else ""
+    return Choice(name, reason, flags, warning)
+
+
+def _another_recipe(command: Command, images: int) -> str:
+    """A warning where folder_small.yaml, with its 64 pixels, is probably not what is meant; '' elsewhere."""
+    if "IMAGE_SIZE" in command.given.get("DATA", {}):
+        return ""
+    given = [*split_words(command.argv)]
+    theirs = [word for word, _ in given if word.startswith("--") and "-" in word[2:]]  # none is documented here
+    if program := program_of(theirs, [word for word, _ in given]):
+        typed = translate(program, given, lambda word: True).command(command.script)
+        return f"64 pixels and the recipe of few images, not the defaults of {program.program}; for them type: {typed}"
+    if images > _MANY:
+        return f"64 pixels are for fewer than {_MANY:,} images; try -model=vit_small_patch16_224 -image_size=224"
+    return ""
 
 
 def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, on_cpu: bool) -> dict[str, Any]:
@@ -173,7 +204,8 @@ def _count_images(command: Command) -> int:
 
 
 def _file(recipe: str) -> Path:
-    return _RECIPES / f"{recipe}.yaml"
+    """The file of a recipe of configs/, or the path of another one."""
+    return Path(recipe) if recipe.endswith((".yaml", ".yml")) else _RECIPES / f"{recipe}.yaml"
 
 
 def _follow_model(command: Command) -> Command:
@@ -214,11 +246,11 @@ class FoundWeights:
     flags: dict[str, Any] = field(default_factory=dict)
 
 
-def _describe_given_weights(command: Command) -> FoundWeights:
+def _describe_given_weights(command: Command, given: dict[str, Any]) -> FoundWeights:
+    """given: the keys of MODEL; one that gives the model needs no description of it."""
     from engine.checkpoint.weights_record import record_in  # imports timm, which other commands may not need
     from models.weights.read import read_weights
 
-    given = command.given["MODEL"]
     weights = command.config.model.pretrained
     shown = weights
     if weights and os.path.exists(weights):

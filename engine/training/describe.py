@@ -134,6 +134,16 @@ def notes_on_left_out(layout: EpochLayout) -> list[Note]:
     return [note.on("Training") for note in others.notes()]
 
 
+def _unusual_rate(train: Train) -> str:
+    """A warning of a rate that belongs to another optimizer; '' if there is none."""
+    name, rate = train.optimizer.name, train.base_lr
+    if name.lower().startswith("adam") and rate > 0.05:
+        return f"TRAIN.BASE_LR {rate:g} is a rate of SGD, and {name} diverges with it: a usual one is 1e-3"
+    if name.lower() in ("sgd", "nesterov", "momentum") and 0 < rate < 1e-4:
+        return f"TRAIN.BASE_LR {rate:g} is a rate of AdamW, with which {name} changes the weights little: try 0.1"
+    return ""
+
+
 def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
     """Warnings of options that do not fit the size of this run, or this device."""
     train, layout, model = state.config.train, state.layout, state.config.model
@@ -145,6 +155,7 @@ def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
         texts.append(f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g} exceeds half of NUM_EPOCHS {epochs}; lower it")
     if train.end_lr > train.base_lr:
         texts.append(f"TRAIN.END_LR {train.end_lr:g} exceeds BASE_LR {train.base_lr:g}, so the rate rises; lower it")
+    texts.append(_unusual_rate(train))
     if tuned_for not in (None, size) and not train.linear_scaled_lr and not train.sqrt_scaled_lr:
         # The rule that fits the optimizer, as timm's train.py chooses it: the linear one is for SGD.
         is_sgd = timm_name(train.optimizer).startswith(("sgd", "momentum", "nesterov", "lars"))

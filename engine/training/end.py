@@ -178,7 +178,7 @@ def _say(end: End, command: Command, trainer: Trainer) -> None:
     trainer.outputs.record.update(**end.outcome(resume))  # writes the evaluation of the best epoch, and the page
     contents = trainer.report.contents
     result = trainer.outputs.record.values["result"]
-    _say_result(contents, result, logger)
+    _say_result(contents, result, total, logger)
 
     from engine.report.overview import verdict_of  # late, as the page
 
@@ -198,8 +198,8 @@ def _say(end: End, command: Command, trainer: Trainer) -> None:
     logger.log(f"----- Evaluate it: {from_here(evaluate)}")
 
 
-def _say_result(contents: RunContents, result: dict[str, Any], logger: RunLogger) -> None:
-    """Logs the best epoch, its classes, and the raw weights of the last one."""
+def _say_result(contents: RunContents, result: dict[str, Any], total: str, logger: RunLogger) -> None:
+    """Logs the best epoch and the time of the run, its classes, and the raw weights of the last one."""
     from engine.report.overview import class_figures, error_of, shift_by_weights  # late, as the page
 
     metric = contents.metric
@@ -211,7 +211,7 @@ def _say_result(contents: RunContents, result: dict[str, Any], logger: RunLogger
         if contents.test_score is not None:
             of_images = f"{error_of(contents, contents.test)} ({contents.test_result['samples']} images)"
             best += f"; test: {metric.text(contents.test_score)}{of_images}"
-        logger.info(f"----- Best {metric.title}: {best}")
+        logger.info(f"----- Best {metric.title}: {best}, in {total}")
         if classes := class_figures(contents):
             logger.info(f"----- Classes: {classes}")
     average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0

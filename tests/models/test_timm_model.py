@@ -137,6 +137,7 @@ def of_timm(name: str, words: str) -> str:
 REFUSED = [  # command line -> a pattern of the error
     (of_timm("resnet5O", "SEED=0"), r"MODEL\.NAME.* resnet5O.* resnet50"),
     (of_timm("deit_smal", "SEED=0"), "did you mean deit_small_"),
+    (of_timm("regnet_y_400mf", "SEED=0"), "timm's name is regnety_004"),
     (of_timm("zzz", "SEED=0"), r"timm\.list_models\(\)"),
     (of_timm("test_vit.r161_in1k", "SEED=0"), r"did you mean test_vit.*\.r160_in1k"),
     (of_timm("efficientnet_b8", "MODEL.PRETRAINED=timm"), "timm has no weights of efficientnet_b8; "),

@@ -10,10 +10,11 @@ import tarfile
 from collections import Counter
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TINY_VIT, assert_same_state, read_result, states, train
+from conftest import TINY_VIT, assert_same_state, noise_folder, read_result, states, train
 from source_helpers import options, read_splits, write_image
 from torchvision import datasets as theirs
 
@@ -158,6 +159,21 @@ def test_damaged_files_are_neither_opened_nor_followed(cpu, tmp_path, monkeypatc
     write(tmp_path / "data/dtd/dtd/labels/val1.txt", "../x.jpg\n")
     with pytest.raises(UserError, match=r"x\.jpg'"):
         read(options(tmp_path / "data", dataset="torch/DTD", batch_size=1), cpu)
+
+
+def test_caltech_is_downloaded_by_torchvisions_class(cpu, tmp_path, monkeypatch):
+    """Its archive has the folder caltech101; the split is ours, without the clutter."""
+
+    def caltech(root, download):
+        folder = Path(root) / "caltech101/101_ObjectCategories"
+        for name in ("BACKGROUND_Google", "crab", "wild_cat"):
+            noise_folder(folder / name, 4, 0, (8, 8, 3))
+
+    monkeypatch.setattr(theirs, "Caltech101", caltech)
+    data = options(tmp_path / "data", dataset="torchvision/Caltech101", batch_size=1)
+    splits = read_splits(data.model_copy(update={"download": True}), cpu)
+    assert splits[0].class_names == ["crab", "wild_cat"]
+    assert (tmp_path / "data/101_ObjectCategories/crab").is_dir() and len(list((tmp_path / "data").iterdir())) == 1
 
 
 REFUSED = {  # the data set, keys of DATA, a part of the error

@@ -14,6 +14,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 from torchvision import transforms
+from torchvision.transforms import InterpolationMode, autoaugment
 from torchvision.transforms.v2 import functional as TF
 
 from configs.schema import Data, Train
@@ -32,6 +33,7 @@ from datasets.transforms.host import (
     timm_policies,
     timm_policy,
     to_pillow,
+    torchvision_policy,
 )
 from tests.datasets.photo import PHOTO
 
@@ -206,6 +208,25 @@ def test_images_equal_timms_with_the_same_generators(policy, mode, interpolation
         expected = theirs(image)
         assert (result.mode, result.size) == (mode, (48, 48))
         assert result.tobytes() == expected.tobytes(), seed
+
+
+OF_TORCHVISION = {
+    "tv_ta_wide": autoaugment.TrivialAugmentWide,
+    "tv_ra-m7": partial(autoaugment.RandAugment, magnitude=7),
+    "tv_imagenet": autoaugment.AutoAugment,
+    "tv_augmix": autoaugment.AugMix,
+}
+
+
+@pytest.mark.parametrize("policy", OF_TORCHVISION)
+def test_images_equal_torchvisions_with_the_same_generator(policy):
+    theirs = OF_TORCHVISION[policy](interpolation=InterpolationMode.BILINEAR)
+    for seed in range(25):
+        before = torch.random.get_rng_state()
+        result = torchvision_policy(check_policy(policy), "bilinear", PHOTO, random.Random(seed))
+        assert torch.equal(before, torch.random.get_rng_state())
+        torch.manual_seed(random.Random(seed).getrandbits(63))
+        assert result.tobytes() == theirs(PHOTO).tobytes(), seed
 
 
 def test_the_generators_of_the_process_stay_as_they_are():

@@ -7,6 +7,7 @@ import time
 from unittest.mock import Mock
 
 import pytest
+import timm
 import torch
 from conftest import ROOT, noise_folder, only_run, read_result
 from huggingface_hub import HfApi
@@ -183,6 +184,29 @@ def test_weights_name_their_model(images, place, tmp_path):
         assert config.model.pretrained == str(tmp_path / file)
     with pytest.raises(UserError, match=r"^/nowhere\.pth: no such file"):
         chosen(f"-data_path={images}", "-pretrained=/nowhere.pth")
+
+
+@pytest.mark.parametrize("recipe", ["finetune", "probe", VIT])
+def test_a_folder_of_weights_names_the_model_of_a_recipe_that_fine_tunes(recipe, images, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    timm.models.save_for_hf(timm.create_model("test_resnet"), tmp_path)
+    given = [f"-data_path={images}", f"-cfg=configs/{recipe}.yaml", f"-pretrained={tmp_path}"]
+    models = [chosen(*given, *flags).config.model.name for flags in ([], ["-model=resnet18"])]
+    assert models == [VIT if recipe == VIT else "test_resnet", "resnet18"]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("--data-path {} --model resnet18", "-cfg=configs/programs/torchvision.yaml -data_path={} -model=resnet18"),
+        ("-data_path={} -model=resnet18", ""),
+        ("--data-path {} --model resnet18 -image_size=32", ""),
+    ],
+)
+@pytest.mark.parametrize("place", [None], indirect=True)
+def test_flags_of_another_program_are_answered_by_its_recipe(words, part, images, place):
+    notes = [note.text for note in chosen(*words.format(images).split()).notes if note.kind == "warning"]
+    assert len(notes) == bool(part) and all(part.format(images) in text for text in notes)
 
 
 @pytest.mark.parametrize("place", [None], indirect=True)

@@ -57,6 +57,9 @@ AVERAGE = {"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.999, "MODEL_EMA_WARMUP": Fals
         ({"BASE_LR": 1e-4, "END_LR": 2e-4}, {}, ["END_LR 0.0002"]),
         (AVERAGE, {}, ["initial weights are 37%"]),
         (AVERAGE | {"MODEL_EMA_WARMUP": True}, {}, []),
+        ({"BASE_LR": 0.4}, {}, ["BASE_LR 0.4 is a rate of SGD"]),
+        ({"BASE_LR": 1e-5, "OPTIMIZER": {"NAME": "SGD"}}, {}, ["BASE_LR 1e-05 is a rate of AdamW"]),
+        ({"BASE_LR": 0.4, "OPTIMIZER": {"NAME": "nesterov"}}, {}, []),
         ({}, {"TUNE": "head"}, ["MODEL.TUNE"]),  # of random weights
         ({}, {"TUNE": "head", "PRETRAINED": "weights.pth"}, []),
     ],
