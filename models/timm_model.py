@@ -29,6 +29,15 @@ LOADER_ARGUMENTS = {
 }
 
 
+def _near(name: str, known: list[str]) -> str:
+    """A hint at the model that an unknown name means."""
+    if of_timm := name_of_model(name):
+        return f"; timm's name is {of_timm}"
+    alike = [one for one in known if one.startswith(name.lower().partition(".")[0])]
+    hint = did_you_mean(name, alike, cutoff=0.0) or did_you_mean(name, known)
+    return hint or '; python -c "import timm; print(*timm.list_models())" lists all'
+
+
 def build_timm(options: TimmModel, data: Data) -> nn.Module:
     """The timm model `MODEL.NAME`; `MODEL.PRETRAINED: timm` downloads its published weights.
 
@@ -38,11 +47,7 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
     kwargs = options.kwargs or {}
     known = timm.list_models(include_tags="." in name)
     if not timm.is_model(name) or ("." in name and name not in known):
-        hint = did_you_mean(name, [one for one in known if one.startswith(name.lower().partition(".")[0])], cutoff=0.0)
-        if of_timm := name_of_model(name):
-            hint = f"; timm's name is {of_timm}"
-        hint = hint or did_you_mean(name, known) or '; python -c "import timm; print(*timm.list_models())" lists all'
-        raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{hint}")
+        raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{_near(name, known)}")
     arguments = {"img_size": data.image_size} | shared_arguments(options, data) | kwargs
     with errors_of_building(f"MODEL.NAME: {name}", data):
         if kwargs:

@@ -43,6 +43,7 @@ CONFIGS_LAYERS = [
     {"resolve"},
     {"load"},
     {"flags", "weights", "batch_plan"},
+    {"programs"},
     {"schema"},
     {"parts"},
     {"yaml_io"},

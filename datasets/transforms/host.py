@@ -136,7 +136,7 @@ def color_jitter(strength: float, image: Image.Image, rng: random.Random) -> Ima
 def build_policies(data: Data, train: Train) -> list[Policy]:
     """AUGMENT_POLICY precedes RAND_AUGMENT, AUTO_AUGMENT and COLOR_JITTER; only 3a keeps the jitter, as in timm."""
     jitter: list[Policy] = [partial(color_jitter, train.color_jitter)] if train.color_jitter else []
-    if (train.augment_policy or "").startswith("tv_"):
+    if train.augment_policy and train.augment_policy.startswith("tv_"):
         return [partial(torchvision_policy, train.augment_policy, data.interpolation)]
     if train.augment_policy:
         given = train.augment_policy, min(data.input_size), data.imagenet_mean, data.interpolation
