@@ -162,6 +162,21 @@ def test_pillow_decodes_jpegs_that_no_other_decoder_does(monkeypatch, decoder):
     assert_like_pillow(KINDS["jpeg 4:2:0"]())
 
 
+# With EXIF data or CMYK Pillow decodes: torchcodec turns the image, and has other values of CMYK.
+@pytest.mark.parametrize("kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg in RGB", "jpeg grey"])
+def test_torchcodec_and_torchvision_decode_equal_pixels(kind):
+    """torchvision's decoders are deprecated, and decode where torchcodec is built for another torch."""
+    codec = pytest.importorskip("torchcodec.decoders")
+    data = torch.frombuffer(bytearray(KINDS[kind]()), dtype=torch.uint8)
+    results = []
+    for read in (lambda: codec.decode_jpeg(data, mode="UNCHANGED"), lambda: torch.ops.image.decode_jpeg(data, 0)):
+        try:
+            results.append(read())
+        except RuntimeError:
+            results.append(torch.empty(0))
+    assert torch.equal(*results)
+
+
 def test_the_first_decoder_that_loads_is_used(monkeypatch):
     """In this order: torchcodec, torchvision, Pillow."""
     modes = []

@@ -55,7 +55,7 @@ def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, cpu
     best = load_checkpoint(folder / "best.pth")
     assert (best["epoch"], best["best"]["min_recall"]) == (3, 70.0) == (result["epoch"], result["min_recall"])
     assert result["top1"] == float(rows(folder)[2]["val_top1"])  # of the same epoch
-    assert re.search(r"Best minimum recall: 70\.00%.* \(epoch 3\)\n", log)
+    assert re.search(r"Best minimum recall: 70\.00%.* \(epoch 3\), in [^\n]*\n", log)
     contents = read_contents(folder)
     assert contents.best == (3, 70.0) and contents.metric.name == "min_recall"
     value = read_result(evaluate(tmp_path / "eval", f"-resume={folder}"))["min_recall"]
