@@ -170,6 +170,7 @@ class Pairs:
     def __init__(self, model: nn.Module, state: State, fitted: Fitted) -> None:
         self.model = model
         self.own = model.state_dict()
+        self.fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         self.heads = head_names(model)
         self.state = dict(state)
         self.fitted = fitted
@@ -193,12 +194,11 @@ class Pairs:
 
     def keep_computed(self) -> None:
         """Parameters that are never trained keep their values: a formula gives them, such as sines and cosines."""
-        fixed = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
-        replaced = [name for name, source, target in self if name in fixed and not torch.equal(source, target)]
+        replaced = [name for name, source, target in self if name in self.fixed and not torch.equal(source, target)]
         self.fitted.note("fixed by a formula, not read", replaced)
         self.state = {name: tensor for name, tensor in self.state.items() if not name.endswith(_COMPUTED)}
         for name, tensor in self.own.items():
-            if name in fixed or name.endswith(_COMPUTED):
+            if name in self.fixed or name.endswith(_COMPUTED):
                 self.state[name] = tensor
             elif name.endswith(".num_batches_tracked"):  # torch before 0.4.1 has none
                 self.state.setdefault(name, tensor)
@@ -221,14 +221,11 @@ class Pairs:
         if math.prod(known) != tokens:
             known = []
         old = known or (grid if source.shape == target.shape else [math.isqrt(max(tokens, 0))] * 2)
-        if not self.model.get_parameter("pos_embed").requires_grad:
-            rows, columns = map(min, old, grid)  # both grids have these positions
-            both = [(source, old), (target, grid)]
-            theirs, ours = (one[:, prefix_tokens:].unflatten(1, size)[:, :rows, :columns] for one, size in both)
-            if not torch.allclose(theirs, ours, atol=1e-4):
-                problem = f"{weights.file}: its positions are not of the formula MODEL.POS_EMBED"
-                raise UserError(f"{problem}; give -opts MODEL.POS_EMBED=learned")
-            return
+        if "pos_embed" in self.fixed:
+            if math.prod(old) == tokens and _is_same_formula(source[0, -tokens:], old, target[0, prefix_tokens:], grid):
+                return
+            problem = f"{weights.file}: its positions are not of the formula MODEL.POS_EMBED"
+            raise UserError(f"{problem}; give -opts MODEL.POS_EMBED=learned")
         if source.shape == target.shape and known in ([], grid):
             if not known and grid[0] != grid[1]:
                 text = f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"
@@ -303,6 +300,13 @@ class Pairs:
             if kept.shape == target.shape and kept.dtype in _FLOAT_DTYPES:
                 is_kept = ((rows >= 0) & (rows < len(source))).view(-1, *[1] * (target.ndim - 1))
                 self.state[name] = torch.where(is_kept, kept.to(target.dtype), 0)  # of a new class, whose row is -1
+
+
+def _is_same_formula(theirs: torch.Tensor, old: list[int], ours: torch.Tensor, grid: list[int]) -> bool:
+    """Returns whether two position embeddings (N, D) agree at the positions that both grids have."""
+    rows, columns = map(min, old, grid)
+    parts = [one.unflatten(0, size)[:rows, :columns] for one, size in ((theirs, old), (ours, grid))]
+    return torch.allclose(parts[0].to(ours.dtype), parts[1], atol=1e-4)
 
 
 def _make_zero(model: nn.Module, heads: Collection[str]) -> None:

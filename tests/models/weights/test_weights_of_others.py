@@ -377,7 +377,7 @@ def test_a_head_beside_the_backbone_is_named_on_the_screen(tmp_path):
     torch.save({"train_model": state, **classes}, tmp_path / "x.pt")
     notes = load_pretrained(model, str(tmp_path / "x.pt"), purpose=EVALUATE).notes()
     assert [note.kind for note in notes if "class_head" in note.text] == ["screen"]
-    assert weights_record(TimmModel(PRETRAINED=str(tmp_path / "x.pt"))).class_names == ["c", "a", "b"]
+    assert weights_record(TimmModel(NAME="test_vit", PRETRAINED=str(tmp_path / "x.pt"))).class_names == ["c", "a", "b"]
 
 
 OLD_VIT = (
