@@ -209,10 +209,12 @@ class Pairs:
         Those of Google's .npz are resized as Google's programs do, and timm's reader: bilinear, without a filter.
         Raises UserError: MODEL.POS_EMBED is a formula, but not the one of the file.
         """
-        source, target = self.state.get("pos_embed"), self.own.get("pos_embed")
+        if "pos_embed" not in self.own.keys() & self.state.keys():
+            return
+        source, target = self.state["pos_embed"], self.own["pos_embed"]
         patches: Any = getattr(self.model, "patch_embed", None)
         grid = list(getattr(patches, "grid_size", None) or ())
-        if source is None or target is None or source.ndim != 3 or not grid:
+        if source.ndim != 3 or not grid:
             return
         prefix_tokens = target.shape[1] - math.prod(grid)  # class token and others outside the grid
         tokens = source.shape[1] - prefix_tokens
@@ -220,22 +222,20 @@ class Pairs:
         known = [side // length for side, length in zip(image_size or (), patch, strict=False)]
         if math.prod(known) != tokens:
             known = []
-        old = known or (grid if source.shape == target.shape else [math.isqrt(max(tokens, 0))] * 2)
         if "pos_embed" in self.fixed:
-            if math.prod(old) == tokens and _is_same_formula(source[0, -tokens:], old, target[0, prefix_tokens:], grid):
-                return
-            problem = f"{weights.file}: its positions are not of the formula MODEL.POS_EMBED"
-            raise UserError(f"{problem}; give -opts MODEL.POS_EMBED=learned")
+            _check_formula(weights.file, source[0, prefix_tokens:], known, target[0, prefix_tokens:], grid)
+            return
         if source.shape == target.shape and known in ([], grid):
             if not known and grid[0] != grid[1]:
                 text = f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"
                 self.fitted.note(text, kind="screen")
             return
+        old = known or [math.isqrt(max(tokens, 0))] * 2
+        method = {"interpolation": "bilinear", "antialias": False} if weights.kind == NPZ else {}
         with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source
-            extra, positions = source[:, :prefix_tokens], source[:, prefix_tokens:].unflatten(1, old)
-            method = {"interpolation": "bilinear", "antialias": False} if weights.kind == NPZ else {}
+            positions = source[:, prefix_tokens:].unflatten(1, old)
             resized = resample_abs_pos_embed_nhwc(positions, grid, **method)  # also to a grid of as many tokens
-            found = torch.cat([extra, resized.flatten(1, 2)], 1)
+            found = torch.cat([source[:, :prefix_tokens], resized.flatten(1, 2)], 1)
             if len({*grid}) > 1 or len({*old}) > 1:
                 text = f"positions: {old[0]} x {old[1]} tokens become {grid[0]} x {grid[1]}"
                 self.fitted.note(text, kind="screen")
@@ -302,11 +302,21 @@ class Pairs:
                 self.state[name] = torch.where(is_kept, kept.to(target.dtype), 0)  # of a new class, whose row is -1
 
 
-def _is_same_formula(theirs: torch.Tensor, old: list[int], ours: torch.Tensor, grid: list[int]) -> bool:
-    """Returns whether two position embeddings (N, D) agree at the positions that both grids have."""
+def _check_formula(file: Path, theirs: torch.Tensor, known: list[int], ours: torch.Tensor, grid: list[int]) -> None:
+    """Compares position embeddings (N, D) where both grids have positions. known: of the file; empty: a square.
+
+    Raises UserError: they differ.
+    """
+    old = known or [math.isqrt(len(theirs))] * 2
+    if not known and theirs.shape == ours.shape:
+        old = grid
     rows, columns = map(min, old, grid)
-    parts = [one.unflatten(0, size)[:rows, :columns] for one, size in ((theirs, old), (ours, grid))]
-    return torch.allclose(parts[0].to(ours.dtype), parts[1], atol=1e-4)
+    expected = ours.unflatten(0, grid)[:rows, :columns]
+    if math.prod(old) != len(theirs) or not torch.allclose(
+        theirs.to(ours.dtype).unflatten(0, old)[:rows, :columns], expected, atol=1e-4
+    ):
+        problem = f"{file}: its positions are not of the formula MODEL.POS_EMBED"
+        raise UserError(f"{problem}; give -opts MODEL.POS_EMBED=learned")
 
 
 def _make_zero(model: nn.Module, heads: Collection[str]) -> None:
