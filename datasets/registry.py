@@ -87,6 +87,11 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext, trained_root
     Raises UserError: no such path, or no images; the main process's error, on every rank.
     """
     (samples,) = _on_all_ranks(lambda: [unlabelled(path, data, trained_root)], context)
+    if data.groups and isinstance(samples, ImageFiles):
+        try:
+            samples = ImageFiles(with_groups(samples.listing, data))
+        except UserError as error:  # DATA.GROUPS may be of the training
+            samples.notes.append(Note("screen", f"no figures of groups: {error}"))
     samples.decoding = Decoding(data.grey_range, data.max_pixels)
     return samples
 
@@ -211,7 +216,7 @@ def _read(
 ) -> list[Samples]:
     data = source.data
     samples, findings = _read_splits(source, splits)
-    if data.groups and not predicts:
+    if data.groups:
         _group(samples, data)
     unknown = list[str]()
     for split, of_split in samples.items():

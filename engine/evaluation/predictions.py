@@ -16,13 +16,13 @@ from configs.flags import Prediction
 from configs.schema.operating_point import OperatingPoint
 from datasets.sources.samples import Samples
 from engine.evaluation.files import explanation_file
-from engine.evaluation.results import SampleResults, join, name_of_target
+from engine.evaluation.results import SampleResults, join, mean_by_group, name_of_target
 from engine.progress import Metrics
-from utils.files import open_atomically
-from utils.tables import aligned_table, safe_cell
+from utils.files import atomic_write, open_atomically
+from utils.tables import aligned_table, safe_cell, table_text
 
 BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
-CSV_FILE, JSON_FILE = "predictions.csv", "predictions.json"
+CSV_FILE, JSON_FILE, GROUPS_FILE = "predictions.csv", "predictions.json", "groups.csv"
 UNKNOWN = "unknown"
 _SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_CHARS = 10, 3, 48
 
@@ -97,10 +97,25 @@ class Predictions:
                         self._shown.append(image)
                     self.num_done += 1
                 self.num_readable += len(results.readable)
-                self._kept += [results] * self._labelled
+                self._kept += [results] * (self._labelled or self._samples.groups is not None)
             for objects in others:
                 objects.write("\n]\n")
+        if self._samples.groups is not None and self._kept[0].scores is not None:
+            self._write_groups(join(self._kept), np.array([*self._samples.groups]))
+            paths.append(self._folder / GROUPS_FILE)
         return paths
+
+    def _write_groups(self, results: SampleResults, groups: np.ndarray) -> None:
+        """A row per group: its readable images, and the mean probability of each class."""
+        names, counts = np.unique(groups[results.readable], return_counts=True)
+        grouped = mean_by_group(replace(results, groups=groups).take(results.readable))
+        decisions = self._decisions(grouped, self._point.group_threshold if self._point else None)
+        columns = names, counts, grouped.label_probabilities.tolist(), decisions
+        rows = []
+        for name, number, shares, decision in zip(*columns, strict=True):
+            rows.append([safe_cell(name), number, *(f"{share:.6f}" for share in shares), safe_cell(decision)])
+        header = ["group", "images", *map(safe_cell, self._class_names), "decision"]
+        atomic_write(self._folder / GROUPS_FILE, table_text(header, rows))
 
     def metrics(self, best: str | None) -> Metrics:
         """The metrics of labelled data, whose results are in memory. best: of `EVAL.BEST_METRIC`."""
@@ -112,6 +127,7 @@ class Predictions:
         names = self._class_names
         ranked = results.labels.tolist(), results.probabilities.tolist()
         with_thresholds = replace(results, thresholds=self._thresholds)
+        decisions = self._decisions(results, self._point.threshold if self._point else None)
         for row, (labels, probabilities) in enumerate(zip(*ranked, strict=True)):
             index = self.num_done + row
             error = results.errors.get(index)
@@ -121,7 +137,7 @@ class Predictions:
                 found = (names[label] for label in labels if with_thresholds.predicted[row, label])
                 texts["predicted"] = "" if error else " | ".join(found)
             if "decision" in self._text_columns:
-                texts["decision"] = "" if error or results.scores is None else self._decide(results.scores[row])
+                texts["decision"] = "" if error else decisions[row]
             if self._options.threshold is not None:
                 possible = classes[:1] if self._thresholds is None else classes
                 labelled = (names[label] for label, value in possible if value >= self._options.threshold)
@@ -132,15 +148,16 @@ class Predictions:
                 texts["explanation"] = "" if error else explanation_file(index, self._samples.name(index))
             yield self._samples.listed_name(index), [] if error else classes[: self._num_ranks], texts, error
 
-    def _decide(self, scores: np.ndarray) -> str:
-        """The class of the operating point if its score, of (C,), reaches the threshold; else the other, or 'not X'."""
+    def _decisions(self, results: SampleResults, threshold: float | None) -> list[str]:
+        """The class of the operating point if the score reaches the threshold, else the other class, or 'not X'."""
         point = self._point
-        assert point and point.threshold is not None
-        if scores[point.label] >= point.threshold:
-            return self._class_names[point.label]
+        if point is None or threshold is None or results.scores is None:
+            return [""] * len(results.targets)
+        other = f"not {point.name}"
         if len(self._class_names) == 2 and self._thresholds is None:
-            return self._class_names[1 - point.label]
-        return f"not {point.name}"
+            other = self._class_names[1 - point.label]
+        chosen = results.scores[:, point.label] >= threshold
+        return [point.name if is_chosen else other for is_chosen in chosen]
 
     def _header(self, num_ranks: int) -> list[str]:
         columns = [f"{name}_{rank}" for rank in range(1, num_ranks + 1) for name in ("class", "probability")]

@@ -17,6 +17,7 @@ from configs.yaml_io import read_yaml
 from engine.run.facts import SPLITS, Fact, PixelBaseline, read_fact
 from engine.run.record import (
     EVALUATION,
+    GROUPS,
     ROWS,
     SUSPECTS,
     TEST_EVALUATION,
@@ -59,6 +60,12 @@ class Evaluation:
         return (
             [row for row in rows if isinstance(row, dict) and row.keys() >= {*needed}] if isinstance(rows, list) else []
         )
+
+    @property
+    def groups(self) -> "Evaluation | None":
+        """The evaluation of the means of groups, if there is one."""
+        values = read_evaluation(self.folder / GROUPS)
+        return Evaluation(self.folder / GROUPS, values) if values else None
 
     @property
     def classes(self) -> list[Row]:

@@ -56,6 +56,8 @@ def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
         ("linear probe", metric.text(run.measured("probe_score")), "the start of this run"),
         *_point_tiles(run.evaluation, split),
         *_point_tiles(run.test, "test"),
+        *_group_tiles(run, run.evaluation, split),
+        *_group_tiles(run, run.test, "test"),
         *classes[-1:],
         ("training time", duration(run.measured("train_seconds")), "without evaluations"),
     ]
@@ -118,6 +120,19 @@ def class_tiles(run: RunContents) -> Tiles:
     return [tile for tile in tiles if tile[1]]
 
 
+def _group_tiles(run: RunContents, evaluation: Evaluation | None, split: str) -> Tiles:
+    """The metric that decides, and the operating point, of the means of groups."""
+    groups = evaluation.groups if evaluation else None
+    if not groups:
+        return []
+    score = run.metric.text(to_float(groups.values.get(run.metric.name)))
+    remark = f"{groups.values.get('samples')} groups"
+    if left_out := groups.values.get("unreadable"):
+        remark += f"; {left_out} have different labels, or no image"
+    title = f"{split} {run.metric.title} by group".strip()
+    return [(title, f"{score}{error_of(run, groups)}", remark), *_point_tiles(groups, f"{split} group".strip())]
+
+
 def _point_tiles(evaluation: Evaluation | None, split: str) -> Tiles:
     """The figures at the operating point, on the images of a split."""
     point = evaluation.values.get("operating_point") if evaluation else None
@@ -143,7 +158,7 @@ def _figures_of_two(evaluation: Evaluation | None) -> Tiles:
 
 def class_figures(run: RunContents) -> str:
     """'macro F1 82.90%, worst class F1 0.00% (newt, 3 images)'; '' without these figures."""
-    tiles = [*_point_tiles(run.evaluation, ""), *class_tiles(run)]
+    tiles = [*_point_tiles(run.evaluation, ""), *_group_tiles(run, run.evaluation, ""), *class_tiles(run)]
     return ", ".join(f"{name} {value}{f' ({remark})' if remark else ''}" for name, value, remark in tiles)
 
 

@@ -30,6 +30,7 @@ DETAILS = "details"  # a folder: a training batch, the curves, TensorBoard's eve
 TRAIN_BATCH = f"{DETAILS}/train_batch.png"  # images that the run was trained on
 SUSPECTS = "suspects/suspects.csv"  # training images whose label may be wrong; beside it the first ones' PICTURES
 EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # folders; their files:
+GROUPS = "groups"  # a folder in them, of the means of groups
 SUMMARY, TABLES, PER_IMAGE, CONFUSION, PICTURES = (
     "summary.json", "tables.json", "per_image.csv", "confusion.csv", "pictures",
 )  # fmt: skip

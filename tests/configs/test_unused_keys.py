@@ -31,7 +31,10 @@ def matches(key: str, patterns: list[str]) -> bool:
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (["-predict", ".", WEIGHTS, "-lr=3", "-opts", "DATA.GROUPS=x"], "-predict PATH does not use -lr, DATA.GROUPS"),
+        (
+            ["-predict", ".", WEIGHTS, "-lr=3", "-opts", "DATA.SPLIT_SEED=2"],
+            "-predict PATH does not use -lr, DATA.SPLIT_SEED",
+        ),
         (["-predict", ".", WEIGHTS, "-opts", "DATA.IMAGE_ROOT=x"], "-predict PATH does not use DATA.IMAGE_ROOT"),
         (["-predict", "a.csv", WEIGHTS, "-opts", "DATA.IMAGE_ROOT=x", "DATA.ENCODING=gbk"], ""),
         (["-eval", WEIGHTS, "-batch_size=3", "-compile", "-amp"], "-eval does not use -compile"),

@@ -7,9 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import evaluate
+from conftest import TINY_VIT, evaluate, log_of, train
+from PIL import Image
+from scipy.special import expit
 from scipy.stats import binomtest
-from sklearn.metrics import roc_curve
+from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 from test_results import results_for, results_of
 
 from configs.command_line import parse_command_line
@@ -126,3 +128,49 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
 def test_an_unknown_class_is_named(digits_argv, cpu):
     with pytest.raises(UserError, match=r"EVAL\.OPERATING_POINT: no class is 'ill'"):
         run(parse_command_line([*digits_argv, GOAL.replace("3", "ill")]), cpu)
+
+
+def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_learn(tmp_path, cpu):
+    """Four images of each patient, one of whom has images of both classes."""
+    rng = np.random.default_rng(0)
+    for number in range(240):
+        name = "ill" if (number // 4) % 3 == 0 or number == 4 else "well"
+        file = tmp_path / f"data/{name}/P{number // 4:02d}_{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.normal(110 + 20 * (name == "ill"), 60, (8, 8, 3)).clip(0, 255)
+        Image.fromarray(pixels.astype(np.uint8)).save(file)
+    point = "EVAL.OPERATING_POINT={class: ill, sensitivity: 0.8}"
+    keys = [
+        *TINY_VIT,
+        "MODEL.NUM_CLASSES=2",
+        r"DATA.GROUPS=(P\d+)_",
+        "DATA.VAL_FRACTION=0.5",
+        "MODEL.TUNE=probe",
+        point,
+    ]
+    flags = [f"-output={tmp_path / 'out'}", f"-data_path={tmp_path / 'data'}", "-dataset=folder", "-batch_size=8"]
+    folder = train([*flags, "-opts", *keys, point, "EVAL.BEST_METRIC=auroc"], cpu)
+    with np.load(folder / "evaluation/scores.npz") as saved:
+        table = pd.DataFrame({"p": expit(saved["scores"][:, 0]), "ill": saved["labels"] == 0, "group": saved["groups"]})
+    patients = table.groupby("group").mean()
+    mixed = patients[~patients.ill.isin([0, 1])]
+    patients = patients.drop(mixed.index)
+    summary = json.loads((folder / "evaluation/groups/summary.json").read_text())
+    assert summary["auroc"] == pytest.approx(100 * roc_auc_score(patients.ill, patients.p))
+    assert (summary["samples"], summary["unreadable"]) == (len(patients), len(mixed))
+    used = summary["operating_point"]
+    chosen = patients.p >= expit(used["threshold"])
+    assert used["sensitivity"] == pytest.approx(100 * chosen[patients.ill == 1].mean()) and used["sensitivity"] >= 80
+    assert used["confusion"] == confusion_matrix(patients.ill, chosen).tolist()
+    rows = read_rows(folder / "evaluation/groups/confusion.csv")
+    expected = confusion_matrix(1 - patients.ill, patients.p < 0.5)
+    assert [[int(row["ill"]), int(row["well"])] for row in rows] == expected.tolist()
+    assert f"AUROC by group {summary['auroc']:.2f}%" in log_of(folder)
+    run(parse_command_line(["-predict", str(tmp_path / "data"), f"-resume={folder}", f"-output={tmp_path / 'p'}"]), cpu)
+    images = pd.read_csv(tmp_path / "p/predictions.csv")
+    ill = np.where(images.class_1 == "ill", images.probability_1, images.probability_2)
+    means = pd.Series(ill).groupby(images.path.str.extract(r"(P\d+)_")[0]).mean()
+    found = pd.read_csv(tmp_path / "p/groups.csv", index_col="group")
+    assert found.index.tolist() == means.index.tolist() and found.images.tolist() == [4] * 60
+    assert found.ill.tolist() == pytest.approx(means.tolist(), abs=2e-6)
+    assert (found.decision == np.where(found.ill >= expit(used["threshold"]), "ill", "well")).all()
