@@ -46,7 +46,7 @@ CONFIGS_LAYERS = [
     {"programs"},
     {"schema"},
     {"parts"},
-    {"yaml_io"},
+    {"yaml_io", "versions"},
 ]
 PROJECT_MODULES = {*LAYERS, "scripts", "tests", "main_single_gpu", "main_multi_gpu"}
 PRODUCT_FILES = [*ROOT.glob("main_*.py"), *(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))]
