@@ -9,6 +9,7 @@ from configs.schema import Config
 from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import present_keys
+from configs.versions import GONE_KEYS, WRITTEN_BY
 from configs.weights import PREPROCESSING_BEFORE
 from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.errors import UserError
@@ -104,10 +105,12 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     family = model_type(values)
     model = present_keys(values.get("MODEL", {}), family)
     values = values | {"MODEL": model}
-    if "VERSION" not in values:
+    if WRITTEN_BY not in values:
         forget_old_rates(values)
     before = dict(flatten({"DATA": PREPROCESSING_BEFORE}))
-    return _defaults(family) | before | dict(flatten(expand_switches(values)))
+    options = _defaults(family) | before | dict(flatten(expand_switches(values)))
+    off = {key: value for key, (value, _) in GONE_KEYS.items()}
+    return {key: value for key, value in options.items() if key not in off or value != off[key]}
 
 
 def _defaults(family: str) -> dict[str, Any]:

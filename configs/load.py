@@ -17,7 +17,7 @@ from configs.schema.data import AUTO
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
 from configs.schema.section import MAX_NAME_CHARS
-from configs.versions import WRITTEN_BY, refuse_newer
+from configs.versions import GONE_KEYS, GONE_VALUES, WRITTEN_BY, is_gone_value, refuse_newer
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
 from configs.yaml_io import KeyPath, format_value, parse_value, read_yaml, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
@@ -207,6 +207,9 @@ def _add_files(layers: OptionLayers, flags: argparse.Namespace, evaluates: bool)
         layers.add(stored_options(Path(flags.resume)), flags.resume)
     if evaluates and not flags.cfg:
         layers.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
+        for key, value in list(flatten(layers.values)):
+            if key in GONE_KEYS or is_gone_value(key, value):  # of the training of that run
+                layers.remove(key)
 
 
 def _forget_choices_of_run(layers: OptionLayers, file: Path, continues: bool) -> None:
@@ -214,7 +217,7 @@ def _forget_choices_of_run(layers: OptionLayers, file: Path, continues: bool) ->
     is_stored = file.name == RUN_OPTIONS and file.with_name(STATUS).exists()
     if not is_stored:
         return
-    if "VERSION" not in read_yaml(file)[0]:
+    if WRITTEN_BY not in read_yaml(file)[0]:
         forget_old_rates(layers.values)
     given = read_json(file.with_name("run.json")).get("given")
     if isinstance(given, dict) and given.get("TRAIN.COMPILE", AUTO) == AUTO:
@@ -305,7 +308,7 @@ def stored_options(named: Path) -> dict[str, Any]:
     values = next((parse_value(text) for text in texts if isinstance(text, str)), None)
     if not isinstance(values, dict):
         return {}
-    if "VERSION" not in values:
+    if WRITTEN_BY not in values:
         forget_old_rates(values)
     return values
 
@@ -406,6 +409,8 @@ def _error_line(path: KeyPath, error: ErrorDetails, layers: OptionLayers) -> str
         message = "must be true, false or a section of keys" if is_switch else "must be a section of keys"
         name = f"{'.'.join(path)}.NAME"
         message += f", such as {name}" if name in known_keys(family) else ""
+    if is_gone_value(".".join(path), error["input"]):
+        message = f"Gone; use {GONE_VALUES['.'.join(path)][error['input']]}"
     if is_contradiction(error):  # the message begins with the key
         key = message.split()[0].rstrip(":")
         path = (*path, *key.split("."))
@@ -419,6 +424,8 @@ def _nearest_key(dotted: str, family: str) -> str:
     parent, _, leaf = dotted.upper().rpartition(".")
     if parent.endswith(".KWARGS"):
         return f'; write "{parent}={{{leaf.lower()}: VALUE}}"'
+    if dotted in GONE_KEYS:
+        return f", which is gone; {GONE_KEYS[dotted][1]}"
     replacements = other_names() | paddleclas_keys() | _REPLACEMENTS
     if replacement := next(filter(None, map(replacements.get, (dotted.upper(), section, leaf))), None):
         return f"; use {replacement}"

@@ -18,6 +18,7 @@ from configs.schema.compute import PRESETS
 from configs.schema.config import known_keys, model_type
 from configs.schema.data import AUTO, properties_of
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
+from configs.versions import GONE_KEYS
 from configs.weights import NORMALIZATION, WEIGHT_RULES, described_model
 from configs.yaml_io import format_value, shorten
 from utils.errors import UserError, did_you_mean
@@ -39,7 +40,7 @@ _UNUSED = (
 )  # fmt: skip
 # Unknown keys if they are on.
 _UNUSED_IF_OFF = (
-    "DATA.NEAR_COPIES", "MODEL.ATTN_HEAD_SIZE", "MODEL.DISTILL", "MODEL.RESUME_EMA", "MODEL.TRANS.HYBRID",
+    "MODEL.ATTN_HEAD_SIZE", "MODEL.DISTILL", "MODEL.RESUME_EMA", "MODEL.TRANS.HYBRID",
     "MODEL.TRANS.PATCH_GRID", "TRAIN.MULTI_SCALE_SAMPLER_DDP",
 )  # fmt: skip
 _OF_STEP_DECAY = ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_RATE")
@@ -144,7 +145,9 @@ def old_keys_are_renamed(options: OptionLayers) -> list[Note]:
         if is_section or (key in known and key not in unused):
             continue
         present = _present_name(key, known)
-        if key in unused or (key in _UNUSED_IF_OFF and present not in known and value in (None, False, "")):
+        is_off = key in _UNUSED_IF_OFF and present not in known and value in (None, False, "")
+        is_off |= key in GONE_KEYS and value == GONE_KEYS[key][0]
+        if key in unused or is_off:
             removed.append(key)
         elif present == key:
             continue

@@ -9,6 +9,29 @@ from utils.errors import UserError
 
 VERSION = "0.3.0.dev0"  # as in pyproject.toml
 WRITTEN_BY = "VERSION"  # the key beside the options of a run: the version that wrote them; no option
+_GRAY_AND_BLUR = "use TRAIN.AUGMENT_POLICY=3a, which has gray values and blur, or a plugin"
+# Keys that are gone: the value without effect, which the options of runs have, and what replaces other values.
+GONE_KEYS: dict[str, tuple[Any, str]] = {
+    "DATA.NEAR_COPIES": (False, "remove it"),
+    "LOSS.SUM_CLASSES": (False, "use the mean over the classes, and with SGD a TRAIN.BASE_LR times their number"),
+    "PARALLEL.OFFLOAD": (False, "use MODEL.GRAD_CHECKPOINTING=true, or more devices"),
+    "PARALLEL.REDUCE_DTYPE": ("float32", "use PARALLEL.STRATEGY=hsdp for less traffic between hosts"),
+    "TRAIN.BLUR_PROB": (0, _GRAY_AND_BLUR),
+    "TRAIN.CLIP_MODE": ("norm", "use TRAIN.GRAD_CLIP alone, which clips the norm of all gradients"),
+    "TRAIN.GRAYSCALE_PROB": (0, _GRAY_AND_BLUR),
+    "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": (0, "use TRAIN.NUM_EPOCHS without these epochs"),
+    "TRAIN.RESTART_SCHEDULE": (False, "use a new run with -pretrained=RUN/last.pth"),
+}
+# Values that are gone, by key, and what replaces them.
+GONE_VALUES = {
+    "DATA.GREY_RANGE": {"auto": "[LOW, HIGH], the values that become 0 and 255"},
+    "MODEL.ATTENTION": {"cudnn": "auto: torch prefers cuDNN's kernel where it is fast"},
+    "TRAIN.MIXUP_MODE": dict.fromkeys(("elem", "pair"), "batch"),
+}
+
+
+def is_gone_value(key: str, value: Any) -> bool:
+    return isinstance(value, str) and value in GONE_VALUES.get(key, ())
 
 
 def refuse_newer(options: Mapping[str, Any], source: str | Path) -> None:

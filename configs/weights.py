@@ -17,7 +17,7 @@ from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.operating_point import UNDECIDED, Decision
 from configs.schema.train import WEIGHTS_EXTENSIONS
-from configs.versions import WRITTEN_BY
+from configs.versions import WRITTEN_BY, is_gone_value
 from configs.yaml_io import format_value, shorten
 from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.hf_folder import CONFIG, SHARDS, WEIGHTS, is_of_timm, read_metadata, weight_file
@@ -392,7 +392,8 @@ def weight_options(weights: str) -> dict[str, Any]:
 
 def architecture(model: dict[str, Any]) -> dict[str, Any]:
     """The section MODEL without the keys that belong to a run: classes, paths of weights, adapters."""
-    return {key: value for key, value in model.items() if key not in _OF_THE_RUN}
+    own = {key: value for key, value in model.items() if key not in _OF_THE_RUN}
+    return {key: value for key, value in own.items() if not is_gone_value(f"MODEL.{key}", value)}
 
 
 def described_model(config: dict[str, Any]) -> dict[str, Any]:

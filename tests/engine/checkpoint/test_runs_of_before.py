@@ -1,5 +1,7 @@
 """Runs of earlier commits (tests/fixtures/runs) under this version: their weights give the figures of the run."""
 
+import re
+import shutil
 import tomllib
 
 import pytest
@@ -8,11 +10,13 @@ from conftest import ROOT, config_for, evaluate, log_of, read_result, refused
 from safetensors.torch import save_file
 
 from configs.compare import changed_options, with_defaults
-from configs.versions import VERSION
+from configs.load import OptionLayers, nest
+from configs.versions import GONE_KEYS, VERSION
 from configs.weights import PREPROCESSING, PREPROCESSING_BEFORE
-from configs.yaml_io import parse_value
+from configs.yaml_io import parse_value, write_yaml
 from engine.checkpoint.weights_record import read_record, to_metadata
 from engine.run.record import read_run
+from scripts import export
 from utils.files import atomic_save
 
 RUNS = ROOT / "tests/fixtures/runs"
@@ -39,6 +43,55 @@ def test_the_preprocessing_of_weights_of_before_is_applied(commit, tmp_path):
     assert_figures(folder, commit)
     is_older = commit == "df9908af"
     assert ("the version of the checkpoint: RESIZE" in log_of(folder)) == is_older
+
+
+GONE = {  # values that have an effect
+    "DATA.NEAR_COPIES": True, "LOSS.SUM_CLASSES": True, "PARALLEL.OFFLOAD": True, "PARALLEL.REDUCE_DTYPE": "bfloat16",
+    "TRAIN.BLUR_PROB": 0.5, "TRAIN.CLIP_MODE": "agc", "TRAIN.GRAYSCALE_PROB": 0.5,
+    "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": 2, "TRAIN.RESTART_SCHEDULE": True, "DATA.GREY_RANGE": "auto",
+    "MODEL.ATTENTION": "cudnn", "TRAIN.MIXUP_MODE": "elem",
+}  # fmt: skip
+
+
+def with_gone(text: str) -> str:
+    """The options of a run with keys and values that are gone."""
+    layers = OptionLayers(parse_value(text))
+    for key, value in GONE.items():
+        if key != "DATA.GREY_RANGE":  # a checkpoint has the range that it found
+            layers.set(key, value)
+    return write_yaml(layers.values)
+
+
+@pytest.mark.parametrize("commit", FIGURES)
+def test_weights_of_before_are_evaluated_from_their_run_alone_and_exported(commit, tmp_path, monkeypatch):
+    """Also with options that are gone: an evaluation needs none of them."""
+    run = shutil.copytree(RUNS / commit, tmp_path / "run")
+    options = (run / "config.yaml").read_text()
+    exports = {"named": run / "last.pth", "alone": shutil.copy(run / "last.pth", tmp_path / "alone.pth")}
+    state = torch.load(run / "last.pth")
+    atomic_save(exports["alone"], state | {"options": with_gone(state["options"])})
+    export.main([str(run / "last.pth"), "-format", "safetensors", f"-output={tmp_path / 'x.safetensors'}", "-no_check"])
+    exports["exported"] = tmp_path / "x.safetensors"
+    layers = OptionLayers(parse_value(with_gone(options)))
+    layers.set("DATA.GREY_RANGE", "auto")
+    (run / "config.yaml").write_text(write_yaml(layers.values))
+    for name, weights in exports.items():
+        assert_figures(evaluate(tmp_path / name, f"-pretrained={weights}", "-dataset=digits"), commit)
+    (run / "config.yaml").write_text(options)
+    given = evaluate(tmp_path / "given", f"-cfg={run / 'config.yaml'}", f"-pretrained={run / 'last.pth'}")
+    assert_figures(given, commit)
+
+
+@pytest.mark.parametrize(("key", "value"), GONE.items())
+def test_an_option_that_is_gone_says_what_replaces_it(key, value, tmp_path):
+    line = f"{key}, which is gone; {GONE_KEYS[key][1]}" if key in GONE_KEYS else f"{key} is '{value}': gone; use "
+    (tmp_path / "x.yaml").write_text(write_yaml(nest({key: value})))
+    for flags in (["-opts", f"{key}={value}"], [f"-cfg={tmp_path / 'x.yaml'}"]):
+        with refused(re.escape(line)):
+            config_for(*flags)
+    if key in GONE_KEYS:
+        (tmp_path / "x.yaml").write_text(write_yaml(nest({key: GONE_KEYS[key][0]})))
+        assert config_for(f"-cfg={tmp_path / 'x.yaml'}").seed == 0
 
 
 def test_each_key_of_the_preprocessing_is_in_the_oldest_weights_or_has_its_value_of_before():
