@@ -7,26 +7,29 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
 
 from configs.yaml_io import shorten
-from datasets.decoding.images import IMAGE_EXTENSIONS
+from datasets.sources.beside import files_beside, names_images, tables_beside
 from datasets.sources.class_folders import FoundFiles, Levels
 from datasets.sources.groups import IDENTIFIER, case_folders
 from datasets.sources.labels import by_split, without_masks
 from datasets.sources.names import SPLIT_NAMES, label_in, list_names, split_of, word_in
 from datasets.sources.samples import Listing
-from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.tables import TABLE_SUFFIXES
 from utils.errors import UserError
 from utils.notes import Note
 
-_FIELD = r"(\d+)_"
+_FIELD = r"(\d{1,3})_"  # a longer number is of a case
+# Text before the last number of a name, cat.0.jpg, great_pyrenees_12.jpg, cat (3).jpg; the first field, lamp.x1y.jpg
+_IN_NAMES = (
+    *(rf"(.+){number}\.\w+$" for number in (r"_\d+", r"\.\d+", r"-\d+", r" \(?\d+\)?")),
+    r"([^/\d]*[^\W\d_])\d+\.\w+$",
+    *(rf"([^/{mark}]+){mark}[^/]+$" for mark in (r"\.", "_", "-")),
+)
 _SUBMISSION = re.compile("(?i)submission|sample_?sub")  # an example without labels
-_PLACES_OF_LISTS = ("", "..", "../meta", "../labels", "../val")
 _MAX_SHOWN = 3  # folders
 _MAX_NAMES = 4  # classes, and numbers in names of files
 
@@ -37,7 +40,8 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
     given: DATA_PATH. is_data_set: whether a folder can be read.
     """
     found = FoundFiles(root)
-    if not found.images_in(root) and found.unread.found:
+    images = found.images_in(root)
+    if not images and found.unread.found:
         return found.lacks_images("")
     levels = Levels({folder: number for folder, number in found.sizes.items() if folder})
     seen = [f"{found.sizes['']} images"] if found.sizes[""] else []
@@ -45,40 +49,42 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
     if len(levels.sizes) > _MAX_SHOWN:
         seen.append(f"{len(levels.sizes) - _MAX_SHOWN} more folders")
     seen += [f"{number} {kind}" for kind, number in found.others.most_common(_MAX_SHOWN)]
-    data_sets = islice(filter(is_data_set, _candidates(root, levels)), _MAX_SHOWN)
+    data_sets = islice(filter(is_data_set, _candidates(root, levels, images)), _MAX_SHOWN)
     paths = " or ".join(f"-data_path={quote(str(path))}" for path in data_sets)
-    advice = f"if it is the data set, give {paths}" if paths else advise_labels(given) or _other_data(root)
+    advice = f"if it is the data set, give {paths}" if paths else _advise_tables(root, images) or advise_labels(given)
+    advice = advice or _other_data(root)
     if len(levels.sizes) > 1 and not {*map(str.lower, levels.sizes)} <= SPLIT_NAMES.keys():
         advice += "; if each folder is a class, -opts DATA.CLASS_FOLDERS=true"
     return UserError(f"{root}: {problem}: {', '.join(seen) or 'it is empty'}; {_advise_lists(root)}{advice}")
 
 
-def _candidates(root: Path, levels: Levels) -> Iterator[Path]:
-    """The folders that may be the data set, without val, test, and the folders of single patients."""
+def _candidates(root: Path, levels: Levels, images: Sequence[str]) -> Iterator[Path]:
+    """The folders that may be the data set, without val, test, and the folders of single patients or hospitals."""
     kinds = Counter(IDENTIFIER.sub("", name) for name in levels.sizes)
+    classes = Counter(chain.from_iterable(inside for name, inside in levels.inside.items() if not word_in(name)))
+    places = Counter(os.path.splitext(path)[0].partition("/")[2] for path in images)
+    are_variants = 4 * len(places) < 3 * len(images)  # of the same images
     for name, inside in sorted(levels.inside.items()):
+        is_part = not (are_variants or word_in(name)) and any(classes[one] > 1 for one in inside)
         is_usable = len(levels.sizes) == 1 or word_in(name) in (None, "train")
-        if is_usable and len(inside) > 1 and kinds[IDENTIFIER.sub("", name)] == 1:
+        if is_usable and not is_part and len(inside) > 1 and kinds[IDENTIFIER.sub("", name)] == 1:
             yield root / name / levels.tops[name]
 
 
-def _names_images(file: Path, class_names: Collection[str]) -> bool:
-    """Whether the first lines name images or classes: `requirements-dev.txt` beside the data is no list."""
-    with suppress(OSError), open(file, encoding="utf-8-sig", errors="replace") as lines:
-        words = {*re.split(r"[\s,;|\"'/\\]+", to_nfc(lines.read(4096)))}
-        return not words.isdisjoint(class_names) or any(word.lower().endswith(IMAGE_EXTENSIONS) for word in words)
-    return False
+def _advise_tables(root: Path, images: Sequence[str]) -> str:
+    """The flags that train on a table beside the images, apart from those for tests; '' without one."""
+    used = [path for path in images if word_in(path.partition("/")[0]) not in ("test", "none")]
+    return next((f"{shorten(one.file.name)} has labels: {one.advice}" for one in tables_beside(root, root, used)), "")
 
 
 def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
     """A warning of lists of splits in or beside the folders, which are not read."""
-    files = chain.from_iterable(sorted((root / place).glob("*.[tc][xs][tv]")) for place in _PLACES_OF_LISTS)
-    of_splits = [path for path in files if word_in(path.stem) in SPLIT_NAMES.values()]
-    lists = [os.path.normpath(path) for path in of_splits if _names_images(path, class_names)]
+    of_splits = [path for path in files_beside(root) if word_in(path.stem) in SPLIT_NAMES.values()]
+    lists = [path for path in of_splits if names_images(path, class_names)]
     if not lists:
         return []
-    advice = _advise_lists(Path(lists[0]).parent) + _other_data(root)
-    return [Note("warning", f"the folders decide, not read: {', '.join(lists[:_MAX_SHOWN])}; {advice}")]
+    advice = _advise_lists(lists[0].parent)
+    return [Note("warning", f"{advice}the folders decide, not read: {', '.join(map(str, lists[:_MAX_SHOWN]))}")]
 
 
 def _advise_lists(folder: Path) -> str:
@@ -89,15 +95,15 @@ def _advise_lists(folder: Path) -> str:
 
 def _other_data(root: Path) -> str:
     """The flags that read other data: the table of the training, or of all images, if there is one in or beside it."""
-    tables = sorted(root.iterdir(), key=lambda path: (split_of(path.name) != "train", path))
+    tables = [path for path in sorted(root.iterdir()) if path.suffix.lower() in TABLE_SUFFIXES]
     tables = [path for path in tables if split_of(path.name) != "test" and not _SUBMISSION.search(path.name)]
-    tables = [path for path in tables if path.suffix.lower() in TABLE_SUFFIXES]
-    tables += [root.parent / name for name in ("train.csv", "labels.csv")]
     if table := next(filter(Path.is_file, tables), None):
         path = table.parent if table.name == "train.csv" else table
         return f"-dataset=csv -data_path={quote(str(path))} reads a table"
+    lists = [str(path) for path in files_beside(root) if names_images(path)]
+    unread = f"not read: {', '.join(lists[:_MAX_SHOWN])}; " if lists else ""
     others = "-dataset=csv reads tables, -dataset=tar tar shards, -dataset=torchvision/NAME files of public data sets"
-    return f"{others}, DATA.LABELS labels in paths; -predict {quote(str(root))} labels images"
+    return f"{unread}{others}, DATA.LABELS labels in paths; -predict {quote(str(root))} labels images"
 
 
 def advise_labels(root: Path) -> str | None:
@@ -120,6 +126,9 @@ def advise_labels(root: Path) -> str | None:
             continue
         labels = Counter(label_in(expression, path) for path in train)
         are_of_train = {label_in(expression, path) for path in val} <= labels.keys()
+        texts = {re.sub(r"\d", "", label) for label in labels} - {""}
+        if all(map(word_in, labels)) or len(texts) == 1:  # splits, or numbered patients
+            continue
         if are_of_train and 2 <= len(labels) <= len(paths) / 2 and sorted(labels.values())[-2] > 1:
             options = filter(None, [f"DATA.LABELS={expression}", case_folders(paths, of_labels)])
             classes = f"{len(labels)} classes, {list_names(sorted(labels), _MAX_NAMES)}"
@@ -129,15 +138,36 @@ def advise_labels(root: Path) -> str | None:
     return f"labels are in the paths, as in {shorten(paths[0])}: {' or '.join(found)}" if found else None
 
 
-def note_on_inner_classes(listing: Listing) -> list[Note]:
-    """A note if class folders contain folders alone, two or more: colon/{aca,n}."""
-    if len(listing.class_names) < 2 or not all("/" in folder for folder in listing.sizes):
+def note_on_inner_classes(listing: Listing, given: Path) -> list[Note]:
+    """A question if the folders in class folders may be the classes: colon/{aca,n}. given: DATA_PATH."""
+    folders = [folder.split("/") for folder in listing.sizes]
+    has_lists = any(file.suffix == ".json" and names_images(file) for file in files_beside(given))  # iNaturalist 2018
+    level = _inner_level(folders, 0, numbers=has_lists)
+    if len(listing.class_names) < 2 or not level:
         return []
-    inner = Counter(folder.partition("/")[0] for folder in {"/".join(one.split("/")[:2]) for one in listing.sizes})
-    if min(inner.values(), default=0) < 2:
-        return []
-    text = f"{listing.root}: the classes are {list_names(listing.class_names, _MAX_NAMES)}"
-    return [Note("log", f"{text}; if they are the inner folders: -opts {quote('DATA.LABELS=^[^/]+/([^/]+)/')}")]
+    level += len(Path(os.path.relpath(listing.root, given)).parts)
+    text = f"{listing.root}: are the classes {list_names(listing.class_names, _MAX_NAMES)}, or the folders in them?"
+    return [Note("screen", f"{text} Then -opts {quote(f'DATA.LABELS={_of_level(level)}')}")]
+
+
+def _of_level(level: int) -> str:
+    return f"^{'[^/]+/' * level}([^/]+)/"
+
+
+def _inner_level(folders: Sequence[Sequence[str]], first: int, numbers: bool = False) -> int | None:
+    """The first level of folders below the level `first` whose names may be classes; None without one.
+
+    Each folder of that level has several, and none is in two of them. numbers: their names may all be numbers.
+    """
+    for level in range(first + 1, min(map(len, folders), default=0)):
+        parents = defaultdict[str, set[str]](set)
+        for parts in folders:
+            parents[parts[level]].add(parts[first])
+        sizes = Counter(chain.from_iterable(parents.values()))
+        are_names = numbers or not all(map(IDENTIFIER.search, parents))
+        if are_names and sizes.total() == len(parents) and min(sizes.values()) > 1:
+            return level
+    return None
 
 
 def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
@@ -148,6 +178,8 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
     25_1_2_20170116.jpg. split: the level of folders that are splits, or -1.
     """
     folders = [path.split("/")[:-1] for path in paths]
+    if inner := _inner_level(folders, int(split == 0)):
+        yield _of_level(inner), inner
     for level in reversed(range(min(map(len, folders), default=0))):
         parents = defaultdict[str, set[str]](set)
         for parts in folders:
@@ -157,10 +189,7 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
             text = r"[^/]*\d_([^/\d_]+)" if all(re.fullmatch(r".*\d_[^\d_]+", name) for name in parents) else "([^/]+)"
             yield f"^{'[^/]+/' * level}{text}/", level
             break
-    before_number = [rf"(.+){separator}\d+" for separator in ("_", r"\.", "-", r" \(?")] + [r"([^/\d]*[^\W\d_])\d+"]
-    for expression in (*before_number, *(rf"([^/{mark}]+){mark}[^/]+$" for mark in ("\\.", "_", "-"))):
-        whole = rf"{expression}\)?\.\w+$" if expression in before_number else expression
-        pairs = ((label_in(expression, path), label_in(whole, path)) for path in paths)
-        if all(label == of_whole and re.search(r"[^\W\d_]", label) for label, of_whole in pairs):
+    for expression in _IN_NAMES:
+        if all(re.search(r"[^\W\d_]", label_in(expression, path)) for path in paths):
             yield expression, -1
     yield from ((rf"(?:^|/)(?:[^/_]+_){{{number}}}{_FIELD}", -1) for number in range(_MAX_NAMES))

@@ -26,6 +26,18 @@ _LABELS = (
     re.compile("(class|label|category|species|target)(name)?s?|classes|categories|breed|diagnosis"),
     re.compile("(class|label|category|target)(id|idx|index)"),
 )
+_LIKELY_LABELS = (
+    *_LABELS,
+    re.compile("dx|diagnos.*|findings?(labels?)?|befunde?|klasse|kategorie|expression|emotion|disease|choice|grade"),
+    re.compile(".*(label|class|diagnos|categor|species).*"),
+)
+_NO_LABEL = re.compile(  # of a person, a place, a device, an image
+    "((patient|subject|case|lesion|person|study|visit|series|site|hospital|center|centre|clinic|scanner|device|camera|"
+    "group|user|annotator|author)(id|no|nr|number|name)?|(patient)?(age|sex|gender|race)|alter|geschlecht|"
+    "weight|height|width|size|depth|date|time|year|month|day|fold|set|part|location|locali[sz]ation|region|country|"
+    "city|view.*|orientation|side|laterality|format|source|license|url|quality|count|index|unnamed.*)?"
+)
+_OF_THIS_PROGRAM = {"probability_1", "label_probability"}  # columns of predictions and of suspect labels
 _SPLIT = re.compile(r"(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*")
 _MAYBE_SPLITS = {"set", "subset", "dataset", "fold", "phase", "usage", "mode", "part", "stage"}
 _SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
@@ -78,7 +90,7 @@ def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layo
         labels, is_one_hot = _find_labels(labels, label, paths, rest, values)
     each_once = all(header.count(name) == 1 for name in labels)
     if not (_is_one_of(header, paths) and each_once and (is_one_hot or data.labels or len(labels) == 1)):
-        raise _unclear_columns(table, data, paths, labels, rest)
+        raise _unclear_columns(table, data, paths, labels)
     used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
     table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
     return Layout(paths[0], tuple(labels), is_one_hot, split, split_of if _are_several(split_of) else {})
@@ -125,28 +137,48 @@ def _find_labels(
     return [name for name in named if not _has_objects(values[name])], False
 
 
+def likely_columns(table: Table) -> tuple[list[dict[str, Any]], bool]:
+    """DATA.COLUMNS that may fit, and whether the labels are known by a name or by 0 and 1 in all columns.
+
+    Else there is one for each column of few values, fewest first, whose name is none of `_NO_LABEL`.
+    """
+    header = table.header
+    values = _values_of(table, [])
+    images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
+    paths = images or _names(header, None, "image_path", _PATHS)
+    if not paths or not _OF_THIS_PROGRAM.isdisjoint(header):
+        return [], False
+    others = [name for name in header if name != paths[0] and not _has_objects(values[name])]
+    labels: list[Any] = _names(others, None, "target", _LIKELY_LABELS)[:1]
+    others = [name for name in others if not _NO_LABEL.fullmatch(_plain(name))]
+    if not labels and len(others) > 1 and all(_are(_BINARY, values[name]) for name in others):
+        labels = [others]
+    is_known = bool(labels)
+    if not labels:
+        few = [name for name in others if 2 <= len(values[name]) <= len(values[paths[0]]) / 2]
+        labels = sorted(few, key=lambda name: len(values[name]))
+    return [{"path": paths[0], "label": label} for label in labels], is_known
+
+
 def _has_objects(values: Iterable[str]) -> bool:
     return any(map(_OBJECT.match, values))
 
 
-def _unclear_columns(
-    table: Table, data: Data, paths: Sequence[str], labels: Sequence[str] = (), rest: Sequence[str] | None = None
-) -> UserError:
-    """The error that names likely columns. rest: columns without a known meaning; None: only paths are needed."""
+def _unclear_columns(table: Table, data: Data, paths: Sequence[str], labels: Sequence[str] | None = None) -> UserError:
+    """The error that names likely columns. labels: None if only paths are needed."""
     is_path = _is_one_of(table.header, paths)
-    kind, names = ("labels", labels) if is_path else ("paths", paths)
+    kind, names = ("labels", labels or ()) if is_path else ("paths", paths)
     if not names and any(re.fullmatch(r"(?i)(pixel|px)_?\d*s?", name) for name in table.header):
         fix = "-dataset=torchvision/FER2013 or MNIST reads such sets; of others, write the images to files"
         return UserError(f"{table.file}:1: the pixels of the images are in its columns; {fix}")
-    values = _values_of(table, paths)
-    images = [name for name in table.header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
-    advice: dict[str, Any] = {"path": [*paths, *images, "NAME"][0]}
-    if rest is not None and not data.labels:
-        few = [name for name in rest if name != advice["path"] and not _has_objects(values[name])]
-        few.sort(key=lambda name: (len(values[name]) < 2, len(values[name])))
-        binary = [name for name in rest if _are(_BINARY, values[name])]
-        likely: list[Any] = [binary] if len(binary) > 1 else [*few]
-        advice["label"] = [*labels, *likely, "NAME"][0]
+    guesses, _ = likely_columns(table)
+    advice = {"path": "NAME", "label": "NAME", **dict(*guesses[:1])}
+    if is_path:
+        advice["path"] = paths[0]
+    if labels:
+        advice["label"] = labels[0]
+    if labels is None or data.labels:
+        del advice["label"]
     return _unclear(table, kind, names, data, advice)
 
 

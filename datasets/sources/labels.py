@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -43,6 +43,12 @@ def by_split(root: Path, paths: Sequence[str]) -> tuple[int, dict[str, list[str]
     return -1, {"train": [*paths]}
 
 
+def note_on_splits(root: Path, folders: Mapping[str, Path], unread: Sequence[str]) -> Note:
+    shown = [f"{split} is {str(folder.relative_to(root))!r}" for split, folder in sorted(folders.items())]
+    others = f"; not read, but by -predict: {list_names(unread)}" if unread else ""
+    return Note("log", f"{root}: {', '.join(shown)}{others}")
+
+
 class LabelledPaths(Table):
     """The images in DATA_PATH at any depth, with the labels that DATA.LABELS finds in their paths; see `by_split`.
 
@@ -70,9 +76,8 @@ class LabelledPaths(Table):
         self.folders = {split: folder for split, folder in place.items() if split not in unread}
         self.test = place.get("test")
         if level >= 0:
-            shown = ", ".join(f"{split} is {folder.name!r}" for split, folder in sorted(self.folders.items()))
-            others = [f"; not read: {folder}" for split, folder in place.items() if split in unread]
-            self.notes.append(Note("log", f"{self.root}: {shown}{''.join(others)}"))
+            others = [folder.name for split, folder in place.items() if split in unread]
+            self.notes.append(note_on_splits(self.root, self.folders, others))
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         paths = ((path, split) for split, of_split in self._paths_of.items() for path in of_split)

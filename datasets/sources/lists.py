@@ -19,7 +19,7 @@ from configs.yaml_io import shorten
 from datasets.sources.columns import find_layout
 from datasets.sources.groups import suggest_groups
 from datasets.sources.names import SPLIT_NAMES, list_names
-from datasets.sources.rows import Rows, table_rows
+from datasets.sources.rows import Rows, open_table, table_rows
 from datasets.sources.samples import ImageFiles, Listing, check_target_bytes, listing_arrays
 from datasets.sources.source import Numbers, Source, without_labels
 from datasets.sources.split import split_listing
@@ -71,7 +71,7 @@ class Tables(Source):
         """The table of each split, or of 'all'; raises UserError if there is none."""
         root = Path(data.data_path)
         if not root.is_dir():
-            return {"all": Table(root, data.encoding)}
+            return {"all": open_table(root, data.encoding)}
         files = {split: table_file(root, split) for split in ("train", "val", "test")}
         found = {split: file for split, file in files.items() if file.is_file()}
         if not {"train", "val"} & found.keys():
@@ -295,7 +295,7 @@ def _refuse_several_labels(rows: Rows) -> None:
         is_list = (text[:1] in ("[", "(") and len(split_labels(text, ",")) > 1) or text.startswith(CHOICES)
         if len(target) > 1 or are_known or is_list or _NUMBERS.fullmatch(text):
             line = rows.lines[rows.row_target_ids.index(target_id)]
-            fix = "train with several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image"
+            fix = "-dataset=csv -opts DATA.MULTI_LABEL=true trains with several, or write one per image"
             raise UserError(f"{rows.file}:{line}: target {shorten(text)} has several labels; {fix}")
 
 
@@ -308,10 +308,7 @@ def _number_labels(
     that is a whole number is '7' of '07' and '7.0'.
     """
     if are_numbers is None:
-        each = [_NUMBER.fullmatch(name) is not None for name in known]
-        are_numbers = all(each[:1]) if numbers.known else 2 * sum(each) >= len(each)
-        if numbers.are_names and any(map(_LEADING_ZERO.match, known)):
-            are_numbers = False
+        are_numbers = _are_numbers(known, numbers)
     named = {name: name for name in used}
     if are_numbers:
         matches = {name: _NUMBER_AS_NAME.fullmatch(name) for name in used}
@@ -329,6 +326,13 @@ def _number_labels(
     class_names = list(classes) or sorted(found, key=float if are_numbers else None)
     position = {name: label for label, name in enumerate(class_names)}
     return class_names, {name: position[one] for name, one in named.items() if one in position}, True
+
+
+def _are_numbers(names: Collection[str], numbers: Numbers) -> bool:
+    if numbers.are_names and any(map(_LEADING_ZERO.match, names)):
+        return False
+    each = [_NUMBER.fullmatch(name) is not None for name in names]
+    return all(each[:1]) if numbers.known else 2 * sum(each) >= len(each)
 
 
 def _report_repeated_images(listing: Listing) -> None:

@@ -26,8 +26,6 @@ SPLIT_NAMES = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
     "testing": "test",
 }  # fmt: skip
-_IMAGES = "images?|imgs?|pictures?|photos?|jpe?gs?|pngs?|tfrecords?"
-_SPLIT_OF_IMAGES = re.compile(rf"({'|'.join(SPLIT_NAMES)})(?:[ ._-]?(?:{_IMAGES}))?|(?:{_IMAGES})", re.IGNORECASE)
 _MAX_BYTES = 10**8
 MASK = r"(?:binary|seg\w*)?_?masks?\d*|seg|segm|segmentations?|annotations?|gt|ground_?truths?|overlays?|superpixels?"
 # In names of folders: seg_train, trainset, imgTrain, val2017; not contest, valley. 'none': images without labels.
@@ -38,6 +36,9 @@ SPLIT_WORD = re.compile(
     re.IGNORECASE,
 )
 _SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none", "no_label": "none"}
+_NEUTRAL = re.compile(
+    r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|jpe?gs?|pngs?|tfrecords?|folder", re.IGNORECASE
+)
 _MAX_NAMES = 20  # in an error message
 
 
@@ -54,7 +55,7 @@ def split_of(name: str) -> str | None:
 
 def split_of_images(folder: str) -> str | None:
     """The split in the name of a folder of images, 'Train' or 'train_images'; '' for 'images', None for other names."""
-    return SPLIT_NAMES.get((found[1] or "").lower(), "") if (found := _SPLIT_OF_IMAGES.fullmatch(folder)) else None
+    return None if _NEUTRAL.sub("", SPLIT_WORD.sub("", folder)) else word_in(folder) or ""
 
 
 def word_in(name: str) -> str | None:

@@ -104,6 +104,11 @@ class Rows:
         return str(self.file) if self.file.is_dir() else f"{self.file}:{line}"
 
 
+def open_table(file: Path, encoding: str | None = None) -> Table:
+    """A table or, in a .txt file, a list. Raises UserError: it cannot be read."""
+    return TextList(file) if file.suffix.lower() == TEXT_LIST else Table(file, encoding)
+
+
 def table_rows(table: Table, data: Data, split: str | None = None, others: Sequence[Path] | None = None) -> Rows:
     """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`.
 
@@ -203,7 +208,7 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
 
     Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
     """
-    table = TextList(file) if file.suffix.lower() == TEXT_LIST else Table(file, data.encoding)
+    table = open_table(file, data.encoding)
     given = data.model_copy(update={"image_root": data.image_root if data.image_root != trained_root else None})
     others = [file.with_suffix(""), *([Path(trained_root)] if trained_root else [])]
     rows = table_rows(table, given, others=others)

@@ -12,10 +12,11 @@ from shlex import quote
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.advice import note_on_inner_classes, notes_on_lists, unclear
+from datasets.sources.beside import tables_beside
 from datasets.sources.class_folders import FoundFiles, Levels, has_images, list_folder, read_class_folders
 from datasets.sources.groups import suggest_groups
-from datasets.sources.labels import LabelledPaths
-from datasets.sources.names import SPLIT_NAMES, SPLIT_WORD, list_names, word_in
+from datasets.sources.labels import LabelledPaths, note_on_splits
+from datasets.sources.names import SPLIT_NAMES, list_names, split_of_images, word_in
 from datasets.sources.samples import ImageFiles, Listing
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source, without_labels
@@ -23,7 +24,6 @@ from datasets.sources.split import Splitter, split_listing
 from utils.errors import UserError
 from utils.notes import Note
 
-_NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|folder", re.IGNORECASE)
 _PART = re.compile(r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder)s?(?![a-z])")
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
 _MAX_DOUBLED = 10  # folders in folders of one name
@@ -138,7 +138,7 @@ class SplitFolders:
     def _is_no_class(self, name: str) -> bool:
         """Whether a name is of images without labels, or has the word of a split and words as images or set alone."""
         word = self.words.get(name)
-        return word == "none" or bool(word and not _NEUTRAL.sub("", SPLIT_WORD.sub("", name)))
+        return word == "none" or bool(word and split_of_images(name))
 
     def read(self, split: str) -> Listing:
         """The images of a split with the labels of the training. A class that the training lacks is an error."""
@@ -156,11 +156,7 @@ class SplitFolders:
     def _notes_on_folders(self, unread: Sequence[str]) -> Iterator[Note]:
         """The folder of each split, and those that are not read; a training split that is read as a class."""
         if unread or any(name not in (split, "") for split, name in self.splits.items()):
-            texts = [", ".join(f"{one} is {str(path.relative_to(self.root))!r}" for one, path in self.folders.items())]
-            if unread:
-                texts.append(f"not read: {list_names(unread)}")
-            hints = [f"-predict {quote(str(self.root / name))} labels images" for name in unread if name in self.bare]
-            yield Note("log", f"{self.root}: {'; '.join([*texts, *hints[:1]])}")
+            yield note_on_splits(self.root, self.folders, unread)
         if self.folders.get("train") != self.root:
             return
         if name := self.named("train").get("train"):
@@ -185,10 +181,9 @@ class ClassFolders(Source):
         folders = self._found.folders
         is_part = split != "test" and "val" not in folders
         name = "train" if is_part else split
-        if not (self.data.labels or self.numbers.known or self._error):
+        if isinstance(self._found, SplitFolders) and not (self.numbers.known or self._error):
             listing = self._listing(name if name in folders else next(iter(folders)))
-            if problem := _wrong_level(listing, self.data.class_folders):
-                self._error = unclear(self.root, listing.root, problem, _is_data_set)
+            self._error = _find_error(self._found, listing, trains=split == "train")
         if self._error:  # one error for all splits
             raise self._error
         if name not in folders:
@@ -196,10 +191,9 @@ class ClassFolders(Source):
             raise UserError(f"{self._found.root}: has no folder {name} beside {names}; add it, or choose another split")
         listing = replace(whole := self._listing(name), findings=[*whole.findings], notes=[*whole.notes])
         if split == "train":
-            suggestions = suggest_groups(listing, self.data, None, is_part)
-            if not (suggestions or self.data.labels or self.data.groups):
-                suggestions = note_on_inner_classes(listing)
-            listing.notes += suggestions
+            inner = note_on_inner_classes(listing, self.root) if not self.data.labels else []
+            cases = suggest_groups(listing, self.data, None, is_part)
+            listing.notes += [*inner, *(one for one in cases if not inner or one.kind == "warning")]
         return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
 
     @classmethod
@@ -275,10 +269,38 @@ def _as_outer_folder(levels: Levels) -> str | None:
     return None
 
 
+def _find_error(found: SplitFolders, listing: Listing, trains: bool) -> UserError | None:
+    """The error of folders that may not be the classes."""
+    if problem := _wrong_level(listing, found.all_classes):
+        return unclear(found.given, listing.root, problem, _is_data_set)
+    return _other_labels(found, listing) if trains and not found.all_classes else None
+
+
+def _other_labels(found: SplitFolders, listing: Listing) -> UserError | None:
+    """The error of a table with other labels than the folders, with the flags for each."""
+    class_of = {path: path.partition("/")[0] for path in listing.paths}
+    for table in tables_beside(found.root, listing.root, [*class_of]):
+        pairs = {(class_of[path], label) for path, label in table.labels.items()}
+        if not len(pairs) == len(dict(pairs)) == len({*table.labels.values()}):  # not only other names of the classes
+            break
+    else:
+        return None
+    path, label = next(iter(table.labels.items()))
+    question = f"are the folders the classes, or is {shorten(path)} {shorten(label)}, as in {table.file}"
+    confirmed = found.given
+    if SplitFolders(confirmed, all_classes=True).folders != found.folders:
+        confirmed = listing.root
+    folders = f"-data_path={quote(str(confirmed))} -opts DATA.CLASS_FOLDERS=true trains on the folders"
+    names = list_names(listing.class_names, _MAX_SHOWN)
+    return UserError(f"{listing.root}: {question}? {table.advice}; {folders}, {names}")
+
+
 def _is_data_set(folder: Path) -> bool:
     try:
         found = SplitFolders(folder)
         listing = found.read("train") if "train" in found.folders else None
     except UserError:
         return False
-    return listing is not None and not (listing.findings or _wrong_level(listing, False))
+    if listing is None or listing.findings or _wrong_level(listing, False):
+        return False
+    return not _other_labels(found, listing)

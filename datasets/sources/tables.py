@@ -26,7 +26,7 @@ FOLDERS = "the first folders of the paths"  # in place of a column of splits
 _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the decimal sign
 _INVISIBLE = " \u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of web pages and spreadsheets
 _LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
-_OTHER_WIDTH = "the number of fields differs from the header's; quote a path that contains a separator"
+_TOO_WIDE = "has more fields than the header; quote a path that contains a separator"
 ONE = re.compile("[1tT]")  # of a column of 0 and 1
 Cells = dict[str, str]  # the text in each column of a row
 
@@ -131,10 +131,10 @@ class Table:
             for row in reader:
                 if any(texts := list(map(_clean, row))):
                     width = width or len(row)
-                    if len(row) == width:
-                        yield reader.line_num + self._start, texts
+                    if len(row) <= width:  # spreadsheets leave out the separators of empty cells at the end
+                        yield reader.line_num + self._start, [*texts, *[""] * (width - len(row))]
                     else:
-                        self.mistakes[reader.line_num + self._start] = _OTHER_WIDTH
+                        self.mistakes[reader.line_num + self._start] = _TOO_WIDE
         except csv.Error as error:  # the lines after it cannot be parsed reliably
             self.mistakes[reader.line_num + self._start] = f"is not valid CSV ({error}); correct the line"
 
