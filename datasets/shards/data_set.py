@@ -105,7 +105,9 @@ class TarShards(Source):
         """
         part = self._part(split)
         if not len(part.indices) and not (part.findings and len(self.index)):
-            fix = next((note.text for note in self.notes if "no image" in note.text), "add some")
+            fix = next(
+                (note.text for note in self.notes if note.kind == "log"), "add some"
+            )  # of the index, if it was read
             raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; {fix}")
         index = self.index.select(part.indices)
         count = self.index.arrays["targets"].max(initial=-1) + 1 if self._several is None else self._several.shape[1]
