@@ -269,10 +269,13 @@ def _of_torchvision(values: Values) -> list[str]:
 
 
 def _of_transformers(values: Values) -> list[str]:
-    """The folder of both splits."""
+    """The folder of both splits, and a folder as the model."""
+    model = values.get("model_name_or_path", [])
+    local = [f"-model=local-dir:{path}" for path in model if os.path.isdir(path)]
     folders = [Path(values[name][0]) for name in ("train_dir", "validation_dir") if values.get(name)]
     parents = {folder.parent for folder in folders}
-    return [f"-data_path={folders[0].parent}"] if len(folders) == 2 and len(parents) == 1 else []
+    both = [f"-data_path={folders[0].parent}"] if len(folders) == 2 and len(parents) == 1 else []
+    return local + both
 
 
 _COMPUTED: dict[str | None, Callable[[Values], list[str]]] = {
