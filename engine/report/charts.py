@@ -8,6 +8,9 @@ with the arrow keys.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
+from io import BytesIO
 from operator import itemgetter
 from typing import Any
 
@@ -251,6 +254,22 @@ def curves_of(runs: Sequence[RunContents], compared: bool = False) -> list[Chart
             best = runs[0].best if table.metric is runs[0].metric and not compared else None
             charts.append(Chart(title, table.x_label, series, table.unit, table.log, best))
     return charts
+
+
+def as_png(charts: Sequence[Chart]) -> bytes:
+    """The curves below each other, for documents; b"" without curves or without matplotlib."""
+    if not charts or not find_spec("matplotlib"):
+        return b""
+    figure: Any = import_module("matplotlib.figure").Figure((7, 3 * len(charts)), layout="constrained")
+    for axes, chart in zip(figure.subplots(len(charts), squeeze=False).flat, charts, strict=True):
+        for series in chart.series:
+            axes.plot(*zip(*series.points, strict=True), label=series.name)
+        axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.unit)
+        axes.set_yscale("log" if chart.axes[1].is_log else "linear")
+        axes.legend()
+    file = BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
 
 
 def reliability(bins: Iterable[Row]) -> Chart | None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import read_result
+from PIL import Image
 from run_folders import (
     add_evaluation,
     make_evaluation_run,
@@ -24,6 +25,7 @@ from run_folders import (
 from configs.command_line import parse_command_line
 from configs.schema import Config
 from engine.commands.run import run as run_command
+from engine.report import charts
 from engine.report import page as page_module
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures, tiles_of
@@ -60,6 +62,15 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
     captions = {title for tag, title in page.tags if tag == "svg" for title in [title["aria-labelledby"]]}
     assert len(captions) == 8  # six curves, the reliability diagram, and the accuracy by coverage
     assert 'data-name="accuracy" data-x="20 60 100" data-y="95 85 75"' in page.html
+
+
+def test_the_curves_are_a_picture_where_matplotlib_is_installed(run, monkeypatch):
+    pytest.importorskip("matplotlib")
+    folder = page_module.write_report(run).parent
+    width, height = Image.open(folder / "curves.png").size
+    assert width == 700 and height % 300 == 0 and height > 300
+    monkeypatch.setattr(charts, "find_spec", lambda name: None)
+    assert charts.as_png(charts.curves_of([read_contents(folder)])) == b""
 
 
 def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
