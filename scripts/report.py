@@ -20,7 +20,7 @@ from configs.flags import Parser, add_flag
 from configs.load import RUN_OPTIONS
 from configs.yaml_io import format_value
 from engine.report.charts import option
-from engine.report.contents import RunContents, read_contents
+from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.tables import (
     Group,
@@ -32,7 +32,7 @@ from engine.report.tables import (
 )
 from engine.run.record import BASELINES, REPORT
 from scripts.flags import write_output
-from utils.errors import UserError, escape_control_characters
+from utils.errors import UserError, escape_control_characters, print_escaped
 from utils.metric_table import METRICS
 from utils.processes.entry import run_and_report_errors
 from utils.tables import aligned_table, table_text
@@ -77,7 +77,8 @@ def main(argv: list[str]) -> int:
         runs = ranked(runs)
         groups, reasons = groups_of(runs)
         problems += reasons
-        write_output(page, comparison_page(runs, groups, problems, page.parent))
+        pooled = _pool(groups, page.parent, problems)
+        write_output(page, comparison_page(runs, groups, problems, page.parent, pooled))
         if groups:
             cells = (list(group.cells.values()) for group in groups)
             write_output(page.parent / GROUPS, table_text(list(groups[0].cells), cells))
@@ -89,6 +90,28 @@ def main(argv: list[str]) -> int:
         _print_csv(runs)
     print(f"Page: {escape_control_characters(str(page))}", file=sys.stderr if flags.csv else sys.stdout)
     return 0
+
+
+def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[str, Evaluation]:
+    """The evaluation of all held-out images of each group of folds, by the end of its title; adds reasons for none."""
+    found: dict[str, Evaluation] = {}
+    folds = [group for group in groups if group.are_folds]
+    for group in groups if folds else ():
+        group.cells["out_of_fold"] = None
+    for number, group in enumerate(folds, 1):
+        from engine.report.folds import OUT_OF_FOLD, pool_folds  # late: torch
+
+        name, title = OUT_OF_FOLD, f", out of fold, {len(group.runs)} folds"
+        if len(folds) > 1:
+            name, title = f"{name}-{number}", f"{title} of {group.runs[0].name}"
+        try:
+            found[title] = pool_folds(group.runs, folder / name)
+        except UserError as error:
+            problems.append(f"no figures out of fold: {error}")
+            continue
+        group.cells["out_of_fold"] = found[title].values.get(group.runs[0].metric.name)
+        print_escaped(f"Out of fold: {folder / name}", file=sys.stderr)
+    return found
 
 
 def _folders_in(path: Path) -> list[Path]:

@@ -25,7 +25,8 @@ from datasets.loading.sampler import EvalSampler, Key
 from datasets.loading.workers import call_in_background
 from datasets.sources.checks import decode_images, error_of
 from datasets.sources.samples import ImageFiles, Samples
-from engine.evaluation.results import TOP_K, SampleResults, log_odds, score_classes
+from engine.evaluation.ranking import log_odds
+from engine.evaluation.results import TOP_K, SampleResults, score_classes
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress, Metrics, Observer

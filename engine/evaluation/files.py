@@ -11,12 +11,11 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path, PurePath
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
@@ -29,11 +28,11 @@ from datasets.loading.sampler import Key
 from datasets.sources.samples import Samples
 from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.results import SampleResults, mean_by_group
+from engine.evaluation.results import SampleResults
 from engine.evaluation.tables import ResultTables, mistakes_of
 from engine.parallel import run_eagerly
 from engine.progress import Metrics
-from engine.run.record import GROUPS, PICTURES, read_evaluation
+from engine.run.record import PICTURES, read_evaluation
 from models.kernels import explicit_attention
 from utils.files import atomic_write, make_own_folder
 from utils.tables import table_text
@@ -248,12 +247,4 @@ class EvaluationFiles:
         if self.data.groups and results.groups is None:
             more |= {"interval": None, "interval_missing": "the groups of the images are not known"}
         tables = ResultTables(self.folder, self.class_names, self.samples.name, self.samples.checksums())
-        summary = tables.write(metrics, results, about, **more)
-        shutil.rmtree(self.folder / GROUPS, ignore_errors=True)
-        if results.groups is not None and results.scores is not None:
-            grouped = mean_by_group(replace(results, point=results.used_point))
-            names = np.unique(results.groups)
-            if len(grouped.readable):
-                of_groups = ResultTables(self.folder / GROUPS, self.class_names, lambda index: str(names[index]))
-                of_groups.write(grouped.metrics(metrics.best), grouped, about)
-        return summary
+        return tables.write(metrics, results, about, **more)

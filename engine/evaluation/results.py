@@ -15,11 +15,19 @@ import torch.nn.functional as F
 
 from configs.schema.operating_point import UNDECIDED, Decision, OperatingPoint
 from datasets.batch import PADDING
+from engine.evaluation.ranking import (
+    LOWEST,
+    RankingFigures,
+    divide,
+    mean_defined,
+    rank_samples,
+    roc_points,
+    threshold_at,
+)
 from engine.progress import Metrics
-from utils.metric_table import OPERATING, OPERATING_POINTS, best_metric, metrics_of
+from utils.metric_table import OPERATING, best_metric, metrics_of
 
 TOP_K = 5
-LOWEST = float(np.finfo(np.float32).min)  # the score of a class that is NaN
 
 
 def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
@@ -42,103 +50,14 @@ def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
     return ranked | {"losses": losses.masked_fill(targets[:, 0] == PADDING, 0)}
 
 
-def log_odds(logits: torch.Tensor) -> torch.Tensor:
-    """log(p / (1 - p)) of the softmax p of logits, float32 (B, C): ranks samples also where p is 1 in float32.
-
-    Of two classes the margin. Of more classes in float64 and rounded, so that samples of equal p have equal scores.
-    """
-    if logits.shape[-1] == 2:
-        return logits - logits.flip(-1)
-    exact = logits.double()
-    best = exact.argmax(-1, keepdim=True)
-    others = exact.scatter(-1, best, -torch.inf).logsumexp(-1, keepdim=True)
-    log_probabilities = exact.log_softmax(-1)
-    odds = log_probabilities - torch.log1p(-log_probabilities.exp())
-    return odds.scatter(-1, best, exact.gather(-1, best) - others).float()  # p may be 1 of the best class only
-
-
-@dataclass(frozen=True)
-class RankingFigures:
-    """Figures of the order in which a class ranks the samples (C,), percent, as scikit-learn defines them.
-
-    average_precision: NaN without a positive sample. auroc: the area under the ROC curve, a sample of the class against
-    all others; equal scores count half. NaN unless there are positive and negative samples. threshold: the score from
-    which on a class is predicted for the highest F1: halfway from the chosen sample to the next lower score, so that
-    noise changes few predictions; 0 without positive samples.
-    operating: a row for each of `OPERATING`, the highest sensitivity whose specificity is the given one or more, and
-    the reverse; NaN as auroc.
-    """
-
-    average_precision: np.ndarray
-    auroc: np.ndarray
-    threshold: np.ndarray
-    operating: np.ndarray
-
-    @property
-    def mean_auroc(self) -> float:
-        return mean_defined(self.auroc)
-
-
-def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
-    """The figures of each class.
-
-    targets: labels (N,) or multi-hot (N, C), without padding. scores: float32 (N, C), any increasing function of the
-    probability. A score that is NaN is the lowest.
-    """
-    precision, auroc, threshold = (np.full(scores.shape[1], value) for value in (np.nan, np.nan, 0.0))
-    operating = np.full((len(OPERATING), scores.shape[1]), np.nan)
-    number = len(scores)
-    for label in np.unique(targets) if targets.ndim == 1 else np.flatnonzero(targets.any(axis=0)):
-        values = np.nan_to_num(scores[:, label], nan=LOWEST)
-        is_own = targets == label if targets.ndim == 1 else targets[:, label] > 0
-        every, own, others = np.sort(values), np.sort(values[is_own]), np.sort(values[~is_own])
-        positives = len(own)
-        negatives = number - len(own)
-        # A threshold is the score of a positive sample: samples with equal scores are selected together.
-        below, up_to = (np.searchsorted(every, own, side) for side in ("left", "right"))
-        selected, hits = number - below, positives - np.searchsorted(own, own)
-        precision[label] = 100 * np.mean(hits / selected)
-        best = positives - 1 - np.argmax((hits / (selected + positives))[::-1])  # of equal ones the highest threshold
-        threshold[label] = threshold_at(every, below[best])
-        if negatives:  # twice the sum of the ranks of the positive samples: Mann and Whitney, 1947
-            doubled = np.sum(below + up_to + 1) - positives * (positives + 1)
-            auroc[label] = 100 * doubled / (2 * positives * negatives)
-            lowest_own = [own[positives + -point * positives // 100] for point in OPERATING_POINTS]
-            highest_other = [others[-(-point * negatives // 100) - 1] for point in OPERATING_POINTS]
-            sensitivity = 1 - np.searchsorted(own, highest_other, "right") / positives
-            operating[:, label] = 100 * np.append(sensitivity, np.searchsorted(others, lowest_own) / negatives)
-    return RankingFigures(precision, auroc, threshold, operating)
-
-
-def threshold_at(scores: np.ndarray, index: int) -> float:
-    """Halfway between a score and the next lower one, of ascending ones (N,), or a step below the lowest of all."""
-    if index:
-        return float(np.mean(scores[index - 1 : index + 1], dtype=np.float64))
-    return float(np.nextafter(scores[0], LOWEST, dtype=np.float32))
-
-
 def choose_threshold(results: "SampleResults", point: OperatingPoint) -> float | None:
-    """The threshold that reaches the goal, with the highest other figure; None if none does, or without both kinds.
-
-    A sample at or above it is predicted to have the class.
-    """
-    scores, is_own = results.of_class(point.label)
-    if is_own.all() or not is_own.any():
-        return None
-    every = np.unique(scores)
-    sensitivity = 1 - np.searchsorted(np.sort(scores[is_own]), every) / is_own.sum()
-    specificity = np.searchsorted(np.sort(scores[~is_own]), every) / (~is_own).sum()
-    is_possible = (sensitivity >= (point.sensitivity or 0)) & (specificity >= (point.specificity or 0))
+    """The threshold that reaches the goal, with the highest other figure; None if none does, or without both kinds."""
+    every, sensitivity, specificity, _ = roc_points(*results.of_class(point.label))
+    is_possible = (sensitivity >= 100 * (point.sensitivity or 0)) & (specificity >= 100 * (point.specificity or 0))
     if not is_possible.any():
         return None
     order = (specificity, sensitivity) if point.specificity else (sensitivity, specificity)
     return threshold_at(every, np.lexsort((*order, is_possible))[-1])
-
-
-def mean_defined(values: np.ndarray) -> float:
-    """The mean of the values that are not NaN; NaN without any."""
-    defined = values[~np.isnan(values)]
-    return float(defined.mean()) if len(defined) else math.nan
 
 
 @dataclass(frozen=True)
@@ -409,11 +328,6 @@ def name_of_target(target: np.ndarray, names: Sequence[str]) -> str:
     """The class of a target (), or the classes of a multi-hot target (C,) with ' | ' between them."""
     labels: list[int] = [int(target)] if target.ndim == 0 else np.flatnonzero(target).tolist()
     return " | ".join(names[label] for label in labels)
-
-
-def divide(numerators: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The quotients; NaN where the count is 0."""
-    return np.divide(numerators, counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
 
 NUM_BINS = 15  # of the confidence (Guo et al., 2017)

@@ -6,6 +6,7 @@ Legend: N samples, C classes.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from engine.evaluation.intervals import confidence_interval, figures_at
+from engine.evaluation.ranking import roc_points
 from engine.evaluation.results import (
     NUM_BINS,
     Calibration,
@@ -25,12 +27,13 @@ from engine.evaluation.results import (
     confused_pairs,
     coverage,
     highest_losses,
+    mean_by_group,
     name_of_target,
     results_of_scores,
     worst_mistakes,
 )
 from engine.progress import Metrics
-from engine.run.record import CONFUSION, MISTAKES, PER_IMAGE, SUMMARY, TABLES
+from engine.run.record import CONFUSION, GROUPS, MISTAKES, PER_IMAGE, SUMMARY, TABLES
 from utils.files import atomic_write, make_own_folder, open_atomically
 from utils.metric_table import OPERATING
 from utils.tables import matrix_text, safe_cell, table_text
@@ -39,6 +42,8 @@ MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million 
 _MAX_CLASSES_SHOWN = 50  # in the matrix of the page
 MAX_PAIRS, _SHOWN_PAIRS = 1000, 20
 LOGITS, SCORES = "logits.npz", "scores.npz"
+_MAX_CURVES, _MAX_POINTS = 8, 200
+CURVES = ("threshold_logit", "sensitivity", "specificity", "precision")
 MAX_SCORES_BYTES = 200_000_000  # of `SampleResults.scores` in a file: 50,000 images of 1000 labels
 
 
@@ -67,6 +72,8 @@ class ResultTables:
         self._write_arrays(LOGITS, results, logits=results.logits)
         is_small = results.scores is not None and results.scores.nbytes <= MAX_SCORES_BYTES
         self._write_arrays(SCORES, results, scores=results.scores if is_small else None)
+        self._write_curves(results)
+        self._write_groups(metrics, results, about)
         point = results.used_point
         interval, reason = confidence_interval(results, metrics.metric)
         atomic_write(self.folder / TABLES, json.dumps(self._tables) + "\n")
@@ -84,6 +91,31 @@ class ResultTables:
         }
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
+
+    def _write_groups(self, metrics: Metrics, results: SampleResults, about: dict[str, Any]) -> None:
+        """Writes the tables of the groups to a folder in this one, if there are scores and groups with one label."""
+        shutil.rmtree(self.folder / GROUPS, ignore_errors=True)
+        if results.groups is None or results.scores is None:
+            return
+        grouped = mean_by_group(replace(results, point=results.used_point))
+        names = np.unique(results.groups).tolist()
+        if len(grouped.readable):
+            tables = ResultTables(self.folder / GROUPS, self.class_names, names.__getitem__)
+            tables.write(grouped.metrics(metrics.best), grouped, about)
+
+    def _write_curves(self, results: SampleResults) -> None:
+        """The ROC and the precision-recall curve of the class of the operating point, else of a few classes."""
+        labels = range(len(self.class_names))
+        if results.point:
+            labels = range(results.point.label, results.point.label + 1)
+        rows = list[list[Any]]()
+        for label in labels:
+            if results.scores is not None and len(labels) <= _MAX_CURVES and len(results.readable):
+                points = roc_points(*results.of_class(label))
+                chosen = np.unique(np.linspace(0, len(points[0]) - 1, _MAX_POINTS).astype(int))[::-1]
+                cells = ([f"{logit:.9g}", *map(_cell, row)] for logit, *row in np.stack(points).T[chosen].tolist())
+                rows += ([label, self.class_names[label], *row] for row in cells)
+        self._write_table("curves", ("label", "class", *CURVES), rows)
 
     def _write_arrays(self, file: str, results: SampleResults, **values: np.ndarray | None) -> None:
         """Writes the arrays of the readable samples with their labels and names; without arrays, there is no file."""

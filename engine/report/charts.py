@@ -279,6 +279,29 @@ def reliability(bins: Iterable[Row]) -> Chart | None:
     return Chart("Accuracy by confidence", "confidence (%)", curves, "%") if accuracy else None
 
 
+def roc_and_precision(rows: Iterable[Row]) -> list[Chart]:
+    """The ROC curve, and precision by sensitivity, of each class; without curves none."""
+    of_classes: dict[str, list[Row]] = {}
+    for row in rows:
+        of_classes.setdefault(str(row["class"]), []).append(row)
+    roc = []
+    precision = []
+    for index, (name, found) in enumerate(of_classes.items()):
+        by_specificity = [(100 - x, y) for x, y in points(found, "specificity", "sensitivity")]
+        steps = list[Point]()
+        for x, y in points(found, "sensitivity", "precision"):  # from a threshold to the next one, as in AP
+            steps += [(steps[-1][0] if steps else 0, y), (x, y)]
+        if by_specificity and steps:
+            roc.append(Series(name, [(0, 0), *by_specificity], index))
+            precision.append(Series(name, steps, index))
+    if not roc:
+        return []
+    return [
+        Chart("ROC curve", "1 - specificity (%)", roc, "sensitivity, %"),
+        Chart("Precision and recall", "recall, the sensitivity (%)", precision, "precision, %"),
+    ]
+
+
 def coverage(thresholds: Iterable[Row]) -> Chart | None:
     accuracy = points(thresholds, "coverage", "accuracy")
     return Chart("Accuracy by coverage", "coverage (%)", [Series("accuracy", accuracy)], "%") if accuracy else None

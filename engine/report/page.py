@@ -4,8 +4,9 @@ import base64
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,6 @@ def write_report(folder: Path) -> Path:
 
 def run_page(run: RunContents) -> str:
     """The page of one run."""
-    evaluation = run.evaluation
     (status, resume), differing = status_of(run), differing_from_defaults(run.options)
     pictures = (run.folder / SUSPECTS).parent / PICTURES
     values = {
@@ -59,15 +59,40 @@ def run_page(run: RunContents) -> str:
         "train_batch": tables.data_uri(run.folder / TRAIN_BATCH, _MAX_BATCH_BYTES),
         "charts": charts.curves_of([run]),
         "off_defaults": {key: differing[key] for key in differing if key not in tables.OPTIONS_OF_RUN},
-        "galleries": list(tables.galleries_of(evaluation)) if evaluation else [],
         "suspects": [(row, tables.data_uri(pictures / f"{number}.jpg")) for number, row in enumerate(run.suspects)],
-        "confusion": _confusion(evaluation) if evaluation else None,
-        "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20] if evaluation else [],
-        "reliability": charts.reliability(evaluation.rows("calibration")) if evaluation else None,
-        "coverage": charts.coverage(evaluation.rows("coverage")) if evaluation else None,
+        "views": _views({"": run.evaluation, " of the test images": run.test}, run.is_multi_label),
         "shift": shift_by_weights(run),
     }
     return _render("run.html", values)
+
+
+def _views(evaluations: dict[str, Evaluation | None], is_multi_label: bool) -> list[dict[str, Any]]:
+    """What the page shows of evaluations, by the end of their titles, and of their groups."""
+    found: dict[str, Evaluation | None] = {}
+    for title, evaluation in evaluations.items():
+        if evaluation:
+            found |= {title: evaluation, f"{title} by group": evaluation.groups}
+    return [_view(evaluation, title, is_multi_label) for title, evaluation in found.items() if evaluation]
+
+
+def _view(evaluation: Evaluation, title: str, is_multi_label: bool) -> dict[str, Any]:
+    drawn = [
+        charts.reliability(evaluation.rows("calibration")),
+        charts.coverage(evaluation.rows("coverage")),
+        *charts.roc_and_precision(evaluation.rows("curves", "class")),
+    ]
+    reliability, coverage, *curves = [one and replace(one, title=f"{one.title}{title}") for one in drawn]
+    return {
+        "of": title,
+        "evaluation": evaluation,
+        "is_multi_label": is_multi_label,
+        "galleries": list(tables.galleries_of(evaluation)),
+        "confusion": _confusion(evaluation),
+        "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20],
+        "reliability": reliability,
+        "coverage": coverage,
+        "curves": curves,
+    }
 
 
 def _confusion(evaluation: Evaluation) -> tuple[list[str], list[list[int]]] | None:
@@ -81,11 +106,16 @@ def _confusion(evaluation: Evaluation) -> tuple[list[str], list[list[int]]] | No
 
 
 def comparison_page(
-    runs: Sequence[RunContents], groups: Sequence[tables.Group], problems: Sequence[str], folder: Path
+    runs: Sequence[RunContents],
+    groups: Sequence[tables.Group],
+    problems: Sequence[str],
+    folder: Path,
+    pooled: Mapping[str, Evaluation],
 ) -> str:
     """The page that compares runs, which are ranked.
 
-    problems: lines about folders that are left out. folder: of the page; its links are relative to it.
+    problems: lines about folders that are left out. folder: of the page; its links are relative to it. pooled: the
+    evaluations of all folds together, by the end of their titles.
     """
     entries = []
     for index, run in enumerate(runs):
@@ -94,6 +124,7 @@ def comparison_page(
         entries.append({"name": run.name, "index": index, "link": link, "has_curves": bool(run.epochs or run.reports)})
     values: dict[str, Any] = {"runs": entries, "results": tables.results(runs), "groups": groups, "problems": problems}
     values |= {"options": tables.compared_options(runs), "charts": charts.curves_of(runs, compared=True)}
+    values |= {"views": _views({**pooled}, runs[0].is_multi_label), "shift": ""}
     return _render("comparison.html", values)
 
 

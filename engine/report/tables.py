@@ -155,11 +155,17 @@ class Group(NamedTuple):
     """Runs of which only SEED or DATA.FOLD was asked to differ.
 
     cells: by column: the options in which groups differ, by dotted key; the number of finished runs; mean and standard
-    deviation (n - 1) of their metric, its value on test images, and macro F1; None without a value.
+    deviation (n - 1) of their metric, its value on test images, and macro F1; None without a value. The script
+    adds `out_of_fold`, the metric of the held-out images of all folds together.
     """
 
     cells: dict[str, Any]
     notes: list[str]  # runs that are left out, and options that rules made differ
+    runs: Sequence[RunContents] = ()  # finished ones
+
+    @property
+    def are_folds(self) -> bool:
+        return len(self.runs) > 1 and len({run.options["DATA.FOLD"] for run in self.runs}) == len(self.runs)
 
 
 def groups_of(runs: Sequence[RunContents]) -> tuple[list[Group], list[str]]:
@@ -197,4 +203,4 @@ def _group(keys: list[str], members: list[RunContents]) -> Group:
         values = [value for value in found if value is not None]
         cells[f"{name}mean"] = statistics.mean(values) if values else None
         cells[f"{name}std"] = statistics.stdev(values) if len(values) > 1 else None
-    return Group(cells, notes)
+    return Group(cells, notes, runs)

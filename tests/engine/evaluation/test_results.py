@@ -29,15 +29,14 @@ from timm.task import MultiLabelClassificationEvaluator
 
 from datasets.batch import PADDING
 from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision
+from engine.evaluation.ranking import log_odds, rank_samples
 from engine.evaluation.results import (
     SampleResults,
     class_figures,
     confused_pairs,
     coverage,
     join,
-    log_odds,
     mean_by_group,
-    rank_samples,
     score_classes,
     worst_mistakes,
 )

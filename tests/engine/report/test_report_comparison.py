@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import re
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from run_folders import Reader, make_evaluation_run, make_run, update_json, write_facts, write_json
+from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 
 from engine.report.contents import read_contents
 from engine.report.tables import compared_options
@@ -183,9 +185,42 @@ def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
     (row,) = read_rows(tmp_path / "groups.csv")
     assert (row["runs"], float(row["mean"])) == ("3", 75)
     printed = capsys.readouterr()
-    assert "TRAIN.NUM_EPOCHS 10, 9, 6" in printed.out and not printed.err
+    assert "TRAIN.NUM_EPOCHS 10, 9, 6" in printed.out and "no figures out of fold" in printed.err
     for fold in range(3):
         given |= {"TRAIN.NUM_EPOCHS": (9, 6, 10)[fold], "DATA.FOLD": fold}
         update_json(tmp_path / f"fold-{fold}/run.json", given=given)
     assert main([str(tmp_path)]) == 0
     assert "DATA.FOLD: no two runs have the same TRAIN.NUM_EPOCHS" in capsys.readouterr().err
+
+
+def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare):
+    """Also the threshold; an image that two runs hold out leaves it out, with a line."""
+    rng = np.random.default_rng(0)
+    folders, labels, scores = [], rng.integers(0, 3, (3, 50)), rng.normal(size=(3, 50, 3)).astype(np.float32)
+    for fold in range(3):
+        goal = "EVAL.OPERATING_POINT={class: b, specificity: 0.9}"
+        folder = make_run(tmp_path / f"fold{fold}", 3, ["DATA.FOLDS=3", f"DATA.FOLD={fold}", goal])
+        (folder / "evaluation").mkdir(exist_ok=True)
+        paths = np.array([f"{fold}/{number}.png" for number in range(50)])
+        arrays = {"labels": labels[fold], "scores": scores[fold], "paths": paths, "classes": np.array(["a", "b", "c"])}
+        np.savez(folder / "evaluation/scores.npz", **arrays)
+        folders.append(folder)
+    page, *_ = compare(*folders)
+    summary = json.loads((tmp_path / "out-of-fold/summary.json").read_text())
+    labels, scores = labels.ravel(), scores.reshape(-1, 3)
+    assert summary["top1"] == pytest.approx(100 * (scores.argmax(1) == labels).mean())
+    assert summary["auroc"] == pytest.approx(
+        100 * np.mean([roc_auc_score(labels == one, scores[:, one]) for one in range(3)])
+    )
+    false, true, _ = roc_curve(labels == 1, scores[:, 1], drop_intermediate=False)
+    point = summary["operating_point"]
+    assert point["sensitivity"] == pytest.approx(100 * true[1 - false >= 0.9].max())
+    matrix = [[int(row[name]) for name in "abc"] for row in read_rows(tmp_path / "out-of-fold/confusion.csv")]
+    assert matrix == confusion_matrix(labels, scores.argmax(1)).tolist()
+    (group,) = read_rows(tmp_path / "groups.csv")
+    assert float(group["out_of_fold"]) == summary["top1"] and group["mean"]
+    assert len(read_rows(tmp_path / "out-of-fold/per_image.csv")) == 150
+    assert "belongs to no model" in page.text and "ROC curve, out of fold, 3 folds" in page.html
+    np.savez(folder / "evaluation/scores.npz", **(arrays | {"paths": np.char.replace(paths, "2/", "1/")}))
+    _, _, problems = compare(*folders)
+    assert any("1/0.png is in 2 runs" in problem for problem in problems)

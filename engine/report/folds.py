@@ -1,0 +1,45 @@
+"""Folds as one result: the evaluation of all their held-out images together, out of fold."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from configs.schema.operating_point import OperatingPoint
+from engine.evaluation.results import join
+from engine.evaluation.tables import SCORES, ResultTables, read_scores
+from engine.report.contents import Evaluation, RunContents
+from engine.run.record import EVALUATION, read_evaluation
+from utils.errors import UserError
+
+OUT_OF_FOLD = "out-of-fold"
+
+
+def pool_folds(runs: Sequence[RunContents], folder: Path) -> Evaluation:
+    """Writes the evaluation of the held-out images of all runs, each a fold, to `folder`.
+
+    Raises UserError: the scores of a run are missing, or of other classes; an image is in several runs. OSError.
+    """
+    parts = []
+    names = list[str]()
+    classes = list[str]()
+    for run in runs:
+        try:
+            results, paths, of_run = read_scores(run.folder / EVALUATION / SCORES)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{run.name}: {EVALUATION}/{SCORES} cannot be read: {error}") from None
+        if classes and of_run != classes:
+            raise UserError(f"{run.name} has other classes than {runs[0].name}")
+        parts.append(results)
+        names += paths
+        classes = of_run
+    name, number = Counter(names).most_common(1)[0]
+    if number > 1:
+        raise UserError(f"{name} is in {number} runs; give the folds of one seed")
+    results = join(parts)
+    goal = runs[0].options["EVAL.OPERATING_POINT"]
+    if goal and goal["class"] in classes:
+        results = replace(results, point=OperatingPoint.model_validate({**goal, "label": classes.index(goal["class"])}))
+    tables = ResultTables(folder, classes, names.__getitem__)
+    tables.write(results.metrics(runs[0].metric.name), results, {"split": OUT_OF_FOLD, "folds": len(runs)})
+    return Evaluation(folder, read_evaluation(folder))
