@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.load import expand_switches, flatten, forget_old_rates, stored_options
+from configs.load import expand_switches, flatten, keep_old_meanings, stored_options
 from configs.schema import Config
 from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -106,7 +106,7 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     model = present_keys(values.get("MODEL", {}), family)
     values = values | {"MODEL": model}
     if WRITTEN_BY not in values:
-        forget_old_rates(values)
+        keep_old_meanings(values)
     before = dict(flatten({"DATA": PREPROCESSING_BEFORE}))
     options = _defaults(family) | before | dict(flatten(expand_switches(values)))
     off = {key: value for key, (value, _) in GONE_KEYS.items()}

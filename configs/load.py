@@ -218,7 +218,7 @@ def _forget_choices_of_run(layers: OptionLayers, file: Path, continues: bool) ->
     if not is_stored:
         return
     if WRITTEN_BY not in read_yaml(file)[0]:
-        forget_old_rates(layers.values)
+        keep_old_meanings(layers.values)
     given = read_json(file.with_name("run.json")).get("given")
     if isinstance(given, dict) and given.get("TRAIN.COMPILE", AUTO) == AUTO:
         layers.remove("TRAIN.COMPILE")  # chosen by `compilation_follows_steps`, perhaps for another device
@@ -309,12 +309,18 @@ def stored_options(named: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         return {}
     if WRITTEN_BY not in values:
-        forget_old_rates(values)
+        keep_old_meanings(values)
     return values
 
 
-def forget_old_rates(options: dict[str, Any]) -> None:
-    """Removes rates of 0 of timm's model from the options of a run without VERSION: its model kept its own rates."""
+def keep_old_meanings(options: dict[str, Any]) -> None:
+    """Translates the options of a run without VERSION, in place: rates of 0 left timm's models their own ones, and SGD
+    had Nesterov momentum.
+    """
+    training = options.get("TRAIN")
+    optimizer = training.get("OPTIMIZER") if isinstance(training, dict) else None
+    if isinstance(optimizer, dict) and str(optimizer.get("NAME")).lower() == "sgd":
+        optimizer["NAME"] = "nesterov"
     model = options.get("MODEL")
     if isinstance(model, dict) and model.get("TYPE") == "timm":
         for key in ("DROPOUT", "DROPPATH"):

@@ -47,11 +47,12 @@ def find_weights(path: str) -> Path:
     """The weight file at `path`, or at `path` with an extension added.
 
     .pdparams first, because PaddleViT's users omit it. Of a folder with config.json, and of `hf-hub:ORG/NAME`, the
-    weights that timm or transformers saved.
-    Raises UserError: no such file; names the extensions that were tried. Or as `weight_file`.
+    weights that timm or transformers saved; of a folder with the index of several files, the index.
+    Raises UserError: no such file; names the extensions that were tried; a folder of another form. Or as `weight_file`.
     """
     path = weight_file(path)
-    for candidate in (path, *(f"{path}{extension}" for extension in WEIGHTS_EXTENSIONS)):
+    _refuse_parts(Path(path))
+    for candidate in (path, *(f"{path}{extension}" for extension in WEIGHTS_EXTENSIONS), os.path.join(path, SHARDS)):
         if os.path.isfile(candidate):
             return Path(candidate)
     if os.path.isdir(path):
@@ -61,6 +62,21 @@ def find_weights(path: str) -> Path:
         fix = f"give a file in it, such as {file}" if file else "name the file of weights"
         raise UserError(f"{path}: is a folder; {fix}")
     raise Unavailable(f"{path}: no such file, also with {', '.join(WEIGHTS_EXTENSIONS)} added; check the path")
+
+
+def _refuse_parts(path: Path) -> None:
+    """Raises UserError for a folder that torch.distributed.checkpoint or peft wrote, and for a file in it."""
+    is_file = path.suffix == ".distcp" or path.stem == "adapter_model"
+    folder = path.parent if is_file else path
+    if os.path.isfile(folder / ".metadata"):
+        program = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} weights.pth"
+        raise UserError(f"{path}: is of torch.distributed.checkpoint; give the file that this writes: {program}")
+    if os.path.isfile(folder / "adapter_config.json"):
+        best = folder.parent / "best.pth"  # of a run with MODEL.TUNE lora
+        fix = "save the state_dict of peft's model.merge_and_unload(), and give that file"
+        if os.path.isfile(best):
+            fix = f"give {best}"
+        raise UserError(f"{path}: is an adapter without the weights that it belongs to; {fix}")
 
 
 def refuse_sharded(path: str | Path) -> None:

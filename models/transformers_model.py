@@ -70,6 +70,14 @@ def _blocks_of(model: nn.Module) -> list[nn.Module]:
     return [item for item in items if not any(one in items for one in item.modules() if one is not item)]
 
 
+def _pooled_width(output: Any, name: str) -> int:
+    """The width of the pooled output. Raises UserError: there is none, as of SwiftFormer, whose heads have other names."""
+    if not hasattr(output, "pooler_output"):
+        raise UserError(f"MODEL.NAME: the heads of {name} are not supported; use a model of timm")
+    width: int = output.pooler_output.shape[1]
+    return width
+
+
 def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
     """The model of the configuration MODEL.KWARGS: normalized images (B, C, S, S) -> logits (B, classes).
 
@@ -108,7 +116,7 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
         model.global_pool = "avg" if config.model_type in _AVERAGES else "token"
         if not add_mixin(model, _Classifier).get_classifier():
             image = torch.zeros((1, data.image_channels, *data.input_size), device=model.device)
-            model.classifier = nn.Linear(model.outputs(image).pooler_output.shape[1], options.num_logits)
+            model.classifier = nn.Linear(_pooled_width(model.outputs(image), options.name), options.num_logits)
     check_image_size(model, options.name, data)
     return model
 

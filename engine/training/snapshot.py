@@ -208,8 +208,6 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
         if state.config.model.tune.solves_head:
             done = f"the probe is done; a new run has other images: -cfg={found.path.parent / RUN_OPTIONS}"
         logger.note(Note("screen", f"Resume: {done}"))
-    if state.optimizer.param_groups[0].get("nesterov") != state.optimizer.defaults.get("nesterov"):
-        logger.note(Note("screen", "Resume: SGD keeps the Nesterov momentum of the run"))
     if changed_batch := state.layout.changed_global_batch(checkpoint):
         logger.note(Note("screen", f"Resume: {changed_batch}"))
     if state.context.is_main:

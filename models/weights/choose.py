@@ -138,6 +138,8 @@ def find_candidates(weights: WeightsFile, model: nn.Module, options: Model) -> l
     if 4 * most < len(body):
         largest = max(weights.tensors.states.values(), key=len, default={})
         fix = weights.advice(options.name) or "give weights of this model with timm's names"
+        if options.type == "transformers":
+            fix = "give the folder that the model's save_pretrained writes"
         problem = f"contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors"
         of_model = summarize_names(filter(body.__contains__, own))
         raise UserError(f"{weights.file}: {problem} ({of_model}); {fix}")

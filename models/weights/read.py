@@ -25,7 +25,7 @@ from models.transformers_model import read_folder
 from models.tuning import A, merge_adapters
 from models.weights.names import State, google_to_timm, summarize_names
 from utils.errors import UserError
-from utils.file_formats.hf_folder import LOCAL
+from utils.file_formats.hf_folder import LOCAL, SHARDS
 from utils.file_formats.pickles import (
     ArrayRecord,
     Inert,
@@ -33,7 +33,7 @@ from utils.file_formats.pickles import (
     checked_archive_bytes,
     pickled_model,
 )
-from utils.files import verify_checksum
+from utils.files import read_json, verify_checksum
 
 _GOOGLE_PREFIXES = ("", "params/", "params/img/", "opt/target/")
 _MAX_DEPTH = 3  # of entries in entries
@@ -44,7 +44,7 @@ _OF_OPTIMIZER = re.compile(
 )
 # Entries of programs whose `state_dict` is the average, which they evaluate: mmengine, Lightning
 _SWAPPED = ({"message_hub", "ema_state_dict"}, {"current_model_state"})
-LOST = "{}: is damaged: it has not all numbers of {}; give another file"
+LOST = "{}: is damaged, quantized or sparse: it has not all numbers of {}; save plain tensors, or give another file"
 _RESULT = re.compile(r"^state_dict\b")
 _OF_NETWORK = {"gp": "global_pool", "bn_eps": "bn_eps"}  # arguments of timm's train.py and of its models
 
@@ -294,7 +294,12 @@ def _read_torch(header: Header) -> Tensors:
 def _read_safetensors(header: Header) -> Tensors:
     if header.is_of_transformers:
         return Tensors({"": read_folder(header.file.parent)})
-    return Tensors({"": load_file(header.file, device="cpu")})
+    names = read_json(header.file)["weight_map"].values() if header.file.name == SHARDS else [header.file.name]
+    files = [header.file.with_name(name) for name in sorted({*names})]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise UserError(f"{header.file}: names {summarize_names(missing)}, which is missing; download it, too")
+    return Tensors({"": {name: one for file in files for name, one in load_file(file, device="cpu").items()}})
 
 
 def _read_npz(header: Header) -> Tensors:

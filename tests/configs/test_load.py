@@ -251,3 +251,15 @@ def test_a_rate_of_0_is_timms_own_in_runs_of_before_alone(tmp_path):
     same["MODEL"] |= {"DROPPATH": 0.0, "DROPOUT": 0.0}
     same.pop("VERSION", None)
     assert changed_options(write_yaml(same), to_yaml(now)) == {}
+
+
+def test_sgd_keeps_its_nesterov_momentum_in_runs_of_before_alone(tmp_path):
+    (tmp_path / STATUS).write_text("{}")
+    before = "TRAIN: {OPTIMIZER: {NAME: SGD}}"
+    for name, text, meaning in (
+        (RUN_OPTIONS, before, "nesterov"),
+        (RUN_OPTIONS, f"VERSION: 0.3.0\n{before}", "SGD"),
+        ("recipe.yaml", before, "SGD"),
+    ):
+        (tmp_path / name).write_text(text)
+        assert parse_command_line([f"-cfg={tmp_path / name}"]).config.train.optimizer.name == meaning

@@ -288,7 +288,15 @@ def test_a_drop_path_changes_no_bit_of_an_evaluation():
 def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path):
     with refused(r"^MODEL\.NAME: vit [^\n]*hidden_size[^\n]*$"):
         small_vit(0.0, hidden_size="wide")
-    save(tmp_path, "vit")
+    kwargs = {"model_type": "swiftformer", "architectures": ["SwiftFormerForImageClassification"]}
+    kwargs |= {"depths": [1, 1, 1, 1], "embed_dims": [8, 8, 8, 8]}
+    swift = TransformersModel.model_validate({"NAME": "swift", "KWARGS": kwargs})
+    with refused(r"^MODEL\.NAME: the heads of swift are not supported[^\n]*$"):
+        build_model(swift, Data.model_validate({"IMAGE_SIZE": 64}), torch.device("cpu"))
+    model, _ = save(tmp_path, "vit")
+    torch.save({f"{name}.old": one for name, one in model.state_dict().items()}, tmp_path / "old.pth")
+    with refused(r"^[^\n]*give the folder that the model's save_pretrained writes$"):
+        model_for(config_for(f"-model=local-dir:{tmp_path}", f"-pretrained={tmp_path / 'old.pth'}"))
     assert read_record(str(tmp_path)).data["IMAGENET_MEAN"] == (0.5, 0.5, 0.5)
     file = tmp_path / "preprocessor_config.json"
     for content in ("{", '{"image_processor_type": "Unknown"}', "[1]", None):  # else the mean is the default, silently

@@ -1,7 +1,11 @@
 """Weight files of all formats are read correctly and fitted to the model."""
 
+import json
 import pickle
 import re
+import runpy
+import shlex
+import sys
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +15,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+import torch.distributed.checkpoint as dcp
 from timm.models.regnet import RegNet, RegNetCfg
 from weight_files import (
     FIXTURE,
@@ -205,6 +210,50 @@ def test_extension_is_optional_and_pdparams_has_priority(tmp_path):
     (tmp_path / "best.pth").touch()
     with pytest.raises(UserError, match=r"is a folder; give a file in it, such as .*/best.pth$"):
         find_weights(str(tmp_path))
+
+
+def test_shards_by_their_index_without_a_config(tmp_path):
+    """As accelerate's save_model writes them."""
+    state = random_vit().state_dict()
+    files = {name: f"model-{1 + number % 2:05}-of-00002.safetensors" for number, name in enumerate(state)}
+    for file in {*files.values()}:
+        safetensors.torch.save_file({name: state[name] for name in files if files[name] == file}, tmp_path / file)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    for path in (tmp_path, index):
+        model = small_vit()
+        load_pretrained(model, str(path))
+        assert torch.equal(logits(model), logits(random_vit()))
+    (tmp_path / file).unlink()
+    with pytest.raises(UserError, match=rf"index.json: names {file}, which is missing"):
+        load_pretrained(model, str(index))
+
+
+@pytest.mark.parametrize("path", ["", "__0_0.distcp"])
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules", "ignore:torch.distributed is disabled")
+def test_a_distributed_checkpoint_is_read_after_the_printed_conversion(tmp_path, path, monkeypatch):
+    dcp.save(random_vit().state_dict(), checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
+    with pytest.raises(UserError) as error:
+        find_weights(str(tmp_path / "dcp" / path))
+    typed = str(error.value).partition("this writes: python -m ")[2].replace("weights.pth", f"{tmp_path}/weights.pth")
+    module, *arguments = shlex.split(typed)
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    runpy.run_module(module, run_name="__main__")
+    model = small_vit()
+    load_pretrained(model, str(tmp_path / "weights.pth"))
+    assert torch.equal(logits(model), logits(random_vit()))
+
+
+@pytest.mark.parametrize("path", ["", "adapter_model.safetensors"])
+def test_an_adapter_of_peft_names_the_weights_with_it(tmp_path, path):
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / name).touch()
+    for fix in ("merge_and_unload", f"give {tmp_path / 'best.pth'}$"):
+        with pytest.raises(UserError, match=f"is an adapter without the weights .*{fix}"):
+            find_weights(str(folder / path))
+        (tmp_path / "best.pth").touch()
 
 
 @pytest.mark.parametrize(("name", "head"), [("test_vit", "head"), ("test_convnext", "head.fc")])
