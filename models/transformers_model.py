@@ -71,7 +71,7 @@ def _blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _pooled_width(output: Any, name: str) -> int:
-    """The width of the pooled output. Raises UserError: there is none, as of SwiftFormer, whose heads have other names."""
+    """The width of the pooled output. Raises UserError: there is none: SwiftFormer has heads of other names."""
     if not hasattr(output, "pooler_output"):
         raise UserError(f"MODEL.NAME: the heads of {name} are not supported; use a model of timm")
     width: int = output.pooler_output.shape[1]
