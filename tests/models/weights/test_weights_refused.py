@@ -72,7 +72,6 @@ REFUSED = {  # ending, content or what writes it, words of the line
     "DINOv2's scale": ("pth", VIT | {"blocks.0.ls1.gamma": torch.ones(48)}, "no place for: blocks.0.ls1.gamma;"),
     "registers": ("pth", VIT | {"register_tokens": torch.ones(1, 4, 48)}, "no place for: register_tokens;"),
     "more elements than bytes": ("pth", VIT | {"norm.bias": HUGE}, "not all numbers of norm.bias"),
-    "quantized": ("pth", VIT | {"norm.bias": torch.quantize_per_tensor(torch.ones(48), 1, 0, torch.qint8)}, "quantiz"),
     "sparse": ("pth", VIT | {"norm.bias": torch.ones(48).to_sparse()}, "not all numbers of norm.bias"),
     "another model": ("pth", LONG, "and 6 more"),
     "another model, safetensors": ("safetensors", lambda path: safetensors.torch.save_file(LONG, path), "and 6 more"),
