@@ -38,6 +38,7 @@ from models.weights.choose import EVALUATE, FINE_TUNE, Purpose, choose
 from models.weights.fit import Fitted, fit_published, load_pretrained, output_layers
 from models.weights.names import head_names
 from models.weights.read import WeightsFile, read_weights
+from utils.errors import UserError
 from utils.library_compat import init_weights_of
 
 
@@ -244,7 +245,8 @@ def build_model(
     if options.type == "timm" and options.pretrained == "timm":
         fitted = fit_published(model, options, purpose)
     elif options.pretrained:
-        fitted = load_pretrained(model, options.pretrained, options, purpose, weights_size)
+        shapes_at = partial(_shapes_at, options, data)
+        fitted = load_pretrained(model, options.pretrained, options, purpose, weights_size, shapes_at)
     if not purpose.needs_head:
         tune(model, options)
     if options.grad_checkpointing is True:
@@ -264,13 +266,26 @@ def outputs_of_weights(options: Model, data: Data, weights: WeightsFile | None =
         with suppress(RuntimeError):  # an unknown tag
             if published := get_pretrained_cfg(options.name):
                 return published.num_classes or None
-    with torch.device("meta"):
-        model = _construct(options.model_copy(update={"pretrained": None}), data)
+    model = build_on_meta(options, data)
     if is_published:
         return None
     state = choose(weights or read_weights(str(options.pretrained)), model, options, EVALUATE).state
     names = (f"{layer}.weight" for head in head_names(model) for layer in output_layers(model, head))
     return next((state[name].shape[0] for name in names if name in state), None)
+
+
+def build_on_meta(options: Model, data: Data) -> nn.Module:
+    """The model without memory and weights. Raises UserError: as `build_model`."""
+    with torch.device("meta"):
+        return _construct(options.model_copy(update={"pretrained": None}), data)
+
+
+def _shapes_at(options: Model, data: Data, size: tuple[int, int]) -> dict[str, torch.Size]:
+    """The shapes of the model's tensors at an image size; {} where it cannot be built."""
+    with suppress(UserError):
+        model = build_on_meta(options, data.model_copy(update={"image_size": size}))
+        return {name: tensor.shape for name, tensor in model.state_dict().items()}
+    return {}
 
 
 def _construct(options: Model, data: Data) -> nn.Module:

@@ -3,7 +3,8 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
 from urllib.request import urlopen
 
 import timm
@@ -113,12 +114,20 @@ def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
 
 
 def class_arguments(model_class: type[nn.Module]) -> set[str]:
-    """The arguments of the constructors of the class and its bases.
+    """The arguments of the constructors of the class and its bases; the fields of a configuration, not itself.
 
     No name may follow from **kwargs: timm's functions take some for themselves, and download any address.
     """
-    constructors = [inspect.signature(owner).parameters for owner in model_class.__mro__[:-1]]
-    return set[str]().union(*constructors)
+    names = set[str]()
+    for owner in model_class.__mro__[:-1]:
+        parameters = inspect.signature(owner).parameters
+        for name, parameter in parameters.items():
+            configs = [*filter(is_dataclass, (parameter.annotation, *get_args(parameter.annotation)))]
+            if not configs:
+                names.add(name)
+            elif "kwargs" in parameters:
+                names |= {field.name for config in configs for field in fields(config)}
+    return names
 
 
 def published_preprocessing(name: str) -> tuple[dict[str, Any], dict[str, Any], str]:
@@ -198,7 +207,8 @@ def check_image_size(model: nn.Module, name: str, data: Data) -> None:
             model.eval()(image)
     except Exception as error:  # of many types, by family
         cfg = getattr(model, "default_cfg", None) or {}
-        default = f"; its default image size is {list(cfg['input_size'][1:])}" if "input_size" in cfg else ""
+        channels, *size = cfg.get("input_size", [0])
+        default = f"; its defaults are DATA.IMAGE_SIZE {size}, IMAGE_CHANNELS {channels}" if size else ""
         problem = f"{name} with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: a forward pass fails"
         raise UserError(f"{problem} ({_first_line(error)}){default}; change one of them") from error
     finally:

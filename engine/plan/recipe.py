@@ -126,8 +126,8 @@ def _has_own_architecture(command: Command) -> bool:
     return bool(model_sections(config.model.name)["MODEL"]["TYPE"] != given["TYPE"])
 
 
-def _choose(command: Command) -> Choice | None:
-    """The choice for the data, None if they cannot be read."""
+def _choose(command: Command, refuses_probe: bool = False) -> Choice | None:
+    """The choice for the data, None if they cannot be read. refuses_probe: the head is not one linear layer."""
     data, model, train = (command.given.get(section, {}) for section in ("DATA", "MODEL", "TRAIN"))
     if data.get("DATASET") == "digits":
         return Choice("vit_digits", "a ViT for these images")
@@ -142,7 +142,7 @@ def _choose(command: Command) -> Choice | None:
     else:
         weights = _find_timms_weights(command, flags)
     on_cpu = lacks_gpus(command.device)
-    trains = bool(train) or command.profile or "TUNE" in model
+    trains = bool(train) or command.profile or "TUNE" in model or refuses_probe
     probes = model.get("TUNE") == "probe"
     name, epochs = recipe_follows_data(images, weights.exist, on_cpu, trains, probes)
     flags |= weights.flags | _own_flags(command, name, images, epochs, on_cpu)
@@ -150,7 +150,10 @@ def _choose(command: Command) -> Choice | None:
     if name == "probe" and on_cpu:
         reason += "; -minutes=M or -epochs=N trains all weights"
     warning = _another_recipe(command, images) if name == "folder_small" else ""
-    return Choice(name, reason, flags, warning)
+    choice = Choice(name, reason, flags, warning)
+    if name == "probe" and not (probes or _has_linear_head(_with_choice(command, choice))):
+        return _choose(command, refuses_probe=True)
+    return choice
 
 
 def _another_recipe(command: Command, images: int) -> str:
@@ -165,6 +168,30 @@ def _another_recipe(command: Command, images: int) -> str:
     if images > _MANY:
         return f"64 pixels are for fewer than {_MANY:,} images; try -model=vit_small_patch16_224 -image_size=224"
     return ""
+
+
+def _has_linear_head(command: Command) -> bool:
+    """Whether the model has one; True for a model that cannot be built, whose problem the plan reports."""
+    from models.build import build_on_meta  # imports timm, which other commands may not need
+    from models.timm_model import linear_head
+
+    config = command.config
+    if config.model.type == "timm":  # whose image size is not known yet
+        return linear_head(_timms_model(config.model.name)) is not None
+    with suppress(UserError):
+        return linear_head(build_on_meta(config.model, config.data)) is not None
+    return True
+
+
+def _timms_model(name: str) -> Any:
+    """timm's model without memory; an empty module for an unknown name."""
+    import timm
+    import torch
+
+    with suppress(RuntimeError), torch.device("meta"):
+        if timm.is_model(name):
+            return timm.create_model(name)
+    return torch.nn.Module()
 
 
 def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, on_cpu: bool) -> dict[str, Any]:
@@ -217,15 +244,11 @@ def _follow_model(command: Command) -> Command:
     is_probed = model.head == "probe" and model.pretrained and not (config.eval.enabled or model.tune.solves_head)
     if "BASE_LR" in command.given.get("TRAIN", {}) or not is_probed or model.type != "timm":
         return command
-    import timm
     import torch
 
     from utils.torch_compat import BatchNorm
 
-    backbone = torch.nn.Module()
-    with suppress(RuntimeError), torch.device("meta"):
-        if timm.is_model(model.name):
-            backbone = timm.create_model(model.name)
+    backbone = _timms_model(model.name)
     norms = {type(one) for one in backbone.modules() if isinstance(one, BatchNorm | torch.nn.LayerNorm)}
     has_batch_norms_only = bool(norms) and all(issubclass(one, BatchNorm) for one in norms)
     is_large = sum(one.numel() for one in backbone.parameters()) > _LARGE

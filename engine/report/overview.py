@@ -377,6 +377,19 @@ _OF_DATA |= {"DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS", "SAVE"}
 _OF_TRAINING = ("NUM_CLASSES", "RESUME", "TUNE", "HEAD", "BATCH_NORM", "GRAD_CHECKPOINTING", "LORA")  # of MODEL
 
 
+def _head_alone(run: RunContents) -> str:
+    """The run as a probe; with its head trained alone if it is not one linear layer; '' after such a run."""
+    options = run.options
+    model = run.fact(facts.Model)
+    tune = "head" if model and not model.can_probe else "probe"
+    if options["MODEL.TUNE"] == tune:
+        return ""
+    changed = [f"MODEL.TUNE={tune}"]
+    if tune == "probe" and options["PARALLEL.STRATEGY"] != "ddp":
+        changed.append("PARALLEL.STRATEGY=ddp")
+    return _again(run, *changed)
+
+
 def _other_tuning(run: RunContents) -> str:
     """A probe: of the weights of the run, else of probe.yaml's; after a probe, a fine-tuning.
 
@@ -386,10 +399,7 @@ def _other_tuning(run: RunContents) -> str:
     is_probe = options["MODEL.TUNE"] == "probe"
     weights = options["MODEL.PRETRAINED"]
     if weights and not is_probe:
-        changed = ["MODEL.TUNE=probe"]
-        if options["PARALLEL.STRATEGY"] != "ddp":
-            changed.append("PARALLEL.STRATEGY=ddp")
-        return _again(run, *changed)
+        return _head_alone(run)
     if not weights and not _finds_weights_of_probe():
         return ""
     differing = differing_from_defaults(options)

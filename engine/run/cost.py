@@ -33,6 +33,7 @@ from datasets.batch import Batch
 from engine.run.facts import Model
 from engine.run.record import RunRecord
 from models.kernels import EXPLICIT, use_attention
+from models.timm_model import linear_head
 from utils.distributed import ProcessContext
 from utils.notes import Note
 
@@ -271,7 +272,8 @@ def describe_model(model: nn.Module, data: Data, dtype: torch.dtype, tf32: bool,
     if context.device.type == "cuda":
         peak = peak_flops_per_second(torch.cuda.get_device_name(context.device), dtype, tf32)
     parameters, trainable = count_parameters(model)
-    return Model(parameters, flops, peak and peak * context.world_size, trainable)
+    peak = peak and peak * context.world_size
+    return Model(parameters, flops, peak, trainable, linear_head(model) is not None)
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -39,6 +39,9 @@ class NewHead(Enum):
     OTHER_FEATURES = "other features in the file"
     OTHER_NORM = "not in the file, whose norm is of all tokens"
     NO_KNOWN_CLASS = "none of the classes in the file"
+
+
+ShapesAt = Callable[[tuple[int, int]], Mapping[str, torch.Size]]  # height and width of the images -> of the tensors
 
 
 @dataclass
@@ -97,6 +100,7 @@ def load_pretrained(
     options: Model | None = None,
     purpose: Purpose = FINE_TUNE,
     image_size: tuple[int, int] | None = None,
+    shapes_at: ShapesAt = lambda size: {},
 ) -> Fitted:
     """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
 
@@ -107,7 +111,8 @@ def load_pretrained(
     resized, the first convolution may have 1 or 3 channels, and a head of other classes is new.
 
     options: of the model, by default a ViT. image_size: height and width of the images of the weights; None if they do
-    not state it: position embeddings of another number of tokens are then of a square.
+    not state it: position embeddings of another number of tokens are then of a square. shapes_at: the shapes of the
+    model's tensors at another image size, for advice.
     Raises UserError: as `read_weights` and `choose`; a tensor that is missing, has no place, another shape or is not
     finite; a new head where the purpose needs one of the file. The model is then unchanged.
     """
@@ -125,6 +130,7 @@ def load_pretrained(
     pairs.fit_norm()
     for head in pairs.heads:
         pairs.fit_head(head, purpose.head_rows, is_pooled=options.features != "pre_logits")
+    pairs.check_shapes(weights, image_size, shapes_at)
     checked = _check_tensors(weights, pairs, options.name)
     fitted.unused = [name for name in pairs.state if name not in pairs.own]
     if purpose.needs_head:
@@ -251,6 +257,22 @@ class Pairs:
             with suppress(Exception), catch_warnings(action="ignore"):  # as above
                 found[name] = resize({name: source}, self.model)[name]
         self._replace_resized(found)
+        left = [name for name, source, target in self if source.shape != target.shape]
+        with suppress(Exception), catch_warnings(action="ignore"):  # of some models it needs all tensors
+            resized = resize(dict(self.state), self.model) if left else {}
+            self._replace_resized({name: resized[name] for name in left if name in resized})
+
+    def check_shapes(self, weights: WeightsFile, image_size: tuple[int, int] | None, shapes_at: ShapesAt) -> None:
+        """Raises UserError if the tensors of the file are of the model at another image size: theirs, or timm's."""
+        misfits = {name: source.shape for name, source, target in self if source.shape != target.shape}
+        published: Any = getattr(self.model, "default_cfg", None) or {}
+        sizes = [image_size, tuple(published.get("input_size", ()))[1:]]
+        for size in filter(None, sizes if misfits else ()):
+            shapes = shapes_at(size)
+            if all(shapes.get(name) == shape for name, shape in misfits.items()):
+                flag = ",".join(map(str, dict.fromkeys(size)))
+                problem = f"{weights.file}: are weights of another image size, to which timm does not resize"
+                raise UserError(f"{problem} {summarize_names(misfits)}; give -image_size={flag}")
 
     def _replace_resized(self, found: State) -> None:
         fitting = [name for name in found if found[name].shape == self.own[name].shape]

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,9 @@ from utils.errors import UserError, error_from, print_escaped
 from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import fsync_path, space_fix
 
-TOLERANCE = 1e-3  # of logits in fp32, absolute
-MIN_SPREAD = 100 * TOLERANCE  # of the logits of a class over the images: with less, the tolerance proves nothing
+TOLERANCE = 1e-3  # of logits and probabilities in fp32, absolute
+RELATIVE = 1e-5  # of logits, of the largest one: what float32 rounds away
+MIN_SPREAD = 100  # of the logits of a class over the images, in limits: with less, the limit proves nothing
 NUM_IMAGES = 32
 
 Writer = Callable[[nn.Module, TrainedModel, Path], None]  # of the model, its description, and the path to write
@@ -54,21 +56,43 @@ class Reference:
     images: torch.Tensor
     logits: torch.Tensor
     title: str = "validation images"
+    is_multi_label: bool = False
+
+    @property
+    def limit(self) -> float:
+        """Of a difference of logits."""
+        return max(TOLERANCE, RELATIVE * self.logits.abs().max().item())
 
     def check_spread(self) -> None:
         """Raises UserError if the logits hardly depend on the image."""
         spread = (self.logits.amax(0) - self.logits.amin(0)).max().item()
-        if not spread >= MIN_SPREAD:
+        least = MIN_SPREAD * self.limit
+        if not spread >= least:
             raise UserError(
-                f"the logits of {len(self.images)} {self.title} differ by at most {spread:.2g}, less than {MIN_SPREAD}:"
+                f"the logits of {len(self.images)} {self.title} differ by at most {spread:.2g}, less than {least:g}:"
                 " a comparison would prove nothing; give trained weights (with MODEL_EMA: their average is exported)"
             )
 
     @torch.no_grad()
-    def largest_difference(self, forward: Forward) -> float:
-        """The largest over a batch of one image and a batch of the others; infinite if a logit is NaN."""
+    def check(self, forward: Forward, subject: str, fix: str) -> float:
+        """The largest difference of a logit, over a batch of one image and a batch of the others.
+
+        Raises UserError: a logit differs by more than `limit`, or a probability by more than `TOLERANCE`.
+        """
         logits = torch.cat([forward(self.images[:1]), forward(self.images[1:])])
-        return (logits - self.logits).abs().nan_to_num(nan=float("inf")).max().item()
+        to_probabilities = torch.sigmoid if self.is_multi_label else partial(torch.softmax, dim=-1)
+        of_logits = _largest_difference(logits, self.logits)
+        of_probabilities = _largest_difference(to_probabilities(logits), to_probabilities(self.logits))
+        for name, found, limit in (("logits", of_logits, self.limit), ("probabilities", of_probabilities, TOLERANCE)):
+            if not found <= limit:
+                problem = f"{subject}: the {name} differ by {found:.2g}, more than {limit:.2g}"
+                raise UserError(f"{problem}; nothing was written: {fix}")
+        return of_logits
+
+
+def _largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Infinite if a value is NaN."""
+    return (one - other).abs().nan_to_num(nan=float("inf")).max().item()
 
 
 @torch.inference_mode()
@@ -86,7 +110,7 @@ def make_reference(model: nn.Module, samples: Samples, data: Data) -> Reference:
     images = Normalize(data)(batch.images[readable])
     if len(images) < 2:
         raise UserError(f"{data.data_path}: has {len(images)} readable validation images; give two or more")
-    reference = Reference(images, model.eval()(images))
+    reference = Reference(images, model.eval()(images), is_multi_label=data.multi_label)
     reference.check_spread()
     return reference
 
@@ -96,7 +120,7 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
     """The arrays `images` (N, C, S, S), normalized, and `logits` (N, classes) of another program, in an .npz file.
 
     Raises UserError: no such arrays, or of other shapes than the model's; logits that hardly depend on the image, or
-    that differ from the logits of `model` by more than `TOLERANCE`.
+    that differ from the logits of `model` by more than the limit.
     """
     shape = (config.data.image_channels, *config.data.input_size)
     classes = config.model.num_logits
@@ -112,12 +136,9 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
         text = f"-check {file}: images are {tuple(images.shape)}, logits {tuple(logits.shape)}"
         need = f"the model needs (N, *{shape}) and (N, {classes}), N at least 2"
         raise UserError(f"{text}; {need}: set DATA.IMAGE_SIZE or MODEL.NUM_CLASSES")
-    reference = Reference(images, logits, f"images of {file}")
+    reference = Reference(images, logits, f"images of {file}", config.data.multi_label)
     reference.check_spread()
-    difference = reference.largest_difference(model.eval())
-    if not difference <= TOLERANCE:
-        problem = f"-check {file}: the logits differ by {difference:.2g}, more than {TOLERANCE:g}"
-        raise UserError(f"{problem}; nothing was written: give the images and logits of these weights")
+    reference.check(model.eval(), f"-check {file}", "give the images and logits of these weights")
     return reference
 
 
@@ -155,9 +176,10 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
         reference = make_reference(model, samples, config.data)
     difference = export(model, trained, reference, kind, target)
     if reference:
+        low, high = reference.logits.aminmax()
         print_escaped(
             f"Compared: {len(reference.images)} {reference.title}: the logits differ by at most {difference:.1e} "
-            f"(limit {TOLERANCE:.0e}; they range from {reference.logits.min():.2f} to {reference.logits.max():.2f})"
+            f"(limit {reference.limit:.0e}; they range from {low:.2f} to {high:.2f})"
         )
     else:
         print_escaped("Not checked: the exported model was not run (-no_check)")
@@ -169,7 +191,7 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
     """Writes `target` if the export's logits equal the logits of `model`; returns the largest difference.
 
     reference: None writes without a comparison; the result is then NaN.
-    Raises UserError: a logit differs by more than `TOLERANCE`, or the file cannot be written; an old `target` stays.
+    Raises UserError: as `Reference.check`, or the file cannot be written; an old `target` stays.
     """
     write, load = _PROGRAMS[kind]
     with replaced(target) as temporary:
@@ -181,11 +203,7 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
             raise error_from(error, f"{target}: cannot be written ({reason}); {fix}") from error
         if not reference:
             return math.nan
-        difference = reference.largest_difference(load(trained, temporary))
-        if not difference <= TOLERANCE:
-            problem = f"-format {kind}: the logits of the exported model differ by {difference:.2g}"
-            raise UserError(f"{problem}, more than {TOLERANCE:g}; nothing was written: use another format")
-    return difference
+        return reference.check(load(trained, temporary), f"-format {kind}: the exported model", "use another format")
 
 
 @contextmanager

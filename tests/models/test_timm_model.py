@@ -8,7 +8,7 @@ from inspect import signature
 import pytest
 import timm
 import torch
-from conftest import ROOT, config_for, model_for, refused
+from conftest import ROOT, config_for, model_for, refused, slow
 from huggingface_hub.errors import LocalEntryNotFoundError
 from timm.models._registry import _model_entrypoints
 
@@ -28,6 +28,11 @@ KINDS = {  # name, arguments, size of the weights, sizes of the model
         "swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": (1, 1), "num_heads": (2, 4), "window_size": 4},
         64, (32, 96),
     ),
+    "tokens of two levels": (
+        "tnt_s_legacy_patch16_224",
+        {"embed_dim": 16, "depth": 1, "inner_dim": 8, "num_heads_inner": 2, "num_heads_outer": 2}, 64, (32, 128),
+    ),
+    "lines of relative positions": ("mvitv2_tiny", {}, 64, (96,)),
 }  # fmt: skip
 
 
@@ -38,7 +43,7 @@ def model_of(name: str, *argv: str, **kwargs) -> torch.nn.Module:
     return model_for(config)[0].eval()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [slow(kind) if "lines" in kind else kind for kind in KINDS])
 def test_weights_of_another_image_size_are_read_as_timm_reads_them(tmp_path, kind):
     name, arguments, before, sizes = KINDS[kind]
     source = timm.create_model(name, num_classes=3, img_size=before, **arguments)
@@ -53,6 +58,22 @@ def test_weights_of_another_image_size_are_read_as_timm_reads_them(tmp_path, kin
         images = torch.randn(2, 3, size, size)
         assert all(torch.equal(value, timms.state_dict()[key]) for key, value in model.state_dict().items())
         assert torch.allclose(model(images), timms(images), atol=1e-5) and model(images).std() > 1e-4
+
+
+def test_weights_of_a_size_to_which_timm_does_not_resize_name_it(tmp_path):
+    arguments = {"embed_dim": 16, "num_heads": 1, "stages": (1, 1, 1, 1)}
+    torch.save(timm.create_model("hiera_tiny_224", num_classes=3, **arguments).state_dict(), tmp_path / "weights.pth")
+    given = ("hiera_tiny_224", f"-pretrained={tmp_path / 'weights.pth'}")
+    with refused(r"weights of another image size, .*; give -image_size=224$"):
+        model_of(*given, "-image_size=256", **arguments)
+    model_of(*given, "-image_size=224", **arguments)
+    with refused(r"wrong shapes.*; give weights of hiera_tiny_224, or set MODEL"):
+        model_of(*given, "-image_size=256", **arguments | {"embed_dim": 32})
+
+
+def test_fields_of_a_configuration_are_arguments_of_the_class():
+    model = model_of("naflexvit_base_patch16_gap", "-image_size=32", depth=2, embed_dim=32, num_heads=2)
+    assert len(model.blocks) == 2 and model.embed_dim == 32
 
 
 def test_arguments_of_the_class_mean_timms_model_where_a_recipe_has_its_name():
@@ -145,6 +166,11 @@ REFUSED = [  # command line -> a pattern of the error
     # An argument of a parent of the class, and one of timm's function alone
     (of_timm(DEIT_TINY, "'MODEL.KWARGS={init_value: 3}'"), "init_value.* did you mean init_values"),
     (of_timm("test_vit", "'MODEL.KWARGS={img_size: 3}'"), "img_size.*DATA.IMAGE_SIZE"),
+    (
+        of_timm("naflexvit_base_patch16_gap", "'MODEL.KWARGS={cfg: {depth: 2}}'"),
+        "cfg is no further argument of NaFlexVit",
+    ),
+    (of_timm("csatv2", "DATA.IMAGE_CHANNELS=1"), r"IMAGE_SIZE \[512, 512\], IMAGE_CHANNELS 3; change"),
     (of_timm("coat_tiny", "MODEL.GRAD_CHECKPOINTING=true"), r"^MODEL\.GRAD_CHECKPOINTING: .* coat_tiny"),
     (of_timm("pit_ti_224", "MODEL.TUNE=last:1"), r"last:1: pit_ti_224 .*group_matcher"),
     (of_timm("inception_v3", "MODEL.TUNE=last:1"), "last:1: inception_v3 has no list of blocks; use head or full"),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import CPU, ROOT, TINY_VIT, noise_folder, only_run, read_result, train
+from conftest import CPU, ROOT, TINY_VIT, noise_folder, only_run, read_result, refused, train
 from PIL import Image
 from timm.data import resolve_model_data_config
 
@@ -92,7 +92,7 @@ def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path, capsys):
     with pytest.raises(UserError, match=r"hf/model\.safetensors"):  # which is a source
         export.main([str(folder), "-format", "onnx"])
     export.main([str(folder / "model.safetensors"), "-format", "safetensors", f"-output={folder / 'a.safetensors'}"])
-    assert reference.largest_difference(model) < 1e-5
+    assert reference.check(model, "", "") < 1e-5
     config = json.loads((folder / "config.json").read_text())
     assert config["label_names"] == list("0123456789") and config["num_classes"] == 10
     assert "num_classes" not in config["model_args"]  # transformers passes it a second time
@@ -104,6 +104,25 @@ def paths_of_machine(content: bytes, *folders: Path) -> list[bytes]:
     """The folders of this machine that the content names."""
     known = [ROOT, Path.home(), Path(sys.prefix), Path(torch.__file__).parents[1], *folders]
     return [path for path in (str(folder).encode() for folder in known) if path in content]
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "refuses"),
+    [
+        (10, 8e-4, ""),
+        (10, 2e-3, "logits differ by 0.002, more than 0.001"),
+        (548, 4e-3, ""),  # float32 rounds as much
+        (548, 7e-3, "logits differ by 0.007, more than 0.0055"),
+        (-548, 5e-3, "probabilities differ by 0.0013, more than 0.001"),  # of two equal classes
+    ],
+)
+def test_the_limit_of_a_difference_grows_with_the_logits(scale, shift, refuses):
+    logits = torch.tensor([[0.0, 1.0, 0.3], [1.0, 0.0, 0.2]]) * abs(scale)
+    logits[0, 2] = logits[0, 1] if scale < 0 else logits[0, 2]
+    reference = Reference(torch.zeros(2, 3, 4, 4), logits)
+    moved = iter((logits + shift * torch.tensor([0.0, 1.0, 0.0])).split(1))
+    with refused(refuses) if refuses else contextlib.nullcontext():
+        assert reference.check(lambda images: next(moved), "-format hf", "fix") == pytest.approx(shift, rel=0.02)
 
 
 @pytest.mark.slow
@@ -127,7 +146,7 @@ def test_torch_export_runs_any_batch(digits_run, reference, tmp_path):
     extra = {"class_names": ""}
     export.main([str(digits_run), "-format", "torch_export", f"-output={file}"])
     model = torch.export.load(file, extra_files=extra).module()
-    assert reference.largest_difference(model) < 1e-5
+    assert reference.check(model, "", "") < 1e-5
     assert json.loads(extra["class_names"]) == list("0123456789")
 
 

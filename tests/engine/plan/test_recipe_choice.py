@@ -91,6 +91,7 @@ SMALL = ("folder_small", "resnet10t", 60)
         (["-opts", "TRAIN.BASE_LR=1e-4"], ("finetune", VIT, 20), SMALL),
         (["-minutes=2"], ("finetune", VIT, 10), (*SMALL[:2], 18)),  # of the recipes, until the time decides
         (["-model=resnet18"], ("probe", "resnet18", 1), ("folder_small", "resnet18", 60)),
+        (["-model=crossvit_9_240"], ("finetune", "crossvit_9_240", 20), ("folder_small", "crossvit_9_240", 60)),
         (["-model=resnet18.no_tag"], ("folder_small", "resnet18.no_tag", 60), None),
         (["-opts", "MODEL.PRETRAINED=null"], SMALL, None),
         (["-pretrained=timm"], ("probe", VIT, 1), None),

@@ -12,7 +12,7 @@ from run_folders import add_evaluation, make_run, read_page, update_json, write_
 from configs.command_line import parse_command_line
 from engine.report.contents import read_contents
 from engine.report.overview import first_epoch_of, verdict_of
-from engine.run.facts import PixelBaseline, Start
+from engine.run.facts import Model, PixelBaseline, Start
 
 RISING = [10 * epoch for epoch in range(1, 7)]
 FLAT = [50, 60, 60, 60, 60, 60]
@@ -190,6 +190,15 @@ def test_weights_that_cannot_be_reached_are_not_advised(tmp_path, reachable):
     assert text and not command
     model = ["MODEL.TYPE=timm", "MODEL.NAME=resnet18", "MODEL.PRETRAINED=/w.pth"]
     assert "MODEL.TUNE=probe" in verdict(tmp_path / "tuned", FLAT, FLAT, model, **BELOW)[1]
+
+
+@pytest.mark.parametrize(("tune", "advised"), [("full", ["MODEL.TUNE=head"]), ("head", [])])
+def test_a_head_of_several_layers_is_trained_in_place_of_a_probe(tmp_path, tune, advised):
+    options = ["MODEL.TYPE=timm", "MODEL.NAME=repvit_m1", "MODEL.PRETRAINED=/w.pth", f"MODEL.TUNE={tune}"]
+    verdict(tmp_path / "run", FLAT, FLAT, options, **BELOW)
+    write_facts(tmp_path / "run", [PixelBaseline(*BELOW["baseline"], 100, 20), Model(1, None, None, can_probe=False)])
+    command = verdict_of(read_contents(tmp_path / "run"))[1]
+    assert [word for word in shlex.split(command) if word.startswith("MODEL.TUNE")] == advised
 
 
 @pytest.mark.parametrize(("counts", "kind"), [((400, 400, 400), "lower rate"), ((600, 595, 5), ""), ((4, 4, 4), "")])
