@@ -274,7 +274,7 @@ FLOPS = 2 * 2 * 3 * 8 * 8 * 10  # forward pass and weight gradient
 
 def test_a_cpu_has_no_mfu(cpu):
     model = describe_model(classifier(), DATA, torch.bfloat16, False, cpu)
-    assert model == Model(PARAMETERS, FLOPS, None, PARAMETERS)
+    assert model == Model(PARAMETERS, FLOPS, None, PARAMETERS, can_probe=False)
     assert model.tflops_per_second(1e9) == pytest.approx(FLOPS / 1e3) and model.utilization(1e9) is None
     assert model.rates(1e9) == ["TFLOP/s: 7.68"]
 
@@ -284,7 +284,7 @@ def test_peak_is_the_sum_over_all_gpus(monkeypatch, name, peak):
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: name)
     context = ProcessContext(1, 1, 4, 4, torch.device("cuda", 1))
     model = describe_model(classifier(), DATA, torch.bfloat16, False, context)
-    assert model == Model(PARAMETERS, FLOPS, peak, PARAMETERS)
+    assert model == Model(PARAMETERS, FLOPS, peak, PARAMETERS, can_probe=False)
     assert model.utilization(1e9) == (peak and pytest.approx(1e9 * FLOPS / peak))
 
 
@@ -294,5 +294,5 @@ def test_model_without_flop_count_has_no_rates(cpu):
             return images * images.sum().item()
 
     model = describe_model(ReadsValues(), DATA, torch.float32, False, cpu)
-    assert model == Model(0, None, None, 0) and model.utilization(10) is None and model.rates(10) == []
+    assert model == Model(0, None, None, 0, can_probe=False) and model.utilization(10) is None and model.rates(10) == []
     assert "cannot be counted" in str(model)
