@@ -251,6 +251,10 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
     if state.get("format") != FORMAT:
         raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
     wrong = [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]
+    if wrong and isinstance(state.get("model"), dict):
+        weights = shlex.quote(str(path))
+        fix = f"use its weights, -pretrained={weights} or export.py {weights}, or resume with that version"
+        raise UserError(f"{path}: is of another version, by {', '.join(wrong[:9])}; {fix}")
     if not wrong:
         wrong = [name for name, one in _named_weights(state) if not isinstance(one, torch.Tensor)]
     if wrong:

@@ -1,4 +1,8 @@
-"""Runs of earlier commits (tests/fixtures/runs) under this version: their weights give the figures of the run."""
+"""Runs of earlier commits (tests/fixtures/runs) under this version: their weights give the figures of the run.
+
+Each release adds one, below 50 KB: config.yaml and last.pth of `main_single_gpu.py -dataset=digits -opts`, with the
+options in its config.yaml, started in an empty folder with -output=output.
+"""
 
 import re
 import shutil
@@ -6,7 +10,7 @@ import tomllib
 
 import pytest
 import torch
-from conftest import ROOT, config_for, evaluate, log_of, read_result, refused
+from conftest import CPU, ROOT, config_for, evaluate, log_of, read_result, refused, train
 from safetensors.torch import save_file
 
 from configs.compare import changed_options, with_defaults
@@ -14,7 +18,10 @@ from configs.load import OptionLayers, nest
 from configs.versions import GONE_KEYS, VERSION
 from configs.weights import PREPROCESSING, PREPROCESSING_BEFORE
 from configs.yaml_io import parse_value, write_yaml
+from engine.checkpoint.files import load_checkpoint
+from engine.checkpoint.run_folder import FORMAT
 from engine.checkpoint.weights_record import read_record, to_metadata
+from engine.report.contents import read_contents
 from engine.run.record import read_run
 from scripts import export
 from utils.files import atomic_save
@@ -26,6 +33,7 @@ FIGURES = {
     "87d05e41": (1.6478465967708165, 51.94444444444444),
     "edee6d06": (1.6478465967708165, 51.94444444444444),
 }
+AVERAGE = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
 MODEL = ["MODEL.EMBED_DIM=8", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4", "MODEL.MLP_RATIO=2"]
 
 
@@ -80,6 +88,40 @@ def test_weights_of_before_are_evaluated_from_their_run_alone_and_exported(commi
     (run / "config.yaml").write_text(options)
     given = evaluate(tmp_path / "given", f"-cfg={run / 'config.yaml'}", f"-pretrained={run / 'last.pth'}")
     assert_figures(given, commit)
+
+
+@pytest.mark.parametrize("commit", FIGURES)
+def test_a_run_of_before_is_resumed_or_named_with_the_flag_that_works(commit, tmp_path):
+    """A run whose state lacks an entry of today ends in a line. Its advice, typed, starts from the weights."""
+    run = shutil.copytree(RUNS / commit, tmp_path / "run-1")
+    (run / "log.txt").touch()
+    out = [f"-output={tmp_path / 'out'}"]
+    if commit == "edee6d06":
+        train([f"-resume={run}", "-epochs=13"], CPU)
+        assert load_checkpoint(run / "last.pth")["epoch"] == 13
+        return
+    with refused(r"last\.pth: is of another version, by state_dict_ema") as error:
+        train([f"-resume={run}", *out], CPU)
+    advice = re.search(r"-pretrained=\S+", str(error.value))[0]
+    with refused(re.escape(advice)):
+        evaluate(tmp_path, f"-resume={run}")
+    with refused(re.escape(f"export.py {run / 'last.pth'}")):
+        export.main([str(run), "-format", "safetensors", "-no_check"])
+    started = train([f"-cfg={run / 'config.yaml'}", advice, *out, "-epochs=1"], CPU)
+    assert read_result(started)["top1"] > 30
+    (run / "metrics.csv").touch()
+    with refused("run-1: has the record of a version before 0.2"):
+        read_contents(run)
+
+
+def test_a_checkpoint_has_each_entry_of_the_release_with_its_format(digits_run):
+    """An entry that is renamed, goes, or gets another type needs another FORMAT: `ema` was renamed without."""
+    release, now = (torch.load(folder / "last.pth") for folder in (RUNS / "edee6d06", digits_run(*AVERAGE)))
+    assert load_checkpoint(RUNS / "edee6d06/last.pth")["format"] == FORMAT == now["format"]
+    for section in ("geometry", "precision", None):
+        then, present = (state[section] if section else state for state in (release, now))
+        required = {name: type(value) for name, value in then.items() if value is not None}
+        assert required.items() <= {name: type(value) for name, value in present.items()}.items()
 
 
 @pytest.mark.parametrize(("key", "value"), GONE.items())
