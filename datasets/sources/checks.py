@@ -103,7 +103,8 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
     order = [label for label in np.argsort(counts, kind="stable").tolist() if counts[label]]
     if empty := np.flatnonzero(counts == 0).tolist():
         example = shorten(names[empty[-1]])  # of numbers, perhaps a typing error in another split
-        notes.append(Note("log", f"{len(empty)} of {len(names)} classes have no training image, such as {example}"))
+        text = f"{len(empty)} of {len(names)} classes have no training image, such as {example}"
+        notes.append(Note("warning" if train.has_class_names else "log", text))
     if train.targets.ndim == 2:
         notes += _notes_on_unlabelled(train)
     if order and (typical := np.median(counts[order])) < _FEW_IMAGES:

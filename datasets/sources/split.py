@@ -194,7 +194,6 @@ def _cut(
     cut.is_val = part_of_image == (rule.fold[0] if rule.fold else 0)
     if groups or targets.ndim == 2:
         cut.notes.append(_describe_split(groups, unit_of, targets, cut.is_val))
-        cut.notes += _notes_on_lost_classes(targets, cut.is_val)
     if groups and rule.fold:
         cut.notes.append(_describe_folds(groups, part_of_image, rule.fold[1]))
     return cut
@@ -376,7 +375,10 @@ def _describe_split(groups: PackedStrings | None, unit_of: np.ndarray, targets: 
     """
     number = len(targets)
     words = "classes" if targets.ndim == 1 else "labels"
-    totals, held_out = _class_sizes(targets, is_val)
+    rows, labels = label_pairs(targets)
+    labels = labels - labels.min(initial=0)  # from -1: an invalid label is a class, too
+    totals = np.bincount(labels, minlength=1)
+    held_out = np.bincount(labels[is_val[rows]], minlength=len(totals))
     shares = 100 * np.stack([totals / number, held_out / max(is_val.sum(), 1)])
     whole, part = shares[:, np.abs(shares[0] - shares[1]).argmax()]
     num_units = len(np.unique(unit_of))
@@ -384,25 +386,6 @@ def _describe_split(groups: PackedStrings | None, unit_of: np.ndarray, targets: 
     deviation = f"{abs(part - whole):.1f} points ({whole:.1f}% of all, {part:.1f}% of the held-out)"
     kind = "groups" if groups else "images"
     return Note("log", f"{kind}: {units}; the shares of {words} deviate by up to {deviation}")
-
-
-def _class_sizes(targets: np.ndarray, is_val: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The images of each class, all and the held-out ones: int64 (C,) each; an invalid label is a class, too."""
-    rows, labels = label_pairs(targets)
-    labels = labels - labels.min(initial=0)  # from -1
-    totals = np.bincount(labels, minlength=1)
-    return totals, np.bincount(labels[is_val[rows]], minlength=len(totals))
-
-
-def _notes_on_lost_classes(targets: np.ndarray, is_val: np.ndarray) -> list[Note]:
-    """Warnings of classes that a part lacks."""
-    totals, held_out = _class_sizes(targets, is_val)
-    words = "classes" if targets.ndim == 1 else "labels"
-    notes = list[Note]()
-    for images, counts in (("held-out", held_out), ("training", totals - held_out)):
-        if missing := np.count_nonzero((totals > 0) & (counts == 0)):
-            notes.append(Note("warning", f"{missing} of {np.count_nonzero(totals)} {words} have no {images} image"))
-    return notes
 
 
 def _describe_folds(groups: PackedStrings, fold_of: np.ndarray, folds: int) -> Note:

@@ -191,7 +191,8 @@ class ClassFolders(Source):
             raise UserError(f"{self._found.root}: has no folder {name} beside {names}; add it, or choose another split")
         listing = replace(whole := self._listing(name), findings=[*whole.findings], notes=[*whole.notes])
         if split == "train":
-            inner = note_on_inner_classes(listing, self.root) if not self.data.labels else []
+            is_given = self.data.labels or self.data.class_folders
+            inner = [] if is_given else note_on_inner_classes(listing, self.root)
             cases = suggest_groups(listing, self.data, None, is_part)
             listing.notes += [*inner, *(one for one in cases if not inner or one.kind == "warning")]
         return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
@@ -299,8 +300,8 @@ def _is_data_set(folder: Path) -> bool:
     try:
         found = SplitFolders(folder)
         listing = found.read("train") if "train" in found.folders else None
+        if listing is None or listing.findings or _wrong_level(listing, False):
+            return False
+        return not _other_labels(found, listing)
     except UserError:
         return False
-    if listing is None or listing.findings or _wrong_level(listing, False):
-        return False
-    return not _other_labels(found, listing)

@@ -71,7 +71,8 @@ def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
     few, unequal = warnings([3, 3, 30], [5, 5, 5])
     assert few.startswith("3 ") and "'c' has 30 " in unequal and "'a' 3" in unequal
     for sizes in ([30, 12, 0, 15], [4, 1, 0, 30]), ([30, 12, 15], [9, 9, 9], [3, 0, 4]):
-        (lost,) = warnings(*sizes)  # a class without training images has a note of its own
+        *untrained, lost = warnings(*sizes)  # a class without training images has a warning of its own
+        assert (["'c'" in text for text in untrained] == [True]) == (0 in sizes[0])
         assert "'b': " in lost and f"{2 if len(sizes) == 2 else 1} of 3 classes" in lost
 
 

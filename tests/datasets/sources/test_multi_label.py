@@ -225,7 +225,7 @@ def test_rare_labels():
     targets[10:110, 3] = 1
     is_val, notes, _ = held_out(targets)
     assert is_val @ targets == pytest.approx([1, 1, 0, 10]) and is_val.sum() == 20
-    assert len(notes) == 2 and "1 of 4 labels" in notes[1]
+    assert len(notes) == 1  # `notes_on` warns of labels with few validation images
     folds = fold_of(targets)
     assert [len(set(folds[targets[:, label] == 1])) for label in range(4)] == [2, 3, 1, 5]
     assert np.bincount(folds).tolist() == [40] * FOLDS and np.bincount(folds[10:110]).tolist() == [20] * FOLDS
