@@ -15,9 +15,13 @@ from utils.system import is_installed
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 PHOTO_EXTENSIONS = (".heic", ".heif", ".avif", ".dcm", ".dicom")  # JPEGs have them, too: the first bytes decide
-UNREAD_EXTENSIONS = (
-    ".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".tga", ".ico", ".psd", ".exr", ".hdr", ".pcx", ".nii",
-)  # fmt: skip
+_UNREAD_IMAGES = (".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".tga", ".ico", ".psd", ".exr", ".hdr", ".pcx", ".nii")
+UNREAD = {  # extensions, or beginnings of names, and the way on
+    **dict.fromkeys(_UNREAD_IMAGES, "convert them to PNG or JPEG"),
+    ".arrow": "write parquet with datasets (docs/python.md)",
+    ".mds": "write tar shards or class folders with mosaicml-streaming",
+    "chunk-": "write tar shards or class folders with litdata",
+}
 _FRAMED = ("GIF", "TIFF", "WEBP", "PNG", "AVIF", "HEIC", "DICOM")  # may have several frames or pages
 HEAD_BYTES, TAIL_BYTES = 4096, 1024  # cameras and editors append bytes after the end of the image
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it

@@ -15,7 +15,7 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import (
     IMAGE_EXTENSIONS,
     PHOTO_EXTENSIONS,
-    UNREAD_EXTENSIONS,
+    UNREAD,
     kind_of_file,
     missing_decoder,
 )
@@ -198,8 +198,8 @@ class FoundFiles:
                 return self.predicts and kind != _BROKEN
             if kind or ending in PHOTO_EXTENSIONS:
                 return True  # a damaged photo is an image, too: an error reports it
-            if ending in UNREAD_EXTENSIONS:
-                self.unread.add(Reason(f"{ending} image(s) are not read", "convert them to PNG or JPEG"), shorten(path))
+            if fix := UNREAD.get(ending, UNREAD.get(name[:6])):
+                self.unread.add(Reason(f"{ending} file(s) are not read", fix), shorten(path))
         self.others[ending or name] += 1
         return False
 

@@ -103,7 +103,8 @@ def _check_columns(table: Table, given: Mapping[str, Any]) -> None:
         for name in names:
             if name not in (None, *table.header):
                 problem = f"has no column {shorten(name)} (DATA.COLUMNS, DATA.GROUPS)"
-                raise UserError(f"{table.file}:1: {problem}; it has {', '.join(map(shorten, table.header))}")
+                known = ", ".join(map(shorten, table.header))
+                raise UserError(f"{table.file}:1: {problem}; it has {known}{table.unread}")
 
 
 def _is_one_of(header: Sequence[str], names: Sequence[str]) -> bool:
@@ -184,12 +185,14 @@ def _unclear_columns(table: Table, data: Data, paths: Sequence[str], labels: Seq
 
 def _unclear(table: Table, kind: str, names: Sequence[str], data: Data, advice: Mapping[str, Any]) -> UserError:
     option = quote(f"DATA.COLUMNS={json.dumps({**(data.columns or {}), **advice}, ensure_ascii=False)}")
-    fix = f"give each column a name of its own in the first line, and name them: -opts {option}"
+    fix = f"name them: -opts {option}"
+    if len({*table.header}) < len(table.header):
+        fix = f"give each column a name of its own in the first line, and {fix}"
     if kind == "splits":
         fix += " (of train, val and test, or of 0 and 1 if it is is_valid; null: trains on all rows)"
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
     row = next(([cells[name] for name in table.header] for _, cells in table), [])
-    return UserError(f"{table.file}:1: {found}, with the row {shorten(row)}; {fix}")
+    return UserError(f"{table.file}:1: {found}, with the row {shorten(row)}{table.unread}; {fix}")
 
 
 def _names(header: Sequence[str], given: Any, documented: str, known: Iterable[re.Pattern[str]]) -> list[str]:

@@ -35,7 +35,7 @@ _LEADING_ZERO = re.compile(r"0\d+$")  # 007 is a text, as in the names of folder
 _NO_NAMES = ("nan", "-1")  # as programs write a label that lacks
 _NUMBER_AS_NAME = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
-_NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
+_NO_LABEL = "has no label; fill it in or remove the line; with -dataset=csv, DATA.MULTI_LABEL=true reads such images"
 _NO_NUMBER = "does not end with a class number; write a path, a space and a number from 0"
 _FEW = 10  # images: so few may be all of class 0
 Part = tuple[Table, str | None]

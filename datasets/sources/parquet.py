@@ -5,12 +5,14 @@ import re
 import shlex
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 
 import numpy as np
+import yaml
 
 from configs.schema import Data
 from configs.yaml_io import shorten
@@ -32,8 +34,11 @@ _MAX_DEPTH = 3
 _CACHE_BYTES = 1 << 28  # of decoded row groups in a process, at least one
 _FIX = "download it again"
 # Arrow's names of types: of columns of images, and of text or numbers.
-_IMAGES = re.compile(r"(large_)?binary(_view)?|struct<.*\bbytes: (large_)?binary.*")
+_IMAGES = re.compile(
+    r"(dictionary<values=)?((large_)?binary(_view)?|fixed_size_binary)\b.*|struct<([^<>]*, )?bytes: (large_)?binary\b.*"
+)
 _FLAT = re.compile(r"(dictionary<values=)?((large_)?string(_view)?|u?int\d+|(half)?float|double|decimal\d+|bool)\b.*")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 _lock = threading.Lock()  # threads that read a row group wait for the first one
 
 
@@ -61,8 +66,12 @@ class Parquet(Tables):
         folders = dict[Path, None]()  # with the files of a configuration, in the order in which they are found
         by_split = defaultdict[str, list[Path]](list)
         names = dict[str, None]()  # of files without a split
-        for file in parquet_files(root) if root.is_dir() else [root]:
-            folder, split, name = _place_of(root, file)
+        found = parquet_files(root) if root.is_dir() else [root]
+        if not found:
+            raise UserError(f"{root}: has no {PARQUET} file; -dataset=folder reads images, -dataset=tar tar shards")
+        of_card, _ = _read_card(root)
+        for file in filter(of_card.get, found) if of_card else found:
+            folder, split, name = _place_of(root, file, of_card)
             folders[folder] = None
             by_split[split or "all"].append(file)
             if not split:
@@ -95,20 +104,47 @@ class Parquet(Tables):
         return self.images(Listing(table.root, ["0"], arrays, has_class_names=False), [table])
 
 
-def _place_of(root: Path, file: Path) -> tuple[Path, str | None, str]:
+def _place_of(root: Path, file: Path, of_card: Mapping[Path, str]) -> tuple[Path, str | None, str]:
     """The folder of the configuration of a file, its split, and its name in the hub's form, else ''."""
+    if file in of_card:
+        return root, of_card[file], ""
     shard = _SHARD.fullmatch(file.stem)
     name = shard[1] if shard else ""
     if file == root:
         return file.parent, None, name
     folder = file.parent
+    while folder != root and "=" in folder.name:
+        folder = folder.parent
+    of_key = SPLIT_NAMES.get(_partition_of(root, file).get("split", "").lower())
     of_folder = None
     if folder != root:
         of_folder = SPLIT_NAMES.get(
             folder.name.lower().removeprefix("partial-")
         )  # the hub's first gigabytes of a split
-    split = split_of(name or file.stem) or of_folder
+    split = of_key or split_of(name or file.stem) or of_folder
     return folder.parent if split and split == of_folder else folder, split, name
+
+
+def _partition_of(root: Path, file: Path) -> dict[str, str]:
+    """The keys and values in the names of Hive's folders: label=Cat/0.parquet; '' for a null."""
+    parts = (part.partition("=") for part in file.relative_to(root).parts[:-1])
+    return {key: "" if value == _NULL else unquote(value) for key, sign, value in parts if sign}
+
+
+def _read_card(folder: Path) -> tuple[dict[Path, str], dict[str, tuple[str, ...]]]:
+    """From the hub's README.md: the split of each file, if it has one configuration; the classes of each column."""
+    splits = dict[Path, str]()
+    classes = dict[str, tuple[str, ...]]()
+    with suppress(Exception):  # anyone writes it; what cannot be parsed is not known
+        card = yaml.safe_load((folder / "README.md").read_text("utf-8").split("---\n")[1])
+        for column in card.get("dataset_info", {}).get("features", ()):
+            if "class_label" in column["dtype"]:
+                classes[column["name"]] = tuple(map(to_nfc, column["dtype"]["class_label"]["names"].values()))
+        (only,) = card["configs"]
+        for part in only["data_files"]:
+            for pattern in np.atleast_1d(part["path"]).tolist():
+                splits |= dict.fromkeys(folder.glob(pattern), SPLIT_NAMES.get(part["split"], part["split"]))
+    return splits, classes
 
 
 class ParquetTable(Table):
@@ -124,6 +160,7 @@ class ParquetTable(Table):
         self.mistakes = {}
         self.notes = []
         self.root = files[0].parent if root == files[0] else root
+        _, self._of_card = _read_card(self.root)
         shard = _SHARD.fullmatch(files[0].stem)
         if shard and root != files[0] and len(files) < int(shard[3]):
             raise UserError(f"{files[0]}: {len(files)} of its {int(shard[3])} files are here; download the others, too")
@@ -133,30 +170,57 @@ class ParquetTable(Table):
             with _named_errors(file):
                 parquet = _open(file)
                 schema = parquet.schema_arrow
-                self.classes = _class_names(parquet.schema_arrow)
+                self.classes = _class_names(schema, self._of_card)
             groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
             self.group_ends[str(file.relative_to(self.root))] = np.cumsum([group.num_rows for group in groups])
             self.group_bytes = max(self.group_bytes, *(group.total_byte_size for group in groups), 0)
-        images = [one.name for one in schema if _IMAGES.fullmatch(str(one.type))]
-        given = (data.columns or {}).get("path")
+        self._name_columns(schema, (data.columns or {}).get("path"))
+
+    def _name_columns(self, schema: Any, given: Any) -> None:
+        """Finds the columns of images, labels and texts. given: the name of the column of images, or None."""
+        kinds = {one.name: str(one.type) for one in schema}
+        images = [name for name, kind in kinds.items() if _IMAGES.fullmatch(kind)]
         if given not in images and (given or len(images) != 1):
-            option = shlex.quote(f"DATA.COLUMNS={{path: {[*images, 'NAME'][0]}}}")
-            raise UserError(f"{files[0]}: the columns of images are {shorten(images)}; name one: -opts {option}")
-        of_labels = {"label": next(iter(self.classes))} if len(self.classes) == 1 else {}
-        self.columns = {"path": str(given or images[0]), **of_labels}
-        self._flat = [one.name for one in schema if _FLAT.fullmatch(str(one.type))]
-        self.header = [*self._flat, self.columns["path"]]
+            raise self._unclear_images(kinds, images)
+        self._flat = [name for name, kind in kinds.items() if _FLAT.fullmatch(kind)]
+        others = {name: kind for name, kind in kinds.items() if name not in (*self._flat, *images)}
+        if others:
+            self.unread = f"; neither text nor numbers: {_list_types(others)}"
+        partition = _partition_of(Path(self.root or ""), self.file)
+        self._keys = [key for key in ("label", "class") if key in partition and key not in kinds][:1]
+        if ignored := partition.keys() - {"split", *self._keys}:
+            self.notes.append(
+                Note("screen", f"{self.root}: the folders {', '.join(sorted(ignored))}=... are no labels")
+            )
+        labels: list[str] = [*(self._keys or self.classes)]
+        self.columns = {"path": str(given or images[0])}
+        if len(labels) == 1:
+            self.columns["label"] = labels[0]
+        self.header = [*self._flat, *self._keys, self.columns["path"]]
+
+    def _unclear_images(self, kinds: Mapping[str, str], images: Sequence[str]) -> UserError:
+        problem = (
+            f"the columns of images (binary, or a struct with bytes) are {shorten(images)} of {_list_types(kinds)}"
+        )
+        fix = "write the content of the image files as binary"
+        if images:
+            fix = f"name one: -opts {shlex.quote(f'DATA.COLUMNS={{path: {images[0]}}}')}"
+        elif any(Path(self.root or "").glob("*.tar")):  # img2dataset writes both
+            fix = f"-dataset=tar -data_path={shlex.quote(str(self.root))} reads the images beside it"
+        return UserError(f"{self.file}: {problem}; {fix}")
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         number = 0
         for file in self.files:
             name = file.relative_to(self.root) if self.root else file
+            partition = _partition_of(Path(self.root or ""), file)
             row = 0
             with _named_errors(file):
                 parquet = _open(file)
-                classes = _class_names(parquet.schema_arrow)
+                classes = _class_names(parquet.schema_arrow, self._of_card)
                 for batch in parquet.iter_batches(columns=self._flat):
                     columns = [_texts(batch[column].to_pylist(), classes.get(column)) for column in self._flat]
+                    columns += [[partition.get(key, "")] * batch.num_rows for key in self._keys]
                     columns.append([f"{name}:{row + place}" for place in range(batch.num_rows)])
                     row += batch.num_rows
                     for texts in zip(*columns, strict=True):
@@ -164,12 +228,17 @@ class ParquetTable(Table):
                         yield number, dict(zip(self.header, texts, strict=True))
 
 
-def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
-    """The names of the classes of each column of class numbers, as the hub stores them in a schema."""
+def _list_types(kinds: Mapping[str, str]) -> str:
+    return ", ".join(f"{shorten(name)} ({kind[:40]})" for name, kind in kinds.items())
+
+
+def _class_names(schema: Any, of_card: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """The names of the classes of each column of class numbers, as the hub stores them in a schema or in README.md."""
     content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = content.get("info", {}).get("features", {}).items()
     named = {name: one["names"] for name, one in features if name in schema.names and one["_type"] == "ClassLabel"}
-    return {name: tuple(map(to_nfc, names)) for name, names in named.items()}
+    known = {name: of_card[name] for name in schema.names if name in of_card}
+    return known | {name: tuple(map(to_nfc, names)) for name, names in named.items()}
 
 
 def _texts(values: list[Any], names: tuple[str, ...] | None) -> list[str]:

@@ -80,6 +80,7 @@ class Table:
     root: Path | None = None  # of the paths, if it is not the folder of the table
     columns: Mapping[str, str] = {}  # as DATA.COLUMNS, if the table names them
     classes: Mapping[str, tuple[str, ...]] = {}  # the names of all classes of a column, if the table has them
+    unread = ""  # about columns that are not read, for errors
     layout: Layout | None = None  # see `columns.find_layout`
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:

@@ -101,9 +101,18 @@ def test_images_that_are_not_read_are_counted_with_an_example(tmp_path):
 
 
 @pytest.mark.parametrize("read", [lambda path: read_splits(options(path), CPU), lambda path: unlabelled(path, Data())])
-def test_a_folder_of_a_format_that_is_not_read_says_so(tmp_path, read):
-    tree(tmp_path, "{a,b}/{0,1}.jp2!")
-    with pytest.raises(UserError, match=r"^4 \.jp2 .*a/0\.jp2'; convert them"):
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ("{a,b}/{0,1}.jp2!", r"^4 \.jp2 .*a/0\.jp2'; convert them"),
+        ("{state.json,data-00000-of-00001.arrow}!", r"^1 \.arrow .*write parquet"),
+        ("{index.json,shard.00000.mds}!", r"^1 \.mds .*mosaicml"),
+        ("{index.json,chunk-0-0.bin}!", r"^1 \.bin .*litdata"),
+    ],
+)
+def test_a_folder_of_a_format_that_is_not_read_says_so(tmp_path, read, files, text):
+    tree(tmp_path, files)
+    with pytest.raises(UserError, match=text):
         read(str(tmp_path))
 
 

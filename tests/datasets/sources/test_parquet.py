@@ -127,6 +127,90 @@ def test_columns_of_splits_and_of_labels(tmp_path, cpu):
             assert list(map(len, read(tmp_path, cpu, columns={"label": "fine"}))) == [20, 6, 4]
 
 
+@pytest.mark.parametrize("place", ["split=train/label={}", "class={}/site=1"])
+def test_folders_of_hive(tmp_path, place, cpu):
+    """polars' and duckdb's PARTITION_BY: label, class and split decide; another key is no label."""
+    for name, numbers in {"Cat": range(10), "a%20b": range(10, 20)}.items():
+        write(tmp_path / place.format(name) / "0.parquet", numbers, None)
+    if "split" in place:
+        write(tmp_path / "split=test/label=Cat/0.parquet", range(20, 24), None)
+    train, val, *test = read(tmp_path, cpu)
+    assert train.class_names == ["Cat", "a b"]
+    of_all = classes_of(train) | classes_of(val)
+    assert of_all == {number: ("Cat", "a b")[number // 10] for number in range(20)}
+    assert [classes_of(samples) for samples in test] == [dict.fromkeys(range(20, 24), "Cat")] * ("split" in place)
+    assert any("site=" in note.text for note in train.notes) == ("site" in place)
+    null = place.format("__HIVE_DEFAULT_PARTITION__")
+    write(tmp_path / null / "0.parquet", range(30, 33), None)
+    with pytest.raises(UserError, match=rf"{null}/0\.parquet:0'?: has no label"):
+        read(tmp_path, cpu)
+
+
+CARD = """---
+dataset_info:
+  features:
+  - {name: image, dtype: image}
+  - name: label
+    dtype:
+      class_label:
+        names: {'0': zebra, '1': ant, '2': mole}
+configs:
+- config_name: default
+  data_files:
+  - {split: train, path: [x/a.parquet, x/c*]}
+  - {split: validation, path: x/b.parquet}
+---
+# Animals
+"""
+
+
+def test_the_readme_of_the_hub_names_splits_and_classes(tmp_path, cpu):
+    for name, start in (("a", 0), ("b", 10), ("c1", 20), ("d", 30)):
+        write(tmp_path / f"x/{name}.parquet", range(start, start + 10), lambda number: number % 3)
+    (tmp_path / "README.md").write_text(CARD)
+    train, val = read(tmp_path, cpu)
+    assert train.class_names == NAMES
+    assert classes_of(train) == {number: NAMES[number % 3] for number in (*range(10), *range(20, 30))}
+    assert classes_of(val) == {number: NAMES[number % 3] for number in range(10, 20)}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.binary(), pa.large_binary(), pa.binary(len(encoded(3))), pa.dictionary(pa.int32(), pa.binary())],
+)
+def test_types_of_images(tmp_path, kind, cpu):
+    images = pa.array([encoded(3), encoded(5)] * 4, pa.binary()).cast(kind)
+    pq.write_table(pa.table({"image": images, "label": ["a", "b"] * 4}), tmp_path / "x.parquet")
+    train, val = read(tmp_path, cpu)
+    assert classes_of(train) | classes_of(val) == {3: "a", 5: "b"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"image": [[1, 2]] * 4}, r"image'? \(list<"),
+        ({"image": [[{"bytes": b"1"}]] * 4}, r"image'? \(list<"),
+        ({"image": [{"path": "x.png"}] * 4}, r"image'? \(struct<path: "),
+        ({"image": [{"image": {"bytes": b"1", "path": "x"}}] * 4}, r"image'? \(struct<image: "),
+        ({"image": [b"1"] * 4, "label": [[1]] * 4}, r"label'? \(list<"),
+        ({"image": [b"1"] * 4, "label": [{"a": 1}] * 4}, r"label'? \(struct<"),
+    ],
+)
+@pytest.mark.parametrize("given", [None, {"path": "image", "label": "label"}])
+def test_a_column_of_another_type_is_named_with_it(tmp_path, columns, named, given, cpu):
+    pq.write_table(pa.table({"label": ["a", "b"] * 2} | columns), tmp_path / "x.parquet")
+    with pytest.raises(UserError, match=named):
+        read(tmp_path, cpu, columns=given)
+
+
+def test_tables_beside_shards_name_the_shards(tmp_path, cpu):
+    """As img2dataset writes them."""
+    pq.write_table(pa.table({"url": ["u"] * 4, "key": list("0123")}), tmp_path / "00000.parquet")
+    (tmp_path / "00000.tar").touch()
+    with pytest.raises(UserError, match=rf"-dataset=tar -data_path={tmp_path} "):
+        read(tmp_path, cpu)
+
+
 def test_images_to_predict(hub):
     file = hub / "data/test-00000-of-00001.parquet"
     samples = unlabelled(str(file), Data())

@@ -35,7 +35,7 @@ OPENINGS = {
     "datasets/sources/class_folders.py": [
         "masks or copies are used: {}",
         "image(s) beside the class folders are not read",
-        "{} image(s) are not read",
+        "{} file(s) are not read",
         "{}(s) cannot be read",
     ],
     "datasets/sources/groups.py": ["figures are too high if {} is a patient"],
