@@ -150,15 +150,13 @@ def likely_columns(table: Table) -> tuple[list[dict[str, Any]], bool]:
     if not paths or not _OF_THIS_PROGRAM.isdisjoint(header):
         return [], False
     others = [name for name in header if name != paths[0] and not _has_objects(values[name])]
-    labels: list[Any] = _names(others, None, "target", _LIKELY_LABELS)[:1]
-    others = [name for name in others if not _NO_LABEL.fullmatch(_plain(name))]
-    if not labels and len(others) > 1 and all(_are(_BINARY, values[name]) for name in others):
-        labels = [others]
-    is_known = bool(labels)
-    if not labels:
-        few = [name for name in others if 2 <= len(values[name]) <= len(values[paths[0]]) / 2]
-        labels = sorted(few, key=lambda name: len(values[name]))
-    return [{"path": paths[0], "label": label} for label in labels], is_known
+    rest = [name for name in others if not _NO_LABEL.fullmatch(_plain(name))]
+    labels, is_one_hot = _find_labels(_names(others, None, "target", _LIKELY_LABELS), None, (), rest, values)
+    if labels:
+        return [{"path": paths[0], "label": labels if is_one_hot else labels[0]}], True
+    few = [name for name in rest if 2 <= len(values[name]) <= len(values[paths[0]]) / 2]
+    few.sort(key=lambda name: len(values[name]))
+    return [{"path": paths[0], "label": label} for label in few], False
 
 
 def _has_objects(values: Iterable[str]) -> bool:
