@@ -73,6 +73,8 @@ def _is_of_experiment(key: str, then: Any, config: Config) -> bool:
     """then: the value of the other run."""
     if key == "MODEL.NUM_CLASSES":
         return config.model.num_classes is not None  # else it follows the data
+    if key == "MODEL.KWARGS" and config.model.pretrained not in (None, "timm"):
+        return getattr(config.model, "kwargs", None) is not None  # else it follows the weights
     if key in _OF_EXPERIMENT:
         return True
     if key.startswith("MODEL."):

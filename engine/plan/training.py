@@ -141,6 +141,8 @@ def plan_training(
         record = record_of(found.state, parse_value(found.state["options"]))
         known_names = found.state["class_names"]
         known_split = record.split
+        if config.model.type == "timm":
+            record = replace(record, kwargs=record.model.get("KWARGS") or {})  # which may have followed weights
     else:
         record = weights_record(config.model, source=command.source)
     plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
@@ -156,7 +158,8 @@ def plan_training(
     )
     notes = [Note("log", no_labels)] if no_labels else []
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
-        notes += followed.notes
+        for note in followed.notes:
+            logger.note(note)
         notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
     check_images(splits, data, context, _DECODE_SECONDS if command.dry_run else 0.0)
     facts = Facts(ranks, number_of_classes(data.dataset, splits), resumed.get("DATA.BATCH_SIZE"))

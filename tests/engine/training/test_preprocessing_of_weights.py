@@ -1,6 +1,7 @@
 """Weights bring their preprocessing: timm's, a checkpoint's, a family's; keys that the user sets win. A run of images
 that are no squares."""
 
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
@@ -155,7 +156,8 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu
     """The preprocessing of a run is in its files; runs that start or resume from its weights have the same."""
     name = "test_resnet.r160_in1k"
     weights = tmp_path / "timm.pth"
-    torch.save(timm.create_model(name).state_dict(), weights)
+    args = Namespace(model=name, gp="max")
+    torch.save({"state_dict": timm.create_model(name).state_dict(), "args": args}, weights)
     recipe = ["-cfg=configs/finetune.yaml", f"-model={name}"]
     stop = ["-opts", "DATA.IMAGE_SIZE=32", "DATA.INTERPOLATION=bilinear", "TRAIN.MAX_STEPS=1"]
     run, fact = run_on(photos, cpu, *recipe, f"-pretrained={weights}", *stop)
@@ -167,8 +169,12 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu
     assert [read_yaml(run / "config.yaml")[0]["DATA"][key] for key in (
         "IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
     )] == values  # fmt: skip
+    again = [f"-pretrained={weights}", "-resume=auto", *stop[:-1], "TRAIN.MAX_STEPS=2"]
+    resumed, _ = run_on(photos, cpu, *recipe, *again)
+    model = read_yaml(resumed / "config.yaml")[0]["MODEL"]
+    assert resumed == run and model["KWARGS"] == {"global_pool": "max"}
     for start in (f"-pretrained={run / 'last.pth'}", f"-resume={run}"):
-        _, fact = run_on(photos, cpu, *recipe, start, "-opts", "TRAIN.MAX_STEPS=2")
+        _, fact = run_on(photos, cpu, *recipe, start, "-opts", "TRAIN.MAX_STEPS=3")
         assert [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std] == values
         assert fact.sources.startswith("the checkpoint: IMAGE_SIZE, CROP_PCT, ")
 
