@@ -294,7 +294,7 @@ def _record_beside(published: WeightsRecord, weights: WeightsFile) -> WeightsRec
     for sized in (size_of_positions(weights.tensors.states.values(), own), weights.trained_size):  # the last decides
         found = data_of_size(sized)
         size = found.image_size if found else size
-    arguments = {name: value for name, value in weights.arguments.items() if value not in (None, "")}
+    arguments = {name: value for name, value in weights.program_arguments.items() if value not in (None, "")}
     stated = {key: arguments[name] for name, key in _OF_ARGUMENTS.items() if name in arguments}
     if size and size != own:
         stated["IMAGE_SIZE"] = size

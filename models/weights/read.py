@@ -94,19 +94,22 @@ class WeightsFile(Header):
         return any(names <= self.entries.keys() for names in _SWAPPED)
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """The options of the program that wrote the file: `args` of timm, DeiT, MAE; Lightning's hyperparameters.
+    def program_arguments(self) -> dict[str, Any]:
+        """The entry `args`: the options of the program that wrote the file: timm, DeiT, MAE, torchvision.
 
         Of torchvision's references, whose normalization is fixed, with the names that timm has for the preprocessing.
         """
-        values = map(self.entries.get, ("hyper_parameters", "args"))
-        found = [one.entries | one.attributes if isinstance(one, Inert) else one for one in values]
-        stated = {str(key): value for one in found if isinstance(one, dict) for key, value in one.items()}
+        stated = _named(self.entries.get("args"))
         match stated:
             case {"val_resize_size": int(side), "val_crop_size": int(shown)} if side > 0:
                 stated |= {"img_size": shown, "crop_pct": shown / side}
                 stated |= {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
         return stated
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The options of the training: `program_arguments`, else Lightning's hyperparameters."""
+        return _named(self.entries.get("hyper_parameters")) | self.program_arguments
 
     @property
     def architecture(self) -> str:
@@ -120,8 +123,8 @@ class WeightsFile(Header):
         """The arguments of timm's model `name` by the arguments of timm's train.py; empty for another architecture."""
         if name.partition(".")[0] != self.architecture.partition(".")[0]:
             return {}
-        stated = {argument: self.arguments.get(key) for key, argument in _OF_NETWORK.items()}
-        further = self.arguments.get("model_kwargs")
+        stated = {argument: self.program_arguments.get(key) for key, argument in _OF_NETWORK.items()}
+        further = self.program_arguments.get("model_kwargs")
         stated |= further if isinstance(further, dict) else {}
         return {name: value for name, value in stated.items() if value is not None and name not in OWN_KEYS}
 
@@ -152,6 +155,12 @@ class WeightsFile(Header):
             return size[0]
         is_channels_last = len(size) > 2 and size[-1] in (1, 3) and size[-3] not in (1, 3)
         return size[-3:-1] if is_channels_last else size[-2:]
+
+
+def _named(options: Any) -> dict[str, Any]:
+    """The options in a dict or an object, by their names; empty for anything else."""
+    found = options.entries | options.attributes if isinstance(options, Inert) else options
+    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
 
 
 def size_of_positions(states: Iterable[State], published: Any = None) -> int | None:

@@ -63,7 +63,8 @@ def test_weights_in_a_checkpoint_are_contiguous(checkpoint, tmp_path):
 def test_an_evaluation_takes_the_model_that_the_file_of_another_program_names(tmp_path):
     """As timm's train.py and DeiT write it; a given model stays."""
     model = timm.create_model("test_vit2", num_classes=3)
-    torch.save({"arch": "test_vit2", "state_dict": model.state_dict()}, tmp_path / "x.pth.tar")
+    content = {"arch": "test_vit2", "state_dict": model.state_dict()}
+    torch.save(content | {"hyper_parameters": {"std": 0.02}}, tmp_path / "x.pth.tar")  # of its initial weights
     words = ["-eval", f"-pretrained={tmp_path / 'x.pth.tar'}"]
     options = options_of_weights(parse_command_line(words))[0]
     built = build_eval_model(options, CPU).fp32
@@ -109,7 +110,8 @@ def test_the_args_of_a_file_decide_its_pixels_and_its_network(name, given, tmp_p
         pixels = pixels_of(options.data)
         assert (pixels - expected).abs().mean() < 0.01
         assert torch.allclose(build_eval_model(options, CPU).fp32.eval()(pixels), model(pixels), atol=1e-5)
-        assert any(note.kind == "screen" and "of the file" in note.text for note in notes if hasattr(note, "kind"))
+        screen = [str(note) for note in notes if getattr(note, "kind", "") == "screen"]
+        assert any(line.startswith(("Preprocessing of the file: ", "Model: global_pool max ")) for line in screen)
     config = config_for("-cfg=configs/finetune.yaml", "-data_path=data", f"-model={name}", weights)
     tuned = follow_weights(config, {}, weights_record(config.model)).options
     changed = options.data.model_copy(update={"resize": "crop", "crop_pct": tuned.data.crop_pct})
