@@ -192,5 +192,6 @@ def pool_tokens(model: Any, kind: str, num_classes: int) -> None:
         return features if pre_logits else self.head(features)
 
     model.forward_head = MethodType(forward_head, model)
+    model.pooled_tokens = kind  # for attention maps: `global_pool` is timm's own
     if kind == "token_avg":
         model.head = nn.Linear(2 * head.in_features, num_classes)

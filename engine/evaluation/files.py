@@ -34,6 +34,7 @@ from engine.parallel import run_eagerly
 from engine.progress import Metrics
 from engine.run.record import PICTURES, read_evaluation
 from models.kernels import explicit_attention
+from models.timm_model import classifiers
 from utils.files import atomic_write, make_own_folder
 from utils.tables import table_text
 
@@ -75,18 +76,26 @@ def write_attention(folder: Path, crops: dict[int, torch.Tensor], model: nn.Modu
     return None
 
 
+_NOT_PLAIN = ("lambda_init", "num_parallel")  # of timm's differential attention, and of its parallel ones
+
+
 @torch.inference_mode()
 def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluator) -> torch.Tensor | str:
     """Images (B, C, S, S) -> float32 (B, rows, columns) in 0..1 on the CPU: how much each patch adds to the output.
 
     Attention rollout (Abnar and Zuidema, 2020): the product over the layers of (A + I) / 2, A the mean over the heads.
-    The output is the class token, or the mean of the patches if the model pools them. Returns the reason for a
-    model whose layers do not all attend over one grid of patches.
+    The output is the class token, the mean of it and the distillation token if each has a head, or the mean of the
+    patches if the model pools them. Returns the reason for a model whose layers do not all attend over one grid of
+    patches, one after the other, or whose output is another pooling.
     """
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     modules = [module for name, module in model.named_modules() if name.endswith("attn_drop")]
     if grid is None or not modules:
         return "attention maps need a ViT: this model has no attention over one grid of patches"
+    is_plain = not any(hasattr(module, name) for module in model.modules() for name in _NOT_PLAIN)
+    if not is_plain or _pooling_of(model) not in ("token", "avg"):
+        text = "attention maps need a ViT with one attention per block"
+        return f"{text}, and a class token or the average of the patches as its output"
     num_prefix = getattr(model, "num_prefix_tokens", 1)
     tokens = num_prefix + grid[0] * grid[1]
     product: torch.Tensor | None = None
@@ -113,7 +122,10 @@ def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluat
             handle.remove()
     if product is None or not fits:
         return "attention maps need a ViT: the layers of this model attend over different sets of patches"
-    output = product[:, 0] if reads_class_token(model) else product[:, num_prefix:].mean(1)
+    rows = product[:, : len(classifiers(model)) or 1]
+    if not reads_class_token(model):
+        rows = product[:, num_prefix:]
+    output = rows.mean(1)
     return to_unit_range(output[:, num_prefix:].unflatten(1, grid))
 
 
@@ -125,7 +137,12 @@ def to_unit_range(maps: torch.Tensor) -> torch.Tensor:
 
 def reads_class_token(model: nn.Module) -> bool:
     """Tells whether the output of a ViT is its class token, not the mean of the patches."""
-    return getattr(model, "num_prefix_tokens", 1) > 0 and getattr(model, "global_pool", "token") == "token"
+    return getattr(model, "num_prefix_tokens", 1) > 0 and _pooling_of(model) == "token"
+
+
+def _pooling_of(model: nn.Module) -> Any:
+    """By MODEL.FEATURES, or timm's `global_pool`."""
+    return getattr(model, "pooled_tokens", getattr(model, "global_pool", "token"))
 
 
 def to_picture(crop: torch.Tensor, side: int = _SIDE) -> Image.Image:

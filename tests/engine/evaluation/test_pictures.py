@@ -5,6 +5,8 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelThingsBlock, VisionTransformer
 from torch import nn
 
 from configs.schema import Amp, Data
@@ -13,6 +15,7 @@ from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import attention_rollout, explanation_file, heat_map, input_gradient, write_attention
 from engine.parallel import Strategy
 from engine.precision.policy import Precision
+from models.blocks import pool_tokens
 
 
 def evaluator_for(context, **amp) -> Evaluator:
@@ -20,10 +23,13 @@ def evaluator_for(context, **amp) -> Evaluator:
     return Evaluator(Normalize(Data()), precision, Strategy(), context)
 
 
-def tiny_vit(**options) -> torch.nn.Module:
+def tiny_vit(kind=VisionTransformer, pools: str = "", **options) -> torch.nn.Module:
     torch.manual_seed(0)
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 2, "num_classes": 5}
-    return timm.models.vision_transformer.VisionTransformer(**sizes | options).eval()
+    model = kind(**sizes | options).eval()
+    if pools:
+        pool_tokens(model, pools, 5)
+    return model
 
 
 def layers_by_hand(model: torch.nn.Module, images: torch.Tensor) -> list[torch.Tensor]:
@@ -39,16 +45,24 @@ def layers_by_hand(model: torch.nn.Module, images: torch.Tensor) -> list[torch.T
     return layers
 
 
-@pytest.mark.parametrize(
-    ("options", "prefix"), [({}, 1), ({"global_pool": "avg", "class_token": False}, 0), ({"reg_tokens": 2}, 3)]
-)
-def test_rollout_is_the_product_over_the_layers(options, prefix, cpu):
+KINDS = {  # options, the tokens of the output, the tokens before the patches
+    "class token": ({}, [0], 1),
+    "average": ({"global_pool": "avg", "class_token": False}, range(16), 0),
+    "registers": ({"reg_tokens": 2}, [0], 3),
+    "distilled": ({"kind": VisionTransformerDistilled}, [0, 1], 2),
+    "average with a class token": ({"pools": "avg"}, range(1, 17), 1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rollout_is_the_product_over_the_layers(kind, cpu):
+    options, outputs, prefix = KINDS[kind]
     model, images = tiny_vit(**options), torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         product = torch.eye(16 + prefix)
         for layer in layers_by_hand(model, images):
             product = (layer.mean(1) + torch.eye(16 + prefix)) / 2 @ product
-    seen = product[:, 0, prefix:] if prefix else product.mean(1)
+    seen = product[:, list(outputs), prefix:].mean(1)
     low, high = seen.min(1, keepdim=True).values, seen.max(1, keepdim=True).values
     expected = ((seen - low) / (high - low)).view(2, 4, 4)
     assert torch.allclose(attention_rollout(model, images, evaluator_for(cpu)), expected, atol=1e-4)
@@ -84,6 +98,18 @@ def test_models_without_one_grid_of_patches_say_so(name, options, cpu, monkeypat
     model = timm.create_model(name, num_classes=5, **options).eval()
     size = options.get("img_size", 32)
     assert "attention maps need a ViT" in attention_rollout(model, torch.randn(2, 3, size, size), evaluator_for(cpu))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"block_fn": ParallelThingsBlock}, {"block_fn": DiffParallelScalingBlock}, {"global_pool": "map"},
+        {"pools": "token_avg"},
+    ],
+)  # fmt: skip
+def test_models_whose_output_is_no_rollout_say_so(options, cpu):
+    found = attention_rollout(tiny_vit(**options), torch.randn(1, 3, 32, 32), evaluator_for(cpu))
+    assert "attention maps need a ViT with one attention per block" in found
 
 
 def test_the_gradient_is_that_of_finite_differences(cpu):
