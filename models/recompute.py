@@ -56,7 +56,7 @@ def _is_saved(unneeded: torch.Size | None, context: SelectiveCheckpointContext, 
     return is_attention_without_dropout(op, args)
 
 
-class _Recomputed(nn.Module):
+class Recomputed(nn.Module):
     """A mix-in for blocks: in training they store what `_is_saved` says. Inside the forward pass, as torch's compiler
     hides the ops of a compiled block from a checkpoint around it.
     """
@@ -131,7 +131,7 @@ def store_products(model: nn.Module, meta_model: nn.Module, image_shape: tuple[i
 
 
 def _store(block: nn.Module, policy: Callable[..., bool]) -> None:
-    add_mixin(block, _Recomputed).new_contexts = partial(create_selective_checkpoint_contexts, policy)
+    add_mixin(block, Recomputed).new_contexts = partial(create_selective_checkpoint_contexts, policy)
     in_place: list[Any] = [module for module in block.modules() if hasattr(module, "inplace")]
     for module in in_place:
         module.inplace = False

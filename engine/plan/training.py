@@ -239,7 +239,7 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     with suppress(UserError), torch.device("meta"):  # a pass that reads values fails there, not on a device
         model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("meta"))
     number = 0
-    if config.model.fused_blocks and config.model.grad_checkpointing != "cheap":
+    if config.model.fused_blocks:
         number, _ = fuse_blocks(model, config.amp, device)
     all_are_fused = number > 0 and number == len(model.blocks)
     if all(gather_objects(all_are_fused, context)):

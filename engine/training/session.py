@@ -172,7 +172,7 @@ def build_train_state(
     optimizer = build_optimizer(model, train, schedule.peak_lr)
 
     compiled = compile_model(compute_model, train, context, strategy.is_sharded)
-    fuses = config.model.fused_blocks and config.model.grad_checkpointing != "cheap" and not compiled
+    fuses = config.model.fused_blocks and not compiled
     fused = fuse_blocks(compute_model, config.amp, device) if fuses else (0, "")
     images = torch.zeros((2, config.data.image_channels, *config.data.input_size), device=device)  # as batch norms need
     with precision.autocast(), run_eagerly():

@@ -94,7 +94,7 @@ def test_a_gpu_compiles_runs_of_minutes_with_equal_blocks(plan, word, options, e
         (("MODEL.DROPPATH=0.3",), "default"),  # blocks drop samples
         (("AMP.CUSTOM_BLACK_LIST=[gelu]",), "default"),
         (("AMP.CUSTOM_BLACK_LIST=[elementwise_add]",), "auto"),
-        (("MODEL.INIT_VALUES=1e-5",), "default"),
+        (("MODEL.INIT_VALUES=1e-5",), "auto"),
         (("MODEL.QKV_BIAS=false",), "default"),
     ],
 )

@@ -1,0 +1,181 @@
+"""The Triton kernels of fused blocks, and their sizes. Each computes in float32, and masks by hashes.
+
+Legend: M rows of N channels, T tokens of an image, H heads, D channels of a head.
+"""
+
+import triton
+import triton.language as tl
+
+MASK = ("seed", "other_seed", "threshold")  # integers that differ in each step
+MAX_WIDTH = 4096  # a program holds a row
+# The fastest of about ten sizes each for ViT-B/16 on an H200: rows of a program, warps for 1,024 columns, programs per
+# processor. `ADD_NORM`: by the bytes of an element of the stream; `ACTIVATE_BACK`: rows, columns, steps, warps.
+ADD_NORM = {4: (2, 4), 2: (2, 2)}
+ADD_NORM_BACK = (1, 2, 8)
+EXACT, TANH, QUICK = 0, 1, 2  # kinds of GELU: the approximations have tanh, and the logistic function of 1.702 v
+ACTIVATE, ACTIVATE_BACK, PACK = (2048, 4), (16, 128, 8, 4), (2, 4, 4)
+
+
+@triton.jit
+def _keep(at, seed, other_seed, threshold, factor):
+    """`factor` with the probability 1 - threshold / 2^31, else 0; from a hash of `at` (murmur3's, with two seeds)."""
+    bits = at.to(tl.uint32) ^ seed.to(tl.uint32)
+    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
+    bits = (bits ^ (bits >> 13)) + other_seed.to(tl.uint32)
+    bits = bits * 0xC2B2AE35
+    bits = bits ^ (bits >> 16)
+    return tl.where((bits >> 1).to(tl.int32) >= threshold, factor, 0.0)
+
+
+@triton.jit(do_not_specialize=MASK)
+def add_norm(
+    x, a, path, scale, shift, total, y, mean, rstd, M, eps, seed, other_seed, threshold, factor,
+    N: tl.constexpr, T: tl.constexpr, ADDS: tl.constexpr, DROPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cols = tl.arange(0, BLOCK)
+    inside = (rows[:, None] < M) & (cols[None, :] < N)
+    at = rows[:, None].to(tl.int64) * N + cols[None, :]
+    v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        added = tl.load(a + at, mask=inside, other=0.0).to(tl.float32)
+        if DROPS:
+            added *= _keep(at, seed, other_seed, threshold, factor)
+        if path is not None:
+            added *= tl.load(path + rows // T, mask=rows < M, other=0.0)[:, None]
+        rounded = (v + added).to(total.dtype.element_ty)
+        tl.store(total + at, rounded, mask=inside)
+        v = rounded.to(tl.float32)
+    m = tl.sum(v, axis=1) / N
+    d = tl.where(inside, v - m[:, None], 0.0)
+    r = 1 / tl.sqrt(tl.sum(d * d, axis=1) / N + eps)
+    g = tl.load(scale + cols, mask=cols < N, other=0.0).to(tl.float32)
+    b = tl.load(shift + cols, mask=cols < N, other=0.0).to(tl.float32)
+    tl.store(y + at, (d * r[:, None] * g[None, :] + b[None, :]).to(y.dtype.element_ty), mask=inside)
+    tl.store(mean + rows, m, mask=rows < M)
+    tl.store(rstd + rows, r, mask=rows < M)
+
+
+@triton.jit(do_not_specialize=MASK)
+def add_norm_back(
+    dy, gx, path, scale, total, mean, rstd, dx, da, sums, M, seed, other_seed, threshold, factor,
+    N: tl.constexpr, T: tl.constexpr, HAS_DA: tl.constexpr, DROPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """gx: the gradient of the sum, dy: of its norm. A program strides over the rows, and has sums of its own."""
+    first, programs, cols = tl.program_id(0), tl.num_programs(0), tl.arange(0, BLOCK)
+    good = cols < N
+    g = tl.load(scale + cols, mask=good, other=0.0).to(tl.float32)
+    of_scale = tl.zeros((BLOCK,), tl.float32)
+    of_shift = tl.zeros((BLOCK,), tl.float32)
+    of_bias = tl.zeros((BLOCK,), tl.float32)
+    for block in range(first, tl.cdiv(M, ROWS), programs):
+        rows = block * ROWS + tl.arange(0, ROWS)
+        inside = (rows[:, None] < M) & good[None, :]
+        at = rows[:, None].to(tl.int64) * N + cols[None, :]
+        o = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
+        m = tl.load(mean + rows, mask=rows < M, other=0.0)
+        r = tl.load(rstd + rows, mask=rows < M, other=0.0)
+        h = tl.where(inside, (v - m[:, None]) * r[:, None], 0.0)
+        of_shift += tl.sum(o, axis=0)
+        of_scale += tl.sum(o * h, axis=0)
+        w = o * g[None, :]
+        d = (w - h * (tl.sum(w * h, axis=1) / N)[:, None] - (tl.sum(w, axis=1) / N)[:, None]) * r[:, None]
+        d = tl.where(inside, d + tl.load(gx + at, mask=inside, other=0.0).to(tl.float32), 0.0)
+        tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)
+        if DROPS:
+            d *= _keep(at, seed, other_seed, threshold, factor)
+        if path is not None:
+            d *= tl.load(path + rows // T, mask=rows < M, other=0.0)[:, None]
+        if HAS_DA:
+            tl.store(da + at, d.to(da.dtype.element_ty), mask=inside)
+        of_bias += tl.sum(d, axis=0)
+    out = sums + first * 3 * N + cols
+    tl.store(out, of_scale, mask=good)
+    tl.store(out + N, of_shift, mask=good)
+    tl.store(out + 2 * N, of_bias, mask=good)
+
+
+@triton.jit
+def _gate(v, KIND: tl.constexpr):
+    """g(v) of an activation v g(v), and its derivative.
+
+    Exact GELU: the normal distribution's integral and density, by Abramowitz and Stegun 7.1.26: half of the
+    instructions of erf. Small values keep digits that 1 + erf loses. The others: the logistic function of u(v).
+    """
+    if KIND == 0:
+        density = tl.exp2(v * v * -0.7213475204444817)
+        t = 1 / (1 + 0.23164190 * tl.abs(v))
+        series = -0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))
+        u = v
+        least = t * (0.127414796 + t * series) * density  # of g and 1 - g
+        derivative = 0.3989422804014327 * density
+    else:
+        if KIND == 1:
+            u = 1.5957691216057308 * v * (1 + 0.044715 * v * v)
+            slope = 1.5957691216057308 * (1 + 0.134145 * v * v)
+        else:
+            u = 1.702 * v
+            slope = 1.702
+        tail = tl.exp(-tl.abs(u))
+        least = tail / (1 + tail)
+        derivative = slope * least / (1 + tail)
+    return tl.where(u > 0, 1 - least, least), derivative
+
+
+@triton.jit(do_not_specialize=MASK)
+def activate(
+    h, y, size, seed, other_seed, threshold, factor, KIND: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(h + at, mask=at < size, other=0.0).to(tl.float32)
+    out = v * _gate(v, KIND)[0]
+    if DROPS:
+        out *= _keep(at, seed, other_seed, threshold, factor)
+    tl.store(y + at, out.to(y.dtype.element_ty), mask=at < size)
+
+
+@triton.jit(do_not_specialize=MASK)
+def activate_back(
+    dy, h, dh, sums, M, seed, other_seed, threshold, factor,
+    N: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """A program has ROWS * STEPS rows and BLOCK columns, which are summed once, at the end."""
+    blocks = tl.cdiv(N, BLOCK)  # in one dimension of the grid: the others have at most 65,535 programs
+    cols, part = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK), tl.program_id(0) // blocks
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for step in range(STEPS):
+        rows = (part * STEPS + step) * ROWS + tl.arange(0, ROWS)
+        inside = (rows[:, None] < M) & (cols[None, :] < N)
+        at = rows[:, None].to(tl.int64) * N + cols[None, :]
+        v = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
+        o = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        if DROPS:
+            o *= _keep(at, seed, other_seed, threshold, factor)
+        gate, derivative = _gate(v, KIND)
+        d = o * (gate + v * derivative)
+        total += d
+        tl.store(dh + at, d.to(dh.dtype.element_ty), mask=inside)
+    tl.store(sums + part * N + cols, tl.sum(total, axis=0), mask=cols < N)
+
+
+@triton.jit
+def pack(
+    part, out, sums, M, to_image, to_head, to_token,
+    T: tl.constexpr, D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """part (B, H, T, D) with any strides but 1 for D -> N = H D of the 3 N channels of out, and their sums."""
+    first, programs, cols = tl.program_id(0), tl.num_programs(0), tl.arange(0, BLOCK)
+    source = part + (cols // D * to_head + cols % D)[None, :]
+    total = tl.zeros((BLOCK,), tl.float32)
+    for block in range(first, tl.cdiv(M, ROWS), programs):
+        rows = block * ROWS + tl.arange(0, ROWS)
+        inside = (rows[:, None] < M) & (cols[None, :] < N)
+        place = (rows // T).to(tl.int64) * to_image + rows % T * to_token
+        v = tl.load(source + place[:, None], mask=inside, other=0.0)
+        tl.store(out + rows[:, None].to(tl.int64) * 3 * N + cols[None, :], v, mask=inside)
+        total += tl.sum(v.to(tl.float32), axis=0)
+    tl.store(sums + first * 3 * N + cols, total, mask=cols < N)
