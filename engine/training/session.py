@@ -148,9 +148,7 @@ def build_train_state(
         model = synchronize_batch_norms(model, device)
     prepare_convolutions(model, config.model.channels_last, strategy.is_sharded or precision.level == "O3")
     apply_op_lists(model, config.model.attention, precision)
-    if config.model.grad_checkpointing == "cheap":
-        image_shape = (config.data.image_channels, *config.data.input_size)
-        store_products(model, copy_to_meta(model), image_shape, config.model.name)
+    _checkpoint_cheaply(model, config)
     targets, class_names = (plan.train.targets, plan.class_names) if plan else (None, None)
     loss, teacher = build_step_loss(config, model, precision, targets, class_names)
 
@@ -194,6 +192,13 @@ def build_train_state(
     )
     kernels = note_on_kernels(fused, context)
     return state, Built(weights, classes, solved is not None, teacher, sharding, compiled, kernels)
+
+
+def _checkpoint_cheaply(model: nn.Module, config: Config) -> None:
+    """MODEL.GRAD_CHECKPOINTING cheap. Raises UserError: as `store_products`."""
+    if config.model.grad_checkpointing == "cheap":
+        image_shape = (config.data.image_channels, *config.data.input_size)
+        store_products(model, copy_to_meta(model), image_shape, config.model.name)
 
 
 def note_on_kernels(fused: tuple[int, str], context: ProcessContext) -> Note | None:
