@@ -52,8 +52,8 @@ def main(argv: list[str]) -> int:
     if flags.output:
         check_target(flags.output, flags.format, source)
     command = parse_command_line(["-eval", f"-pretrained={source}", *rest], SCRIPT)
-    if flags.format == "onnx":
-        require("-format onnx", *ONNX_PACKAGES)
+    if flags.format in ("onnx", "web"):
+        require(f"-format {flags.format}", *ONNX_PACKAGES)
     from scripts.exporting.run import run  # after the checks: importing torch and timm takes seconds
 
     return run(source, command, flags)

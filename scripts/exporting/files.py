@@ -116,6 +116,15 @@ def write_onnx(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     exported.save(str(path), external_data=False)
 
 
+def write_web(model: nn.Module, trained: TrainedModel, path: Path) -> None:
+    """The ONNX file, what the page must know of it, and the page; see docs/export.md."""
+    path.mkdir()
+    write_onnx(model, trained, path / "model.onnx")
+    known = {"name": trained.config.model.name, "multi_label": trained.config.data.multi_label}
+    (path / "model.json").write_text(json.dumps(known | trained.description, indent=2) + "\n", encoding="utf-8")
+    shutil.copy(_ROOT / "scripts/exporting/web.html", path / "index.html")
+
+
 def load_onnx(trained: TrainedModel, path: Path) -> Forward:
     """The model in onnxruntime, on the CPU."""
     import onnxruntime

@@ -45,6 +45,7 @@ _PROGRAMS: dict[str, tuple[Writer, Reader]] = {
     "safetensors": (files.write_safetensors, lambda trained, path: trained.build(path)),
     "hf": (files.write_hf, files.load_hf),
     "onnx": (files.write_onnx, files.load_onnx),
+    "web": (files.write_web, lambda trained, path: files.load_onnx(trained, path / "model.onnx")),
     "torch_export": (files.write_torch_export, lambda _, path: torch.export.load(path).module()),
 }
 

@@ -1,0 +1,129 @@
+"""The page of -format web in a headless browser: its input is the input of an evaluation, its answer is -predict's."""
+
+import functools
+import http.server
+import json
+import random
+import re
+import shutil
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from PIL import Image
+
+from configs.schema import Data
+from datasets.decoding.decode import open_image
+from datasets.transforms.device import Normalize
+from datasets.transforms.host import eval_crop
+from scripts import export
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PAGE = (ROOT / "scripts/exporting/web.html").read_text()
+# In place of onnxruntime-web, which is not installed: writes the input into the page, and answers with given logits.
+STUB = """<script>
+const ort = { Tensor: class { constructor(kind, data, dims) { Object.assign(this, { data, dims }); } } };
+ort.InferenceSession = {
+  create: async () => ({ run: async ({ images }) => {
+    const text = document.createElement("pre");
+    text.id = "input";
+    text.textContent = JSON.stringify({ shape: images.dims, values: Array.from(images.data) });
+    document.body.append(text);
+    return { logits: { data: Float32Array.from(model.test_logits) } };
+  } }) };
+</script>"""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Writes model.json and the page, and returns the page as the browser shows it."""
+    if not BROWSER:
+        pytest.skip("no Chromium")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=tmp_path))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def shown(model: dict, image: str) -> str:
+        (tmp_path / "index.html").write_text(re.sub(r"<script src=.*?</script>", lambda _: STUB, PAGE))
+        (tmp_path / "model.json").write_text(json.dumps({"name": "digits", "test_logits": [0.0], **model}))
+        url = f"http://127.0.0.1:{server.server_port}/index.html?image={image}"
+        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
+        command += [f"--user-data-dir={tmp_path / 'browser'}", url]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    yield shown
+    server.shutdown()
+
+
+CASES = [  # resize, size, crop_pct, interpolation, channels, box of the photograph
+    ("crop", 64, 0.875, "bicubic", 3, (0, 0, 301, 223)),
+    ("crop", 65, 1.3, "bilinear", 3, (50, 20, 150, 400)),
+    ("squash", [48, 64], 1.0, "bicubic", 1, (0, 0, 500, 33)),
+    ("pad", 47, 1.0, "bilinear", 3, (10, 10, 90, 60)),
+    ("crop", 32, 1.0, "nearest", 3, (0, 0, 77, 91)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_input_of_the_page_is_the_input_of_an_evaluation(case, opened, tmp_path):
+    """Equal bytes, of a JPEG with an orientation too; values within float32's rounding."""
+    resize, size, crop_pct, interpolation, channels, box = case
+    photograph = pytest.importorskip("sklearn.datasets").load_sample_image("china.jpg")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(photograph).crop(box).save(tmp_path / "photo.jpg", exif=exif, quality=95, subsampling=0)
+    mean, std = [0.3, 0.4, 0.5][:channels], [0.2, 0.3, 0.25][:channels]
+    values = {"image_size": size, "resize": resize, "crop_pct": crop_pct, "interpolation": interpolation}
+    data = Data.model_validate({
+        "IMAGE_CHANNELS": channels, "IMAGENET_MEAN": mean, "IMAGENET_STD": std, "IMAGE_SIZE": size, "RESIZE": resize,
+        "CROP_PCT": crop_pct, "INTERPOLATION": interpolation,
+    })  # fmt: skip
+    page = opened({"preprocessing": values | {"mean": mean, "std": std, "channels": channels}}, "photo.jpg")
+    found = json.loads(re.search(r'<pre id="input">(.*?)</pre>', page)[1])
+    image = open_image((tmp_path / "photo.jpg").read_bytes(), channels, str)
+    expected = Normalize(data)(eval_crop(data, image, random.Random())[None])
+    assert found["shape"] == list(expected.shape)
+    steps = (torch.tensor(found["values"]).view(expected.shape) - expected).abs() * 255 * min(std)
+    assert steps.max() < 1e-3
+
+
+@pytest.mark.slow
+def test_the_page_answers_with_probabilities_and_the_operating_point(opened, tmp_path):
+    Image.new("RGB", (40, 30), (200, 30, 60)).save(tmp_path / "a.png")
+    values = {"image_size": 8, "resize": "squash", "crop_pct": 1, "interpolation": "bilinear", "channels": 3}
+    model = {"preprocessing": values | {"mean": [0.5] * 3, "std": [0.5] * 3}, "class_names": ["cat", "dog", "<b>"]}
+    logits = np.float32([0.2, 1.5, -1.0])
+    odds = logits[1] - np.logaddexp(logits[0], logits[2])  # of dog against the others
+    for threshold, answer in ((odds - 0.01, "yes"), (odds + 0.01, "no")):
+        point = {"class": "dog", "label": 1, "threshold": float(threshold)}
+        page = opened(model | {"test_logits": logits.tolist(), "operating_point": point}, "a.png")
+        assert f"dog: {answer}" in page
+    shares = np.exp(logits) / np.exp(logits).sum()
+    assert [float(text) for text in re.findall(r"<td>([\d.]+)%</td>", page)] == [
+        pytest.approx(100 * share, abs=0.06) for share in sorted(shares, reverse=True)
+    ]
+    assert "&lt;b&gt;" in page and "<b>" not in page.partition("<script>")[0]
+
+
+@pytest.mark.slow
+def test_the_folder_has_the_model_of_the_run_and_what_the_page_reads(trained_digits, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    trained = trained_digits("TRAIN.BASE_LR=1e-2")
+    target = tmp_path / "site"
+    for _ in range(2):  # the second one replaces the first
+        export.main([str(trained), "-format", "web", f"-output={target}", "-no_paths"])
+    assert sorted(path.name for path in target.iterdir()) == ["index.html", "model.json", "model.onnx"]
+    model = json.loads((target / "model.json").read_text())
+    assert model["class_names"] == list("0123456789") and model["preprocessing"]["image_size"] == 8
+    read = set(re.findall(r"model\.([a-z_]+)", PAGE)) - {"json", "onnx"}
+    assert read <= {*model, "threshold_logits", "operating_point"}
+    assert str(tmp_path) not in (target / "model.json").read_text()
+    assert onnxruntime.InferenceSession(str(target / "model.onnx")).get_inputs()[0].name == "images"
