@@ -109,7 +109,7 @@ def test_a_run_of_before_is_resumed_or_named_with_the_flag_that_works(commit, tm
         export.main([str(run), "-format", "safetensors", "-no_check"])
     started = train([f"-cfg={run / 'config.yaml'}", advice, *out, "-epochs=1"], CPU)
     assert read_result(started)["top1"] > 30
-    (run / "metrics.csv").touch()
+    (run / "steps.csv").touch()
     with refused("run-1: has the record of a version before 0.2"):
         read_contents(run)
 
