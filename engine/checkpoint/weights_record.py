@@ -267,14 +267,15 @@ def weights_record(model: Model, weights: WeightsFile | None = None, source: str
     if model.type == "timm":
         kwargs = weights.network_arguments(model.name)
         try:
-            check_kwargs(model.name, kwargs)
+            if kwargs:
+                check_kwargs(model.name.partition(".")[0], kwargs)
         except UserError as error:
             raise UserError(f"{weights.file}: its args cannot be followed: {error}") from None
         return replace(record, kwargs=kwargs)
     return record if record.data or record.class_names else None
 
 
-# Arguments of timm's train.py and of DeiT, which the size of the images completes -> key of DATA
+# Arguments of timm's train.py and of DeiT, beside the size of the images -> key of DATA
 _OF_ARGUMENTS = {
     "in_chans": "IMAGE_CHANNELS",
     "mean": "IMAGENET_MEAN",
