@@ -24,6 +24,7 @@ from datasets.sources.split import hash_paths
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import write_findings
 from engine.evaluation.results import SampleResults
+from engine.evaluation.session import EvalModel
 from engine.features.classifiers import (
     ROWS,
     Loss,
@@ -36,7 +37,7 @@ from engine.features.classifiers import (
     stratified_folds,
 )
 from engine.features.store import extract_once
-from engine.progress import BatchSums
+from engine.progress import BatchSums, Metrics
 from engine.run.log import RunLogger
 from engine.run.record import SUSPECTS
 from models.blocks import FeatureModel
@@ -118,6 +119,28 @@ def solve_head(task: ProbeTask) -> Solved:
     targets = torch.full(task.val.targets.shape, PADDING, dtype=val.targets.dtype, device=features.device)
     features[val.indices], targets[val.indices] = val.values, val.targets
     return on_main._replace(results=task.evaluator.results_of_features(model.heads[0], features, targets, val.errors))
+
+
+def evaluate_test_images(
+    config: Config, built: EvalModel, samples: Samples, bad_images: BadImageList
+) -> tuple[Metrics, SampleResults | None]:
+    """As `Evaluator.evaluate`, from features that other folds have computed; a collective call.
+
+    Raises UserError: no image is readable.
+    """
+    model = FeatureModel(built.compute, config.model.name)
+    file = extract_once(config, samples, built.evaluator, model, "test", bad_images)
+    results = None
+    if file:
+        device = built.evaluator.context.device
+        targets = torch.from_numpy(samples.targets.copy())
+        targets[list(file.errors)] = PADDING
+        values = torch.from_numpy(np.nan_to_num(file.values))
+        results = built.evaluator.results_of_features(
+            model.heads[0], values.to(device), targets.to(device), file.errors
+        )
+        results = built.evaluator.complete(results, samples)
+    return built.evaluator.share_metrics(results), results
 
 
 def set_head(model: nn.Module, solved: Solved) -> None:

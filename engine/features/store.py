@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,7 +24,9 @@ from configs.schema import Config
 from datasets.loading.loader import BadImageList, build_eval_loader
 from datasets.sources.checks import digest_of
 from datasets.sources.names import names_of_labels
-from datasets.sources.samples import Samples
+from datasets.sources.samples import ImageFiles, Samples
+from datasets.sources.shared_arrays import StringPacker
+from datasets.sources.split import hash_paths
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.predictions import BATCHES_PER_WRITE
@@ -38,7 +40,10 @@ from utils.files import atomic_write, open_atomically, own_file, space_fix
 from utils.notes import RUN_LOG
 from utils.tables import safe_cell
 
-_WITHOUT_EFFECT = "DATA.NUM_WORKERS DATA.DATA_PATH DATA.CACHE_* DATA.BATCH_SIZE* MODEL.PRETRAINED MODEL.RESUME"
+_WITHOUT_EFFECT = (  # some decide which images are in a split
+    "DATA.NUM_WORKERS DATA.DATA_PATH DATA.CACHE_* DATA.BATCH_SIZE* MODEL.PRETRAINED MODEL.RESUME DATA.FOLD* "
+    "DATA.VAL_FRACTION DATA.SPLIT_SEED DATA.GROUPS EVAL.[!T]*"
+)
 
 
 class Extracted(NamedTuple):
@@ -118,42 +123,99 @@ def extract_once(
     bad_images: BadImageList | None = None,
     after_batch: Callable[[], None] = lambda: None,
 ) -> Extracted | None:
-    """As `extract`, to SAVE/features, unless the features of equal inputs are there. A collective call."""
+    """The features of all samples, from SAVE/features where other runs have left them; the others are computed.
+
+    A collective call. An image is known by its name, its state and the digest of all other inputs. Other batches than
+    in one pass may change the last bits.
+    """
     context = evaluator.context
+    keys: np.ndarray = np.empty(0, np.uint64)
+    missing: np.ndarray = np.empty(0, np.int64)
+    parts = list[_Part]()
     path = Path()
-    found = None
     with ExitStack() as locks:
         if context.is_main:
-            digest = digest_inputs(config, samples, model.backbone(), context.device.type)
-            path = Path(config.save) / "features" / f"{split}-{digest[:16]}" / "features.npy"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            locks.enter_context(lock_run_folder(path.parent))
-            found = _read(path, len(samples))
-            state = ", computed before" if found else ""
-            logging.getLogger(RUN_LOG).debug(f"----- Features of {len(samples)} images{state}: {path}")
-        path, is_known = broadcast_object((path, found is not None), context)
-        if is_known:
-            return found
-        computed = extract(config, samples, evaluator, model, path, bad_images, after_batch)
-        if computed:
-            record = {"crc": zlib.crc32(computed.values.data), "errors": list(computed.errors.items())}
-            atomic_write(_record_of(path), json.dumps(record))
-        return computed
+            digest = digest_inputs(config, model.backbone(), context.device.type)
+            keys = image_keys(samples, split)
+            folder = Path(config.save) / "features" / digest[:16]
+            parts += _read_parts(folder)
+            missing = np.flatnonzero(~_find(keys, parts)[1])
+            if len(missing) and type(samples) is not ImageFiles:
+                missing = np.arange(len(keys))
+            if len(missing):
+                path = folder / f"{split}-{sha256(keys[missing].tobytes()).hexdigest()[:16]}" / "features.npy"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                locks.enter_context(lock_run_folder(path.parent))
+            known = f"{len(keys) - len(missing)} of {len(keys)} computed before"
+            logging.getLogger(RUN_LOG).debug(f"----- Features of {len(keys)} images, {known}: {folder}")
+        path, missing = broadcast_object((path, missing), context)
+        if len(missing):
+            chosen = samples
+            if len(missing) < len(samples):
+                assert isinstance(samples, ImageFiles)
+                chosen = ImageFiles(samples.listing.select(missing))
+                chosen.decoding = samples.decoding
+            computed = extract(config, chosen, evaluator, model, path, bad_images, after_batch)
+            if computed:
+                parts = [_Part(keys[missing], computed), *parts]
+                _write_record(path, parts[0])
+    return _find(keys, parts)[0] if context.is_main else None
 
 
-def _record_of(path: Path) -> Path:
-    """The file with the checksum of `path`, which is written after it, and the errors."""
-    return path.with_name(f"{path.name}.json")
+class _Part(NamedTuple):
+    """The features of images in one file, and the keys of the images, uint64 (N,)."""
+
+    keys: np.ndarray
+    extracted: Extracted
+
+    @property
+    def crc(self) -> int:
+        return zlib.crc32(self.extracted.values.data, zlib.crc32(self.keys.data))
 
 
-def _read(path: Path, num_samples: int) -> Extracted | None:
-    with suppress(Exception):  # there is none, or it is damaged
-        record = json.loads(_record_of(path).read_text())
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
-        is_whole = (len(values), values.dtype) == (num_samples, np.float32)
-        if is_whole and zlib.crc32(values.data) == record["crc"]:
-            return Extracted(values, dict(record["errors"]))
-    return None
+def image_keys(samples: Samples, split: str) -> np.ndarray:
+    """A number of each image that changes with its name and its state: uint64 (N,)."""
+    names = map(samples.name, range(len(samples)))
+    place = "" if isinstance(samples, ImageFiles) else f"{split} {digest_of(samples)}"  # their names are numbers
+    texts = (f"{place}\n{name}\n{state}" for name, state in zip(names, samples.states().tolist(), strict=True))
+    return hash_paths(StringPacker(texts).strings())
+
+
+def _find(keys: np.ndarray, parts: Sequence[_Part]) -> tuple[Extracted, np.ndarray]:
+    """The features of the images with these keys, and whether they are known, bool (N,)."""
+    width = parts[0].extracted.values.shape[1] if parts else 0
+    values = np.full((len(keys), width), np.nan, np.float32)
+    is_known = np.zeros(len(keys), bool)
+    errors = dict[int, str]()
+    for part in parts:
+        order = np.argsort(part.keys)
+        rows = order[np.searchsorted(part.keys, keys, sorter=order).clip(max=len(order) - 1)]
+        found = np.flatnonzero((part.keys[rows] == keys) & ~is_known)
+        values[found] = part.extracted.values[rows[found]]
+        is_known[found] = True
+        reasons = part.extracted.errors
+        errors |= {index: reasons[rows[index]] for index in found.tolist() if rows[index] in reasons}
+    return Extracted(values, errors), is_known
+
+
+def _write_record(path: Path, part: _Part) -> None:
+    """Writes the keys, and then the record that the file of features at `path` is whole."""
+    with open_atomically(path.with_name("keys.npy"), "wb") as file:
+        np.save(file, part.keys)
+    record = {"crc": part.crc, "errors": list(part.extracted.errors.items())}
+    atomic_write(path.with_name(f"{path.name}.json"), json.dumps(record))
+
+
+def _read_parts(folder: Path) -> Iterator[_Part]:
+    for file in sorted(folder.glob("*/features.npy")):
+        with suppress(Exception):  # it is damaged, or being written
+            record = json.loads(file.with_name(f"{file.name}.json").read_text())
+            values = np.load(file, mmap_mode="r", allow_pickle=False)
+            part = _Part(
+                np.load(file.with_name("keys.npy"), allow_pickle=False), Extracted(values, dict(record["errors"]))
+            )
+            if len(values) == len(part.keys) and values.dtype == np.float32 and part.crc == record["crc"]:
+                yield part
 
 
 # Packages that decode images, transform them, or compute features.
@@ -170,19 +232,16 @@ _DECIDING = (
 )
 
 
-def digest_inputs(config: Config, samples: Samples, weights: Iterable[torch.Tensor], device: str) -> str:
-    """A digest of all that features depend on: options, images in their order, weights, kind of device, and code."""
+def digest_inputs(config: Config, weights: Iterable[torch.Tensor], device: str) -> str:
+    """A digest of all that the features of an image depend on: options, weights, kind of device, and code."""
     values = config.model_dump(mode="json", by_alias=True, include={"data", "model", "amp", "eval", "deterministic"})
     unused = [*_WITHOUT_EFFECT.split(), *unused_keys("eval")]
     options = {key: value for key, value in flatten(values) if not any(fnmatchcase(key, one) for one in unused)}
     versions = [package.version for name in _DECIDING for package in distributions(name=name)]
-    digest = sha256(json.dumps([options, device, versions, digest_of(samples)]).encode())
+    digest = sha256(json.dumps([options, device, versions]).encode())
     for folder in ("datasets", "models"):
         for source in sorted((Path(__file__).parents[2] / folder).rglob("*.py")):
             digest.update(source.read_bytes())
-    for index in range(len(samples)):
-        digest.update(f"\n{samples.name(index)}".encode(errors="surrogateescape"))
-    digest.update(samples.states().data)
     for tensor in weights:
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

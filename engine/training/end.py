@@ -11,6 +11,7 @@ from datasets.sources.checks import notes_on_waiting
 from engine.checkpoint.run_folder import BEST, LAST
 from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.session import build_eval_files, build_eval_model
+from engine.features.probe import evaluate_test_images
 from engine.report.contents import RunContents
 from engine.run.folder import next_command
 from engine.run.log import RunLogger
@@ -99,11 +100,14 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     data = config.data.model_copy(update={"on_bad_image": "skip"})
     session = trainer.session
     bad_images, memory = session.bad_images, session.val_batches
-    batches = build_eval_loader(data, test, context, config.timeout_seconds, bad_images, memory=memory)
     unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "unreadable_images", "error"))
     started = time.perf_counter()
     try:
-        metrics, results = built.evaluator.evaluate(built.compute, batches)
+        if config.model.tune.solves_head:
+            metrics, results = evaluate_test_images(config.with_data(on_bad_image="skip"), built, test, bad_images)
+        else:
+            batches = build_eval_loader(data, test, context, config.timeout_seconds, bad_images, memory=memory)
+            metrics, results = built.evaluator.evaluate(built.compute, batches)
     except UserError as error:  # on all ranks: no image is readable
         outputs.logger.warn(f"test images: {error}")
         names = [test.name(index) for index in range(min(len(test), _MAX_NAMED))]

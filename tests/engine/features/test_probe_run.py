@@ -34,7 +34,7 @@ def probe_flags(output: Path, trained: Path, *options: str) -> list[str]:
 
 
 def features_of(output: Path, split: str) -> np.ndarray:
-    (file,) = output.glob(f"features/{split}-*/features.npy")
+    (file,) = output.glob(f"features/*/{split}-*/features.npy")
     return np.load(file)
 
 
