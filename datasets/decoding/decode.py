@@ -225,9 +225,7 @@ def open_with_pillow(data: bytes, name: Callable[[], str]) -> ImageFile:
         tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(8))
         file.seek(tags.next)
         tags.load(file)
-        if _BITS_PER_SAMPLE not in tags:
-            raise
-        bits, *_ = tags[_BITS_PER_SAMPLE]
+        bits, *_ = tags.get(_BITS_PER_SAMPLE, (1,))
         layout = f"{tags.get(_CHANNELS)} channels of {bits} bits, photometric interpretation {tags.get(_PHOTOMETRIC)}"
         raise BadImage(name(), f"is a TIFF that Pillow does not read ({layout})", "save it as gray or RGB") from None
 

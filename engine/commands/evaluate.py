@@ -38,6 +38,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     plan, evaluator = session.plan, session.evaluator
     config, samples = plan.config, plan.samples
     folder = open_new_folder(replace(command, config=config), context, logger, "eval-")
+    logger.begin(*session.lines)
     bad_images = BadImageList(context.rank, folder)
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
     started = time.perf_counter()
@@ -77,7 +78,6 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         logger.log(f"----- Tables: {files.folder}")
         if shift := shift_by_weights(contents):
             logger.warn(shift)
-    logger.begin(*session.lines)
     return 0
 
 
@@ -105,11 +105,11 @@ def predict(command: Command, context: ProcessContext) -> int:
     if options.explain:
         check_shared(folder, context)  # each rank writes the maps of its images
     with lock_run_folder(folder) if context.is_main else nullcontext():
+        logger.begin(*session.lines)
         if options.embeds:
             embed(session, folder, options.path is None, logger)
         else:
             label(session, folder, options, logger)
-    logger.begin(*session.lines)
     return 0
 
 

@@ -124,7 +124,8 @@ def test_unusable_images_are_rows_with_an_error(images, trained, tmp_path, cpu, 
     content = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert [image["predictions"] == [] for image in content] == [bool(row["error"]) for row in rows]
     assert {name for image in content for name in (p["class"] for p in image["predictions"])} == set(CLASSES)
-    assert "3 of 15 have an error" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "3 of 15 have an error" in printed and -1 < printed.find("\nWeights: ") < printed.find("class_1")
     listed = predict(tmp_path / "out", cpu, str(tmp_path / "list.txt"), weights)
     assert [row["error"] for row in listed] == ["", "cannot be read (No such file or directory)", ""]
     assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == ["predictions.csv", "predictions.json"]
