@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -69,8 +70,8 @@ def _refuse_parts(path: Path) -> None:
     is_file = path.suffix == ".distcp" or path.stem == "adapter_model"
     folder = path.parent if is_file else path
     if os.path.isfile(folder / ".metadata"):
-        program = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} weights.pth"
-        raise UserError(f"{path}: is of torch.distributed.checkpoint; give the file that this writes: {program}")
+        program = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(str(folder))}"
+        raise UserError(f"{path}: is of torch.distributed.checkpoint; give what this writes: {program} weights.pth")
     if os.path.isfile(folder / "adapter_config.json"):
         best = folder.parent / "best.pth"  # of a run with MODEL.TUNE lora
         fix = "save the state_dict of peft's model.merge_and_unload(), and give that file"

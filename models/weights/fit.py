@@ -200,8 +200,6 @@ class Pairs:
 
     def keep_computed(self) -> None:
         """Parameters that are never trained keep their values: a formula gives them, such as sines and cosines."""
-        replaced = [name for name, source, target in self if name in self.fixed and not torch.equal(source, target)]
-        self.fitted.note("fixed by a formula, not read", replaced)
         self.state = {name: tensor for name, tensor in self.state.items() if not name.endswith(_COMPUTED)}
         for name, tensor in self.own.items():
             if name in self.fixed or name.endswith(_COMPUTED):

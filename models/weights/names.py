@@ -54,7 +54,7 @@ _GOOGLE = {
 }
 _MAX_BLOCKS = 1000
 _LINEAR_WEIGHT = re.compile(r"(.*\.(qkv|proj|fc1|fc2)|head)\.weight")
-_JOINED = {"attn.qkv": ("query", "key", "value"), "attn_pool.kv": ("key", "value")}
+_JOINED = {"qkv": ("query", "key", "value"), "kv": ("key", "value")}
 # Tensors that timm's functions leave out and models compute: tables of positions and masks, the counters of a profiler
 _COMPUTED = re.compile(r"relative_position_index|relative_coords_table|attention_bias_idxs|mask|rope|rotary_emb|total_")
 
@@ -82,12 +82,11 @@ def google_to_timm(state: State) -> State:
         timm_name = re.sub(r"\.(scale|kernel)$", ".weight", found)
         result[timm_name or name.replace("/", ".")] = _to_timm_layout(timm_name, tensor)
     for joined, kinds in _JOINED.items():
-        module = joined.partition(".")[0]
-        for name in [name for name in result if f"{module}.{kinds[0]}." in name]:
-            before, _, end = name.rpartition(f"{module}.{kinds[0]}.")
-            parts = [f"{before}{module}.{kind}.{end}" for kind in kinds]
+        first = f".{kinds[0]}."
+        for name in [name for name in result if first in name]:
+            parts = [name.replace(first, f".{kind}.") for kind in kinds]
             if all(part in result for part in parts):
-                result[f"{before}{joined}.{end}"] = torch.cat([result.pop(part) for part in parts])
+                result[name.replace(first, f".{joined}.")] = torch.cat([result.pop(part) for part in parts])
     return result
 
 
