@@ -83,7 +83,7 @@ class _Observer:
 
     def __init__(self) -> None:
         self.weights: list[torch.Size] = []  # of all products
-        self.is_last = True  # only ops of `_LINEAR` follow the last one
+        self.is_last = False  # only ops of `_LINEAR` follow the last one
 
     def __call__(self, context: SelectiveCheckpointContext, op: Any, *args: Any, **kwargs: Any) -> bool:
         if op in _PRODUCTS and not context.is_recompute:
