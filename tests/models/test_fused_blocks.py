@@ -146,7 +146,7 @@ def test_a_recomputing_pass_has_the_same_bits(kind):
 
 
 def test_the_memory_of_a_token():
-    """0.58 of the bytes of autocast with `cheap` and a stream in half; of them, the last block stores no more."""
+    """What the kernels store, as a share of what autocast stores, by the dtype of the stream."""
     blocks = make_model(embed_dim=96, depth=4).blocks
 
     def saved(run, stream, batch):
