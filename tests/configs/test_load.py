@@ -241,6 +241,7 @@ def test_a_rate_of_0_is_timms_own_in_runs_of_before_alone(tmp_path):
     (tmp_path / STATUS).write_text("{}")
     for name, text, rate in (
         (RUN_OPTIONS, before, None),
+        (RUN_OPTIONS, f"VERSION: 0.3.0\n{before}", 0.0),
         ("recipe.yaml", before, 0.0),
     ):
         (tmp_path / name).write_text(text)
