@@ -247,7 +247,8 @@ def curves_of(runs: Sequence[RunContents], compared: bool = False) -> list[Chart
         curves = [(run, first, run.name) for run in runs if compared]
         curves = curves or [(runs[0], column, name) for column, name in table.columns.items()]
         found = ((name, table.points(run, column), index) for index, (run, column, name) in enumerate(curves))
-        if series := [Series(name, of_curve, index) for name, of_curve, index in found if of_curve]:
+        series = [Series(name, of_curve, index) for name, of_curve, index in found if of_curve]
+        if any(len(one.points) > 1 for one in series):  # one epoch, as of a probe, is no curve
             title = (
                 f"Validation {table.title}" if compared and table.metric else table.title[0].upper() + table.title[1:]
             )

@@ -7,11 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from configs.command_line import unused_keys
 from configs.compare import differing_from_defaults
 from engine.report import charts, tables
 from engine.report.charts import MAX_NAME_CHARS, number, option, percent
@@ -49,6 +51,9 @@ def write_report(folder: Path) -> Path:
 def run_page(run: RunContents) -> str:
     """The page of one run."""
     (status, resume), differing = status_of(run), differing_from_defaults(run.options)
+    hidden = [*tables.OPTIONS_OF_RUN]
+    if run.options["MODEL.TUNE"] == "probe" and not run.is_evaluation:
+        hidden += [*unused_keys("probe"), "DATA.BATCH_SIZE"]
     pictures = (run.folder / SUSPECTS).parent / PICTURES
     values = {
         "run": run,
@@ -58,7 +63,7 @@ def run_page(run: RunContents) -> str:
         "details": details_of(run),
         "train_batch": tables.data_uri(run.folder / TRAIN_BATCH, _MAX_BATCH_BYTES),
         "charts": charts.curves_of([run]),
-        "off_defaults": {key: differing[key] for key in differing if key not in tables.OPTIONS_OF_RUN},
+        "off_defaults": {key: differing[key] for key in differing if not any(fnmatchcase(key, one) for one in hidden)},
         "suspects": [(row, tables.data_uri(pictures / f"{number}.jpg")) for number, row in enumerate(run.suspects)],
         "views": _views({"": run.evaluation, " of the test images": run.test}, run.is_multi_label),
         "shift": shift_by_weights(run),

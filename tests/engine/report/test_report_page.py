@@ -256,3 +256,10 @@ def test_an_evaluation_without_jinja2_lacks_only_its_page(digits_run, cpu, tmp_p
     assert "report.html cannot be written: The page of a run: needs jinja2" in (folder / "log.txt").read_text()
     with pytest.raises(UserError, match="needs jinja2"):
         report.main([str(folder)])
+
+
+def test_one_epoch_is_no_curve_and_a_probe_lists_no_options_of_steps(tmp_path):
+    for name, epochs, tune in (("probe", 1, "probe"), ("run", 2, "full")):
+        folder = make_run(tmp_path / name, epochs, [f"MODEL.TUNE={tune}", "TRAIN.ACCUM_ITER=7"])
+        page = read_page(folder)
+        assert ("Throughput" in page.text, "TRAIN.ACCUM_ITER" in page.text) == (epochs > 1, tune == "full")
