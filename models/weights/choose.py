@@ -176,7 +176,7 @@ def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str]
         ends = [name for name in outside if f".{name}".endswith(f".{end}")]
         if len(ends) == 1:
             outside[head] = outside.pop(ends[0])
-            if end == "weight":
+            if head.endswith(".weight"):
                 of = ends[0].rpartition(".")[0]
                 notes.append(
                     Note("screen", f"head: {of}, beside the backbone; its input is this model's (global_pool)")

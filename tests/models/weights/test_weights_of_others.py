@@ -370,13 +370,14 @@ def test_of_two_heads_of_lightlytrain_none_is_taken(tmp_path):
     assert load_pretrained(small_vit(), str(tmp_path / "x.pt")).new_heads == {"head": NewHead.NOT_IN_FILE}
 
 
-def test_a_head_beside_the_backbone_is_named_on_the_screen(tmp_path):
+@pytest.mark.parametrize("place, others", [("class_head", {}), ("a.head", {"projector.weight": torch.ones(2, 2)})])
+def test_a_head_beside_the_backbone_is_named_on_the_screen(tmp_path, place, others):
     model = vit(num_classes=3)
-    state = renamed(model, (r"^(?!head)", "backbone._model."), ("^head", "class_head"))
+    state = renamed(model, (r"^(?!head)", "backbone._model."), ("^head", place)) | others
     classes = {"model_init_args": {"classes": {0: "c", 1: "a", 2: "b"}}}
     torch.save({"train_model": state, **classes}, tmp_path / "x.pt")
     notes = load_pretrained(model, str(tmp_path / "x.pt"), purpose=EVALUATE).notes()
-    assert [note.kind for note in notes if "class_head" in note.text] == ["screen"]
+    assert [note.kind for note in notes if place in note.text] == ["screen"]
     assert weights_record(TimmModel(NAME="test_vit", PRETRAINED=str(tmp_path / "x.pt"))).class_names == ["c", "a", "b"]
 
 
