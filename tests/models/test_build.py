@@ -126,6 +126,9 @@ def test_positions_that_differ_from_the_formula_are_refused(theirs, size, tmp_pa
             continue
         with pytest.raises(UserError, match=r"of the formula MODEL\.POS_EMBED; give -opts MODEL\.POS_EMBED=learned$"):
             load_pretrained(model, str(weights), config.model, image_size=shape)
+    wider = vit_config("MODEL.POS_EMBED=sincos2d", "MODEL.EMBED_DIM=48")
+    with pytest.raises(UserError, match="wrong shapes"):
+        load_pretrained(build_vit(wider.model, wider.data), str(weights), wider.model, image_size=shape)
 
 
 @pytest.mark.parametrize("weights", ["vit", "checkpoint.pdparams"])
