@@ -47,7 +47,6 @@ OPENINGS = {
         "the figures are too high: the checkpoint was trained on {}",
         "the figures are of other images than before: {}",
         "the largest of {} folds has {}",
-        "{} of {} {} have no {} image",
     ],
     "datasets/sources/split_folders.py": ["{} is read as a class; if it is the training split"],
     "datasets/sources/rows.py": ["no image of {} is found in {}"],
@@ -98,7 +97,7 @@ OPENINGS = {
     "utils/device.py": ["this run uses the CPU: torch {} is built without CUDA"],
     "utils/files.py": ["nothing is locked, since the file system of {} has no flock"],
 }
-FORWARDING = {"engine/run/log.py", "engine/evaluation/session.py"}  # texts of others
+FORWARDING = {"engine/run/log.py", "engine/evaluation/session.py", "engine/plan/recipe.py"}  # texts of others
 
 
 def text_of(node: ast.expr) -> str | None:
