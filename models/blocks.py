@@ -150,12 +150,15 @@ class FeatureModel(nn.Module):
         if not hasattr(self.model, "forward_head"):
             return self._input_of_head(images).flatten(1)
         forward_head = self.model.forward_head
+        replaced = vars(self.model).get("forward_head")
         # Replaced, not called: the model's own forward pass casts the inputs of listed ops.
         self.model.forward_head = partial(forward_head, pre_logits=True)
         try:
             features: torch.Tensor = self.model(images)
         finally:
-            self.model.forward_head = forward_head
+            del self.model.forward_head  # not the method of the class
+            if replaced:
+                self.model.forward_head = replaced
         return features.flatten(1)
 
     def _input_of_head(self, images: torch.Tensor) -> torch.Tensor:

@@ -101,9 +101,11 @@ def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[st
     for number, group in enumerate(folds, 1):
         from engine.report.folds import OUT_OF_FOLD, pool_folds  # late: torch
 
-        name, title = OUT_OF_FOLD, f", out of fold, {len(group.runs)} folds"
+        name = OUT_OF_FOLD
+        title = f", out of fold, {len(group.runs)} folds"
         if len(folds) > 1:
-            name, title = f"{name}-{number}", f"{title} of {group.runs[0].name}"
+            name += f"-{number}"
+            title += f" of {group.runs[0].name}"
         try:
             found[title] = pool_folds(group.runs, folder / name)
         except UserError as error:

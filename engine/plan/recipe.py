@@ -77,7 +77,8 @@ def _choice_for(command: Command) -> Choice | None:
     """The recipe, where it is open; or the recipe of the command with the model of given weights."""
     if not command.recipe:
         return _choose(command) if _may_choose(command) else None
-    flags, given = command.flags, command.given.get("MODEL", {})
+    flags = command.flags
+    given = command.given.get("MODEL", {})
     fine_tunes = given.get("HEAD") == "probe" or given.get("TUNE")  # a recipe with timm's weights of its model
     names_model = flags.model or any(word.startswith(("MODEL.TYPE=", "MODEL.NAME=")) for word in flags.opts)
     if not fine_tunes or names_model or flags.eval or flags.resume or not os.path.isdir(flags.pretrained or ""):

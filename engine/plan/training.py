@@ -111,6 +111,14 @@ class Plan:
         return self.weights.image_size if self.weights else None
 
 
+def _record_of_run(found: FoundCheckpoint, config: Config) -> WeightsRecord:
+    """The record of a checkpoint; its arguments of timm's network may have followed weights."""
+    record = record_of(found.state, parse_value(found.state["options"]))
+    if config.model.type != "timm":
+        return record
+    return replace(record, kwargs=record.model.get("KWARGS") or {})
+
+
 def plan_training(
     command: Command,
     context: ProcessContext,
@@ -134,17 +142,9 @@ def plan_training(
         text = f"no run in {config.save} is of this experiment; starting a new run (-resume=RUN continues another)"
         logger.note(Note("screen", f"Resume: {text}"))
     resumed = _options_of(found, config)
-    known_names = None
-    known_split = None
-    record: WeightsRecord | None
-    if found:
-        record = record_of(found.state, parse_value(found.state["options"]))
-        known_names = found.state["class_names"]
-        known_split = record.split
-        if config.model.type == "timm":
-            record = replace(record, kwargs=record.model.get("KWARGS") or {})  # which may have followed weights
-    else:
-        record = weights_record(config.model, source=command.source)
+    known_names = found.state["class_names"] if found else None
+    record = _record_of_run(found, config) if found else weights_record(config.model, source=command.source)
+    known_split = record.split if found and record else None
     plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
     check_best_metric(config)
     followed = follow_weights(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)
