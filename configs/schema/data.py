@@ -80,7 +80,8 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     columns: dict[Literal["path", "label", "split"], Any] | None = option(
         None,
         "data sets csv, parquet: the columns, as {path: id, label: breed, split: is_valid}; label may be a list of "
-        "columns of 0 and 1; split: null trains on all rows; null: by names and values",
+        "columns of 0 and 1; split: null trains on all rows, {column: site, test: [B]} tests on rows of values, maybe "
+        "with val, too; null: by names and values",
     )
     encoding: str | None = option(None, "data set csv: encoding of tables that are not in UTF-8, as gb18030, cp1252")
     classes: Path | None = option(
@@ -211,11 +212,12 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
 
     def _problems_of_tables(self) -> Iterator[str]:
         for key, value in (self.columns or {}).items():
-            if key == "split" and value is None:  # no column has the splits
+            if key == "split" and (value is None or _lists_values(value)):  # None: no column has the splits
                 continue
             names = value if key == "label" and isinstance(value, list) else [value]
             if not all(isinstance(name, str) and name for name in names):
-                yield f"COLUMNS: {key} is {shorten(value)}, not the name of a column"
+                more = " or {column: NAME, test: [VALUE]}, with val, too, or in its place" if key == "split" else ""
+                yield f"COLUMNS: {key} is {shorten(value)}, not the name of a column{more}"
         try:
             codecs.lookup(self.encoding or "utf-8")
         except LookupError:
@@ -234,6 +236,14 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     def _problems_of_expressions(self) -> Iterator[str]:
         if self.labels and (problem := problem_of_expression(self.labels)):
             yield f"LABELS {problem}"
+
+
+def _lists_values(split: Any) -> bool:
+    """Whether `split` of COLUMNS has a column, and the values of val or test in lists."""
+    if not isinstance(split, dict) or not split.keys() <= {"column", "val", "test"} or len(split) < 2:
+        return False
+    column, *parts = [split.get("column"), *(values for key, values in split.items() if key != "column")]
+    return isinstance(column, str) and all(isinstance(values, list) and values for values in parts)
 
 
 def problem_of_expression(text: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from shlex import quote
 from typing import Any
@@ -16,6 +17,7 @@ from utils.notes import Note
 
 _OBJECT = re.compile(rf"(?!{CHOICES}){{")
 _MAX_DISTINCT = 30  # values of a column that are compared
+_MAX_SHOWN = 12
 # Names of columns, in lower case without signs; names of the second kind count if there is none of the first kind.
 _PATHS = (
     re.compile("(image|img|file|rel|relative)*paths?|(image|img|file)+names?|(image|img)*files?|images?|imgs?"),
@@ -100,6 +102,8 @@ def _check_columns(table: Table, given: Mapping[str, Any]) -> None:
     """Raises UserError for a given column, or one in a list, that the table lacks."""
     for value in given.values():
         names = value if isinstance(value, list) else [value]
+        if isinstance(value, dict):
+            names = [value["column"]]
         for name in names:
             if name not in (None, *table.header):
                 problem = f"has no column {shorten(name)} (DATA.COLUMNS, DATA.GROUPS)"
@@ -223,8 +227,10 @@ def _find_split(
     splits = {name: _splits_of(name, of) for name, of in values.items()}
     if "split" in columns:
         split = columns["split"]
+        if isinstance(split, dict):
+            return split["column"], _split_by_values(table, split, data)
         if split and not splits.get(split):
-            raise _unclear(table, "splits", [split], data, {"split": None})
+            raise _wrong_values(table, split, "its values are no words of splits", data)
         return split, splits.get(split, {})
     usable = [name for name in others if _are_several(splits[name])]
     # 0 and 1 of 'train': of an attribute, or of a class
@@ -235,6 +241,39 @@ def _find_split(
         raise _unclear(table, "splits", list(dict.fromkeys([*usable, *unclear])), data, advice)
     split = [*usable, FOLDERS][0]
     return (split, splits[split]) if _are_several(splits[split]) else (None, {})
+
+
+def _split_by_values(table: Table, given: Mapping[str, Any], data: Data) -> dict[str, str]:
+    """The split of each value, in lower case, of the column that DATA.COLUMNS names with values of val and test.
+
+    Raises UserError: a value that the column lacks, or that is listed twice, or no value is left for train.
+    """
+    listed = [(str(value).lower(), part) for part in ("val", "test") for value in given.get(part, ())]
+    part_of = dict(listed)
+    split_of = {value.lower(): part_of.get(value.lower(), "train") for value in table.column(given["column"])}
+    missing = [value for value, _ in listed if value not in split_of]
+    if missing:
+        raise _wrong_values(table, given["column"], f"it has no value {shorten(missing[0])}", data)
+    if len(part_of) < len(listed) or "train" not in split_of.values():
+        raise _wrong_values(table, given["column"], "list each value once, and leave one for train", data)
+    return split_of
+
+
+def _wrong_values(table: Table, column: str, problem: str, data: Data) -> UserError:
+    """The error about a column of splits that names its values, their numbers of rows, and a way to list them."""
+    counts = Counter(table.column(column)).most_common()
+    shown = ", ".join(f"{shorten(value)} ({rows})" for value, rows in counts[:_MAX_SHOWN])
+    more = ""
+    if len(counts) > _MAX_SHOWN:
+        more = f" and {len(counts) - _MAX_SHOWN} more"
+    advised: dict[str, Any] = {"split": None}
+    fix = "trains on all rows"
+    if len(counts) > 1:
+        advised = {"split": {"column": column, "test": [counts[-1][0]]}}
+        fix = "tests on one (null in place of {...}: splits by no column)"
+    option = quote(f"DATA.COLUMNS={json.dumps({**(data.columns or {}), **advised}, ensure_ascii=False)}")
+    found = f"DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}{more}"
+    return UserError(f"{table.file}:1: {found}; -opts {option} {fix}")
 
 
 def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:

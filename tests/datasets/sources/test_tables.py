@@ -50,6 +50,7 @@ def read(path, cpu, num_classes=None, class_names=None, known=None, is_new=True,
 
 TWO = {"file": FILES, "label": LABELS}
 WITH_SIGNS = [label + "\u200b" * (number % 3) for number, label in enumerate(LABELS)]
+SITES = ["Nord"] * 18 + ["7"] * 6 + ["Süd"] * 6
 IN_FOLDERS = [f"{split}/{file}" for split, file in zip(SPLITS, FILES, strict=True)]
 READ = {  # columns, DATA.COLUMNS, the images of each split; of the file: its name, separator and encoding
     "short names": ({"path": FILES, "label": LABELS}, None, [26, 4]),
@@ -68,6 +69,7 @@ READ = {  # columns, DATA.COLUMNS, the images of each split; of the file: its na
     "numbers": ({**TWO, "val": [0.1, 0.2, 0.3] * 10, "stage": [1, 2, 3] * 10}, None, [26, 4]),
     "a split by its values": ({**TWO, "zzz": SPLITS}, None, [18, 6, 6]),
     "a given split": ({**TWO, "zzz": SPLITS, "set": SPLITS[::-1]}, {"split": "zzz"}, [18, 6, 6]),
+    "sites": ({**TWO, "site": SITES}, {"split": {"column": "site", "test": ["süd"], "val": [7]}}, [18, 6, 6]),
     "all rows": ({**TWO, "split": SPLITS}, {"split": None}, [26, 4]),
     "folders of splits": ({**TWO, "file": IN_FOLDERS}, None, [18, 6, 6]),
     "lists of one": ({"file_name": FILES, "label": [[label] for label in LABELS]}, None, [26, 4], "a.jsonl"),
@@ -126,6 +128,26 @@ def test_a_column_that_the_table_lacks(given, table, cpu):
     file = table(files=FILES, **TWO)
     with pytest.raises(UserError, match=r":1: has no column 'x' .*DATA\.COLUMNS.* 'file', 'label'$"):
         read(file, cpu, columns=given)
+
+
+@pytest.mark.parametrize(
+    ("site", "problem"),
+    [
+        ("site", "its values are no words of splits"),
+        ({"column": "site", "test": ["Ost"]}, "it has no value 'ost'"),
+        ({"column": "site", "test": ["Nord", "7"], "val": ["7"]}, "list each value once"),
+        ({"column": "site", "test": ["Nord", "7", "Süd"]}, "leave one for train"),
+    ],
+)
+def test_the_advised_values_of_a_column_are_the_test_images(site, problem, table, cpu):
+    file = table(files=FILES, **TWO, site=SITES)
+    with pytest.raises(
+        UserError, match=f"{problem}.* it has 'Nord' \\(18\\), '7' \\(6\\), 'Süd' \\(6\\); -opts"
+    ) as error:
+        read(file, cpu, columns={"split": site})
+    (given,) = typed(str(error.value), options(file))
+    train, val, test = read(file, cpu, columns=given.columns)
+    assert (len(train) + len(val), names_of(test)) == (24, FILES[24:])
 
 
 def test_a_run_that_exists_keeps_its_split_and_encoding(table, cpu):
