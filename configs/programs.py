@@ -7,6 +7,7 @@ import itertools
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -159,8 +160,10 @@ def translate(program: Program, given: Sequence[tuple[str, list[str]]], is_own: 
     for name in [*program.flags, *program.missing]:  # in their order: a later option wins
         if name in values:
             _add_flag(result, program, name, values[name])
-    for option in _COMPUTED[program.recipe](values) if trains and program.recipe in _COMPUTED else ():
-        result.add(option)
+    if trains and program.recipe in _COMPUTED:
+        with suppress(ValueError, ZeroDivisionError):  # of values that the program itself refuses
+            for option in _COMPUTED[program.recipe](values):
+                result.add(option)
     return result
 
 

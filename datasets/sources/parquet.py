@@ -21,7 +21,7 @@ from datasets.decoding.images import BadImage
 from datasets.loading.sampler import ShardWindows
 from datasets.sources.listing import list_directory
 from datasets.sources.lists import Tables
-from datasets.sources.names import SPLIT_NAMES, list_names, split_of
+from datasets.sources.names import SPLIT_NAMES, list_names, names_by_number, split_of
 from datasets.sources.samples import ImageFiles, Listing, listing_arrays, read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.tables import PARQUET, Cells, Table
@@ -107,7 +107,7 @@ class Parquet(Tables):
 def _place_of(root: Path, file: Path, of_card: Mapping[Path, str]) -> tuple[Path, str | None, str]:
     """The folder of the configuration of a file, its split, and its name in the hub's form, else ''."""
     if file in of_card:
-        return root, of_card[file], ""
+        return root, split_of(of_card[file]), of_card[file]
     shard = _SHARD.fullmatch(file.stem)
     name = shard[1] if shard else ""
     if file == root:
@@ -132,18 +132,19 @@ def _partition_of(root: Path, file: Path) -> dict[str, str]:
 
 
 def _read_card(folder: Path) -> tuple[dict[Path, str], dict[str, tuple[str, ...]]]:
-    """From the hub's README.md: the split of each file, if it has one configuration; the classes of each column."""
+    """From the hub's README.md: the split of each file by its name, with one configuration; the classes of each column."""
     splits = dict[Path, str]()
     classes = dict[str, tuple[str, ...]]()
     with suppress(Exception):  # anyone writes it; what cannot be parsed is not known
         card = yaml.safe_load((folder / "README.md").read_text("utf-8").split("---\n")[1])
         for column in card.get("dataset_info", {}).get("features", ()):
             if "class_label" in column["dtype"]:
-                classes[column["name"]] = tuple(map(to_nfc, column["dtype"]["class_label"]["names"].values()))
+                names = names_by_number(column["dtype"]["class_label"]["names"]) or {}
+                classes[column["name"]] = tuple(to_nfc(names[label]) for label in range(len(names)))
         (only,) = card["configs"]
         for part in only["data_files"]:
             for pattern in np.atleast_1d(part["path"]).tolist():
-                splits |= dict.fromkeys(folder.glob(pattern), SPLIT_NAMES.get(part["split"], part["split"]))
+                splits |= dict.fromkeys(folder.glob(pattern), part["split"])
     return splits, classes
 
 

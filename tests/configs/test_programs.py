@@ -93,6 +93,11 @@ ROWS = [  # line; optimizer, rate, weight decay, schedule, size, policy; other o
         ("lamb", 0.2, 2e-5, "cosine", 224, None),
         {"LOSS.NAME": "bce", "TRAIN.RANDOM_ERASE_AFTER_MIXUP": False},
     ),
+    (  # a value that timm refuses
+        "D --model resnet50 --sched cosine --lr-base-size 0",
+        ("nesterov", 0.05, 2e-5, "cosine", 224, None),
+        {},
+    ),
     (
         "D --model vit_small_patch16_224 --task multilabel --opt adamw --opt-betas 0.9 0.95 --opt-kwargs caution=true",
         ("adamw", 0.1 * 0.5**0.5, 2e-5, "cosine", 224, None),

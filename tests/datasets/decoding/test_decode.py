@@ -67,6 +67,7 @@ KINDS = {
     "png alpha": lambda: encode(Image.merge("RGBA", (*PHOTO.split(), ALPHA)), "PNG"),
     "png transparent colour": lambda: encode(PHOTO, "PNG", transparency=(255, 255, 255)),
     "png palette, alpha": lambda: encode(PHOTO.quantize(64), "PNG", transparency=bytes(range(64))),
+    "gif": lambda: encode(PHOTO.quantize(64), "GIF"),
     "webp": lambda: encode(PHOTO, "WEBP"),
     "ppm": lambda: encode(PHOTO, "PPM"),
     "pgm": lambda: encode(PHOTO.convert("L"), "PPM"),

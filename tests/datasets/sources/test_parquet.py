@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import re
 from decimal import Decimal
 
 import numpy as np
@@ -153,12 +154,13 @@ dataset_info:
   - name: label
     dtype:
       class_label:
-        names: {'0': zebra, '1': ant, '2': mole}
+        names: {'2': mole, '0': zebra, '1': ant}
 configs:
 - config_name: default
   data_files:
   - {split: train, path: [x/a.parquet, x/c*]}
   - {split: validation, path: x/b.parquet}
+  - {split: unlabeled, path: x/d.parquet}
 ---
 # Animals
 """
@@ -172,6 +174,8 @@ def test_the_readme_of_the_hub_names_splits_and_classes(tmp_path, cpu):
     assert train.class_names == NAMES
     assert classes_of(train) == {number: NAMES[number % 3] for number in (*range(10), *range(20, 30))}
     assert classes_of(val) == {number: NAMES[number % 3] for number in range(10, 20)}
+    (tmp_path / "README.md").write_text(re.sub(r".*(path: x/b|unlabeled).*\n", "", CARD).replace("train,", "full,"))
+    assert sum(map(len, read(tmp_path, cpu))) == 20
 
 
 @pytest.mark.parametrize(
