@@ -132,7 +132,7 @@ def _partition_of(root: Path, file: Path) -> dict[str, str]:
 
 
 def _read_card(folder: Path) -> tuple[dict[Path, str], dict[str, tuple[str, ...]]]:
-    """From the hub's README.md: the split of each file by its name, with one configuration; the classes of each column."""
+    """From the README.md of the hub: the split of each file of its one configuration; the classes of each column."""
     splits = dict[Path, str]()
     classes = dict[str, tuple[str, ...]]()
     with suppress(Exception):  # anyone writes it; what cannot be parsed is not known
