@@ -156,6 +156,8 @@ def translate(program: Program, given: Sequence[tuple[str, list[str]]], is_own: 
             values["data"] = [word]
         else:
             result.unknown[word] = its_values
+    if size := values.get("input-size"):  # channels, height and width; of DeiT the side alone
+        values |= {"img-size": size[-2:], **({"in-chans": size[:1]} if len(size) == 3 else {})}
     trains = _add_recipe(result, program, values)
     for name in [*program.flags, *program.missing]:  # in their order: a later option wins
         if name in values:

@@ -226,7 +226,7 @@ def mistakes_of(results: SampleResults) -> list[tuple[str, int]]:
 def read_scores(file: Path) -> tuple[SampleResults, list[str], list[str]]:
     """The results in a file of scores, the names of their samples, and of the classes.
 
-    Raises OSError; ValueError, KeyError: a damaged file.
+    Raises OSError; ValueError, KeyError, EOFError, BadZipFile: a damaged file.
     """
     with np.load(file, allow_pickle=False) as saved:
         groups = saved.get("groups")

@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from zipfile import BadZipFile
 
+from configs.schema.data import properties_of
 from configs.schema.operating_point import OperatingPoint
 from engine.evaluation.results import join
 from engine.evaluation.tables import SCORES, ResultTables, read_scores
@@ -26,7 +28,7 @@ def pool_folds(runs: Sequence[RunContents], folder: Path) -> Evaluation:
     for run in runs:
         try:
             results, paths, of_run = read_scores(run.folder / EVALUATION / SCORES)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise UserError(f"{run.name}: {EVALUATION}/{SCORES} cannot be read: {error}") from None
         if classes and of_run != classes:
             raise UserError(f"{run.name} has other classes than {runs[0].name}")
@@ -34,7 +36,7 @@ def pool_folds(runs: Sequence[RunContents], folder: Path) -> Evaluation:
         names += paths
         classes = of_run
     name, number = Counter(names).most_common(1)[0]
-    if number > 1:
+    if number > 1 and not properties_of(runs[0].options["DATA.DATASET"]).in_memory:  # whose images have numbers
         raise UserError(f"{name} is in {number} runs; give the folds of one seed")
     results = join(parts)
     goal = runs[0].options["EVAL.OPERATING_POINT"]

@@ -93,10 +93,10 @@ ROWS = [  # line; optimizer, rate, weight decay, schedule, size, policy; other o
         ("lamb", 0.2, 2e-5, "cosine", 224, None),
         {"LOSS.NAME": "bce", "TRAIN.RANDOM_ERASE_AFTER_MIXUP": False},
     ),
-    (  # a value that timm refuses
-        "D --model resnet50 --sched cosine --lr-base-size 0",
-        ("nesterov", 0.05, 2e-5, "cosine", 224, None),
-        {},
+    (  # of values that timm refuses, or that are not here
+        "D --model resnet50 --sched cosine --lr-base-size 0 --input-size 1 160 192 --clip-mode agc",
+        ("nesterov", 0.05, 2e-5, "cosine", (160, 192), None),
+        {"DATA.IMAGE_CHANNELS": 1},
     ),
     (
         "D --model vit_small_patch16_224 --task multilabel --opt adamw --opt-betas 0.9 0.95 --opt-kwargs caution=true",

@@ -199,7 +199,9 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     folders, labels, scores = [], rng.integers(0, 3, (3, 50)), rng.normal(size=(3, 50, 3)).astype(np.float32)
     for fold in range(3):
         goal = "EVAL.OPERATING_POINT={class: b, specificity: 0.9}"
-        folder = make_run(tmp_path / f"fold{fold}", 3, ["DATA.FOLDS=3", f"DATA.FOLD={fold}", goal])
+        folder = make_run(
+            tmp_path / f"fold{fold}", 3, ["DATA.DATASET=folder", "DATA.FOLDS=3", f"DATA.FOLD={fold}", goal]
+        )
         (folder / "evaluation").mkdir(exist_ok=True)
         paths = np.array([f"{fold}/{number}.png" for number in range(50)])
         arrays = {"labels": labels[fold], "scores": scores[fold], "paths": paths, "classes": np.array(["a", "b", "c"])}
@@ -224,3 +226,6 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     np.savez(folder / "evaluation/scores.npz", **(arrays | {"paths": np.char.replace(paths, "2/", "1/")}))
     _, _, problems = compare(*folders)
     assert any("1/0.png is in 2 runs" in problem for problem in problems)
+    (folder / "evaluation/scores.npz").write_bytes(b"PK")
+    _, _, problems = compare(*folders)
+    assert any("scores.npz cannot be read" in problem for problem in problems)
