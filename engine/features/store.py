@@ -35,7 +35,7 @@ from engine.evaluation.session import EvaluationSession
 from engine.run.log import RunLogger
 from models.blocks import FeatureModel
 from utils.distributed import broadcast_object
-from utils.errors import UserError, error_from
+from utils.errors import Unavailable, UserError, error_from
 from utils.files import atomic_write, open_atomically, own_file, space_fix
 from utils.notes import RUN_LOG
 from utils.tables import safe_cell
@@ -143,9 +143,14 @@ def extract_once(
             if len(missing) and type(samples) is not ImageFiles:
                 missing = np.arange(len(keys))
             if len(missing):
-                path = folder / f"{split}-{sha256(keys[missing].tobytes()).hexdigest()[:16]}" / "features.npy"
+                name = f"{split}-{sha256(keys[missing].tobytes()).hexdigest()[:16]}"
+                path = folder / name / "features.npy"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                locks.enter_context(lock_run_folder(path.parent))
+                try:
+                    locks.enter_context(lock_run_folder(path.parent))
+                except Unavailable:  # another run, such as of another fold, computes them at the same time
+                    path = folder / f"{name}-{os.getpid()}" / "features.npy"
+                    path.parent.mkdir(exist_ok=True)
             known = f"{len(keys) - len(missing)} of {len(keys)} computed before"
             logging.getLogger(RUN_LOG).debug(f"----- Features of {len(keys)} images, {known}: {folder}")
         path, missing = broadcast_object((path, missing), context)

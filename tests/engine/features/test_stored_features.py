@@ -12,6 +12,7 @@ import torch
 from conftest import CPU, GREY, TINY_VIT, config_for, read_result, samples_for, train
 from PIL import Image
 
+from engine.checkpoint import run_folder
 from engine.evaluation.session import build_eval_model
 from engine.features import store
 from engine.features.store import digest_inputs
@@ -112,6 +113,20 @@ def test_features_follow_their_images(
         assert (after != before).any(axis=1).sum() == 1
     monkeypatch.setattr(store, "extract", lambda *_: pytest.fail("computes features again"))
     assert np.array_equal(features(kept, dataset, path), after)
+
+
+def test_runs_compute_the_same_features_at_the_same_time(contents, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0)
+    path = write_folder(tmp_path / "data", contents)
+    inner = []
+
+    def run_another() -> None:
+        if not inner:
+            inner.append(None)
+            inner.append(features(tmp_path, "folder", path))
+
+    outer = features(tmp_path, "folder", path, run_another)
+    assert np.array_equal(outer, inner[1])
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "empty", "missing", "other shape", "no json"])
