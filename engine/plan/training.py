@@ -16,7 +16,7 @@ from configs.compare import experiment_mismatch, shared_options, with_defaults
 from configs.load import RUN_OPTIONS
 from configs.parts import check_plugins
 from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, follow_facts
-from configs.schema import Config
+from configs.schema import Config, Data
 from configs.schema.data import AUTO
 from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow_weights, refuse_sharded
 from configs.yaml_io import format_value, parse_value
@@ -111,6 +111,18 @@ class Plan:
         return self.weights.image_size if self.weights else None
 
 
+def _new_run(folder: str) -> Note:
+    fix = "starting a new run (-resume=RUN continues another)"
+    return Note("screen", f"Resume: no run in {folder} is of this experiment; {fix}")
+
+
+def _facts_of(splits: list[Samples], data: Data, resumed: dict[str, Any], context: ProcessContext) -> Facts:
+    """resumed: the options of the run to resume. Only a GPU keeps its TRAIN.COMPILE."""
+    compiled = resumed.get("TRAIN.COMPILE") if context.device.type == "cuda" else None
+    classes = number_of_classes(data.dataset, splits)
+    return Facts(context.world_size, classes, resumed.get("DATA.BATCH_SIZE"), compile=compiled)
+
+
 def _record_of_run(found: FoundCheckpoint, config: Config) -> WeightsRecord:
     """The record of a checkpoint; its arguments of timm's network may have followed weights."""
     record = record_of(found.state, parse_value(found.state["options"]))
@@ -139,8 +151,7 @@ def plan_training(
         check_loggers(config.loggers)
     found = find_on_all_ranks(config, context, logger, locks)
     if config.model.resume and not found:
-        text = f"no run in {config.save} is of this experiment; starting a new run (-resume=RUN continues another)"
-        logger.note(Note("screen", f"Resume: {text}"))
+        logger.note(_new_run(config.save))
     resumed = _options_of(found, config)
     known_names = found.state["class_names"] if found else None
     record = _record_of_run(found, config) if found else weights_record(config.model, source=command.source)
@@ -152,7 +163,7 @@ def plan_training(
     place = as_read_before(data, known_split)
     splitter = Splitter(data, known_split)
     has_test, no_labels = has_test_split(place, context)
-    names = ("train", "val", "test") if has_test else ("train", "val")
+    names = ("train", "val", "test")[: 2 + has_test]
     train, val, *tests = splits = read_samples(
         place, config.model.num_classes, context, *names, class_names=known_names, splitter=splitter, is_new=not found
     )
@@ -162,9 +173,7 @@ def plan_training(
             logger.note(note)
         notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
     check_images(splits, data, context, _DECODE_SECONDS if command.dry_run else 0.0)
-    facts = Facts(ranks, number_of_classes(data.dataset, splits), resumed.get("DATA.BATCH_SIZE"))
-    if context.device.type == "cuda":
-        facts = replace(facts, compile=resumed.get("TRAIN.COMPILE"))
+    facts = _facts_of(splits, data, resumed, context)
     config = follow_facts(config, facts)
     check_same_options(config, context)
     if config.data.batch_size == AUTO:
