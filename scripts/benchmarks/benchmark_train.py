@@ -10,10 +10,13 @@ See docs/benchmarks.md.
 import argparse
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -38,7 +41,17 @@ from scripts.benchmarks.programs import (
     parse_names,
     run_turn,
 )
-from scripts.benchmarks.turns import CORES, Columns, Figures, compare, figures_table, median_and_range, memory, speed
+from scripts.benchmarks.turns import (
+    CORES,
+    SPEED,
+    Columns,
+    Figures,
+    compare,
+    figures_table,
+    median_and_range,
+    memory,
+    speed,
+)
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
@@ -134,13 +147,27 @@ def main(argv: list[str]) -> int:
 
         first, *others = contenders
         pairs = [(other, first) for other in others] if flags.modes else RATIOS
-        compare(SCRIPT, argv, size, contenders, flags.rounds, measure, tables, flags.json, pairs)
+        compare(SCRIPT, argv, size, contenders, flags.rounds, measure, partial(tables, size), flags.json, pairs)
     return 0
 
 
-def tables(figures: Figures) -> list[str]:
+def tables(batch_size: int, figures: Figures) -> list[str]:
     columns: Columns = {"images/s": speed, "CPU cores": lambda one: median_and_range(one[CORES], ".1f")}
-    return [figures_table(figures, columns | {"peak memory (GB)": memory})]
+    return [figures_table(figures, columns | {"peak memory (GB)": memory}), duration_table(figures, batch_size)]
+
+
+def duration_table(figures: Figures, batch_size: int) -> str:
+    """Seconds per 100 iterations, a column per round, as on PaddleViT's page of AMP; iterations/s as Colossal-AI's."""
+    rounds = max(len(one.get(SPEED, ())) for one in figures.values())
+
+    def column(number: int) -> Callable[[dict[str, Any]], str]:
+        return lambda one: f"{100 * batch_size / one[SPEED][number]:.3f}" if number < len(one[SPEED]) else ""
+
+    columns: Columns = {f"round {number + 1}": column(number) for number in range(rounds)}
+    columns["mean (s)"] = lambda one: f"{100 * batch_size * mean(1 / speed for speed in one[SPEED]):.3f}"
+    columns["iterations/s"] = lambda one: f"{mean(one[SPEED]) / batch_size:.3f}"
+    table = figures_table(figures, columns)
+    return f"Seconds per 100 iterations:\n\n{table}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -154,6 +154,19 @@ def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path,
         assert f"| {row}" in page
 
 
+def test_the_seconds_of_100_iterations_and_their_mean():
+    """100 iterations of 64 images; the mean is of the seconds, and a program that failed has its reason."""
+    figures = {
+        "fp32": {"images_per_second": [80.0, 100.0]},
+        "O1": {"images_per_second": [160.0]},
+        "O2": {"failed": "x"},
+    }
+    rows = [line.split("|")[1:-1] for line in benchmark_train.duration_table(figures, 64).splitlines()[4:]]
+    cells = {name.strip(): [value.strip() for value in values] for name, *values in rows}
+    assert cells["fp32"] == ["80.000", "64.000", "72.000", "1.406"]
+    assert cells["O1"] == ["40.000", "", "40.000", "2.500"] and cells["O2"][0] == "failed: x"
+
+
 def test_every_training_part_is_a_command_of_benchmark_train(tmp_path):
     made = parts_of(f"-output={tmp_path}", f"-timm_train={__file__}", "-opts", "SEED=3")
     configs = {}
