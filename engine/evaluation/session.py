@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from configs.flags import Prediction
 from configs.schema import Config, Data
 from configs.schema.data import properties_of
 from configs.schema.model import Tune
-from configs.schema.operating_point import UNDECIDED, OperatingPoint
+from configs.schema.operating_point import UNDECIDED, Goal, OperatingPoint
 from configs.yaml_io import shorten
 from datasets.sources.names import list_names, names_of_labels
 from datasets.sources.samples import Samples
@@ -135,12 +136,16 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
         evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
     names = names_of_labels(plan.samples, plan.config.model.num_logits)
     goal = operating_goal(plan.config, names)
-    if goal and (not evaluator.point or (goal.name, goal.title) != (evaluator.point.name, evaluator.point.title)):
+    if goal and (not evaluator.point or _goal_of(goal) != _goal_of(evaluator.point)):
         if command.prediction:
             problem = "EVAL.OPERATING_POINT: a prediction takes the one of its weights, which have another or none"
             raise UserError(f"{problem}; train with the option, and remove it here")
         evaluator = replace(evaluator, point=goal)
     return EvaluationSession(plan, built.compute, evaluator, meta_model=copy_to_meta(built.fp32))
+
+
+def _goal_of(point: OperatingPoint) -> dict[str, Any]:
+    return point.model_dump(include={*Goal.model_fields})
 
 
 def operating_goal(config: Config, names: Sequence[str]) -> OperatingPoint | None:

@@ -121,8 +121,9 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
     again = evaluate(tmp_path / "eval", f"-pretrained={folder / 'best.pth'}", "-split=train")
     used = json.loads((again / "evaluation/summary.json").read_text())["operating_point"]
     assert used["threshold"] == found["threshold"] and used["specificity"] != found["specificity"]
-    with pytest.raises(UserError, match=r"EVAL\.OPERATING_POINT: a prediction"):
-        run(parse_command_line(["-predict", f"-pretrained={weights}", *data, "-opts", GOAL.replace("3", "4")]), cpu)
+    for other in (GOAL.replace("3", "4"), GOAL.replace("}", ", groups: any}")):
+        with pytest.raises(UserError, match=r"EVAL\.OPERATING_POINT: a prediction"):
+            run(parse_command_line(["-predict", f"-pretrained={weights}", *data, "-opts", other]), cpu)
 
 
 def test_an_unknown_class_is_named(digits_argv, cpu):
