@@ -205,7 +205,9 @@ def read_records(
                 first = next(iter(files.values()))
                 others.add(Reason(f"samples have no image (.{', .'.join(_IMAGES)})", kind="log"), shorten(first.name))
                 continue
-            labels = [_file_of(files, [kind]) for kind in _LABELS]
+            labels = [_file_of(files, ["cls"])]
+            if label_key or group_key or not labels[0]:  # several .json beside a .cls are about other things
+                labels.append(_file_of(files, ["json"]))
             contents = {file.kind: file.content for file in labels if file}
             label = find_label(contents, key, label_key)
             value = _parse_json(contents["json"]) if group_key and "json" in contents else None

@@ -158,6 +158,7 @@ def test_keys_and_extensions_are_those_of_webdataset(tmp_path):
     ("files", "label"),
     [
         ({"cat/a.jpg": b"", "cat/a.cls": b" 3\n", "cat/a.json": b'{"label": 4}'}, 3),
+        ({"a.jpg": b"", "a.cls": b"3", "a.x.json": b"{}", "a.y.json": b"{}"}, 3),
         ({"cat/a.jpg": b"", "cat/a.json": b'{"other": 1, "cls": 5, "target": 6}'}, 5),
         ({"a.json": b'{"label": true, "class": 2.0, "class_id": 3}', "a.jpg": b""}, 2),
         ({"a.jpg": b"", "a.json": b'{"label": null, "class_name": "dog"}'}, "dog"),
