@@ -20,6 +20,8 @@ from datasets.sources.names import (
     NATURAL,
     SPLIT_NAMES,
     check_names,
+    map_labels,
+    new_names,
     number_by,
     number_of_classes,
     sort_names,
@@ -271,6 +273,10 @@ def _check_split(source: Source, split: str) -> None:
 
 def _number_classes(samples: Samples, data: Data, class_names: Sequence[str], needs_all: bool) -> list[str]:
     """Gives the samples the labels of a checkpoint's classes, else of DATA.CLASSES; see `number_by`."""
+    if data.rename and samples.has_class_names:
+        renamed = new_names(samples.class_names, data.rename)
+        names = list(dict.fromkeys(renamed))
+        samples.number_classes(map_labels(renamed, names, "DATA.RENAME"), names)
     if class_names:
         return number_by(class_names, samples, data.data_path, needs_all)
     if not data.classes:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
+from unicodedata import normalize
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -36,6 +37,13 @@ def secret_in_url(path: str) -> str | None:
     if mark and scheme.lower() != "file":
         return f"the {scheme} URL contains '?' or '#'; give the URL of a folder or a pattern, without a query"
     return None
+
+
+def _as_texts(renames: Any) -> Any:
+    """The names as texts in NFC, as in the data: a folder may be named 7."""
+    if not isinstance(renames, dict):
+        return renames
+    return {normalize("NFC", str(old)): normalize("NFC", str(new)) for old, new in renames.items()}
 
 
 class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
@@ -88,6 +96,11 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         None,
         "number the classes by name in the order natural (timm: 1, 2, 10, without case) or bytes (torchvision: 1, 10, "
         "2), or as a file names them, one per line or a JSON list; null: bytes. A checkpoint with names decides itself",
+    )
+    rename: Annotated[dict[str, str], BeforeValidator(_as_texts)] | None = option(
+        None,
+        "new names of classes, {old: new}, in the data and in the weights; classes with one new name are merged: the "
+        "first row of the head is kept, in an evaluation their probabilities are added",
     )
     multi_label: bool = option(False, "data set csv, tar: images have no, one or several labels; LOSS.NAME is then bce")
     on_bad_image: Literal["error", "skip"] = option("error", "unreadable images: abort the run, or skip and list them")
@@ -218,6 +231,8 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
             if not all(isinstance(name, str) and name for name in names):
                 more = " or {column: NAME, test: [VALUE]}, with val, too, or in its place" if key == "split" else ""
                 yield f"COLUMNS: {key} is {shorten(value)}, not the name of a column{more}"
+        for name in sorted({*(self.rename or {}).values()} & {*(self.rename or ())}):
+            yield f"RENAME: {shorten(name)} is an old and a new name; give each old name the last one"
         try:
             codecs.lookup(self.encoding or "utf-8")
         except LookupError:
@@ -240,10 +255,10 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
 
 def _lists_values(split: Any) -> bool:
     """Whether `split` of COLUMNS has a column, and the values of val or test in lists."""
-    if not isinstance(split, dict) or not split.keys() <= {"column", "val", "test"} or len(split) < 2:
-        return False
-    column, *parts = [split.get("column"), *(values for key, values in split.items() if key != "column")]
-    return isinstance(column, str) and all(isinstance(values, list) and values for values in parts)
+    match split:
+        case {"column": str(), **parts} if parts and parts.keys() <= {"val", "test"}:
+            return all(isinstance(values, list) and values for values in parts.values())
+    return False
 
 
 def problem_of_expression(text: str) -> str | None:

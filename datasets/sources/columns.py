@@ -10,14 +10,13 @@ from typing import Any
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
-from datasets.sources.names import SPLIT_NAMES
+from datasets.sources.names import SPLIT_NAMES, list_names
 from datasets.sources.tables import CHOICES, FOLDERS, ONE, Layout, Table, first_folder
 from utils.errors import UserError
 from utils.notes import Note
 
 _OBJECT = re.compile(rf"(?!{CHOICES}){{")
 _MAX_DISTINCT = 30  # values of a column that are compared
-_MAX_SHOWN = 12
 # Names of columns, in lower case without signs; names of the second kind count if there is none of the first kind.
 _PATHS = (
     re.compile("(image|img|file|rel|relative)*paths?|(image|img|file)+names?|(image|img)*files?|images?|imgs?"),
@@ -262,17 +261,14 @@ def _split_by_values(table: Table, given: Mapping[str, Any], data: Data) -> dict
 def _wrong_values(table: Table, column: str, problem: str, data: Data) -> UserError:
     """The error about a column of splits that names its values, their numbers of rows, and a way to list them."""
     counts = Counter(table.column(column)).most_common()
-    shown = ", ".join(f"{shorten(value)} ({rows})" for value, rows in counts[:_MAX_SHOWN])
-    more = ""
-    if len(counts) > _MAX_SHOWN:
-        more = f" and {len(counts) - _MAX_SHOWN} more"
+    shown = list_names([f"{value} ({rows})" for value, rows in counts])
     advised: dict[str, Any] = {"split": None}
     fix = "trains on all rows"
     if len(counts) > 1:
         advised = {"split": {"column": column, "test": [counts[-1][0]]}}
         fix = "tests on one (null in place of {...}: splits by no column)"
     option = quote(f"DATA.COLUMNS={json.dumps({**(data.columns or {}), **advised}, ensure_ascii=False)}")
-    found = f"DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}{more}"
+    found = f"DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}"
     return UserError(f"{table.file}:1: {found}; -opts {option} {fix}")
 
 

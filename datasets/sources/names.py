@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,46 @@ def map_labels(names: Sequence[str], known: Sequence[str], source: str) -> np.nd
     return np.array([position.get(name, -1) for name in names], dtype=np.int64)
 
 
+def rename_classes(names: Sequence[str], renames: Mapping[str, str] | None) -> list[str]:
+    """The names of the classes of weights after DATA.RENAME; only the first of merged classes has the new name.
+
+    Of classes that are merged with one of this name, the latter has it.
+    """
+    renamed = list(names)
+    for label, new in enumerate(new_names(names, renames)):
+        if new not in renamed:
+            renamed[label] = new
+    return renamed
+
+
+def merged_outputs(names: Sequence[str], renames: Mapping[str, str] | None) -> dict[int, list[int]]:
+    """The outputs of weights that DATA.RENAME merges, by the label that `rename_classes` gives their class."""
+    renamed = rename_classes(names, renames)
+    outputs = defaultdict[int, list[int]](list)
+    for label, new in enumerate(new_names(names, renames)):
+        outputs[renamed.index(new)].append(label)
+    return {label: of_class for label, of_class in outputs.items() if len(of_class) > 1}
+
+
+def new_names(names: Sequence[str], renames: Mapping[str, str] | None) -> list[str]:
+    """The names after DATA.RENAME, equal ones of merged classes."""
+    return [(renames or {}).get(name, name) for name in names]
+
+
+def _advise_renaming(unknown: Sequence[str], known: Sequence[str], names: Sequence[str]) -> str:
+    """The option for a class that was renamed, or for two or three that were merged.
+
+    unknown: names in the data that are none of `known`. names: of all classes of the data.
+    """
+    lost = [name for name in known if name not in names]
+    if not lost or not unknown:
+        return ""
+    if len(unknown) > 1 or len(lost) > 3:
+        lost = lost[:1]
+    option = json.dumps(dict.fromkeys(lost, unknown[0]), ensure_ascii=False)
+    return f"; if {unknown[0]!r} is the new name of {list_names(lost)}: -opts {shlex.quote(f'DATA.RENAME={option}')}"
+
+
 def number_by(
     known: Sequence[str], samples: Samples, data_path: str, needs_all: bool, source: str = "the checkpoint"
 ) -> list[str]:
@@ -184,6 +224,8 @@ def number_by(
     used = range(len(labels)) if needs_all else np.flatnonzero(samples.class_counts(len(labels)))
     unknown = [samples.class_names[label] for label in used if labels[label] < 0]
     missing = sorted(set(known).difference(samples.class_names)) if needs_all else []
+    others = [name for name in samples.class_names if name not in known]
+    advice = _advise_renaming(unknown or others, known, samples.class_names)
     findings = list[str]()
     path = shlex.quote(data_path)
     if unknown:
@@ -192,9 +234,11 @@ def number_by(
             fix = "to train with it, start from the weights: python main_single_gpu.py -cfg=RUN/config.yaml "
             fix += f"-pretrained=RUN/best.pth -data_path={path} -opts MODEL.NUM_CLASSES=null"
         has = f"{source} has {list_names(known)}"
-        findings.append(f"{data_path}: {list_names(unknown)}: not a class of {source} ({has}); {fix}")
+        findings.append(f"{data_path}: {list_names(unknown)}: not a class of {source} ({has}); {fix}{advice}")
     if missing:
         findings.append(f"{data_path}: {list_names(missing)}: a class of {source} that the data does not have; add it")
+    if advice and not unknown:
+        samples.notes.append(Note("warning", f"not evaluated: {list_names(others)}{advice}"))
     if not findings and not np.array_equal(labels, np.arange(len(known))):
         samples.number_classes(labels, list(known))
     return findings

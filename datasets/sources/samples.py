@@ -89,7 +89,8 @@ class Samples:
             self.targets = labels[self.targets]
         else:
             targets = np.zeros((len(self), len(class_names)), dtype=self.targets.dtype)
-            targets[:, labels[labels >= 0]] = self.targets[:, : len(labels)][:, labels >= 0]
+            for old in np.flatnonzero(labels >= 0).tolist():
+                targets[:, labels[old]] |= self.targets[:, old]  # several old ones may be merged
             self.targets = targets
         self.class_names = class_names
 

@@ -8,6 +8,7 @@ Legend: N images, G groups, such as patients; a unit is a group, or without DATA
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 
@@ -111,6 +112,7 @@ class Splitter:
         targets: int64 (N,), or multi-hot int8 (N, C).
         """
         known = self.known
+        paths = _before_renaming(paths, self.data.rename, known)
         hashes = hash_paths(paths)
         is_same = known is not None and split != "all" and known.rule == self._rule.rule
         before = RunSplit(0, 0, None)
@@ -197,6 +199,20 @@ def _cut(
     if groups and rule.fold:
         cut.notes.append(_describe_folds(groups, part_of_image, rule.fold[1]))
     return cut
+
+
+def _before_renaming(paths: PackedStrings, renames: Mapping[str, str] | None, known: RunSplit | None) -> PackedStrings:
+    """The paths that the run knows, before the folders of classes were renamed (DATA.RENAME)."""
+    if not renames or not known:
+        return paths
+    hashes_of_run = np.append(known.trained, _hashes_of(known.held_out or ()))
+    for old, new in renames.items():
+        before = [f"/{to_nfc(path)}".replace(f"/{new}/", f"/{old}/", 1)[1:] for path in paths]
+        were = StringPacker(before).strings()
+        is_old = np.isin(hash_paths(were), hashes_of_run) & ~np.isin(hash_paths(paths), hashes_of_run)
+        pairs = zip(is_old, before, paths, strict=True)
+        paths = StringPacker([was if known_then else path for known_then, was, path in pairs]).strings()
+    return paths
 
 
 def _find_trained(known: RunSplit, hashes: np.ndarray, is_val: np.ndarray) -> np.ndarray:

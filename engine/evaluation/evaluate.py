@@ -5,9 +5,9 @@ Legend: B images per batch, N samples, K ranked classes, C classes.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -59,6 +59,7 @@ class Evaluator:
     keeps_logits: whether the results have the logits of each sample (EVAL.SAVE_LOGITS).
     thresholds, point: of `SampleResults`, from the weights; in a training None, and to be chosen.
     class_mask: bool (C,) on the device, False for classes whose logits are -inf; None: there are none.
+    merged: the outputs whose probabilities are added, by the label that their class has (DATA.RENAME).
     before_error: called by all ranks before they raise the error of unreadable images.
     """
 
@@ -71,6 +72,7 @@ class Evaluator:
     best_metric: str | None = None
     keeps_logits: bool = False
     class_mask: torch.Tensor | None = None
+    merged: Mapping[int, Sequence[int]] = field(default_factory=dict)
     thresholds: np.ndarray | None = None
     point: OperatingPoint | None = None
     before_error: Callable[[], None] = lambda: None
@@ -190,6 +192,10 @@ class Evaluator:
         """The logits, or other outputs of `model`, float32 (B, C), of normalized images (B, channels, S, S)."""
         logits = model(images).float()
         logits = (logits + model(images.flip(-1)).float()) / 2 if self.flips else logits
+        for label, outputs in self.merged.items():
+            of_class = logits[:, outputs].logsumexp(-1)
+            logits = logits.index_fill(1, torch.tensor(outputs, device=logits.device), -torch.inf)
+            logits[:, label] = of_class
         return logits if self.class_mask is None else logits.masked_fill(~self.class_mask, -torch.inf)
 
     def _gather(

@@ -134,6 +134,11 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     record_environment(context, logger)
     if plan.class_mask is not None:
         evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
+    if plan.merged:  # the threshold is of the classes before
+        evaluator = replace(evaluator, merged=plan.merged, point=None)
+    elif evaluator.point:
+        name = (plan.config.data.rename or {}).get(evaluator.point.name, evaluator.point.name)
+        evaluator = replace(evaluator, point=evaluator.point.model_copy(update={"name": name}))
     names = names_of_labels(plan.samples, plan.config.model.num_logits)
     goal = operating_goal(plan.config, names)
     if goal and (not evaluator.point or _goal_of(goal) != _goal_of(evaluator.point)):

@@ -73,7 +73,7 @@ def extract(
     Raises UserError: the disk has no space for all features.
     """
     batches = build_eval_loader(config.data, samples, evaluator.context, config.timeout_seconds, bad_images)
-    evaluator = replace(evaluator, class_mask=None)  # features are no classes
+    evaluator = replace(evaluator, class_mask=None, merged={})  # features are no classes
 
     def keep(outputs: torch.Tensor, _: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"features": outputs}

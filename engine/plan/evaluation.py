@@ -35,8 +35,10 @@ from datasets.sources.names import (
     NATURAL,
     find_ambiguity,
     list_names,
+    merged_outputs,
     number_of_classes,
     read_class_list,
+    rename_classes,
 )
 from datasets.sources.samples import Samples
 from datasets.sources.split import Splitter, as_read_before
@@ -61,14 +63,15 @@ class EvaluationPlan:
     """An evaluation or a prediction before its model is built; its options are final.
 
     samples: to evaluate, with the class names of the model. images: about them. class_mask: the logits to compute, bool
-    (C,); None: all. split: 'train', 'val' or 'test'; 'all': of data without splits. title: of the figures in the log.
-    purpose: EVALUATE or FEATURES. notes: lines for the log. weights_size: see `build_model`.
+    (C,); None: all. merged: of `Evaluator`. split: 'train', 'val' or 'test'; 'all': of data without splits. title: of
+    the figures in the log. purpose: EVALUATE or FEATURES. notes: lines for the log. weights_size: see `build_model`.
     """
 
     config: Config
     samples: Samples
     images: EvaluationData
     class_mask: np.ndarray | None
+    merged: dict[int, list[int]]
     split: str
     title: str
     purpose: Purpose
@@ -97,6 +100,12 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         options, split, split_note = _choose_split(command.split, options, record, context)
     if prediction:
         options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)
+    merged = dict[int, list[int]]()
+    if record and record.class_names and options.data.rename:
+        merged = merged_outputs(record.class_names, options.data.rename)
+        record = replace(record, class_names=rename_classes(record.class_names, options.data.rename))
+    if merged and options.data.multi_label:
+        raise UserError("DATA.RENAME: merges outputs of weights with one label per image only; train with it instead")
     samples, names_note, num_trained = _read(options, record, split, prediction, context)
     facts = Facts(context.world_size, classes=number_of_classes(options.data.dataset, [samples]))
     config = follow_facts(options, facts).with_data(columns=data.columns, encoding=data.encoding)
@@ -123,6 +132,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         samples=samples,
         images=images,
         class_mask=mask,
+        merged=merged,
         split=split,
         title=_TITLES.get(split, "Validation"),
         purpose=FEATURES if _embeds(prediction) else EVALUATE,

@@ -23,7 +23,7 @@ from configs.yaml_io import format_value, parse_value
 from datasets.loading.loader import epoch_layout, shard_windows
 from datasets.registry import has_test_split, read_samples
 from datasets.sources.checks import check_images
-from datasets.sources.names import number_of_classes
+from datasets.sources.names import number_of_classes, rename_classes
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit, Splitter, as_read_before
 from engine.checkpoint.files import FoundCheckpoint, find_checkpoint, runs_newest_first
@@ -124,8 +124,10 @@ def _facts_of(splits: list[Samples], data: Data, resumed: dict[str, Any], contex
 
 
 def _record_of_run(found: FoundCheckpoint, config: Config) -> WeightsRecord:
-    """The record of a checkpoint; its arguments of timm's network may have followed weights."""
+    """The record of a checkpoint, after DATA.RENAME; its arguments of timm's network may have followed weights."""
     record = record_of(found.state, parse_value(found.state["options"]))
+    if record.class_names:
+        record = replace(record, class_names=rename_classes(record.class_names, config.data.rename))
     if config.model.type != "timm":
         return record
     return replace(record, kwargs=record.model.get("KWARGS") or {})
@@ -153,9 +155,10 @@ def plan_training(
     if config.model.resume and not found:
         logger.note(_new_run(config.save))
     resumed = _options_of(found, config)
-    known_names = found.state["class_names"] if found else None
-    record = _record_of_run(found, config) if found else weights_record(config.model, source=command.source)
-    known_split = record.split if found and record else None
+    of_run = _record_of_run(found, config) if found else None
+    record = of_run or weights_record(config.model, source=command.source)
+    known_names = of_run.class_names if of_run else None
+    known_split = of_run.split if of_run else None
     plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
     check_best_metric(config)
     followed = follow_weights(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)

@@ -24,7 +24,7 @@ from configs.schema import Loss as LossOptions
 from configs.weights import NORMALIZATION, architecture, follow_weights
 from configs.yaml_io import shorten
 from datasets.batch import PADDING
-from datasets.sources.names import map_labels
+from datasets.sources.names import map_labels, rename_classes
 from engine.checkpoint.weights_record import WeightsRecord, read_record, weights_record
 from engine.features.classifiers import Loss
 from engine.plan.evaluation import match_outputs
@@ -297,7 +297,8 @@ def _check_teacher(own: Config, checkpoint: WeightsRecord | None, config: Config
 def _outputs_of_teacher(own: Config, record: WeightsRecord | None, class_names: Sequence[str], data: Data) -> list[int]:
     """The output of the teacher for each class of `data`, the student's. Raises UserError: a class has none."""
     if record and record.class_names:
-        outputs: list[int] = map_labels(class_names, record.class_names, "the teacher").tolist()
+        names = rename_classes(record.class_names, data.rename)
+        outputs: list[int] = map_labels(class_names, names, "the teacher").tolist()
     else:
         outputs = match_outputs(class_names, own.model, record, data.classes)[0]
     if -1 in outputs:

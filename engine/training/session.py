@@ -14,7 +14,7 @@ from configs.batch_plan import EpochLayout
 from configs.schema import Config
 from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_eval_loader
 from datasets.sources.checks import digest_of, notes_on
-from datasets.sources.names import find_ambiguity, map_labels, names_of_labels
+from datasets.sources.names import find_ambiguity, map_labels, names_of_labels, rename_classes
 from datasets.transforms.device import TrainTransform
 from engine.checkpoint.run_folder import HELD_OUT_FILE
 from engine.evaluation.evaluate import Evaluator
@@ -225,7 +225,8 @@ def match_classes(plan: Plan | None) -> HeadClasses:
     if not record or not record.class_names:
         ambiguity = None if plan.config.data.classes or options.pretrained == "timm" else find_ambiguity(class_names)
         return HeadClasses([-1] * options.num_logits, ambiguity=ambiguity) if ambiguity else HeadClasses()
-    rows: list[int] = map_labels(class_names, record.class_names, str(options.pretrained)).tolist()
+    names = rename_classes(record.class_names, plan.config.data.rename)
+    rows: list[int] = map_labels(class_names, names, str(options.pretrained)).tolist()
     kept, new = ([name for name, row in zip(class_names, rows, strict=True) if (row >= 0) == known] for known in (1, 0))
     rows += [-1] * (options.num_logits - len(rows))
     return HeadClasses(rows[: options.num_logits], kept, new)

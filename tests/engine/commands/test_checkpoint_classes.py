@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from conftest import GREY, TINY_VIT, only_run, read_result, train
 from PIL import Image
 from safetensors.torch import save_file
+from sklearn.metrics import accuracy_score, log_loss
 
 from configs.command_line import parse_command_line
 from engine.checkpoint.files import load_checkpoint
@@ -150,6 +152,74 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
     assert "20 image(s) were added" in (folder / "log.txt").read_text()
     assert json.loads((folder / "held_out.json").read_text())["held_out"] == held_out
     assert len(load_checkpoint(folder / "last.pth")["split"]["trained"]) == 72 + 20
+
+
+def advised_rename(text: str) -> str:
+    (words,) = re.findall(r"-opts ('DATA\.RENAME=[^']*')", text)
+    return shlex.split(words)[0]
+
+
+def test_a_renamed_class_keeps_its_images_its_output_and_its_row(images, tmp_path, cpu):
+    """The folder of the training is renamed: the same held-out images, also where the run continues."""
+    data = shutil.copytree(images, tmp_path / "data")
+    options = argv_for(data, tmp_path / "out", *SIZE, *GREY, *AS_IT_IS)
+    folder = train([*options, "TRAIN.NUM_EPOCHS=2"], cpu)
+    before, _ = evaluate(folder / "best.pth", data, tmp_path / "before", cpu)
+    held_out = json.loads((folder / "held_out.json").read_text())["held_out"]
+    (data / "bee").rename(data / "Käfer")
+    rename = advised_rename(evaluate(folder / "best.pth", data, tmp_path / "warned", cpu)[1])
+    with pytest.raises(UserError) as refused:
+        train([f"-resume={folder}", *options, "TRAIN.NUM_EPOCHS=3"], cpu)
+    assert rename == advised_rename(str(refused.value)) == 'DATA.RENAME={"bee": "Käfer"}'
+    after, log = evaluate(folder / "best.pth", data, tmp_path / "after", cpu, rename)
+    assert after["samples"] == before["samples"] == len(held_out) == 8
+    assert (after["top1"], after["loss"]) == (before["top1"], before["loss"]) and "too high" not in log
+    train([f"-resume={folder}", *options, "TRAIN.NUM_EPOCHS=3", rename], cpu)
+    assert json.loads((folder / "held_out.json").read_text())["held_out"] == held_out
+    assert read_run(folder)["class_names"] == ["ant", "Käfer", "cat", "dog"]
+    assert len(load_checkpoint(folder / "last.pth")["split"]["trained"]) == 72
+    train([f"-resume={folder}", "-epochs=4", "-num_workers=0"], cpu)  # config.yaml has the option
+
+
+def test_merged_classes_add_their_probabilities(trained, images, tmp_path, cpu):
+    def figures(data: Path, name: str, *options: str) -> tuple[dict, np.ndarray, np.ndarray]:
+        result, _ = evaluate(trained / "best.pth", data, tmp_path / name, cpu, "EVAL.SAVE_LOGITS=true", *options)
+        stored = np.load(only_run(tmp_path / name, "eval") / "evaluation/logits.npz")
+        return result, stored["logits"].astype(np.float64), stored["labels"]
+
+    data = shutil.copytree(images, tmp_path / "data")
+    _, logits, targets = figures(data, "before")
+    for file in sorted((data / "dog").iterdir()):
+        file.rename(data / "bee" / f"{30 + int(file.stem)}.png")
+    (data / "dog").rmdir()
+    (data / "bee").rename(data / "animal")
+    with pytest.raises(UserError) as refused:
+        figures(data, "refused")
+    rename = advised_rename(str(refused.value))
+    assert rename == 'DATA.RENAME={"bee": "animal", "dog": "animal"}'
+    result, _, labels = figures(data, "after", rename)
+    exponents = np.exp(logits)
+    probabilities = np.stack([exponents[:, 0], exponents[:, 1] + exponents[:, 3], exponents[:, 2]], 1)
+    probabilities /= probabilities.sum(1, keepdims=True)
+    merged = np.array([0, 1, 2, 1])[targets]
+    assert np.bincount(labels).tolist() == [20, 40, 20]
+    assert result["top1"] == pytest.approx(100 * accuracy_score(merged, probabilities.argmax(1)))
+    assert result["loss"] == pytest.approx(log_loss(merged, probabilities), rel=1e-2)  # from logits in float16
+    before, head, _ = fine_tuned_head(trained, tmp_path / "head", ["ant", "animal", "cat"], cpu, rename)
+    for key in before:
+        kept = dict(zip(read_run(only_run(tmp_path / "head/out"))["class_names"], head[key], strict=True))
+        assert torch.equal(kept["animal"], before[key][1]) and torch.equal(kept["cat"], before[key][2])
+
+
+def test_the_data_are_merged_in_a_new_training(images, tmp_path, cpu):
+    rename = "DATA.RENAME={bee: insect, ant: insect}"
+    folder = train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, "TRAIN.NUM_EPOCHS=1", rename), cpu)
+    assert read_run(folder)["class_names"] == ["insect", "cat", "dog"]
+    assert load_checkpoint(folder / "last.pth")["model"]["head.weight"].shape[0] == 3
+    result, _ = evaluate(folder / "best.pth", images, tmp_path / "eval", cpu, rename)
+    assert result["samples"] == 8
+    with pytest.raises(UserError, match="RENAME: 'bee' is an old and a new name"):
+        parse_command_line(["-opts", "DATA.RENAME={ant: bee, bee: wasp}"])
 
 
 def fine_tuned_head(trained: Path, output: Path, names: list[str], cpu, *more: str) -> tuple[dict, dict, str]:
