@@ -16,7 +16,7 @@ from configs.command_line import Command
 from configs.flags import Prediction
 from configs.parts import check_plugins
 from configs.resolve import Facts, follow_facts
-from configs.schema import Config
+from configs.schema import Config, Data
 from configs.schema.data import IMAGENET_CLASSES, properties_of
 from configs.schema.model import Model
 from configs.weights import (
@@ -100,12 +100,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         options, split, split_note = _choose_split(command.split, options, record, context)
     if prediction:
         options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)
-    merged = dict[int, list[int]]()
-    if record and record.class_names and options.data.rename:
-        merged = merged_outputs(record.class_names, options.data.rename)
-        record = replace(record, class_names=rename_classes(record.class_names, options.data.rename))
-    if merged and options.data.multi_label:
-        raise UserError("DATA.RENAME: merges outputs of weights with one label per image only; train with it instead")
+    record, merged = _rename(record, options.data)
     samples, names_note, num_trained = _read(options, record, split, prediction, context)
     facts = Facts(context.world_size, classes=number_of_classes(options.data.dataset, [samples]))
     config = follow_facts(options, facts).with_data(columns=data.columns, encoding=data.encoding)
@@ -139,6 +134,16 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         notes=notes,
         weights_size=record.image_size if record else None,
     )
+
+
+def _rename(record: WeightsRecord | None, data: Data) -> tuple[WeightsRecord | None, dict[int, list[int]]]:
+    """The record after DATA.RENAME, and the outputs that it merges. Raises UserError: of several labels per image."""
+    if not record or not record.class_names or not data.rename:
+        return record, {}
+    merged = merged_outputs(record.class_names, data.rename)
+    if merged and data.multi_label:
+        raise UserError("DATA.RENAME: merges outputs of weights with one label per image only; train with it instead")
+    return replace(record, class_names=rename_classes(record.class_names, data.rename)), merged
 
 
 def _checkpoint_of(command: Command, context: ProcessContext, logger: RunLogger) -> Path:
