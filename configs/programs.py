@@ -148,6 +148,7 @@ def translate(program: Program, given: Sequence[tuple[str, list[str]]], is_own: 
             values |= path
         elif word.startswith("-") and is_own(word):
             result.flags += [word, *its_values]
+            values[name] = its_values
         elif word.isupper() and its_values:
             result.add(f"{word}={as_yaml(its_values)}")
         elif word.endswith((".yaml", ".yml")):
@@ -241,15 +242,15 @@ def _number(values: Values, names: str, default: float) -> float:
     return default
 
 
-def _ranks() -> float:
-    return float(os.environ.get("WORLD_SIZE") or 1)
+def _ranks(values: Values) -> float:
+    return _number(values, "ngpus", float(os.environ.get("WORLD_SIZE") or 1))
 
 
 def _of_timm(values: Values) -> list[str]:
     """The rate that follows from --lr-base and the global batch size, by the rule of its train.py."""
     if "lr" in values:
         return []
-    batch = _number(values, "batch-size b", 128) * _number(values, "grad-accum-steps", 1) * _ranks()
+    batch = _number(values, "batch-size b", 128) * _number(values, "grad-accum-steps", 1) * _ranks(values)
     scale = batch / _number(values, "lr-base-size", 256)
     optimizer = as_yaml(values.get("opt", ["sgd"]))
     rule = as_yaml(values.get("lr-base-scale", ["linear"]))
@@ -267,8 +268,10 @@ def _of_torchvision(values: Values) -> list[str]:
     if values.keys() & {"val-resize-size", "val-crop-size"}:
         share = _number(values, "val-crop-size", 224) / _number(values, "val-resize-size", 256)
         options.append(f"DATA.CROP_PCT={share:.6g}")
+    if "ra-sampler" in values:
+        options.append(f"DATA.REPEATED_AUGMENTATION={_number(values, 'ra-reps', 3):g}")
     if "model-ema" in values:
-        rest = (1 - _number(values, "model-ema-decay", 0.99998)) * _number(values, "batch-size b", 32) * _ranks()
+        rest = (1 - _number(values, "model-ema-decay", 0.99998)) * _number(values, "batch-size b", 32) * _ranks(values)
         options.append(f"TRAIN.MODEL_EMA_DECAY={1 - rest / _number(values, 'epochs', 90):.8g}")
     return options
 

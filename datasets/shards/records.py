@@ -205,16 +205,9 @@ def read_records(
                 first = next(iter(files.values()))
                 others.add(Reason(f"samples have no image (.{', .'.join(_IMAGES)})", kind="log"), shorten(first.name))
                 continue
-            labels = [_file_of(files, ["cls"])]
-            if label_key or group_key or not labels[0]:  # several .json beside a .cls are about other things
-                labels.append(_file_of(files, ["json"]))
-            contents = {file.kind: file.content for file in labels if file}
+            contents = _contents_of_labels(files, bool(label_key or group_key))
             label = find_label(contents, key, label_key)
-            value = _parse_json(contents["json"]) if group_key and "json" in contents else None
-            named: Any = value.get(group_key) if isinstance(value, dict) else None
-            group_name = ""
-            if _is_label(named):
-                group_name = named if isinstance(named, str) else str(int(named))
+            group_name = _group_in(contents, group_key)
         except ValueError as error:
             raise archive.error(f"sample {shorten(key)}: {error}", "correct the shard") from None
         further = [file.name for file in files.values() if file.kind in _IMAGES and file != image]
@@ -244,6 +237,23 @@ class _File(NamedTuple):
     @property
     def kind(self) -> str:
         return self.extension.rpartition(".")[2]
+
+
+def _contents_of_labels(files: Mapping[str, _File], needs_json: bool) -> dict[str, bytes]:
+    """The contents of .cls and .json, by kind. Several .json beside a .cls are about other things."""
+    labels = [_file_of(files, ["cls"])]
+    if needs_json or not labels[0]:
+        labels.append(_file_of(files, ["json"]))
+    return {file.kind: file.content for file in labels if file}
+
+
+def _group_in(contents: Mapping[str, bytes], group_key: str) -> str:
+    """The group that the .json of a sample names; '' if there is none."""
+    value = _parse_json(contents["json"]) if group_key and "json" in contents else None
+    named: Any = value.get(group_key) if isinstance(value, dict) else None
+    if not _is_label(named):
+        return ""
+    return named if isinstance(named, str) else str(int(named))
 
 
 def _file_of(files: Mapping[str, _File], kinds: Sequence[str]) -> _File | None:

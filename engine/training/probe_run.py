@@ -84,7 +84,7 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
     )
     head = linear_head(model)
     if head is None or head.weight.any():
-        reason = "the head is not one linear layer" if head is None else "the weights have rows of these classes"
+        reason = "the head is not one linear layer" if head is None else "the weights have a row for each class"
         logger.log(f"----- MODEL.HEAD probe has no effect: {reason}")
         return None
     built = eval_model_of(model, config, context)

@@ -21,7 +21,6 @@ _MAX_PREFIX, _MAX_PREFIXES = 8, 32  # parts of a prefix; prefixes of an entry
 _ROOT = "the file itself"
 # Modules that PyTorch puts around parts of a model: torch.compile, FSDP, activation checkpointing
 _WRAPPERS = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-_HEAD = re.compile(r"head|classifier")
 # Two networks of one training, the one that its program uses last: DINO, iBOT and DINOv2; MoCo; MoCo v3; BYOL
 _PAIRS = {"student": "teacher", "encoder_k": "encoder_q"}
 _PAIRS |= {"momentum_encoder": "base_encoder", "target_encoder": "online_encoder"}
@@ -168,7 +167,7 @@ def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str]
     layers = {name.rpartition(".")[0] for name in outside}
     notes = [note] if note else []
     own_heads = part.keys() & own.keys() - body
-    if own_heads and len(layers) == 1 and _HEAD.search("".join(layers)):  # LightlyTrain's, on its own features
+    if own_heads and len(layers) == 1 and "".join(layers).endswith("class_head"):  # LightlyTrain's, on its own features
         part = {name: tensor for name, tensor in part.items() if name not in own_heads}
         notes.append(Note("screen", f"head: not read, as the backbone has one, and {layers.pop()} is another one"))
     for head in [name for name in own if name not in known]:

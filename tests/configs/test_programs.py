@@ -160,6 +160,7 @@ def _value(config, key: str):
 
 
 def test_the_devices_are_part_of_timms_rate(monkeypatch):
+    assert translated("D --model resnet50 --sched cosine -ngpus 8").config.train.base_lr == pytest.approx(0.4)
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert translated("D --model resnet50 --sched cosine -b 128").config.train.base_lr == pytest.approx(0.2)
 

@@ -16,6 +16,7 @@ from conftest import ROOT
 from PIL import Image
 
 from configs.schema import Data
+from configs.schema.operating_point import OperatingPoint
 from datasets.decoding.decode import open_image
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import eval_crop
@@ -103,7 +104,7 @@ def test_the_page_answers_with_probabilities_and_the_operating_point(opened, tmp
     logits = np.float32([0.2, 1.5, -1.0])
     odds = logits[1] - np.logaddexp(logits[0], logits[2])  # of dog against the others
     for threshold, answer in ((odds - 0.01, "yes"), (odds + 0.01, "no")):
-        point = {"class": "dog", "label": 1, "threshold": float(threshold)}
+        point = OperatingPoint(name="dog", specificity=0.9, label=1, threshold=float(threshold)).model_dump()
         page = opened(model | {"test_logits": logits.tolist(), "operating_point": point}, "a.png")
         assert f"dog: {answer}" in page
     shares = np.exp(logits) / np.exp(logits).sum()

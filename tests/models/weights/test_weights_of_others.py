@@ -370,6 +370,15 @@ def test_of_two_heads_of_lightlytrain_none_is_taken(tmp_path):
     assert load_pretrained(small_vit(), str(tmp_path / "x.pt")).new_heads == {"head": NewHead.NOT_IN_FILE}
 
 
+def test_a_head_of_the_training_beside_a_model_with_a_head_is_not_taken(tmp_path):
+    model = vit(num_classes=3)
+    state = renamed(model, ("^", "model.")) | {"aux_head.weight": torch.ones(3, 5), "aux_head.bias": torch.ones(3)}
+    torch.save({"state_dict": state}, tmp_path / "x.pt")
+    read = vit(num_classes=3)
+    load_pretrained(read, str(tmp_path / "x.pt"), purpose=EVALUATE)
+    assert all(torch.equal(tensor, read.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
 @pytest.mark.parametrize("place, others", [("class_head", {}), ("a.head", {"projector.weight": torch.ones(2, 2)})])
 def test_a_head_beside_the_backbone_is_named_on_the_screen(tmp_path, place, others):
     model = vit(num_classes=3)
