@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.flags import Parser, add_flag
 from configs.load import RUN_OPTIONS
 from configs.yaml_io import format_value
-from engine.report.charts import option
+from engine.report.charts import as_png, curves_of, option
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.tables import (
@@ -43,6 +43,7 @@ COLUMNS = [
     "images_digest",
 ]  # fmt: skip
 COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric", *BASELINES]
+CURVES = "curves.png"  # beside the page of one run
 GROUPS = "groups.csv"  # beside the page of several runs
 _MAX_OPTIONS, _MAX_COLUMN_CHARS = 6, 1000  # in the terminal
 
@@ -65,6 +66,8 @@ def main(argv: list[str]) -> int:
     if len(folders) == 1:
         runs = [read_contents(folders[0])]
         write_output(page, run_page(runs[0]))
+        if curves := as_png(curves_of(runs)):
+            write_output(page.with_name(CURVES), curves)
     else:
         runs, problems = list[RunContents](), list[str]()
         for folder in folders:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 COMPARISON = "compare.html"
-CURVES = "curves.png"
 _MAX_TITLE_CHARS = 1000
 _MAX_BATCH_BYTES = 1_500_000  # of train_batch.png: pixels that PNG cannot compress have 1.3 MB
 
@@ -43,8 +42,6 @@ def write_report(folder: Path) -> Path:
     path = folder / REPORT
     run = read_contents(folder)
     atomic_write(path, run_page(run))
-    if curves := charts.as_png(charts.curves_of([run])):
-        atomic_write(folder / CURVES, curves)
     return path
 
 

@@ -41,7 +41,7 @@ OPENINGS = {
     "datasets/sources/groups.py": ["figures are too high if {} is a patient"],
     "datasets/sources/labels.py": ["{} masks with the names of images are not read, such as {}"],
     "datasets/sources/lists.py": ["{} is trained as a class"],
-    "datasets/sources/names.py": ["classes {} differ only in case"],
+    "datasets/sources/names.py": ["classes {} differ only in case", "not evaluated: {}"],
     "datasets/sources/split.py": [
         "the figures may be too high: the checkpoint has no list of held-out images",
         "the figures are too high: the checkpoint was trained on {}",
