@@ -42,6 +42,10 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
+    def end_headers(self):
+        self.send_header("Cache-Control", "no-store")  # a second page has another model.json
+        super().end_headers()
+
 
 @pytest.fixture
 def opened(tmp_path):
