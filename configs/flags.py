@@ -261,7 +261,7 @@ def _refuse(words: list[str], unknown: list[str], arguments: argparse.Namespace,
 
 
 def _problem_of(names: list[str], wrong: list[str], arguments: argparse.Namespace) -> str:
-    """The beginning of the line about unknown flags. wrong: those of no program."""
+    """The beginning of the line about unknown flags. wrong: the flags that no program has."""
     more = ", ..." if len(names) > 3 else ""
     problem = f"{', '.join(name[:80] for name in names[:3])}{more}: unknown here"
     if wrong:

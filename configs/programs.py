@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 _FOLDER = Path(__file__).parent / "programs"
+_MODEL_OF_HUB = "-model=hf:{}"  # of a name, which may also be a folder
 Values = dict[str, list[str]]  # by the name of a flag, without dashes
 
 
@@ -217,6 +218,8 @@ def _filled(target: str, values: list[str]) -> list[str]:
     """The words for a flag with these values; a switch may be followed by yes or no."""
     if not _takes_value(target):
         return [] if as_yaml(values).lower() in ("false", "no") else [target]
+    if target == _MODEL_OF_HUB and values and os.path.isdir(values[0]):
+        return [f"-model=local-dir:{values[0]}"]
     if target == "-model" and values:
         return [f"-model={name_of_model(values[0]) or values[0]}"]
     if target.endswith("{{}}"):  # keywords: a=1 b=2
@@ -277,13 +280,10 @@ def _of_torchvision(values: Values) -> list[str]:
 
 
 def _of_transformers(values: Values) -> list[str]:
-    """The folder of both splits, and a folder as the model."""
-    model = values.get("model_name_or_path", [])
-    local = [f"-model=local-dir:{path}" for path in model if os.path.isdir(path)]
+    """The folder of both splits."""
     folders = [Path(values[name][0]) for name in ("train_dir", "validation_dir") if values.get(name)]
     parents = {folder.parent for folder in folders}
-    both = [f"-data_path={folders[0].parent}"] if len(folders) == 2 and len(parents) == 1 else []
-    return local + both
+    return [f"-data_path={folders[0].parent}"] if len(folders) == 2 and len(parents) == 1 else []
 
 
 _COMPUTED: dict[str | None, Callable[[Values], list[str]]] = {

@@ -11,7 +11,7 @@ Stored for the backward pass, in channels of the stream per token, in half and w
 | Linear fc2 | its input: 4 | the activation, from its input |
 | a block | 16 | 10 |
 
-Autograd casts the gradients of these functions to the dtypes of their inputs, and drops those of frozen weights.
+Autograd casts the gradients of these functions to the dtypes of their inputs, and drops gradients of frozen weights.
 Legend: B images, T tokens, M = B T rows, N channels of a row, H heads, D channels of a head; "stream": residual stream.
 """
 

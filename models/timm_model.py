@@ -34,8 +34,8 @@ def _near(name: str, known: list[str]) -> str:
     """A hint at the model that an unknown name means."""
     if of_timm := name_of_model(name):
         return f"; timm's name is {of_timm}"
-    alike = [one for one in known if one.startswith(name.lower().partition(".")[0])]
-    hint = did_you_mean(name, alike, cutoff=0.0) or did_you_mean(name, known)
+    same_start = [one for one in known if one.startswith(name.lower().partition(".")[0])]
+    hint = did_you_mean(name, same_start, cutoff=0.0) or did_you_mean(name, known)
     return hint or '; python -c "import timm; print(*timm.list_models())" lists all'
 
 

@@ -56,7 +56,7 @@ class Caltech(Source):
 
     def read(self, split: str) -> ImageFiles:
         folder, no_class = _CALTECH[self.data.dataset]
-        if self.data.download and not (self.root / folder).is_dir():
+        if self.data.download and self.root.name != folder and not (self.root / folder).is_dir():
             self._download()
         listing = read_class_folders(find_folder(self.root, folder), [no_class])
         return ImageFiles(split_listing(listing, split, self.splitter))

@@ -34,7 +34,7 @@ from engine.evaluation.results import name_of_target
 from engine.evaluation.session import EvaluationSession
 from engine.run.log import RunLogger
 from models.blocks import FeatureModel
-from utils.distributed import broadcast_object
+from utils.distributed import broadcast_object, call_on_main
 from utils.errors import Unavailable, UserError, error_from
 from utils.files import atomic_write, open_atomically, own_file, space_fix
 from utils.notes import RUN_LOG
@@ -129,31 +129,11 @@ def extract_once(
     in one pass may change the last bits.
     """
     context = evaluator.context
-    keys: np.ndarray = np.empty(0, np.uint64)
-    missing: np.ndarray = np.empty(0, np.int64)
-    parts = list[_Part]()
-    path = Path()
     with ExitStack() as locks:
-        if context.is_main:
-            digest = digest_inputs(config, model.backbone(), context.device.type)
-            keys = image_keys(samples, split)
-            folder = Path(config.save) / "features" / digest[:16]
-            parts += _read_parts(folder)
-            missing = np.flatnonzero(~_find(keys, parts)[1])
-            if len(missing) and type(samples) is not ImageFiles:
-                missing = np.arange(len(keys))
-            if len(missing):
-                name = f"{split}-{sha256(keys[missing].tobytes()).hexdigest()[:16]}"
-                path = folder / name / "features.npy"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    locks.enter_context(lock_run_folder(path.parent))
-                except Unavailable:  # another run, such as of another fold, computes them at the same time
-                    path = folder / f"{name}-{os.getpid()}" / "features.npy"
-                    path.parent.mkdir(exist_ok=True)
-            known = f"{len(keys) - len(missing)} of {len(keys)} computed before"
-            logging.getLogger(RUN_LOG).debug(f"----- Features of {len(keys)} images, {known}: {folder}")
-        path, missing = broadcast_object((path, missing), context)
+        # The main process alone reads and locks; its error is raised on all ranks.
+        found = call_on_main(lambda: _look_up(config, samples, model, split, context.device.type, locks), context)
+        work = (found.path, found.missing) if found else (Path(), np.empty(0, np.int64))
+        path, missing = broadcast_object(work, context)
         if len(missing):
             chosen = samples
             if len(missing) < len(samples):
@@ -161,10 +141,47 @@ def extract_once(
                 chosen = ImageFiles(samples.listing.select(missing))
                 chosen.decoding = samples.decoding
             computed = extract(config, chosen, evaluator, model, path, bad_images, after_batch)
-            if computed:
-                parts = [_Part(keys[missing], computed), *parts]
-                _write_record(path, parts[0])
-    return _find(keys, parts)[0] if context.is_main else None
+            if found and computed:
+                found.parts.insert(0, _Part(found.keys[missing], computed))
+                _write_record(path, found.parts[0])
+    return _find(found.keys, found.parts)[0] if found else None
+
+
+class _Stored(NamedTuple):
+    """The keys of the images, the features that are known, the places of the others, and the file to write."""
+
+    keys: np.ndarray
+    parts: "list[_Part]"
+    missing: np.ndarray
+    path: Path
+
+
+def _look_up(
+    config: Config, samples: Samples, model: FeatureModel, split: str, device_type: str, locks: ExitStack
+) -> _Stored:
+    """locks: receives the lock of the folder to write. Raises UserError: it cannot be written."""
+    folder = Path(config.save) / "features" / digest_inputs(config, model.backbone(), device_type)[:16]
+    keys = image_keys(samples, split)
+    parts = [*_read_parts(folder)]
+    missing = np.flatnonzero(~_find(keys, parts)[1])
+    if len(missing) and type(samples) is not ImageFiles:
+        missing = np.arange(len(keys))
+    known = f"{len(keys) - len(missing)} of {len(keys)} computed before"
+    logging.getLogger(RUN_LOG).debug(f"----- Features of {len(keys)} images, {known}: {folder}")
+    place = folder / f"{split}-{sha256(keys[missing].tobytes()).hexdigest()[:16]}"
+    if not len(missing):
+        return _Stored(keys, parts, missing, place)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            locks.enter_context(lock_run_folder(place))
+        except Unavailable:  # another run, such as of another fold, computes them at the same time
+            place = folder / f"{place.name}-{os.getpid()}"
+            place.mkdir(exist_ok=True)
+    except OSError as error:
+        fix = f"{space_fix(error.strerror)}, or give another folder with -output"
+        raise error_from(error, f"{place}: cannot be written ({error.strerror or error}); {fix}") from error
+    return _Stored(keys, parts, missing, place / "features.npy")
 
 
 class _Part(NamedTuple):

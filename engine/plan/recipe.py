@@ -163,7 +163,7 @@ def _another_recipe(command: Command, images: int) -> str:
         return ""
     given = [*split_words(command.argv)]
     theirs = [word for word, _ in given if word.startswith("--") and "-" in word[2:]]  # none is documented here
-    if program := program_of(theirs, [word for word, _ in given]):
+    if theirs and (program := program_of(theirs, [word for word, _ in given])):
         typed = translate(program, given, lambda word: True).command(command.script)
         return f"64 pixels and the recipe of few images, not the defaults of {program.program}; for them type: {typed}"
     if images > _MANY:

@@ -210,7 +210,7 @@ class Pairs:
     def resize_positions(self, weights: WeightsFile, image_size: tuple[int, int] | None) -> None:
         """Resizes position embeddings (1, N, D) by timm's functions. image_size: as in `load_pretrained`.
 
-        Those of Google's .npz are resized as Google's programs do, and timm's reader: bilinear, without a filter.
+        Positions in Google's .npz are resized as Google's programs do, and timm's reader: bilinear, without a filter.
         Raises UserError: MODEL.POS_EMBED is a formula, but not the one of the file.
         """
         if "pos_embed" not in self.own.keys() & self.state.keys():

@@ -18,6 +18,7 @@ from engine.features import store
 from engine.features.store import digest_inputs
 from models.blocks import FeatureModel
 from tests.datasets.shards.tar_files import tar_of
+from utils.errors import UserError
 
 Contents = list[bytes]
 
@@ -127,6 +128,16 @@ def test_runs_compute_the_same_features_at_the_same_time(contents, tmp_path, mon
 
     outer = features(tmp_path, "folder", path, run_another)
     assert np.array_equal(outer, inner[1])
+
+
+def test_all_ranks_raise_the_error_of_a_folder_that_cannot_be_written(contents, tmp_path, monkeypatch):
+    """By `call_on_main`: else the other ranks wait for the main process."""
+    calls = []
+    monkeypatch.setattr(store, "call_on_main", lambda call, context: calls.append(call) or call())
+    (tmp_path / "features").write_text("")
+    with pytest.raises(UserError, match=r"features/\w+/all-\w+: cannot be written \(Not a directory\)"):
+        features(tmp_path, "folder", write_folder(tmp_path / "data", contents))
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "empty", "missing", "other shape", "no json"])
