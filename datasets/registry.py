@@ -34,7 +34,7 @@ from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
 from datasets.sources.split import Splitter
 from datasets.sources.tables import PARQUET, TABLE_SUFFIXES
-from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
+from utils.distributed import ProcessContext, call_on_main, find_on_main, work_while_others_wait
 from utils.errors import Finding, Unavailable, UserError, combine_findings
 from utils.notes import Note
 from utils.system import require
@@ -130,11 +130,11 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     def recognize() -> str:
         return (properties.may_be_table and _recognize_table(data)) or kind.recognize(data)
 
-    found = broadcast_object(call_on_main(recognize, context), context)
-    if data.multi_label and not properties_of(str(found)).multi_label:
+    found = find_on_main(recognize, context)
+    if data.multi_label and not properties_of(found).multi_label:
         problem = f"DATA.MULTI_LABEL needs a table or tar shards, but {data.data_path} is read as {found}"
         raise UserError(f"{problem}; give a table: -data_path=TABLE.csv, or -dataset=csv or tar")
-    if data.labels and not properties_of(str(found)).may_be_table:
+    if data.labels and not properties_of(found).may_be_table:
         raise UserError(f"DATA.LABELS needs a path of each image, but {data.data_path} is read as {found}; remove it")
     return data.model_copy(update={"dataset": found})
 
@@ -169,9 +169,7 @@ def _folders_of_images(root: Path, of_train: bool = False) -> list[Path]:
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
     """Calls `Source.find_test` on the main process, whose error every rank raises. Every rank must call it."""
-    found = broadcast_object(call_on_main(lambda: _existing_class(data).find_test(data), context), context)
-    assert found is not None  # the main process has found it
-    return found
+    return find_on_main(lambda: _existing_class(data).find_test(data), context)
 
 
 def split_to_evaluate(data: Data, context: ProcessContext) -> tuple[str, str | None]:
@@ -189,9 +187,7 @@ def split_to_evaluate(data: Data, context: ProcessContext) -> tuple[str, str | N
             return split, None
         return split, f"{data.data_path}: no val or test has labels: of train, only images that a training holds out"
 
-    found = broadcast_object(call_on_main(find, context), context)
-    assert found is not None  # the main process has found it
-    return found
+    return find_on_main(find, context)
 
 
 def _existing_class(data: Data) -> type[Source]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -328,6 +328,11 @@ def call_on_main(call: Callable[[], T], context: ProcessContext) -> T | None:
     if error := broadcast_object(error, context):
         raise error
     return result
+
+
+def find_on_main(find: Callable[[], T], context: ProcessContext) -> T:
+    """`call_on_main`, whose result every process gets."""
+    return cast(T, broadcast_object(call_on_main(find, context), context))
 
 
 class RankExchange:

@@ -25,13 +25,22 @@ UNREAD = {  # extensions, or beginnings of names, and the way on
 _FRAMED = ("GIF", "TIFF", "WEBP", "PNG", "AVIF", "HEIC", "DICOM")  # may have several frames or pages
 HEAD_BYTES, TAIL_BYTES = 4096, 1024  # cameras and editors append bytes after the end of the image
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
-_SIGNATURES = {
-    b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-}  # fmt: skip
-# The brands of an ISO base media file, whose first box is ftyp: still images and sequences of images.
-_AVIF_BRANDS = (b"avif", b"avis")
-_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_BRAND = rb".{4}ftyp(.{8}|.{12}|.{16}|.{20}|)"  # in the first box of an ISO base media file
+_KINDS = {  # the first that matches: the first bytes of a DICOM may be of another kind
+    kind: re.compile(pattern, re.DOTALL)
+    for kind, pattern in {
+        "DICOM": rb".{128}DICM",
+        "JPEG": rb"\xff\xd8\xff",
+        "PNG": rb"\x89PNG\r\n\x1a\n",
+        "GIF": rb"GIF8[79]a",
+        "TIFF": rb"II\*\0|MM\0\*",
+        "WEBP": rb"RIFF.{4}WEBP",
+        "BMP": rb"BM.{4}\0{4}",  # reserved bytes
+        "PPM": rb"P[1-6]\s+[0-9#]",
+        "AVIF": _BRAND + rb"avi[fs]",
+        "HEIC": _BRAND + rb"(he[iv][cx]|hei[ms]|m[is]f1)",
+    }.items()
+}
 _PACKAGES = {"HEIC": "pillow_heif", "DICOM": "pydicom"}  # that decode a kind
 _MANY_BYTES = 1 << 18  # a JPEG with a preview in its EXIF data
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by the type of color
@@ -39,23 +48,9 @@ _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: 
 
 def kind_of(head: bytes) -> str | None:
     """One of `FORMATS`, 'HEIC', 'AVIF' or 'DICOM', by the first `HEAD_BYTES` of a file; None if it is no such image."""
-    if head[128:132] == b"DICM":  # its first bytes may be of another kind
-        return "DICOM"
-    for signature, kind in _SIGNATURES.items():
-        if head.startswith(signature):
+    for kind, pattern in _KINDS.items():
+        if pattern.match(head):
             return kind
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "WEBP"
-    if head[:2] == b"BM" and head[6:10] == bytes(4):  # reserved bytes
-        return "BMP"
-    if re.match(rb"P[1-6]\s+[0-9#]", head):
-        return "PPM"
-    if head[4:8] == b"ftyp":
-        brands = {head[start : start + 4] for start in (8, 16, 20, 24, 28)}
-        if brands.intersection(_AVIF_BRANDS):
-            return "AVIF"
-        if brands.intersection(_HEIC_BRANDS):
-            return "HEIC"
     return None
 
 
@@ -118,7 +113,8 @@ def size_if_whole(file: int, head: bytes, tail: bytes) -> tuple[int, int] | None
     if kind == "PNG":
         width, height, depth, color, *methods, interlace = struct.unpack_from(">IIBBBBB", head, 16)
         is_known = depth in _PNG_DEPTHS.get(color, ()) and methods == [0, 0] and interlace < 2
-        return (height, width) if is_known and b"IEND" in tail and b"acTL" not in head else None
+        is_whole = b"IEND" in tail and b"acTL" not in head  # acTL: an animation
+        return (height, width) if is_known and is_whole else None
     return None
 
 

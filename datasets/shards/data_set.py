@@ -60,21 +60,29 @@ class TarShards(Source):
             self._names, self._several = self._read_several()
         elif any(name.startswith("\0") for name in self.index.class_names or ()):
             raise UserError(f"{data.data_path}: has images with several labels; set DATA.MULTI_LABEL=true")
-        size = sum(shard.num_bytes for shard in self.index.shards) / 1e9
-        if store.is_local:
-            unused = Note("log", "DATA.CACHE_GB is not used: the shards are files of this machine")
-            self.notes += [unused] if data.cache_gb else []
-        else:
+        self.notes += self._notes(cache)
+
+    def _notes(self, cache: ShardCache | None) -> list[Note]:
+        """How the shards are read, which images are not, and the split of shards without val."""
+        data = self.data
+        shards = self.index.shards
+        notes = list[Note]()
+        if not self._reader.store.is_local:
             source = "not cached (DATA.CACHE_GB is 0): each image is read as a range, in each epoch"
             if cache:
-                source = f"cached in {folder}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
-            self.notes.append(Note("log", f"{store.root}: {len(self.index.shards)} shards, {size:.3g} GB, {source}"))
-        if number := sum(shard.num_further for shard in self.index.shards):
+                source = f"cached in {cache.folder.parent}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
+            size = sum(shard.num_bytes for shard in shards) / 1e9
+            notes.append(Note("log", f"{self._reader.store.root}: {len(shards)} shards, {size:.3g} GB, {source}"))
+        elif data.cache_gb:
+            notes.append(Note("log", "DATA.CACHE_GB is not used: the shards are files of this machine"))
+        number = sum(shard.num_further for shard in shards)
+        if number:
             rule = "of a sample, up to the first dot of a name, KEY.jpg goes before KEY.png and KEY.name.jpg"
-            self.notes.append(Note("warning", f"not read are {number:,} further images: {rule}"))
+            notes.append(Note("warning", f"not read are {number:,} further images: {rule}"))
         if "val" not in self.found.splits:
             part = "a part of each class is held out (DATA.VAL_FRACTION)"
-            self.notes.append(Note("screen", f"no shard belongs to the split val: {part}"))
+            notes.append(Note("screen", f"no shard belongs to the split val: {part}"))
+        return notes
 
     def _read_several(self) -> tuple[list[str] | None, np.ndarray]:
         """The names of the classes, None for numbers, and the multi-hot target of each label in the index (L + 1, C).
@@ -105,9 +113,8 @@ class TarShards(Source):
         """
         part = self._part(split)
         if not len(part.indices) and not (part.findings and len(self.index)):
-            fix = next(
-                (note.text for note in self.notes if note.kind == "log"), "add some"
-            )  # of the index, if it was read
+            of_index = [note.text for note in self.notes if note.kind == "log"]  # if it was read
+            fix = [*of_index, "add some"][0]
             raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; {fix}")
         index = self.index.select(part.indices)
         count = self.index.arrays["targets"].max(initial=-1) + 1 if self._several is None else self._several.shape[1]

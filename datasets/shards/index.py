@@ -113,15 +113,15 @@ class Index:
 
 def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
     """The index of one shard; raises UserError if labels are both numbers and names."""
-    labels = {record.label for record in records if record.label is not None}
+    labels = {record.label for record in records} - {None}
     class_names = sorted(label for label in labels if isinstance(label, str)) or None
     if class_names and len(class_names) < len(labels):
         raise UserError(f"{origin}: has numbers and names as labels; {_ONE_KIND}")
-    number: dict[Label, int] = {name: position for position, name in enumerate(class_names or ())}
-    targets = [-1 if record.label is None else number.get(record.label, record.label) for record in records]
-    columns = [r.offset for r in records], [r.length for r in records], [r.crc for r in records], targets
-    arrays = {name: np.array(column, _OF_IMAGES[name]) for name, column in zip(_OF_IMAGES, columns, strict=True)}
-    arrays["ends"] = np.array([len(records)])
+    number: dict[Label, Label] = {None: -1}
+    number |= {name: position for position, name in enumerate(class_names or ())}
+    rows = [(*record[:3], number.get(record.label, record.label)) for record in records]
+    columns = np.array(rows, list(_OF_IMAGES.items()))
+    arrays = {"ends": np.array([len(records)])} | {name: columns[name] for name in _OF_IMAGES}
     arrays |= to_arrays(StringPacker(record.name for record in records).strings(), "names")
     arrays |= to_arrays(StringPacker(record.group for record in records).strings(), "groups")
     return Index([shard], class_names, arrays)
@@ -132,27 +132,41 @@ def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> 
 
     Raises UserError if some labels are numbers and others are names.
     """
-    labelled = [index for index in indexes if (index.arrays["targets"] >= 0).any()]
-    example = {index.class_names is None: index.shards[0].name for index in labelled}
+    columns = {name: [index.arrays[name] for index in indexes] for name in _COLUMNS}
+    example = dict[bool, str]()
+    for index in indexes:
+        if (index.arrays["targets"] >= 0).any():
+            example[index.class_names is None] = index.shards[0].name
     if len(example) > 1:
         raise UserError(f"{example[True]}: has numbers as labels, but {example[False]} names; {_ONE_KIND}")
-    columns = {name: [index.arrays[name] for index in indexes] for name in _COLUMNS}
     class_names = None
     if False in example:
-        lists = {id(one.class_names): np.array(list(map(to_nfc, one.class_names or ())), object) for one in indexes}
-        is_used = {key: np.zeros(len(names) + 1, bool) for key, names in lists.items()}  # the last is of targets of -1
-        for index in indexes:  # many shards share one list
-            is_used[id(index.class_names)][index.arrays["targets"]] = True
-        class_names = sorted({name for key, names in lists.items() for name in names[is_used[key][:-1]]})
-        number = {name: label for label, name in enumerate(class_names)}
-        labels = {key: np.array([*(number.get(name, -1) for name in names), -1]) for key, names in lists.items()}
-        columns["targets"] = [labels[id(index.class_names)][index.arrays["targets"]] for index in indexes]
-    ends = [name for name in columns if name.endswith("ends")]
-    for name in ends:
-        columns[name] = [np.diff(part, prepend=0) for part in columns[name]]
-    arrays = {name: np.concatenate([np.empty(0, _COLUMNS[name]), *parts]) for name, parts in columns.items()}
-    arrays |= {name: np.cumsum(arrays[name]) for name in ends}
+        class_names, columns["targets"] = _number_together(indexes)
+    arrays = dict[str, np.ndarray]()
+    for name, parts in columns.items():
+        if name.endswith("ends"):  # in each part they count from its own start
+            parts = [np.diff(part, prepend=0) for part in parts]
+        arrays[name] = np.concatenate([np.empty(0, _COLUMNS[name]), *parts])
+        if name.endswith("ends"):
+            arrays[name] = np.cumsum(arrays[name])
     return Index([shard for index in indexes for shard in index.shards], class_names, arrays, label_key, group_key)
+
+
+def _number_together(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarray]]:
+    """The sorted names of the classes with an image, in NFC, and the targets of each index as places in this list.
+
+    Many shards share one list of names, which is read once.
+    """
+    lists = {id(index.class_names): list(map(to_nfc, index.class_names or ())) for index in indexes}
+    used = set[str]()
+    for index in indexes:
+        labels = np.unique(index.arrays["targets"])
+        used.update(lists[id(index.class_names)][label] for label in labels[labels >= 0])
+    names = sorted(used)
+    number = {name: label for label, name in enumerate(names)}
+    # -1, for no label, takes the last entry
+    numbers = {key: np.array([*(number.get(name, -1) for name in one), -1]) for key, one in lists.items()}
+    return names, [numbers[id(index.class_names)][index.arrays["targets"]] for index in indexes]
 
 
 def encode_index(index: Index) -> bytes:
@@ -174,20 +188,21 @@ def read_index(data: bytes, origin: str) -> Index:
         about, rows, class_names, label_key, group_key = json.loads(file["about"].tobytes())
         shards = [Shard(*row) for row in rows]
         names = class_names or []
-        index = Index(shards, class_names, {name: file[name] for name in _COLUMNS}, label_key, group_key)
-        if (
-            about == _FORMAT
-            and {name: array.dtype.str for name, array in index.arrays.items()} == _COLUMNS
-            and all(array.ndim == 1 for array in index.arrays.values())
-            and {tuple(map(type, shard[:3])) for shard in shards} <= {(str, int, str), (str, int, NoneType)}
-            and {type(shard.num_further) for shard in shards} <= {int}
-            and len({shard.name for shard in shards}) == len(shards)
-            and all(0 <= shard.num_bytes < 2**62 for shard in shards)
-            and all(map(is_class_name, names))
-            and names == sorted(set(names))
-            and {type(label_key), type(group_key)} == {str}
-            and _has_valid_rows(index)
-        ):
+        arrays = {name: file[name] for name in _COLUMNS}
+        index = Index(shards, class_names, arrays, label_key, group_key)
+        checks = [
+            about == _FORMAT,
+            {name: array.dtype.str for name, array in arrays.items()} == _COLUMNS,
+            all(array.ndim == 1 for array in arrays.values()),
+            {tuple(map(type, shard[:3])) for shard in shards} <= {(str, int, str), (str, int, NoneType)},
+            {type(shard.num_further) for shard in shards} <= {int},
+            len({shard.name for shard in shards}) == len(shards),
+            all(0 <= shard.num_bytes < 2**62 for shard in shards),
+            all(map(is_class_name, names)),
+            names == sorted(set(names)),
+            {type(label_key), type(group_key)} == {str},
+        ]
+        if all(checks) and _has_valid_rows(index):
             return index
     raise UserError(f"{origin}: is damaged, or not an index of this version; remove it, and it is built again")
 

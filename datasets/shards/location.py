@@ -24,6 +24,7 @@ _SUFFIX = ".tar"
 MAX_NAMES = 10**6
 _MAX_NAME_CHARS = 1024
 _MAX_INFO_BYTES = 64 << 20
+_BEFORE_PATTERN = re.compile(r"([^{]*)/")  # up to the last slash before a brace
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
 _ClassName = Annotated[str, Field(min_length=1), AfterValidator(to_nfc)]
 
@@ -65,32 +66,40 @@ def _split_pattern(path: str) -> tuple[str, list[str] | None]:
     The names of the pattern are in the order in which Bash expands it.
     """
     is_folder = is_local(path) and os.path.isdir(path)
-    start = path.find("{")
-    if is_folder or (start < 0 and not path.endswith(_SUFFIX)):
+    if is_folder or not ("{" in path or path.endswith(_SUFFIX)):
         return path.rstrip("/") or "/", None
-    slash = path.rfind("/", 0, start if start >= 0 else None)
-    root = path[:slash] or "/" if slash >= 0 else "."
-    pattern = path[slash + 1 :]
+    found = _BEFORE_PATTERN.match(path)
+    root = "."
+    pattern = path
+    if found:
+        root = found[1] or "/"
+        pattern = path[found.end() :]
     shown = shorten(pattern)
-    names = [pattern]
-    if "{" in pattern:
-        require("DATA.DATA_PATH with a pattern in braces", "braceexpand")
-        from braceexpand import braceexpand
-
-        try:
-            in_ranges = sum(abs(int(end) - int(start)) + 1 for start, end in _RANGE.findall(pattern))
-            is_short = in_ranges <= MAX_NAMES  # `braceexpand` lists each range as a whole
-            names = list(islice(braceexpand(pattern, escape=False), MAX_NAMES + 1)) if is_short else []
-        except (ValueError, RecursionError):
-            raise UserError(f"DATA.DATA_PATH: the braces of the pattern {shown} are not balanced or too deep") from None
-    if not 0 < len(names) <= MAX_NAMES:
-        raise UserError(f"DATA.DATA_PATH: the pattern {shown} has more than {MAX_NAMES:,} names; shorten it")
+    names = _expand(pattern) if "{" in pattern else [pattern]
     for name in names:
         if problem := _name_problem(name):
             raise UserError(f"DATA.DATA_PATH: {shorten(name)}, from the pattern {shown}, {problem}")
     if len(set(names)) < len(names):
         raise UserError(f"DATA.DATA_PATH: the pattern {shown} names a shard twice")
     return root, names
+
+
+def _expand(pattern: str) -> list[str]:
+    """The names of a pattern in braces. Raises UserError: they are not balanced, or there are too many names."""
+    require("DATA.DATA_PATH with a pattern in braces", "braceexpand")
+    from braceexpand import braceexpand
+
+    names = list[str]()
+    try:
+        in_ranges = sum(abs(int(end) - int(start)) + 1 for start, end in _RANGE.findall(pattern))
+        if in_ranges <= MAX_NAMES:  # `braceexpand` lists each range as a whole
+            names = list(islice(braceexpand(pattern, escape=False), MAX_NAMES + 1))
+    except (ValueError, RecursionError):
+        problem = f"the braces of the pattern {shorten(pattern)} are not balanced or too deep"
+        raise UserError(f"DATA.DATA_PATH: {problem}") from None
+    if not 0 < len(names) <= MAX_NAMES:
+        raise UserError(f"DATA.DATA_PATH: the pattern {shorten(pattern)} has more than {MAX_NAMES:,} names; shorten it")
+    return names
 
 
 def _name_problem(name: str) -> str | None:

@@ -37,6 +37,7 @@ _CHUNK_BYTES = 1 << 22
 _MAX_HEADER_BYTES = 1 << 14  # of a member, with its extension headers: `tarfile` takes quadratic time for some
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 _FIX = "copy or write the shard again"
+_AS_FILES = "write the file itself (tar --dereference --hard-dereference)"
 
 
 def join_labels(labels: Iterable[int | str]) -> str:
@@ -145,23 +146,31 @@ class Archive:
         return self.error(f"is damaged at byte {self._start:,} (no valid header)")
 
     def _check_member(self, header: tarfile.TarInfo, global_headers: Iterable[str]) -> None:
-        if header.islnk() or header.issym():
-            problem, fix = "is a link", "write the file itself (tar --dereference --hard-dereference)"
-        elif header.issparse():
-            problem, fix = "is a sparse file", "write the archive without --sparse"
-        elif not (header.isreg() or header.isdir()):
-            problem = f"is a device, a pipe or no file (type {header.type!r})"
-            fix = "leave it out"
-        elif header.name.startswith("/") or ".." in header.name.split("/") or "\0" in header.name or not header.name:
-            problem, fix = "is not a path inside the archive", "write relative paths without .."
-        elif not 0 <= header.size <= MAX_FILE_BYTES:
-            problem = f"has {shorten(header.size)} bytes, more than {MAX_FILE_BYTES}"
-            fix = "leave it out"
-        elif any(key in ("path", "size") or key.startswith("GNU.sparse.") for key in global_headers):
-            problem, fix = "has a name or a size in a global header", "write it in the header of the member"
-        else:
-            return
-        raise self.error(f"member {shorten(header.name)} {problem}", fix)
+        name = header.name
+        in_global = [key for key in global_headers if key in ("path", "size") or key.startswith("GNU.sparse.")]
+        checks = [
+            (header.islnk() or header.issym(), "is a link", _AS_FILES),
+            (header.issparse(), "is a sparse file", "write the archive without --sparse"),
+            (
+                not (header.isreg() or header.isdir()),
+                f"is a device, a pipe or no file (type {header.type!r})",
+                "leave it out",
+            ),
+            (
+                not name or name.startswith("/") or "\0" in name or ".." in name.split("/"),
+                "is not a path inside the archive",
+                "write relative paths without ..",
+            ),
+            (
+                not 0 <= header.size <= MAX_FILE_BYTES,
+                f"has {shorten(header.size)} bytes, more than {MAX_FILE_BYTES}",
+                "leave it out",
+            ),
+            (in_global, "has a name or a size in a global header", "write it in the header of the member"),
+        ]
+        for is_refused, problem, fix in checks:
+            if is_refused:
+                raise self.error(f"member {shorten(name)} {problem}", fix)
 
 
 class Record(NamedTuple):
@@ -249,11 +258,16 @@ def _contents_of_labels(files: Mapping[str, _File], needs_json: bool) -> dict[st
 
 def _group_in(contents: Mapping[str, bytes], group_key: str) -> str:
     """The group that the .json of a sample names; '' if there is none."""
-    value = _parse_json(contents["json"]) if group_key and "json" in contents else None
-    named: Any = value.get(group_key) if isinstance(value, dict) else None
+    named: Any = _value_of(contents, group_key) if group_key else None
     if not _is_label(named):
         return ""
     return named if isinstance(named, str) else str(int(named))
+
+
+def _value_of(files: Mapping[str, bytes], key: str) -> Any:
+    """The value of a key in .json; None if there is none."""
+    value = _parse_json(files["json"]) if "json" in files else None
+    return value.get(key) if isinstance(value, dict) else None
 
 
 def _file_of(files: Mapping[str, _File], kinds: Sequence[str]) -> _File | None:
@@ -300,7 +314,7 @@ def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
     Raises ValueError: the label is no number from 0 with at most `LABEL_DIGITS` digits, and no name of a class.
     """
     if label_key:
-        return _label_of_key(_parse_json(files["json"]) if "json" in files else None, label_key)
+        return _label_of_key(_value_of(files, label_key), label_key)
     if "cls" in files:
         text = files["cls"][:100].decode("latin-1").strip()
         is_number = text.isascii() and text.isdecimal() and len(text) <= LABEL_DIGITS and len(files["cls"]) <= 100
@@ -315,8 +329,7 @@ def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
     return None if folder in ("", ".") else _checked(folder, "folder")
 
 
-def _label_of_key(value: Any, label_key: str) -> Label:
-    label: Any = value.get(label_key) if isinstance(value, dict) else None
+def _label_of_key(label: Any, label_key: str) -> Label:
     if isinstance(label, list) and all(map(_is_label, label)):
         return join_labels(_checked(one, ".json") for one in label)
     if not _is_label(label):
@@ -335,8 +348,9 @@ def _parse_json(data: bytes) -> Any:
 
 def _is_label(value: Any) -> bool:
     """Whole numbers may be written as 3.0, as by tools that store them in columns of floats."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return is_number or (isinstance(value, float) and value.is_integer()) or (isinstance(value, str) and value != "")
+    if type(value) is float:
+        return value.is_integer()
+    return type(value) in (int, str) and value != ""
 
 
 def _checked(value: int | float | str, place: str, names: bool = True) -> int | str:

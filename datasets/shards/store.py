@@ -100,7 +100,7 @@ _CHUNK_BYTES = 1 << 18
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0  # at most
 _COALESCE_BYTES = 1 << 17  # gap of two ranges in one request: a connection reads it in about one latency
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
-_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_REFUSED = "non-2xx status code: "  # and the status
 _HEAD_REFUSED = re.compile(r"non-2xx status code: (403|405|501)")  # a signed address, for one, may allow GET only
 _BEYOND_END = re.compile(r"Wanted range starting at|non-2xx status code: 416")
 _PASSING_STATUS = {"408", "425", "429"}  # besides 5xx: too slow, too early, too many requests
@@ -108,10 +108,16 @@ _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
 }
+_SERVER = "check the server, then resume"
 _NETWORK = "check the network and the server, then resume"
-_METADATA_PATHS = ("/latest/api/token", "/latest/meta-data", "/computeMetadata/")  # machines in a cloud have these
+_METADATA = re.compile("/latest/api/token|/latest/meta-data|/computeMetadata/")  # machines in a cloud have these
+_CREDENTIAL = re.compile("redential|ervice account")
 _METADATA_SECONDS = 15.0
 
+_NO_LOGIN, _NO_ACCESS = "the server asks for credentials (status 401)", "access is refused (status 403)"
+_WHOLE_FILES = Problem(
+    "the server sends whole files only", "set DATA.CACHE_GB, which downloads them", error=RangesNotSupported
+)
 # Parts of obstore's error texts without an answer of a server; the first match counts.
 _PROBLEMS = {
     "TooManyRedirects": Problem("the server redirects without end", CHECK),
@@ -167,40 +173,33 @@ class RemoteFiles:
         """Describes an error of obstore or of the operating system."""
         exceptions = self._exceptions
         credentials = _CREDENTIALS.get(self.root.partition("://")[0], "use a server without a login")
-        match error:
-            case OSError():
-                return LocalFiles.describe(error)
-            case exceptions.UnauthenticatedError():
-                return Problem("the server asks for credentials (status 401)", credentials)
-            case exceptions.PermissionDeniedError():
-                return Problem("access is refused (status 403)", f"check the URL, or {credentials}")
-            case exceptions.NotSupportedError():
-                fix = "set DATA.CACHE_GB, which downloads them"
-                return Problem("the server sends whole files only", fix, error=RangesNotSupported)
-            case exceptions.PreconditionError():
-                return changed(self.root)
-            case ValueError():
-                return Problem("is not a valid name or URL", CHECK)
+        of_types = [
+            ((OSError, ValueError), LocalFiles.describe(error)),
+            (exceptions.UnauthenticatedError, Problem(_NO_LOGIN, credentials)),
+            (exceptions.PermissionDeniedError, Problem(_NO_ACCESS, f"check the URL, or {credentials}")),
+            (exceptions.NotSupportedError, _WHOLE_FILES),
+            (exceptions.PreconditionError, changed(self.root)),
+        ]
+        for types, problem in of_types:
+            if isinstance(error, types):
+                return problem
         return self._describe_text(str(error), credentials)
 
     def _describe_text(self, text: str, credentials: str) -> Problem:
         """Describes an error of obstore that has no class of its own by its text. credentials: how to give them."""
-        if _BEYOND_END.search(text):
-            return changed(self.root)
-        status = _STATUS.search(text)
-        request = text[: status.start()] if status else text
-        if any(path in request for path in _METADATA_PATHS):
-            is_answer = status and not status[1].startswith("5")
-            return Problem("no credentials are found", credentials, 0.0 if is_answer else _METADATA_SECONDS)
-        if status and "<Code>NoSuchBucket</Code>" in text:
-            return Problem("the bucket does not exist", CHECK)
-        if status:
-            may_pass = status[1].startswith("5") or status[1] in _PASSING_STATUS
-            problem = f"the server answers with status {status[1]}"
-            return Problem(problem, "check the server, then resume", math.inf if may_pass else 0.0)
-        if "redential" in text or "ervice account" in text:
-            return Problem("the credentials cannot be used", credentials)
-        return next(problem for part, problem in _PROBLEMS.items() if part in text)
+        request, _, answer = text.partition(_REFUSED)
+        status = answer[:3]
+        may_pass = status.startswith("5") or status in _PASSING_STATUS
+        metadata_seconds = 0.0 if status and not status.startswith("5") else _METADATA_SECONDS
+        problems = [
+            (_BEYOND_END.search(text), changed(self.root)),
+            (_METADATA.search(request), Problem("no credentials are found", credentials, metadata_seconds)),
+            (status and "<Code>NoSuchBucket</Code>" in text, Problem("the bucket does not exist", CHECK)),
+            (status, Problem(f"the server answers with status {status}", _SERVER, math.inf if may_pass else 0.0)),
+            (_CREDENTIAL.search(text), Problem("the credentials cannot be used", credentials)),
+            *((part in text, problem) for part, problem in _PROBLEMS.items()),
+        ]
+        return next(problem for applies, problem in problems if applies)
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
         found = self.store.list_with_delimiter(folder or None)

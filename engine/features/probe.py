@@ -36,7 +36,7 @@ from engine.features.classifiers import (
     out_of_fold_margins,
     stratified_folds,
 )
-from engine.features.store import extract_once
+from engine.features.store import Extraction
 from engine.progress import BatchSums, Metrics
 from engine.run.log import RunLogger
 from engine.run.record import SUSPECTS
@@ -129,7 +129,7 @@ def evaluate_test_images(
     Raises UserError: no image is readable.
     """
     model = FeatureModel(built.compute, config.model.name)
-    file = extract_once(config, samples, built.evaluator, model, "test", bad_images)
+    file = Extraction(config, samples, built.evaluator, model, bad_images).once("test")
     results = None
     if file:
         device = built.evaluator.context.device
@@ -155,7 +155,8 @@ def set_head(model: nn.Module, solved: Solved) -> None:
 def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str) -> Features:
     """The features of a split on the main process, none on the others; a collective call."""
     device = task.evaluator.context.device
-    file = extract_once(task.config, samples, task.evaluator, model, split, task.bad_images, task.after_batch)
+    work = Extraction(task.config, samples, task.evaluator, model, task.bad_images, task.after_batch)
+    file = work.once(split)
     if file is None:
         return Features(torch.empty(0), torch.empty(0), np.empty(0, np.int64), {})
     if task.bad_images:  # of features that another run has computed, too

@@ -8,7 +8,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from importlib.metadata import distributions
@@ -56,48 +56,107 @@ class Extracted(NamedTuple):
     errors: dict[int, str]
 
 
-def extract(
-    config: Config,
-    samples: Samples,
-    evaluator: Evaluator,
-    model: FeatureModel,
-    path: Path,
-    bad_images: BadImageList | None = None,
-    after_batch: Callable[[], None] = lambda: None,
-) -> Extracted | None:
-    """Computes the features of all samples, and writes them to `path`, an .npy file, on the main process.
+@dataclass(frozen=True)
+class Extraction:
+    """The features of all samples by `model`, whose images are transformed, batched and computed as in an evaluation.
 
-    A collective call; the main process must have locked the folder. The images are transformed, batched and computed as
-    in an evaluation; with EVAL.TTA flip, features are the mean over an image and its mirror image. Calls `after_batch`
-    after each batch.
-    Raises UserError: the disk has no space for all features.
+    With EVAL.TTA flip, features are the mean over an image and its mirror image. after_batch: called after each batch.
+    The methods are collective calls.
     """
-    batches = build_eval_loader(config.data, samples, evaluator.context, config.timeout_seconds, bad_images)
-    evaluator = replace(evaluator, class_mask=None, merged={})  # features are no classes
 
-    def keep(outputs: torch.Tensor, _: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"features": outputs}
+    config: Config
+    samples: Samples
+    evaluator: Evaluator
+    model: FeatureModel
+    bad_images: BadImageList | None = None
+    after_batch: Callable[[], None] = lambda: None
 
-    temporary = path.with_name(f".{path.name}.tmp")
-    errors = dict[int, str]()
-    done = 0
-    values: np.memmap | None = None
-    with ExitStack() as cleanup:
-        for computed in evaluator.compute(model, batches, keep, BATCHES_PER_WRITE, lambda *_: after_batch()):
-            if computed is None:
-                continue
-            features, found = computed[0]["features"], computed[1]
-            if values is None:
-                cleanup.callback(temporary.unlink, missing_ok=True)
-                values = _new_array(temporary, (len(samples), features.shape[1]), path)
-            values[done : done + len(features)] = features
-            values[list(found)] = np.nan
-            done, errors = done + len(features), errors | found
-        if values is None:  # not the main process
-            return None
-        values.flush()
-        os.replace(temporary, path)
-    return Extracted(values, errors)
+    def to_file(self, path: Path) -> Extracted | None:
+        """Computes the features, and writes them to `path`, an .npy file, on the main process.
+
+        The main process must have locked the folder. Raises UserError: the disk has no space for all features.
+        """
+        config = self.config
+        context = self.evaluator.context
+        batches = build_eval_loader(config.data, self.samples, context, config.timeout_seconds, self.bad_images)
+        evaluator = replace(self.evaluator, class_mask=None, merged={})  # features are no classes
+
+        def keep(outputs: torch.Tensor, _: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"features": outputs}
+
+        temporary = path.with_name(f".{path.name}.tmp")
+        errors = dict[int, str]()
+        done = 0
+        values: np.memmap | None = None
+        with ExitStack() as cleanup:
+            for computed in evaluator.compute(
+                self.model, batches, keep, BATCHES_PER_WRITE, lambda *_: self.after_batch()
+            ):
+                if computed is None:
+                    continue
+                features, found = computed[0]["features"], computed[1]
+                if values is None:
+                    cleanup.callback(temporary.unlink, missing_ok=True)
+                    values = _new_array(temporary, (len(self.samples), features.shape[1]), path)
+                values[done : done + len(features)] = features
+                values[list(found)] = np.nan
+                done, errors = done + len(features), errors | found
+            if values is None:  # not the main process
+                return None
+            values.flush()
+            os.replace(temporary, path)
+        return Extracted(values, errors)
+
+    def once(self, split: str) -> Extracted | None:
+        """The features, from SAVE/features where other runs have left them; the others are computed.
+
+        An image is known by its name, its state and the digest of all other inputs. Other batches than in one pass may
+        change the last bits.
+        """
+        context = self.evaluator.context
+        samples = self.samples
+        with ExitStack() as locks:
+            # The main process alone reads and locks; its error is raised on all ranks.
+            found = call_on_main(lambda: self._look_up(split, locks), context)
+            work = (found.path, found.missing) if found else (Path(), np.empty(0, np.int64))
+            path, missing = broadcast_object(work, context)
+            if len(missing):
+                chosen = samples
+                if len(missing) < len(samples):
+                    assert isinstance(samples, ImageFiles)
+                    chosen = ImageFiles(samples.listing.select(missing))
+                    chosen.decoding = samples.decoding
+                computed = replace(self, samples=chosen).to_file(path)
+                if found and computed:
+                    found.parts.insert(0, _Part(found.keys[missing], computed))
+                    _write_record(path, found.parts[0])
+        return _find(found.keys, found.parts)[0] if found else None
+
+    def _look_up(self, split: str, locks: ExitStack) -> "_Stored":
+        """locks: receives the lock of the folder to write. Raises UserError: it cannot be written."""
+        digest = digest_inputs(self.config, self.model.backbone(), self.evaluator.context.device.type)
+        folder = Path(self.config.save) / "features" / digest[:16]
+        keys = image_keys(self.samples, split)
+        parts = [*_read_parts(folder)]
+        missing = np.flatnonzero(~_find(keys, parts)[1])
+        if len(missing) and type(self.samples) is not ImageFiles:
+            missing = np.arange(len(keys))
+        known = f"{len(keys) - len(missing)} of {len(keys)} computed before"
+        logging.getLogger(RUN_LOG).debug(f"----- Features of {len(keys)} images, {known}: {folder}")
+        place = folder / f"{split}-{sha256(keys[missing].tobytes()).hexdigest()[:16]}"
+        if not len(missing):
+            return _Stored(keys, parts, missing, place)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            try:
+                locks.enter_context(lock_run_folder(place))
+            except Unavailable:  # another run, such as of another fold, computes them at the same time
+                place = folder / f"{place.name}-{os.getpid()}"
+                place.mkdir(exist_ok=True)
+        except OSError as error:
+            fix = f"{space_fix(error.strerror)}, or give another folder with -output"
+            raise error_from(error, f"{place}: cannot be written ({error.strerror or error}); {fix}") from error
+        return _Stored(keys, parts, missing, place / "features.npy")
 
 
 def _new_array(temporary: Path, shape: tuple[int, int], path: Path) -> np.memmap:
@@ -114,39 +173,6 @@ def _new_array(temporary: Path, shape: tuple[int, int], path: Path) -> np.memmap
     return values
 
 
-def extract_once(
-    config: Config,
-    samples: Samples,
-    evaluator: Evaluator,
-    model: FeatureModel,
-    split: str,
-    bad_images: BadImageList | None = None,
-    after_batch: Callable[[], None] = lambda: None,
-) -> Extracted | None:
-    """The features of all samples, from SAVE/features where other runs have left them; the others are computed.
-
-    A collective call. An image is known by its name, its state and the digest of all other inputs. Other batches than
-    in one pass may change the last bits.
-    """
-    context = evaluator.context
-    with ExitStack() as locks:
-        # The main process alone reads and locks; its error is raised on all ranks.
-        found = call_on_main(lambda: _look_up(config, samples, model, split, context.device.type, locks), context)
-        work = (found.path, found.missing) if found else (Path(), np.empty(0, np.int64))
-        path, missing = broadcast_object(work, context)
-        if len(missing):
-            chosen = samples
-            if len(missing) < len(samples):
-                assert isinstance(samples, ImageFiles)
-                chosen = ImageFiles(samples.listing.select(missing))
-                chosen.decoding = samples.decoding
-            computed = extract(config, chosen, evaluator, model, path, bad_images, after_batch)
-            if found and computed:
-                found.parts.insert(0, _Part(found.keys[missing], computed))
-                _write_record(path, found.parts[0])
-    return _find(found.keys, found.parts)[0] if found else None
-
-
 class _Stored(NamedTuple):
     """The keys of the images, the features that are known, the places of the others, and the file to write."""
 
@@ -154,34 +180,6 @@ class _Stored(NamedTuple):
     parts: "list[_Part]"
     missing: np.ndarray
     path: Path
-
-
-def _look_up(
-    config: Config, samples: Samples, model: FeatureModel, split: str, device_type: str, locks: ExitStack
-) -> _Stored:
-    """locks: receives the lock of the folder to write. Raises UserError: it cannot be written."""
-    folder = Path(config.save) / "features" / digest_inputs(config, model.backbone(), device_type)[:16]
-    keys = image_keys(samples, split)
-    parts = [*_read_parts(folder)]
-    missing = np.flatnonzero(~_find(keys, parts)[1])
-    if len(missing) and type(samples) is not ImageFiles:
-        missing = np.arange(len(keys))
-    known = f"{len(keys) - len(missing)} of {len(keys)} computed before"
-    logging.getLogger(RUN_LOG).debug(f"----- Features of {len(keys)} images, {known}: {folder}")
-    place = folder / f"{split}-{sha256(keys[missing].tobytes()).hexdigest()[:16]}"
-    if not len(missing):
-        return _Stored(keys, parts, missing, place)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        try:
-            locks.enter_context(lock_run_folder(place))
-        except Unavailable:  # another run, such as of another fold, computes them at the same time
-            place = folder / f"{place.name}-{os.getpid()}"
-            place.mkdir(exist_ok=True)
-    except OSError as error:
-        fix = f"{space_fix(error.strerror)}, or give another folder with -output"
-        raise error_from(error, f"{place}: cannot be written ({error.strerror or error}); {fix}") from error
-    return _Stored(keys, parts, missing, place / "features.npy")
 
 
 class _Part(NamedTuple):
@@ -282,7 +280,7 @@ def embed(session: EvaluationSession, folder: Path, labelled: bool, logger: RunL
     samples = session.plan.samples
     started = time.perf_counter()
     model = FeatureModel(session.model, config.model.name)
-    file = extract(config, samples, session.evaluator, model, folder / ARRAY_FILE)
+    file = Extraction(config, samples, session.evaluator, model).to_file(folder / ARRAY_FILE)
     if file:
         names = names_of_labels(samples, config.model.num_logits) if labelled else None
         with open_atomically(folder / TABLE_FILE) as table:

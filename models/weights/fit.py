@@ -156,10 +156,8 @@ def fit_published(model: nn.Module, options: Model, purpose: Purpose) -> Fitted:
         raise UserError(f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}; {fix}")
     fitted = Fitted(f"timm's {options.name}", zero_heads=purpose.zero_head)
     if outputs != options.num_logits or options.features == "token_avg":
-        reason = NewHead.NOT_IN_FILE
-        if outputs:
-            reason = NewHead.OTHER_FEATURES if outputs == options.num_logits else NewHead.OTHER_NUMBER
-        fitted.new_heads["head"] = reason
+        reasons = {None: NewHead.NOT_IN_FILE, 0: NewHead.NOT_IN_FILE, options.num_logits: NewHead.OTHER_FEATURES}
+        fitted.new_heads["head"] = reasons.get(outputs, NewHead.OTHER_NUMBER)
         fitted.counts = (outputs or 0, options.num_logits)
         if purpose.zero_head:
             _make_zero(model, head_names(model))

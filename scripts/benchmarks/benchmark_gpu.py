@@ -7,7 +7,6 @@ Each part is a command, the most important first. A part starts if its time limi
 
 import argparse
 import json
-import re
 import shlex
 import signal
 import subprocess
@@ -21,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
 from datasets.loading.workers import default_num_workers
-from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported
+from scripts.benchmarks.benchmark_train import NO_DROPOUT, benchmark_parser, check_supported
 from scripts.benchmarks.programs import (
     ENTRY,
     MODES,
@@ -48,62 +47,43 @@ ROOT = Path(__file__).parents[2]
 TIMED_IMAGES = 16384  # per program; a quarter in fp32
 WARMUP_STEPS = 20
 PYTHON = (sys.executable, "-u")  # unbuffered: the last lines of a failed part have its error
-PYTEST = ["-m", "gpu", "-v", "--tb=short", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
 Records = dict[str, dict[str, Any]]  # part -> outcome, seconds, result
 
 
 class Part(NamedTuple):
-    """A command, its time limit, and the signal at this limit."""
+    """A command and its time limit."""
 
     command: list[str]
     limit_seconds: float
-    stop_signal: signal.Signals = signal.SIGTERM
 
 
-class Setting(NamedTuple):
-    """The options of a training part.
-
-    limit: seconds, about twice the time on an H200, so that a slow disk ends no part. compiles: with -compile.
-    options: added to -opts. model: in place of the user's flags. interval: steps between two reports, which take the
-    time of a step of a small model.
-    """
-
-    mode: str
-    limit: int = 60
-    compiles: bool = False
-    programs: tuple[str, ...] = ("ready",)
-    options: tuple[str, ...] = ()
-    model: tuple[str, ...] = ()
-    interval: int = 10
-
-
-O1, O2, FP16 = "O1-bf16", "O2-bf16", "O1-fp16"
-STREAM = ("AMP.PRESET=bf16_stream",)
-DROPPATH = ("MODEL.DROPPATH=0.2",)
-WHOLE = {"limit": 120, "compiles": True, "options": ("TRAIN.COMPILE=model",)}
-LARGE = ("-cfg=configs/vit_large_patch16_224.yaml", *NO_DROPOUT, "MODEL.GRAD_CHECKPOINTING=true")
+O1, O2 = "O1-bf16", "O2-bf16"
+LARGE = " ".join(["-cfg=configs/vit_large_patch16_224.yaml", *NO_DROPOUT, "MODEL.GRAD_CHECKPOINTING=true"])
+SMALL = " ".join(["-cfg=configs/vit_small_patch16_224.yaml", *NO_DROPOUT])
+# The precision, and further flags of benchmark_train.py; with -cfg, in place of the user's. The limits are about twice
+# the times on an H200, so that a slow disk ends no part. A report takes the time of a step of a small model.
 TRAINING = {
-    "O1": Setting(O1),
-    "O2": Setting(O2),
-    "torch_ops": Setting(O1, options=("MODEL.FUSED_BLOCKS=false",)),
-    "float32_sums": Setting(O1, options=("AMP.CUSTOM_BLACK_LIST=[add]",)),
-    "compiled": Setting(O1, 80, compiles=True, programs=("ready", "bare")),
-    "O2_compiled": Setting(O2, 80, compiles=True),
-    "stream_compiled": Setting(O1, 80, compiles=True, options=STREAM),
-    "jpeg_eager": Setting(O1, programs=("jpeg",)),
-    "timm_eager": Setting(O1, programs=("timm",)),
-    "jpeg": Setting(O1, 80, compiles=True, programs=("jpeg",)),
-    "timm": Setting(O1, programs=("timm",), **WHOLE),
-    "jpeg_whole": Setting(O1, programs=("jpeg",), **WHOLE),
-    "droppath": Setting(O1, options=DROPPATH),
-    "droppath_compiled": Setting(O1, 80, compiles=True, options=DROPPATH),
-    "muon": Setting(O1, options=("TRAIN.OPTIMIZER.NAME=muon",)),
-    "dropout": Setting(O1, options=("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")),  # the shipped recipe's
-    "vit_small": Setting(O1, model=("-cfg=configs/vit_small_patch16_224.yaml", *NO_DROPOUT), interval=50),
-    "vit_large": Setting(O1, 90, model=LARGE),
-    "fp16": Setting(FP16),
-    "fp32": Setting("fp32"),
-    "tf32": Setting("tf32"),
+    "O1": (O1, ""),
+    "O2": (O2, ""),
+    "torch_ops": (O1, "-opts MODEL.FUSED_BLOCKS=false"),
+    "float32_sums": (O1, "-opts AMP.CUSTOM_BLACK_LIST=[add]"),
+    "compiled": (O1, "-programs=ready,bare -limit=80 -compile"),
+    "O2_compiled": (O2, "-limit=80 -compile"),
+    "stream_compiled": (O1, "-limit=80 -compile -opts AMP.PRESET=bf16_stream"),
+    "jpeg_eager": (O1, "-programs=jpeg"),
+    "timm_eager": (O1, "-programs=timm"),
+    "jpeg": (O1, "-programs=jpeg -limit=80 -compile"),
+    "timm": (O1, "-programs=timm -limit=120 -compile -opts TRAIN.COMPILE=model"),
+    "jpeg_whole": (O1, "-programs=jpeg -limit=120 -compile -opts TRAIN.COMPILE=model"),
+    "droppath": (O1, "-opts MODEL.DROPPATH=0.2"),
+    "droppath_compiled": (O1, "-limit=80 -compile -opts MODEL.DROPPATH=0.2"),
+    "muon": (O1, "-opts TRAIN.OPTIMIZER.NAME=muon"),
+    "dropout": (O1, "-opts MODEL.DROPOUT=0.1 MODEL.ATTENTION_DROPOUT=0.1"),  # the shipped recipe's
+    "vit_small": (O1, f"-interval=50 {SMALL}"),
+    "vit_large": (O1, f"-limit=90 {LARGE}"),
+    "fp16": ("O1-fp16", ""),
+    "fp32": ("fp32", ""),
+    "tf32": ("tf32", ""),
 }
 
 
@@ -128,7 +108,7 @@ def main(argv: list[str]) -> int:
                 write_json(path, records)
             atomic_write(flags.output / "figures.md", page(records, command))
             print(f"{name}: {records[name]['outcome']}", file=sys.stderr, flush=True)
-            has_failed |= not records[name]["outcome"].startswith("done")
+            has_failed |= records[name]["outcome"] != "done"
     print(page(records, command))
     if left := [name for name in parts if name not in records]:
         print(f"Not run yet: {', '.join(left)}. The same command without -parts runs them.")
@@ -138,7 +118,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Measures a machine with a GPU within a given time.")
     add_flag(parser, "output", type=Path, default="gpu_figures", metavar="FOLDER", help="default: gpu_figures")
-    parts = f"of {', '.join(TRAINING)}, profile, ..., tests (default: all that have not run)"
+    parts = f"of {', '.join(TRAINING)}, profile, profile_compiled, loaders (default: all that have not run)"
     add_flag(parser, "parts", metavar="A,B", help=parts)
     add_flag(parser, "minutes", type=float, default=9.0, metavar="N", help="total time (default: 9)")
     add_flag(parser, "large_batch", type=positive, default=256, metavar="N", help="of the parts (default: 256)")
@@ -154,44 +134,40 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
     """The parts that can run here: with `-timm_train` timm's. rest: flags of main_single_gpu.py."""
     workers = f"-num_workers={default_num_workers(own_share(), on_gpu=visible_gpus() > 0)}"
     large = [f"-batch_size={flags.large_batch}", workers]
-    images = [f"-data={flags.data}"] if flags.data else []
-    timm_train = [f"-timm_train={flags.timm_train}"] if flags.timm_train else []
+    files = [f"-data={flags.data}"] if flags.data else []
+    if flags.timm_train:
+        files.append(f"-timm_train={flags.timm_train}")
 
     def script(name: str, part: str) -> list[str]:
-        return [*PYTHON, str(ROOT / f"scripts/benchmarks/{name}.py"), f"-json={flags.output / part}.json"]
+        return [*PYTHON, str(ROOT / f"scripts/benchmarks/{name}.py"), f"-json={flags.output / part}.json", *files]
 
-    def training(name: str, setting: Setting) -> Part:
-        timed_images = flags.timed_images // (4 if setting.mode == "fp32" else 1)
-        steps = setting.interval * max(1, round(timed_images / flags.large_batch / setting.interval))
-        command = [*script("benchmark_train", name), f"-programs={','.join(setting.programs)}", "-rounds=1"]
-        command += [f"-interval={setting.interval}", f"-warmup={WARMUP_STEPS}", f"-steps={steps}"]
-        command += [f"-limit={setting.limit}", *images, *(timm_train if "timm" in setting.programs else [])]
-        command += [*(setting.model or rest), *large, *["-compile"] * setting.compiles]
-        command += ["-opts", *MODES[setting.mode], *setting.options]
-        return Part(command, setting.limit * len(setting.programs))
-
-    def profile(name: str, limit_seconds: float, *compile_flags: str) -> Part:
+    def profile(name: str, *further: str) -> list[str]:
         command = [*PYTHON, str(ENTRY), *rest, *large, *ready_flags(), "-profile", f"-output={flags.output / name}"]
-        return Part([*command, *compile_flags, "-opts", *MODES[O1], *READY_OPTIONS], limit_seconds)
+        return [*command, *further, "-opts", *MODES[O1], *READY_OPTIONS]
 
-    trainings = {name: one for name, one in TRAINING.items() if flags.timm_train or "timm" not in one.programs}
-    minutes = [*PYTHON, str(ENTRY), f"-data_path={flags.data}", "-minutes=1", f"-output={flags.output / 'minutes'}"]
-    return {
-        **{name: training(name, one) for name, one in trainings.items()},
-        **({"minutes": Part([*minutes, "-amp"], 90)} if flags.data else {}),
-        "profile": profile("profile", 60),
-        "profile_compiled": profile("profile_compiled", 100, "-compile"),
-        "loaders": Part([*script("benchmark_input", "loaders"), "-rounds=2", *images, *timm_train, *rest, *large], 120),
-        # SIGINT makes pytest print the failures so far.
-        "tests": Part([*PYTHON, "-m", "pytest", str(ROOT / "tests"), *PYTEST], 300, signal.SIGINT),
-    }
+    parts = dict[str, Part]()
+    for name, (mode, text) in TRAINING.items():
+        words = ["-programs=ready", "-limit=60", "-interval=10", *shlex.split(text)]
+        own, _ = split_flags(benchmark_parser(), words)
+        if "timm" in own.programs and not flags.timm_train:
+            continue
+        timed_images = flags.timed_images // (4 if mode == "fp32" else 1)
+        steps = own.interval * max(1, round(timed_images / flags.large_batch / own.interval))
+        turn = ["-rounds=1", f"-warmup={WARMUP_STEPS}", f"-steps={steps}"]
+        model = [] if "-cfg" in text else rest
+        command = [*script("benchmark_train", name), *turn, *model, *large, *words, "-opts", *MODES[mode]]
+        parts[name] = Part(command, own.limit * len(own.programs.split(",")))
+    parts["profile"] = Part(profile("profile"), 60)
+    parts["profile_compiled"] = Part(profile("profile_compiled", "-compile"), 100)
+    parts["loaders"] = Part([*script("benchmark_input", "loaders"), "-rounds=2", *rest, *large], 120)
+    return parts
 
 
 def run_part(name: str, part: Part, folder: Path) -> dict[str, Any]:
     """Runs the part; its output is in `<name>.txt`.
 
     Returns:
-        outcome: begins with "done" if nothing failed. seconds. result: the content of `<name>.json`, which the command
+        outcome: "done" if nothing failed. seconds. result: the content of `<name>.json`, which the command
         may have written, also if it was stopped.
     """
     file, output = folder / f"{name}.json", folder / f"{name}.txt"
@@ -206,7 +182,7 @@ def run_part(name: str, part: Part, folder: Path) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         is_late = True
     finally:  # the signal first, so that the process can end its own programs; then SIGKILL to its process group
-        stop_processes([process], part.stop_signal, TERMINATION_SECONDS)
+        stop_processes([process], signal.SIGTERM, TERMINATION_SECONDS)
     seconds = time.monotonic() - started
     result = json.loads(file.read_text()) if file.exists() else None
     lines = output.read_text(errors="replace").splitlines()[1:]
@@ -217,18 +193,18 @@ def run_part(name: str, part: Part, folder: Path) -> dict[str, Any]:
     elif process.returncode or failed:  # a part with a program that failed has failed
         outcome = f"failed: {failure_reason(process.returncode, lines) if process.returncode else failed[0]}"
     else:
-        summary = re.fullmatch(r"=+ (.* in [\d.]+s.*?) =+", lines[-1]) if lines else None  # by pytest
-        outcome = f"done: {summary[1]}" if summary else "done"
+        outcome = "done"
     return {"outcome": outcome, "seconds": seconds, "result": result}
 
 
 def page(records: Records, command: str) -> str:
     """The figures of the training parts, and the outcome of each part."""
     figures: Figures = {}
-    for name, setting in TRAINING.items():
-        result = (records.get(name) or {}).get("result") or {}
-        found = {program: one for program, one in result.get("figures", {}).items() if one}  # others: not ended
-        figures |= {f"{name}: {setting.mode}, {program}": one for program, one in found.items()}
+    for name, (mode, _) in TRAINING.items():
+        result = records.get(name, {}).get("result") or {}
+        for program, one in result.get("figures", {}).items():
+            if one:  # others have not ended
+                figures[f"{name}: {mode}, {program}"] = one
     outcomes = [[name, one["outcome"].replace("|", "\\|"), f"{one['seconds']:.0f}"] for name, one in records.items()]
     columns: Columns = {"images/s": speed, "peak memory (GB)": memory}
     columns |= {"CPU cores": partial(speed, figure=CORES), "first line after (s)": partial(speed, figure=FIRST_LINE)}

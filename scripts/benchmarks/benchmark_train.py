@@ -122,7 +122,7 @@ SUPPORTED = {"accum_iter": 1, "model_ema": False, "mixup_alpha": 0.0, "cutmix_al
 
 
 def main(argv: list[str]) -> int:
-    flags, rest = split_flags(_parser(), argv)
+    flags, rest = split_flags(benchmark_parser(), argv)
     rest = [*DEFAULTS, *rest]
     config = parse_command_line(rest).config
     if flags.worker:
@@ -170,7 +170,7 @@ def duration_table(figures: Figures, batch_size: int) -> str:
     return f"Seconds per 100 iterations:\n\n{table}"
 
 
-def _parser() -> argparse.ArgumentParser:
+def benchmark_parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Compares training through the entry script with a bare loop and timm's train.py.")
     add_timm_flag(parser)
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")

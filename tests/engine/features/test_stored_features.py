@@ -88,7 +88,7 @@ def features(output: Path, dataset: str, path: Path, after_batch: Callable[[], N
     built = build_eval_model(config, CPU)
     model = FeatureModel(built.compute, config.model.name)
     config = config.model_copy(update={"save": str(output)})
-    found = store.extract_once(config, samples, built.evaluator, model, "all", after_batch=after_batch)
+    found = store.Extraction(config, samples, built.evaluator, model, after_batch=after_batch).once("all")
     assert found
     return np.array(found.values)
 
@@ -112,7 +112,7 @@ def test_features_follow_their_images(
     assert after == pytest.approx(fresh, abs=1e-5) and (abs(after - before) > 1e-3).any(axis=1).sum() == 1
     if dataset in ("folder", "csv"):  # the others are not computed again
         assert (after != before).any(axis=1).sum() == 1
-    monkeypatch.setattr(store, "extract", lambda *_: pytest.fail("computes features again"))
+    monkeypatch.setattr(store.Extraction, "to_file", lambda *_: pytest.fail("computes features again"))
     assert np.array_equal(features(kept, dataset, path), after)
 
 
