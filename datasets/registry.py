@@ -193,10 +193,11 @@ def split_to_evaluate(data: Data, context: ProcessContext) -> tuple[str, str | N
 def _existing_class(data: Data) -> type[Source]:
     """The class of the data set. Raises UserError as `source_class`; DATA_PATH is its default, which does not exist."""
     kind = source_class(data.dataset)
+    has_files = properties_of(data.dataset).has_files
     default = Data.model_fields["data_path"].default
-    if data.data_path == default and properties_of(data.dataset).has_files and not os.path.exists(default):
+    if has_files and data.data_path == default and not os.path.exists(default):
         raise Unavailable(f"{default}: does not exist (the default of -data_path); give -data_path=FOLDER")
-    if "://" in data.data_path and properties_of(data.dataset).has_files and not kind.reads_archive:
+    if has_files and "://" in data.data_path and not kind.reads_archive:
         download = "hf download ORG/NAME --repo-type=dataset --local-dir=DIR"
         problem = f"{data.data_path}: is a URL, which -dataset=tar reads for tar shards of http, https, s3 and gs"
         raise UserError(f"{problem}; download other data, as with {download}, and give -data_path=DIR")
@@ -213,6 +214,7 @@ def _read(
     source: Source,
 ) -> list[Samples]:
     data = source.data
+    # With the labels that the data have: `_number_classes` replaces them by a checkpoint's, or by DATA.CLASSES.
     samples, findings = _read_splits(source, splits)
     if data.groups:
         _group(samples, data)

@@ -98,8 +98,9 @@ def largest_rates(model: nn.Module) -> dict[str, tuple[float, str]]:
 def published_on_hub(name: str) -> tuple[str, tuple[str, ...]]:
     """The repository with timm's weights of a model, and the names that their file may have; no names without one."""
     published: Any = timm.get_pretrained_cfg(name)
-    names = (published.hf_hub_filename,) if published and published.hf_hub_filename else WEIGHTS
-    return (published.hf_hub_id, names) if published and published.hf_hub_id else ("", ())
+    if not published or not published.hf_hub_id:
+        return "", ()
+    return published.hf_hub_id, (published.hf_hub_filename,) if published.hf_hub_filename else WEIGHTS
 
 
 def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:

@@ -312,11 +312,11 @@ def _deep_values(data: bytes, image: ImageFile) -> np.ndarray | None:
     of_high, of_low = [], []
     for tile in image.tile:
         name, *others = (tile.args,) if isinstance(tile.args, str) else tile.args or ("",)
-        if not isinstance(name, str):  # of GIF, the number of bits
-            return None
-        if len(name) == 1 and tags.get(_BITS_PER_SAMPLE, (8,))[0] == 16:  # a plane, which Pillow reads with 8 bits
+        if (
+            name in tuple("RGBA") and tags.get(_BITS_PER_SAMPLE, (8,))[0] == 16
+        ):  # a plane, which Pillow reads with 8 bits
             name = f"{name};16{order}"
-        if name not in _LOW_BYTES:
+        if name not in _LOW_BYTES:  # of GIF, it is the number of bits
             return None
         of_high.append(tile._replace(args=(name, *others)))
         of_low.append(tile._replace(args=(_LOW_BYTES[name], *others)))

@@ -51,10 +51,10 @@ def parse_location(data_path: str) -> tuple[str, list[str] | None]:
     host, *path = rest.split("/")
     try:
         parts = urlsplit(f"{name}://{host}")
-        is_valid = bool(parts.hostname) and parts.port != 0 and "{" not in host and host.isprintable()
+        checks = [parts.hostname, parts.port != 0, "{" not in host, host.isprintable(), not {"", ".", ".."} & {*path}]
     except ValueError:
-        is_valid = False
-    if not is_valid or any(part in ("", ".", "..") for part in path):
+        checks = [False]
+    if not all(checks):
         raise UserError(f"DATA.DATA_PATH: {shorten(url)} is not a valid URL")
     root, names = _split_pattern(url)
     return root, list(map(unquote, names)) if names and name.startswith("http") else names

@@ -24,7 +24,6 @@ from utils.errors import UserError
 from utils.notes import Note
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_POSITIONS = ("pos_embed", "relative_position_bias_table", "attention_biases")
 _OF_THE_INPUT = {  # of a transformer: without them it computes something else
     "cls_token", "dist_token", "reg_token", "register_tokens", "pos_embed", "absolute_pos_embed", "norm_pre",
 }  # fmt: skip
@@ -246,17 +245,11 @@ class Pairs:
     def resize_tables(self) -> None:
         """Resizes tables of relative positions, and embeddings inside of the model, by timm's functions."""
         resize: Any = getattr(sys.modules[type(self.model).__module__], "checkpoint_filter_fn", None)
-        found = State()
-        for name, source, target in self:
-            if source.shape == target.shape or name == "pos_embed" or not name.endswith(_POSITIONS):
-                continue
-            with suppress(Exception), catch_warnings(action="ignore"):  # as above
-                found[name] = resize({name: source}, self.model)[name]
-        self._replace_resized(found)
         left = [name for name, source, target in self if source.shape != target.shape]
-        with suppress(Exception), catch_warnings(action="ignore"):  # of some models it needs all tensors
-            resized = resize(dict(self.state), self.model) if left else {}
-            self._replace_resized({name: resized[name] for name in left if name in resized})
+        if left:
+            with suppress(Exception), catch_warnings(action="ignore"):  # as above
+                resized = resize(dict(self.state), self.model)
+                self._replace_resized({name: resized[name] for name in left if name in resized})
 
     def check_shapes(self, weights: WeightsFile, image_size: tuple[int, int] | None, shapes_at: ShapesAt) -> None:
         """Raises UserError if the tensors of the file are of the model at another image size: theirs, or timm's."""

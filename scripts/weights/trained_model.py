@@ -110,17 +110,12 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
 
 
 def _trained_model(config: Config, record: WeightsRecord | None, notes: list[Note | Fact]) -> TrainedModel:
-    names = None
-    size = None
-    split = None
-    if record:
-        names = record.class_names
-        size = record.image_size
-        split = record.split if record.is_of(config.data) else None
+    stated = record or WeightsRecord("", {}, {})
+    names = stated.class_names
     classes = config.data.classes
     if not names and classes not in (None, NATURAL, BYTES):
         names = read_class_list(Path(classes))
     elif not names and not classes and imagenet_subset(config.model, record):
         names = wordnet_ids(config.model.num_classes)
-    decision = record.decision if record else UNDECIDED
-    return TrainedModel(config, names, notes, split, weights_size=size, decision=decision)
+    split = stated.split if stated.is_of(config.data) else None
+    return TrainedModel(config, names, notes, split, weights_size=stated.image_size, decision=stated.decision)
