@@ -3,8 +3,7 @@
 import fnmatch
 import inspect
 import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +19,12 @@ from datasets.sources.names import list_names
 from engine.parallel import run_eagerly
 from engine.progress import EpochProgress, Observer
 from engine.run.log import RunLogger
+from engine.training.muon import BatchedMuon, fused_qkv
 from models.blocks import is_sharded
 from models.timm_model import classifiers
 from utils.device import find_shortage
 from utils.errors import UserError, did_you_mean
-from utils.library_compat import is_updated_by_muon, newton_schulz_coefficients, register_timm_optimizer
-from utils.torch_compat import multiplies_bfloat16_with_onednn
+from utils.library_compat import register_timm_optimizer
 
 _SGD = ("momentum", "nesterov")  # timm's names of torch's SGD
 _FUSED = ("adam", "adamw", *_SGD)
@@ -37,58 +36,10 @@ _KEYS = {"lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY", "layer_dec
 }
 # The further arguments of `create_optimizer_v2` that a YAML file can hold; with Muon, two choose its AdamW by name.
 _GROUPING = {"filter_bias_and_bn", "layer_decay_min_scale", "layer_decay_no_opt_scale"}
-_GROUPING_OF_MUON = {"fallback_list", "fallback_no_weight_decay"}
+_OF_MUON = {"fallback_list", "fallback_no_weight_decay", "split_qkv"}
 # Names with another meaning in timm: AdamW with layer decay, which TRAIN.LAYER_DECAY sets here; SGD with momentum, as
 # in torch and PaddleViT: timm's sgd is its nesterov.
 _TIMM_NAMES = {"adamwdl": "adamw", "sgd": "momentum"}
-
-
-class BatchedMuon(muon.Muon):
-    """timm's Muon, with the matrices of one shape orthogonalized together: the same bits on a CPU, fewer kernels.
-
-    The state, the first step of a parameter, the AdamW for the rest and AdaMuon are timm's. A CPU without instructions
-    for bfloat16 orthogonalizes in float32: 14 to 20 times as fast.
-    """
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        gradients: dict[torch.Tensor, torch.Tensor] = {}
-        for group in self.param_groups if closure is None else ():
-            batches: dict[Any, list[torch.Tensor]] = defaultdict(list)
-            for one in group["params"] if group["algo"] == "muon" else ():
-                routed = is_updated_by_muon(self.state.get(one, {}))
-                if one.grad is not None and routed and (one.ndim == 2 or group["conv_mode"] == "flatten"):
-                    batches[one.shape, one.dtype, one.device].append(one)
-                    gradients[one] = one.grad
-            for parameters in batches.values():
-                self._update_together(parameters, [gradients[one] for one in parameters], group)
-        for one in gradients:
-            one.grad = None
-        loss: float | None = super().step(closure)  # type: ignore[no-untyped-call]
-        for one, gradient in gradients.items():
-            one.grad = gradient
-        return loss
-
-    def _update_together(
-        self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], group: dict[str, Any]
-    ) -> None:
-        """timm's update of parameters of one shape (out, in, ...), their matrices stacked as (B, out, in)."""
-        lr, momentum = group["lr"], group["momentum"]
-        buffers = [self.state[one]["momentum_buffer"] for one in parameters]
-        torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
-        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-        updates = torch._foreach_lerp(gradients, buffers, momentum) if group["nesterov"] else buffers
-        in_bfloat16 = parameters[0].device.type != "cpu" or multiplies_bfloat16_with_onednn()
-        matrices = muon.zeropower_via_newtonschulz(
-            torch.stack(updates).flatten(2),
-            group["ns_steps"],
-            newton_schulz_coefficients(group["ns_coefficients"]),
-            dtype=torch.bfloat16 if in_bfloat16 else torch.float32,
-            **{key: group[key] for key in ("eps", "safety_factor", "scale_eps")},
-        )
-        scale = muon.get_lr_scale(matrices.shape, group["adjust_lr_fn"]) if group["adjust_lr_fn"] else 1.0
-        steps = matrices.to(parameters[0].dtype).reshape(-1, *parameters[0].shape).unbind()
-        torch._foreach_add_(parameters, steps, alpha=-lr * scale)
 
 
 def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = None) -> torch.optim.Optimizer:
@@ -111,10 +62,11 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
         arguments["fused"] = True
     try:
         arguments |= _given_arguments(name, chosen)
+        split = _split_matrices(model, chosen) if arguments.pop("split_qkv", False) else ()
         _try_one_step(model, arguments)
         optimizer = timm.optim.create_optimizer_v2(model, layer_decay=options.layer_decay, **arguments)
         if type(optimizer) is muon.Muon:
-            optimizer = BatchedMuon(optimizer.param_groups, **optimizer.defaults)
+            optimizer = BatchedMuon(optimizer.param_groups, split, **optimizer.defaults)
     except UserError:
         raise
     except Exception as error:  # some of timm's optimizers need other packages or options
@@ -155,6 +107,16 @@ def _try_one_step(model: nn.Module, arguments: dict[str, Any]) -> None:
         timm.optim.create_optimizer_v2([weight], **arguments).step()
 
 
+def _split_matrices(model: nn.Module, chosen: Optimizer) -> set[torch.Tensor]:
+    """The weights of the model that KWARGS: split_qkv is about. Raises UserError: there are none, or AdaMuon."""
+    if timm_name(chosen).endswith("adamuon"):
+        raise UserError("TRAIN.OPTIMIZER.KWARGS: split_qkv is for muon and nmuon; remove it")
+    found = fused_qkv(model)
+    if not found:
+        raise UserError("TRAIN.OPTIMIZER.KWARGS: split_qkv: this model has no layer qkv of q, k and v; remove it")
+    return found
+
+
 def _check_fallback_list(model: nn.Module, patterns: Sequence[str]) -> None:
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
@@ -192,7 +154,7 @@ def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
         raise UserError(f"TRAIN.OPTIMIZER.BETAS: {chosen.name} has {info.num_betas} values, not {len(chosen.betas)}")
     kind = timm.optim.get_optimizer_class(name, bind_defaults=False)
     _, *parameters = inspect.signature(kind).parameters
-    parameters += _GROUPING | (_GROUPING_OF_MUON if kind is muon.Muon else set())
+    parameters += _GROUPING | (_OF_MUON if kind is muon.Muon else set())
     for key in given.keys() - (set(parameters) - _KEYS.keys()):
         hint = f"; its key is {_KEYS[key]}" if key in _KEYS else did_you_mean(key, parameters)
         raise UserError(f"TRAIN.OPTIMIZER.KWARGS: {key[:80]} is no further argument of {chosen.name}{hint}")

@@ -119,6 +119,9 @@ REFUSED = {
         "NAME": "muon", "KWARGS": {"layer_decay": 0.7},
     },
     r"KWARGS: fallback_list: no parameter matches headd": {"NAME": "muon", "KWARGS": {"fallback_list": ["headd"]}},
+    r"KWARGS: split_qkv: this model has no layer qkv": {"NAME": "muon", "KWARGS": {"split_qkv": True}},
+    r"KWARGS: split_qkv is for muon and nmuon": {"NAME": "adamuon", "KWARGS": {"split_qkv": True}},
+    r"KWARGS: split_qkv is no further argument of lion": {"NAME": "lion", "KWARGS": {"split_qkv": True}},
     r"nadam does not work with these options: .*capturable": {"NAME": "nadam", "KWARGS": {"capturable": True}},
 }  # fmt: skip
 
