@@ -255,7 +255,7 @@ def digits_argv(tmp_path) -> list[str]:
     return digits_flags(tmp_path / "out")
 
 
-def session_for(argv: list[str], context: ProcessContext) -> Any:
+def session_for(argv: list[str], context: ProcessContext = CPU) -> Any:
     """The session of a training with these words; nothing is written."""
     from engine.plan.training import plan_training  # imported late: most tests need no training
     from engine.run.log import RunLogger
@@ -270,9 +270,9 @@ def session_for(argv: list[str], context: ProcessContext) -> Any:
 
 
 @pytest.fixture(scope="session")
-def trained_digits(tmp_path_factory, cpu) -> Callable[..., Path]:
+def trained_digits(tmp_path_factory) -> Callable[..., Path]:
     """The folder of the run of `digits_flags` with more options; trained once per session. For reading only."""
-    return functools.cache(lambda *options: train([*digits_flags(tmp_path_factory.mktemp("run")), *options], cpu))
+    return functools.cache(lambda *options: train([*digits_flags(tmp_path_factory.mktemp("run")), *options]))
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ def without_pictures(monkeypatch) -> None:
     _skip_pictures(monkeypatch)
 
 
-def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> Path:
+def train(argv: list[str], context: ProcessContext = CPU, pictures: bool = False) -> Path:
     """Trains in this process and returns the run's folder.
 
     Without `pictures`, it is the run of `without_pictures`.
@@ -356,11 +356,16 @@ def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> P
     return folder
 
 
-def evaluate(output: Path, *argv: str) -> Path:
-    """Evaluates in this process, on the CPU, and returns the folder in `output`."""
+def run_here(*argv: str) -> int:
+    """Runs a command line in this process, on the CPU; returns the exit status."""
     from engine.commands.run import run
 
-    run(parse_command_line(["-eval", *argv, f"-output={output}"]), CPU)
+    return run(parse_command_line([*argv]), CPU)
+
+
+def evaluate(output: Path, *argv: str) -> Path:
+    """Evaluates in this process, on the CPU, and returns the folder in `output`."""
+    run_here("-eval", *argv, f"-output={output}")
     return only_run(output, "eval")
 
 

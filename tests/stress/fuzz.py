@@ -1,11 +1,11 @@
 """Fuzzes the readers of files: each input must give a result or a one-line error, within a second and a gigabyte.
 
-    python tests/stress/fuzz.py                            # 200 cases of each kind
-    python tests/stress/fuzz.py images configs -n 100000
+    python -m pytest tests/stress/fuzz.py                            # 30 cases of each kind
+    CASES=100000 SEED=1 python -m pytest -rP tests/stress/fuzz.py -k 'images or configs'
 
 A case is a valid file of its kind with seeded damage, a function of (kind, seed, number). A forked process reads the
 cases. If it hangs, dies or uses too much memory, a new one replaces it and the case is a finding, as is any exception
-but `UserError`. The script saves the findings.
+but `UserError`. The findings are saved in output/fuzz.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ import random
 import re
 import resource
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -26,18 +25,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import fuzz_data_kinds as data_kinds
 import fuzz_model_kinds as model_kinds
-from results import Result, check_names, measure, parser, report, show_progress
+import pytest
 
 from utils.errors import UserError
-from utils.processes.entry import run_and_report_errors
 from utils.seeding import derive_seed
 from utils.system import is_installed
 
+CASES = int(os.environ.get("CASES", "30"))
+SEED = int(os.environ.get("SEED", "0"))
+FINDINGS = Path("output/fuzz")
 SLOW_SECONDS = 1.0  # CPU time, so that other processes do not matter
 HANG_SECONDS = 60.0
 MAX_BYTES = 1 << 30
@@ -126,19 +124,6 @@ def _overwrite(data: bytes, position: int, new: bytes) -> bytes:
     return (data[:position] + new + data[position + len(new) :])[: len(data)]
 
 
-def main(argv: list[str]) -> int:
-    flags = parser("Reads damaged inputs; reports all but results and one-line errors.")
-    flags.add_argument("kinds", nargs="*", metavar="KIND", help=f"kind of input (default: all): {', '.join(KINDS)}")
-    flags.add_argument("-n", type=int, default=200, metavar="N", help="cases of each kind (default: 200)")
-    flags.add_argument("-output", type=Path, default=Path("output/fuzz"), metavar="FOLDER", help="for the findings")
-    flags = flags.parse_args(argv)
-    check_names(flags.kinds, KINDS)
-    kinds = flags.kinds or list(KINDS)
-    return report(
-        [measure(f"fuzz: {kind}", fuzz, kind, flags.seed, flags.n, flags.output) for kind in kinds], flags.json
-    )
-
-
 def try_case(kind: str, seed: int, number: int, folder: Path) -> str:
     """'accepted', 'refused', or 'finding: problem'."""
     data = make_case(kind, seed, number)
@@ -171,35 +156,29 @@ def _peak_bytes() -> int:
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 
-def fuzz(kind: str, seed: int, count: int, output: Path) -> Result:
-    """Reads the cases 0 to count - 1. Forks a new child after each case that ends one. Saves the findings."""
-    make_case(kind, seed, 0)  # the children inherit the examples
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_are_read_or_refused(kind, tmp_path):
+    """Forks a new child after each case that ends one."""
+    KINDS[kind].read(_cached_examples(kind)[0], tmp_path)  # the children inherit the examples and the imported modules
     outcomes: Counter[str] = Counter()
-    result = Result("", count)
+    findings = []
     done = 0
     peak_bytes = 0
     slowest = (0.0, 0)
-    while done < count:
-        for number, seconds, more_bytes, outcome in _read_in_child(kind, seed, range(done, count)):
+    while done < CASES:
+        for number, seconds, more_bytes, outcome in _read_in_child(kind, SEED, range(done, CASES)):
             done = number + 1
             peak_bytes = max(peak_bytes, more_bytes)
             slowest = max(slowest, (seconds, number))
             verdict, _, problem = outcome.partition(": ")
             outcomes[verdict] += 1
             if problem:
-                output.mkdir(parents=True, exist_ok=True)
-                path = output / f"{kind}-{seed}-{number}"
-                path.write_bytes(make_case(kind, seed, number))
-                result.failures.append(f"{path}: {problem}")
-            if done % 10_000 == 0:
-                show_progress(f"{kind}: {done} of {count}, {len(result.failures)} finding(s)")
-    result.figures = {
-        "accepted": outcomes["accepted"],
-        "refused": outcomes["refused"],
-        "slowest": f"{slowest[0] * 1e3:.0f} ms (case {slowest[1]})",
-        "memory": f"{peak_bytes / 2**20:.0f} MB",
-    }
-    return result
+                FINDINGS.mkdir(parents=True, exist_ok=True)
+                path = FINDINGS / f"{kind}-{SEED}-{number}"
+                path.write_bytes(make_case(kind, SEED, number))
+                findings.append(f"{path}: {problem}")
+    print(f"{dict(outcomes)}; slowest: case {slowest[1]}, {slowest[0]:.2f} s; memory: {peak_bytes / 2**20:.0f} MB")
+    assert not findings
 
 
 def _read_in_child(kind: str, seed: int, numbers: range) -> Iterator[tuple[int, float, int, str]]:
@@ -232,7 +211,3 @@ def _send_cases(sender: Connection, kind: str, seed: int, numbers: range) -> Non
         os._exit(0)
     finally:
         os._exit(1)  # an error must not run the rest of the parent's program here
-
-
-if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))

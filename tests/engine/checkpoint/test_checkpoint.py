@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_content import content
-from conftest import CPU, GREY, ROOT, only_run, train
+from conftest import CPU, refused
 
-from configs.yaml_io import parse_value
 from engine.checkpoint.files import (
     CheckpointWriter,
     FoundCheckpoint,
@@ -23,8 +22,6 @@ from engine.checkpoint.files import (
     runs_newest_first,
 )
 from engine.checkpoint.run_folder import BEST, LAST, PREVIOUS, checkpoints_by_progress
-from engine.checkpoint.weights_record import read_record
-from utils.errors import UserError
 from utils.metric_table import metrics_of
 
 
@@ -74,7 +71,7 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
     """A running variance may become infinite while losses and gradients are finite."""
     writer = new_writer(tmp_path)
     save(writer, 1, is_best=True)
-    with pytest.raises(UserError, match=r"last\.pth: .* state_dict_ema var; lower -lr"):
+    with refused(r"last\.pth: .* state_dict_ema var; lower -lr"):
         save(writer, 2, is_best=True, state_dict_ema={"var": torch.tensor([1.0, torch.inf])})
     assert epochs(tmp_path) == {"last.pth": 1, "best.pth": 1, "epoch-001.pth": 1}
 
@@ -121,7 +118,7 @@ def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monk
 def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):
     writer = new_writer(tmp_path)
     save(writer, 1)
-    with monkeypatch.context() as full_disk, pytest.raises(UserError, match=r"last\.pth: .*No space left"):
+    with monkeypatch.context() as full_disk, refused(r"last\.pth: .*No space left"):
         full_disk.setattr("utils.files.open", lambda *_, **__: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
         save(writer, 2, is_best=True)
     writer.check()
@@ -140,10 +137,10 @@ def test_previous_checkpoint_replaces_a_damaged_last_checkpoint(run_folder):
         found = find_checkpoint(resume, CPU, runs)
         assert found.path == run_folder / PREVIOUS and found.state["epoch"] == 1
         assert len(found.notes) == 1 and str(last) in found.notes[0]
-    with pytest.raises(UserError, match=r"last\.pth"):
+    with refused(r"last\.pth"):
         find_checkpoint(str(last), CPU)
     (run_folder / PREVIOUS).write_bytes(b"")
-    with pytest.raises(UserError, match=r"none of 2 .*(last|previous)\.pth"):
+    with refused(r"none of 2 .*(last|previous)\.pth"):
         find_checkpoint("auto", CPU, runs)
 
 
@@ -180,7 +177,7 @@ def test_a_search_without_a_result_names_what_works(tmp_path, monkeypatch):
         save(new_writer(folder), 1)
         os.utime(folder / LAST, (2**31 + number, 2**31 + number))
     for resume, error in NOT_FOUND.items():
-        with pytest.raises(UserError, match=error):
+        with refused(error):
             find_checkpoint(resume, CPU)
 
 
@@ -244,20 +241,3 @@ def test_the_best_is_valid_and_of_the_best_evaluation(tmp_path):
     (tmp_path / LAST).unlink()
     (tmp_path / BEST).write_text("{}")
     assert found(best) is None
-
-
-def test_a_checkpoint_of_version_0_2_is_resumed_and_its_weights_are_read(tmp_path):
-    """The run of 15 steps was stopped after three."""
-    file = Path(shutil.copy(ROOT / "tests/fixtures/checkpoint_0.2.pth", tmp_path / "last.pth"))
-    record = read_record(str(file))
-    assert (record.data["DATASET"], record.class_names) == ("digits", [str(number) for number in range(10)])
-    options = parse_value(load_checkpoint(file)["options"])["MODEL"]
-    model = [f"MODEL.{key}={options[key]}" for key in ("EMBED_DIM", "DEPTH", "NUM_HEADS", "PATCH_SIZE")]
-    images = ["DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", *GREY, *model]
-    flags = ["-dataset=digits", "-batch_size=96", "-epochs=1", "-num_workers=0", f"-output={tmp_path / 'out'}"]
-    more = ["TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=5"]
-    train([f"-resume={file}", *flags, "-opts", *images, *more], CPU)
-    resumed = load_checkpoint(only_run(tmp_path / "out") / LAST)
-    assert resumed["done_steps"] == 5
-    moments = resumed["optimizer"]["state"].values()
-    assert {float(values["step"]) for values in moments} == {5.0}  # they continue those of the checkpoint

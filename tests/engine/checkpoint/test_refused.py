@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_content import content
-from conftest import CPU
+from conftest import CPU, refused, run_here
 
-from configs.command_line import parse_command_line
 from engine.checkpoint.files import find_checkpoint, load_checkpoint
 from engine.checkpoint.run_folder import FORMAT
-from engine.commands.run import run
 from scripts.flags import find_source
 from utils.errors import UserError
 from utils.files import atomic_save
@@ -79,18 +77,18 @@ def sharded(tmp_path) -> Path:
     return run
 
 
-def test_sharded_checkpoints_of_before_are_refused(sharded, monkeypatch, cpu):
+def test_sharded_checkpoints_of_before_are_refused(sharded, monkeypatch):
     """A resume from the earlier file would repeat steps without a word."""
     monkeypatch.chdir(sharded.parent)
     auto = ["-resume=auto", "-cfg=run-1/config.yaml"]
     for flags in (["-resume=run-1"], auto, ["-eval", "-pretrained=run-1/last.shards", "-dataset=digits"]):
-        with pytest.raises(UserError, match=r"^run-1/last\.shards: "):
-            run(parse_command_line([*flags, "-output=."]), cpu)
-    with pytest.raises(UserError, match=r"last\.shards: "):
+        with refused(r"^run-1/last\.shards: "):
+            run_here(*flags, "-output=.")
+    with refused(r"last\.shards: "):
         find_source(str(sharded))
     (sharded / "previous.pth").unlink()  # without it, `auto` would start a new run
-    with pytest.raises(UserError, match=r"^run-1/last\.shards: "):
-        run(parse_command_line([*auto, "-output=."]), cpu)
+    with refused(r"^run-1/last\.shards: "):
+        run_here(*auto, "-output=.")
 
 
 def test_a_run_whose_sharded_checkpoint_was_made_one_file_is_read(sharded):

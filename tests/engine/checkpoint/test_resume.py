@@ -9,23 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import (
-    CPU,
     GREY,
     TINY_VIT,
     assert_same_state,
     noise_folder,
     only_run,
     rows,
+    run_here,
     states,
     step_rows,
     train,
     training_samples,
 )
 
-from configs.command_line import parse_command_line
 from datasets.decoding.images import BadImage
 from engine.checkpoint.files import load_checkpoint
-from engine.commands.run import run
 from engine.run.record import read_run
 from engine.training.trainer import Trainer
 from utils.files import read_json
@@ -73,12 +71,12 @@ def argv_for(image_folder, output, workers: int) -> list[str]:
     ],
     ids=["fp32", "bf16", "bf16, two workers"],
 )
-def test_a_run_stopped_at_several_steps_is_bit_exact(image_folder, tmp_path, cpu, workers, stops, amp):
+def test_a_run_stopped_at_several_steps_is_bit_exact(image_folder, tmp_path, workers, stops, amp):
     """One run, stopped and resumed again and again; an epoch has four steps."""
-    uninterrupted = train([*amp, *argv_for(image_folder, tmp_path / "uninterrupted", workers)], cpu)
+    uninterrupted = train([*amp, *argv_for(image_folder, tmp_path / "uninterrupted", workers)])
     argv, resume = [*amp, *argv_for(image_folder, tmp_path / "stopped", workers)], []
     for stop in (*stops, "null"):
-        stopped = train([*resume, *argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
+        stopped = train([*resume, *argv, f"TRAIN.MAX_STEPS={stop}"])
         position = load_checkpoint(stopped / "last.pth")
         assert stop == "null" or divmod(stop, 4) == (position["epoch"], position["done_steps"])
         resume = [f"-resume={stopped}"]
@@ -92,7 +90,7 @@ def teacher(image_folder, tmp_path_factory):
     """The weights of a run of one step; its normalization is not the student's."""
     output = tmp_path_factory.mktemp("teacher")
     argv = [*argv_for(image_folder, output, 0), "DATA.IMAGENET_MEAN=[0.3]", "TRAIN.MAX_STEPS=1"]
-    return train(argv, CPU) / "last.pth"
+    return train(argv) / "last.pth"
 
 
 @pytest.mark.slow
@@ -105,41 +103,42 @@ def teacher(image_folder, tmp_path_factory):
     ],
     ids=str,
 )
-def test_resume_with_all_of_a_recipe_is_bit_exact(image_folder, teacher, tmp_path, cpu, more):
+def test_resume_with_all_of_a_recipe_is_bit_exact(image_folder, teacher, tmp_path, more):
     """With two workers, and without workers after the stop."""
 
     def argv(output: str, workers: int) -> list[str]:
         run = argv_for(image_folder, tmp_path / output, workers)
         return ["-amp", *run, *RECIPE_OPTIONS, *more, f"TRAIN.TEACHER_WEIGHTS={teacher}"]
 
-    uninterrupted = train(argv("uninterrupted", 2), cpu)
-    stopped = train([*argv("stopped", 2), "TRAIN.MAX_STEPS=5"], cpu)
-    resumed = train([f"-resume={stopped}", *argv("stopped", 0)], cpu)
+    uninterrupted = train(argv("uninterrupted", 2))
+    stopped = train([*argv("stopped", 2), "TRAIN.MAX_STEPS=5"])
+    resumed = train([f"-resume={stopped}", *argv("stopped", 0)])
     assert_same_state(states(resumed), states(uninterrupted))
     assert rows(resumed) == rows(uninterrupted)
 
 
+@pytest.mark.gpu
 @pytest.mark.usefixtures("nondeterministic_after_test")
-def test_resume_with_deterministic_algorithms(image_folder, tmp_path, any_device):
-    """Two runs, of which one is stopped and resumed; on a GPU in float16 with its loss scaler."""
+def test_resume_with_deterministic_algorithms(image_folder, tmp_path, gpu):
+    """Two runs in float16 with its loss scaler, of which one is stopped and resumed."""
     options = ["DETERMINISTIC=true", "AMP.INIT_LOSS_SCALING=1e9"]
-    uninterrupted = train(["-amp", *argv_for(image_folder, tmp_path / "uninterrupted", 0), *options], any_device)
+    uninterrupted = train(["-amp", *argv_for(image_folder, tmp_path / "uninterrupted", 0), *options], gpu)
     argv = ["-amp", *argv_for(image_folder, tmp_path / "stopped", 0), *options]
-    stopped = train([*argv, "TRAIN.MAX_STEPS=5"], any_device)
+    stopped = train([*argv, "TRAIN.MAX_STEPS=5"], gpu)
     assert torch.are_deterministic_algorithms_enabled()
-    resumed = train([f"-resume={stopped}", *argv], any_device)
+    resumed = train([f"-resume={stopped}", *argv], gpu)
     assert_same_state(states(resumed), states(uninterrupted))
 
 
-def test_resume_with_another_batch_size_keeps_the_order_of_samples(digits_argv, cpu, monkeypatch):
+def test_resume_with_another_batch_size_keeps_the_order_of_samples(digits_argv, monkeypatch):
     order = training_samples(monkeypatch)
     argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1"]
-    train(argv, cpu)
+    train(argv)
     uninterrupted = list(order)
     order[:] = []
-    stopped = train([*argv, "TRAIN.MAX_STEPS=6"], cpu)
+    stopped = train([*argv, "TRAIN.MAX_STEPS=6"])
     del order[6 * 64 :]  # samples prefetched before the stop
-    train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32"], cpu)
+    train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32"])
     assert order == uninterrupted[: len(order)]
     assert len(uninterrupted) == 22 * 64 and len(order) == 44 * 32
 
@@ -179,19 +178,19 @@ def uninterrupted(trained_digits) -> Path:
     ids=["in the first epoch", "at the last step", "in the first evaluation", "in the last evaluation"],
 )
 def test_interrupted_run_resumes_bit_for_bit(
-    digits_argv, tmp_path, cpu, monkeypatch, uninterrupted, method, count, number, position
+    digits_argv, tmp_path, monkeypatch, uninterrupted, method, count, number, position
 ):
     argv = [*digits_argv, *OPTIONS]
     with monkeypatch.context() as patch:
         interrupt(patch, method, count, number)
-        assert run(parse_command_line(argv), cpu) == 128 + number
+        assert run_here(*argv) == 128 + number
     interrupted = only_run(tmp_path / "out")
     status = read_run(interrupted)
     assert (status["state"], status["signal"]) == ("interrupted", signal.Signals(number).name)
     assert status["checkpoint"] == str(interrupted / "last.pth")
     saved = states(interrupted)
     assert (saved["epoch"], saved["done_steps"]) == position
-    assert train(["-resume=auto", *argv], cpu) == interrupted
+    assert train(["-resume=auto", *argv]) == interrupted
     assert read_json(interrupted / STATUS)["state"] == "finished"
     assert_same_state(states(interrupted), states(uninterrupted))
     assert rows(interrupted) == rows(uninterrupted)
@@ -199,10 +198,10 @@ def test_interrupted_run_resumes_bit_for_bit(
 
 
 @pytest.mark.parametrize(("freq", "count"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
-def test_a_validation_that_fails_costs_no_epoch(digits_argv, tmp_path, cpu, monkeypatch, freq, count):
+def test_a_validation_that_fails_costs_no_epoch(digits_argv, tmp_path, monkeypatch, freq, count):
     argv = [*digits_argv, "TRAIN.MODEL_EMA=true", "EVAL_RAW=true", f"VALIDATE_FREQ={freq}"]
     monkeypatch.setattr("engine.training.trainer._WRITE_TIMES", 0)
-    uninterrupted = train(argv, cpu)
+    uninterrupted = train(argv)
     evaluate = Trainer._evaluate
     calls = iter(range(1, 10**6))
 
@@ -214,17 +213,17 @@ def test_a_validation_that_fails_costs_no_epoch(digits_argv, tmp_path, cpu, monk
     argv[2] = f"-output={tmp_path / 'failed'}"
     with monkeypatch.context() as patch, pytest.raises(BadImage):
         patch.setattr(Trainer, "_evaluate", fail)
-        run(parse_command_line(argv), cpu)
+        run_here(*argv)
     failed = only_run(tmp_path / "failed")
     saved = states(failed)
     assert (saved["epoch"], saved["done_steps"]) == (1, 22)
-    assert train(["-resume=auto", *argv], cpu) == failed
+    assert train(["-resume=auto", *argv]) == failed
     assert_same_state(states(failed), states(uninterrupted))
     assert rows(failed) == rows(uninterrupted) and step_rows(failed) == step_rows(uninterrupted)
 
 
-def test_a_step_that_ends_an_epoch_replaces_no_earlier_checkpoint(digits_argv, cpu):
-    folder = train([*digits_argv, "SAVE_FREQ_STEPS=22"], cpu)  # 22 steps per epoch
+def test_a_step_that_ends_an_epoch_replaces_no_earlier_checkpoint(digits_argv):
+    folder = train([*digits_argv, "SAVE_FREQ_STEPS=22"])  # 22 steps per epoch
     last, previous = states(folder), states(folder, "previous.pth")
     assert (last["epoch"], previous["epoch"], previous["done_steps"]) == (2, 1, 0)
 
@@ -246,15 +245,15 @@ def test_only_a_later_ctrl_c_exits_immediately(monkeypatch):
     assert exit_codes == [130]
 
 
-def test_a_resume_clears_what_a_killed_stop_has_left_and_touches_no_other_run(digits_argv, digits_run, cpu):
+def test_a_resume_clears_what_a_killed_stop_has_left_and_touches_no_other_run(digits_argv, digits_run):
     """Open MPI kills a fourth of a second after SIGTERM: the run is still stopping, and a file is half written."""
     killed = digits_run("TRAIN.MAX_STEPS=9", "SAVE_FREQ_STEPS=9")
     (killed / STATUS).write_text(json.dumps(read_json(killed / STATUS) | {"state": "stopping", "exit_status": None}))
     (half := killed / ".last.pth.host.123.tmp").write_bytes(b"PK")
     other = shutil.copytree(killed, killed.with_name("other-20260101-12-00"))
     before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
-    train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
+    train([*digits_argv, "TRAIN.MAX_STEPS=1"])
     assert half.exists()
-    train([f"-resume={killed}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    train([f"-resume={killed}", "-opts", "TRAIN.MAX_STEPS=null"])
     assert not half.exists() and read_json(killed / STATUS)["state"] == "finished"
     assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before

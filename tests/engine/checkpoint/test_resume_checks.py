@@ -9,28 +9,28 @@ from pathlib import Path
 
 import pytest
 from conftest import (
-    CPU,
     TINY_VIT,
     assert_same_state,
+    config_for,
+    log_of,
     noise_folder,
     only_run,
     read_result,
+    refused,
     rows,
     run_folders,
+    run_here,
     session_for,
     states,
     step_rows,
     train,
 )
 
-from configs.command_line import parse_command_line
 from engine.checkpoint.files import find_checkpoint, load_checkpoint, runs_newest_first
 from engine.checkpoint.run_folder import is_run_folder
-from engine.commands.run import run
 from engine.run.log import print_waiting_notes
 from engine.run.record import read_run
 from tests.engine.run.test_folder import contents
-from utils.errors import UserError
 from utils.files import read_json
 from utils.notes import STATUS
 
@@ -59,26 +59,26 @@ def stopped(digits_run) -> Path:
     return digits_run("TRAIN.MAX_STEPS=3")
 
 
-def test_resume_rejects_invalid_changes(stopped, digits_argv, cpu):
+def test_resume_rejects_invalid_changes(stopped, digits_argv):
     before = contents(stopped)
     for option, expected in INVALID_CHANGES.items():
-        with pytest.raises(UserError, match=f"(?s){expected}"):
-            train([f"-resume={stopped}", *digits_argv, option], cpu)
+        with refused(f"(?s){expected}"):
+            train([f"-resume={stopped}", *digits_argv, option])
     assert contents(stopped) == before
 
 
-def test_a_dry_run_checks_the_checkpoint_and_does_not_train(stopped, digits_argv, cpu):
+def test_a_dry_run_checks_the_checkpoint_and_does_not_train(stopped, digits_argv):
     argv = ["-dry_run", f"-resume={stopped}", *digits_argv]
-    with pytest.raises(UserError, match=r"MODEL\.EMBED_DIM"):
-        run(parse_command_line([*argv, "MODEL.EMBED_DIM=32"]), cpu)
-    run(parse_command_line([*argv, "MODEL.PRETRAINED=gone.pth"]), cpu)
+    with refused(r"MODEL\.EMBED_DIM"):
+        run_here(*argv, "MODEL.EMBED_DIM=32")
+    run_here(*argv, "MODEL.PRETRAINED=gone.pth")
     assert load_checkpoint(stopped / "last.pth")["done_steps"] == 3
 
 
-def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_argv, cpu, monkeypatch):
+def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_argv, monkeypatch):
     """The previous run may still write; the resumed run waits for the lock and then reads the checkpoint."""
     early = (stopped / "last.pth").read_bytes()
-    train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
+    train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=5"])
     late = (stopped / "last.pth").read_bytes()
     (stopped / "last.pth").write_bytes(early)
 
@@ -88,38 +88,38 @@ def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_ar
         yield
 
     monkeypatch.setattr("engine.checkpoint.files.lock_run_folder", write_then_lock)
-    train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
-    assert "Resume: epoch 1, step 5" in (stopped / "log.txt").read_text()
+    train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=5"])
+    assert "Resume: epoch 1, step 5" in log_of(stopped)
 
 
 @pytest.mark.parametrize("kind", ["full", "probe", "stopped early"])
-def test_a_run_that_has_ended_records_nothing_that_did_not_run(kind, tmp_path, cpu, few_penalties, monkeypatch):
+def test_a_run_that_has_ended_records_nothing_that_did_not_run(kind, tmp_path, few_penalties, monkeypatch):
     """Other images are refused with the command that trains on them; other options and devices change no record."""
     before, later = (noise_folder(tmp_path / str(number), number, 8, (12, 12, 3)) for number in (16, 24))
     options = [*TINY_VIT, "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0"]
     if kind == "stopped early":
         options += ["TRAIN.NUM_EPOCHS=3", "TRAIN.PATIENCE=1", "VALIDATE_FREQ=1", "TRAIN.BASE_LR=1e-12"]
     flags = ["-dataset=folder", "-batch_size=8", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts", *options]
-    folder = train([f"-data_path={before}", *flags], cpu)
+    folder = train([f"-data_path={before}", *flags])
     if kind == "probe":
         weights = [f"MODEL.PRETRAINED={folder / 'best.pth'}", "MODEL.TUNE=probe"]
-        folder = train([f"-data_path={before}", *flags, *weights], cpu)
+        folder = train([f"-data_path={before}", *flags, *weights])
     files = contents(folder)
-    with pytest.raises(UserError, match=r"ended with other images \(16 training .* now 24 training") as error:
-        train([f"-resume={folder}", f"-data_path={later}"], cpu)
+    with refused(r"ended with other images \(16 training .* now 24 training") as error:
+        train([f"-resume={folder}", f"-data_path={later}"])
     assert contents(folder) == files
     words = shlex.split(str(error.value).rpartition("; ")[2].partition(" trains on")[0])
     command = [f"-resume={folder}", f"-data_path={later}", *words]
     if kind == "probe":
         command = shlex.split(str(error.value).rpartition("main_single_gpu.py ")[2])
-    trained = read_run(train(command, cpu))
+    trained = read_run(train(command))
     assert trained["facts"]["TrainingData"]["training"] == 24 and trained["result"]["finished"]
 
-    ended = train([f"-data_path={before}", *flags], cpu)
+    ended = train([f"-data_path={before}", *flags])
     record = ("facts", "given", "preprocessing")
     options, known = (ended / "config.yaml").read_text(), read_run(ended)
     monkeypatch.setattr("engine.training.end.device_name", lambda device: "another")
-    train([f"-resume={ended}", "-opts", "DATA.CROP_PCT=0.5", "EVAL.TTA=flip"], cpu)
+    train([f"-resume={ended}", "-opts", "DATA.CROP_PCT=0.5", "EVAL.TTA=flip"])
     assert (ended / "config.yaml").read_text() == options
     again = read_run(ended)
     del again["facts"]["Start"], known["facts"]["Start"]
@@ -128,21 +128,21 @@ def test_a_run_that_has_ended_records_nothing_that_did_not_run(kind, tmp_path, c
 
 
 @pytest.mark.slow
-def test_more_epochs_continue_the_longer_cosine(digits_argv, cpu, capsys):
+def test_more_epochs_continue_the_longer_cosine(digits_argv, capsys):
     """22 steps per epoch; the schedule equals the schedule of a run that had the larger number from the start."""
     argv = [*digits_argv, "REPORT_FREQ=1", "TRAIN.NUM_EPOCHS=1"]
-    folder = train(argv, cpu)
-    train([f"-resume={folder}"], cpu)
+    folder = train(argv)
+    train([f"-resume={folder}"])
     assert "all 1 epochs are done" in capsys.readouterr().out
     options = (folder / "config.yaml").read_text()
-    with pytest.raises(UserError, match=r"TRAIN\.BASE_LR: no effect"):
-        train([f"-resume={folder}", "-lr=0.1"], cpu)
+    with refused(r"TRAIN\.BASE_LR: no effect"):
+        train([f"-resume={folder}", "-lr=0.1"])
     assert (folder / "config.yaml").read_text() == options
-    train([f"-resume={folder}", "-epochs=3", "-opts", "TRAIN.MAX_STEPS=30"], cpu)
-    longer = train([*argv, "TRAIN.NUM_EPOCHS=3", "TRAIN.MAX_STEPS=30"], cpu)
+    train([f"-resume={folder}", "-epochs=3", "-opts", "TRAIN.MAX_STEPS=30"])
+    longer = train([*argv, "TRAIN.NUM_EPOCHS=3", "TRAIN.MAX_STEPS=30"])
     rates, expected = ([row["lr"] for row in step_rows(run)[22:]] for run in (folder, longer))
     assert rates == expected and len(rates) == 8
-    assert f"learning rate {float(rates[0]):.3g}" in (folder / "log.txt").read_text()
+    assert f"learning rate {float(rates[0]):.3g}" in log_of(folder)
 
 
 STOPPED = ("TRAIN.MAX_STEPS=3", "AMP.ENABLED=true", "AMP.DTYPE=float16", "TRAIN.MODEL_EMA=true", "DATA.BATCH_SIZE=16")
@@ -176,9 +176,9 @@ def in_use(session) -> dict[str, object]:
 
 def check(folder, argv: list[str], key: str, value: str, before: dict, capsys) -> None:
     """before: what is in use without the option."""
-    fresh = session_for([*argv, f"{key}={value}"], CPU)
+    fresh = session_for([*argv, f"{key}={value}"])
     capsys.readouterr()
-    resumed = session_for([f"-resume={folder}", *argv, f"{key}={value}"], CPU)
+    resumed = session_for([f"-resume={folder}", *argv, f"{key}={value}"])
     print_waiting_notes()
     assert re.search(rf"differ from the checkpoint: .*{re.escape(key)}: ", capsys.readouterr().out), key
     assert in_use(resumed) == in_use(fresh) != before, key
@@ -190,35 +190,35 @@ def check(folder, argv: list[str], key: str, value: str, before: dict, capsys) -
 def test_an_option_of_a_resume_takes_effect(digits_run, digits_argv, capsys, keys):
     folder = digits_run(*STOPPED)
     argv = [*digits_argv, *STOPPED]
-    before = in_use(session_for(argv, CPU))
+    before = in_use(session_for(argv))
     for key in keys:
         check(folder, argv, key, TAKES_EFFECT[key], before, capsys)
 
 
 def test_options_of_a_resume_without_effect_or_with_other_shapes_are_named(digits_run, digits_argv, capsys):
     words = [f"-resume={digits_run(*STOPPED)}", *digits_argv, *STOPPED]
-    session_for([*words, "TRAIN.MINUTES=5"], CPU)
+    session_for([*words, "TRAIN.MINUTES=5"])
     print_waiting_notes()
     out = capsys.readouterr().out
     assert "TRAIN.MINUTES has no effect" in out and "TRAIN.MINUTES:" not in out
-    with pytest.raises(UserError, match=r"^DATA\.IMAGE_SIZE: [^\n]*-pretrained$"):
-        session_for([*words, "DATA.IMAGE_SIZE=20"], CPU)
+    with refused(r"^DATA\.IMAGE_SIZE: [^\n]*-pretrained$"):
+        session_for([*words, "DATA.IMAGE_SIZE=20"])
 
 
 # -resume=auto enters the newest run of the same experiment only.
 
 
 def resume_auto(argv: list[str], cpu) -> None:
-    assert run(parse_command_line(["-resume=auto", *argv]), cpu) == 0
+    assert run_here("-resume=auto", *argv) == 0
 
 
 def test_runs_of_other_experiments_are_passed_over(digits_argv, cpu, tmp_path):
     """Two seeds of a job array, resubmitted: each continues its own run."""
     short = "TRAIN.MAX_STEPS=1"
-    first = train([*digits_argv, short], cpu)
+    first = train([*digits_argv, short])
     resume_auto([*digits_argv, short, "SEED=1"], cpu)
     (second,) = run_folders(tmp_path / "out") - {first}
-    log = (second / "log.txt").read_text()
+    log = log_of(second)
     assert f"----- Resume: passed over: {first}: SEED 0, this run has 1\n" in log
     assert "is of this experiment; starting a new run" in log
     assert read_json(first / STATUS)["state"] == "stopped"
@@ -229,22 +229,22 @@ def test_runs_of_other_experiments_are_passed_over(digits_argv, cpu, tmp_path):
     assert [load_checkpoint(folder / "last.pth")["done_steps"] for folder in (first, second)] == [2, 3]
 
 
-def test_evaluation_of_the_newest_run(digits_run, digits_argv, cpu, tmp_path):
+def test_evaluation_of_the_newest_run(digits_run, digits_argv, tmp_path):
     folder = digits_run("TRAIN.MAX_STEPS=3")
     argv = ["-eval", "-resume=auto", *digits_argv]
-    assert run(parse_command_line(argv), cpu) == 0
-    assert run(parse_command_line(["-amp", *argv]), cpu) == 0  # the folder of the evaluation is no candidate
+    assert run_here(*argv) == 0
+    assert run_here("-amp", *argv) == 0  # the folder of the evaluation is no candidate
     assert only_run(tmp_path / "out") == folder
     results = {}
     for evaluation in run_folders(tmp_path / "out", "eval"):
         result = read_result(evaluation)
         results[result["numeric_precision"]] = result["loss"]
         assert (result["split"], result["samples"]) == ("val", 360)
-        assert re.search(rf"Loss: .* s, {result['numeric_precision']}\n", (evaluation / "log.txt").read_text())
+        assert re.search(rf"Loss: .* s, {result['numeric_precision']}\n", log_of(evaluation))
     half = results.pop("O1: bfloat16 autocast over float32 weights")
     assert results.keys() == {"float32"} and 0 < abs(half - results["float32"]) < 0.01
-    with pytest.raises(UserError, match=r"no run of this experiment in .* has a checkpoint to evaluate"):
-        run(parse_command_line([*argv, "MODEL.DEPTH=1"]), cpu)
+    with refused(r"no run of this experiment in .* has a checkpoint to evaluate"):
+        run_here(*argv, "MODEL.DEPTH=1")
 
 
 LONG = (
@@ -266,7 +266,7 @@ def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(long_run, di
     before = contents(long_run)
     for name, epoch in (("epoch-002.pth", 2), ("previous.pth", 4)):
         stop = f"TRAIN.MAX_STEPS={STEPS * (epoch + 1)}"
-        run(parse_command_line([f"-resume={long_run / name}", f"-output={tmp_path / name}", "-opts", stop]), cpu)
+        run_here(f"-resume={long_run / name}", f"-output={tmp_path / name}", "-opts", stop)
         folder = only_run(tmp_path / name)
         assert [row["epoch"] for row in rows(folder)] == [str(epoch + 1)]
         assert_same_state(states(folder)["model"], states(long_run, f"epoch-00{epoch + 1}.pth")["model"])
@@ -277,7 +277,7 @@ def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(long_run, di
 
 
 @pytest.mark.parametrize("damage", ["an earlier epoch", "a damaged file", "a missing file"])
-def test_a_best_that_is_not_the_best_is_written_again(long_run, cpu, damage):
+def test_a_best_that_is_not_the_best_is_written_again(long_run, damage):
     """As after a kill between last.pth and best.pth."""
     best = states(long_run, "best.pth")
     (long_run / "best.pth").unlink()
@@ -285,35 +285,27 @@ def test_a_best_that_is_not_the_best_is_written_again(long_run, cpu, damage):
         shutil.copyfile(long_run / "epoch-002.pth", long_run / "best.pth")
     if damage == "a damaged file":
         (long_run / "best.pth").write_bytes(b"PK")
-    train([f"-resume={long_run / 'last.pth'}"], cpu)
+    train([f"-resume={long_run / 'last.pth'}"])
     assert states(long_run, "best.pth")["best"] == best["best"]
     assert_same_state(states(long_run, "best.pth")["model"], best["model"])
-
-
-def test_rows_without_a_checkpoint_are_cut(digits_run, cpu):
-    folder = digits_run("TRAIN.MAX_STEPS=23")
-    with open(folder / "metrics.csv", "a") as file:
-        file.write(re.sub("^1,", "2,", (folder / "metrics.csv").read_text().splitlines()[-1]) + "\n")
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=24"], cpu)
-    assert len(rows(folder)) == 1
 
 
 TEXTS = {"log.txt", "metrics.csv", "metrics.jsonl", "run.json", "config.yaml", "status.json"}
 
 
 @pytest.mark.parametrize("missing", [{"log.txt"}, TEXTS])
-def test_a_run_without_its_text_files_continues(digits_run, digits_argv, cpu, missing):
+def test_a_run_without_its_text_files_continues(digits_run, digits_argv, missing):
     folder = digits_run("TRAIN.MAX_STEPS=3")
     for name in missing:
         (folder / name).unlink()
     for step, argv in enumerate((["-resume=auto", *digits_argv], [f"-resume={folder}", "-opts"]), 4):
-        assert run(parse_command_line([*argv, f"TRAIN.MAX_STEPS={step}"]), cpu) == 0
+        assert run_here(*argv, f"TRAIN.MAX_STEPS={step}") == 0
         assert load_checkpoint(folder / "last.pth")["done_steps"] == step
         assert only_run(folder.parent) == folder and all((folder / name).is_file() for name in missing)
-        log = (folder / "log.txt").read_text().rpartition("Options that differ")[2]  # of the latest start
+        log = log_of(folder).rpartition("Options that differ")[2]  # of the latest start
         named = re.search(r"Resume: missing in .*: (.*); written from here on", log)
         assert (set(named[1].split(", ")) if named else set()) == (missing - {"status.json"} if step == 4 else set())
-    options = parse_command_line([f"-resume={folder}"]).config
+    options = config_for(f"-resume={folder}")
     assert (options.model.embed_dim, options.data.batch_size) == (16, 64)
 
 

@@ -10,7 +10,7 @@ import tomllib
 
 import pytest
 import torch
-from conftest import CPU, ROOT, config_for, evaluate, log_of, read_result, refused, train
+from conftest import ROOT, config_for, evaluate, log_of, read_result, refused, train
 from safetensors.torch import save_file
 
 from configs.compare import changed_options, with_defaults
@@ -97,17 +97,17 @@ def test_a_run_of_before_is_resumed_or_named_with_the_flag_that_works(commit, tm
     (run / "log.txt").touch()
     out = [f"-output={tmp_path / 'out'}"]
     if commit == "edee6d06":
-        train([f"-resume={run}", "-epochs=13"], CPU)
+        train([f"-resume={run}", "-epochs=13"])
         assert load_checkpoint(run / "last.pth")["epoch"] == 13
         return
     with refused(r"last\.pth: is of another version, by state_dict_ema") as error:
-        train([f"-resume={run}", *out], CPU)
+        train([f"-resume={run}", *out])
     advice = re.search(r"-pretrained=\S+", str(error.value))[0]
     with refused(re.escape(advice)):
         evaluate(tmp_path, f"-resume={run}")
     with refused(re.escape(f"export.py {run / 'last.pth'}")):
         export.main([str(run), "-format", "safetensors", "-no_check"])
-    started = train([f"-cfg={run / 'config.yaml'}", advice, *out, "-epochs=1"], CPU)
+    started = train([f"-cfg={run / 'config.yaml'}", advice, *out, "-epochs=1"])
     assert read_result(started)["top1"] > 30
     (run / "steps.csv").touch()
     with refused("run-1: has the record of a version before 0.2"):

@@ -4,9 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import CPU, GREY, TINY_VIT, assert_same_state, only_run, states, train
+from conftest import GREY, TINY_VIT, assert_same_state, config_for, only_run, states, train
 
-from configs.command_line import parse_command_line
 from engine.plan.training import find_on_all_ranks
 from engine.run.log import RunLogger
 from utils.distributed import ProcessContext
@@ -56,7 +55,7 @@ def test_resumed_it_ends_as_unbroken(unbroken, tmp_path, ranks, saved, by, strat
     folder = copy_as_broken(unbroken[saved], tmp_path)
     flags = [f"-resume={folder}", f"-batch_size={96 // max(by, 2)}", "-opts", f"PARALLEL.STRATEGY={strategy}"]
     if by == 1:
-        train(flags, CPU)
+        train(flags)
     else:
         ranks(by).run(flags)
     expected, resumed = states(unbroken[saved]), states(folder)
@@ -71,7 +70,7 @@ def found_on(context: ProcessContext, folder: Path) -> list:
     with pytest.MonkeyPatch.context() as patch:
         if not context.is_main:  # for which files move while it looks
             patch.setattr("engine.checkpoint.files.is_run_folder", lambda folder: False)
-        found = find_on_all_ranks(parse_command_line([f"-resume={folder}"]).config, context, RunLogger(None, context))
+        found = find_on_all_ranks(config_for(f"-resume={folder}"), context, RunLogger(None, context))
     return [found.path.name, found.run_folder, found.notes, found.state["model"]["cls_token"].device.type]
 
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import config_for, refused
 
-from configs.command_line import parse_command_line
 from datasets import registry
 from engine.checkpoint import run_folder as folder
 from engine.checkpoint.run_folder import check_same_checkpoint, check_shared
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 from utils.threads import wait_for
 
 HOSTS = ("node1", "node1", "node2", "node3")
@@ -39,7 +38,7 @@ def test_a_checkpoint_is_compared_without_writing(tmp_path, monkeypatch, content
     if sees:
         check_same_checkpoint(paths[1], on_rank(2))
     else:
-        with pytest.raises(UserError, match=rf"^{paths[1]}: node2 does not see .* of node1, "):
+        with refused(rf"^{paths[1]}: node2 does not see .* of node1, "):
             check_same_checkpoint(paths[1], on_rank(2))
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -58,7 +57,7 @@ def test_counted_ranks_all_look(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "gather_objects", lambda sees, _: seen.append(sees) or [True, sees])
     counted = ProcessContext(1, 1, 2, 2, torch.device("cpu"), ("node1",) * 2, is_counted=True)
     monkeypatch.setattr(folder, "_VISIBLE_SECONDS", 0.0)
-    with pytest.raises(UserError, match="node1 does not see"):
+    with refused("node1 does not see"):
         check_shared(tmp_path, counted)
     assert seen == [False]
 
@@ -83,7 +82,7 @@ def test_a_folder_of_the_same_name_on_another_disk_is_not_enough(tmp_path, monke
     if shares:
         check_shared(tmp_path, on_rank(0))
     else:
-        with pytest.raises(UserError, match=rf"^SAVE: {tmp_path}: node2 and node3 do not see .* node1, .* -output$"):
+        with refused(rf"^SAVE: {tmp_path}: node2 and node3 do not see .* node1, .* -output$"):
             check_shared(tmp_path, on_rank(0))
     assert not list(tmp_path.glob(".shared*"))
 
@@ -100,16 +99,16 @@ def read_on(rank: int, data: Path, monkeypatch: pytest.MonkeyPatch) -> list:
     monkeypatch.setattr(registry, "work_while_others_wait", lambda work, context: work())
     monkeypatch.setattr(registry, "call_on_main", lambda call, context: None)
     monkeypatch.setattr(registry, "check_same_data", lambda splits, context: None)
-    config = parse_command_line(["-dataset=imagenet2012", f"-data_path={data}", "-batch_size=1"]).config
+    config = config_for("-dataset=imagenet2012", f"-data_path={data}", "-batch_size=1")
     return registry.read_samples(config.data, 2, on_rank(rank), "train", "val")
 
 
 def test_a_host_without_the_data_is_named(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"(?s)^node2, unlike node1: .*is empty"):
+    with refused(r"(?s)^node2, unlike node1: .*is empty"):
         read_on(2, tmp_path, monkeypatch)
     for split in ("train", "val"):
         rows = "".join(f"{split}/{number}.jpg {number % 2}\n" for number in range(100))
         (tmp_path / f"{split}_list.txt").write_text(rows)
-    with pytest.raises(UserError, match=r"(?s)^node2, unlike node1: .*is not a file in"):
+    with refused(r"(?s)^node2, unlike node1: .*is not a file in"):
         read_on(2, tmp_path, monkeypatch)
     assert len(read_on(1, tmp_path, monkeypatch)) == 2  # the ranks of rank 0's host leave the files to it

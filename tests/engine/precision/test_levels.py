@@ -71,7 +71,7 @@ def train_steps(level: str, dtype: str, steps: int, device: torch.device = CPU) 
     return losses, weights
 
 
-@pytest.mark.parametrize("level, dtype", [("O1", "bfloat16"), ("O2", "float16"), ("O3", "bfloat16")])
+@pytest.mark.parametrize("level, dtype", [("O2", "float16"), ("O3", "bfloat16")])
 def test_every_level_reaches_the_loss_of_fp32(level, dtype, any_device):
     expected, _ = train_steps("O0", "bfloat16", 30, any_device.device)
     losses, weights = train_steps(level, dtype, 30, any_device.device)
@@ -118,47 +118,42 @@ RUN = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0
 
 
 @pytest.mark.parametrize("level, dtype", [("O1", "float16"), slow("O2", "bfloat16"), ("O3", "bfloat16")])
-def test_resume_is_bit_exact(digits_argv, cpu, level, dtype):
+def test_resume_is_bit_exact(digits_argv, level, dtype):
     argv = [*digits_argv, *RUN, f"AMP.LEVEL={level}", f"AMP.DTYPE={dtype}", "AMP.ENABLED=true", "TRAIN.MAX_STEPS=8"]
-    whole = states(train(argv, cpu))
-    stopped = train([*argv, "TRAIN.MAX_STEPS=5"], cpu)
-    assert_same_state(states(train([f"-resume={stopped}", *argv], cpu)), whole)
+    whole = states(train(argv))
+    stopped = train([*argv, "TRAIN.MAX_STEPS=5"])
+    assert_same_state(states(train([f"-resume={stopped}", *argv])), whole)
     assert whole["model"]["head.weight"].dtype == (torch.bfloat16 if level == "O3" else torch.float32)
     assert whole["state_dict_ema"]["head.weight"].dtype == torch.float32
     assert dtype == "bfloat16" or whole["precision"]["scaler"]["scale"] == 2.0**16
 
 
-def test_resume_in_another_level(digits_argv, cpu):
+def test_resume_in_another_level(digits_argv):
     """Resuming keeps the weights: one more step changes them by at most its learning rate and a rounding error."""
-    folder, before = None, None
-    for stop, level in enumerate(("O3", "O2", "O1", "O3"), 1):
-        resume = [f"-resume={folder}"] if folder else []
-        folder = train([*resume, "-amp", *digits_argv, f"AMP.LEVEL={level}", f"TRAIN.MAX_STEPS={10 + stop}"], cpu)
-        state = load_checkpoint(folder / "last.pth")
-        assert state["done_steps"] == 10 + stop
+    argv = ["-amp", *digits_argv]
+    folder = train([*argv, "AMP.LEVEL=O3", "TRAIN.MAX_STEPS=11"])
+    for done, level in ((12, "O2"), (13, "O1"), (14, "O3")):
+        before = states(folder)["model"]
+        train([f"-resume={folder}", *argv, f"AMP.LEVEL={level}", f"TRAIN.MAX_STEPS={done}"])
+        state = states(folder)
+        assert state["done_steps"] == done
         for name, value in state["model"].items():
-            if before:
-                assert torch.allclose(value.float(), before[name].float(), rtol=2**-7, atol=3e-3), (level, name)
-        before = state["model"]
+            assert torch.allclose(value.float(), before[name].float(), rtol=2**-7, atol=3e-3), (level, name)
 
 
 @pytest.mark.parametrize(
     "tune, level",
-    [
-        slow("head", "O1"),
-        slow("last:1", "O2"),
-        ("lora", "O3"),
-    ],
+    [slow("head", "O1"), slow("last:1", "O2"), ("lora", "O3")],
 )
-def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, cpu, level, tune):
+def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, level, tune):
     """The averaged weights must not include the weights of a newly initialized model."""
     pretrained = trained_digits("TRAIN.MAX_STEPS=3") / "last.pth"
     argv = ["-amp", f"-pretrained={pretrained}", *digits_argv, f"MODEL.TUNE={tune}", f"AMP.LEVEL={level}"]
     argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", "TRAIN.NUM_EPOCHS=1", "TRAIN.ACCUM_ITER=2"]
     argv += ["MODEL.DROPOUT=0.1", "MODEL.LORA.DROPOUT=0.1", "TRAIN.HEAD_LR_SCALE=3.0"]
-    uninterrupted = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
-    stopped = train([*argv, "TRAIN.MAX_STEPS=4"], cpu)
-    resumed = load_checkpoint(train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
+    uninterrupted = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=8"]) / "last.pth")
+    stopped = train([*argv, "TRAIN.MAX_STEPS=4"])
+    resumed = load_checkpoint(train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=8"]) / "last.pth")
     for part in ("model", "state_dict_ema", "optimizer"):
         assert_same_state(resumed[part], uninterrupted[part], part)
     for name, value in load_checkpoint(pretrained)["model"].items():

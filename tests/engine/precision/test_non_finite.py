@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import timm
 import torch
-from conftest import only_run, refused, run_script, step_rows, train
+from conftest import GREY, TINY_RESNET, only_run, refused, run_script, slow, step_rows, train
 from precision_cases import vit
 from torch import nn
 
@@ -102,26 +102,23 @@ def inject_nan_after(step: int, path: str, monkeypatch) -> None:
     hook_into(monkeypatch, module_of, lambda number, output: output * math.nan if number > step else output)
 
 
-AMP = {
-    "fp32": (["AMP=false"], False, False),
-    "bf16": (["AMP=true"], True, False),
-    "fp16": (["AMP.ENABLED=true", "AMP.DTYPE=float16"], True, True),
-    "O2": (["AMP.ENABLED=true", "AMP.LEVEL=O2"], True, False),
-    "O3": (["AMP.ENABLED=true", "AMP.LEVEL=O3"], False, False),
-}
-
-
 @pytest.mark.parametrize(
     "amp, names_block, names_dtype",
-    [pytest.param(*case, marks=[pytest.mark.slow] * (name in ("bf16", "O3")), id=name) for name, case in AMP.items()],
+    [
+        (["AMP=false"], False, False),
+        slow(["AMP=true"], True, False),
+        (["AMP=true", "AMP.DTYPE=float16"], True, True),
+        (["AMP=true", "AMP.LEVEL=O2"], True, False),
+        slow(["AMP=true", "AMP.LEVEL=O3"], False, False),
+    ],
 )
-def test_persistent_nan_aborts_within_20_steps(digits_argv, cpu, monkeypatch, amp, names_block, names_dtype, tmp_path):
-    finite = train([*digits_argv, *amp, "TRAIN.MAX_STEPS=5"], cpu)
+def test_persistent_nan_aborts_within_20_steps(digits_argv, monkeypatch, amp, names_block, names_dtype, tmp_path):
+    finite = train([*digits_argv, *amp, "TRAIN.MAX_STEPS=5"])
     expected = load_checkpoint(finite / "last.pth")
     inject_nan_after(5, "blocks.1.mlp.fc1", monkeypatch)
     argv = [*digits_argv, *amp, f"SAVE={tmp_path / 'bad'}"]
     with refused(r"18 .* step 23, .*: the output of blocks\.1\.mlp\.fc1\. ") as error:
-        train(argv, cpu)
+        train(argv)
     state = load_checkpoint(only_run(tmp_path / "bad") / "last.pth")
     assert state["epoch"] * 22 + state["done_steps"] == 5 + 17  # a resumed run repeats the last step
     assert all(torch.equal(value, state["model"][name]) for name, value in expected["model"].items())
@@ -130,42 +127,38 @@ def test_persistent_nan_aborts_within_20_steps(digits_argv, cpu, monkeypatch, am
     assert ("-amp_dtype=bfloat16" in message) == names_dtype
 
 
-def test_resume_after_an_abort_restarts_the_loss_scale(digits_argv, cpu, monkeypatch, tmp_path):
+def test_resume_after_an_abort_restarts_the_loss_scale(digits_argv, monkeypatch, tmp_path):
     inject_nan_after(2, "blocks.1.mlp.fc1", monkeypatch)
     argv = ["-amp_dtype=float16", *digits_argv, "TRAIN.NUM_EPOCHS=1"]
     with refused(r"18 .* step 20"):
-        train(argv, cpu)
+        train(argv)
     folder = only_run(tmp_path / "out")
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert (last["step"], last["loss_scale"], last["skipped_steps"]) == (20, 1, 18)
     monkeypatch.undo()
-    train([f"-resume={folder}", *argv], cpu)
+    train([f"-resume={folder}", *argv])
     assert [row["step"] for row in step_rows(folder)] == [1, 20, 22]  # one row per step, although step 20 ran twice
     scaler = load_checkpoint(folder / "last.pth")["precision"]["scaler"]
     assert scaler["scale"] == 65536 and scaler["counts"] == [18, 0]
 
 
-RESNET = ["MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=32"]
+@pytest.fixture
+def resnet_argv(tmp_path) -> list[str]:
+    """A model with running statistics."""
+    return ["-dataset=digits", "-batch_size=64", f"-output={tmp_path / 'out'}", "-opts", *GREY, *TINY_RESNET]
 
 
-def resnet_argv(digits_argv: list[str]) -> list[str]:
-    """Flags of the same run with a model that has running statistics."""
-    vit_keys = tuple(f"MODEL.{key}" for key in ("PATCH_SIZE", "EMBED_DIM", "NUM_HEADS", "DEPTH"))
-    return [*(word for word in digits_argv if not word.startswith(vit_keys)), *RESNET]
-
-
-def test_search_for_the_module_keeps_running_statistics_finite(digits_argv, cpu, monkeypatch, tmp_path):
+def test_search_for_the_module_keeps_running_statistics_finite(resnet_argv, monkeypatch, tmp_path):
     inject_nan_after(2, "layer1.0.conv1", monkeypatch)
-    argv = [*resnet_argv(digits_argv), "AMP.MAX_SKIPPED_STEPS=2"]
     with refused(r"the output of layer1\.0\.conv1\."):
-        train(argv, cpu)
+        train([*resnet_argv, "AMP.MAX_SKIPPED_STEPS=2"])
     state = load_checkpoint(only_run(tmp_path / "out") / "last.pth")
     assert state["done_steps"] == 3
     assert all(value.isfinite().all() for value in state["model"].values())
 
 
 @pytest.mark.parametrize("amp", ["AMP=false", "AMP=true"])
-def test_running_statistics_stay_finite_after_a_nan_image(digits_argv, cpu, monkeypatch, amp):
+def test_running_statistics_stay_finite_after_a_nan_image(resnet_argv, monkeypatch, amp):
     """The second batch has an image of NaN values: its step is skipped, the other steps are applied."""
 
     def inject_nan(number: int, outputs: tuple) -> tuple:
@@ -173,9 +166,7 @@ def test_running_statistics_stay_finite_after_a_nan_image(digits_argv, cpu, monk
         return (images.index_fill(0, torch.tensor([3]), math.nan), targets) if number == 2 else outputs
 
     hook_into(monkeypatch, lambda state: state.transform, inject_nan)
-    folder = train(
-        [*resnet_argv(digits_argv), amp, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"], cpu
-    )
+    folder = train([*resnet_argv, amp, "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"])
     state = load_checkpoint(folder / "last.pth")
     assert state["precision"]["scaler"]["counts"][0] == 1
     for part in ("model", "state_dict_ema"):

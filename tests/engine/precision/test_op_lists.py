@@ -73,13 +73,20 @@ def output_dtypes(model: nn.Module, precision: Precision) -> dict[str, torch.dty
     return seen
 
 
-LISTS = {  # black list, white list, module -> dtype of its output
-    "a pattern": (("blocks.1.*",), (), {"blocks.1.attn.qkv": FP32, "blocks.1.mlp.act": FP32, "blocks.0.mlp.fc1": BF16}),
+LISTS = {  # level, black list, white list, module -> dtype of its output
+    "a pattern": (
+        "O1",
+        ("blocks.1.*",),
+        (),
+        {"blocks.1.attn.qkv": FP32, "blocks.1.mlp.act": FP32, "blocks.0.mlp.fc1": BF16},
+    ),
     "black over white": (
+        "O1",
         ("gelu", "blocks.1.mlp"),
         ("blocks.*",),
         {"blocks.0.mlp.act": FP32, "blocks.1.norm1": BF16, "blocks.1.attn": BF16, "blocks.1.mlp.fc2": FP32},
     ),
+    "half weights": ("O3", ("softmax", "linear"), (), {"blocks.1.attn": BF16, "blocks.0.mlp.fc1": BF16, "head": BF16}),
 }
 
 
@@ -109,16 +116,11 @@ def test_mul_is_refused_with_both_meanings(lists):
     assert model.casting_mode.dtypes.keys() >= {torch.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__}
 
 
-@pytest.mark.parametrize("black, white, expected", LISTS.values(), ids=LISTS.keys())
-def test_listed_ops_and_modules_have_their_dtype(black, white, expected):
-    model, listed = listed_vit(black=black, white=white)
+@pytest.mark.parametrize("level, black, white, expected", LISTS.values(), ids=LISTS.keys())
+def test_listed_ops_and_modules_have_their_dtype(level, black, white, expected):
+    model, listed = listed_vit(level=level, black=black, white=white)
     assert output_dtypes(copy.deepcopy(model), listed).items() >= expected.items()
     assert list(model.state_dict()) == list(vit().state_dict())
-
-
-def test_black_listed_op_returns_half_in_o3():
-    model, listed = listed_vit(black=("softmax", "linear"), level="O3")
-    assert set(output_dtypes(model, listed).values()) == {BF16}
 
 
 def test_listed_batch_norm_updates_its_running_statistics():

@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from configs.schema import Amp, Parallel, Train
-from engine.parallel import build_strategy
+from configs.schema import Amp, Train
 from engine.precision.policy import LossScaler, Precision
 from engine.training.optimizer import build_optimizer
-from utils.distributed import ProcessContext
 
 CPU = torch.device("cpu")
 
@@ -112,34 +110,6 @@ def test_any_overflow_pattern_follows_the_rules_of_fleet(rules, overflows, saved
         assert not (overflow and moved)
 
 
-OPTIONS = {"INIT_LOSS_SCALING": 1024.0, "INCR_EVERY_N_STEPS": 3, "DECR_EVERY_N_NAN_OR_INF": 2, "MIN_LOSS_SCALING": 64.0}
-
-
-def train_with_overflows(context: ProcessContext, *patterns: str) -> tuple[list[tuple[float, int]], bool]:
-    """Scale and skipped steps after each step, and whether the weights are finite; a 1 in `patterns` overflows."""
-    precision = Precision(fp16(OPTIONS), context.device)
-    torch.manual_seed(0)
-    model = nn.Linear(4, 2)
-    wrapped = build_strategy(Parallel(), context).wrap(precision.attach(model), torch.zeros(2, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    history = []
-    for overflow in patterns[context.rank]:
-        images = torch.full((3, 4), 60000.0 if overflow == "1" else 0.01)  # 4 x 60000 x 0.5 overflows float16
-        with precision.autocast():
-            logits = wrapped(images)
-        precision.scaler.scale(logits.float().square().mean()).backward()
-        precision.step(optimizer, max_norm=None, seed=0)
-        history.append((precision.scaler.get_scale(), precision.scaler.skipped))
-    return history, all(bool(weight.isfinite().all()) for weight in model.parameters())
-
-
-def fleet_history(*patterns: str) -> list[tuple[float, int]]:
-    """An overflow on one rank skips the step on all ranks."""
-    model = fleet(fp16(OPTIONS))
-    overflows = ["1" in column for column in zip(*patterns, strict=True)]
-    return [(model.update(overflow), sum(overflows[: step + 1])) for step, overflow in enumerate(overflows)]
-
-
 def test_real_overflows_lower_the_scale_until_it_fits(digits_argv, any_device):
     argv = ["-amp", "-amp_dtype=float16", *digits_argv, "AMP.INIT_LOSS_SCALING=1e12", "TRAIN.MAX_STEPS=30"]
     state = states(train(argv, any_device))
@@ -148,12 +118,6 @@ def test_real_overflows_lower_the_scale_until_it_fits(digits_argv, any_device):
     assert state["precision"]["scaler"]["scale"] == pytest.approx(1e12 / 2**skipped)
     assert all(value.isfinite().all() for value in state["model"].values())
     assert state["model"]["head.weight"].any()  # zeros before the first applied step
-
-
-@pytest.mark.slow
-def test_two_ranks_agree_on_real_float16_overflows(ranks):
-    patterns = "0100000100110000", "0010100001100001"
-    assert ranks(2)(train_with_overflows, *patterns) == [(fleet_history(*patterns), True)] * 2
 
 
 @pytest.mark.parametrize("amp", [{}, {"ENABLED": True, "DTYPE": "bfloat16"}, {"ENABLED": True, "DTYPE": "float16"}])

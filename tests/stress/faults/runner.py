@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 
 from faults import processes
 from faults.processes import SINGLE, Running, start
-from faults.scene import Provoke, Scene, Skipped
-from results import Result
+from faults.scene import Provoke, Scene
 
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.run_folder import LAST, PREVIOUS, remove_temporary
@@ -33,7 +31,6 @@ class Fault:
     prints: a pattern for something else that must be printed.
     shell: a shell command that starts the script; `{}` in it stands for the script's command.
     check: looks for further problems after the processes have ended.
-    waits: whether the script spends most of its time in waiting, so that other faults can be provoked meanwhile.
     may_cut_save: whether `act` may end a rank while it saves; the next start then removes the temporary folder.
     """
 
@@ -48,7 +45,6 @@ class Fault:
     environment: dict[str, str] = field(default_factory=dict)
     shell: str | None = None
     check: Callable[[Scene], list[str]] | None = None
-    waits: bool = False
     may_cut_save: bool = False
 
 
@@ -57,19 +53,11 @@ def finished(name: str, provoke: Provoke, **more: Any) -> Fault:
     return Fault(name, provoke, None, (0,), state="finished", **more)
 
 
-def run_fault(fault: Fault, scene: Scene) -> Result:
-    """Provokes the fault in an empty scene. A failure has all problems and the observed outcome."""
-    result, started = Result(fault.name, 1), time.monotonic()
-    try:
-        with scene.resources:
-            problems, observed = _run(fault, scene)
-        result.failures = [f"{', '.join(problems)} (observed: {observed})"] if problems else []
-    except Skipped as reason:
-        result.skipped.append(str(reason))
-    except Exception as error:  # a failure of one fault must not end the others
-        result.failures.append(f"{type(error).__name__}: {error}")
-    result.seconds = time.monotonic() - started
-    return result
+def run_fault(fault: Fault, scene: Scene) -> None:
+    """Provokes the fault in an empty scene."""
+    with scene.resources:
+        problems, observed = _run(fault, scene)
+    assert not problems, f"{', '.join(problems)} (observed: {observed})"
 
 
 def _run(fault: Fault, scene: Scene) -> tuple[list[str], str]:

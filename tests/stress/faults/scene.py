@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
+import pytest
 from conftest import TINY_VIT, digits_flags
 
 from tests.datasets.shards.tar_files import jpeg
@@ -16,14 +17,10 @@ TINY = [*TINY_VIT, "TRAIN.BASE_LR=1e-3"]
 ENDLESS = ["TRAIN.NUM_EPOCHS=100000", "REPORT_FREQ=1"]
 
 
-class Skipped(Exception):
-    """The fault cannot be provoked on this machine. The message is the reason."""
-
-
 def require_mounts() -> None:
-    """Raises Skipped unless a process may mount a file system and set the host name for itself."""
+    """Skips the fault unless a process may mount a file system and set the host name for itself."""
     if os.system("unshare -rmu true 2>/dev/null"):
-        raise Skipped("users cannot mount file systems on this machine")
+        pytest.skip("users cannot mount file systems on this machine")
 
 
 def in_namespace(command: str) -> str:

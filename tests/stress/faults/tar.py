@@ -4,7 +4,6 @@ import functools
 import os
 import signal
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from utils.errors import UserError
 
 _LONG = ("TRAIN.NUM_EPOCHS=5", "REPORT_FREQ=1")
 _CACHE, _WORKER = "DATA.CACHE_GB=1", "DATA.NUM_WORKERS=1"
-_TRAINING = threading.Lock()
 Check = Callable[[Scene], list[str]]
 
 
@@ -78,8 +76,8 @@ def tar_faults() -> list[Fault]:
     killed_check = _all_of(_resumed(2, _CACHE), nothing_left)
     return [
         Fault("tar: no writable place for the index", without_a_place_for_the_index, no_place, shell=read_only),
-        finished("tar server: away for 20 s", patient, act=away, check=_is_equal(), waits=True),
-        Fault("tar server: goes away", impatient, lost, act=gone, state="failed", check=_resumed(), waits=True),
+        finished("tar server: away for 20 s", patient, act=away, check=_is_equal()),
+        Fault("tar server: goes away", impatient, lost, act=gone, state="failed", check=_resumed()),
         Fault("tar server: shards are replaced during the run", _served(), other, act=replaced, state="failed"),
         finished("tar cache: two ranks", two, script=MULTI, check=_all_of(_is_equal(2), once, nothing_left)),
         Fault("tar cache: ranks killed in a download", two_slow, None, (137,), MULTI, act=killed, check=killed_check),
@@ -142,10 +140,8 @@ def _train_undisturbed(ranks: int) -> dict:
 
 def _is_equal(ranks: int = 1) -> Check:
     def check(scene: Scene) -> list[str]:
-        with _TRAINING:  # one thread trains, and the others take its result
-            expected = _train_undisturbed(ranks)
         try:
-            assert_same_state(states(only_run(scene.output)), expected)
+            assert_same_state(states(only_run(scene.output)), _train_undisturbed(ranks))
         except AssertionError as error:
             return [f"other weights than of an undisturbed run: {error}"]
         return []
