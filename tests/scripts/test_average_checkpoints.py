@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CPU, only_run, read_result
+from conftest import only_run, read_result, refused, run_here
 
-from configs.command_line import parse_command_line
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.weights_record import read_record
-from engine.commands.run import run
 from scripts import average_checkpoints
 from scripts.average_checkpoints import add_to_mean
-from utils.errors import UserError
 
 
 @pytest.fixture
@@ -43,7 +40,7 @@ def test_an_average_is_evaluated_and_read_by_pretrained(averaged_run, trained_di
     known, expected = read_record(str(output)), read_record(str(averaged_run / "best.pth"))
     assert (known.class_names, known.preprocessing) == (expected.class_names, expected.preprocessing)
     argv = ["-eval", f"-cfg={averaged_run / 'config.yaml'}", f"-pretrained={output}", f"-output={tmp_path / 'eval'}"]
-    run(parse_command_line(argv), CPU)
+    run_here(*argv)
     assert round(read_result(only_run(tmp_path / "eval", "eval"))["top1"], 2) == top1
 
 
@@ -65,6 +62,6 @@ def test_runs_of_other_folds_are_refused(averaged_run, tmp_path):
         torch.save(state | {"options": options}, files[-1])
         files[-1].with_name("config.yaml").write_text(options)
     first, second, third = map(str, files)
-    with pytest.raises(UserError, match=rf"^{third}: was trained with other held-out images than {first}[^\n]*$"):
+    with refused(rf"^{third}: was trained with other held-out images than {first}[^\n]*$"):
         average_checkpoints.main([first, third])
     average_checkpoints.main([first, second])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import config_for
 
-from configs.command_line import parse_command_line
 from utils.errors import REFUSED
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def test_sbatch_passes_flags_that_resume(tmp_path):
     _, srun, _ = run_sbatch(tmp_path, 0, "-opts", "SEED=3", SLURM_CPUS_PER_TASK="8")
     cpus, python, script, *flags = srun.splitlines()
     assert (cpus, python, script) == ("--cpus-per-task=8", "python", "main_multi_gpu.py")
-    config = parse_command_line(flags).config
+    config = config_for(*flags)
     assert (config.model.resume, config.seed, config.amp.enabled) == ("auto", 3, True)
 
 
@@ -82,4 +82,4 @@ def test_kubernetes_manifest():
     name = job["metadata"]["name"]
     assert env["PET_MASTER_ADDR"] == f"{name}-0.{spec['subdomain']}"  # the host name of the pod with index 0
     assert spec["subdomain"] == service["metadata"]["name"] and service["spec"]["selector"] == {"job-name": name}
-    assert parse_command_line(container["args"]).config.model.resume == "auto"
+    assert config_for(*container["args"]).model.resume == "auto"

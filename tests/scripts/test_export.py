@@ -15,7 +15,19 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import CPU, ROOT, TINY_VIT, noise_folder, only_run, read_result, refused, train
+from conftest import (
+    CPU,
+    ROOT,
+    TINY_VIT,
+    config_for,
+    model_for,
+    noise_folder,
+    only_run,
+    read_result,
+    refused,
+    run_here,
+    train,
+)
 from PIL import Image
 from timm.data import resolve_model_data_config
 
@@ -25,8 +37,6 @@ from datasets.decoding.decode import open_image
 from datasets.sources.samples import Samples
 from datasets.transforms.host import eval_crop
 from engine.checkpoint.weights_record import read_record
-from engine.commands.run import run
-from models.build import build_model
 from models.weights.choose import EVALUATE
 from scripts import export
 from scripts.exporting import formats
@@ -34,6 +44,7 @@ from scripts.exporting.run import Reference, make_reference, replaced
 from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.errors import UserError
+from utils.files import read_json
 
 FAMILIES = Path(__file__).parents[1] / "fixtures" / "families"
 
@@ -53,7 +64,7 @@ def opened(digits_run) -> tuple[TrainedModel, Samples]:
 def reference(opened) -> Reference:
     """The logits of the run's averaged weights."""
     trained, samples = opened
-    model = build_model(trained.config.model, trained.config.data, torch.device("cpu"), EVALUATE)[0]
+    model, _ = model_for(trained.config, purpose=EVALUATE)
     state = torch.load(trained.weights, weights_only=True)
     assert all(torch.equal(tensor, state["state_dict_ema"][name]) for name, tensor in model.state_dict().items())
     return make_reference(model, samples, trained.config.data)
@@ -63,8 +74,8 @@ def family_model(name: str) -> tuple[torch.nn.Module, TrainedModel, Reference]:
     """A model with PaddleViT's weights, and its logits."""
     folder = FAMILIES / name
     argv = [f"-cfg={folder / 'model.yaml'}", "-eval", f"-pretrained={folder / 'weights.pdparams'}"]
-    config = parse_command_line(argv).config.model_copy(update={"amp": Amp()})
-    model = build_model(config.model, config.data, torch.device("cpu"), EVALUATE)[0].eval()
+    config = config_for(*argv).model_copy(update={"amp": Amp()})
+    model = model_for(config, purpose=EVALUATE)[0].eval()
     images = torch.from_numpy(np.load(folder / "reference.npz")["images"])
     with torch.no_grad():
         return model, TrainedModel(config, None, []), Reference(images, model(images))
@@ -76,8 +87,8 @@ def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, refer
     assert "32 validation images: the logits differ by at most" in capsys.readouterr().out
     assert read_record(str(file)).class_names == list("0123456789")
     assert read_record(str(file)).preprocessing == read_record(str(digits_run / "best.pth")).preprocessing
-    run(parse_command_line(["-eval", f"-pretrained={file}", f"-output={tmp_path / 'eval'}"]), CPU)
-    run(parse_command_line(["-eval", f"-pretrained={digits_run / 'best.pth'}", f"-output={tmp_path / 'pth'}"]), CPU)
+    run_here("-eval", f"-pretrained={file}", f"-output={tmp_path / 'eval'}")
+    run_here("-eval", f"-pretrained={digits_run / 'best.pth'}", f"-output={tmp_path / 'pth'}")
     results = [read_result(only_run(tmp_path / name, "eval")) for name in ("eval", "pth")]
     assert results[0]["top1"] == results[1]["top1"] and results[0]["loss"] == pytest.approx(results[1]["loss"])
 
@@ -89,11 +100,11 @@ def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     assert f"{sum(map(torch.numel, model.parameters())):,} parameters" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"hf/model\.safetensors"):  # which is a source
+    with refused(r"hf/model\.safetensors"):  # which is a source
         export.main([str(folder), "-format", "onnx"])
     export.main([str(folder / "model.safetensors"), "-format", "safetensors", f"-output={folder / 'a.safetensors'}"])
     assert reference.check(model, "", "") < 1e-5
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json(folder / "config.json")
     assert config["label_names"] == list("0123456789") and config["num_classes"] == 10
     assert "num_classes" not in config["model_args"]  # transformers passes it a second time
     data = resolve_model_data_config(model)
@@ -156,7 +167,7 @@ def private(tmp_path_factory) -> tuple[Path, Path]:
     home = tmp_path_factory.mktemp("jane_doe")
     data = noise_folder(home, 40, 0, (8, 8, 3)) / "train"
     flags = [f"-data_path={data}", f"-output={home / 'out'}", "-batch_size=8", "-epochs=1", "-num_workers=0"]
-    folder = train([*flags, "-opts", *TINY_VIT], CPU)
+    folder = train([*flags, "-opts", *TINY_VIT])
     moved = shutil.copy(folder / "best.pth", tmp_path_factory.mktemp("moved"))
     shutil.rmtree(home)
     return Path(moved), data
@@ -193,15 +204,15 @@ def test_an_export_without_paths_and_without_data(kind, private, tmp_path, capsy
 ])  # fmt: skip
 def test_a_vit_that_timm_has_not_is_refused_with_the_key(options, tmp_path):
     """Also without a comparison of logits: avg has the shapes of timm's model."""
-    config = parse_command_line(["-dataset=digits", "-opts", *TINY_VIT, *options]).config
-    model = build_model(config.model, config.data, torch.device("cpu"))[0]
-    with pytest.raises(UserError, match=options[0].partition("=")[0]):
+    config = config_for("-dataset=digits", "-opts", *TINY_VIT, *options)
+    model, _ = model_for(config)
+    with refused(options[0].partition("=")[0]):
         write_export(model, TrainedModel(config, None, []), None, "hf", tmp_path / "out")
 
 
 def test_a_family_that_timm_cannot_rebuild_is_refused(tmp_path):
     model, trained, reference = family_model("PoolFormer")
-    with pytest.raises(UserError, match=rf"^-format hf: .*MODEL.TYPE {trained.config.model.type}"):
+    with refused(rf"^-format hf: .*MODEL.TYPE {trained.config.model.type}"):
         write_export(model, trained, reference, "hf", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -232,7 +243,7 @@ CHECKS = {
 
 def test_a_check_that_fails_writes_nothing(tmp_path):
     for problem, changes in CHECKS.items():
-        with pytest.raises(UserError, match=problem):
+        with refused(problem):
             export.main(conversion("CaiT", tmp_path / "a.safetensors", **changes))
         assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
@@ -318,9 +329,7 @@ def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, 
 @pytest.mark.parametrize(
     "options", [("IMAGE_CHANNELS=3", "CROP_PCT=0.8"), ("IMAGE_CHANNELS=1", "CROP_PCT=1.3", "INTERPOLATION=bilinear")]
 )
-def test_the_client_of_the_document_gives_the_probabilities_of_predict(
-    options, trained_digits, tmp_path, monkeypatch, cpu
-):
+def test_the_client_of_the_document_gives_the_probabilities_of_predict(options, trained_digits, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     channels = int(options[0][-1])
     mean, std = [0.3, 0.4, 0.5][:channels], [0.2, 0.3, 0.25][:channels]
@@ -332,7 +341,7 @@ def test_the_client_of_the_document_gives_the_probabilities_of_predict(
     (folder := tmp_path / "photos").mkdir()
     write_images(folder)
     argv = ["-predict", "photos", "-pretrained=best.safetensors", "-top_k=10", "-json", "-output=."]
-    run(parse_command_line(argv), cpu)
+    run_here(*argv)
     rows = json.loads(Path("predictions.json").read_text())
     assert not any(row["error"] for row in rows)
     images = [Path(row["path"]).resolve() for row in rows]

@@ -7,16 +7,15 @@ import sys
 
 import pytest
 import torch
-from conftest import TINY_VIT, read_result
+from conftest import TINY_VIT, config_for, model_for, read_result
 from huggingface_hub import ModelCard
 from timm import create_model
 
-from configs.command_line import parse_command_line
-from models.build import build_model
 from models.weights.choose import EVALUATE
 from scripts import export
 from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel
+from utils.files import read_json
 from utils.system import is_installed
 
 GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.4]", "DATA.IMAGENET_STD=[0.2]"]
@@ -58,8 +57,8 @@ def test_timm_transformers_and_this_program_have_equal_logits(tmp_path):
     cases = {"grey": [*TINY_VIT, *GREY, "DATA.IMAGE_SIZE=32"], "stem": [*TINY_VIT, *STEM]}
     models = {}
     for name, options in cases.items():
-        config = parse_command_line(["-dataset=digits", "-opts", *options]).config
-        models[name] = build_model(config.model, config.data, torch.device("cpu"))[0].eval()
+        config = config_for("-dataset=digits", "-opts", *options)
+        models[name] = model_for(config)[0].eval()
         torch.nn.init.normal_(models[name].head.weight)
         weights = config.with_model(pretrained=str(tmp_path / "best.pth"))
         write_export(models[name], TrainedModel(weights, list("abcdefghij"), []), None, "hf", tmp_path / name)
@@ -71,8 +70,8 @@ def test_timm_transformers_and_this_program_have_equal_logits(tmp_path):
         logits = torch.load(tmp_path / name / "logits.pt")
         assert len(logits) == 1 + len(argv)
         logits += [create_model(f"local-dir:{tmp_path / name}", pretrained=True).eval()(images)]  # as -model=local-dir:
-        own = parse_command_line(["-dataset=digits", f"-pretrained={tmp_path / name}", "-opts", *cases[name]]).config
-        logits += [build_model(own.model, own.data, torch.device("cpu"), EVALUATE)[0].eval()(images)]
+        own = config_for("-dataset=digits", f"-pretrained={tmp_path / name}", "-opts", *cases[name])
+        logits += [model_for(own, purpose=EVALUATE)[0].eval()(images)]
         for other in logits:
             torch.testing.assert_close(other.detach(), model(images).detach(), atol=1e-5, rtol=0)
 
@@ -84,7 +83,7 @@ AVERAGED = ("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY
 def card(digits_run) -> ModelCard:
     """The card of a run whose test had 90 hits in 100 images."""
     folder = digits_run(*AVERAGED)
-    content = json.loads((folder / "run.json").read_text())
+    content = read_json(folder / "run.json")
     content["result"]["test"] = {"top1": 90.0, "top5": 100.0, "loss": 0.5, "samples": 100}
     (folder / "run.json").write_text(json.dumps(content))
     assert export.main([str(folder), "-format", "hf", "-no_check"]) == 0

@@ -21,6 +21,7 @@ from datasets.decoding.decode import open_image
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import eval_crop
 from scripts import export
+from utils.files import read_json
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGE = (ROOT / "scripts/exporting/web.html").read_text()
@@ -126,7 +127,7 @@ def test_the_folder_has_the_model_of_the_run_and_what_the_page_reads(trained_dig
     for _ in range(2):  # the second one replaces the first
         export.main([str(trained), "-format", "web", f"-output={target}", "-no_paths"])
     assert sorted(path.name for path in target.iterdir()) == ["index.html", "model.json", "model.onnx"]
-    model = json.loads((target / "model.json").read_text())
+    model = read_json(target / "model.json")
     assert model["class_names"] == list("0123456789") and model["preprocessing"]["image_size"] == 8
     read = set(re.findall(r"model\.([a-z_]+)", PAGE)) - {"json", "onnx"}
     assert read <= {*model, "threshold_logits", "operating_point"}

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 import timm.data
 import webdataset
-from conftest import GREY
+from conftest import GREY, config_for, refused
 from PIL import Image, ImageOps
 from webdataset.tariterators import base_plus_ext
 
-from configs.command_line import parse_command_line
 from datasets.decoding.images import BadImage
 from datasets.registry import read_samples
 from datasets.shards.index import INDEX_NAME, INFO_FILE, read_index
 from scripts import index_shards, make_shards
 from scripts.make_shards import unique_keys
 from tests.datasets.shards.tar_files import write_shards
-from utils.errors import UserError
+from utils.files import read_json
 
 CLASSES = ("cat", "dog.v2", "ünï 中🙂")
 
@@ -78,7 +77,7 @@ def by_webdataset(shards: list[Path]) -> dict[str, tuple[bytes, int]]:
 def test_webdataset_and_timm_read_all_samples(folders, cpu, split):
     output = write(folders)
     (samples,) = read_samples(
-        parse_command_line([f"-data_path={folders}", "-dataset=folder", "-batch_size=1"]).config.data, 3, cpu, split
+        config_for(f"-data_path={folders}", "-dataset=folder", "-batch_size=1").data, 3, cpu, split
     )
     paths = [Path(samples.name(index)).relative_to(folders) for index in range(len(samples))]
     keys = [str(path.with_name(path.stem.replace(".", "_"))) for path in paths]
@@ -90,7 +89,7 @@ def test_webdataset_and_timm_read_all_samples(folders, cpu, split):
     images = timm.data.create_dataset("wds/any", root=str(output), split=split, is_training=False)
     assert sorted(target for _, target in images) == sorted(samples.targets.tolist())
     assert len(images) == len(samples)
-    info = json.loads((output / INFO_FILE).read_text())
+    info = read_json(output / INFO_FILE)
     assert info["class_names"] == list(CLASSES)
     assert info["splits"][split]["filenames"] == [path.name for path in shards]
     assert sum(info["splits"][split]["shard_lengths"]) == info["splits"][split]["num_samples"] == len(samples)
@@ -103,7 +102,7 @@ def test_shards_of_another_size_are_made_from_shards(folders):
     samples = by_webdataset(shards_of(large))
     assert by_webdataset(shards_of(small)) == samples and len(samples) == 36
     assert [path.name for path in shards_of(large)] == [f"{name}-000000.tar" for name in ("test", "train", "val")]
-    assert json.loads((large / INFO_FILE).read_text())["class_names"] == list(CLASSES)
+    assert read_json(large / INFO_FILE)["class_names"] == list(CLASSES)
 
 
 def test_a_shard_ends_with_the_image_that_fills_it_and_equal_data_give_equal_bytes(folders):
@@ -127,7 +126,7 @@ def test_stored_pixels_are_pillows_resize_of_the_upright_image(folders, cpu, cha
     Image.fromarray(rng.integers(1000, 3000, size=(50, 45), dtype=np.uint16)).save(deep)
     options = ["DATA.GREY_RANGE=[1000,3000]", *(GREY if channels == 1 else [])]
     output, sizes = write(folders, "shards", *options, size=38), set()
-    data = parse_command_line([f"-data_path={output}", "-dataset=tar", "-batch_size=1", "-opts", *options]).config.data
+    data = config_for(f"-data_path={output}", "-dataset=tar", "-batch_size=1", "-opts", *options).data
     for samples in read_samples(data, 3, cpu, "train", "val"):
         for index in range(len(samples)):
             member = samples.relative_name(index, "")
@@ -182,7 +181,7 @@ def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
 
     def read(dataset: str, folder: Path, several: str = "true") -> dict[str, tuple[list[str], list[int]]]:
         options = f"DATA.MULTI_LABEL={several}"
-        data = parse_command_line([f"-dataset={dataset}", f"-data_path={folder}", "-opts", options]).config.data
+        data = config_for(f"-dataset={dataset}", f"-data_path={folder}", "-opts", options).data
         data = data.model_copy(update={"batch_size": 1})
         samples = read_samples(data, None, cpu, "train", "val", is_new=True)
         return {
@@ -198,10 +197,10 @@ def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
     with tarfile.open(output / "train-000000.tar") as tar:
         labels = {member.name: json.load(tar.extractfile(member)) for member in tar if member.name.endswith(".json")}
     assert labels["train1.json"] == {"labels": []} and labels["train3.json"] == {"labels": [0, 1, 2]}
-    with pytest.raises(UserError, match=r"^\S*shards: has images with several labels; set DATA.MULTI_LABEL=true$"):
+    with refused(r"^\S*shards: has images with several labels; set DATA.MULTI_LABEL=true$"):
         read("tar", output, "false")
     (output / INDEX_NAME).unlink()
-    info = json.loads((output / INFO_FILE).read_text())
+    info = read_json(output / INFO_FILE)
     (output / INFO_FILE).write_text(json.dumps({"splits": info["splits"]}))  # read without names: the numbers
     assert read("tar", output)["train0"] == (["0", "1", "2"], [0, 1, 1])
 
@@ -218,5 +217,5 @@ def test_the_index_of_a_folder_needs_no_other_package(tmp_path, monkeypatch, cap
     assert [shard.name for shard in index.shards] == ["train-0000.tar", "train-0001.tar", "val-0000.tar"]
     assert index_shards.main([f"-data_path={folder}", f"-output={tmp_path / 'copy'}", *cache]) == 0
     assert len(read_index((tmp_path / "copy").read_bytes(), "i")) == 32
-    with pytest.raises(UserError, match="missing/i"):
+    with refused("missing/i"):
         index_shards.main([f"-data_path={folder}", f"-output={tmp_path / 'missing' / 'i'}", *cache])

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, config_for, refused
 
-from configs.command_line import parse_command_line
 from engine.checkpoint.run_folder import lock_run_folder
 from scripts import sweep
 from utils.errors import Unavailable, UserError
+from utils.files import read_json
 
 DIGITS = ["-dataset=digits", "-opts", "DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4", "DATA.IMAGE_CHANNELS=1",
           "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.25]", "DATA.FOLDS=3", "MODEL.DEPTH=1", "MODEL.EMBED_DIM=16",
@@ -71,7 +71,7 @@ def test_runs_are_spread_over_the_visible_gpus(monkeypatch):
         return [environment["CUDA_VISIBLE_DEVICES"] for environment in sweep._environments(*counts)]
 
     assert (devices(None, None), devices(2, None), devices(2, 3)) == (["2", "5", "7"], ["2", "5"], ["2", "5", "2"])
-    with pytest.raises(UserError, match=r"-gpus 4: only 3 GPU"):
+    with refused(r"-gpus 4: only 3 GPU"):
         devices(4, None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert devices(2, None) == ["0", "1"]
@@ -110,13 +110,13 @@ def test_folds_begun_under_another_rule_are_refused(tmp_path, fake):
     (root,) = tmp_path.glob("*-sweep-*")
     first, *_ = root.glob("FOLD=0,SPLIT_SEED=0-*")
     (first / "held_out.json").write_text('{"fold_rule": 2}')
-    with pytest.raises(UserError, match="FOLD=1,SPLIT_SEED=0-"):
+    with refused("FOLD=1,SPLIT_SEED=0-"):
         sweep.main(argv)
     second, *_ = root.glob("FOLD=1,SPLIT_SEED=0-*")
     (second / "held_out.json").write_text('{"fold_rule": 2}')
     assert sweep.main(argv) == 0  # another split has folds of its own
     shutil.rmtree(second)
-    with pytest.raises(UserError, match="FOLD=1,SPLIT_SEED=0-"):  # begun now, under the first rule
+    with refused("FOLD=1,SPLIT_SEED=0-"):  # begun now, under the first rule
         sweep.main(argv)
 
 
@@ -127,7 +127,7 @@ def test_with_minutes_the_first_run_of_each_speed_decides_the_epochs(tmp_path, f
     argv = [f"-output={tmp_path}", "-minutes=1", "-set=MODEL.MLP_RATIO=2,4", "-set=DATA.FOLD=0..2", *DIGITS]
     assert sweep.main([*argv, "TRAIN.WARMUP_EPOCHS=1"]) == 0
     (root,) = tmp_path.glob("*-sweep-*")
-    speeds = json.loads((root / "sweep.json").read_text())
+    speeds = read_json(root / "sweep.json")
     assert speeds == {
         f"MLP_RATIO={m},FOLD={fold}": f"1 minutes,MODEL.MLP_RATIO={m}" for m in (2, 4) for fold in range(3)
     }
@@ -140,7 +140,7 @@ def test_with_minutes_the_first_run_of_each_speed_decides_the_epochs(tmp_path, f
 
 def _times(folder):
     """The times at which the run began and had decided."""
-    return json.loads((folder / "argv.json").read_text())[2], (folder / "config.yaml").stat().st_mtime
+    return read_json(folder / "argv.json")[2], (folder / "config.yaml").stat().st_mtime
 
 
 def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
@@ -148,9 +148,9 @@ def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
     argv = [*DIGITS, "DATA.FOLD=0", "LOSS.NAME=bce"]
     _, runs, _ = sweep.read_grid(["LOSS.NAME=null,cross_entropy", "TRAIN.GRAD_CLIP=null,1"], argv)
     assert runs["NAME=null,GRAD_CLIP=null"][-2:] == ["-opts", "TRAIN.GRAD_CLIP=null"]
-    assert parse_command_line(runs["NAME=null,GRAD_CLIP=1"]).config.loss.name == "bce"
+    assert config_for(*runs["NAME=null,GRAD_CLIP=1"]).loss.name == "bce"
     _, runs, _ = sweep.read_grid(["MODEL.EMBED_DIM=null,32"], argv)
-    widths = [parse_command_line(run).config.model.embed_dim for run in runs.values()]
+    widths = [config_for(*run).model.embed_dim for run in runs.values()]
     assert widths == [16, 32]
 
 

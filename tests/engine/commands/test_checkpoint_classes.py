@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, only_run, read_result, train
+from conftest import GREY, TINY_VIT, log_of, only_run, read_result, refused, run_here, train
 from PIL import Image
 from safetensors.torch import save_file
 from sklearn.metrics import accuracy_score, log_loss
@@ -17,12 +17,11 @@ from sklearn.metrics import accuracy_score, log_loss
 from configs.command_line import parse_command_line
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.weights_record import exported_entry, read_record, to_metadata
-from engine.commands.run import run
 from engine.plan.evaluation import plan_evaluation
 from engine.run.log import RunLogger
 from engine.run.record import read_run
 from utils.errors import UserError
-from utils.files import atomic_save
+from utils.files import atomic_save, read_json
 
 CLASSES = ["ant", "bee", "cat", "dog"]
 MODEL = [option for option in TINY_VIT if not option.startswith(("MODEL.NUM_CLASSES", "DATA."))]
@@ -52,53 +51,57 @@ def argv_for(images: Path, output: Path, *options: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trained(images, tmp_path_factory, cpu) -> Path:
-    return train(argv_for(images, tmp_path_factory.mktemp("out"), *SIZE, *GREY, *AS_IT_IS, "TRAIN.NUM_EPOCHS=8"), cpu)
+def trained(images, tmp_path_factory) -> Path:
+    return train(argv_for(images, tmp_path_factory.mktemp("out"), *SIZE, *GREY, *AS_IT_IS, "TRAIN.NUM_EPOCHS=8"))
 
 
-def evaluate(trained: Path, images: Path, output: Path, cpu, *more: str) -> tuple[dict, str]:
+def evaluate(trained: Path, images: Path, output: Path, *more: str) -> tuple[dict, str]:
     """The result and the log of an evaluation without the options of preprocessing."""
-    run(parse_command_line(["-eval", *argv_for(images, output, *more, f"MODEL.PRETRAINED={trained}")]), cpu)
+    run_here("-eval", *argv_for(images, output, *more, f"MODEL.PRETRAINED={trained}"))
     folder = only_run(output, "eval")
-    return read_result(folder), (folder / "log.txt").read_text()
+    return read_result(folder), log_of(folder)
+
+
+def held_out_of(folder: Path) -> list[str]:
+    return read_json(folder / "held_out.json")["held_out"]
 
 
 @pytest.mark.parametrize("weights", ["-pretrained", "-resume"])
-def test_data_path_takes_the_place_of_the_digits_of_a_checkpoint(digits_run, tmp_path, cpu, weights, capsys):
+def test_data_path_takes_the_place_of_the_digits_of_a_checkpoint(digits_run, tmp_path, weights, capsys):
     """The command of docs/evaluation.md. The path is read: the digits were evaluated in its place."""
     best = digits_run() / "best.pth"
     for label in (3, 7):
         write_class(tmp_path / "others" / str(label), 0, 6)  # black images: all get one label
     argv = ["-eval", f"{weights}={best}", f"-output={tmp_path / 'evaluated'}", "-num_workers=0"]
-    run(parse_command_line([*argv, f"-data_path={tmp_path / 'others'}"]), cpu)
+    run_here(*argv, f"-data_path={tmp_path / 'others'}")
     folder = only_run(tmp_path / "evaluated", "eval")
-    log = (folder / "log.txt").read_text()
+    log = log_of(folder)
     assert "----- Data: 12 images of 2 of 10 classes\n" in log and read_result(folder)["top1"] in (0, 50)
     assert re.search(
         r"Validation top-1: \d+\.00%.*\n.*macro F1 \d+\.\d\d%, worst class F1 0\.00% \([37], 6 images", log
     )
-    with pytest.raises(UserError, match="nowhere"):
-        run(parse_command_line([*argv, "-data_path=nowhere"]), cpu)
+    with refused("nowhere"):
+        run_here(*argv, "-data_path=nowhere")
 
 
-def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):
+def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path):
     """The checkpoint is away from its run. All images count: without names the top-1 would be 0%."""
     moved = shutil.copy(trained / "best.pth", tmp_path / "moved.pth")
     for label in (1, 3):
         write_class(tmp_path / "test" / CLASSES[label], label, 11)
-    result, log = evaluate(moved, tmp_path / "test", tmp_path / "out", cpu)
+    result, log = evaluate(moved, tmp_path / "test", tmp_path / "out")
     assert result["top1"] == 100
     assert "----- Data: 22 images of 2 of 4 classes\n" in log
     assert log.count("Warning") == log.count("Warning: -eval does not use TRAIN.WARMUP_EPOCHS") == 1
     argv = argv_for(tmp_path / "test", tmp_path, f"MODEL.PRETRAINED={moved}")
-    run(parse_command_line(["-dry_run", "-eval", *argv]), cpu)
+    run_here("-dry_run", "-eval", *argv)
 
 
 @pytest.mark.parametrize("rule", [["DATA.VAL_FRACTION=0.2"], ["DATA.FOLDS=5", "DATA.FOLD=4"]])
 def test_the_split_is_that_of_the_training(images, tmp_path, cpu, rule, capsys):
     """The split of the training does not apply to another folder; one that is set for the evaluation does."""
     split, halves = [*rule, "DATA.SPLIT_SEED=3"], ["DATA.FOLDS=2", "DATA.FOLD=0"]
-    folder = train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, *split, "TRAIN.NUM_EPOCHS=1"), cpu)
+    folder = train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, *split, "TRAIN.NUM_EPOCHS=1"))
     other = shutil.copytree(images, tmp_path / "other")
     weights = f"MODEL.PRETRAINED={folder / 'best.pth'}"
     for data, more, count in (
@@ -113,9 +116,9 @@ def test_the_split_is_that_of_the_training(images, tmp_path, cpu, rule, capsys):
         assert len(samples) == count
         assert config.data.split_seed == (3 if data == images or more == split else 0)
         names = [str(Path(samples.name(index)).relative_to(data)) for index in range(count)]
-        held_out = json.loads((folder / "held_out.json").read_text())["held_out"]
+        held_out = held_out_of(folder)
         assert plan.images.trained == len({*names} - {*held_out})  # the paths of the other folder are the same
-    run(parse_command_line(["-eval", *argv_for(other, tmp_path / "eval", weights)]), cpu)
+    run_here("-eval", *argv_for(other, tmp_path / "eval", weights))
     words = "on images of the training, 64 of 80"
     assert f"\nValidation top-1 {words}: " in capsys.readouterr().out
     assert words in (only_run(tmp_path / "eval", "eval") / "report.html").read_text()
@@ -126,8 +129,8 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
     """In its checkpoints and its folder; of an older checkpoint, the split is by position, and the log says so."""
     data = shutil.copytree(images, tmp_path / "data")
     options = argv_for(data, tmp_path / "out", *SIZE, *GREY, *AS_IT_IS, *rule)
-    folder = train([*options, "TRAIN.NUM_EPOCHS=1"], cpu)
-    held_out = json.loads((folder / "held_out.json").read_text())["held_out"]
+    folder = train([*options, "TRAIN.NUM_EPOCHS=1"])
+    held_out = held_out_of(folder)
     assert len(held_out) == 8
     (data / held_out[0]).unlink()
     for number in range(20, 40):
@@ -148,9 +151,9 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
         assert names is None or sorted(found) == names
         assert ("missing are 1 of 8 held-out" in text) == (names is not None)
         assert ("has no list of held-out images" in text) == (names is None)
-    train([f"-resume={folder}", *options, "TRAIN.NUM_EPOCHS=2"], cpu)
-    assert "20 image(s) were added" in (folder / "log.txt").read_text()
-    assert json.loads((folder / "held_out.json").read_text())["held_out"] == held_out
+    train([f"-resume={folder}", *options, "TRAIN.NUM_EPOCHS=2"])
+    assert "20 image(s) were added" in log_of(folder)
+    assert held_out_of(folder) == held_out
     assert len(load_checkpoint(folder / "last.pth")["split"]["trained"]) == 72 + 20
 
 
@@ -159,31 +162,31 @@ def advised_rename(text: str) -> str:
     return shlex.split(words)[0]
 
 
-def test_a_renamed_class_keeps_its_images_its_output_and_its_row(images, tmp_path, cpu):
+def test_a_renamed_class_keeps_its_images_its_output_and_its_row(images, tmp_path):
     """The folder of the training is renamed: the same held-out images, also where the run continues."""
     data = shutil.copytree(images, tmp_path / "data")
     options = argv_for(data, tmp_path / "out", *SIZE, *GREY, *AS_IT_IS)
-    folder = train([*options, "TRAIN.NUM_EPOCHS=2"], cpu)
-    before, _ = evaluate(folder / "best.pth", data, tmp_path / "before", cpu)
-    held_out = json.loads((folder / "held_out.json").read_text())["held_out"]
+    folder = train([*options, "TRAIN.NUM_EPOCHS=2"])
+    before, _ = evaluate(folder / "best.pth", data, tmp_path / "before")
+    held_out = held_out_of(folder)
     (data / "bee").rename(data / "Käfer")
-    rename = advised_rename(evaluate(folder / "best.pth", data, tmp_path / "warned", cpu)[1])
+    rename = advised_rename(evaluate(folder / "best.pth", data, tmp_path / "warned")[1])
     with pytest.raises(UserError) as refused:
-        train([f"-resume={folder}", *options, "TRAIN.NUM_EPOCHS=3"], cpu)
+        train([f"-resume={folder}", *options, "TRAIN.NUM_EPOCHS=3"])
     assert rename == advised_rename(str(refused.value)) == 'DATA.RENAME={"bee": "Käfer"}'
-    after, log = evaluate(folder / "best.pth", data, tmp_path / "after", cpu, rename)
+    after, log = evaluate(folder / "best.pth", data, tmp_path / "after", rename)
     assert after["samples"] == before["samples"] == len(held_out) == 8
     assert (after["top1"], after["loss"]) == (before["top1"], before["loss"]) and "too high" not in log
-    train([f"-resume={folder}", *options, "TRAIN.NUM_EPOCHS=3", rename], cpu)
-    assert json.loads((folder / "held_out.json").read_text())["held_out"] == held_out
+    train([f"-resume={folder}", *options, "TRAIN.NUM_EPOCHS=3", rename])
+    assert held_out_of(folder) == held_out
     assert read_run(folder)["class_names"] == ["ant", "Käfer", "cat", "dog"]
     assert len(load_checkpoint(folder / "last.pth")["split"]["trained"]) == 72
-    train([f"-resume={folder}", "-epochs=4", "-num_workers=0"], cpu)  # config.yaml has the option
+    train([f"-resume={folder}", "-epochs=4", "-num_workers=0"])  # config.yaml has the option
 
 
-def test_merged_classes_add_their_probabilities(trained, images, tmp_path, cpu):
+def test_merged_classes_add_their_probabilities(trained, images, tmp_path):
     def figures(data: Path, name: str, *options: str) -> tuple[dict, np.ndarray, np.ndarray]:
-        result, _ = evaluate(trained / "best.pth", data, tmp_path / name, cpu, "EVAL.SAVE_LOGITS=true", *options)
+        result, _ = evaluate(trained / "best.pth", data, tmp_path / name, "EVAL.SAVE_LOGITS=true", *options)
         stored = np.load(only_run(tmp_path / name, "eval") / "evaluation/logits.npz")
         return result, stored["logits"].astype(np.float64), stored["labels"]
 
@@ -205,52 +208,52 @@ def test_merged_classes_add_their_probabilities(trained, images, tmp_path, cpu):
     assert np.bincount(labels).tolist() == [20, 40, 20]
     assert result["top1"] == pytest.approx(100 * accuracy_score(merged, probabilities.argmax(1)))
     assert result["loss"] == pytest.approx(log_loss(merged, probabilities), rel=1e-2)  # from logits in float16
-    before, head, _ = fine_tuned_head(trained, tmp_path / "head", ["ant", "animal", "cat"], cpu, rename)
+    before, head, _ = fine_tuned_head(trained, tmp_path / "head", ["ant", "animal", "cat"], rename)
     for key in before:
         kept = dict(zip(read_run(only_run(tmp_path / "head/out"))["class_names"], head[key], strict=True))
         assert torch.equal(kept["animal"], before[key][1]) and torch.equal(kept["cat"], before[key][2])
 
 
-def test_the_data_are_merged_in_a_new_training(images, tmp_path, cpu):
+def test_the_data_are_merged_in_a_new_training(images, tmp_path):
     rename = "DATA.RENAME={bee: insect, ant: insect}"
-    folder = train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, "TRAIN.NUM_EPOCHS=1", rename), cpu)
+    folder = train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, "TRAIN.NUM_EPOCHS=1", rename))
     assert read_run(folder)["class_names"] == ["insect", "cat", "dog"]
     assert load_checkpoint(folder / "last.pth")["model"]["head.weight"].shape[0] == 3
-    result, _ = evaluate(folder / "best.pth", images, tmp_path / "eval", cpu, rename)
+    result, _ = evaluate(folder / "best.pth", images, tmp_path / "eval", rename)
     assert result["samples"] == 8
-    with pytest.raises(UserError, match="RENAME: 'bee' is an old and a new name"):
+    with refused("RENAME: 'bee' is an old and a new name"):
         parse_command_line(["-opts", "DATA.RENAME={ant: bee, bee: wasp}"])
 
 
-def fine_tuned_head(trained: Path, output: Path, names: list[str], cpu, *more: str) -> tuple[dict, dict, str]:
+def fine_tuned_head(trained: Path, output: Path, names: list[str], *more: str) -> tuple[dict, dict, str]:
     """The heads of `trained` and of a run of one step with a learning rate of 0 on other classes; the log."""
     for label, name in enumerate(names):
         write_class(output / "data" / name, label, 12)
     options = [*SIZE, *GREY, "TRAIN.MAX_STEPS=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0"]
     options += [f"MODEL.PRETRAINED={trained / 'best.pth'}", *more]
-    folder = train(argv_for(output / "data", output / "out", *options), cpu)
+    folder = train(argv_for(output / "data", output / "out", *options))
     assert sorted(read_run(folder)["class_names"]) == sorted(names)
     states = (load_checkpoint(path)["model"] for path in (trained / "best.pth", folder / "last.pth"))
     before, after = ({key: state[key] for key in ("head.weight", "head.bias")} for state in states)
-    return before, after, (folder / "log.txt").read_text()
+    return before, after, log_of(folder)
 
 
-def test_fine_tuning_keeps_the_rows_of_the_head_by_class_name(trained, tmp_path, cpu):
-    before, after, log = fine_tuned_head(trained, tmp_path, ["aardvark", "bee", "cat", "dog"], cpu)
+def test_fine_tuning_keeps_the_rows_of_the_head_by_class_name(trained, tmp_path):
+    before, after, log = fine_tuned_head(trained, tmp_path, ["aardvark", "bee", "cat", "dog"])
     for key in before:
         assert torch.equal(after[key][1:], before[key][1:]) and not torch.equal(after[key][0], before[key][0])
     assert "classes of the head: 3 kept ('bee', 'cat', 'dog'), 1 new ('aardvark')" in log
-    before, after, _ = fine_tuned_head(trained, tmp_path / "fewer", ["dog", "newt"], cpu)
+    before, after, _ = fine_tuned_head(trained, tmp_path / "fewer", ["dog", "newt"])
     assert torch.equal(after["head.weight"][0], before["head.weight"][3])
 
 
-def test_a_head_without_class_names_is_kept_if_the_order_is_clear(trained, tmp_path, cpu):
+def test_a_head_without_class_names_is_kept_if_the_order_is_clear(trained, tmp_path):
     """The weights have the classes 1, 2, 3, 10 in timm's order."""
     torch.save({"model": load_checkpoint(trained / "best.pth")["model"]}, plain := tmp_path / "plain.pth")
     unclear, clear = ["1", "10", "2", "3"], ["1", "2", "3", "4"]
     for number, (names, classes) in enumerate([(unclear, None), (unclear, "natural"), (clear, None)]):
         options = [f"MODEL.PRETRAINED={plain}", *([f"DATA.CLASSES={classes}"] if classes else [])]
-        before, after, log = fine_tuned_head(trained, tmp_path / str(number), names, cpu, *options)
+        before, after, log = fine_tuned_head(trained, tmp_path / str(number), names, *options)
         assert torch.equal(after["head.weight"], before["head.weight"]) == (number > 0)
         assert ("class 1 is '2' in timm's order, '10' in torchvision's; set DATA.CLASSES" in log) == (number == 0)
     (described,) = (tmp_path / "1/out").glob("*/run.json")

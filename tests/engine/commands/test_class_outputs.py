@@ -13,19 +13,18 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import only_run, read_result
+from conftest import only_run, read_result, refused, run_here
 from PIL import Image
 from timm.data import ImageNetInfo
 from timm.models import save_for_hf
 from timm.utils.misc import natural_key
 from torch.nn.functional import cross_entropy
 
-from configs.command_line import parse_command_line
 from configs.schema.families.family import TimmModel
 from datasets.sources.names import find_ambiguity, map_labels, names_of_labels, read_class_list, sort_names
 from engine.checkpoint.weights_record import weights_record
-from engine.commands.run import run
 from utils.errors import UserError
+from utils.files import read_json
 from utils.tables import read_rows
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -79,25 +78,23 @@ def figures(model: torch.nn.Module, pixels: np.ndarray, outputs: list[int]) -> l
     return [100 * (logits.argmax(1) == targets).double().mean().item(), cross_entropy(logits, targets).item()]
 
 
-def evaluate(
-    folder: Path, data: Path, cpu, *options: str, weights: str = "12.pth", dataset: str = "folder"
-) -> list[float]:
+def evaluate(folder: Path, data: Path, *options: str, weights: str = "12.pth", dataset: str = "folder") -> list[float]:
     model = [f"-model={NAME}", f"-image_size={SIZE}"] if weights.endswith(".pth") else []
     flags = ["-eval", *model, f"-pretrained={folder / weights}", f"-data_path={data}", f"-dataset={dataset}"]
     output = folder / f"out{len([*folder.iterdir()])}"
     options = [*(DATA if model else []), "SEED=0", *options]
-    run(parse_command_line([*flags, "-num_workers=0", f"-output={output}", "-opts", *options]), cpu)
+    run_here(*flags, "-num_workers=0", f"-output={output}", "-opts", *options)
     result = read_result(only_run(output, "eval"))
     return [result["top1"], result["loss"]]
 
 
 @pytest.mark.parametrize("names", [NUMBERS, ["Dog", "ant", "Cat"]])
-def test_each_fix_of_an_unclear_order_is_right(names, folder, tmp_path, cpu):
+def test_each_fix_of_an_unclear_order_is_right(names, folder, tmp_path):
     """The error names the keys. Their figures are those of timm and of torchvision for weights trained there."""
     model, pixels = write_weights(folder, len(names)), write_images(tmp_path, names)
     weights = f"{len(names)}.pth"
     with pytest.raises(UserError) as error:
-        evaluate(folder, tmp_path, cpu, weights=weights)
+        evaluate(folder, tmp_path, weights=weights)
     assert "\n" not in str(error.value)
     fixes = re.findall(r"(\w+) \((timm|torchvision)\)", str(error.value))
     orders = {"timm": sorted(names, key=natural_key), "torchvision": sorted(names)}
@@ -116,44 +113,44 @@ def test_each_fix_of_an_unclear_order_is_right(names, folder, tmp_path, cpu):
         (str(folder / file), listed) for file in [*files][:1]
     ]
     for value, order in cases:
-        found = evaluate(folder, tmp_path, cpu, f"DATA.CLASSES={value}", weights=weights)
+        found = evaluate(folder, tmp_path, f"DATA.CLASSES={value}", weights=weights)
         assert found == pytest.approx(figures(model, pixels, list(map(order.index, names))), abs=1e-4)
 
 
-def test_orders_that_all_programs_share_need_no_key(folder, tmp_path, cpu):
+def test_orders_that_all_programs_share_need_no_key(folder, tmp_path):
     names = [f"{number:02}" for number in range(12)]
     model, pixels = write_weights(folder, 12), write_images(tmp_path, names)
-    assert evaluate(folder, tmp_path, cpu) == pytest.approx(figures(model, pixels, list(range(12))), abs=1e-4)
+    assert evaluate(folder, tmp_path) == pytest.approx(figures(model, pixels, list(range(12))), abs=1e-4)
     (tmp_path / "00").rename(tmp_path.with_name("away"))
-    with pytest.raises(UserError, match=r"has 12 outputs without names, and the data 11 classes; set DATA\.CLASSES to"):
-        evaluate(folder, tmp_path, cpu)
+    with refused(r"has 12 outputs without names, and the data 11 classes; set DATA\.CLASSES to"):
+        evaluate(folder, tmp_path)
     (folder / "all.txt").write_text("\n".join(names))
-    found = evaluate(folder, tmp_path, cpu, f"DATA.CLASSES={folder / 'all.txt'}")
+    found = evaluate(folder, tmp_path, f"DATA.CLASSES={folder / 'all.txt'}")
     assert found == pytest.approx(figures(model, pixels[2:], list(range(1, 12))), abs=1e-4)
 
 
 @pytest.mark.slow
-def test_folders_of_imagenet_classes(folder, tmp_path, cpu):
+def test_folders_of_imagenet_classes(folder, tmp_path):
     """By WordNet id, or by timm's English names if each is of one class; otherwise each fix is right."""
     model, ids = write_weights(folder, 1000), ImageNetInfo().label_names()
     mixed = [f"{WORDNET[0]}_tench", WORDNET[1].upper(), *ENGLISH[2:]]
     for names in (WORDNET, mixed, ENGLISH):
         pixels = write_images(data := tmp_path / names[0], names)
         expected = figures(model, pixels, [ids.index(name) for name in WORDNET])
-        assert evaluate(folder, data, cpu, weights="1000.pth") == pytest.approx(expected, abs=1e-4)
+        assert evaluate(folder, data, weights="1000.pth") == pytest.approx(expected, abs=1e-4)
     (data / "flamingo").rename(data / "crane")  # a bird and a machine
-    with pytest.raises(UserError, match="'crane': not timm's name of exactly one class of imagenet-1k") as error:
-        evaluate(folder, data, cpu, weights="1000.pth")
+    with refused("'crane': not timm's name of exactly one class of imagenet-1k") as error:
+        evaluate(folder, data, weights="1000.pth")
     listed = [*map(str, range(1000))]
     for name, wordnet in zip([name.replace("flamingo", "crane") for name in ENGLISH], WORDNET, strict=True):
         listed[ids.index(wordnet)] = name
     (folder / "1000.txt").write_text("\n".join(listed))
     assert "DATA.CLASSES" in str(error.value)
-    found = evaluate(folder, data, cpu, f"DATA.CLASSES={folder / '1000.txt'}", weights="1000.pth")
+    found = evaluate(folder, data, f"DATA.CLASSES={folder / '1000.txt'}", weights="1000.pth")
     assert found == pytest.approx(expected, abs=1e-4)
     for name in ("natural", "bytes"):
-        with pytest.raises(UserError, match="has 1000 outputs without names, and the data 5 classes"):
-            evaluate(folder, data, cpu, f"DATA.CLASSES={name}", weights="1000.pth")
+        with refused("has 1000 outputs without names, and the data 5 classes"):
+            evaluate(folder, data, f"DATA.CLASSES={name}", weights="1000.pth")
 
 
 def shuffled(names: list[str]) -> dict[str, str]:
@@ -162,54 +159,54 @@ def shuffled(names: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("names", [shuffled(NUMBERS), NUMBERS, {name: int(name) - 1 for name in sorted(NUMBERS)}])
-def test_names_in_config_json(names, folder, tmp_path, cpu):
+def test_names_in_config_json(names, folder, tmp_path):
     model, pixels = write_weights(folder, 12, label_names=names), write_images(tmp_path, NUMBERS)
     expected = pytest.approx(figures(model, pixels, list(range(12))), abs=1e-4)
-    assert evaluate(folder, tmp_path, cpu, weights="hf") == expected
+    assert evaluate(folder, tmp_path, weights="hf") == expected
 
 
-def test_incomplete_names_in_config_json(folder, tmp_path, cpu):
+def test_incomplete_names_in_config_json(folder, tmp_path):
     """An evaluation refuses them; a prediction shows the number of an output without a name."""
     partial = {number: name for number, name in shuffled(NUMBERS).items() if number != "4"}
     model, pixels = write_weights(folder, 12, label_names=partial), write_images(tmp_path / "data", NUMBERS)
     expected = pytest.approx(figures(model, pixels, list(range(12))), abs=1e-4)
-    with pytest.raises(UserError, match=r"names a part of 12 outputs; complete label_names, or set DATA\.CLASSES"):
-        evaluate(folder, tmp_path / "data", cpu, weights="hf")
+    with refused(r"names a part of 12 outputs; complete label_names, or set DATA\.CLASSES"):
+        evaluate(folder, tmp_path / "data", weights="hf")
     (folder / "12.txt").write_text("\n".join(NUMBERS))
-    found = evaluate(folder, tmp_path / "data", cpu, f"DATA.CLASSES={folder / '12.txt'}", weights="hf")
+    found = evaluate(folder, tmp_path / "data", f"DATA.CLASSES={folder / '12.txt'}", weights="hf")
     assert found == expected
-    assert set(predicted(tmp_path, cpu, f"-pretrained={folder / 'hf'}")) == {*NUMBERS, "4 (3)", "4 (4)"} - {"4", "5"}
-    config = json.loads((folder / "hf/config.json").read_text())
+    assert set(predicted(tmp_path, f"-pretrained={folder / 'hf'}")) == {*NUMBERS, "4 (3)", "4 (4)"} - {"4", "5"}
+    config = read_json(folder / "hf/config.json")
     (folder / "hf/config.json").write_text(json.dumps(config | {"label_names": partial | {"4": "5"}}))
-    assert evaluate(folder, tmp_path / "data", cpu, weights="hf") == expected
+    assert evaluate(folder, tmp_path / "data", weights="hf") == expected
     texts = {name: f"class {name}" for name in NUMBERS}
     (folder / "hf/config.json").write_text(json.dumps(config | {"label_names": NUMBERS, "label_descriptions": texts}))
-    assert set(predicted(tmp_path, cpu, f"-pretrained={folder / 'hf'}")) == set(texts.values())
+    assert set(predicted(tmp_path, f"-pretrained={folder / 'hf'}")) == set(texts.values())
 
 
-def predicted(folder: Path, cpu, *weights: str) -> list[str]:
+def predicted(folder: Path, *weights: str) -> list[str]:
     """All classes of the first prediction of the images in `data`, the most probable first."""
     flags = ["-predict", str(folder / "data"), *weights, f"-output={folder / 'predictions'}", "-top_k=2000"]
-    run(parse_command_line([*flags, "-num_workers=0"]), cpu)
+    run_here(*flags, "-num_workers=0")
     row = read_rows(folder / "predictions/predictions.csv")[0]
     return [text for key, text in row.items() if key.startswith("class_")]
 
 
-def test_a_threshold_that_the_most_probable_class_always_reaches_is_refused(folder, tmp_path, cpu):
+def test_a_threshold_that_the_most_probable_class_always_reaches_is_refused(folder, tmp_path):
     write_weights(folder, 12)
     write_images(tmp_path / "data", ["a"])
     given = [f"-model={NAME}", f"-image_size={SIZE}", f"-pretrained={folder / '12.pth'}"]
-    with pytest.raises(UserError, match=r"such as -threshold=0\.54"):
-        predicted(tmp_path, cpu, *given, "-threshold=0.08", "-opts", *DATA)
-    assert predicted(tmp_path, cpu, *given, "-threshold=0.54", "-opts", *DATA)
+    with refused(r"such as -threshold=0\.54"):
+        predicted(tmp_path, *given, "-threshold=0.08", "-opts", *DATA)
+    assert predicted(tmp_path, *given, "-threshold=0.54", "-opts", *DATA)
 
 
-def test_names_of_several_classes_decide_nothing(cpu):
+def test_names_of_several_classes_decide_nothing():
     """They are an error unless the order is the one of the weights, and are shown with their labels."""
     names = ["crane", "dog", "crane"]
     assert map_labels(names, names, "the weights").tolist() == [0, 1, 2]
     assert map_labels(["dog", "emu"], names, "the weights").tolist() == [1, -1]
-    with pytest.raises(UserError, match="the weights: 'crane': the name of several classes"):
+    with refused("the weights: 'crane': the name of several classes"):
         map_labels(["crane", "dog"], names, "the weights")
     assert names_of_labels(Namespace(class_names=names, has_class_names=True), 4) == [
         "crane (0)",
@@ -219,7 +216,7 @@ def test_names_of_several_classes_decide_nothing(cpu):
     ]
 
 
-def test_names_in_predictions(folder, tmp_path, cpu):
+def test_names_in_predictions(folder, tmp_path):
     """Of DATA.CLASSES; of timm's for a model that it publishes for ImageNet with as many outputs; else numbers."""
     models = {number: write_weights(folder, number) for number in (12, 1000)}
     pixels = write_images(tmp_path / "data", ["a"])
@@ -228,12 +225,12 @@ def test_names_in_predictions(folder, tmp_path, cpu):
     names = {"12": [str(i) for i in range(12)], "1000": ImageNetInfo().label_descriptions()}
     for number, more in (("12", []), ("12", [f"DATA.CLASSES={folder / '12.txt'}"]), ("1000", [])):
         logits = logits_of(models[int(number)], pixels[:1])[0]
-        found = predicted(tmp_path, cpu, *opened, f"-pretrained={folder / number}.pth", "-opts", *DATA, *more)
+        found = predicted(tmp_path, *opened, f"-pretrained={folder / number}.pth", "-opts", *DATA, *more)
         expected = NUMBERS if more else names[number]
         assert found[:3] == [expected[label] for label in logits.topk(3).indices.tolist()]
-    with pytest.raises(UserError, match="12 names for 1000 outputs; give one for each"):
+    with refused("12 names for 1000 outputs; give one for each"):
         more = ["-opts", *DATA, f"DATA.CLASSES={folder / '12.txt'}"]
-        predicted(tmp_path, cpu, *opened, f"-pretrained={folder / '1000.pth'}", *more)
+        predicted(tmp_path, *opened, f"-pretrained={folder / '1000.pth'}", *more)
 
 
 @pytest.mark.parametrize(
@@ -256,13 +253,13 @@ def test_orders_of_names(names, reason):
 
 
 @pytest.mark.parametrize("content", [None, "", "a\n\nb", "[1, ", '{"0": "a", "2": "b"}', "\udcff"])
-def test_a_list_of_classes_that_cannot_be_used_is_one_line(content, folder, tmp_path, cpu):
+def test_a_list_of_classes_that_cannot_be_used_is_one_line(content, folder, tmp_path):
     write_weights(folder, 12)
     write_images(tmp_path / "data", NUMBERS)
     if content is not None:
         (tmp_path / "list").write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(UserError, match=f"DATA.CLASSES: {tmp_path / 'list'}: ") as error:
-        evaluate(folder, tmp_path / "data", cpu, f"DATA.CLASSES={tmp_path / 'list'}")
+    with refused(f"DATA.CLASSES: {tmp_path / 'list'}: ") as error:
+        evaluate(folder, tmp_path / "data", f"DATA.CLASSES={tmp_path / 'list'}")
     assert "\n" not in str(error.value)
 
 
@@ -293,7 +290,7 @@ def test_names_as_other_programs_write_them(tmp_path):
         assert weights_record(options).class_names == ["dog", "cat", "bee"], program
 
 
-def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(folder, tmp_path, cpu):
+def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(folder, tmp_path):
     names = ["ant", "bee"]
     write_weights(folder, 2)
     for split in ("train", "test", "val"):
@@ -306,7 +303,7 @@ def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(f
         output = folder / f"split{len([*folder.iterdir()])}"
         weights = [f"-model={NAME}", f"-pretrained={folder / '2.pth'}", f"-data_path={tmp_path}"]
         flags = (*weights, *flags, "-num_workers=0", f"-output={output}", "-batch_size=99")
-        run(parse_command_line(["-eval", *flags]), cpu)
+        run_here("-eval", *flags)
         result = read_result(only_run(output, "eval"))
         return result["split"], result["samples"]
 

@@ -1,15 +1,12 @@
 """The held-out test images: evaluated once, at the end of a finished run, with the best weights."""
 
-import json
-
 import numpy as np
 import pytest
-from conftest import TINY_VIT, only_run, read_result, train
+from conftest import TINY_VIT, log_of, only_run, read_result, run_here, train
 from PIL import Image
 
-from configs.command_line import parse_command_line
-from engine.commands.run import run
 from engine.training.optimizer import Schedule
+from utils.files import read_json
 from utils.tables import read_rows
 
 TINY = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "MODEL.DEPTH=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.NUM_EPOCHS=3"]
@@ -30,40 +27,40 @@ def argv(tmp_path) -> list[str]:
     return [*flags, f"-output={tmp_path / 'out'}", "-opts", *TINY]
 
 
-def loss_of(weights, data, cpu, tmp_path) -> float:
+def loss_of(weights, data, tmp_path) -> float:
     output = tmp_path / weights.stem
     sizes = [option for option in TINY if not option.startswith("TRAIN")]
     flags = ["-eval", f"-pretrained={weights}", "-dataset=folder", f"-data_path={data}", "-num_workers=0"]
-    run(parse_command_line([*flags, "-batch_size_eval=8", f"-output={output}", "-opts", *sizes]), cpu)
+    run_here(*flags, "-batch_size_eval=8", f"-output={output}", "-opts", *sizes)
     return read_result(only_run(output, "eval"))["loss"]
 
 
-def test_the_best_weights_are_tested_when_the_last_are_worse(argv, cpu, tmp_path, monkeypatch, capsys):
+def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, monkeypatch, capsys):
     """A negative learning rate in the last epoch raises the loss."""
     monkeypatch.setattr(Schedule, "lr_at", lambda self, step: 3e-3 if step < 24 else -3e-2)
-    folder = train(argv, cpu)
+    folder = train(argv)
     result = read_result(folder)
     data = tmp_path / "data" / "test"
     assert result["epoch"] == 2 and result["top1"] > 90 and result["finished"]
     test = result["test"]
     assert test["mean_ap"] is test["error"] is None and test["samples"] == 34 and test["top1"] > 80
-    best, last = (loss_of(folder / f"{name}.pth", data, cpu, tmp_path) for name in ("best", "last"))
+    best, last = (loss_of(folder / f"{name}.pth", data, tmp_path) for name in ("best", "last"))
     assert test["loss"] == best and last > best
-    log = (folder / "log.txt").read_text()
+    log = log_of(folder)
     assert log.count("Test Loss") == 1 and f"Epoch 2, best.pth, Test Loss: {best:.4f}, Test Acc@1: " in log
     assert "24 for validation, 34 for the test at the end" in log
-    best = json.loads((folder / "evaluation" / "summary.json").read_text())
+    best = read_json(folder / "evaluation" / "summary.json")
     assert f"macro F1 {best['f1']:.2f}%, worst class F1 " in log
     assert f"Best top-1: {best['top1']:.2f}%" in log and f" (epoch 2); test: {test['top1']:.2f}%" in log
-    summary = json.loads((folder / "evaluation-test" / "summary.json").read_text())
+    summary = read_json(folder / "evaluation-test" / "summary.json")
     assert (summary["epoch"], summary["samples"], summary["top1"]) == (2, 34, test["top1"])
     classes = read_rows(folder / "evaluation-test" / "per_class.csv")
     assert [(row["class"], row["count"]) for row in classes] == [("blue", "17"), ("red", "17")]
-    assert json.loads((folder / "evaluation" / "summary.json").read_text())["samples"] == 24
+    assert read_json(folder / "evaluation" / "summary.json")["samples"] == 24
 
 
-def test_a_stopped_run_does_not_touch_them_and_its_end_does(argv, cpu, monkeypatch):
-    folder = train([*argv, "TRAIN.MAX_STEPS=30"], cpu)
+def test_a_stopped_run_does_not_touch_them_and_its_end_does(argv, monkeypatch):
+    folder = train([*argv, "TRAIN.MAX_STEPS=30"])
     assert read_result(folder)["test"] is None and not (folder / "evaluation-test").exists()
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"])
     assert read_result(folder)["test"]["samples"] == 34 and (folder / "evaluation-test" / "mistakes.csv").exists()

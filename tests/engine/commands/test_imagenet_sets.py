@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import only_run, read_result
+from conftest import config_for, model_for, only_run, read_result, refused, run_here
 from PIL import Image
 from test_class_outputs import logits_of, write_noise
 from timm.data import RealLabelsImagenet
 from torch.nn.functional import cross_entropy
 
-from configs.command_line import parse_command_line
-from engine.commands.run import run
-from models.build import build_model
 from models.weights.choose import EVALUATE
-from utils.errors import UserError
 
 OPTIONS = [
     "MODEL.NUM_CLASSES=1000", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
@@ -30,10 +26,9 @@ IN_R = {1: "n01443537", 2: "n01484850", 4: "n01494475", 6: "n01498041"}
 
 
 @pytest.fixture(scope="module")
-def model(cpu) -> torch.nn.Module:
+def model() -> torch.nn.Module:
     torch.manual_seed(0)
-    config = parse_command_line(["-dataset=fake", "-opts", *OPTIONS]).config
-    model, _ = build_model(config.model, config.data, cpu.device, EVALUATE)
+    model, _ = model_for(config_for("-dataset=fake", "-opts", *OPTIONS), purpose=EVALUATE)
     torch.nn.init.normal_(model.head.weight)
     return model.eval()
 
@@ -55,8 +50,8 @@ def figures(logits: torch.Tensor, targets: torch.Tensor) -> list[float]:
     return [*hits, cross_entropy(logits, targets).item()]
 
 
-def evaluate(dataset: str, root: Path, weights: Path, output: Path, cpu, *options: str) -> list[float]:
-    run(parse_command_line(["-eval", *flags(dataset, root, weights, output, *options)]), cpu)
+def evaluate(dataset: str, root: Path, weights: Path, output: Path, *options: str) -> list[float]:
+    run_here("-eval", *flags(dataset, root, weights, output, *options))
     result = read_result(only_run(output, "eval"))
     return [result[key] for key in ("top1", "top5", "loss")]
 
@@ -68,28 +63,28 @@ def write_set(root: Path, classes: dict[int, str], model: torch.nn.Module) -> tu
 
 
 @pytest.mark.parametrize(("dataset", "classes"), [("imagenet-a", IN_A), ("imagenet-r", IN_R)])
-def test_only_the_classes_of_a_set_compete(dataset, classes, model, weights, tmp_path, cpu):
+def test_only_the_classes_of_a_set_compete(dataset, classes, model, weights, tmp_path):
     """Also those whose folders are missing."""
     logits, targets = write_set(tmp_path / "data", classes, model)
     indices = (files(timm.data) / f"_info/{dataset.replace('-', '_')}_indices.txt").read_text()
     subset = [int(line) for line in indices.split()]
     masked = torch.full_like(logits, -torch.inf)
     masked[:, subset] = logits[:, subset]
-    found = evaluate(dataset, tmp_path / "data", weights, tmp_path / "out", cpu)
+    found = evaluate(dataset, tmp_path / "data", weights, tmp_path / "out")
     assert found == pytest.approx(figures(masked, targets), abs=1e-4)
     assert found[2] < figures(logits, targets)[2]
 
 
-def test_numbers_and_wordnet_ids_are_labels(model, weights, tmp_path, cpu):
+def test_numbers_and_wordnet_ids_are_labels(model, weights, tmp_path):
     """V2's folder 10 comes before 2 in the order of names. Folders that are no set compete with all classes, too."""
     numbers = {label: str(label) for label in (0, 10, 2, 999)}
     for number, (dataset, classes) in enumerate([("imagenet-v2", numbers), ("imagenet-v2", IN_A), ("folder", IN_A)]):
         logits, targets = write_set(root := tmp_path / str(number), classes, model)
-        found = evaluate(dataset, root, weights, tmp_path / dataset / str(number), cpu)
+        found = evaluate(dataset, root, weights, tmp_path / dataset / str(number))
         assert found == pytest.approx(figures(logits, targets), abs=1e-4)
 
 
-def test_any_real_label_is_right(model, weights, tmp_path, cpu):
+def test_any_real_label_is_right(model, weights, tmp_path):
     names = [f"ILSVRC2012_val_{number + 1:08d}.JPEG" for number in range(40)]
     rng = np.random.default_rng(1)
     write_noise(root := tmp_path / "data", [f"val/{name}" for name in names], size=8)
@@ -100,7 +95,7 @@ def test_any_real_label_is_right(model, weights, tmp_path, cpu):
     real = RealLabelsImagenet(names, root / "real.json")
     real.add_result(logits)
     losses = [row[labels].min().item() for row, labels in zip(-logits.log_softmax(-1), picked, strict=True) if labels]
-    top1, top5, loss = evaluate("imagenet-real", root, weights, tmp_path / "out", cpu)
+    top1, top5, loss = evaluate("imagenet-real", root, weights, tmp_path / "out")
     assert (top1, top5) == pytest.approx((real.get_accuracy(1), real.get_accuracy(5))) and 0 < top1 < top5 < 100
     assert loss == pytest.approx(np.mean(losses), abs=1e-4)
     assert read_result(only_run(tmp_path / "out", "eval"))["samples"] == len(losses) < 40
@@ -116,10 +111,10 @@ def test_any_real_label_is_right(model, weights, tmp_path, cpu):
         ("imagenet-real", {REAL[0]: None, "real.json": [[1000]]}, [], "real.json: is not a list of lists of labels"),
     ],
 )
-def test_wrong_sets_are_one_line(dataset, content, options, line, weights, tmp_path, cpu):
+def test_wrong_sets_are_one_line(dataset, content, options, line, weights, tmp_path):
     write_noise(root := tmp_path / "data", [name for name in content if name != "real.json"], size=8)
     if "real.json" in content:
         (root / "real.json").write_text(json.dumps(content["real.json"]))
-    with pytest.raises(UserError, match=line) as error:
-        evaluate(dataset, root, weights, tmp_path / "out", cpu, *options)
+    with refused(line) as error:
+        evaluate(dataset, root, weights, tmp_path / "out", *options)
     assert "\n" not in str(error.value)

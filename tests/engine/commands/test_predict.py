@@ -8,15 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GREY, TINY_VIT, only_run, read_result, run_script, train
+from conftest import GREY, TINY_VIT, only_run, read_result, refused, run_here, run_script, train
 from PIL import Image
 
-from configs.command_line import parse_command_line
-from engine.commands.run import run
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import SampleResults
-from utils.distributed import ProcessContext
-from utils.errors import UserError
 from utils.tables import read_rows
 
 CLASSES = ["<script>", "=ant", "a\nb", "dog"]
@@ -37,15 +33,15 @@ def images(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(images, tmp_path_factory, cpu) -> Path:
+def trained(images, tmp_path_factory) -> Path:
     data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", "-num_workers=0"]
     options = [*MODEL, *GREY, "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=1e-2", "DATA.VAL_FRACTION=0.25"]
-    return train([*data, f"-output={tmp_path_factory.mktemp('out')}", "-opts", *options], cpu)
+    return train([*data, f"-output={tmp_path_factory.mktemp('out')}", "-opts", *options])
 
 
-def predict(folder: Path, cpu: ProcessContext, *argv: str) -> list[dict[str, str]]:
+def predict(folder: Path, *argv: str) -> list[dict[str, str]]:
     """The rows of predictions.csv."""
-    assert run(parse_command_line(["-predict", *argv, f"-output={folder}"]), cpu) == 0
+    assert run_here("-predict", *argv, f"-output={folder}") == 0
     return read_rows(folder / "predictions.csv")
 
 
@@ -53,16 +49,16 @@ def top1(rows: list[dict[str, str]]) -> float:
     return 100 * sum(row["class_1"] == row["target"] for row in rows) / len(rows)
 
 
-def test_the_accuracy_of_the_file_is_that_of_the_evaluation(images, trained, tmp_path, cpu, capsys):
+def test_the_accuracy_of_the_file_is_that_of_the_evaluation(images, trained, tmp_path, capsys):
     """Weights are named in two ways: by the run, and by a file that is away from it. Class names need no -cfg."""
     moved = shutil.copy(trained / "best.pth", tmp_path / "moved.pth")
     shutil.copytree(images, other := tmp_path / "other")  # the data of the training would be split
     argv = [f"-resume={trained / 'best.pth'}", f"-data_path={other}"]
-    run(parse_command_line(["-eval", *argv, f"-output={tmp_path}"]), cpu)
+    run_here("-eval", *argv, f"-output={tmp_path}")
     expected = read_result(only_run(tmp_path, "eval"))
-    of_run = predict(tmp_path / "run", cpu, *argv)
+    of_run = predict(tmp_path / "run", *argv)
     printed = capsys.readouterr().out
-    of_file = predict(tmp_path / "file", cpu, f"-pretrained={moved}", "-dataset=folder", f"-data_path={other}")
+    of_file = predict(tmp_path / "file", f"-pretrained={moved}", "-dataset=folder", f"-data_path={other}")
     assert len(of_run) == 4 * PER_CLASS and 30 < expected["top1"] < 100
     assert top1(of_run) == expected["top1"]
     assert of_run == of_file
@@ -71,25 +67,25 @@ def test_the_accuracy_of_the_file_is_that_of_the_evaluation(images, trained, tmp
     assert f"Validation Acc@1: {expected['top1']:.2f}%" in printed
     # Without labels: the same images in the same order, the same probabilities
     (recipe := tmp_path / "recipe.yaml").write_text("DATA: {DATASET: folder}")  # without the folder of a training
-    unlabelled = predict(tmp_path / "paths", cpu, str(other), f"-cfg={recipe}", f"-pretrained={moved}", "-top_k=1")
+    unlabelled = predict(tmp_path / "paths", str(other), f"-cfg={recipe}", f"-pretrained={moved}", "-top_k=1")
     assert list(unlabelled[0]) == ["path", "class_1", "probability_1", "error"]
     for row, labelled in zip(unlabelled, of_run, strict=True):
         assert {key: labelled[key] for key in row} == row
 
 
-def test_splits_of_the_data_of_the_run(trained, tmp_path, cpu):
+def test_splits_of_the_data_of_the_run(trained, tmp_path):
     weights = f"-resume={trained}"
     counts = {}
     for split in ("val", "train", "all"):
-        counts[split] = predict(tmp_path / split, cpu, weights, f"-split={split}")
+        counts[split] = predict(tmp_path / split, weights, f"-split={split}")
     assert {split: len(rows) for split, rows in counts.items()} == {"val": 12, "train": 36, "all": 48}
-    assert predict(tmp_path / "default", cpu, weights) == counts["val"]
+    assert predict(tmp_path / "default", weights) == counts["val"]
     assert top1(counts["val"]) == read_result(trained)["top1"]
-    with pytest.raises(UserError, match="-split all: digits comes in splits; give one of them"):
-        predict(tmp_path / "no", cpu, weights, "-split=all", "-dataset=digits")
+    with refused("-split all: digits comes in splits; give one of them"):
+        predict(tmp_path / "no", weights, "-split=all", "-dataset=digits")
 
 
-def test_several_labels_have_independent_probabilities(images, tmp_path, cpu):
+def test_several_labels_have_independent_probabilities(images, tmp_path):
     """An image of the last class has two labels; their probabilities are sigmoids, also away from the run."""
     for label, name in enumerate(CLASSES):
         shutil.copytree(images / name, tmp_path / "data" / str(label))
@@ -99,24 +95,24 @@ def test_several_labels_have_independent_probabilities(images, tmp_path, cpu):
     table.write_text("\n".join(["image_path,target", *rows, ""]))
     data = ["-dataset=csv", f"-data_path={table}", "-batch_size=8", "-num_workers=0", f"-output={tmp_path / 'out'}"]
     options = ["DATA.MULTI_LABEL=true", "TRAIN.NUM_EPOCHS=4", "TRAIN.BASE_LR=1e-2", *GREY, *MODEL]
-    weights = f"-pretrained={shutil.copy(train([*data, '-opts', *options], cpu) / 'best.pth', tmp_path)}"
-    unlabelled = predict(tmp_path / "paths", cpu, str(table), weights, "-top_k=3")
+    weights = f"-pretrained={shutil.copy(train([*data, '-opts', *options]) / 'best.pth', tmp_path)}"
+    unlabelled = predict(tmp_path / "paths", str(table), weights, "-top_k=3")
     sums = [sum(float(row[f"probability_{rank}"]) for rank in (1, 2, 3)) for row in unlabelled]
     assert max(abs(total - 1) for total in sums) > 0.05
-    labelled = predict(tmp_path / "labelled", cpu, *data[:2], weights, "-split=all", "-top_k=3")
+    labelled = predict(tmp_path / "labelled", *data[:2], weights, "-split=all", "-top_k=3")
     assert {row["target"] for row in labelled} == {"0", "1", "2", "0 | 2"}
     assert [f"{table.parent}/{row.pop('image_path')}" for row in unlabelled] == [row.pop("path") for row in labelled]
     assert [{**row, "target": None} for row in labelled] == [{**row, "target": None} for row in unlabelled]
 
 
-def test_unusable_images_are_rows_with_an_error(images, trained, tmp_path, cpu, capsys):
+def test_unusable_images_are_rows_with_an_error(images, trained, tmp_path, capsys):
     shutil.copytree(images / "dog", folder := tmp_path / "photos")
     Image.fromarray(np.random.default_rng(0).integers(256, size=(64, 64), dtype=np.uint8)).save(folder / "14.jpg")
     for name, content in (("0.jpg", b"hello"), ("13.png", b""), ("14.jpg", (folder / "14.jpg").read_bytes()[:900])):
         (folder / name).write_bytes(content)
     (tmp_path / "list.txt").write_text("photos/00.png 3\nphotos/nothing.png\n\nphotos/01.png\n")
     weights = f"-pretrained={trained / 'best.pth'}"
-    rows = predict(tmp_path / "out", cpu, str(folder), weights, "-json", "-num_workers=1", "-batch_size_eval=4")
+    rows = predict(tmp_path / "out", str(folder), weights, "-json", "-num_workers=1", "-batch_size_eval=4")
     assert [Path(row["path"]).name for row in rows] == sorted(path.name for path in folder.iterdir())
     errors = {Path(row["path"]).name: row["error"] for row in rows if row["error"]}
     assert errors.keys() == {"0.jpg", "13.png", "14.jpg"} and errors["13.png"] == "is empty (0 bytes)"
@@ -126,20 +122,20 @@ def test_unusable_images_are_rows_with_an_error(images, trained, tmp_path, cpu, 
     assert {name for image in content for name in (p["class"] for p in image["predictions"])} == set(CLASSES)
     printed = capsys.readouterr().out
     assert "3 of 15 have an error" in printed and -1 < printed.find("\nWeights: ") < printed.find("class_1")
-    listed = predict(tmp_path / "out", cpu, str(tmp_path / "list.txt"), weights)
+    listed = predict(tmp_path / "out", str(tmp_path / "list.txt"), weights)
     assert [row["error"] for row in listed] == ["", "cannot be read (No such file or directory)", ""]
     assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == ["predictions.csv", "predictions.json"]
 
 
-def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, tmp_path, cpu):
+def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"hello")
-    with pytest.raises(UserError, match=r"none of the 1 images can be read; .*predictions.csv has the reasons"):
-        predict(tmp_path / "out", cpu, str(tmp_path / "a.jpg"), f"-pretrained={trained / 'best.pth'}")
+    with refused(r"none of the 1 images can be read; .*predictions.csv has the reasons"):
+        predict(tmp_path / "out", str(tmp_path / "a.jpg"), f"-pretrained={trained / 'best.pth'}")
     (row,) = read_rows(tmp_path / "out" / "predictions.csv")
     assert row["error"].startswith("is not an image of a supported format")
 
 
-def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path, cpu, monkeypatch):
+def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path, monkeypatch):
     """48 images are 24 batches, and rows are written every 8: the file before stays until the last one."""
     argv = [str(images), f"-pretrained={trained / 'best.pth'}", "-batch_size_eval=2", "-num_workers=0"]
     out = tmp_path / "out"
@@ -155,20 +151,20 @@ def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Predictions, "_images", images_or_stop)
-        predict(out, cpu, *argv)
+        predict(out, *argv)
     assert (out / "predictions.csv").read_text() == "earlier" and not list(out.glob("*.tmp"))
-    assert predict(out, cpu, *argv) == predict(tmp_path / "whole", cpu, *argv)
+    assert predict(out, *argv) == predict(tmp_path / "whole", *argv)
 
 
 def maps_in(folder: Path) -> dict[str, bytes]:
     return {f"explanations/{path.name}": path.read_bytes() for path in (folder / "explanations").iterdir()}
 
 
-def test_each_readable_image_has_an_explanation(images, trained, tmp_path, cpu):
+def test_each_readable_image_has_an_explanation(images, trained, tmp_path):
     shutil.copytree(images, folder := tmp_path / "photos")
     (folder / "dog" / "13.png").write_bytes(b"hello")
     argv = [str(folder), "-explain", "-json", f"-resume={trained}", "-batch_size_eval=2", "-num_workers=0"]
-    rows = predict(tmp_path / "whole", cpu, *argv)
+    rows = predict(tmp_path / "whole", *argv)
     maps = maps_in(tmp_path / "whole")
     assert {row["explanation"] for row in rows if not row["error"]} == maps.keys() and len(maps) == 48
     assert [row["explanation"] for row in rows if row["error"]] == [""]
@@ -179,12 +175,12 @@ def test_each_readable_image_has_an_explanation(images, trained, tmp_path, cpu):
 
 
 @pytest.mark.slow
-def test_two_processes_write_the_same_bytes(images, trained, tmp_path, cpu):
+def test_two_processes_write_the_same_bytes(images, trained, tmp_path):
     """48 images and a bad one are 7 batches, which two processes cannot share equally."""
     shutil.copytree(images, folder := tmp_path / "photos")
     (folder / "dog" / "13.png").write_bytes(b"hello")
     weights = [f"-resume={trained}", "-batch_size_eval=7", "-num_workers=0", "-json", "-explain"]
-    predict(tmp_path / "one", cpu, str(folder), *weights)
+    predict(tmp_path / "one", str(folder), *weights)
     run_script("main_multi_gpu.py", "-ngpus=2", "-predict", str(folder), f"-output={tmp_path / 'two'}", *weights)
     for name in ("predictions.csv", "predictions.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

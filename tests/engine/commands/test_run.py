@@ -11,26 +11,25 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import ROOT, TINY_VIT, noise_folder, only_run, read_result, train
+from conftest import ROOT, TINY_VIT, noise_folder, only_run, read_result, refused, run_here, train
 from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.run.record import RESULT_KEYS, STATUS_KEYS, RunRecord
-from utils.errors import UserError
 from utils.files import read_json
 from utils.metric_table import METRICS
 from utils.notes import STATUS
 
 
 @pytest.mark.usefixtures("nondeterministic_after_test")
-def test_op_without_a_deterministic_algorithm(digits_argv, cpu, monkeypatch):
+def test_op_without_a_deterministic_algorithm(digits_argv, monkeypatch):
     def put(*args, **kwargs):
         torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
 
     monkeypatch.setattr("engine.training.trainer.train_steps", put)
-    with pytest.raises(UserError, match=r"^DETERMINISTIC: put_ has no deterministic algorithm here; set it to false$"):
-        run(parse_command_line([*digits_argv, "DETERMINISTIC=true"]), cpu)
+    with refused(r"^DETERMINISTIC: put_ has no deterministic algorithm here; set it to false$"):
+        run_here(*digits_argv, "DETERMINISTIC=true")
 
 
 def exhaust(device: torch.device) -> None:
@@ -57,14 +56,14 @@ def test_real_shortage_of_memory(digits_argv, any_device, monkeypatch, place):
         monkeypatch.setattr("engine.evaluation.evaluate._rank_classes", lambda *args, **options: exhaust(device))
     memory = "GPU" if device.type == "cuda" else "host"
     flag = "-batch_size_eval" if place == "evaluation" else "-batch_size"
-    with pytest.raises(UserError, match=rf"^out of {memory} memory with vit at {flag} 64, .*: lower {flag}") as error:
+    with refused(rf"^out of {memory} memory with vit at {flag} 64, .*: lower {flag}") as error:
         run(parse_command_line(digits_argv), any_device)
     assert (place == "evaluation") != ("set MODEL.GRAD_CHECKPOINTING=cheap" in str(error.value))
 
 
-def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, cpu, monkeypatch):
+def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, monkeypatch):
     """The caller of the function that fails takes any other RuntimeError for a checkpoint of another model."""
-    run(parse_command_line([*digits_argv, "TRAIN.MAX_STEPS=1"]), cpu)
+    run_here(*digits_argv, "TRAIN.MAX_STEPS=1")
     load = "engine.parallel.Strategy.load_optimizer_state"
     shortage, other = torch.AcceleratorError("CUDA error: out of memory"), RuntimeError("sizes differ")
     for error, line in (
@@ -72,8 +71,8 @@ def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, cpu, monkeypat
         (other, "-resume: .* of another model: sizes differ"),
     ):
         monkeypatch.setattr(load, Mock(side_effect=error))
-        with pytest.raises(UserError, match=f"^{line}"):
-            run(parse_command_line(["-resume=auto", *digits_argv]), cpu)
+        with refused(f"^{line}"):
+            run_here("-resume=auto", *digits_argv)
 
 
 def documented(title: str) -> list[str]:
@@ -98,10 +97,10 @@ def folders(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, cpu, monkeypatch):
+def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, monkeypatch):
     flags = ["-dataset=folder", "-data_path=data", "-batch_size=8", "-num_workers=0", "-output=out"]
     options = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MAX_STEPS=1"]
-    folder = train([*flags, "-opts", *options], cpu).absolute()
+    folder = train([*flags, "-opts", *options]).absolute()
     stopped, result = read_json(folder / STATUS), read_result(folder)
     assert tuple(stopped) == STATUS_KEYS and tuple(result) == RESULT_KEYS
     assert (stopped["state"], stopped["exit_status"], stopped["step"]) == ("stopped", 0, 1)
@@ -110,21 +109,21 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, cpu, monkey
     monkeypatch.chdir(folders / "elsewhere")
     python, script, *resume = shlex.split(stopped["resume"])
     assert Path(python).is_file() and script == str(ROOT / "main_single_gpu.py")
-    assert train(resume, cpu) == folder
+    assert train(resume) == folder
     finished, result = read_json(folder / STATUS), read_result(folder)
     assert finished["state"] == "finished" and finished["resume"] is None
     assert (result["split"], result["samples"], result["finished"]) == ("val", 16, True)
     counts = ["samples", "unreadable", "unreadable_images", "error"]
     assert [*result["test"]] == [*METRICS, *counts] and result["test"]["samples"] == 16
 
-    train([f"-resume={finished['checkpoint']}"], cpu)  # nothing is left to train
+    train([f"-resume={finished['checkpoint']}"])  # nothing is left to train
     again = read_json(folder / STATUS)
     position = ("checkpoint", "epoch", "step", "state", "exit_status")
     assert [again[key] for key in position] == [finished[key] for key in position]
     measured = dict.fromkeys(("peak_memory_bytes", "total_seconds"))
     assert read_result(folder) | measured == result | measured
 
-    run(parse_command_line(["-eval", f"-pretrained={result['checkpoint']}", "-output=eval"]), cpu)
+    run_here("-eval", f"-pretrained={result['checkpoint']}", "-output=eval")
     evaluated = read_result(only_run(Path("eval"), "eval"))
     assert tuple(evaluated) == RESULT_KEYS
     same = ("top1", "loss", "samples", "split", "checkpoint")

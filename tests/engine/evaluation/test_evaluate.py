@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
+from conftest import config_for
 from torch import nn
 
-from configs.command_line import parse_command_line
 from configs.schema import Amp, Config
 from datasets.transforms.device import Normalize
 from engine.evaluation import evaluate
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def digits() -> Config:
     options = [*GREY, "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "MODEL.PATCH_SIZE=4", "MODEL.NUM_CLASSES=10"]
-    return parse_command_line(["-dataset=digits", "-batch_size_eval=50", "-opts", *options]).config
+    return config_for("-dataset=digits", "-batch_size_eval=50", "-opts", *options)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def evaluator_for(config: Config, context: ProcessContext, flips: bool = False) 
 
 def test_features_in_fp32_meet_a_head_in_half(cpu):
     """As in O3, where a probe of stored features is the start of a new head."""
-    evaluator, features = evaluator_for(parse_command_line([]).config, cpu), torch.randn(6, 4)
+    evaluator, features = evaluator_for(config_for(), cpu), torch.randn(6, 4)
     head = nn.Linear(4, 3).to(torch.bfloat16)
     results = evaluator.results_of_features(head, features, torch.arange(6) % 3, {})
     assert np.array_equal(results.logits, head(features.bfloat16()).half().detach().numpy())

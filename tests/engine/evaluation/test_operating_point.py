@@ -7,21 +7,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import TINY_VIT, evaluate, log_of, train
+from conftest import TINY_VIT, evaluate, log_of, refused, run_here, train
 from PIL import Image
 from scipy.special import expit
 from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 from test_results import results_for, results_of
 
-from configs.command_line import parse_command_line
 from configs.schema.operating_point import OperatingPoint
 from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision
-from engine.commands.run import run
 from engine.evaluation.intervals import figures_at
 from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
 from scripts.export import main as export
-from utils.errors import UserError
+from utils.files import read_json
 from utils.tables import read_rows
 
 
@@ -43,9 +41,7 @@ GOALS = [{"specificity": 0.95}, {"specificity": 0.5}, {"sensitivity": 0.9}, {"se
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", [(2, False), (4, False), (3, True)])
-@pytest.mark.parametrize(
-    "goal", [{"specificity": 0.95}, {"specificity": 0.5}, {"sensitivity": 0.9}, {"sensitivity": 1}]
-)
+@pytest.mark.parametrize("goal", GOALS)
 def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
     """Also when it is applied as a file has it."""
     results = drawn(seed, *kind)
@@ -103,9 +99,9 @@ def test_a_point_of_groups_is_the_one_of_their_means(rule):
 GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
 
 
-def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports(trained_digits, cpu, tmp_path):
+def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports(trained_digits, tmp_path):
     folder = trained_digits(GOAL)
-    summary = json.loads((folder / "evaluation/summary.json").read_text())
+    summary = read_json(folder / "evaluation/summary.json")
     found = summary["operating_point"]
     assert found["class"] == "3" and found["specificity"] >= 90 and found["is_chosen"]
     with np.load(folder / "evaluation/scores.npz") as saved:
@@ -115,23 +111,23 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
     export([str(folder), "-format=safetensors", f"-output={tmp_path / 'a.safetensors'}", "-no_check"])
     for weights in (folder / "best.pth", tmp_path / "a.safetensors"):
         data = ["-dataset=digits", f"-output={tmp_path / weights.name}-predictions"]
-        run(parse_command_line(["-predict", f"-pretrained={weights}", "-split=val", *data]), cpu)
+        run_here("-predict", f"-pretrained={weights}", "-split=val", *data)
         rows = read_rows(tmp_path / f"{weights.name}-predictions/predictions.csv")
         assert [row["decision"] for row in rows] == np.where(expected, "3", "not 3").tolist()
     again = evaluate(tmp_path / "eval", f"-pretrained={folder / 'best.pth'}", "-split=train")
-    used = json.loads((again / "evaluation/summary.json").read_text())["operating_point"]
+    used = read_json(again / "evaluation/summary.json")["operating_point"]
     assert used["threshold"] == found["threshold"] and used["specificity"] != found["specificity"]
     for other in (GOAL.replace("3", "4"), GOAL.replace("}", ", groups: any}")):
-        with pytest.raises(UserError, match=r"EVAL\.OPERATING_POINT: a prediction"):
-            run(parse_command_line(["-predict", f"-pretrained={weights}", *data, "-opts", other]), cpu)
+        with refused(r"EVAL\.OPERATING_POINT: a prediction"):
+            run_here("-predict", f"-pretrained={weights}", *data, "-opts", other)
 
 
-def test_an_unknown_class_is_named(digits_argv, cpu):
-    with pytest.raises(UserError, match=r"EVAL\.OPERATING_POINT: no class is 'ill'"):
-        run(parse_command_line([*digits_argv, GOAL.replace("3", "ill")]), cpu)
+def test_an_unknown_class_is_named(digits_argv):
+    with refused(r"EVAL\.OPERATING_POINT: no class is 'ill'"):
+        run_here(*digits_argv, GOAL.replace("3", "ill"))
 
 
-def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_learn(tmp_path, cpu):
+def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_learn(tmp_path):
     """Four images of each patient, one of whom has images of both classes."""
     rng = np.random.default_rng(0)
     for number in range(240):
@@ -141,22 +137,15 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
         pixels = rng.normal(110 + 20 * (name == "ill"), 60, (8, 8, 3)).clip(0, 255)
         Image.fromarray(pixels.astype(np.uint8)).save(file)
     point = "EVAL.OPERATING_POINT={class: ill, sensitivity: 0.8}"
-    keys = [
-        *TINY_VIT,
-        "MODEL.NUM_CLASSES=2",
-        r"DATA.GROUPS=(P\d+)_",
-        "DATA.VAL_FRACTION=0.5",
-        "MODEL.TUNE=probe",
-        point,
-    ]
+    keys = [*TINY_VIT, "MODEL.NUM_CLASSES=2", r"DATA.GROUPS=(P\d+)_", "DATA.VAL_FRACTION=0.5", "MODEL.TUNE=probe"]
     flags = [f"-output={tmp_path / 'out'}", f"-data_path={tmp_path / 'data'}", "-dataset=folder", "-batch_size=8"]
-    folder = train([*flags, "-opts", *keys, point, "EVAL.BEST_METRIC=auroc"], cpu)
+    folder = train([*flags, "-opts", *keys, point, "EVAL.BEST_METRIC=auroc"])
     with np.load(folder / "evaluation/scores.npz") as saved:
         table = pd.DataFrame({"p": expit(saved["scores"][:, 0]), "ill": saved["labels"] == 0, "group": saved["groups"]})
     patients = table.groupby("group").mean()
     mixed = patients[~patients.ill.isin([0, 1])]
     patients = patients.drop(mixed.index)
-    summary = json.loads((folder / "evaluation/groups/summary.json").read_text())
+    summary = read_json(folder / "evaluation/groups/summary.json")
     assert summary["auroc"] == pytest.approx(100 * roc_auc_score(patients.ill, patients.p))
     assert (summary["samples"], summary["unreadable"]) == (len(patients), len(mixed))
     used = summary["operating_point"]
@@ -167,7 +156,7 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     expected = confusion_matrix(1 - patients.ill, patients.p < 0.5)
     assert [[int(row["ill"]), int(row["well"])] for row in rows] == expected.tolist()
     assert f"AUROC by group {summary['auroc']:.2f}%" in log_of(folder)
-    run(parse_command_line(["-predict", str(tmp_path / "data"), f"-resume={folder}", f"-output={tmp_path / 'p'}"]), cpu)
+    run_here("-predict", str(tmp_path / "data"), f"-resume={folder}", f"-output={tmp_path / 'p'}")
     images = pd.read_csv(tmp_path / "p/predictions.csv")
     ill = np.where(images.class_1 == "ill", images.probability_1, images.probability_2)
     means = pd.Series(ill).groupby(images.path.str.extract(r"(P\d+)_")[0]).mean()

@@ -41,6 +41,7 @@ from engine.evaluation.results import (
     worst_mistakes,
 )
 from engine.evaluation.tables import read_scores
+from utils.files import read_json
 from utils.tables import read_rows
 
 CLASSES = 7
@@ -133,7 +134,7 @@ def test_a_figure_that_is_not_defined_is_null_and_never_the_best(tmp_path, cpu):
     assert {name for name, value in metrics.values.items() if np.isnan(value)} == undefined
     assert metrics.metric.rank(metrics.values)[0] == -np.inf and metrics.metric.text(metrics.score) == "undefined"
     files_for(tmp_path / "e", ["cat", "dog"], [f"{n}.jpg" for n in range(4)], cpu).write(metrics, results, None)
-    summary = json.loads((tmp_path / "e" / "summary.json").read_text())
+    summary = read_json(tmp_path / "e" / "summary.json")
     assert {name for name in metrics.values if summary[name] is None} == undefined
     cat, dog = read_rows(tmp_path / "e" / "per_class.csv")
     assert (cat["specificity"], cat["auroc"], dog["specificity"], dog["auroc"]) == ("", "", "100.0000", "")

@@ -15,12 +15,12 @@ from conftest import (
     refused,
     rows,
     run_folders,
+    run_here,
     train,
 )
 from PIL import Image
 
 from configs.command_line import parse_command_line
-from engine.commands.run import run
 from engine.report.contents import read_contents
 from engine.report.page import run_page
 from utils.tables import read_rows
@@ -39,11 +39,11 @@ def features_of(output: Path, split: str) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def probed(trained_digits, tmp_path_factory, cpu) -> Path:
-    return train(probe_flags(tmp_path_factory.mktemp("probe"), trained_digits()), cpu)
+def probed(trained_digits, tmp_path_factory) -> Path:
+    return train(probe_flags(tmp_path_factory.mktemp("probe"), trained_digits()))
 
 
-def test_the_result_is_a_full_model(probed, trained_digits, tmp_path, cpu):
+def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
     """-eval gives the figures of the run; the head is the fit on the features; the backbone is unchanged."""
     result, before = read_result(probed), read_result(trained_digits())
     assert result["top1"] > before["top1"] + 10 and result["knn_top1"] > 50 and result["finished"]
@@ -56,36 +56,36 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path, cpu):
     assert not any(word in log for word in ("ACCUM_ITER=", "AdamW", "Lr: ", "Tuned (", "moments", "never trained"))
     model, backbone = (torch.load(folder / "best.pth")["model"] for folder in (probed, trained_digits()))
     with refused(r"MODEL\.TUNE.*probe.* -pretrained"):
-        run(parse_command_line([f"-resume={probed}", "-opts", "MODEL.TUNE=lora"]), cpu)
+        run_here(f"-resume={probed}", "-opts", "MODEL.TUNE=lora")
     changed = {name for name in model if not torch.equal(model[name], backbone[name])}
     assert changed == {"head.weight", "head.bias"}
     val = features_of(probed.parent, "val")
     assert features_of(probed.parent, "train").shape == (1437, 16)
-    run(parse_command_line(["-embed", f"-resume={probed}", f"-output={tmp_path / 'val'}"]), cpu)
+    run_here("-embed", f"-resume={probed}", f"-output={tmp_path / 'val'}")
     embedded = read_rows(tmp_path / "val" / "embeddings.csv")
     targets = np.array([int(row["target"]) for row in embedded])
     logits = val @ model["head.weight"].numpy().T + model["head.bias"].numpy()
     assert 100 * (logits.argmax(1) == targets).mean() == pytest.approx(result["top1"])
 
 
-def test_options_that_contradict_a_probe_are_refused(trained_digits, tmp_path, cpu):
+def test_options_that_contradict_a_probe_are_refused(trained_digits, tmp_path):
     with refused(r"PARALLEL.STRATEGY fsdp: MODEL.TUNE probe"):
         parse_command_line(probe_flags(tmp_path, trained_digits(), "PARALLEL.STRATEGY=fsdp"))
     with refused(r"cannot be combined with MODEL.TUNE probe"):
         parse_command_line([*probe_flags(tmp_path, trained_digits()), "-profile"])
     distilled = ["-dataset=digits", "-model=deit_tiny_distilled_patch16_224", f"-output={tmp_path}"]
     with refused(r"MODEL.TUNE probe: the head of .* is not one linear layer"):
-        run(parse_command_line([*distilled, "-image_size=32", "-opts", "MODEL.TUNE=probe", "DATA.CROP_PCT=1.0"]), cpu)
+        run_here(*distilled, "-image_size=32", "-opts", "MODEL.TUNE=probe", "DATA.CROP_PCT=1.0")
 
 
 @pytest.mark.slow
-def test_ranks_change_no_bit(trained_digits, tmp_path, cpu, ranks):
+def test_ranks_change_no_bit(trained_digits, tmp_path, ranks):
     """Of the features of training and validation, the head, and -embed."""
     ranks(1).run(probe_flags(tmp_path / "1", trained_digits()))
     (probed,) = run_folders(tmp_path / "1")
     embed = [f"-resume={probed}", "-split=train", "-batch_size_eval=50"]
     ranks(2).run(probe_flags(tmp_path / "2", trained_digits()), ["-embed", *embed, f"-output={tmp_path / 'embed 2'}"])
-    run(parse_command_line(["-embed", *embed, f"-output={tmp_path / 'embed 1'}"]), cpu)
+    run_here("-embed", *embed, f"-output={tmp_path / 'embed 1'}")
     expected = features_of(probed.parent, "train")
     assert np.array_equal(features_of(tmp_path / "2", "train"), expected)
     assert np.array_equal(features_of(tmp_path / "2", "val"), features_of(probed.parent, "val"))
@@ -97,14 +97,14 @@ def test_ranks_change_no_bit(trained_digits, tmp_path, cpu, ranks):
         assert np.array_equal(np.load(tmp_path / name / "embeddings.npy"), expected)
 
 
-def test_several_labels_and_unreadable_images(tmp_path, cpu):
+def test_several_labels_and_unreadable_images(tmp_path):
     """The labels are the bright channels; one image of the training is damaged, and its row is left out."""
     bright_channels(tmp_path, train=60, val=30)
     (tmp_path / "train1.png").write_bytes((tmp_path / "train1.png").read_bytes()[:40])
     options = ["MODEL.TUNE=probe", "MODEL.FEATURES=token_avg", "MODEL.NUM_CLASSES=null", "DATA.MULTI_LABEL=true"]
     argv = ["-dataset=csv", f"-data_path={tmp_path}", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts"]
     argv += [*TINY_VIT, *options, "DATA.ON_BAD_IMAGE=skip", "LOSS.NAME=bce", "LOSS.CLASS_WEIGHTS=balanced"]
-    folder = train(argv, cpu)
+    folder = train(argv)
     result, features = read_result(folder), features_of(tmp_path / "out", "train")
     assert result["mean_ap"] > 90 and result["knn_top1"] is None
     assert features.shape == (60, 32) and np.flatnonzero(np.isnan(features).any(axis=1)).tolist() == [1]
@@ -112,7 +112,7 @@ def test_several_labels_and_unreadable_images(tmp_path, cpu):
     assert read_result(evaluate(tmp_path / "eval", f"-resume={folder}"))["mean_ap"] == result["mean_ap"]
 
 
-def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path, cpu):
+def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path):
     """Neither the only image of a class, nor two of one group; all labels are right."""
     for name, count, pixel in (("a", 20, 0), ("b", 20, 250), ("c", 1, 120), ("d", 2, 60)):
         for number in range(count):
@@ -128,13 +128,13 @@ def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path, cpu):
         "MODEL.NUM_CLASSES=4",
         "DATA.GROUPS=/(p.*)_",
     ]
-    folder = train([*flags, "-opts", *keys], cpu)
+    folder = train([*flags, "-opts", *keys])
     assert {row["label"] for row in read_rows(folder / "suspects/suspects.csv")} <= {"a", "b"}
     assert "'c', 'd'" in log_of(folder)
 
 
-def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path, cpu):
-    folder = train(probe_flags(tmp_path, trained_digits(), "EVAL.SUSPECTS=true"), cpu, pictures=True)
+def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path):
+    folder = train(probe_flags(tmp_path, trained_digits(), "EVAL.SUSPECTS=true"), pictures=True)
     listed = read_rows(folder / "suspects" / "suspects.csv")
     margins = [float(row["margin"]) for row in listed]
     assert 0 < len(listed) < 500 and margins == sorted(margins) and margins[-1] < 0

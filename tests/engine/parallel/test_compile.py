@@ -90,16 +90,16 @@ def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu):
 
 
 @pytest.mark.slow
-def test_resume_is_bit_exact(digits_argv, tmp_path, cpu):
+def test_resume_is_bit_exact(digits_argv, tmp_path):
     """Evaluations in batches of 50 compile no further graphs."""
     argv = ["-amp", "-compile", *digits_argv, "DATA.BATCH_SIZE_EVAL=50", "MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.25"]
     argv += ["AMP.LEVEL=O3", "TRAIN.MODEL_EMA=true", "TRAIN.GRAD_CLIP=1.0", "TRAIN.ACCUM_ITER=2"]
-    uninterrupted = train([*argv, "TRAIN.MAX_STEPS=13"], cpu)
+    uninterrupted = train([*argv, "TRAIN.MAX_STEPS=13"])
     assert compiled_graphs() == 2
     argv += [f"SAVE={tmp_path / 'stopped'}"]
-    stopped = train([*argv, "TRAIN.MAX_STEPS=4"], cpu)
+    stopped = train([*argv, "TRAIN.MAX_STEPS=4"])
     torch._dynamo.reset()
-    resumed = train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=13"], cpu)
+    resumed = train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=13"])
     assert_same_state(states(resumed), states(uninterrupted))
     assert rows(resumed) == rows(uninterrupted)
     assert log_of(resumed).count("Compiled: 2 of 2 marked modules") == 2

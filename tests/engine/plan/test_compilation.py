@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conftest import config_for
 from fake_gpu import CONTEXT
 
 from configs.batch_plan import plan_batches
@@ -21,7 +22,7 @@ VIT_B = ("-image_size=224", "-batch_size=256", "-amp", "-opts", "MODEL.FUSED_BLO
 
 
 def chosen(facts: Facts, *options: str) -> str:
-    return follow_facts(parse_command_line(["-opts", *options]).config, facts).train.compile
+    return follow_facts(config_for("-opts", *options), facts).train.compile
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
@@ -35,7 +36,7 @@ def test_the_steps_to_come_save_more_than_compiling_costs(level):
     ("SEED=1",), (*AMP, "AMP.LEVEL=O3"), (*AMP, "DETERMINISTIC=true"), (*AMP, "PARALLEL.STRATEGY=fsdp"),
 ])  # fmt: skip
 def test_without_a_measured_gain_nothing_is_compiled(options):
-    assert chosen(LONG, *options) == "auto" and not follow_facts(parse_command_line([]).config, LONG).train.compiles
+    assert chosen(LONG, *options) == "auto" and not follow_facts(config_for(), LONG).train.compiles
 
 
 def test_a_value_that_is_given_and_the_value_of_a_resumed_run_stay():
@@ -51,7 +52,7 @@ def test_the_chosen_value_of_a_run_is_chosen_again_for_the_device_of_the_next_st
     (tmp_path / "config.yaml").write_text("TRAIN: {COMPILE: default}")
     (tmp_path / "run.json").write_text(json.dumps({"given": given}))
     (tmp_path / "status.json").touch()
-    config = parse_command_line([f"-resume={tmp_path}"]).config
+    config = config_for(f"-resume={tmp_path}")
     assert config.train.compile == expected and follow_facts(config, LONG).train.compile == expected
     of_checkpoint = replace(LONG, compile="default")  # on a GPU
     assert follow_facts(config, of_checkpoint).train.compile == "default"

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import timm
 import torch
-from conftest import ROOT, noise_folder, only_run, read_result
+from conftest import ROOT, config_for, log_of, noise_folder, only_run, read_result, refused
 from huggingface_hub import HfApi
 
 import main_single_gpu
@@ -21,7 +21,6 @@ from datasets.sources.source import source_class
 from engine.plan import recipe
 from engine.plan.recipe import choose_recipe
 from utils.distributed import single_process
-from utils.errors import UserError
 from utils.file_formats.hf_folder import find_on_hub
 
 VIT, TINY = "vit_small_patch16_224", "vit_tiny_patch16_224"
@@ -107,7 +106,7 @@ def test_flags_win_over_the_recipe(images, place, flags, with_weights, without):
     assert config.model.pretrained == ("timm" if command.run_name != "folder_small" else None)
     assert command.reason.startswith("34 images; ")
     python, script, *words = shlex.split(command.notes[0].text.partition("The same: ")[2])
-    assert (python, script, parse_command_line(words).config) == ("python", "main_single_gpu.py", config)
+    assert (python, script, config_for(*words)) == ("python", "main_single_gpu.py", config)
 
 
 @pytest.mark.parametrize("place", ["in the cache"], indirect=True)
@@ -183,7 +182,7 @@ def test_weights_name_their_model(images, place, tmp_path):
         config = command.config
         assert (command.run_name, config.model.type, config.model.name) == ("probe", *model)
         assert config.model.pretrained == str(tmp_path / file)
-    with pytest.raises(UserError, match=r"^/nowhere\.pth: no such file"):
+    with refused(r"^/nowhere\.pth: no such file"):
         chosen(f"-data_path={images}", "-pretrained=/nowhere.pth")
 
 
@@ -246,5 +245,5 @@ def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch, cap
     assert folder.name.startswith("folder_small-") and read_result(folder)["finished"]
     assert main_single_gpu.main([f"-resume={folder}", "-epochs=2", "-device=cpu"]) == 0
     assert main_single_gpu.main([*flags, "-epochs=3", "-resume=auto"]) == 0
-    log = (only_run(tmp_path / "out") / "log.txt").read_text()
+    log = log_of(only_run(tmp_path / "out"))
     assert "Epoch[002/002]" in log and "Epoch[003/003]" in log

@@ -184,7 +184,10 @@ NOT_SKIPPED = torch.tensor(False)
 
 @pytest.mark.parametrize("warmup", [False, True, "copy"])
 def test_the_average_is_that_of_timm(warmup):
-    """timm counts steps from 1, and its decay is 0 at the first, also without a warm-up: copy. False is constant."""
+    """timm counts steps from 1, and its decay is 0 at the first, also without a warm-up: copy. False is constant.
+
+    A skipped step does not change it.
+    """
     model, generator = nn.Linear(4, 3, bias=False), seeded(0)
     ours, timms = WeightAverage(model, 0.9, warmup), ModelEmaV3(model, 0.9, use_warmup=warmup is True)
     for step in range(40):
@@ -195,6 +198,10 @@ def test_the_average_is_that_of_timm(warmup):
         timms.update(model, step + 1 if warmup else 9)
         assert torch.allclose(ours.module.weight, timms.module.weight, atol=1e-6)
         assert not warmup or step or torch.allclose(ours.module.weight, model.weight)
+    before = ours.module.weight.clone()
+    model.weight.data.zero_()
+    ours.update(torch.tensor(True))
+    assert torch.equal(ours.module.weight, before)
 
 
 def test_tensors_with_several_names_are_averaged_once():

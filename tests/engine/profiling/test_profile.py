@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from conftest import only_run
+from conftest import log_of, only_run, run_here
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
@@ -81,14 +81,14 @@ def shares(text: str) -> dict[str, float]:
     }
 
 
-def test_profile_of_a_run(digits_argv, cpu, tmp_path, capsys, monkeypatch):
+def test_profile_of_a_run(digits_argv, tmp_path, capsys, monkeypatch):
     """The profile spans several short epochs, writes no checkpoints, and goes to no logger besides TensorBoard."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     argv = ["-amp", "-profile", "-epochs=1", *digits_argv, "DATA.VAL_FRACTION=0.97", "DATA.BATCH_SIZE=8"]
     more = ["TRAIN.ACCUM_ITER=2", "MODEL.DEPTH=1", "MODEL.DROPOUT=0.1", "SAVE_FREQ_STEPS=1", "LOGGERS=wandb"]
-    assert run(parse_command_line([*argv, *more]), cpu) == 0
+    assert run_here(*argv, *more) == 0
     folder = only_run(tmp_path / "out", "profile")
-    log = (folder / "log.txt").read_text()
+    log = log_of(folder)
     text = log[log.index("images/s: ") :]
     assert text.partition("\n")[0] in capsys.readouterr().out
     found = shares(text)
@@ -108,7 +108,7 @@ def test_profile_of_a_run(digits_argv, cpu, tmp_path, capsys, monkeypatch):
 def test_gpu_work_is_assigned_to_its_phase(digits_argv, tmp_path):
     command = parse_command_line(["-amp", "-profile", *digits_argv, "MODEL.EMBED_DIM=192"])
     assert run(command, single_process()) == 0
-    log = (only_run(tmp_path / "out", "profile") / "log.txt").read_text()
+    log = log_of(only_run(tmp_path / "out", "profile"))
     found = shares(log[log.index("GPU (ms)") :])
     assert all(found[phase] > 0 for phase in (DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER))
     assert sum(found[phase] for phase in Phase) == pytest.approx(found["step, with the profiler"], abs=0.5)

@@ -9,7 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import read_result
+from conftest import log_of, read_result, refused
 from PIL import Image
 from run_folders import (
     add_evaluation,
@@ -33,7 +33,6 @@ from engine.run.facts import PixelBaseline
 from engine.run.record import REPORT
 from engine.training.outputs import RunReport
 from scripts import report
-from utils.errors import UserError
 from utils.metric_table import METRICS
 from utils.notes import UNFINISHED
 
@@ -254,8 +253,8 @@ def test_an_evaluation_without_jinja2_lacks_only_its_page(digits_run, cpu, tmp_p
     run_command(parse_command_line(argv), cpu)
     (folder,) = (tmp_path / "evaluations").iterdir()
     assert read_result(folder)["finished"] and not (folder / REPORT).exists()
-    assert "report.html cannot be written: The page of a run: needs jinja2" in (folder / "log.txt").read_text()
-    with pytest.raises(UserError, match="needs jinja2"):
+    assert "report.html cannot be written: The page of a run: needs jinja2" in log_of(folder)
+    with refused("needs jinja2"):
         report.main([str(folder)])
 
 

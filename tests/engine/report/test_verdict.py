@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from conftest import config_for
 from run_folders import add_evaluation, make_run, read_page, update_json, write_facts, write_rows
 
 from configs.command_line import parse_command_line
@@ -69,7 +70,7 @@ def test_the_command_has_the_options_of_the_data_and_the_processes(tmp_path):
     _, command = verdict(tmp_path / "run", FLAT, FLAT, data, baseline=(78.4, 10.2))
     write_facts(tmp_path / "run", [Start("run", 0, "python main_multi_gpu.py -ngpus=2")])
     assert verdict_of(read_contents(tmp_path / "run"))[1] == command.replace("single_gpu.py", "multi_gpu.py -ngpus=2")
-    probe, run = (parse_command_line(flags).config for flags in (shlex.split(command)[2:], ["-opts", *data]))
+    probe, run = (config_for(*flags) for flags in (shlex.split(command)[2:], ["-opts", *data]))
     sizes = {"batch_size": probe.data.batch_size, "batch_size_eval": 64}
     assert probe.data == run.data.model_copy(update=sizes) and (probe.save, probe.model.tune.kind) == ("/runs", "probe")
 
@@ -81,7 +82,7 @@ def kind_of(found: tuple[str, str]) -> str:
         parse_command_line(flags)
         return "another probe" if "probe" in flags[0] else "finetune"
     if flags[0].startswith("-cfg="):
-        train = parse_command_line(flags).config.train
+        train = config_for(*flags).train
         assert train.base_lr == pytest.approx(3e-4)
         return "lower rate"
     return "longer" if flags[0].startswith("-resume=") and flags[1].startswith("-epochs=") else ""

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, rows, train
+from conftest import ROOT, config_for, refused, rows, run_here, train
 
 from configs.command_line import parse_command_line
 from engine.checkpoint.run_folder import lock_run_folder
-from engine.commands.run import run
 from engine.run import folder as folder_module
 from engine.run.facts import Environment, read_fact
 from engine.run.folder import PACKAGES, next_command, record_environment
@@ -33,29 +32,29 @@ def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
 
 def test_flags_override_the_options_of_the_folder_and_a_recipe_replaces_them(digits_run, tmp_path):
     folder = digits_run("TRAIN.MAX_STEPS=3")
-    config = parse_command_line([f"-resume={folder}", "-batch_size=32", "-opts", "REPORT_FREQ=7"]).config
+    config = config_for(f"-resume={folder}", "-batch_size=32", "-opts", "REPORT_FREQ=7")
     assert (config.data.batch_size, config.report_freq, config.model.embed_dim) == (32, 7, 16)
     (tmp_path / "other.yaml").write_text("SEED: 5")
-    config = parse_command_line([f"-cfg={tmp_path / 'other.yaml'}", f"-resume={folder}"]).config
+    config = config_for(f"-cfg={tmp_path / 'other.yaml'}", f"-resume={folder}")
     assert (config.seed, config.model.embed_dim) == (5, 768)
 
 
-def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_run, cpu):
+def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_run):
     folder = digits_run("TRAIN.MAX_STEPS=3")
     first = (folder / "config.yaml").read_text()
-    train([f"-resume={folder}"], cpu)
+    train([f"-resume={folder}"])
     assert (folder / "config.yaml").read_text() == first and not [*folder.glob("config-*")]
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"])
     second = (folder / "config.yaml").read_text()
-    train([f"-resume={folder}"], cpu)  # the same options again
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=6"], cpu)
+    train([f"-resume={folder}"])  # the same options again
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=6"])
     assert "MAX_STEPS: 6" in (folder / "config.yaml").read_text()
     kept = {path.name: path.read_text() for path in folder.glob("config-*")}
     assert kept == {"config-step-000003.yaml": first, "config-step-000005.yaml": second}
 
 
 @pytest.mark.parametrize("linked", ["files", "folders"])
-def test_a_resumed_run_changes_no_file_outside_its_folder(digits_run, digits_argv, tmp_path, cpu, linked):
+def test_a_resumed_run_changes_no_file_outside_its_folder(digits_run, digits_argv, tmp_path, linked):
     """The folder of somebody else."""
     folder = digits_run()
     elsewhere = tmp_path / "elsewhere"
@@ -68,7 +67,7 @@ def test_a_resumed_run_changes_no_file_outside_its_folder(digits_run, digits_arg
     argv = [*digits_argv, "TRAIN.NUM_EPOCHS=3", f"-resume={folder}"]
     for _ in range(20):
         try:
-            train(argv, cpu)
+            train(argv)
         except UserError as error:
             name, _, reason = str(error).partition(": is a link to ")
             assert "delete this one" in reason
@@ -86,11 +85,11 @@ def test_a_link_or_a_pipe_is_refused_and_a_temporary_file_is_replaced(tmp_path):
     target.write_text("kept")
     lock.parent.mkdir()
     lock.symlink_to(target)
-    with pytest.raises(UserError, match=r"\.lock: is a link to .*target; "), lock_run_folder(lock.parent):
+    with refused(r"\.lock: is a link to .*target; "), lock_run_folder(lock.parent):
         pass
     lock.unlink()
     os.mkfifo(lock)
-    with pytest.raises(UserError, match=r"\.lock: is a pipe or a device; "), lock_run_folder(lock.parent):
+    with refused(r"\.lock: is a pipe or a device; "), lock_run_folder(lock.parent):
         pass
     for write in (atomic_write, atomic_save):
         temporary_path(file).symlink_to(target)
@@ -101,9 +100,9 @@ def test_a_link_or_a_pipe_is_refused_and_a_temporary_file_is_replaced(tmp_path):
 @pytest.mark.parametrize(
     "flags", [["-data_path=/nowhere", "-dataset=folder"], ["-pretrained=none.pth"], ["-profile", "-pretrained=n.pth"]]
 )
-def test_a_failed_start_leaves_no_folder(digits_argv, cpu, tmp_path, flags):
+def test_a_failed_start_leaves_no_folder(digits_argv, tmp_path, flags):
     with pytest.raises(UserError):
-        run(parse_command_line([*digits_argv[:1], *flags, *digits_argv[1:]]), cpu)
+        run_here(*digits_argv[:1], *flags, *digits_argv[1:])
     assert not (tmp_path / "out").exists()
 
 
@@ -117,7 +116,7 @@ def test_name_of_a_folder(tmp_path):
         assert parse_command_line([recipe]).run_name == name
         assert parse_command_line([recipe, "-opts", "NAME=mine"]).run_name == "mine"
     for name in ("a/b", "''", "x" * 101):
-        with pytest.raises(UserError, match=r"NAME is .*: must be a printable name without /"):
+        with refused(r"NAME is .*: must be a printable name without /"):
             parse_command_line(["-opts", f"NAME={name}"])
 
 

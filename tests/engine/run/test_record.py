@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import read_result, samples_for, train
+from conftest import config_for, log_of, read_result, samples_for, train
 
-from configs.command_line import parse_command_line
 from engine.checkpoint.files import load_checkpoint
 from engine.report.contents import best_epoch
 from engine.run.facts import Devices, Environment, Model, Start, TrainingData, read_fact
@@ -94,7 +93,7 @@ def test_the_first_process_that_fails_writes_why_and_how_to_resume_into_the_log(
     assert main.update(checkpoint="last.pth") == read_json(tmp_path / STATUS)["resume"] == command
     assert other.update(state="failed", message="rank 0\x1b has ended") == command
     assert main.update(state="failed", message="late") is None
-    lines = (tmp_path / "log.txt").read_text().splitlines()
+    lines = log_of(tmp_path).splitlines()
     assert [line[20:] for line in lines] == ["error: rank 0\\x1b has ended", f"resume with: {command}"]
 
 
@@ -219,10 +218,10 @@ def test_a_damaged_fact_is_none(values):
 def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv, cpu):
     options = ["TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "MODEL.TUNE=head"]
     options += ["TRAIN.MODEL_EMA_DECAY=0.9999", "LOSS.CLASS_WEIGHTS=balanced"]
-    folder = train([*digits_argv, *options], cpu)
+    folder = train([*digits_argv, *options])
     before = read_result(folder)
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
-    run, log = read_run(folder), (folder / "log.txt").read_text()
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"])
+    run, log = read_run(folder), log_of(folder)
     facts = {kind: read_fact(run["facts"], kind) for kind in (Start, Devices, Environment, TrainingData, Model)}
     assert run["facts"].keys() == {*(kind.__name__ for kind in facts), "Preprocessing"}
     program = shlex.join([sys.executable, str(Path(__file__).parents[3] / "main_single_gpu.py")])
@@ -231,7 +230,7 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     assert data == TrainingData(1437, 360, 0, 10, 10, data.validation_digest) and len(data.validation_digest) == 16
     assert all(f" ----- {fact}\n" in log for fact in facts.values())
     assert any("MODEL_EMA_DECAY" in text for text in run["warnings"]) and "decay 0.9999" in log
-    (samples,) = samples_for(parse_command_line(["-dataset=digits"]).config, cpu, "train")
+    (samples,) = samples_for(config_for("-dataset=digits"), cpu, "train")
     weights = 1437 / (10 * samples.class_counts(10))
     assert f"balanced: from {weights.min():.3g} to {weights.max():.3g}" in log
     head = 10 * 16 + 10  # classes, embed_dim

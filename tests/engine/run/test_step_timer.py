@@ -8,8 +8,8 @@ from itertools import islice
 import pytest
 import timm
 import torch
+from conftest import config_for, model_for
 
-from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.batch import Batch
 from engine.run.cost import (
@@ -23,7 +23,6 @@ from engine.run.cost import (
 )
 from engine.run.facts import Model
 from engine.run.record import RUN, RunRecord
-from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.files import read_json
 
@@ -187,13 +186,6 @@ def test_bursts_of_loading_workers_count_as_their_mean_and_single_stalls_do_not(
     assert "rank 2 " in note and LOADING in note
 
 
-CPU = torch.device("cpu")
-
-
-def config(*argv: str):
-    return parse_command_line(list(argv)).config
-
-
 # FLOPs of a forward pass of ViT-Tiny; a multiply-add counts as two.
 PATCHES = (224 // 16) ** 2
 WIDTH = 192
@@ -204,8 +196,8 @@ FORWARD = EMBEDDING + 12 * BLOCK + HEAD
 
 
 def test_flops_of_a_vit_equal_the_closed_form():
-    options = config("-cfg=configs/vit_tiny_patch16_224.yaml")
-    model, _ = build_model(options.model, options.data, torch.device("meta"))
+    options = config_for("-cfg=configs/vit_tiny_patch16_224.yaml")
+    model, _ = model_for(options, "meta")
     assert flops_per_image(model, options.data, trains=False) == FORWARD
     assert flops_per_image(model, options.data) == 3 * FORWARD - EMBEDDING  # images have no gradient
     assert model.patch_embed.proj.weight.grad is None
@@ -215,22 +207,22 @@ def test_flops_of_a_vit_equal_the_closed_form():
 
 
 def test_frozen_backbone_counts_its_forward_pass_only():
-    options = config("-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", "MODEL.TUNE=head")
-    model, _ = build_model(options.model, options.data, CPU)
+    options = config_for("-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", "MODEL.TUNE=head")
+    model, _ = model_for(options)
     assert flops_per_image(model, options.data) == FORWARD + HEAD
 
 
 def test_grouped_convolutions_are_counted_per_group():
     """The backward pass costs twice the forward pass; the stem computes no gradient of the images."""
-    options = config("-opts", "MODEL.TYPE=timm", "MODEL.NAME=efficientnet_b0", "DATA.IMAGE_SIZE=64")
+    options = config_for("-opts", "MODEL.TYPE=timm", "MODEL.NAME=efficientnet_b0", "DATA.IMAGE_SIZE=64")
     model = timm.create_model("efficientnet_b0")
     stem = 2 * 32**2 * 3 * 3**2 * 32
     assert flops_per_image(model, options.data) == 3 * flops_per_image(model, options.data, trains=False) - stem
 
 
 def test_a_view_of_the_class_token_that_is_passed_to_a_module_is_counted():
-    options = config("-cfg=tests/fixtures/families/CaiT/model.yaml")
-    model, _ = build_model(options.model, options.data, CPU)
+    options = config_for("-cfg=tests/fixtures/families/CaiT/model.yaml")
+    model, _ = model_for(options)
     assert 2.7 * flops_per_image(model, options.data, trains=False) < flops_per_image(model, options.data)
 
 

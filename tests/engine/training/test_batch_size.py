@@ -76,19 +76,19 @@ def fits_16(monkeypatch):
     return trials
 
 
-def test_a_run_equals_one_with_the_size_and_its_resume_keeps_it(tmp_path, cpu, fits_16):
+def test_a_run_equals_one_with_the_size_and_its_resume_keeps_it(tmp_path, fits_16):
     flags = [*digits_flags(tmp_path / "auto"), *AUTO, "DATA.BATCH_SIZE_EVAL=auto"]
-    auto = train([*flags, "DATA.MEMORY_GB=0.018", "TRAIN.NUM_EPOCHS=1"], cpu)
+    auto = train([*flags, "DATA.MEMORY_GB=0.018", "TRAIN.NUM_EPOCHS=1"])
     fixed = [*digits_flags(tmp_path / "fixed"), AUTO[1], "DATA.BATCH_SIZE=16", "DATA.BATCH_SIZE_EVAL=16"]
-    given_size = train([*fixed, "TRAIN.NUM_EPOCHS=1"], cpu)
+    given_size = train([*fixed, "TRAIN.NUM_EPOCHS=1"])
     assert_same_state(states(auto), states(given_size))
     assert rows(auto) == rows(given_size)
     options = parse_value((auto / "config.yaml").read_text())
     assert (options["DATA"]["BATCH_SIZE"], options["TRAIN"]["ACCUM_ITER"]) == (16, 6)
     trials = len(fits_16)
     assert trials and {trial.train.accum_iter for trial in fits_16} == {2}
-    train(["-resume=auto", *flags, "TRAIN.NUM_EPOCHS=2"], cpu)  # needs no -memory_gb
-    train([f"-resume={given_size}", *fixed, "TRAIN.NUM_EPOCHS=2"], cpu)
+    train(["-resume=auto", *flags, "TRAIN.NUM_EPOCHS=2"])  # needs no -memory_gb
+    train([f"-resume={given_size}", *fixed, "TRAIN.NUM_EPOCHS=2"])
     assert len(fits_16) == trials and only_run(tmp_path / "auto") == auto
     assert_same_state(states(auto), states(given_size))
 
@@ -111,13 +111,13 @@ def test_memory_that_other_processes_use_on_a_gpu_does_not_count(cpu, fits_16, m
 
 
 @pytest.mark.slow
-def test_the_run_needs_no_more_than_the_limit(tmp_path, cpu):
+def test_the_run_needs_no_more_than_the_limit(tmp_path):
     flags = [*digits_flags(tmp_path), *AUTO, "DATA.IMAGE_SIZE=128", "TRAIN.MAX_STEPS=2", "DATA.GLOBAL_BATCH_SIZE=16"]
     with refused("not one image fits") as error:
-        train([*flags, "DATA.MEMORY_GB=0.1"], cpu)
+        train([*flags, "DATA.MEMORY_GB=0.1"])
     least = float(str(error.value).partition("peaks: 1: ")[2].partition(" ")[0])
     limit = (least + 0.3) / 0.9
-    run = train([*flags, f"DATA.MEMORY_GB={limit}"], cpu)
+    run = train([*flags, f"DATA.MEMORY_GB={limit}"])
     assert 1 < parse_value((run / "config.yaml").read_text())["DATA"]["BATCH_SIZE"] < 16
     assert read_result(run)["peak_memory_bytes"] < 1e9 * limit
 

@@ -91,10 +91,10 @@ def test_the_advice_about_another_batch_size_sets_the_rate_that_it_names(optimiz
         (400, "2 epochs of 1 step of 1,200 images, 1 minute;"),  # three batches
     ],
 )
-def test_a_step_has_at_most_the_batches_of_an_epoch(size, expected, digits_argv, cpu):
+def test_a_step_has_at_most_the_batches_of_an_epoch(size, expected, digits_argv):
     pytest.importorskip("sklearn")
     options = [f"-batch_size={size}", "-accum_iter=4", "-minutes=1"]
-    assert session_for([*digits_argv, *options], cpu).lines[2].startswith(f"Training: {expected}")
+    assert session_for([*digits_argv, *options]).lines[2].startswith(f"Training: {expected}")
 
 
 COMMANDS = {

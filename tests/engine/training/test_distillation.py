@@ -7,17 +7,28 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CPU, GREY, TINY_VIT, assert_same_state, config_for, log_of, model_for, refused, states, train
+from conftest import (
+    CPU,
+    GREY,
+    TINY_VIT,
+    assert_same_state,
+    config_for,
+    log_of,
+    model_for,
+    refused,
+    run_here,
+    states,
+    train,
+)
 from PIL import Image
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.levit import LevitDistilled
 from torch import nn
 
-from configs.command_line import parse_command_line, to_yaml
+from configs.command_line import to_yaml
 from configs.schema import Amp, Config, Data
 from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import describe_data
-from engine.commands.run import run
 from engine.precision.policy import Precision
 from engine.training.loss import Teacher, build_step_loss, build_teacher, class_logits
 
@@ -179,7 +190,7 @@ def digits_teacher(tmp_path_factory) -> Path:
     """The last checkpoint of a short run; the teacher is wider than the students and sees 12 x 12 pixels."""
     options = [*TINY_VIT, *GREY, "MODEL.EMBED_DIM=32", "DATA.IMAGE_SIZE=12", "DATA.IMAGENET_MEAN=[0.3]"]
     argv = ["-dataset=digits", "-batch_size=64", f"-output={tmp_path_factory.mktemp('teacher')}", "-opts", *options]
-    return train([*argv, "TRAIN.MAX_STEPS=8", "TRAIN.BASE_LR=1e-2"], CPU) / "last.pth"
+    return train([*argv, "TRAIN.MAX_STEPS=8", "TRAIN.BASE_LR=1e-2"]) / "last.pth"
 
 
 def student(output: Path, teacher: Path, *options: str, kind: str = "soft", model: list[str] = TINY_VIT) -> list[str]:
@@ -187,33 +198,33 @@ def student(output: Path, teacher: Path, *options: str, kind: str = "soft", mode
     return [*flags, *model, *GREY, f"TRAIN.DISTILLATION_TYPE={kind}", *options]
 
 
-def test_alpha_0_trains_as_without_a_teacher(digits_teacher, tmp_path, cpu):
+def test_alpha_0_trains_as_without_a_teacher(digits_teacher, tmp_path):
     """The teacher draws no random numbers, and its gradient has no part in the step."""
     options = [*RANDOM, "TRAIN.MAX_STEPS=4"]
-    with_teacher = train(student(tmp_path / "a", digits_teacher, *options, "TRAIN.DISTILLATION_ALPHA=0"), cpu)
+    with_teacher = train(student(tmp_path / "a", digits_teacher, *options, "TRAIN.DISTILLATION_ALPHA=0"))
     log = log_of(with_teacher)
     assert f"----- Teacher: vit, weights: {digits_teacher} " in log and "alpha 0, tau" in log
     alone = [*options, "TRAIN.TEACHER_WEIGHTS=null"]
-    without = train(student(tmp_path / "b", digits_teacher, *alone, kind="none"), cpu)
+    without = train(student(tmp_path / "b", digits_teacher, *alone, kind="none"))
     assert_same_state(states(with_teacher)["model"], states(without)["model"])
 
 
-def test_an_evaluation_needs_no_teacher_and_a_dry_run_does(digits_teacher, tmp_path, cpu, capsys):
+def test_an_evaluation_needs_no_teacher_and_a_dry_run_does(digits_teacher, tmp_path, capsys):
     teacher = shutil.copy(digits_teacher, tmp_path / "teacher.pth")
     argv = student(tmp_path / "out", teacher, "TRAIN.MAX_STEPS=2")
-    assert run(parse_command_line(["-dry_run", *argv]), cpu) == 0
-    folder = train(argv, cpu)
+    assert run_here("-dry_run", *argv) == 0
+    folder = train(argv)
     teacher.unlink()
-    assert run(parse_command_line([f"-resume={folder}", "-eval"]), cpu) == 0
-    assert run(parse_command_line([f"-pretrained={folder / 'last.pth'}", "-eval"]), cpu) == 0
+    assert run_here(f"-resume={folder}", "-eval") == 0
+    assert run_here(f"-pretrained={folder / 'last.pth'}", "-eval") == 0
     with refused(r"TRAIN.TEACHER_WEIGHTS: .*teacher.pth"):
-        run(parse_command_line(["-dry_run", *argv]), cpu)
+        run_here("-dry_run", *argv)
 
 
 # Errors
 
 
-def test_a_teacher_that_does_not_fit_is_one_line(digits_teacher, tmp_path, cpu):
+def test_a_teacher_that_does_not_fit_is_one_line(digits_teacher, tmp_path):
     grey = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
     write_teacher(tmp_path / "seven.pth", classes=7, data=grey)
     write_teacher(tmp_path / "rgb.pth", classes=10)
@@ -231,7 +242,7 @@ def test_a_teacher_that_does_not_fit_is_one_line(digits_teacher, tmp_path, cpu):
     ]
     for options, named in cases:
         with refused(named) as error:
-            run(parse_command_line(["-dry_run", *student(tmp_path / "out", digits_teacher, *options)]), cpu)
+            run_here("-dry_run", *student(tmp_path / "out", digits_teacher, *options))
         assert "\n" not in str(error.value)
 
 

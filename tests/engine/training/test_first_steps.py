@@ -15,6 +15,7 @@ from conftest import (
     assert_same_state,
     digits_flags,
     environment,
+    log_of,
     noise_folder,
     only_run,
     refused,
@@ -45,7 +46,7 @@ def jpegs(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("data", ["digits", "folder"])
-def test_no_image_is_decoded_and_no_pass_is_made_before_the_first_step(data, tmp_path, cpu, monkeypatch):
+def test_no_image_is_decoded_and_no_pass_is_made_before_the_first_step(data, tmp_path, monkeypatch):
     flags = digits_flags(tmp_path / "out")
     if data == "folder":
         flags = [f"-data_path={jpegs(tmp_path / 'data')}", *FOLDER, f"-output={tmp_path / 'out'}", "-opts", *TINY_VIT]
@@ -67,7 +68,7 @@ def test_no_image_is_decoded_and_no_pass_is_made_before_the_first_step(data, tmp
     monkeypatch.setattr(trainer, "train_steps", steps)
     hook = register_module_forward_pre_hook(count)
     try:
-        train([*flags, "TRAIN.MAX_STEPS=1", "DATA.NUM_WORKERS=0"], cpu)
+        train([*flags, "TRAIN.MAX_STEPS=1", "DATA.NUM_WORKERS=0"])
     finally:
         hook.remove()
     assert before == [(0, 0)] and passes[0] > 0 and (decoded[0] > 0) == (data == "folder")
@@ -101,7 +102,7 @@ def test_a_plain_run_imports_no_optional_package_before_its_first_step(tmp_path)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_unreadable_validation_images_end_a_run_before_its_first_validation(workers, tmp_path, cpu, monkeypatch):
+def test_unreadable_validation_images_end_a_run_before_its_first_validation(workers, tmp_path, monkeypatch):
     """With a worker and a second core, while the first epoch runs; else before the evaluation."""
     monkeypatch.setattr("engine.evaluation.evaluate.usable_cores", lambda: {0, 1})
     data = noise_folder(tmp_path / "data", train=64, val=6, shape=(40, 50, 3))
@@ -112,8 +113,8 @@ def test_unreadable_validation_images_end_a_run_before_its_first_validation(work
     flags = [f"-data_path={data}", *FOLDER, f"-output={tmp_path / 'out'}", "-opts", *TINY_VIT, "TRAIN.NUM_EPOCHS=400"]
     freq = "VALIDATE_FREQ=1" if workers == 0 else "VALIDATE_FREQ=400"
     with refused("2 images cannot be read"):
-        train([*flags, f"DATA.NUM_WORKERS={workers}", freq], cpu)
-    assert "Validation" not in (only_run(tmp_path / "out") / "log.txt").read_text()
+        train([*flags, f"DATA.NUM_WORKERS={workers}", freq])
+    assert "Validation" not in log_of(only_run(tmp_path / "out"))
 
 
 AUGMENTED = [
@@ -129,7 +130,7 @@ def picture(folder) -> np.ndarray:
 
 def expected(argv, step: int, cpu) -> np.ndarray:
     """The first 16 images and targets of a step of the first epoch, computed, enlarged and labeled again."""
-    session = session_for(argv, cpu)
+    session = session_for(argv)
     config = session.plan.config
     batch = next(session.batches.iterate(0, step, 1))
     data = config.data
@@ -155,15 +156,15 @@ def cells_of(grid: np.ndarray) -> np.ndarray:
 
 def test_training_is_bit_equal_without_it_and_a_resumed_run_keeps_it(digits_argv, cpu, tmp_path, monkeypatch):
     argv = [*digits_argv, *AUGMENTED]
-    folder = train([*argv, "TRAIN.MAX_STEPS=3"], cpu)
+    folder = train([*argv, "TRAIN.MAX_STEPS=3"])
     before = picture(folder)
-    train([f"-resume={folder}", *argv, "TRAIN.MAX_STEPS=4"], cpu)
+    train([f"-resume={folder}", *argv, "TRAIN.MAX_STEPS=4"])
     assert np.array_equal(picture(folder), before)
     (folder / "details/train_batch.png").unlink()
-    train([f"-resume={folder}", *argv, "TRAIN.MAX_STEPS=6"], cpu)
+    train([f"-resume={folder}", *argv, "TRAIN.MAX_STEPS=6"])
     assert abs(cells_of(picture(folder)) - expected(argv, 4, cpu)).max() <= 1
     monkeypatch.setattr("engine.training.trainer.TrainBatch", lambda session, outputs: Observer())
-    other = train([f"-output={tmp_path / 'without'}", *argv, "TRAIN.MAX_STEPS=6"], cpu)
+    other = train([f"-output={tmp_path / 'without'}", *argv, "TRAIN.MAX_STEPS=6"])
     assert not (other / "details/train_batch.png").exists()
     assert_same_state(states(folder), states(other))
 
@@ -197,7 +198,7 @@ def test_a_name_is_written_in_the_letters_of_the_font(name, text):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_loss_at_chance_is_said_once(epochs, digits_argv, cpu, capsys):
+def test_a_loss_at_chance_is_said_once(epochs, digits_argv, capsys):
     options = ["TRAIN.BASE_LR=3", "TRAIN.WARMUP_EPOCHS=0", f"TRAIN.NUM_EPOCHS={epochs}", "VALIDATE_FREQ=2"]
-    train([*digits_argv, *options], cpu)
+    train([*digits_argv, *options])
     assert capsys.readouterr().out.count("a guess of the class has") == 1

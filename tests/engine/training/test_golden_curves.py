@@ -16,7 +16,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[2]))  # as a program: pytest has it already
 
-from conftest import CPU, ROOT, noise_folder, train
+from conftest import ROOT, noise_folder, train
 
 FILE = ROOT / "tests/fixtures/golden_curves.json"
 _TOLERANCE = 5e-3  # of a loss, relative; other kernels of a CPU differ by 1e-3
@@ -38,7 +38,7 @@ def losses_of(recipe: str, folder: Path) -> list[float]:
         torch.manual_seed(0)
         torch.save(timm.create_model("test_efficientnet").state_dict(), folder / "weights.pth")
         flags += ["-model=test_efficientnet", f"-pretrained={folder / 'weights.pth'}", "-image_size=32"]
-    run = train([*flags, "-opts", *options], CPU)
+    run = train([*flags, "-opts", *options])
     reports = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
     return [row["loss"] for row in reports if row["kind"] == "report"]
 

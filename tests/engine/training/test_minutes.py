@@ -91,19 +91,19 @@ def test_short_epochs_have_the_first_images_of_the_order():
     assert (layout.steps_per_epoch, layout.batches_per_epoch) == (5, 10)
 
 
-def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, cpu, monkeypatch, capsys):
+def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 7))
     monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: 2400)
     stopped = ["TRAIN.MAX_STEPS=9", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=5"]
-    folder = train([*digits_flags(tmp_path / "timed"), *stopped, "-minutes=30"], cpu)
+    folder = train([*digits_flags(tmp_path / "timed"), *stopped, "-minutes=30"])
     options = parse_value((folder / "config.yaml").read_text())["TRAIN"]
     assert [options[key] for key in ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")] == [2, 7, 0.5, 30]
     monkeypatch.setattr("engine.training.minutes.epochs_in", None)  # a resume does not measure
     assert re.search(
         "the run will end about .* too late$", capsys.readouterr().out, re.MULTILINE
     )  # 2 epochs: no advice
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
-    given = train([*digits_flags(tmp_path / "given"), "TRAIN.NUM_EPOCHS=2", "TRAIN.EPOCH_STEPS=7"], cpu)
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"])
+    given = train([*digits_flags(tmp_path / "given"), "TRAIN.NUM_EPOCHS=2", "TRAIN.EPOCH_STEPS=7"])
     assert rows(folder) == rows(given)
     assert_same_state(states(folder)["model"], states(given)["model"])
 
@@ -134,13 +134,13 @@ def test_halfway_a_run_without_another_length_has_no_advice(monkeypatch):
     assert line == "TRAIN.MINUTES 1: the run will end about 20s too late"
 
 
-def test_a_run_of_a_sweep_takes_over_the_epochs_of_a_run_of_its_speed(tmp_path, cpu, monkeypatch):
+def test_a_run_of_a_sweep_takes_over_the_epochs_of_a_run_of_its_speed(tmp_path, monkeypatch):
     """The second seed is not timed; warm-up keeps its own share. A run of another speed decides again."""
     write_json(tmp_path / "sweep.json", {"SEED=0": "", "SEED=1": "", "other": "MODEL.DEPTH=3"})
 
     def options_of(name, *options):
         options = ["TRAIN.MAX_STEPS=1", "TRAIN.NUM_EPOCHS=40", *options]
-        folder = train([*digits_flags(tmp_path), *options, "-minutes=30", f"-name={name}"], cpu)
+        folder = train([*digits_flags(tmp_path), *options, "-minutes=30", f"-name={name}"])
         return parse_value((folder / "config.yaml").read_text())["TRAIN"], read_json(folder / "run.json")["given"]
 
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (10, 7))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from conftest import config_for, log_of, model_for, refused, train
+from conftest import config_for, log_of, model_for, refused, run_here, train
 from timm.data import create_transform, resolve_data_config
 from timm.layers import resample_abs_pos_embed
 from timm.models import save_for_hf
@@ -21,7 +21,6 @@ from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
 from engine.checkpoint import weights_record
-from engine.commands.run import run
 from engine.evaluation.session import build_eval_model
 from engine.plan.evaluation import plan_evaluation
 from engine.run.facts import Preprocessing, read_fact
@@ -144,15 +143,13 @@ def photos(tmp_path) -> Path:
     return tmp_path / "data"
 
 
-def run_on(folder: Path, cpu, *argv: str) -> tuple[Path, Preprocessing]:
+def run_on(folder: Path, *argv: str) -> tuple[Path, Preprocessing]:
     """A run of one more step."""
-    run = train(
-        [f"-data_path={folder}", "-batch_size=4", "-num_workers=0", f"-output={folder.parent / 'out'}", *argv], cpu
-    )
+    run = train([f"-data_path={folder}", "-batch_size=4", "-num_workers=0", f"-output={folder.parent / 'out'}", *argv])
     return run, read_fact(read_run(run)["facts"], Preprocessing)
 
 
-def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu):
+def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path):
     """The preprocessing of a run is in its files; runs that start or resume from its weights have the same."""
     name = "test_resnet.r160_in1k"
     weights = tmp_path / "timm.pth"
@@ -160,7 +157,7 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu
     torch.save({"state_dict": timm.create_model(name).state_dict(), "args": args}, weights)
     recipe = ["-cfg=configs/finetune.yaml", f"-model={name}"]
     stop = ["-opts", "DATA.IMAGE_SIZE=32", "DATA.INTERPOLATION=bilinear", "TRAIN.MAX_STEPS=1"]
-    run, fact = run_on(photos, cpu, *recipe, f"-pretrained={weights}", *stop)
+    run, fact = run_on(photos, *recipe, f"-pretrained={weights}", *stop)
     expected = timms(name)
     assert [tuple(fact.mean), tuple(fact.std), fact.crop_pct] == [expected[key] for key in ("mean", "std", "crop_pct")]
     assert (fact.image_size, fact.interpolation) == (32, "bilinear") and "options: IMAGE_SIZE" in fact.sources
@@ -170,11 +167,11 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu
         "IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
     )] == values  # fmt: skip
     again = [f"-pretrained={weights}", "-resume=auto", *stop[:-1], "TRAIN.MAX_STEPS=2"]
-    resumed, _ = run_on(photos, cpu, *recipe, *again)
+    resumed, _ = run_on(photos, *recipe, *again)
     model = read_yaml(resumed / "config.yaml")[0]["MODEL"]
     assert resumed == run and model["KWARGS"] == {"global_pool": "max"}
     for start in (f"-pretrained={run / 'last.pth'}", f"-resume={run}"):
-        _, fact = run_on(photos, cpu, *recipe, start, "-opts", "TRAIN.MAX_STEPS=3")
+        _, fact = run_on(photos, *recipe, start, "-opts", "TRAIN.MAX_STEPS=3")
         assert [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std] == values
         assert fact.sources.startswith("the checkpoint: IMAGE_SIZE, CROP_PCT, ")
 
@@ -188,19 +185,19 @@ def test_the_forms_of_a_size(argv):
     assert square.image_size == 32 and square.input_size == (32, 32)
 
 
-def test_a_run_of_tall_images(photos, tmp_path, cpu):
+def test_a_run_of_tall_images(photos, tmp_path):
     """With all operations that draw boxes; its checkpoint and its export give the logits of its model."""
     size = ["-image_size=48,16", "-dataset=folder", f"-data_path={photos}", f"-output={tmp_path}"]
     model = ["MODEL.PATCH_SIZE=8", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "TRAIN.NUM_EPOCHS=2"]
     boxes = ["TRAIN.CUTMIX_MINMAX=[0.2,0.8]", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=1.0"]
     more = ["DATA.AFFINE_DEGREES=9.0", "TRAIN.AUGMENT_POLICY=rand-m9-mstd0.5-inc1", "DATA.VAL_FRACTION=0.3"]
-    folder = train([*size, "-batch_size=4", "-num_workers=0", "-opts", *model, *boxes, *more], cpu, pictures=True)
+    folder = train([*size, "-batch_size=4", "-num_workers=0", "-opts", *model, *boxes, *more], pictures=True)
     record = read_run(folder)
     assert record["facts"]["Preprocessing"]["image_size"] == record["preprocessing"]["image_size"] == [48, 16]
     assert "48 x 16 pixels" in (folder / "report.html").read_text()
 
     predict = ["-predict", str(photos / "a"), f"-resume={folder}", "-explain", f"-output={tmp_path}/p"]
-    run(parse_command_line(predict), cpu)
+    run_here(*predict)
     assert len(list((tmp_path / "p" / "explanations").iterdir())) == 6
     export.main([str(folder), "-format", "hf", f"-output={tmp_path / 'hf'}"])
     theirs = timm.create_model(f"local-dir:{tmp_path / 'hf'}", pretrained=True).eval()
@@ -257,12 +254,12 @@ def test_a_model_of_the_hub_brings_all_its_values(hf_folder, photos, tmp_path, m
     read = model_for(config)[0].state_dict()
     assert read.keys() == state.keys() and all(torch.equal(read[name], state[name]) for name in state)
 
-    run, fact = run_on(photos, cpu, "-dataset=folder", *start, "-opts", "TRAIN.MAX_STEPS=1")
+    run, fact = run_on(photos, "-dataset=folder", *start, "-opts", "TRAIN.MAX_STEPS=1")
     values = [fact.image_size, tuple(fact.mean), tuple(fact.std), fact.crop_pct, fact.interpolation]
     assert values == [48, *list(PUBLISHED.values())[1:]] and run.name.startswith("test_vit-")
     assert "classes of the head: 2 kept" in log_of(run)
     hf_folder.rename(tmp_path / "moved")
-    assert run_on(photos, cpu, f"-resume={run}", "-opts", "TRAIN.MAX_STEPS=2")[1].mean == fact.mean
+    assert run_on(photos, f"-resume={run}", "-opts", "TRAIN.MAX_STEPS=2")[1].mean == fact.mean
     exports = [tmp_path / "digits.safetensors", tmp_path / "export"]
     for path, form in zip(exports, ("safetensors", "hf"), strict=True):
         export.main([str(run), "-format", form, f"-output={path}", "-no_check"])

@@ -2,15 +2,13 @@
 
 import csv
 import io
-import json
 
 import pytest
-from conftest import TINY_VIT, bright_channels, evaluate, log_of, read_result, rows, train
+from conftest import TINY_VIT, bright_channels, evaluate, log_of, read_result, rows, run_here, train
 
-from configs.command_line import parse_command_line
 from engine.checkpoint.files import load_checkpoint
-from engine.commands.run import run
 from scripts.report import main as report
+from utils.files import read_json
 from utils.metric_table import metrics_of
 from utils.tables import read_rows
 
@@ -35,8 +33,8 @@ def argv(tmp_path) -> list[str]:
     return [*flags, f"-output={tmp_path / 'out'}", "-opts", *TINY]
 
 
-def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_path, capsys):
-    folder = train(argv, cpu)
+def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path, capsys):
+    folder = train(argv)
     log, result, table = log_of(folder), read_result(folder), rows(folder)
     scores = [float(row["val_mean_ap"]) for row in table]
     assert result["mean_ap"] == max(scores) and result["top1"] is None and scores[-1] > 60
@@ -58,12 +56,12 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_pat
     assert (every["f1"], every["count"], every["predicted"]) == ("100.0000", "29", "29")
     listed = tmp_path / "unlabelled.txt"
     listed.write_text("".join(f"val{number}.png\n" for number in range(30)))
-    run(parse_command_line([f"-predict={listed}", f"-resume={folder}", f"-output={tmp_path / 'labels'}"]), cpu)
+    run_here(f"-predict={listed}", f"-resume={folder}", f"-output={tmp_path / 'labels'}")
     predicted = [row["predicted"].split(" | ") for row in read_rows(tmp_path / "labels" / "predictions.csv")]
     assert all(sum(row["class"] in one for one in predicted) == int(row["predicted"]) for row in classes)
     tested = read_rows(folder / "evaluation-test" / "per_class.csv")  # chosen on the validation images
     assert [row["threshold"] for row in tested] == [row["threshold"] for row in classes]
-    assert json.loads((evaluated / "evaluation" / "summary.json").read_text())["samples"] == 29
+    assert read_json(evaluated / "evaluation" / "summary.json")["samples"] == 29
     capsys.readouterr()
     report([str(folder), "-csv"])
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same_state, log_of, noise_folder, read_result, rows, states, train
+from conftest import CPU, assert_same_state, log_of, noise_folder, read_result, rows, states, train
 
 from configs.command_line import parse_command_line
 from datasets.small_images import draw_evenly, ridge_top1
@@ -19,8 +19,8 @@ from tests.datasets.sources.source_helpers import write_image
 MEASURE = "engine.run.baseline.measure_baseline"
 
 
-def splits_for(cpu, *flags: str):
-    plan = plan_training(parse_command_line(["-batch_size=2", *flags]), cpu, RunLogger(None, cpu), find_batch_size)
+def splits_for(*flags: str):
+    plan = plan_training(parse_command_line(["-batch_size=2", *flags]), CPU, RunLogger(None, CPU), find_batch_size)
     return plan.config.data, plan.train, plan.val
 
 
@@ -51,7 +51,7 @@ def test_images_are_drawn_evenly_from_the_classes():
 
 
 @pytest.mark.parametrize("resize, top1", [("crop", 50.0), ("squash", 100.0)])
-def test_it_sees_the_part_of_an_image_that_evaluations_show(tmp_path, cpu, resize, top1):
+def test_it_sees_the_part_of_an_image_that_evaluations_show(tmp_path, resize, top1):
     """Only the left edge shows the class. 58 / 224 * 224 is more than 58."""
     for split in ("train", "val"):
         for number in range(20):
@@ -59,13 +59,13 @@ def test_it_sees_the_part_of_an_image_that_evaluations_show(tmp_path, cpu, resiz
             pixels[:, :43] += 200 * np.uint8(number % 2)
             write_image(tmp_path / split / str(number % 2) / f"{number}.png", pixels)
     flags = ["-dataset=folder", f"-data_path={tmp_path}", "-opts", f"DATA.RESIZE={resize}", "DATA.CROP_PCT=1.0"]
-    data, *splits = splits_for(cpu, *flags)
+    data, *splits = splits_for(*flags)
     assert measure_baseline(data, *splits) == PixelBaseline(top1, 50.0, 20, 20)
 
 
-def test_unreadable_images_are_left_out_and_other_failures_are_a_line(tmp_path, cpu, monkeypatch):
+def test_unreadable_images_are_left_out_and_other_failures_are_a_line(tmp_path, monkeypatch):
     noise_folder(tmp_path, 12, 6, (40, 40, 3))
-    data, train_samples, val = splits_for(cpu, "-dataset=folder", f"-data_path={tmp_path}")
+    data, train_samples, val = splits_for("-dataset=folder", f"-data_path={tmp_path}")
     (tmp_path / "train/class0/0.png").write_bytes(b"no image")
     (tmp_path / "train/class0/2.png").unlink()
     (tmp_path / "val/class0/0.png").write_bytes(b"no image")
@@ -75,20 +75,20 @@ def test_unreadable_images_are_left_out_and_other_failures_are_a_line(tmp_path, 
     assert "ZeroDivisionError" in measure_baseline(data, train_samples, val).text
 
 
-def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, cpu, tmp_path, monkeypatch):
+def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, tmp_path, monkeypatch):
     record = BaselineThread.record
     monkeypatch.setattr(BaselineThread, "record", lambda thread, is_end=False: record(thread, True))
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=23"], cpu)
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=23"])
     fact, result = read_fact(read_run(folder)["facts"], PixelBaseline), read_result(folder)
     assert result["pixel_baseline"] == fact.pixel_baseline > 85 and fact.training == 1437
     assert result["majority_class"] == fact.majority_class and str(fact) in log_of(folder)
     monkeypatch.setattr(MEASURE, lambda *arguments: 1 / 0)
-    train([f"-resume={folder}", *digits_argv], cpu)
+    train([f"-resume={folder}", *digits_argv])
     assert read_result(folder)["pixel_baseline"] == fact.pixel_baseline and "No pixel" not in str(read_run(folder))
     none = Observer()
     none.record = lambda is_end: None
     none.result = None
     monkeypatch.setattr("engine.training.trainer.BaselineThread", lambda *inputs: none)
-    other = train([f"-output={tmp_path / 'without'}", *digits_argv], cpu)
+    other = train([f"-output={tmp_path / 'without'}", *digits_argv])
     assert_same_state(states(folder), states(other))
     assert rows(folder) == rows(other) and read_result(other)["pixel_baseline"] is None

@@ -1,7 +1,6 @@
 """MODEL.HEAD probe: a new head starts from the solution of the probe, whose evaluation is epoch 0. Adapters are in the
 best weights, which have plain names in all later runs."""
 
-import json
 import shutil
 
 import pytest
@@ -14,21 +13,21 @@ from conftest import (
     read_result,
     rows,
     run_folders,
+    run_here,
     states,
     train,
 )
 from safetensors.torch import load_file
 from torch import nn
 
-from configs.command_line import parse_command_line
 from configs.schema.model import Model
 from engine.checkpoint.files import load_checkpoint
-from engine.commands.run import run
 from engine.features import probe as probe_module
 from engine.features.classifiers import fit_probe
 from models.tuning import merge_adapters, set_training
 from models.weights.read import read_weights
 from scripts import export
+from utils.files import read_json
 
 pytestmark = pytest.mark.usefixtures("few_penalties")
 
@@ -47,16 +46,16 @@ def tuned(output, backbone, *options):
 
 
 @pytest.fixture(scope="module")
-def probed(backbone, tmp_path_factory, cpu):
+def probed(backbone, tmp_path_factory):
     flags = [*digits_flags(tmp_path_factory.mktemp("probe")), "MODEL.TUNE=probe", f"-pretrained={backbone}"]
-    return train([*flags, "-batch_size_eval=50"], cpu)
+    return train([*flags, "-batch_size_eval=50"])
 
 
-def test_the_best_checkpoint_is_never_below_the_probe(backbone, probed, tmp_path, cpu):
+def test_the_best_checkpoint_is_never_below_the_probe(backbone, probed, tmp_path):
     """A learning rate that destroys the weights: the best checkpoint is the probe, to the bit, also after a resume."""
     flags = tuned(tmp_path, backbone, "TRAIN.BASE_LR=3", "TRAIN.MAX_STEPS=3")
-    folder = train(flags, cpu)
-    assert run(parse_command_line([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"]), cpu) == 0
+    folder = train(flags)
+    assert run_here(f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null") == 0
     best, probe = (torch.load(one / "best.pth") for one in (folder, probed))
     assert best["epoch"] == 0 and all(torch.equal(best["model"][name], probe["model"][name]) for name in probe["model"])
     result = read_result(folder)
@@ -66,16 +65,16 @@ def test_the_best_checkpoint_is_never_below_the_probe(backbone, probed, tmp_path
     assert read_result(evaluate(tmp_path, f"-resume={folder}"))["top1"] == result["top1"]
 
 
-def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path, cpu, monkeypatch):
+def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path, monkeypatch):
     fits = []
     monkeypatch.setattr(probe_module, "fit_probe", lambda *data: fits.append(fit_probe(*data)) or fits[-1])
-    folder = train(tuned(tmp_path, backbone, "TRAIN.MODEL_EMA=true", "TRAIN.MINUTES=0.001"), cpu)
+    folder = train(tuned(tmp_path, backbone, "TRAIN.MODEL_EMA=true", "TRAIN.MINUTES=0.001"))
     assert_same_state(states(folder, "best.pth")["model"], states(probed, "best.pth")["model"])
     assert len([*tmp_path.glob("features/*/*/features.npy")]) == 2, "the features are computed once: of both splits"
     assert len(fits) == 1, "the head is fitted once"
     result, expected = read_result(folder), read_result(probed)
     assert all(result[key] == expected[key] for key in ("finished", "top1", "knn_top1", "probe_l2", "epoch"))
-    assert run(parse_command_line([f"-resume={folder}"]), cpu) == 0
+    assert run_here(f"-resume={folder}") == 0
 
 
 @pytest.mark.slow
@@ -87,33 +86,33 @@ def test_a_sharded_run_without_time_trains_a_step(backbone, tmp_path, ranks):
     assert [row["epoch"] for row in rows(folder)] == ["0", "1"] and read_result(folder)["probe_score"] is not None
 
 
-def test_epoch_0_is_the_probe_and_a_resumed_run_is_exact(backbone, probed, tmp_path, cpu):
-    whole = train(tuned(tmp_path / "whole", backbone), cpu)
+def test_epoch_0_is_the_probe_and_a_resumed_run_is_exact(backbone, probed, tmp_path):
+    whole = train(tuned(tmp_path / "whole", backbone))
     probe, result, table = read_result(probed), read_result(whole), rows(whole)
     assert result["probe_score"] == probe["top1"] and probe["probe_score"] is None
     assert (result["knn_top1"], result["probe_l2"]) == (probe["knn_top1"], probe["probe_l2"])
     assert [row["epoch"] for row in table] == ["0", "1", "2"] and table[0]["train_loss"] == ""
     assert float(table[0]["val_top1"]) == probe["top1"] and result["top1"] >= probe["top1"]
     assert not (whole / "epoch-000.pth").exists()
-    part = train(tuned(tmp_path / "part", backbone, "TRAIN.MAX_STEPS=25"), cpu)
+    part = train(tuned(tmp_path / "part", backbone, "TRAIN.MAX_STEPS=25"))
     shutil.rmtree(tmp_path / "part" / "features")  # a resume needs none
-    assert run(parse_command_line([f"-resume={part}", "-opts", "TRAIN.MAX_STEPS=null"]), cpu) == 0
+    assert run_here(f"-resume={part}", "-opts", "TRAIN.MAX_STEPS=null") == 0
     assert_same_state(states(part)["model"], states(whole)["model"])
     assert rows(part) == table
 
 
 @pytest.mark.parametrize("options", [("MODEL.TUNE=lora",), ("MODEL.TUNE=last:1", "TRAIN.MODEL_EMA=true")])
-def test_all_kinds_of_tuning_and_an_average_start_from_it(backbone, probed, tmp_path, cpu, options):
+def test_all_kinds_of_tuning_and_an_average_start_from_it(backbone, probed, tmp_path, options):
     flags = tuned(tmp_path, backbone, *options, "TRAIN.MAX_STEPS=1", "TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0")
-    last = torch.load(train(flags, cpu) / "last.pth")
+    last = torch.load(train(flags) / "last.pth")
     probe = torch.load(probed / "best.pth")["model"]
     for state in filter(None, (last["model"], last["state_dict_ema"])):
         assert torch.equal(state["head.weight"], probe["head.weight"])
 
 
-def test_a_head_of_the_same_classes_stays(trained_digits, tmp_path, cpu):
+def test_a_head_of_the_same_classes_stays(trained_digits, tmp_path):
     flags = tuned(tmp_path, trained_digits() / "best.pth", "TRAIN.MAX_STEPS=1", "TRAIN.BASE_LR=0")
-    folder = train([*flags, "-opts", "TRAIN.WARMUP_START_LR=0"], cpu)
+    folder = train([*flags, "-opts", "TRAIN.WARMUP_START_LR=0"])
     heads = (torch.load(one)["model"]["head.weight"] for one in (folder / "last.pth", trained_digits() / "best.pth"))
     assert torch.equal(*heads) and read_result(folder)["probe_score"] is None
 
@@ -150,14 +149,12 @@ def test_evaluation_and_export_merge_the_adapters(adapted, tmp_path):
         assert result["top1"] == best["top1"] and result["loss"] == pytest.approx(best["loss"], rel=1e-6)
 
 
-def test_a_later_run_starts_from_the_merged_weights(adapted, digits_argv, trained_digits, cpu):
+def test_a_later_run_starts_from_the_merged_weights(adapted, digits_argv, trained_digits):
     state = load_checkpoint(adapted / "best.pth")["model"]
     merged = merge_adapters(state, alpha=10)
     assert merged.keys() == states(trained_digits())["model"].keys() and len(state) == len(merged) + 2 * 8
     frozen = [name for name in merged if not name.startswith("head.")]
-    later = train(
-        [*digits_argv, f"MODEL.PRETRAINED={adapted / 'best.pth'}", "MODEL.TUNE=head", "TRAIN.MAX_STEPS=1"], cpu
-    )
+    later = train([*digits_argv, f"MODEL.PRETRAINED={adapted / 'best.pth'}", "MODEL.TUNE=head", "TRAIN.MAX_STEPS=1"])
     assert all(torch.equal(states(later)["model"][name], merged[name]) for name in frozen)
     name = "blocks.0.attn.qkv.weight"
     assert not torch.equal(merged[name], state[name])
@@ -172,5 +169,5 @@ def test_the_folder_for_peft_has_the_best_adapters_and_head(adapted):
     names = {f"base_model.model.{name}{'.weight' if '.lora_' in name else ''}": name for name in state["model"]}
     assert {names[name] for name in tensors} == {n for n in state["model"] if ".lora_" in n or n.startswith("head.")}
     assert all(torch.equal(tensor, state["model"][names[name]]) for name, tensor in tensors.items())
-    config = json.loads((adapted / "adapter" / "adapter_config.json").read_text())
+    config = read_json(adapted / "adapter" / "adapter_config.json")
     assert (config["r"], config["lora_alpha"], len(config["target_modules"])) == (4, 10, 8)

@@ -19,15 +19,14 @@ from conftest import (
     read_result,
     refused,
     rows,
+    run_here,
     session_for,
     slow,
     states,
     train,
 )
 
-from configs.command_line import parse_command_line
 from engine.checkpoint.files import load_checkpoint
-from engine.commands.run import run
 from engine.report.contents import read_contents
 from engine.run.record import read_run
 from utils.files import read_json
@@ -41,13 +40,13 @@ VALUES = [float("nan"), 50.0, 70.0, 70.0, 60.0]  # of the epochs: no value, best
 LOSSES = [0.1, 2.0, 3.0, 3.0, 0.1]
 
 
-def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, cpu, monkeypatch, capsys, tmp_path):
+def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, monkeypatch, capsys, tmp_path):
     for name, values in (("min_recall", VALUES), ("loss", LOSSES)):
         left = iter(values)
         scripted = replace(METRICS[name], compute=lambda results, left=left, last=values[-1]: next(left, last))
         monkeypatch.setitem(METRICS, name, scripted)
     options = ["EVAL.BEST_METRIC=min_recall", "TRAIN.PATIENCE=2", "TRAIN.NUM_EPOCHS=9", "SAVE_FREQ=9"]
-    folder = train([*digits_argv, *options], cpu)
+    folder = train([*digits_argv, *options])
     monkeypatch.undo()
     result = read_result(folder)
     log = capsys.readouterr().out
@@ -62,31 +61,31 @@ def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, cpu
     assert f"Validation minimum recall: {value:.2f}%" in capsys.readouterr().out
 
 
-def test_a_run_without_a_finite_value_has_no_best_epoch_and_finishes(digits_argv, cpu, monkeypatch):
+def test_a_run_without_a_finite_value_has_no_best_epoch_and_finishes(digits_argv, monkeypatch):
     monkeypatch.setitem(METRICS, "loss", replace(METRICS["loss"], compute=lambda results: float("nan")))
-    folder = train([*digits_argv, "EVAL.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=1"], cpu)
+    folder = train([*digits_argv, "EVAL.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=1"])
     assert read_result(folder)["finished"] and read_result(folder)["epoch"] is None
     assert not (folder / "best.pth").exists() and read_contents(folder).best is None
 
 
-def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_best_epoch(tmp_path, cpu):
+def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_best_epoch(tmp_path):
     """An accuracy of 100% says nothing there."""
     root = noise_folder(tmp_path, 12, 4, (8, 8, 3))
     words = [f"-data_path={root}", "-batch_size=4", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts", *TINY_VIT]
     for path in (root / "val/class1").iterdir():
         path.rename(root / "val/class0" / path.name)
     more = ["DATA.DATASET=imagenet2012", "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=3", "EVAL.BEST_METRIC=auroc"]
-    folder = train([*words, *more], cpu)
+    folder = train([*words, *more])
     assert [count for text, count in read_run(folder)["warnings"].items() if "EVAL.BEST_METRIC" in text] == [1]
     assert read_result(folder)["epoch"] and "Best AUROC" in log_of(folder)
     for split, classes in (("train", "01"), ("val", "0")):
         names = [path.relative_to(root) for name in classes for path in (root / split / f"class{name}").iterdir()]
         (root / f"{split}_list.txt").write_text("".join(f"{name} 0\n" for name in names))
         (root / f"{split}.csv").write_text("image,label\n" + "".join(f"{name},cat\n" for name in names))
-    notes = session_for([*words, "DATA.DATASET=csv", "MODEL.NUM_CLASSES=1"], cpu).plan.notes
+    notes = session_for([*words, "DATA.DATASET=csv", "MODEL.NUM_CLASSES=1"]).plan.notes
     assert [note for note in notes if str(note).startswith("Warning: all training images are of one class")]
     for number, warns in (1000, True), (1, False):  # the labels of lists are numbers
-        notes = session_for([*words, "DATA.DATASET=imagenet2012", f"MODEL.NUM_CLASSES={number}"], cpu).plan.notes
+        notes = session_for([*words, "DATA.DATASET=imagenet2012", f"MODEL.NUM_CLASSES={number}"]).plan.notes
         assert any("-opts MODEL.NUM_CLASSES=1 " in note.text for note in notes) == warns
 
 
@@ -102,8 +101,8 @@ def argv(digits_argv) -> list[str]:
     return [*digits_argv, *CONSTANT, "DATA.BATCH_SIZE=256", "TRAIN.MODEL_EMA=true", "TRAIN.PATIENCE=2"]
 
 
-def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cpu, capsys):
-    folder = train(argv, cpu)
+def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, capsys):
+    folder = train(argv)
     assert [row["epoch"] for row in rows(folder)] == ["1", "2", "3"]
     assert [bool(row["raw_val_top1"]) for row in rows(folder)] == [False, False, True]
     state, result, status = states(folder), read_result(folder), read_run(folder)
@@ -113,44 +112,42 @@ def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cpu
     assert (status["state"], status["stopped_early"], status["reason"]) == ("finished", True, reason)
     log = capsys.readouterr().out
     assert reason in log and f" -resume={folder} -opts TRAIN.PATIENCE=null\n" in log
-    train([f"-resume={folder}"], cpu)
+    train([f"-resume={folder}"])
     assert_same_state(states(folder), state)
     assert read_run(folder)["stopped_early"]
-    train([f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null"], cpu)
+    train([f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null"])
     assert states(folder)["epoch"] == 6
     assert not read_result(folder)["stopped_early"] and not read_run(folder)["stopped_early"]
 
 
 @pytest.mark.parametrize("stop", [7, slow(10)])
-def test_a_resumed_run_counts_from_the_best_epoch(argv, cpu, stop):
-    folder = train([*argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
+def test_a_resumed_run_counts_from_the_best_epoch(argv, stop):
+    folder = train([*argv, f"TRAIN.MAX_STEPS={stop}"])
     assert not read_result(folder)["stopped_early"] and read_json(folder / STATUS)["state"] == "stopped"
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"])
     assert states(folder)["epoch"] == 3 and read_result(folder)["stopped_early"]
 
 
 # The evaluation files and the page
 
 
-def test_a_signal_in_the_last_evaluation_is_an_interruption_of_a_complete_training(
-    digits_argv, cpu, monkeypatch, tmp_path
-):
+def test_a_signal_in_the_last_evaluation_is_an_interruption_of_a_complete_training(digits_argv, monkeypatch, tmp_path):
     def fail(*arguments):
         raise Interrupted(signal.SIGTERM)
 
     monkeypatch.setattr("engine.training.end._evaluate_best", fail)
-    assert run(parse_command_line([*digits_argv, "TRAIN.NUM_EPOCHS=1"]), cpu) == 128 + signal.SIGTERM
+    assert run_here(*digits_argv, "TRAIN.NUM_EPOCHS=1") == 128 + signal.SIGTERM
     folder = only_run(tmp_path / "out")
     assert read_result(folder)["finished"] and states(folder)["epoch"] == 1
     assert read_run(folder)["state"] == "interrupted"
 
 
-def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, cpu, monkeypatch, capsys):
+def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, monkeypatch, capsys):
     def fail(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("engine.evaluation.files.atomic_write", fail)
-    folder = train(digits_argv, cpu)
+    folder = train(digits_argv)
     assert "No space left" in capsys.readouterr().out
     assert read_result(folder)["finished"]
 
@@ -165,24 +162,24 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, cpu, 
         ["AMP.ENABLED=true", "AMP.LEVEL=O3", "AMP.DTYPE=bfloat16"],
     ],
 )
-def test_the_size_of_a_checkpoint_is_known_before_training(digits_argv, cpu, options):
-    folder = train([*digits_argv, *options, "MODEL.EMBED_DIM=192", "TRAIN.MAX_STEPS=1"], cpu)
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=2"], cpu)
+def test_the_size_of_a_checkpoint_is_known_before_training(digits_argv, options):
+    folder = train([*digits_argv, *options, "MODEL.EMBED_DIM=192", "TRAIN.MAX_STEPS=1"])
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=2"])
     sizes = re.findall(r"----- Checkpoints: about ([\d.]+) MB", log_of(folder))
     real = (folder / "last.pth").stat().st_size / 1e6
     assert [float(size) for size in sizes] == [pytest.approx(real, rel=0.05)] * 2
 
 
-def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_folder_is_made(digits_argv, cpu, monkeypatch):
+def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_folder_is_made(digits_argv, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=10**4))
     with refused(r"0\.0 MB free .* not one fits; .* -output$"):
-        train(digits_argv, cpu)
+        train(digits_argv)
     assert not Path(config_for(*digits_argv).save).exists()
 
 
-def test_a_disk_that_does_not_tell_its_size_ends_no_run(digits_argv, cpu, monkeypatch):
+def test_a_disk_that_does_not_tell_its_size_ends_no_run(digits_argv, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, free=0))
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=1"])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=0))
     with refused(r"not one fits; .* resume a copy"):  # -output does not move a run
-        train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=2"], cpu)
+        train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=2"])
