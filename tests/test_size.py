@@ -97,11 +97,10 @@ def count_branches(tree: ast.AST) -> int:
 def knots_in(tree: ast.Module) -> Counter[str]:
     knots = Counter[str]()
     for node in ast.walk(tree):
-        inner = list(ast.walk(node))[1:]
         if isinstance(node, ast.IfExp):
-            knots["conditional expression in another"] += any(isinstance(one, ast.IfExp) for one in inner)
+            knots["conditional expression in another"] += sum(isinstance(one, ast.IfExp) for one in ast.walk(node)) > 1
         elif isinstance(node, COMPREHENSIONS):
-            knots["walrus in a comprehension"] += any(isinstance(one, ast.NamedExpr) for one in inner)
+            knots["walrus in a comprehension"] += any(isinstance(one, ast.NamedExpr) for one in ast.walk(node))
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
             # Values of one kind (two products, two calls) belong together, as do a swap and a step of a recurrence.
             kinds = {type(value) for value in node.value.elts}
