@@ -20,6 +20,7 @@ import torch.distributed as dist
 from PIL import Image
 from rank_pool import RankPool, environment
 
+from configs import parts
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
 from configs.schema import Config
@@ -31,6 +32,7 @@ from datasets.transforms.host import HostTransform
 from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.notes import Note
 from utils.signals import TERMINATION_SIGNALS
 from utils.system import is_installed
 from utils.tables import read_rows
@@ -120,6 +122,28 @@ def any_device(request: pytest.FixtureRequest) -> ProcessContext:
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture(autouse=True)
+def own_parts_after_test(monkeypatch) -> Iterator[None]:
+    """Removes the parts of the plugins that a test runs: they would be options of each later test of this process."""
+    monkeypatch.setattr(parts, "_running", dict(parts._running))
+    before = [dict(table) for table in parts.TABLES]
+    yield
+    for table, own in zip(parts.TABLES, before, strict=True):
+        table.clear()
+        table.update(own)
+
+
+@pytest.fixture
+def saved(tmp_path) -> Callable[[Any], str]:
+    """Writes the content of a weight file with torch, in place of an earlier one, and returns its path."""
+
+    def save(content: Any) -> str:
+        torch.save(content, tmp_path / "x.pth")
+        return str(tmp_path / "x.pth")
+
+    return save
+
+
 @pytest.fixture
 def plugin() -> str:
     """The path of a plugin with a part of each kind but a model."""
@@ -201,6 +225,18 @@ def slow(*values: Any) -> Any:
 def refused(pattern: str) -> Any:
     """Expects an error that the user can solve."""
     return pytest.raises(UserError, match=pattern)
+
+
+def line_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    """The error in which a call ends, which is one line."""
+    with refused(r"^[^\n]+$") as error:
+        call(*arguments, **options)
+    return str(error.value)
+
+
+def told(notes: Iterable[Note], part: str = "", kind: str = "") -> list[str]:
+    """The texts of the notes that contain `part`. kind: of one kind of notes only."""
+    return [note.text for note in notes if part in note.text and kind in ("", note.kind)]
 
 
 def seeded(seed: int) -> torch.Generator:

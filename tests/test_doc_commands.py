@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, samples_for
+from conftest import ROOT, config_for, samples_for
 from PIL import Image
 from torch import nn
 
@@ -106,7 +106,8 @@ def test_the_mean_of_several_runs_is_by_class_name(tmp_path, monkeypatch):
         (tmp_path / "predictions" / name / "predictions.csv").write_text(text)
     monkeypatch.chdir(tmp_path)
     exec(code, names := {})
-    assert names["classes"] == ["Cat", "ant"] and names["images"] == ["1.jpg", "3.jpg"]
+    assert names["classes"] == ["Cat", "ant"]
+    assert names["images"] == ["1.jpg", "3.jpg"]
     assert names["means"] == pytest.approx(np.array([[0.8, 0.2], [0.3, 0.7]]))
     (tmp_path / "predictions/b/predictions.csv").write_text(tables["b"].replace("Cat", "cat"))
     with pytest.raises(AssertionError, match="different classes"):
@@ -141,7 +142,7 @@ def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path
         found = {row[f"class_{rank}"]: float(row[f"probability_{rank}"]) for rank in range(1, 6)}
         assert found == pytest.approx({name: probabilities[classes.index(name)].item() for name in found}, abs=1e-3)
 
-    config = parse_command_line([f"-cfg={run / 'config.yaml'}"]).config
+    config = config_for(f"-cfg={run / 'config.yaml'}")
     evaluator = Evaluator(Normalize(config.data), Precision(config.amp, cpu.device), Strategy(), cpu)
     rollout = attention_rollout(model, images, evaluator)
     torch.testing.assert_close(to_unit_range(names["heat"]), rollout, rtol=0, atol=1e-3)
@@ -157,7 +158,8 @@ def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path
     assert hits == pytest.approx(result["top1"] / 100 * len(targets), abs=1.01)  # a tie may round to another class
     best = names["evaluated"].loc[result["epoch"]]
     assert (best["val_top1"], best["val_loss"]) == (result["top1"], result["loss"])
-    assert names["runs"].loc[run.name, "top1"] == result["top1"] and names["options"]["TRAIN"]["BASE_LR"] == 1e-2
+    assert names["runs"].loc[run.name, "top1"] == result["top1"]
+    assert names["options"]["TRAIN"]["BASE_LR"] == 1e-2
     assert names["record"]["facts"]["Model"]["parameters"] == sum(weight.numel() for weight in model.parameters())
     recall = names["per_class"].set_index("class")["recall"]
     assert recall["3"] == pytest.approx(100 * (logits.argmax(1)[targets == 3] == 3).float().mean().item(), abs=3)

@@ -7,12 +7,11 @@ from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
-from conftest import only_run, read_result, run_script
+from conftest import only_run, read_result, refused, run_script
 from PIL import Image
 
 import main_single_gpu
 from tests.datasets.photo import PHOTO
-from utils.errors import UserError
 from utils.tables import read_rows
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
@@ -61,16 +60,19 @@ def test_run_folder_contents(trained):
     names = {path.name for path in folder.iterdir()}
     checkpoints = {"last.pth", "previous.pth", "best.pth", "epoch-001.pth", "epoch-002.pth"}
     texts = {"log.txt", "config.yaml", "run.json", "status.json", "metrics.jsonl", "metrics.csv", "report.html"}
-    copies = {"plugins"}  # of tests before it in this process
-    assert names - checkpoints - copies == texts | {"evaluation", "details", ".lock"} and "epoch-002.pth" in names
+    assert names - checkpoints == texts | {"evaluation", "details", ".lock"}
+    assert "epoch-002.pth" in names
     assert any((folder / "details").glob("events.out.tfevents*"))
     assert re.fullmatch(r"vit-\d{8}-\d\d-\d\d", folder.name)
     assert (folder / "details/train_batch.png").read_bytes().startswith(b"\x89PNG")
     rows = read_rows(folder / "metrics.csv")
-    assert [row["epoch"] for row in rows] == ["1", "2"] and [row["step"] for row in rows] == ["3", "6"]
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert [row["step"] for row in rows] == ["3", "6"]
     result = read_result(folder)
     assert result["top1"] == max(float(row["val_top1"]) for row in rows)
-    assert result["images_per_second"] > 0 and result["peak_memory_bytes"] > 1e8 and result["finished"]
+    assert result["images_per_second"] > 0
+    assert result["peak_memory_bytes"] > 1e8
+    assert result["finished"]
     assert result["device"].startswith("CPU ")
 
 
@@ -132,14 +134,15 @@ def test_ranks_share_batch_norm_statistics_for_evaluation(two_ranks):
 
 
 def test_dry_run_prints_sizes_and_does_not_train(imagenet, tmp_path, capsys):
-    argv = ["-cfg=configs/vit_base_patch16_224.yaml", f"-data_path={imagenet / 'data'}", f"-output={tmp_path / 'out'}"]
+    argv = ["-cfg=configs/vit_tiny_patch16_224.yaml", f"-data_path={imagenet / 'data'}", f"-output={tmp_path / 'out'}"]
     assert main_single_gpu.main([*argv, "-batch_size=4", "-accum_iter=4", "-dry_run"]) == 0
     printed = capsys.readouterr().out
-    assert "86.568 M parameters" in printed and "35.13 GFLOPs per image" in printed
+    assert "5.717 M parameters" in printed
+    assert "2.51 GFLOPs per image" in printed
     assert " of 2 steps of 16 images" in printed  # 6 batches, 4 per step
     assert not (tmp_path / "out").exists()
 
 
 def test_several_processes_are_refused_by_the_script_for_one(imagenet, tmp_path):
-    with pytest.raises(UserError, match=r"-ngpus 2: .*main_multi_gpu\.py"):
+    with refused(r"-ngpus 2: .*main_multi_gpu\.py"):
         main_single_gpu.main([*flags(imagenet, tmp_path, "-ngpus=2")])

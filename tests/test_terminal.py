@@ -68,5 +68,6 @@ def test_run_with_closed_standard_streams(tmp_path, shell):
     command = ["bash", "-c", shell, "bash", *digits(tmp_path, "TRAIN.NUM_EPOCHS=1", "REPORT_FREQ=1")]
     assert subprocess.run(command, cwd=ROOT, env=environment(), timeout=300).returncode == 0
     folder = only_run(tmp_path)
-    assert read_json(folder / STATUS)["state"] == "finished" and "Best top-1" in (folder / "log.txt").read_text()
+    assert read_json(folder / STATUS)["state"] == "finished"
+    assert "Best top-1" in (folder / "log.txt").read_text()
     assert states(folder)["epoch"] == 1  # no printed text is in the checkpoint

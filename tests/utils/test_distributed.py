@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import refused
 from rank_pool import environment
 
 from utils import distributed, threads
 from utils.distributed import connect_store
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable
 from utils.files import read_json
 from utils.signals import Interrupted
 
@@ -60,7 +61,9 @@ def test_script_starts_its_own_processes_which_listen_at_the_loopback_interface_
     assert ended.status == 0 and set(lines) >= AGREED, ended
     assert f"by torchrun with {max(1, torch.get_num_threads() // 2)} threads" in lines
     listening = [line for line in lines if line.startswith("listens")]
-    assert len(listening) > 2 and set(listening) == {"listens at 0100007F"} and ended.err == ""
+    assert len(listening) > 2
+    assert set(listening) == {"listens at 0100007F"}
+    assert ended.err == ""
 
 
 def srun(case: str, **variables: str) -> list[subprocess.Popen]:
@@ -106,7 +109,8 @@ def test_processes_exit_without_a_launcher_that_terminates_them():
     cases = ("all_fail", "one_crashes", "one_is_killed", "one_fails_and_its_exit_hangs")
     started = [process for case in cases for process in srun(case)]
     first, second, left, crashed, left_over, killed, waiting, hanging = (end(process) for process in started)
-    assert (first.status, second.status) == (1, 1) and first.err + second.err == "error: disk: full\n"
+    assert (first.status, second.status) == (1, 1)
+    assert first.err + second.err == "error: disk: full\n"
     assert (left.status, crashed.status, left_over.status, killed.status) == (1, 1, 1, -signal.SIGKILL)
     assert crashed.err.count("Traceback") == crashed.err.count("ValueError: a bug") == 1
     for one in (left, left_over):
@@ -118,7 +122,8 @@ def test_processes_exit_without_a_launcher_that_terminates_them():
 def test_a_hanging_or_stopped_rank_ends_all_after_the_timeout():
     started = [start([sys.executable, WORKER, case]) for case in ("one_hangs", "one_is_stopped")]
     for ended in map(end, started):  # all processes that write to the output have ended
-        assert ended.status == 1 and re.fullmatch(r"error: rank 1 does not respond; .*\n", ended.err)
+        assert ended.status == 1
+        assert re.fullmatch(r"error: rank 1 does not respond; .*\n", ended.err)
 
 
 @pytest.mark.slow
@@ -140,7 +145,7 @@ def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     assert distributed._claim_device(store, local_rank=0, local_world_size=2) == torch.device("cuda:0")
-    with pytest.raises(UserError, match=r"2 processes on this host, but 1 visible"):
+    with refused(r"2 processes on this host, but 1 visible"):
         distributed._claim_device(store, local_rank=1, local_world_size=2)
 
 
@@ -148,7 +153,7 @@ def test_gpu_that_is_full_at_the_start():
     nccl = "NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"
     line = r"^out of GPU memory at the start \(.*out of memory'?\); .* CUDA_VISIBLE_DEVICES"
     for error in (dist.DistBackendError(nccl), torch.AcceleratorError("CUDA error: out of memory\nMore lines.")):
-        with pytest.raises(UserError, match=line), distributed._report_full_gpu():
+        with refused(line), distributed._report_full_gpu():
             raise error
     with pytest.raises(RuntimeError, match="a bug"), distributed._report_full_gpu():
         raise RuntimeError("a bug")
@@ -186,11 +191,11 @@ def test_ranks_share_the_store_of_rank_0_which_no_other_host_reaches():
 def test_an_address_without_rank_0_is_named(capsys):
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(UserError, match=rf"MASTER_PORT: another program listens at {LOOPBACK}:{port}"):
+        with refused(rf"MASTER_PORT: another program listens at {LOOPBACK}:{port}"):
             connect_store(place(port), limit_seconds=0.5)
-        with pytest.raises(UserError, match=rf"rank 0 cannot open {LOOPBACK}:{port} \(Address already in use\)"):
+        with refused(rf"rank 0 cannot open {LOOPBACK}:{port} \(Address already in use\)"):
             connect_store(place(port, rank=0), limit_seconds=0.5)
-    with pytest.raises(UserError, match=rf"rank 1 cannot connect to {LOOPBACK}:{port} \(Connection refused\)"):
+    with refused(rf"rank 1 cannot connect to {LOOPBACK}:{port} \(Connection refused\)"):
         connect_store(place(port), limit_seconds=0.5)
     assert capsys.readouterr().err.count(f"rank 1 waits for rank 0 at {LOOPBACK}:{port}") == 2
 
@@ -205,12 +210,12 @@ def test_a_rank_that_does_not_start_and_one_with_another_device_are_named(capsys
     store.set("host of rank 1", "node1")
     hosts = distributed._meet(store, 0, 3, 1, "host", "node0")
     assert hosts == ("node0", "node1", "node2")
-    with pytest.raises(UserError, match=r"uses cpu, but rank 2 \(node2\) uses cuda"):
+    with refused(r"uses cpu, but rank 2 \(node2\) uses cuda"):
         distributed._check_devices(("cpu", "cpu", "cuda"), hosts)
 
 
 @pytest.mark.parametrize(
-    ("text", "is_lost", "timed_out"),
+    "text, is_lost, timed_out",
     [
         ("Connection closed by peer [127.0.0.1]:1234", True, False),
         ("Timed out waiting 3000ms for recv operation to complete", True, True),
@@ -228,5 +233,6 @@ def test_errors_of_the_connection_are_told_from_others(monkeypatch, tmp_path, te
         raised = Unavailable if is_lost else type(error)
         with pytest.raises(raised), distributed._report_failure(dist.HashStore(), 1, 1, limit_seconds=60):
             raise error
-        assert report.exists() == is_lost and read_json(report).get("timed_out", False) == timed_out
+        assert report.exists() == is_lost
+        assert read_json(report).get("timed_out", False) == timed_out
         report.unlink(missing_ok=True)

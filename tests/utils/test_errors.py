@@ -13,7 +13,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import samples_for
+from conftest import config_for, samples_for
 from torch._inductor.exc import InductorError
 
 from configs.command_line import parse_command_line
@@ -62,7 +62,7 @@ REFUSED_ERRORS = {
 }
 MAY_PASS_ERRORS = {
     "no recipe": lambda folder, cpu: parse_command_line([f"-cfg={folder / 'a.yaml'}"]),
-    "no data": lambda folder, cpu: samples_for(parse_command_line([f"-data_path={folder}/gone"]).config, cpu, "val"),
+    "no data": lambda folder, cpu: samples_for(config_for(f"-data_path={folder}/gone"), cpu, "val"),
     "a server": lambda folder, cpu: ShardStore("http://127.0.0.1:9", 0.0).head(["a.tar"]),
     "no GPU": lambda folder, cpu: visible_gpus("cuda"),
     "a folder in use": lambda folder, cpu: lock_twice(folder),
@@ -125,7 +125,7 @@ def test_control_sequences_are_escaped(capsys):
     )
 
 
-@pytest.mark.parametrize(("count", "more"), [(20, None), (21, "  ... and 1 more")])
+@pytest.mark.parametrize("count, more", [(20, None), (21, "  ... and 1 more")])
 def test_each_finding_is_a_line(capsys, count, more):
     error = combine_findings("the data", [f"file {number}\n{ESCAPE}" for number in range(count)])
     assert isinstance(pickle.loads(pickle.dumps(error)), Findings)
@@ -200,15 +200,17 @@ def noted(error: Exception, note: str) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("on_gpu", "kind", "message"),
+    "on_gpu, kind, message",
     [*((True, *one) for one in GPU_SHORTAGES), *((False, *one) for one in HOST_SHORTAGES)],
 )
 def test_shortage_of_memory(on_gpu, kind, message):
     part = re.search(r"{(.*?)}", message)
     shortage = find_shortage(kind(message.replace("{", "").replace("}", "")))
-    assert shortage.on_gpu == on_gpu and "\n" not in shortage.reason
+    assert shortage.on_gpu == on_gpu
+    assert "\n" not in shortage.reason
     assert (part[1] if part else message.partition("\n")[0]) in shortage.reason
-    assert not shortage.in_evaluation and not shortage.in_loading
+    assert not shortage.in_evaluation
+    assert not shortage.in_loading
 
 
 @pytest.mark.parametrize("error", OTHER_ERRORS, ids=str)
@@ -222,7 +224,9 @@ def test_other_errors_are_no_shortage(error):
 def test_shortage_that_another_exception_wraps(hidden):
     inner = noted(torch.AcceleratorError(OUT_OF_MEMORY), IN_EVALUATION)
     shortage = find_shortage(chained(inner, hidden=hidden, outer=ValueError("a failed clean-up")))
-    assert shortage.on_gpu and shortage.in_evaluation and shortage.reason == "CUDA error: out of memory"
+    assert shortage.on_gpu
+    assert shortage.in_evaluation
+    assert shortage.reason == "CUDA error: out of memory"
 
 
 @pytest.mark.parametrize("where", ["", "Caught AcceleratorError in pin memory thread for device 0.\nTraceback:\n"])
@@ -230,7 +234,9 @@ def test_pinned_memory_is_host_memory(where):
     """With workers, a thread of torch allocates it; without workers, the main thread."""
     message = f"{where}torch.AcceleratorError: {OUT_OF_MEMORY}"
     shortage = find_shortage(noted(torch.AcceleratorError(message), IN_LOADING))
-    assert not shortage.on_gpu and shortage.in_loading and "CUDA error: out of memory" in shortage.reason
+    assert not shortage.on_gpu
+    assert shortage.in_loading
+    assert "CUDA error: out of memory" in shortage.reason
 
 
 def test_user_errors_with_a_cause():

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, refused
 
 from engine.checkpoint import run_folder
 from engine.checkpoint.run_folder import lock_run_folder, remove_temporary
 from utils import files
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable
 from utils.files import TemporaryFolder, atomic_save, locked, read_regular_file, temporary_path, verify_checksum
 from utils.notes import RUN_LOG
 from utils.seeding import derive_seed
@@ -37,7 +37,8 @@ def saved(tmp_path):
 def test_torch_reads_a_checksummed_file(saved):
     verify_checksum(saved, required=True)
     content = torch.load(saved, weights_only=True)
-    assert content["step"] == 3 and torch.equal(content["weights"], torch.arange(100.0))
+    assert content["step"] == 3
+    assert torch.equal(content["weights"], torch.arange(100.0))
 
 
 def test_flipped_bits_and_truncation_are_detected(saved):
@@ -48,7 +49,7 @@ def test_flipped_bits_and_truncation_are_detected(saved):
         damaged[position] ^= 1 << rng.randrange(8)
         for broken in (damaged, content[:position]):
             saved.write_bytes(broken)
-            with pytest.raises(UserError, match="is damaged"):
+            with refused("is damaged"):
                 verify_checksum(saved, required=True)
 
 
@@ -67,11 +68,12 @@ def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkey
 
     monkeypatch.setattr("utils.files.os.fsync", full)
     problem = r"cannot be saved: No space left on device; it needs about 40,000 bytes, [\d,]+ are free"
-    with pytest.raises(UserError, match=rf"state\.pth: {problem}; the previous file is intact"):
+    with refused(rf"state\.pth: {problem}; the previous file is intact"):
         atomic_save(saved, {"weights": torch.zeros(10000)})
-    with pytest.raises(UserError, match=rf"first\.pth: {problem}; there is no earlier one"):
+    with refused(rf"first\.pth: {problem}; there is no earlier one"):
         atomic_save(saved.with_name("first.pth"), {"weights": torch.zeros(10000)})
-    assert saved.read_bytes() == before and list(saved.parent.iterdir()) == [saved]
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
 
 
 def test_a_folder_that_is_moved_meanwhile_keeps_no_temporary_file(tmp_path):
@@ -90,7 +92,8 @@ def test_incomplete_last_row_is_dropped(tmp_path):
 @pytest.mark.parametrize("text", ["=1+1", "@home", "cat", "'quoted'", "", "a=b"])
 def test_a_cell_is_read_back_as_its_text(text):
     cell = safe_cell(text)
-    assert unescaped_cell(cell) == text and not cell.startswith(("=", "+", "-", "@"))
+    assert unescaped_cell(cell) == text
+    assert not cell.startswith(("=", "+", "-", "@"))
 
 
 def test_the_files_of_a_killed_writer_are_removed_and_those_of_others_stay(tmp_path):
@@ -102,14 +105,16 @@ def test_the_files_of_a_killed_writer_are_removed_and_those_of_others_stay(tmp_p
     remove_temporary(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
     name = temporary_path(tmp_path / "last.pth").name
-    assert socket.gethostname() in name and f".{os.getpid()}." in name
+    assert socket.gethostname() in name
+    assert f".{os.getpid()}." in name
 
 
 def test_seeds_are_reproducible_and_distinct():
     assert derive_seed(0, "augment", 1, 2) == 5333272824936365706
     uses = itertools.product((0, 1), ("order", "augment"), range(20), range(20))
     seeds = {derive_seed(*use) for use in uses}
-    assert len(seeds) == 1600 and all(0 <= seed < 2**63 for seed in seeds)
+    assert len(seeds) == 1600
+    assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 def test_a_file_is_read_whole_although_the_system_returns_parts(tmp_path, monkeypatch):
@@ -129,9 +134,7 @@ def test_a_limit_on_the_file_size_is_named(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
-        with pytest.raises(
-            UserError, match=r"File too large.*: raise the limit .*\(ulimit -f unlimited\) and start again"
-        ):
+        with refused(r"File too large.*: raise the limit .*\(ulimit -f unlimited\) and start again"):
             atomic_save(tmp_path / "last.pth", {"weights": torch.zeros(1 << 16)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -195,7 +198,8 @@ def test_a_folder_is_locked_by_one_process_which_is_named(tmp_path, monkeypatch,
         assert has_locks
         with pytest.raises(Unavailable, match=rf"^{tmp_path}: .*process {os.getpid()} on"), lock_run_folder(tmp_path):
             pass
-    assert is_free(tmp_path / ".lock") and not warnings
+    assert is_free(tmp_path / ".lock")
+    assert not warnings
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
@@ -203,8 +207,10 @@ def test_without_flock_nothing_is_locked_and_one_warning_says_so(tmp_path, monke
     fail_flock(monkeypatch, number)
     for _ in range(2):
         with lock_run_folder(tmp_path) as has_locks:
-            assert not has_locks and is_free(tmp_path / ".lock")
-    assert len(warnings) == 1 and str(tmp_path) in warnings[0]
+            assert not has_locks
+            assert is_free(tmp_path / ".lock")
+    assert len(warnings) == 1
+    assert str(tmp_path) in warnings[0]
 
 
 def test_a_lock_that_another_host_has_removed_is_opened_again(tmp_path, monkeypatch):
@@ -220,7 +226,8 @@ def test_a_lock_that_another_host_has_removed_is_opened_again(tmp_path, monkeypa
 
     monkeypatch.setattr(fcntl, "flock", stale)
     with locked(lock, 1.0):
-        assert lock.exists() and not is_free(lock)
+        assert lock.exists()
+        assert not is_free(lock)
 
 
 def test_a_refusal_means_locked(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import sys
 from functools import partial
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, refused
 
 from utils.errors import UserError
 from utils.processes import launch
@@ -23,7 +23,7 @@ SRUN_16 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "16"}
 
 
 @pytest.mark.parametrize(
-    ("started_by", "env"),
+    "started_by, env",
     [
         ("srun", SRUN_2 | {"PMI_RANK": "0"}),  # srun --mpi=pmi2
         ("mpirun", SRUN_2 | OPEN_MPI),
@@ -36,19 +36,19 @@ def test_launcher(started_by, env):
 
 
 @pytest.mark.parametrize(
-    ("env", "words"),
+    "env, words",
     [
         ({"PET_NNODES": "2", "RANK": "1", "WORLD_SIZE": "8"}, "without LOCAL_RANK"),  # a PyTorchJob
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_LOCAL_RANK"),
     ],
 )
 def test_a_process_that_cannot_know_its_rank_is_refused(env, words):
-    with pytest.raises(UserError, match=words):
+    with refused(words):
         detect_launcher(env)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "name, value",
     [
         *(("RANK", value) for value in ("abc", "-1", "", "2")),
         ("WORLD_SIZE", "0"),
@@ -58,23 +58,23 @@ def test_a_process_that_cannot_know_its_rank_is_refused(env, words):
 )
 def test_a_wrong_rank_or_count_is_named(name, value):
     for read in (torchrun_variables, check_is_alone):
-        with pytest.raises(UserError, match=f"{name}( is|,) '?{value}'?"):
+        with refused(f"{name}( is|,) '?{value}'?"):
             read(ONE_OF_2 | {name: value})
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("MASTER_PORT", "99999"), ("MASTER_PORT", ""), ("MASTER_ADDR", "http://u:pw@h")]
+    "name, value", [("MASTER_PORT", "99999"), ("MASTER_PORT", ""), ("MASTER_ADDR", "http://u:pw@h")]
 )
 def test_a_wrong_address_is_named(name, value):
-    with pytest.raises(UserError, match=f"^{name}.*: must be ") as error:
+    with refused(f"^{name}.*: must be ") as error:
         torchrun_variables(ONE_OF_2 | {name: value})
     assert "pw" not in str(error.value)
 
 
-@pytest.mark.parametrize(("name", "value"), [("PADDLE_TRAINER_ID", "1"), ("PET_NNODES", "1:2"), ("PET_NODE_RANK", "")])
+@pytest.mark.parametrize("name, value", [("PADDLE_TRAINER_ID", "1"), ("PET_NNODES", "1:2"), ("PET_NODE_RANK", "")])
 def test_a_variable_of_another_program_is_named_unless_the_launcher_sets_its_own(name, value):
     for read in (detect_launcher, check_is_alone):
-        with pytest.raises(UserError, match=f"^{name} is '{value}': "):
+        with refused(f"^{name} is '{value}': "):
             read({name: value})
     assert torchrun_variables(ONE_OF_2 | {name: value})["WORLD_SIZE"] == "2"
 
@@ -88,15 +88,15 @@ ALL_OF_2 = ONE_OF_2 | {"LOCAL_WORLD_SIZE": "2"}
 TORCHRUN = ALL_OF_2 | {"TORCHELASTIC_RUN_ID": "none"}
 
 
-@pytest.mark.parametrize(("name", "rank"), OUTER_COUNTS.items())
+@pytest.mark.parametrize("name, rank", OUTER_COUNTS.items())
 def test_a_torchrun_of_one_host_that_is_started_several_times_is_refused(name, rank):
     """Each would train apart, such as under `srun -N2 torchrun` without --nnodes."""
     outer = {name: "2", rank: "0", "SLURM_NNODES": "2", "SLURM_NTASKS": "2"}
     for env in (TORCHRUN, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}):
-        with pytest.raises(UserError, match=f"^{name} is '2': .*unset {name} "):
+        with refused(f"^{name} is '2': .*unset {name} "):
             detect_launcher(env | outer)
         assert detect_launcher(env | outer | {name: "1"}) == "torchrun"
-    with pytest.raises(UserError, match=f"^{name} is '2': .*main_multi_gpu"):
+    with refused(f"^{name} is '2': .*main_multi_gpu"):
         check_is_alone(outer)
 
 
@@ -110,7 +110,7 @@ def test_a_torchrun_of_one_host_that_is_started_several_times_is_refused(name, r
         TORCHRUN | {"PET_NNODES": "1:2"},
     ],
 )
-@pytest.mark.parametrize(("name", "rank"), OUTER_COUNTS.items())
+@pytest.mark.parametrize("name, rank", OUTER_COUNTS.items())
 def test_ranks_that_are_all_of_the_run_are_not_refused(env, name, rank):
     outer = env | {name: "2", rank: "0"}
     assert detect_launcher(outer) == "torchrun"
@@ -119,7 +119,7 @@ def test_ranks_that_are_all_of_the_run_are_not_refused(env, name, rank):
 
 
 @pytest.mark.parametrize(
-    ("variables", "expected"),
+    "variables, expected",
     [
         ({"LOCAL_SIZE": "2"}, "2"),  # deepspeed
         ({"LOCAL_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}, "1"),
@@ -137,7 +137,7 @@ def test_several_started_processes_are_noticed():
     one = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "SKYPILOT_NUM_NODES"), "1")
     check_is_alone(one | {"SLURM_NTASKS": "8", "RANK": "0"})
     for name in one:
-        with pytest.raises(UserError, match=f"^{name} is '2'"):
+        with refused(f"^{name} is '2'"):
             check_is_alone(one | {name: "2"})
 
 
@@ -162,7 +162,7 @@ def test_srun_variables():
 
 
 @pytest.mark.parametrize(
-    ("env", "name", "value"),
+    "env, name, value",
     [
         (SRUN, "SLURM_PROCID", None),
         (SRUN, "SLURM_NODEID", "4"),
@@ -171,12 +171,12 @@ def test_srun_variables():
 )
 def test_a_variable_that_the_launcher_did_not_pass_on_is_named(env, name, value):
     given = {key: text for key, text in (env | {name: value}).items() if text}
-    with pytest.raises(UserError, match=f"^{name}(: not set| is '{value}')"):
+    with refused(f"^{name}(: not set| is '{value}')"):
         torchrun_variables(given)
 
 
 def test_mpirun_over_several_hosts_needs_an_address():
-    with pytest.raises(UserError, match="MASTER_ADDR"):
+    with refused("MASTER_ADDR"):
         torchrun_variables(OPEN_MPI)
     told = torchrun_variables(OPEN_MPI | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"})
     assert (told["MASTER_ADDR"], told["MASTER_PORT"], told["LOCAL_WORLD_SIZE"]) == ("head", "1234", "2")
@@ -224,7 +224,7 @@ time.sleep(0 if case == "ends" else 600)
 
 @pytest.mark.usefixtures("handlers_after_test")
 @pytest.mark.parametrize(
-    ("case", "status", "words"),
+    "case, status, words",
     [
         ("ends", 0, ()),
         ("fails", 3, ()),  # the rank has printed why
@@ -249,7 +249,9 @@ def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, case, status, words):
     except (UserError, Interrupted) as error:
         found = error.status
         ended = error
-    assert found == status and (ended is None) == (not words) and all(word in str(ended) for word in words)
+    assert found == status
+    assert (ended is None) == (not words)
+    assert all(word in str(ended) for word in words)
     assert capfd.readouterr().err == ""
 
 

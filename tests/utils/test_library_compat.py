@@ -59,7 +59,8 @@ def test_coat_initializes_linear_layers():
     linear = nn.Linear(64, 64)
     nn.init.ones_(linear.bias)
     linear.apply(library_compat.init_weights_of(timm.create_model("coat_lite_tiny")))
-    assert not linear.bias.any() and linear.weight.std() < 0.03
+    assert not linear.bias.any()
+    assert linear.weight.std() < 0.03
 
 
 def test_files_of_pcam(tmp_path):
@@ -67,7 +68,8 @@ def test_files_of_pcam(tmp_path):
     data = SimpleNamespace(_base_folder=tmp_path, _FILES=files, _split="val")
     assert all(f"self.{name}" in inspect.getsource(datasets.PCAM) for name in ("_base_folder", "_FILES", "_split"))
     images, labels = library_compat.pcam_files(data)
-    assert images.endswith("valid_x.h5") and labels.endswith("valid_y.h5")
+    assert images.endswith("valid_x.h5")
+    assert labels.endswith("valid_y.h5")
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa"])
@@ -95,5 +97,6 @@ def test_the_server_is_started_by_the_replaced_function():
     with library_compat.replaced_spawn(replace):
         server = forkserver.ForkServer()
         server.ensure_running()
-    assert calls and util.spawnv_passfds is own
+    assert calls
+    assert util.spawnv_passfds is own
     assert isinstance(server._forkserver_alive_fd, int)  # of a child process, whose pipe `close_server_pipe` closes

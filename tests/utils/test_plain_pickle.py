@@ -33,14 +33,16 @@ def test_plain_data_round_trip(value, protocol, tmp_path_factory):
 def test_arrays_become_records_of_their_bytes(protocol, order, tmp_path):
     array = np.arange(600, dtype="<f4").reshape(20, 30, order=order)
     record = read(pickle.dumps(OrderedDict(a=array, b=array), protocol=protocol), tmp_path)["b"]
-    assert isinstance(record, ArrayRecord) and (record.shape, record.dtype.code) == ((20, 30), "f4")
+    assert isinstance(record, ArrayRecord)
+    assert (record.shape, record.dtype.code) == ((20, 30), "f4")
     assert np.array_equal(record.array(), array)
 
 
 def test_objects_are_inert_and_the_functions_of_the_reader_cannot_be_changed(tmp_path):
     for protocol in (0, 2, 4, 5):
         content = read(pickle.dumps([OSError("a"), 1j, range(3), {1: print}], protocol=protocol), tmp_path)
-        assert all(isinstance(one, Inert) for one in content[:3]) and issubclass(content[3][1], Inert)
+        assert all(isinstance(one, Inert) for one in content[:3])
+        assert issubclass(content[3][1], Inert)
     read(b"\x80\x02c_codecs\nencode\nN}S'__defaults__'\n(S'x'\nts\x86b.", tmp_path)
     assert _encode.__defaults__ is None
     with pytest.raises(ValueError, match="bytearray"):
@@ -62,4 +64,5 @@ def test_types_without_a_storage_of_their_own_are_read(dtype, tmp_path):
     tensor = torch.arange(6.0).to(dtype)[2:]
     torch.save({"weight": tensor}, tmp_path / "a.pth")
     read = map_tensor(read_pickle(tmp_path / "a.pth")["weight"])
-    assert read.dtype == dtype and torch.equal(read.float(), tensor.float())
+    assert read.dtype == dtype
+    assert torch.equal(read.float(), tensor.float())

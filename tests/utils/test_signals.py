@@ -36,7 +36,8 @@ def test_signals_after_a_deferred_one_raise_no_exception(is_own):
         else:
             pending.note(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert pending.number == signal.SIGTERM and told == ["SIGTERM"]
+    assert pending.number == signal.SIGTERM
+    assert told == ["SIGTERM"]
 
 
 def test_signals_after_a_block_without_one_raise_an_exception():
@@ -54,7 +55,8 @@ def threads() -> set[threading.Thread]:
 def test_results_errors_and_threads():
     before = threads()
     pool = DaemonPool(3)
-    assert len(threads() - before) == 3 and all(thread.daemon for thread in threads() - before)
+    assert len(threads() - before) == 3
+    assert all(thread.daemon for thread in threads() - before)
     assert [future.result(10) for future in [pool.submit(pow, 2, n) for n in range(20)]] == [2**n for n in range(20)]
     with pytest.raises(ZeroDivisionError):
         pool.submit(divmod, 1, 0).result(10)
@@ -72,6 +74,7 @@ def test_close_cancels_the_calls_that_have_not_begun():
     others = [pool.submit(pow, 2, n) for n in range(5)]
     assert begun.wait(10)
     pool.close()
-    assert all(other.cancelled() for other in others) and not first.done()
+    assert all(other.cancelled() for other in others)
+    assert not first.done()
     may_end.set()
     assert first.result(10)

@@ -49,7 +49,8 @@ def test_no_folder_for_temporary_files(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [os.devnull, "/nonexistent"])
     problem = why_unusable()
-    assert problem.startswith("TMPDIR: ") and "/nonexistent" in problem
+    assert problem.startswith("TMPDIR: ")
+    assert "/nonexistent" in problem
 
 
 def test_missing_required_packages(monkeypatch):
@@ -75,7 +76,7 @@ def machine(monkeypatch, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "device", "variables", "expected"),
+    "gpu, device, variables, expected",
     [
         (True, None, {}, None),
         (True, "cpu", {}, "10000"),
@@ -93,7 +94,7 @@ def test_limit_spinning(gpu, device, variables, expected, monkeypatch, machine):
 
 
 @pytest.mark.parametrize(
-    ("of_ranks", "quota", "expected"),
+    "of_ranks, quota, expected",
     [
         ([set(range(16))] * 8, math.inf, 2),  # torchrun: all ranks may use all cores
         ([set(range(start, start + 16)) for start in range(0, 128, 16)], math.inf, 16),  # srun: cores of its own
@@ -108,7 +109,7 @@ def test_share_of_a_rank(of_ranks, quota, expected):
 
 
 @pytest.mark.parametrize(
-    ("groups", "files", "expected"),
+    "groups, files, expected",
     [
         ("0::/", {"cpu.max": "800000 100000\n"}, 8.0),  # in a container, its own group is the root
         ("0::/", {"cpu.max": "max 100000\n"}, math.inf),

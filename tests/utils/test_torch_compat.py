@@ -60,7 +60,8 @@ def test_folders_of_the_compile_cache(tmp_path, monkeypatch):
         monkeypatch.setenv(name, folder)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folders = torch_compat.compile_cache_folders()
-    assert folders == {"TMPDIR": folders["TMPDIR"]} | named and folders["TMPDIR"].startswith(f"{tmp_path}/torch")
+    assert folders == {"TMPDIR": folders["TMPDIR"]} | named
+    assert folders["TMPDIR"].startswith(f"{tmp_path}/torch")
 
 
 def test_is_compiled():

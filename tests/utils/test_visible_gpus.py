@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from conftest import train
+from conftest import refused, train
 
 import main_multi_gpu
 from configs.command_line import parse_command_line
 from configs.flags import requested_device
 from utils import device, distributed
 from utils.device import check_runs_kernels, cpu_warning, visible_gpus
-from utils.errors import UserError
 
 GPU = torch.device("cuda", 0)
 
@@ -25,7 +24,7 @@ def test_gpu_without_code_in_this_torch(monkeypatch):
 
     monkeypatch.setattr(torch, "ones", fail)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
-    with pytest.raises(UserError, match=r"^GPU Tesla V100: [^\n]*CUDA_VISIBLE_DEVICES[^\n]*$"):
+    with refused(r"^GPU Tesla V100: [^\n]*CUDA_VISIBLE_DEVICES[^\n]*$"):
         check_runs_kernels(GPU)
 
 
@@ -51,7 +50,7 @@ def machine(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "visible", "has_gpu", "wanted", "reason"),
+    "error, visible, has_gpu, wanted, reason",
     [
         (TOO_OLD, "0", False, None, "too old"),  # Windows' Linux subsystem has no device file
         (TOO_OLD, "0", True, "cpu", None),
@@ -65,7 +64,7 @@ def machine(monkeypatch, tmp_path):
 def test_a_wanted_gpu_is_used_or_refused(machine, error, visible, has_gpu, wanted, reason):
     machine(error, visible, has_gpu)
     if reason:
-        with pytest.raises(UserError, match=reason):
+        with refused(reason):
             visible_gpus(wanted)
     else:
         assert visible_gpus(wanted) == 0
@@ -73,31 +72,35 @@ def test_a_wanted_gpu_is_used_or_refused(machine, error, visible, has_gpu, wante
 
 def test_a_build_without_cuda(machine, digits_argv, cpu):
     machine("never called", "0", cuda=None)
-    with pytest.raises(UserError, match="built without CUDA"):
+    with refused("built without CUDA"):
         visible_gpus()
     machine("never called", None, cuda=None)
-    assert visible_gpus() == 0 and cpu_warning(CPU) is None
+    assert visible_gpus() == 0
+    assert cpu_warning(CPU) is None
     machine("never called", None, has_gpu=True, cuda=None)
     run = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
-    assert visible_gpus() == 0 and f"Warning: {cpu_warning(CPU)}" in (run / "log.txt").read_text()
+    assert visible_gpus() == 0
+    assert f"Warning: {cpu_warning(CPU)}" in (run / "log.txt").read_text()
     assert cpu_warning(torch.device("cuda")) is None
     machine("never called", "", has_gpu=True, cuda=None)
     assert cpu_warning(CPU) is None
 
 
-@pytest.mark.parametrize(("visible", "usable"), [(None, True), ("1,-1,0", True), ("0,1,2,-1", False)])
+@pytest.mark.parametrize("visible, usable", [(None, True), ("1,-1,0", True), ("0,1,2,-1", False)])
 def test_a_machine_with_two_gpus(monkeypatch, machine, visible, usable):
     machine("never called", visible)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert visible_gpus("cpu") == 0 and distributed.single_process("cpu").device == CPU
-    assert main_multi_gpu.num_processes(None, "cpu") == 1 and main_multi_gpu.num_processes(3, "cpu") == 3
+    assert visible_gpus("cpu") == 0
+    assert distributed.single_process("cpu").device == CPU
+    assert main_multi_gpu.num_processes(None, "cpu") == 1
+    assert main_multi_gpu.num_processes(3, "cpu") == 3
     store = torch.distributed.HashStore()
     assert distributed._claim_device(store, local_rank=0, local_world_size=1, wanted="cpu") == CPU
     if usable:
         assert visible_gpus() == visible_gpus("cuda") == 2
     else:
-        with pytest.raises(UserError, match="can use 2 of these GPUs"):
+        with refused("can use 2 of these GPUs"):
             visible_gpus()
 
 

@@ -99,9 +99,7 @@ def exits(logits, targets, options):
 """
 
 
-def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv, cpu, monkeypatch):
-    monkeypatch.setattr("configs.parts._running", {})
-    monkeypatch.delitem(LOSSES, "exits", raising=False)
+def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv, cpu):
     (tmp_path / "now.py").write_text("import sys\nsys.exit(3)\n")
     with refused(r"-plugin .*now\.py:2: SystemExit: 3"):
         parse_command_line([f"-plugin={tmp_path / 'now.py'}", *digits_argv])
