@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, config_for, model_for, seeded
+from conftest import ROOT, config_for, model_for, refused, seeded
 from test_families import NoInitialization
 from timm.models import VisionTransformer
 
@@ -13,7 +13,6 @@ from configs.schema import Config
 from models.blocks import FeatureModel
 from models.vit import build_vit
 from models.weights.fit import load_pretrained
-from utils.errors import UserError
 
 CPU = torch.device("cpu")
 MILLIONS = {  # parameters; PaddleViT's recipes, then published sizes
@@ -65,14 +64,16 @@ def test_forward_pass_equals_timms():
     assert torch.equal(model(images), plain(images))
     model.head.reset_parameters()
     plain.load_state_dict(model.state_dict())
-    assert plain(images).abs().sum() > 0 and torch.equal(model(images), plain(images))
+    assert plain(images).abs().sum() > 0
+    assert torch.equal(model(images), plain(images))
 
 
 def test_dropout_rates_are_at_paddlevits_places():
     model = tiny_vit("MODEL.DROPOUT=0.25", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.125")
     block = model.blocks[1]
     assert (model.pos_drop.p, block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p) == (0.25,) * 4
-    assert block.attn.attn_drop.p == 0.5 and block.drop_path1.drop_prob == 0.125
+    assert block.attn.attn_drop.p == 0.5
+    assert block.drop_path1.drop_prob == 0.125
     assert model.head_drop.p == 0.0
 
 
@@ -83,7 +84,8 @@ def test_average_pooling_of_the_patches():
     images = torch.randn(2, 3, 32, 32)
     patches = model.patch_embed(images) + model.pos_embed
     expected = model.head(model.norm(model.blocks(patches)).mean(1))
-    assert model.cls_token is None and torch.allclose(model(images), expected, atol=1e-6)
+    assert model.cls_token is None
+    assert torch.allclose(model(images), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind, intervals", [("sincos2d", 6), ("sincos2d_bigvision", 5)])
@@ -122,12 +124,13 @@ def test_positions_that_differ_from_the_formula_are_refused(theirs, size, tmp_pa
         expected = model.pos_embed.clone()
         if kind == theirs:
             load_pretrained(model, str(weights), config.model, image_size=shape)
-            assert torch.equal(model.pos_embed, expected) and torch.equal(model.cls_token, source.cls_token)
+            assert torch.equal(model.pos_embed, expected)
+            assert torch.equal(model.cls_token, source.cls_token)
             continue
-        with pytest.raises(UserError, match=r"of the formula MODEL\.POS_EMBED; give -opts MODEL\.POS_EMBED=learned$"):
+        with refused(r"of the formula MODEL\.POS_EMBED; give -opts MODEL\.POS_EMBED=learned$"):
             load_pretrained(model, str(weights), config.model, image_size=shape)
     wider = vit_config("MODEL.POS_EMBED=sincos2d", "MODEL.EMBED_DIM=48")
-    with pytest.raises(UserError, match="wrong shapes"):
+    with refused("wrong shapes"):
         load_pretrained(build_vit(wider.model, wider.data), str(weights), wider.model, image_size=shape)
 
 
@@ -160,7 +163,8 @@ def test_tokens_of_a_vit(features, width):
         tokens = model.forward_features(IMAGES)
         parts = {"token": tokens[:, 0], "avg": tokens[:, 1:].mean(1)}
         found = FeatureModel(copy.deepcopy(model), "vit")(IMAGES)
-        assert found.shape == (2, width) and model(IMAGES).shape == (2, 5)
+        assert found.shape == (2, width)
+        assert model(IMAGES).shape == (2, 5)
         assert torch.equal(found, torch.cat([parts[name] for name in features.split("_")], dim=1))
         copied = copy.deepcopy(model)
         copied.head.weight.data.fill_(1.0)  # the copy uses its own head

@@ -101,7 +101,8 @@ SHAPE = (1001, 333)  # not a multiple of the four elements per draw
 def test_probability_and_scale(p, dtype):
     torch.manual_seed(0)
     output = FastDropout(p)(torch.ones(SHAPE, dtype=dtype))
-    assert output.dtype == dtype and output.unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-2)
+    assert output.dtype == dtype
+    assert output.unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-2)
     deviation = (p * (1 - p) / output.numel()) ** 0.5
     for part in (output, output.flatten()[::4], output.flatten()[3::4]):  # different bits of a draw
         assert (part == 0).float().mean().item() == pytest.approx(p, abs=8 * deviation)
@@ -121,7 +122,8 @@ def test_gradient_uses_the_same_mask_and_the_seed_is_torchs():
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         outputs.append(FastDropout(0.3)(x))
-    assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
     outputs[0].backward(torch.ones(SHAPE))
     assert torch.allclose(x.grad * x, outputs[0])
 

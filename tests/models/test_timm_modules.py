@@ -105,7 +105,7 @@ def test_blocks_are_no_part_of_the_stem_or_the_head(name):
     assert not paths & {"stem", "patch_embed", "conv1", "base_layer", "pre_classifier", "final_layer", "head"}
 
 
-@pytest.mark.parametrize("name", all_models("densenet121", "ghostnet_050", "swin_tiny_patch4_window7_224"))
+@pytest.mark.parametrize("name", all_models("ghostnet_050", "swin_tiny_patch4_window7_224", "test_vit"))
 def test_a_rate_of_0_is_0_and_null_is_the_models_own(name):
     for given, expected in ((0.0, (0, FIXED.get(name, 0))), (None, RATES.get(name, (0, 0)))):
         options = TimmModel(NAME=name, DROPOUT=given, DROPPATH=given)

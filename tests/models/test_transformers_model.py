@@ -119,7 +119,8 @@ def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images
             shown = pixels.flip(1) if kind == "mobilevit" else pixels  # in the order BGR
             wanted = source(pixel_values=shown).logits
             found = model.eval()(pixels)
-    assert torch.allclose(found, wanted, atol=1e-5) and wanted.std() > 1e-3
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert wanted.std() > 1e-3
     weights = [f"-model=local-dir:{tmp_path / 'hf'}", f"-pretrained={tmp_path / 'hf'}", "-lr=1e-3", "-epochs=2"]
     data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", f"-output={tmp_path / 'out'}"]
     argv = [*weights, *data, "-opts", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.LAYER_DECAY=0.7", "MODEL.DROPOUT=0.0"]
@@ -184,7 +185,8 @@ def test_predictions_equal_transformers_own_to_the_image_also_after_an_export(ki
         argv = [f"-predict={images / 'val'}", f"-pretrained={tmp_path / name}", f"-output={tmp_path / f'{name}-out'}"]
         run(parse_command_line(argv), cpu)
         rows = read_rows(tmp_path / f"{name}-out" / "predictions.csv")
-        assert len(rows) == 12 and np.ptp([float(row["probability_1"]) for row in rows]) > 0.01
+        assert len(rows) == 12
+        assert np.ptp([float(row["probability_1"]) for row in rows]) > 0.01
         for row in rows:
             with torch.no_grad():
                 logits = source(**processor(Image.open(row["path"]).convert("RGB"), return_tensors="pt")).logits
@@ -234,14 +236,17 @@ def test_layers_attention_and_recomputation(tmp_path, cpu):
         id(one): group["lr_scale"] for group in build_optimizer(model, options).param_groups for one in group["params"]
     }
     depth = {name: round(-np.log2(scales[id(one)])) for name, one in model.named_parameters()}
-    assert depth["classifier.weight"] == 0 and depth["dinov2_with_registers.layernorm.weight"] == 1
-    assert depth["dinov2_with_registers.encoder.layer.0.mlp.fc1.weight"] == 2 and max(depth.values()) == 3
+    assert depth["classifier.weight"] == 0
+    assert depth["dinov2_with_registers.layernorm.weight"] == 1
+    assert depth["dinov2_with_registers.encoder.layer.0.mlp.fc1.weight"] == 2
+    assert max(depth.values()) == 3
     pixels = torch.randn(2, 3, 48, 48)
     gradients = []
     maps = attention_rollout(
         model.eval(), pixels, Evaluator(Normalize(config.data), Precision(Amp(), cpu.device), Strategy(), cpu)
     )
-    assert maps.shape == (2, 6, 6) and maps.std() > 0
+    assert maps.shape == (2, 6, 6)
+    assert maps.std() > 0
     for mode in (False, True, "cheap"):
         model.train().set_grad_checkpointing(mode is True)
         if mode == "cheap":
@@ -285,7 +290,7 @@ def test_a_drop_path_changes_no_bit_of_an_evaluation():
     assert torch.equal(small_vit(0.3)(images), small_vit(0.0)(images))
 
 
-def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path):
+def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path, saved):
     with refused(r"^MODEL\.NAME: vit [^\n]*hidden_size[^\n]*$"):
         small_vit(0.0, hidden_size="wide")
     kwargs = {"model_type": "swiftformer", "architectures": ["SwiftFormerForImageClassification"]}
@@ -294,9 +299,9 @@ def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path):
     with refused(r"^MODEL\.NAME: the heads of swift are not supported[^\n]*$"):
         build_model(swift, Data.model_validate({"IMAGE_SIZE": 64}), torch.device("cpu"))
     model, _ = save(tmp_path, "vit")
-    torch.save({f"{name}.old": one for name, one in model.state_dict().items()}, tmp_path / "old.pth")
+    path = saved({f"{name}.old": one for name, one in model.state_dict().items()})
     with refused(r"^[^\n]*give the folder that the model's save_pretrained writes$"):
-        model_for(config_for(f"-model=local-dir:{tmp_path}", f"-pretrained={tmp_path / 'old.pth'}"))
+        model_for(config_for(f"-model=local-dir:{tmp_path}", f"-pretrained={path}"))
     assert read_record(str(tmp_path)).data["IMAGENET_MEAN"] == (0.5, 0.5, 0.5)
     file = tmp_path / "preprocessor_config.json"
     for content in ("{", '{"image_processor_type": "Unknown"}', "[1]", None):  # else the mean is the default, silently
@@ -321,7 +326,8 @@ def test_the_folder_of_a_model_describes_a_file_that_states_nothing(kind, tmp_pa
     for name, mean in (("plain", expected.data["IMAGENET_MEAN"]), ("args", (0.4,) * 3)):
         argv = [f"-model=local-dir:{folder}", f"-pretrained={tmp_path / name}.pth"]
         options, record, notes = options_of_weights(parse_command_line(["-eval", *argv]))
-        assert record.class_names == list(NAMES) and options.model.num_classes == 3
+        assert record.class_names == list(NAMES)
+        assert options.model.num_classes == 3
         wanted = expected.data | expected.evaluation | {"IMAGENET_MEAN": mean}
         found = options.data.model_dump(by_alias=True)
         assert {key: found[key] for key in wanted if key in PREPROCESSING} == {

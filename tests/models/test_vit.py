@@ -43,7 +43,8 @@ def test_only_kept_samples_have_gradients():
     chosen = [next(i for i in range(B) if torch.equal(x[i], part)) for part in seen[0]]
     output.sum().backward()
     with_branch = (x.grad != 1).flatten(1).any(1)
-    assert sorted(chosen) == with_branch.nonzero().flatten().tolist() and len(chosen) == 6
+    assert sorted(chosen) == with_branch.nonzero().flatten().tolist()
+    assert len(chosen) == 6
     assert torch.allclose(branch.weight.grad[0], x[chosen].sum((0, 1)) * B / 6, atol=1e-5)
 
 
@@ -56,7 +57,8 @@ def test_rates_below_0_1_use_timms_drop_path(rate, same):
     for block in (ours, timms, ours):
         torch.manual_seed(0)
         outputs.append(block.train()(x))
-    assert torch.equal(outputs[0], outputs[1]) == same and torch.equal(outputs[0], outputs[2])
+    assert torch.equal(outputs[0], outputs[1]) == same
+    assert torch.equal(outputs[0], outputs[2])
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
@@ -76,7 +78,8 @@ def test_the_values_and_gradients_are_those_of_the_convolution(options, any_devi
     convolution, linear = (PatchEmbed(**arguments).to(device) for _ in range(2))
     linear.load_state_dict(convolution.state_dict())
     use_linear_patches(linear)
-    assert isinstance(linear.proj, PatchLinear) and list(linear.state_dict()) == list(convolution.state_dict())
+    assert isinstance(linear.proj, PatchLinear)
+    assert list(linear.state_dict()) == list(convolution.state_dict())
     images = torch.randn(2, 3, 16, 16, device=device)
     results = []
     for module in (convolution, linear):

@@ -16,6 +16,7 @@ import safetensors.torch
 import timm
 import torch
 import torch.distributed.checkpoint as dcp
+from conftest import line_of, refused
 from timm.models.regnet import RegNet, RegNetCfg
 from weight_files import (
     FIXTURE,
@@ -35,7 +36,6 @@ from configs.weights import find_weights
 from models.weights.choose import FEATURES, FINE_TUNE
 from models.weights.fit import NewHead, load_pretrained
 from models.weights.names import paddle_to_timm
-from utils.errors import UserError
 
 SQUARE = "encoder.layers.0.attn.out.weight"
 
@@ -121,7 +121,7 @@ def test_pdparams_bfloat16_is_stored_as_uint16(tmp_path):
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize(("prefix", "big_vision"), [("", False), ("opt/target/", False), ("params/", True)])
+@pytest.mark.parametrize("prefix, big_vision", [("", False), ("opt/target/", False), ("params/", True)])
 def test_google_npz_as_timm_reads_it(tmp_path, prefix, big_vision, stacked):
     source, ours, timms = random_vit(), small_vit(), small_vit()
     np.savez(tmp_path / "vit.npz", **google_arrays(source, prefix, big_vision, stacked), **{"other/step": np.int64(3)})
@@ -163,10 +163,10 @@ def test_positions_of_an_npz_are_resized_as_timm_resizes_them(tmp_path):
 
 
 @pytest.mark.parametrize("now", [(32, 32), (64, 16), (8, 128)])
-def test_positions_of_as_many_tokens_in_another_shape_are_resized(tmp_path, now):
+def test_positions_of_as_many_tokens_in_another_shape_are_resized(saved, now):
     source, model = random_vit(img_size=(16, 64)), small_vit(img_size=now)
-    torch.save(source.state_dict(), tmp_path / "x.pth")
-    load_pretrained(model, str(tmp_path / "x.pth"), image_size=(16, 64))
+    path = saved(source.state_dict())
+    load_pretrained(model, path, image_size=(16, 64))
     grid = source.pos_embed[:, 1:].unflatten(1, (2, 8)).permute(0, 3, 1, 2)
     size = [side // 8 for side in now]
     expected = torch.nn.functional.interpolate(grid, size, mode="bicubic", antialias=True).flatten(2).transpose(1, 2)
@@ -205,10 +205,10 @@ def test_extension_is_optional_and_pdparams_has_priority(tmp_path):
     assert find_weights(str(tmp_path / "vit")) == tmp_path / "vit.pdparams"
     assert find_weights(str(tmp_path / "vit.pth")) == tmp_path / "vit.pth"
     assert find_weights(str(tmp_path / "vit.v2")) == tmp_path / "vit.v2.npz"
-    with pytest.raises(UserError, match=r"is a folder; give a file in it, such as .*/vit.pdparams$"):
+    with refused(r"is a folder; give a file in it, such as .*/vit.pdparams$"):
         find_weights(str(tmp_path))
     (tmp_path / "best.pth").touch()
-    with pytest.raises(UserError, match=r"is a folder; give a file in it, such as .*/best.pth$"):
+    with refused(r"is a folder; give a file in it, such as .*/best.pth$"):
         find_weights(str(tmp_path))
 
 
@@ -225,7 +225,7 @@ def test_shards_by_their_index_without_a_config(tmp_path):
         load_pretrained(model, str(path))
         assert torch.equal(logits(model), logits(random_vit()))
     (tmp_path / file).unlink()
-    with pytest.raises(UserError, match=rf"index.json: names {file}, which is missing"):
+    with refused(rf"index.json: names {file}, which is missing"):
         load_pretrained(model, str(index))
 
 
@@ -233,9 +233,8 @@ def test_shards_by_their_index_without_a_config(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules", "ignore:torch.distributed is disabled")
 def test_a_distributed_checkpoint_is_read_after_the_printed_conversion(tmp_path, path, monkeypatch):
     dcp.save(random_vit().state_dict(), checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
-    with pytest.raises(UserError) as error:
-        find_weights(str(tmp_path / "dcp" / path))
-    typed = str(error.value).partition("this writes: python -m ")[2].replace("weights.pth", f"{tmp_path}/weights.pth")
+    message = line_of(find_weights, str(tmp_path / "dcp" / path))
+    typed = message.partition("this writes: python -m ")[2].replace("weights.pth", f"{tmp_path}/weights.pth")
     module, *arguments = shlex.split(typed)
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     runpy.run_module(module, run_name="__main__")
@@ -251,23 +250,25 @@ def test_an_adapter_of_peft_names_the_weights_with_it(tmp_path, path):
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (folder / name).touch()
     for fix in ("merge_and_unload", f"give {tmp_path / 'best.pth'}$"):
-        with pytest.raises(UserError, match=f"is an adapter without the weights .*{fix}"):
+        with refused(f"is an adapter without the weights .*{fix}"):
             find_weights(str(folder / path))
         (tmp_path / "best.pth").touch()
 
 
-@pytest.mark.parametrize(("name", "head"), [("test_vit", "head"), ("test_convnext", "head.fc")])
-def test_head_of_another_class_count_is_zero(tmp_path, name, head):
+@pytest.mark.parametrize("name, head", [("test_vit", "head"), ("test_convnext", "head.fc")])
+def test_head_of_another_class_count_is_zero(saved, name, head):
     source = timm.create_model(name, num_classes=7)
     model, same = timm.create_model(name, num_classes=4), timm.create_model(name, num_classes=7)
     new_head = {key: 0 * tensor for key, tensor in model.state_dict().items() if key.startswith(f"{head}.")}
-    torch.save(source.state_dict(), tmp_path / "weights.pth")
-    fitted = load_pretrained(model, str(tmp_path / "weights.pth"))
-    assert fitted.new_heads == {head: NewHead.OTHER_NUMBER} and fitted.counts == (7, 4) and fitted.zero_heads
+    path = saved(source.state_dict())
+    fitted = load_pretrained(model, path)
+    assert fitted.new_heads == {head: NewHead.OTHER_NUMBER}
+    assert fitted.counts == (7, 4)
+    assert fitted.zero_heads
     own = model.state_dict()
     assert new_head.keys() == {f"{head}.weight", f"{head}.bias"}
     assert all(torch.equal(own[key], new_head.get(key, tensor)) for key, tensor in source.state_dict().items())
-    assert not load_pretrained(same, str(tmp_path / "weights.pth")).new_heads
+    assert not load_pretrained(same, path).new_heads
     assert torch.equal(same.state_dict()[f"{head}.weight"], source.state_dict()[f"{head}.weight"])
 
 
@@ -275,16 +276,16 @@ BIAS = "relative_position_bias_table"
 
 
 @pytest.mark.parametrize("shape", [(40, 2), (49,)])
-def test_tables_of_relative_positions_of_no_square_window_are_refused(tmp_path, shape):
+def test_tables_of_relative_positions_of_no_square_window_are_refused(saved, shape):
     arguments = {"embed_dim": 8, "depths": (1, 1), "num_heads": (2, 4), "img_size": 64, "num_classes": 3}
     source, model = (
         timm.create_model("swin_tiny_patch4_window7_224", window_size=size, **arguments) for size in (4, 8)
     )
     state = source.state_dict()
     name = f"layers.0.blocks.0.attn.{BIAS}"
-    torch.save(state | {name: torch.zeros(shape)}, tmp_path / "weights.pth")
-    with pytest.raises(UserError, match=rf"wrong shapes: {name} .*, not 225x2"):
-        load_pretrained(model, str(tmp_path / "weights.pth"))
+    path = saved(state | {name: torch.zeros(shape)})
+    with refused(rf"wrong shapes: {name} .*, not 225x2"):
+        load_pretrained(model, path)
 
 
 LEVIT = {"depth": (1, 1, 1), "embed_dim": (16, 24, 32), "key_dim": 8, "num_heads": (2, 2, 2)}
@@ -297,14 +298,12 @@ HEADS = {
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_rows_of_a_head_are_kept_by_class(tmp_path, kind):
+def test_rows_of_a_head_are_kept_by_class(saved, kind):
     """All of a head but the rows of its last layer is as in the file, such as the batch norm in LeViT's."""
     source, model = HEADS[kind](3), HEADS[kind](4)
     rows = [2, -1, 0, -1]
-    torch.save(source.state_dict(), tmp_path / "weights.pth")
-    assert not load_pretrained(
-        model, str(tmp_path / "weights.pth"), purpose=replace(FINE_TUNE, head_rows=rows)
-    ).new_heads
+    path = saved(source.state_dict())
+    assert not load_pretrained(model, path, purpose=replace(FINE_TUNE, head_rows=rows)).new_heads
     fitted = 0
     for key, tensor in source.state_dict().items():
         found = model.state_dict()[key]
