@@ -9,10 +9,12 @@ from conftest import (
     GREY,
     TINY_VIT,
     assert_same_state,
+    config_for,
     eval_loader_for,
     noise_folder,
     only_run,
     read_result,
+    refused,
     samples_for,
     session_for,
     train,
@@ -27,7 +29,6 @@ from datasets.loading.loader import BadImageList
 from engine.checkpoint.files import load_checkpoint
 from engine.commands.run import run
 from engine.training.step import forward_backward
-from utils.errors import UserError
 from utils.tables import read_rows
 
 BAD = {"class0/4.png": b"", "class1/11.png": b"<html>404</html>", "class0/30.png": b"\x89PNG\r\n\x1a\n and no more"}
@@ -60,7 +61,7 @@ def assert_lists_each_once(folder: Path) -> None:
 
 def test_its_position_is_padding_and_the_other_images_are_unchanged(image_folder, tmp_path, cpu):
     def batches(*options: str) -> list:
-        config = parse_command_line(argv_for(image_folder, tmp_path, *options)).config
+        config = config_for(*argv_for(image_folder, tmp_path, *options))
         (samples,) = samples_for(config, cpu, "train")
         return list(train_batches_for(config, samples, cpu))
 
@@ -73,7 +74,8 @@ def test_its_position_is_padding_and_the_other_images_are_unchanged(image_folder
         assert not other.bad
         empty = one.targets == PADDING
         assert int(empty.sum()) == len(one.bad)
-        assert not one.images[empty].any() and not one.drawn["affine"][0][empty].any()
+        assert not one.images[empty].any()
+        assert not one.drawn["affine"][0][empty].any()
         pairs = zip((*one[:2], *one.drawn["affine"]), (*other[:2], *other.drawn["affine"]), strict=True)
         assert all(torch.equal(skipped[~empty], whole[~empty]) for skipped, whole in pairs)
 
@@ -97,7 +99,8 @@ def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp
     noise = torch.where(there[:, None, None, None], batch.images, torch.randint_like(batch.images, 255))
     assert losses[0] == pytest.approx(losses[1])
     for name, value in gradients(batch._replace(images=noise)).items():
-        assert torch.allclose(value, whole[name], atol=1e-7) and torch.allclose(without[name], whole[name], atol=1e-6)
+        assert torch.allclose(value, whole[name], atol=1e-7)
+        assert torch.allclose(without[name], whole[name], atol=1e-6)
 
 
 def test_a_run_counts_and_lists_bad_images_and_resumes_bit_for_bit(image_folder, tmp_path, cpu, capsys):
@@ -127,17 +130,17 @@ def test_a_run_counts_and_lists_bad_images_and_resumes_bit_for_bit(image_folder,
 
 
 @pytest.mark.parametrize(
-    ("split", "words"), [("train", "no training image of epoch 1"), ("val", "no image of the evaluation")]
+    "split, words", [("train", "no training image of epoch 1"), ("val", "no image of the evaluation")]
 )
 def test_only_bad_images_are_an_error(image_folder, tmp_path, cpu, split, words):
     for path in (image_folder / split).rglob("*.png"):
         path.write_bytes(b"")
-    with pytest.raises(UserError, match=f"{words}.* can be read; bad_images_"):
+    with refused(f"{words}.* can be read; bad_images_"):
         train(argv_for(image_folder, tmp_path / "out"), cpu)
 
 
 def test_without_the_option_a_training_ends_at_the_first_one_and_names_it(image_folder, tmp_path, cpu):
-    config = parse_command_line(argv_for(image_folder, tmp_path, "DATA.ON_BAD_IMAGE=error")).config
+    config = config_for(*argv_for(image_folder, tmp_path, "DATA.ON_BAD_IMAGE=error"))
     with pytest.raises(BadImage, match=rf"({'|'.join(BAD)}): .*ON_BAD_IMAGE=skip$"):
         list(train_batches_for(config, *samples_for(config, cpu, "train"), cpu))
 
@@ -146,10 +149,10 @@ def test_out_of_memory_is_not_a_bad_image(image_folder, tmp_path, cpu, monkeypat
     def no_memory(*_):
         raise MemoryError
 
-    config = parse_command_line(argv_for(image_folder, tmp_path)).config
+    config = config_for(*argv_for(image_folder, tmp_path))
     (samples,) = samples_for(config, cpu, "val")
     monkeypatch.setattr("datasets.decoding.decode.open_with_pillow", no_memory)
-    with pytest.raises(UserError, match=rf"out of host memory \({samples.name(0)}\); .*MAX_PIXELS"):
+    with refused(rf"out of host memory \({samples.name(0)}\); .*MAX_PIXELS"):
         next(iter(eval_loader_for(config, samples, cpu)))
 
 

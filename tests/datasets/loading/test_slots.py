@@ -11,11 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import assert_same_state, samples_for
+from conftest import assert_same_state, config_for, refused, samples_for
 from test_workers import CPU, Images, short_polls  # noqa: F401
 
 from configs.batch_plan import plan_batches
-from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, slots_shape
 from datasets.decoding.images import BadImage
@@ -24,7 +23,6 @@ from datasets.loading.sampler import EvalSampler
 from datasets.transforms.host import build_eval_host_transform
 from tests.datasets.shards.range_server import wait_for
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 
 POISON = 137
 
@@ -46,11 +44,13 @@ def loader_of(workers: int, num_samples: int = 106) -> Loader:
 def test_two_batches_can_be_held_all_others_are_poisoned_and_the_memory_is_released(workers):
     """Over several iterations of the same workers; a batch is also poisoned while it is in use, as by a transform."""
     expected, loader, mapped = list(loader_of(0)), loader_of(workers), set()
-    assert (expected[-1].targets == PADDING).sum() >= 2 and any(batch.bad for batch in expected)
+    assert (expected[-1].targets == PADDING).sum() >= 2
+    assert any(batch.bad for batch in expected)
     for _ in range(3):
         previous = None
         for batch, reference in zip(loader, expected, strict=True):
-            assert torch.equal(batch.images, reference.images) and torch.equal(batch.targets, reference.targets)
+            assert torch.equal(batch.images, reference.images)
+            assert torch.equal(batch.targets, reference.targets)
             assert [error.path for error in batch.bad] == [error.path for error in reference.bad]
             assert not batch.images[batch.targets == PADDING].any()
             assert previous is None or (previous == POISON).all()
@@ -102,7 +102,7 @@ def test_full_shared_memory_is_found_for_training_and_evaluation_before_a_worker
     training._local_ranks = 4 * 10**5
     needed = 4e5 * (2 + 3) * 3 * training.sampler.batch_size * 3 * 8 * 8 / 1e9
     fix = rf"--shm-size={math.ceil(1 + 1.1e9 * needed / 2**30)}g"
-    with pytest.raises(UserError, match=rf"shared memory is full: batches need {needed:.2f} GB .*\(unable .*{fix}"):
+    with refused(rf"shared memory is full: batches need {needed:.2f} GB .*\(unable .*{fix}"):
         training.reserve(evaluation)
     assert training._batches._iterator is None
 
@@ -127,7 +127,8 @@ def test_drawn_parameters_of_any_type_arrive(dtype):
     drawn = {"shift": (torch.arange(2).to(dtype),)}
     batch = Batch(slots.images[0, 1], torch.tensor([3, PADDING]), [], drawn=drawn)
     received = pickle.loads(ForkingPickler.dumps(slots.message(batch)))
-    assert received.drawn["shift"][0].dtype == dtype and torch.equal(received.drawn["shift"][0], drawn["shift"][0])
+    assert received.drawn["shift"][0].dtype == dtype
+    assert torch.equal(received.drawn["shift"][0], drawn["shift"][0])
     assert torch.equal(received.targets, batch.targets)
     assert received.images.data_ptr() == slots.images[0, 1].data_ptr()
 
@@ -137,7 +138,7 @@ TENSORS = 5  # of a batch: images, targets, affine maps; positions and boxes of 
 
 
 def batches_on(context: ProcessContext, *flags: str):
-    config = parse_command_line(["-dataset=fake", *flags, "-opts", *OPTIONS]).config
+    config = config_for("-dataset=fake", *flags, "-opts", *OPTIONS)
     host = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
     (samples,) = samples_for(config, host, "train")
     layout = epoch_layout(config, samples, plan_batches(config, context.world_size))
@@ -168,7 +169,8 @@ def test_a_batch_is_used_after_its_copies(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: events.append("record"))
     batch = next(batches_on(ProcessContext(0, 0, 1, 1, torch.device("cuda:0")), "-num_workers=0"))
     assert batch.copied is event
-    assert batch.images.shape == (4, 3, 16, 16) and set(batch.drawn) == {"affine", "erase"}
+    assert batch.images.shape == (4, 3, 16, 16)
+    assert set(batch.drawn) == {"affine", "erase"}
     assert events == ["copy stream", *["copy"] * TENSORS, "copied", "main stream", "wait", *["record"] * TENSORS]
 
 
@@ -180,7 +182,8 @@ def test_batches_on_a_gpu_equal_those_on_the_cpu(cpu, gpu, workers):
         for tensor in (on_gpu.images, on_gpu.targets, *on_gpu.drawn["affine"], *on_gpu.drawn["erase"]):
             assert tensor.device == gpu.device
         assert_same_state(on_gpu.images.cpu(), on_cpu.images)
-        assert on_gpu.copied.query() and on_cpu.copied is None
+        assert on_gpu.copied.query()
+        assert on_cpu.copied is None
         assert_same_state(on_gpu.targets.cpu(), on_cpu.targets)
         for name, drawn in on_cpu.drawn.items():
             assert_same_state([tensor.cpu() for tensor in on_gpu.drawn[name]], list(drawn))

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, ROOT
+from conftest import CPU, ROOT, config_for, refused
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
@@ -31,7 +31,6 @@ from datasets.transforms.host import build_eval_host_transform, build_host_trans
 from tests.datasets.shards.range_server import wait_for
 from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 from utils.system import CoreShare
 from utils.torch_compat import loader_workers
 
@@ -92,7 +91,7 @@ HANGING = r"worker.* 4 s; .*DATA\.DATA_PATH.*TIMEOUT_SECONDS"
 
 
 @pytest.mark.parametrize(
-    ("sent", "is_between", "line"),
+    "sent, is_between, line",
     [
         (signal.SIGBUS, False, r"worker \d+ was killed by SIGBUS, .*/dev/shm .*--shm-size"),
         (signal.SIGKILL, True, r"worker \d+ was killed by SIGKILL, .*-num_workers"),
@@ -110,7 +109,7 @@ def test_a_worker_that_is_killed_or_hangs(sent, is_between, line):
         assert len(list(batches)) == 98
     if sent:
         os.kill(workers[0], sent)
-    with pytest.raises(UserError, match=line):
+    with refused(line):
         list(loader if is_between else batches)
     loader._batches._iterator = None
     assert_gone(*workers)
@@ -130,7 +129,7 @@ def test_workers_that_stop_in_the_middle_of_a_message_are_killed(monkeypatch):
     loader = loader_of(Images(), timeout_seconds=1, workers=1)
     batches = iter(loader)
     loader._batches._iterator._data_queue.get = wait_for_the_writers
-    with pytest.raises(UserError, match=r"no loading worker has answered for 1 s"):
+    with refused(r"no loading worker has answered for 1 s"):
         next(batches)
 
 
@@ -140,7 +139,7 @@ def test_a_bug_in_a_worker_keeps_its_traceback():
         list(loader_of(Images("a bug"), workers=1))
 
 
-@pytest.mark.parametrize(("cores", "on_cpu", "on_gpu"), [(0, 1, 1), (2, 2, 1), (4, 4, 2), (16, 16, 14), (64, 16, 16)])
+@pytest.mark.parametrize("cores, on_cpu, on_gpu", [(0, 1, 1), (2, 2, 1), (4, 4, 2), (16, 16, 14), (64, 16, 16)])
 def test_default_number_of_workers(cores, on_cpu, on_gpu):
     """With GPUs, each rank keeps two cores of its share."""
     assert [default_num_workers(CoreShare(cores, ""), gpu) for gpu in (False, True)] == [on_cpu, on_gpu]
@@ -154,7 +153,7 @@ PLAIN = {"RANDOM_CROP_SCALE": [1.0, 1.0], "RANDOM_CROP_RATIO": [1.0, 1.0], "HFLI
 
 
 @pytest.mark.parametrize(
-    ("in_memory", "train", "options", "on_cpu", "on_gpu"),
+    "in_memory, train, options, on_cpu, on_gpu",
     [
         (False, True, {}, 8, 6),
         (False, True, {"NUM_WORKERS": 0}, 0, 0),
@@ -167,7 +166,7 @@ PLAIN = {"RANDOM_CROP_SCALE": [1.0, 1.0], "RANDOM_CROP_RATIO": [1.0, 1.0], "HFLI
 def test_number_of_workers_of_a_rank(in_memory, train, options, on_cpu, on_gpu):
     data, samples = Data.model_validate(options), cifar()
     samples.in_memory = in_memory
-    policy = parse_command_line(["-dataset=fake", "-opts", "TRAIN.COLOR_JITTER=0"]).config.train
+    policy = config_for("-dataset=fake", "-opts", "TRAIN.COLOR_JITTER=0").train
     transform = build_host_transform(data, policy, seed=0) if train else build_eval_host_transform(data)
     numbers = []
     for device in ("cpu", "cuda"):
@@ -176,10 +175,11 @@ def test_number_of_workers_of_a_rank(in_memory, train, options, on_cpu, on_gpu):
     assert numbers == [on_cpu, on_gpu]
     data = Data.model_validate({"NUM_WORKERS": 9})
     number, note = num_workers(BatchReader(samples, data, transform), context)
-    assert number == 9 and "8 cores" in note  # more workers than cores are a line of the log
+    assert number == 9
+    assert "8 cores" in note  # more workers than cores are a line of the log
 
 
-@pytest.mark.parametrize(("images", "workers"), [(8, 0), (24, 3), (800, 16)])
+@pytest.mark.parametrize("images, workers", [(8, 0), (24, 3), (800, 16)])
 def test_no_worker_is_without_a_batch(images, workers):
     data, samples = Data.model_validate({"BATCH_SIZE_EVAL": 8}), cifar(images)
     samples.in_memory = False
@@ -193,7 +193,8 @@ def test_workers_map_images_in_memory():
     samples.images[:] = np.random.default_rng(0).integers(256, size=samples.images.shape, dtype=np.uint8)
     pickled = pickle.dumps(samples)
     received = pickle.loads(pickled)
-    assert len(pickled) < 20_000 and (received.images == samples.images).all()
+    assert len(pickled) < 20_000
+    assert (received.images == samples.images).all()
     assert (received.open(7, 3).pixels.numpy() == samples.images[7]).all()
 
 
@@ -206,7 +207,7 @@ def test_the_end_of_the_thread_that_pins_batches_is_found_before_the_timeout(mon
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: sys.exit())  # as a lost file descriptor
     loader = loader_of(Images())
     loader._batches.pin_memory = True
-    with pytest.raises(UserError, match=r"ulimit -n .*-num_workers"):
+    with refused(r"ulimit -n .*-num_workers"):
         next(iter(loader))
 
 
@@ -229,7 +230,8 @@ def test_workers_start_at_once_ignore_termination_signals_and_end_with_their_loa
     loader = loader_of(Images())
     batches = iter(loader)
     workers = [worker.pid for worker in loader_workers(loader._batches._iterator)]
-    assert len(workers) == 2 and all(os.path.exists(f"/proc/{worker}") for worker in workers)
+    assert len(workers) == 2
+    assert all(os.path.exists(f"/proc/{worker}") for worker in workers)
     assert workers_of(batches, loader) == workers
     server = int(Path(f"/proc/{workers[0]}/stat").read_text().rpartition(")")[2].split()[1])
     for process in (server, *workers):
@@ -279,7 +281,7 @@ def test_workers_that_cannot_start(line, request, monkeypatch):
         monkeypatch.setattr(*REFUSED[line])
     else:
         request.getfixturevalue("few_open_files")
-    with pytest.raises(UserError, match=f"^{line}"):
+    with refused(f"^{line}"):
         start_worker_server() if line == "TMPDIR: " else iter(loader)
     assert not set(multiprocessing.active_children()) - set(before)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked
@@ -347,7 +349,7 @@ def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "expected"),
+    "argv, expected",
     [
         (["-dataset=folder", "-data_path=."], True),
         (["-dataset=folder", "-data_path=.", "-num_workers=0"], False),

@@ -30,7 +30,9 @@ def error_of(data: bytes) -> str:
     with pytest.raises(DamagedShard) as error:
         files_in(data)
     message = str(error.value)
-    assert message.startswith("a.tar: ") and "\n" not in message and "; " in message
+    assert message.startswith("a.tar: ")
+    assert "\n" not in message
+    assert "; " in message
     return message
 
 
@@ -114,7 +116,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("data", "problem"), REFUSED, ids=range(len(REFUSED)))
+@pytest.mark.parametrize("data, problem", REFUSED, ids=range(len(REFUSED)))
 def test_damaged_and_hostile_archives(data, problem):
     assert problem in error_of(data)
 
@@ -155,7 +157,7 @@ def test_keys_and_extensions_are_those_of_webdataset(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "label"),
+    "files, label",
     [
         ({"cat/a.jpg": b"", "cat/a.cls": b" 3\n", "cat/a.json": b'{"label": 4}'}, 3),
         ({"a.jpg": b"", "a.cls": b"3", "a.x.json": b"{}", "a.y.json": b"{}"}, 3),
@@ -184,7 +186,7 @@ def test_a_label_key_selects_the_samples_as_timm_does():
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "problem"),
+    "name, content, problem",
     [
         ("cls", b"-1", "'-1'"),
         ("cls", "٣".encode(), "not a whole number"),
@@ -197,7 +199,8 @@ def test_a_label_key_selects_the_samples_as_timm_does():
 )
 def test_invalid_labels_are_named(name, content, problem):
     message = error_of_files({"b/a.jpg": b"", f"b/a.{name}": content})
-    assert message.startswith(f"a.tar: sample 'b/a': .{name}") and problem in message
+    assert message.startswith(f"a.tar: sample 'b/a': .{name}")
+    assert problem in message
 
 
 def test_samples_without_an_image_are_counted():
@@ -216,7 +219,7 @@ def test_the_last_part_of_an_extension_is_its_kind():
 
 
 @pytest.mark.parametrize(
-    ("names", "name"),
+    "names, name",
     [
         ("a.jpg b.jpg a.cls", "'a'"), ("a.jpg a.JPG", "'a.JPG'"), ("a.jpg b.jpg a.jpg", "'a'"),
         ("a.0.jpg a.1.png", "'a.0.jpg' and 'a.1.png'"), ("a.jpg a.x.cls a.y.cls", "'a.x.cls' and 'a.y.cls'"),

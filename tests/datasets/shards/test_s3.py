@@ -59,10 +59,12 @@ def store(root: str, timeout_seconds: float = 4) -> ShardStore:
 def test_bytes_and_names_from_s3(s3):
     names = ["val-0.tar", "train/1 +é#%20.tar"]
     heads = s3.head(names)
-    assert [shard.name for shard in heads] == names and {shard.num_bytes for shard in heads} == {len(DATA)}
+    assert [shard.name for shard in heads] == names
+    assert {shard.num_bytes for shard in heads} == {len(DATA)}
     for shard in heads:
         assert s3.read_many(shard.name, [(5, 3), (90_000, 100)]) == [DATA[5:8], DATA[90_000:90_100]]
-        assert shard.version and b"".join(s3.stream(shard)) == DATA
+        assert shard.version
+        assert b"".join(s3.stream(shard)) == DATA
         s3.check_unchanged(shard)
     with pytest.raises(Unavailable, match="has changed"):
         s3.check_unchanged(Shard("val-0.tar", len(DATA), '"other"'))
@@ -76,7 +78,9 @@ def test_missing_objects_and_buckets(root):
     with pytest.raises(Unavailable) as error:
         store(root).head(["missing.tar"])
     message = str(error.value)
-    assert message.startswith(root) and SECRET not in message and "\n" not in message
+    assert message.startswith(root)
+    assert SECRET not in message
+    assert "\n" not in message
 
 
 def test_without_credentials(environment):

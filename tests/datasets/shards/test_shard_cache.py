@@ -77,8 +77,10 @@ def download_all(cache: ShardCache, shards: list[Shard]) -> list[bool]:
 
 def test_download_and_read(server, cache, shards):
     assert cached(cache, shards) == []
-    assert cache.download(shards[0]) and cache.download(shards[0])
-    assert len(server.requests) == 1 and cached(cache, shards) == [0]
+    assert cache.download(shards[0])
+    assert cache.download(shards[0])
+    assert len(server.requests) == 1
+    assert cached(cache, shards) == [0]
     assert cached(cache, [shards[0]._replace(version='"other"')]) == []
     with cache.open(shards[0]) as file:
         cache.drop(shards[0])
@@ -106,12 +108,14 @@ def no_flock(*_):
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "value"),
+    "place, name, value",
     [(ShardCache, "max_bytes", SIZE - 1000), (cache_module, "_FREE_BYTES", 10**18), (fcntl, "flock", no_flock)],
 )
 def test_without_room_or_locks_nothing_is_cached(server, cache, shards, warnings, monkeypatch, place, name, value):
     monkeypatch.setattr(cache if place is ShardCache else place, name, value)
-    assert not cache.download(shards[0]) and not server.requests and files(cache) == []
+    assert not cache.download(shards[0])
+    assert not server.requests
+    assert files(cache) == []
     assert len(warnings) == 1
 
 
@@ -124,9 +128,12 @@ def test_full_disk(server, cache, shards, warnings, monkeypatch):
         assert not cache.download(shards[0])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert files(cache) == [] and len(server.requests) == 1
-    assert len(warnings) == 1 and os.strerror(errno.EFBIG) in warnings[0]
-    assert not cache.download(shards[0]) and len(server.requests) == 1
+    assert files(cache) == []
+    assert len(server.requests) == 1
+    assert len(warnings) == 1
+    assert os.strerror(errno.EFBIG) in warnings[0]
+    assert not cache.download(shards[0])
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("fault", [status(404), body(version='"other"')])
@@ -143,7 +150,8 @@ def test_two_processes_download_each_shard_once(server, cache, shards):
     with SPAWN.Pool(2) as pool:
         assert pool.starmap(download_all, [(cache, shards)] * 2, chunksize=1) == [[True] * 6] * 2
     assert len(server.requests) == 6
-    assert files(cache) == [".tar"] * 6 and cached(cache, shards) == list(range(6))
+    assert files(cache) == [".tar"] * 6
+    assert cached(cache, shards) == list(range(6))
 
 
 @pytest.mark.slow
@@ -226,5 +234,6 @@ def test_a_warning_is_in_the_log_and_the_record_of_the_run_once(tmp_path, store,
     logger.begin()
     assert not cache.download(Shard("1.tar", SIZE, "1"))
     ((warning, count),) = logger.record.values["warnings"].items()
-    assert count == 1 and "DATA.CACHE_GB" in warning
+    assert count == 1
+    assert "DATA.CACHE_GB" in warning
     assert (tmp_path / "log.txt").read_text().count(warning) == capsys.readouterr().out.count("Warning: ") == 1

@@ -127,8 +127,10 @@ def test_one_line_without_secrets_at_once_or_after_attempts(server, problem):
         server.fail_always((PERMANENT | LASTING)[problem])
         with pytest.raises(Unavailable) as error:
             call()
-        assert str(error.value).startswith(f"{server.url}/{NAME}: ") and problem in str(error.value)
-        assert SECRET not in str(error.value) and "\n" not in str(error.value)
+        assert str(error.value).startswith(f"{server.url}/{NAME}: ")
+        assert problem in str(error.value)
+        assert SECRET not in str(error.value)
+        assert "\n" not in str(error.value)
         assert (" s of attempts" in str(error.value)) == (problem in LASTING)
 
 
@@ -136,7 +138,9 @@ def test_one_line_without_secrets_at_once_or_after_attempts(server, problem):
 def test_a_server_that_refuses_head_sends_one_byte(server, store, code):
     (expected,) = store.head([NAME])
     server.fail(status(code))
-    assert store.head([NAME]) == [expected] and expected.num_bytes == len(DATA) and expected.version
+    assert store.head([NAME]) == [expected]
+    assert expected.num_bytes == len(DATA)
+    assert expected.version
     assert [(method, part) for method, _, part in server.requests] == [("HEAD", None), ("GET", "bytes=0-0")]
 
 

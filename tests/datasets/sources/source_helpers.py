@@ -5,9 +5,9 @@ import re
 import shlex
 
 import numpy as np
+from conftest import CPU, config_for
 from PIL import Image
 
-from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.sources.checks import check_files
@@ -15,13 +15,15 @@ from utils.errors import UserError
 
 
 def options(path, **values) -> Data:
-    return Data.model_validate({"DATA_PATH": str(path), **{key.upper(): value for key, value in values.items()}})
+    """The section DATA of a run with batches of one image."""
+    given = {key.upper(): value for key, value in values.items()}
+    return Data.model_validate({"DATA_PATH": str(path), "BATCH_SIZE": 1} | given)
 
 
-def read_splits(data: Data, cpu):
+def read_splits(data: Data):
     """The samples of train, val, and test if it has labels, of the data set that is recognized."""
-    data = recognize_dataset(data, cpu)
-    return read_samples(data, None, cpu, "train", "val", *["test"] * has_test_split(data, cpu)[0], is_new=True)
+    data = recognize_dataset(data, CPU)
+    return read_samples(data, None, CPU, "train", "val", *["test"] * has_test_split(data, CPU)[0], is_new=True)
 
 
 def write_image(path, pixels=None, colour=(200, 30, 40), size=(12, 9)):
@@ -92,5 +94,5 @@ def typed(message: str, given: Data) -> list[Data]:
         r"(?:-(?:dataset|data_path|opts) ?(?:'[^']*'|[^\s';:]+)(?: ?'[^']*'| DATA[^\s';]+)*[ ]?)+", message
     )
     path = [] if "-data_path" in "".join(advised) else [f"-data_path={given.data_path}"]
-    lines = [parse_command_line([*path, *shlex.split(words)]).config.data for words in advised]
+    lines = [config_for(*path, *shlex.split(words)).data for words in advised]
     return [given.model_copy(update={name: getattr(one, name) for name in one.model_fields_set}) for one in lines]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from conftest import line_of, told
 from source_helpers import classes_of, expand, options, read_splits, tree, typed
 
 from utils.errors import UserError
@@ -63,17 +64,15 @@ def write(root, images, files):
     for name, content in files.items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(content)
-    return options(root, batch_size=1, dataset="folder")
+    return options(root, dataset="folder")
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_a_table_beside_the_folders_is_an_answer(name, tmp_path, cpu):
+def test_a_table_beside_the_folders_is_an_answer(name, tmp_path):
     images, files, are_classes = BESIDE[name]
     given = write(tmp_path, images, files)
-    with pytest.raises(UserError, match=r"^[^\n]+$") as error:
-        read_splits(given, cpu)
-    of_table, *of_folders = typed(str(error.value), given)
-    train, val = read_splits(of_table, cpu)
+    of_table, *of_folders = typed(line_of(read_splits, given), given)
+    train, val = read_splits(of_table)
     classes = classes_of(train, val)
     expected = ["0", "1"] * 12 if name == "a list" else LABELS
     assert len(classes) == len(images)
@@ -82,28 +81,28 @@ def test_a_table_beside_the_folders_is_an_answer(name, tmp_path, cpu):
     assert len(of_folders) == are_classes
     for one in of_folders:
         folders = {path.partition("/")[0] for path in images}
-        assert len(read_splits(one, cpu)[0].class_names) == (6 if folders == {"train"} else len(folders))
+        assert len(read_splits(one)[0].class_names) == (6 if folders == {"train"} else len(folders))
 
 
 @pytest.mark.parametrize("name", NO_WORD)
-def test_a_table_that_adds_nothing_is_not_mentioned(name, tmp_path, cpu):
-    train, _ = read_splits(write(tmp_path, PATIENTS, NO_WORD[name]), cpu)
-    assert len(train.class_names) == 6 and not [note for note in train.notes if note.kind != "log"]
+def test_a_table_that_adds_nothing_is_not_mentioned(name, tmp_path):
+    train, _ = read_splits(write(tmp_path, PATIENTS, NO_WORD[name]))
+    assert len(train.class_names) == 6
+    assert not [note for note in train.notes if note.kind != "log"]
 
 
 @pytest.mark.parametrize(
-    ("images", "files"),
+    "images, files",
     [
         (SPLIT, {"Label/list.txt": "train_000.jpg 1\ntrain_001.jpg 2\n"}),
         ([f"images/PAT{n // 2}_{n}.png" for n in range(9)], {}),
     ],
 )
-def test_no_advice_trains_on_splits_or_patients(images, files, tmp_path, cpu):
+def test_no_advice_trains_on_splits_or_patients(images, files, tmp_path):
     given = write(tmp_path, images, files)
-    with pytest.raises(UserError) as error:
-        read_splits(given, cpu)
-    assert not [one for one in typed(str(error.value), given) if one.labels or one.class_folders]
-    assert all(f"not read: {tmp_path / file}" in str(error.value) for file in files)
+    message = line_of(read_splits, given)
+    assert not [one for one in typed(message, given) if one.labels or one.class_folders]
+    assert all(f"not read: {tmp_path / file}" in message for file in files)
 
 
 ORGANS = "{colon/colon_{aca,n},lung/lung_{aca,n,scc}}"
@@ -121,7 +120,7 @@ INNER = {  # the tree, with images named after their class; the number of classe
 
 
 @pytest.mark.parametrize("name", INNER)
-def test_classes_in_the_folders_of_folders(name, tmp_path, cpu):
+def test_classes_in_the_folders_of_folders(name, tmp_path):
     """A question on the screen, or an error, has the expression, counted from DATA_PATH."""
     parts, number = INNER[name]
     folders = [folder for part in parts for folder in expand(part)]
@@ -130,8 +129,8 @@ def test_classes_in_the_folders_of_folders(name, tmp_path, cpu):
     if name == "iNaturalist 2018":
         (tmp_path / "train2018.json").write_text(json.dumps({"images": [{"file_name": image} for image in images]}))
     try:
-        train, *_ = read_splits(given, cpu)
-        (text,) = [note.text for note in train.notes if note.kind == "screen"]
+        train, *_ = read_splits(given)
+        (text,) = told(train.notes, kind="screen")
         assert ("train2018.json" in str([*map(str, train.notes)])) == (name == "iNaturalist 2018")
     except UserError as error:
         text = str(error)
@@ -139,5 +138,6 @@ def test_classes_in_the_folders_of_folders(name, tmp_path, cpu):
     assert len(advised) == (number is not None)
     assert not any(one.data_path != str(tmp_path) for one in typed(text, given))
     for one in advised:
-        classes = classes_of(*read_splits(one, cpu))
-        assert len({*classes.values()}) == number and all(path.split("/")[-2] == classes[path] for path in classes)
+        classes = classes_of(*read_splits(one))
+        assert len({*classes.values()}) == number
+        assert all(path.split("/")[-2] == classes[path] for path in classes)

@@ -9,7 +9,7 @@ from string import ascii_lowercase
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, samples_for
+from conftest import CPU, samples_for, told
 from PIL import Image
 from source_helpers import options, tree, write_classes, write_image
 
@@ -31,10 +31,10 @@ def config_for(root: Path, dataset: str, *given: str):
     return parse_command_line([*flags, *given]).config
 
 
-def report_on(root: Path, dataset: str, cpu, *given: str) -> list[str]:
+def report_on(root: Path, dataset: str, *given: str) -> list[str]:
     """The lines of the error about both splits."""
     with pytest.raises(UserError) as caught:
-        samples_for(config_for(root, dataset, *given), cpu, "train", "val")
+        samples_for(config_for(root, dataset, *given), CPU, "train", "val")
     return str(caught.value).split("\n  ")
 
 
@@ -48,14 +48,15 @@ WRONG = {  # of a list and of a table: the lines, and the numbers of lines that 
 
 
 @pytest.mark.parametrize("dataset", WRONG)
-def test_one_report_names_all_problems(dataset, tmp_path, cpu):
+def test_one_report_names_all_problems(dataset, tmp_path):
     name, lines, numbers = WRONG[dataset]
     tree(tmp_path, "a.jpg", "b.jpg")
     (tmp_path / name).write_text("\n".join(lines))
     (tmp_path / name.replace("train", "val")).write_text("\n".join([*lines[:1], "x"]))
-    _, *findings = report_on(tmp_path, dataset, cpu, "MODEL.NUM_CLASSES=10")
+    _, *findings = report_on(tmp_path, dataset, "MODEL.NUM_CLASSES=10")
     named = {int(number) for number in re.findall(rf"{tmp_path / name}:(\d+): ", "\n".join(findings))}
-    assert named == numbers and str(tmp_path / name.replace("train", "val")) in findings[-1]
+    assert named == numbers
+    assert str(tmp_path / name.replace("train", "val")) in findings[-1]
 
 
 # Notes: facts that may be intended
@@ -65,15 +66,19 @@ def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
     def warnings(*sizes: list[int]) -> list[str]:
         names = list(ascii_lowercase[: len(sizes[0])])
         splits = [ImageArray(np.zeros((sum(n), 1, 2, 2), np.uint8), np.repeat(range(len(n)), n), names) for n in sizes]
-        return [note.text for note in notes_on(*splits) if note.kind == "warning"]
+        return told(notes_on(*splits), kind="warning")
 
-    assert warnings([10, 12], [5, 5]) == [] and warnings([99, 10], [5, 5], [1, 1]) == []
+    assert warnings([10, 12], [5, 5]) == []
+    assert warnings([99, 10], [5, 5], [1, 1]) == []
     few, unequal = warnings([3, 3, 30], [5, 5, 5])
-    assert few.startswith("3 ") and "'c' has 30 " in unequal and "'a' 3" in unequal
+    assert few.startswith("3 ")
+    assert "'c' has 30 " in unequal
+    assert "'a' 3" in unequal
     for sizes in ([30, 12, 0, 15], [4, 1, 0, 30]), ([30, 12, 15], [9, 9, 9], [3, 0, 4]):
         *untrained, lost = warnings(*sizes)  # a class without training images has a warning of its own
         assert (["'c'" in text for text in untrained] == [True]) == (0 in sizes[0])
-        assert "'b': " in lost and f"{2 if len(sizes) == 2 else 1} of 3 classes" in lost
+        assert "'b': " in lost
+        assert f"{2 if len(sizes) == 2 else 1} of 3 classes" in lost
 
 
 def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, cpu):
@@ -85,15 +90,17 @@ def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, c
 
     one = digest(tmp_path / "one", "caf\u00e9.jpg 0", "b.jpg 1")
     tree(tmp_path / "two", "cafe\u0301.jpg")  # as macOS writes it
-    assert digest(tmp_path / "two", "b.jpg 1", "cafe\u0301.jpg 0") == one and len(one) == 16
+    assert digest(tmp_path / "two", "b.jpg 1", "cafe\u0301.jpg 0") == one
+    assert len(one) == 16
     others = digest(tmp_path / "three", "b.jpg 1"), digest(tmp_path / "four", "caf\u00e9.jpg 1", "b.jpg 1")
     assert len({one, *others}) == 3
 
 
 def test_a_data_set_without_any_of_its_files_is_one_finding_per_split(tmp_path, cpu):
     (tmp_path / "train.csv").write_text("image_path,target\nc.jpg,0\nc.jpg,0\nb.jpg,1\nb.jpg,1\ngone.jpg,0\n")
-    only = report_on(tmp_path, "csv", cpu)[-1]
-    assert only.startswith(f"{tmp_path}/train.csv:") and "is not a file" in only
+    only = report_on(tmp_path, "csv")[-1]
+    assert only.startswith(f"{tmp_path}/train.csv:")
+    assert "is not a file" in only
     tree(tmp_path, "c.jpg", "b.jpg")
     samples_for(config_for(tmp_path, "csv"), cpu, "train", "val")  # its only missing image is found by `check_images`
 
@@ -115,7 +122,7 @@ def test_values_of_12_bits_are_mapped_linearly_and_few_levels_are_a_warning(tmp_
             pixels = received.open(3, 1).pixels[0].numpy()
             assert np.abs(pixels - np.clip((values - low) * 255 / (high - low), 0, 255)).max() <= 0.51
         assert (train.open(3, 3).pixels.numpy() == pixels).all()
-        warnings = [note.text for note in notes_on(train, val) if "levels" in note.text]
+        warnings = told(notes_on(train, val), "levels")
         assert [re.findall(r"RANGE=\[\d, 409\d\]|become 17 of", text) for text in warnings] == (
             [["become 17 of", "RANGE=[0, 4095]"]] if high == 65535 else []
         )
@@ -127,8 +134,7 @@ def test_a_gpu_that_waits_for_whole_jpegs_names_the_package(tmp_path, cpu, monke
         monkeypatch.setattr("datasets.sources.checks.can_decode_parts", lambda found=has_codec: found)
         tree(tmp_path / suffix, f"{{train,val}}/{{a,b}}/{{c,d}}.{suffix}")
         (train,) = samples_for(config_for(tmp_path / suffix, "folder"), cpu, "train")
-        notes = notes_on_waiting(train, share)
-        assert len(notes) == expected and all("nvidia-nvimgcodec-cu13" in note.text for note in notes)
+        assert len(told(notes_on_waiting(train, share), "nvidia-nvimgcodec-cu13")) == expected
 
 
 # Ranks
@@ -201,7 +207,8 @@ def test_ranks_with_other_data_are_named(tmp_path, answers, case):
     assert answers(compare) == [None, None]  # in folders with different names
     change(tmp_path / "node2")
     one, other = answers(compare)
-    assert one == other and one.startswith("rank 1 (node2) has other data than rank 0 (node1): ")
+    assert one == other
+    assert one.startswith("rank 1 (node2) has other data than rank 0 (node1): ")
     assert ("3 images in 2 classes" in one and "not 4 images" in one) == (case == "file missing"), one
 
 
@@ -220,7 +227,7 @@ def test_evaluations_and_predictions_compare_too(tmp_path, answers, predicts):
         write_folders(tmp_path / host)
 
     def read(context):
-        data = options(tmp_path / context.host, dataset="folder", batch_size=1)
+        data = options(tmp_path / context.host, dataset="folder")
         if predicts:
             return registry.read_unlabelled(data.data_path, data, context)
         return registry.read_samples(data, None, context, "val")
@@ -231,10 +238,11 @@ def test_evaluations_and_predictions_compare_too(tmp_path, answers, predicts):
     assert all(count in answer for answer in answers(read) for count in counts)
 
 
-@pytest.mark.parametrize(("size", "total", "ranks"), [(32, None, 1), (32, None, 4), (8, 32, 1), (32, 64, 2)])
+@pytest.mark.parametrize("size, total, ranks", [(32, None, 1), (32, None, 4), (8, 32, 1), (32, 64, 2)])
 def test_the_batch_sizes_of_the_error_fill_a_batch(size, total, ranks):
     samples, context = FakeImages(26, 2, (8, 8)), replace(CPU, world_size=ranks)
     given = ["-dataset=fake", f"-batch_size={size}", f"--opts=DATA.GLOBAL_BATCH_SIZE={total or 'null'}"]
     (finding,) = find_problems(samples, "train", parse_command_line(given).config.data, context)
     config = parse_command_line([*given, *str(finding).partition("; use ")[2].split()]).config
-    assert not find_problems(samples, "train", config.data, context) and plan_batches(config, ranks).global_size <= 26
+    assert not find_problems(samples, "train", config.data, context)
+    assert plan_batches(config, ranks).global_size <= 26

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import refused, told
 from PIL import Image
 from source_helpers import assert_refused, expand, names_of, options, read_splits, tree, write_classes, write_image
 
@@ -19,7 +20,6 @@ from datasets.sources.class_folders import read_class_folders
 from datasets.sources.source import source_class
 from datasets.sources.split_folders import ClassFolders
 from utils.distributed import single_process
-from utils.errors import UserError
 
 CPU = single_process("cpu")
 HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
@@ -58,14 +58,16 @@ def test_files_of_any_name_are_read_by_their_first_bytes(tmp_path, monkeypatch, 
     opened = []
     kind_of_file = class_folders.kind_of_file
     monkeypatch.setattr(class_folders, "kind_of_file", lambda path: opened.append(path) or kind_of_file(path))
-    (samples,) = read_samples(options(tmp_path, dataset="folder", batch_size=1), None, cpu, "all")
+    (samples,) = read_samples(options(tmp_path, dataset="folder"), None, cpu, "all")
     assert names_of(samples) == [
         *("a/000.jpg", "a/001.jpg", "a/IMG_1.HEIC", "a/photo", "a/x.jfif", "b/000.jpg", "b/001.jpg", "b/002.jpg")
     ]
     assert [samples.open(index, 3).size for index in range(8)] == [(9, 12)] * 8
     assert len(set(opened)) == 4
     (ignored,) = map(str, samples.notes)
-    assert f"{tmp_path}: 7 " in ignored and ".DS_Store" in ignored and "hidden .jpg" in ignored
+    assert f"{tmp_path}: 7 " in ignored
+    assert ".DS_Store" in ignored
+    assert "hidden .jpg" in ignored
 
 
 def test_photos_need_their_decoder(tmp_path, heif):
@@ -78,31 +80,36 @@ def test_photos_need_their_decoder(tmp_path, heif):
     jpegs, photos = ["a/000.jpg", "b/000.jpg"], ["a/1.heic", "b/3.heif", "c/1.heic"]
     assert sorted(names_of(samples)) == sorted(jpegs + photos if heif else jpegs)
     if heif:
-        assert samples.open(1, 3).pixels[:, 0, 0].tolist() == [9, 8, 7] and not samples.notes
+        assert samples.open(1, 3).pixels[:, 0, 0].tolist() == [9, 8, 7]
+        assert not samples.notes
     else:
-        (finding,), (warning,) = samples.findings, [note.text for note in samples.notes if note.kind == "warning"]
-        assert "3 HEIC" in warning and str(tmp_path / "c") in finding
+        (finding,), (warning,) = samples.findings, told(samples.notes, kind="warning")
+        assert "3 HEIC" in warning
+        assert str(tmp_path / "c") in finding
         assert all("pip install pillow-heif" in text for text in (warning, finding))
     for name, content in {"c/2.heic": b"", "c/4.jpg": HEIC, "c/5.txt": HEIC}.items():
         (tmp_path / name).write_bytes(content)
     samples = unlabelled(str(tmp_path / "c"), Data())
     found = [getattr(image, "reason", None) for image in samples.open_all(range(len(samples)), 3)]
-    assert "empty" in found[1] and [bool(found[0]), bool(found[2])] == [not heif] * 2 and len(found) == 3
+    assert "empty" in found[1]
+    assert [bool(found[0]), bool(found[2])] == [not heif] * 2
+    assert len(found) == 3
 
 
 def test_images_that_are_not_read_are_counted_with_an_example(tmp_path):
     """Beside the class folders, and of formats that are not read; raw photos are not counted."""
     tree(tmp_path, "{a,b}/{0,1,2}.jpg", "{x,y,z}.png", "a/{1,2}.jp2!", "b/3.tga!", "b/raw.dng!", "a/.hidden.jp2!")
-    warnings = [note.text for note in read_class_folders(tmp_path).notes if note.kind == "warning"]
+    warnings = told(read_class_folders(tmp_path).notes, kind="warning")
     for text, (number, kind, example) in zip(
         sorted(warnings), ((1, ".tga", "b/3.tga"), (2, ".jp2", "a/1.jp2"), (3, "beside", "x.png")), strict=True
     ):
-        assert text.startswith(f"{number} ") and all(part in text for part in (kind, f"in {tmp_path}", f"{example}'"))
+        assert text.startswith(f"{number} ")
+        assert all(part in text for part in (kind, f"in {tmp_path}", f"{example}'"))
 
 
-@pytest.mark.parametrize("read", [lambda path: read_splits(options(path), CPU), lambda path: unlabelled(path, Data())])
+@pytest.mark.parametrize("read", [lambda path: read_splits(options(path)), lambda path: unlabelled(path, Data())])
 @pytest.mark.parametrize(
-    ("files", "text"),
+    "files, text",
     [
         ("{a,b}/{0,1}.jp2!", r"^4 \.jp2 .*a/0\.jp2'; convert them"),
         ("{state.json,data-00000-of-00001.arrow}!", r"^1 \.arrow .*write parquet"),
@@ -112,7 +119,7 @@ def test_images_that_are_not_read_are_counted_with_an_example(tmp_path):
 )
 def test_a_folder_of_a_format_that_is_not_read_says_so(tmp_path, read, files, text):
     tree(tmp_path, files)
-    with pytest.raises(UserError, match=text):
+    with refused(text):
         read(str(tmp_path))
 
 
@@ -128,8 +135,10 @@ def test_first_frames_are_counted(tmp_path):
         frames[1].save(tmp_path / name)
     samples = ClassFolders(options(tmp_path)).read("all")
     check_images([samples], options(tmp_path), CPU)
-    (note,) = [note.text for note in samples.notes if "further frames" in note.text]
-    assert note.startswith("6 of 8 images") and f"in {tmp_path}" in note and "a/0.tif" in note
+    (note,) = told(samples.notes, "further frames")
+    assert note.startswith("6 of 8 images")
+    assert f"in {tmp_path}" in note
+    assert "a/0.tif" in note
 
 
 def test_links_are_followed_but_never_up(tmp_path):
@@ -141,13 +150,13 @@ def test_links_are_followed_but_never_up(tmp_path):
         *("a/000.jpg", "a/001.jpg", "a/across/000.jpg", "a/more/y.jpg"),
         *("b/000.jpg", "b/across/000.jpg", "b/across/001.jpg", "b/across/more/y.jpg"),
     ]
-    assert any(note.kind == "warning" and "a/gone" in note.text for note in listing.notes)
+    assert told(listing.notes, "a/gone", "warning")
     assert len(unlabelled(str(tmp_path / "data"), Data())) == 4  # without classes, each folder once
 
 
 def test_a_link_in_place_of_an_image_or_of_a_folder(tmp_path, cpu):
     tree(tmp_path, "far/{train,val}/{a,b}", "linked>far", "lost>missing")
-    given = options(tmp_path / "linked", dataset="folder", batch_size=1)
+    given = options(tmp_path / "linked", dataset="folder")
     assert [*map(len, read_samples(given, None, cpu, "train", "val"))] == [8, 8]
     tree(tmp_path, "far/train/a/x.jpg>nowhere.jpg")
     (train,) = read_samples(given, None, cpu, "train")
@@ -159,14 +168,17 @@ def test_images_without_labels(tmp_path):
     for name in ("b/2.jpg", "b/deep/1.PNG", "a/3.jpg", ".hidden.jpg", ".git/4.jpg", "a/.5.jpg"):
         write_image(tmp_path / name)
     samples = unlabelled(str(tmp_path), Data())
-    assert names_of(samples) == ["a/3.jpg", "b/2.jpg", "b/deep/1.PNG"] and samples.targets.tolist() == [0, 0, 0]
-    assert not samples.has_class_names and samples.open(1, 3).pixels.shape == (3, 9, 12)
+    assert names_of(samples) == ["a/3.jpg", "b/2.jpg", "b/deep/1.PNG"]
+    assert samples.targets.tolist() == [0, 0, 0]
+    assert not samples.has_class_names
+    assert samples.open(1, 3).pixels.shape == (3, 9, 12)
     text = "\ufeffa.jpg 3\r\nb c.jpg\t12\n\n  d e.jpg\n/abs/f.jpg\n../g.jpg 0\na.jpg\n"
     (tmp_path / "list.TXT").write_text(text, encoding="utf-8")
     listed = unlabelled(str(tmp_path / "list.TXT"), Data())
     expected = [f"{tmp_path}/a.jpg", f"{tmp_path}/b c.jpg", f"{tmp_path}/d e.jpg", "/abs/f.jpg", f"{tmp_path}/../g.jpg"]
     assert [listed.name(index) for index in range(len(listed))] == [*expected, f"{tmp_path}/a.jpg"]
-    assert listed.listed_name(1) == "b c.jpg" and listed.listed_name(5) == "a.jpg"
+    assert listed.listed_name(1) == "b c.jpg"
+    assert listed.listed_name(5) == "a.jpg"
 
 
 @pytest.mark.parametrize("dataset", ["folder", "imagenet2012", "tar"])
@@ -174,7 +186,7 @@ def test_a_missing_default_folder_names_the_flag(dataset, cpu, monkeypatch):
     monkeypatch.setattr("os.path.exists", lambda path: False)
     data = Data.model_validate({"DATASET": dataset})
     for read in (has_test_split, lambda *given: read_samples(given[0], None, given[1], "train", "val")):
-        with pytest.raises(UserError, match=f"^{data.data_path}: .*-data_path=FOLDER"):
+        with refused(f"^{data.data_path}: .*-data_path=FOLDER"):
             read(data, cpu)
 
 
@@ -191,30 +203,30 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
     assert_refused(lambda: ClassFolders(options(tmp_path)).read("train"), f"{tmp_path}/dog: ", "Permission denied")
 
 
-def test_a_start_lists_each_folder_once(tmp_path, cpu, monkeypatch):
+def test_a_start_lists_each_folder_once(tmp_path, monkeypatch):
     tree(tmp_path, "{train,val}/{a,b}")
     for folder, _, _ in os.walk(tmp_path):
         os.utime(folder, (0, 0))  # a folder that has just changed is listed again
     listed = Counter()
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: listed.update([str(path)]) or scandir(path))
-    data = options(tmp_path, batch_size=1)
-    assert [len(samples) for samples in read_splits(data, cpu)] == [8, 8]
+    data = options(tmp_path)
+    assert [len(samples) for samples in read_splits(data)] == [8, 8]
     folders = [f"{tmp_path}/{folder}" for folder in expand("{train,val}{,/a,/b}")]
     assert [listed[folder] for folder in folders] == [1] * 6
     tree(tmp_path, "train/a/new.jpg")
     os.utime(tmp_path / "train/a", (0, 0))
-    assert [len(samples) for samples in read_splits(data, cpu)] == [9, 8]
+    assert [len(samples) for samples in read_splits(data)] == [9, 8]
 
 
-@pytest.mark.parametrize(("dataset", "folder", "left_out"), [
+@pytest.mark.parametrize("dataset, folder, left_out", [
     ("caltech101", "101_ObjectCategories", "BACKGROUND_Google"), ("caltech256", "256_ObjectCategories", "257.clutter"),
 ])  # fmt: skip
 def test_caltech(tmp_path, dataset, folder, left_out):
     write_classes(tmp_path / folder, **{"001.ak47": 20, "Faces": 10, left_out: 5})
     given = options(tmp_path if dataset == "caltech101" else tmp_path / folder, dataset=dataset)
     read = source_class(dataset)(given).read
-    assert any(f"-dataset={dataset}" in note.text for note in read_class_folders(tmp_path / folder).notes)
+    assert told(read_class_folders(tmp_path / folder).notes, f"-dataset={dataset}")
     train, val = read("train"), read("val")
     assert train.class_names == val.class_names == ["001.ak47", "Faces"]
     assert (np.bincount(train.targets).tolist(), np.bincount(val.targets).tolist()) == ([18, 9], [2, 1])

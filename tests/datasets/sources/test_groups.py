@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import refused, told
 from source_helpers import options, read_splits, tree, typed
 
 from datasets.sources.groups import suggest_groups
 from datasets.sources.samples import Listing, listing_arrays
 from datasets.sources.shared_arrays import StringPacker
-from utils.errors import UserError
 
 R = random.Random(0)
 CASES = range(40)
@@ -84,7 +84,8 @@ def test_patients_in_names_are_noticed(name):
     (note,) = notes_on(paths)
     expression = shlex.split(note.text)[shlex.split(note.text).index("-opts") + 1].removeprefix("DATA.GROUPS=")
     groups = [re.search(expression, path)[1] for path in paths]
-    assert note.kind == "warning" and len({*groups}) == number
+    assert note.kind == "warning"
+    assert len({*groups}) == number
     assert all(path.split("/")[1].startswith(group) for path, group in zip(paths, groups, strict=True))
     assert not notes_on(paths, is_cut=False)
 
@@ -101,27 +102,28 @@ def test_names_of_classes_are_no_patients():
 
 
 @pytest.mark.parametrize("kind", ["folder", "csv"])
-def test_the_expression_of_a_warning_works_when_typed(kind, tmp_path, cpu):
+def test_the_expression_of_a_warning_works_when_typed(kind, tmp_path):
     paths = in_classes(PATIENTS["of different numbers"][0])
     tree(tmp_path, *paths)
     if kind == "csv":
         rows = "".join(f"{path},{path[0]}\n" for path in paths)
         (tmp_path / "train.csv").write_text(f"image_path,target\n{rows}")
-    given = options(tmp_path, batch_size=1, dataset=kind)
-    (note,) = [note for note in read_splits(given, cpu)[0].notes if "DATA.GROUPS" in note.text]
-    train, val = read_splits(typed(note.text, given)[0], cpu)
-    assert len({*train.groups}) + len({*val.groups}) == 40 and not {*train.groups} & {*val.groups}
-    assert not any("-opts" in note.text for note in train.notes)
+    given = options(tmp_path, dataset=kind)
+    (note,) = told(read_splits(given)[0].notes, "DATA.GROUPS")
+    train, val = read_splits(typed(note, given)[0])
+    assert len({*train.groups}) + len({*val.groups}) == 40
+    assert not {*train.groups} & {*val.groups}
+    assert not told(train.notes, "-opts")
 
 
 @pytest.mark.parametrize("name", ["Patient (ID)", "Patient ("])
-def test_a_column_with_parentheses_is_a_column(name, tmp_path, cpu):
+def test_a_column_with_parentheses_is_a_column(name, tmp_path):
     paths = in_classes(PATIENTS["clinic"][0])
     tree(tmp_path, *paths)
     rows = "".join(f"{path},{path[0]},{place % 7}\n" for place, path in enumerate(paths))
     (tmp_path / "train.csv").write_text(f"image_path,target,{name}\n{rows}")
-    train, val = read_splits(options(tmp_path, batch_size=1, dataset="csv", groups=name), cpu)
+    train, val = read_splits(options(tmp_path, dataset="csv", groups=name))
     assert len({*train.groups} | {*val.groups}) == 7
     for wrong in ("(p", r"\(p"):
-        with pytest.raises(UserError, match=r"DATA\.GROUPS"):
-            read_splits(options(tmp_path, batch_size=1, dataset="csv", groups=wrong), cpu)
+        with refused(r"DATA\.GROUPS"):
+            read_splits(options(tmp_path, dataset="csv", groups=wrong))

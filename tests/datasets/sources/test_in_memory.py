@@ -10,9 +10,11 @@ from datasets.sources.in_memory import Digits, Fake
 
 def test_digits():
     train, val = (Digits(options("unused", image_size=8)).read(split) for split in ("train", "val"))
-    assert len(train) + len(val) == 1797 and len(val) == pytest.approx(1797 / 5, abs=5)
+    assert len(train) + len(val) == 1797
+    assert len(val) == pytest.approx(1797 / 5, abs=5)
     assert np.bincount(val.targets).min() >= 34
-    assert train.class_names == list("0123456789") and train.in_memory
+    assert train.class_names == list("0123456789")
+    assert train.in_memory
     grey, rgb = train.open(0, 1).pixels, train.open(0, 3).pixels
     assert (grey.shape, grey.dtype, rgb.shape) == ((1, 8, 8), torch.uint8, (3, 8, 8))
     assert torch.equal(rgb[2], grey[0])
@@ -22,10 +24,11 @@ def test_digits():
 
 
 def test_fake():
-    train, val = (Fake(options("unused", image_size=40)).read(split) for split in ("train", "val"))
+    train, val = (Fake(options("unused", image_size=40, batch_size=8)).read(split) for split in ("train", "val"))
     assert (len(train), len(val), len(train.class_names)) == (10_240, 256, 1000)
     image = train.open(17, 3).pixels
     assert (image.shape, image.dtype) == ((3, 40, 40), torch.uint8)
-    assert torch.equal(image, Fake(options("unused", image_size=40)).read("train").open(17, 3).pixels)
+    assert torch.equal(image, Fake(options("unused", image_size=40, batch_size=8)).read("train").open(17, 3).pixels)
     assert not torch.equal(image, train.open(18, 3).pixels)
-    assert train.open(0, 1).pixels.shape == (1, 40, 40) and train.targets.max() < 1000
+    assert train.open(0, 1).pixels.shape == (1, 40, 40)
+    assert train.targets.max() < 1000

@@ -8,10 +8,9 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from conftest import eval_loader_for, samples_for, train_batches_for
+from conftest import config_for, eval_loader_for, refused, samples_for, told, train_batches_for
 from source_helpers import assert_refused, options, write_classes, write_image
 
-from configs.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.registry import read_samples, recognize_dataset
 from datasets.sources.checks import notes_on
@@ -20,7 +19,6 @@ from datasets.sources.names import number_by
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import Splitter
 from tests.datasets.shards.tar_files import jpeg, tar_of
-from utils.errors import UserError
 
 FOLDS = 5
 
@@ -50,12 +48,14 @@ def test_labels_of_a_target():
 def test_names_are_sorted_and_targets_are_multi_hot(tables):
     given = tables(["dog|polar bear", "", "cat", "polar bear|cat|dog"], val=["dog", "cat|dog"])
     train, val = Tables(given).read("train"), Tables(given).read("val")
-    assert train.class_names == val.class_names == ["cat", "dog", "polar bear"] and train.has_class_names
-    assert train.findings == val.findings == [] and train.targets.dtype == np.int8
+    assert train.class_names == val.class_names == ["cat", "dog", "polar bear"]
+    assert train.has_class_names
+    assert train.findings == val.findings == []
+    assert train.targets.dtype == np.int8
     assert train.targets.tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0], [1, 1, 1]]
     assert val.targets.tolist() == [[0, 1, 0], [1, 1, 0]]
     assert train.class_counts(4).tolist() == [2, 2, 2, 0]
-    assert any("1 of 4 training" in note.text for note in notes_on(train, val))
+    assert told(notes_on(train, val), "1 of 4 training")
 
 
 def test_several_choices_of_label_studio_are_labels_beside_plain_names_with_commas(tables):
@@ -68,19 +68,20 @@ def test_several_choices_of_label_studio_are_labels_beside_plain_names_with_comm
 def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(tables, cpu):
     given = tables(["0 2", "1", "", "2 0"], val=["4", "0 1"])
     train, val = Tables(given).read("train"), Tables(given).read("val")
-    assert not train.has_class_names and (train.targets.shape, val.targets.shape) == ((4, 3), (2, 5))
-    config = parse_command_line(
-        [f"-data_path={given.data_path}", "-dataset=csv", "-batch_size=2", "-opts", "DATA.MULTI_LABEL=true"]
-    ).config
+    assert not train.has_class_names
+    assert (train.targets.shape, val.targets.shape) == ((4, 3), (2, 5))
+    config = config_for(
+        f"-data_path={given.data_path}", "-dataset=csv", "-batch_size=2", "-opts", "DATA.MULTI_LABEL=true"
+    )
     train, val = samples_for(config, cpu, "train", "val")
     assert train.targets.tolist() == [[1, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 0, 1, 0, 0]]
     assert val.targets.tolist() == [[0, 0, 0, 0, 1], [1, 1, 0, 0, 0]]
-    with pytest.raises(UserError, match=r"val.csv:2: label 4, but MODEL.NUM_CLASSES is 4"):
+    with refused(r"val.csv:2: label 4, but MODEL.NUM_CLASSES is 4"):
         samples_for(config.with_model(num_classes=4), cpu, "train", "val")
 
 
 @pytest.mark.parametrize(
-    ("train", "val", "parts"),
+    "train, val, parts",
     [
         (["cat|dog"], ["cat|emu"], ("val.csv:2: ", "'emu'")),
         (["0|1"], ["0|x"], ("val.csv:2: ", "'x'")),
@@ -99,7 +100,8 @@ def test_labels_follow_the_names_of_a_checkpoint(tables):
     given = tables(["dog|cat", "emu"], val=["dog", "dog|cat"])
     val = Tables(given).read("val")
     assert number_by(["dog", "yak", "cat"], val, "DIR", needs_all=False) == []
-    assert val.targets.tolist() == [[1, 0, 0], [1, 0, 1]] and val.class_names == ["dog", "yak", "cat"]
+    assert val.targets.tolist() == [[1, 0, 0], [1, 0, 1]]
+    assert val.class_names == ["dog", "yak", "cat"]
     assert "'emu'" in number_by(["dog", "yak", "cat"], Tables(given).read("train"), "DIR", needs_all=False)[0]
 
 
@@ -108,14 +110,18 @@ def test_batches_have_multi_hot_targets_and_rows_of_padding(tables, tmp_path, cp
     (tmp_path / "val1.png").write_bytes(b"\x89PNG\r\n\x1a\n nothing")
     sizes = ["DATA.MULTI_LABEL=true", "DATA.ON_BAD_IMAGE=skip", "DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4"]
     flags = [f"-data_path={given.data_path}", "-dataset=csv", "-batch_size=2", "-num_workers=0"]
-    config = parse_command_line([*flags, "-epochs=1", "-opts", *sizes, "TRAIN.MIXUP_ALPHA=0.8"]).config
+    config = config_for(*flags, "-epochs=1", "-opts", *sizes, "TRAIN.MIXUP_ALPHA=0.8")
     assert config.loss.name == "bce"
     train, val = samples_for(config, cpu, "train", "val")
     (batch,) = train_batches_for(config, train, cpu)
-    assert batch.targets.dtype == torch.int8 and batch.targets.shape == (2, 2) and batch.samples == 2
+    assert batch.targets.dtype == torch.int8
+    assert batch.targets.shape == (2, 2)
+    assert batch.samples == 2
     first, second = eval_loader_for(config, val, cpu)
-    assert first.targets.tolist() == [[1, 0], [PADDING, PADDING]] and (first.samples, len(first.bad)) == (1, 1)
-    assert second.targets.tolist() == [[1, 1], [PADDING, PADDING]] and second.samples == 1
+    assert first.targets.tolist() == [[1, 0], [PADDING, PADDING]]
+    assert (first.samples, len(first.bad)) == (1, 1)
+    assert second.targets.tolist() == [[1, 1], [PADDING, PADDING]]
+    assert second.samples == 1
 
 
 def test_a_table_is_recognized_and_class_folders_are_refused(tables, tmp_path, cpu):
@@ -123,9 +129,9 @@ def test_a_table_is_recognized_and_class_folders_are_refused(tables, tmp_path, c
     for path in (tmp_path, tmp_path / "train.csv"):
         assert recognize_dataset(given.model_copy(update={"data_path": str(path)}), cpu).dataset == "csv"
     flags = [f"-data_path={tmp_path / 'train.csv'}", "-opts", "DATA.MULTI_LABEL=true"]
-    assert parse_command_line(flags).config.data.multi_label
+    assert config_for(*flags).data.multi_label
     write_classes(tmp_path / "photos", cat=2, dog=2)
-    with pytest.raises(UserError, match="photos is read as folder"):
+    with refused("photos is read as folder"):
         recognize_dataset(given.model_copy(update={"data_path": str(tmp_path / "photos")}), cpu)
 
 
@@ -142,7 +148,8 @@ def held_out(targets, groups=None, known=None, paths=None, **values):
         part = splitter.part(StringPacker(paths).strings(), np.asarray(targets, np.int8), split, packed)
         assert not part.findings
         indices[split] = set(part.indices.tolist())
-    assert indices["train"] | indices["val"] == set(range(len(targets))) and not indices["train"] & indices["val"]
+    assert indices["train"] | indices["val"] == set(range(len(targets)))
+    assert not indices["train"] & indices["val"]
     return np.isin(np.arange(len(targets)), [*indices["val"]]), list(map(str, part.notes)), splitter.result
 
 
@@ -167,7 +174,7 @@ def made_table(seed, has_groups):
     return (rng.random((number, classes)) < 1 / (1 + np.exp(-logits))).astype(np.int8), groups if has_groups else None
 
 
-@pytest.mark.parametrize(("has_groups", "share_of_dealt", "highest"), [(False, 0.2, 3), (True, 0.5, 12)])
+@pytest.mark.parametrize("has_groups, share_of_dealt, highest", [(False, 0.2, 3), (True, 0.5, 12)])
 def test_folds_of_made_tables_have_their_share_of_each_label(has_groups, share_of_dealt, highest):
     """20 tables: by far closer to the shares than groups or images that are dealt in turn; the log tells the truth."""
     stratified, dealt = [], []
@@ -185,8 +192,10 @@ def test_folds_of_made_tables_have_their_share_of_each_label(has_groups, share_o
         )
         logged, of_all, of_val = map(float, share.groups())
         assert logged == pytest.approx(deviation(targets, is_val), abs=0.051)
-        assert abs(of_all - of_val) == pytest.approx(logged, abs=0.11) and 0.09 < is_val.mean() < 0.12
-    assert np.mean(stratified) < share_of_dealt * np.mean(dealt) and max(stratified) < highest
+        assert abs(of_all - of_val) == pytest.approx(logged, abs=0.11)
+        assert 0.09 < is_val.mean() < 0.12
+    assert np.mean(stratified) < share_of_dealt * np.mean(dealt)
+    assert max(stratified) < highest
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -224,13 +233,16 @@ def test_rare_labels():
     targets[:2, 0] = targets[2:5, 1] = targets[5, 2] = 1
     targets[10:110, 3] = 1
     is_val, notes, _ = held_out(targets)
-    assert is_val @ targets == pytest.approx([1, 1, 0, 10]) and is_val.sum() == 20
+    assert is_val @ targets == pytest.approx([1, 1, 0, 10])
+    assert is_val.sum() == 20
     assert len(notes) == 1  # `notes_on` warns of labels with few validation images
     folds = fold_of(targets)
     assert [len(set(folds[targets[:, label] == 1])) for label in range(4)] == [2, 3, 1, 5]
-    assert np.bincount(folds).tolist() == [40] * FOLDS and np.bincount(folds[10:110]).tolist() == [20] * FOLDS
+    assert np.bincount(folds).tolist() == [40] * FOLDS
+    assert np.bincount(folds[10:110]).tolist() == [20] * FOLDS
     without = np.zeros((50, 3))  # no image has a label
-    assert np.bincount(fold_of(without)).tolist() == [10] * FOLDS and held_out(without)[0].sum() == 5
+    assert np.bincount(fold_of(without)).tolist() == [10] * FOLDS
+    assert held_out(without)[0].sum() == 5
 
 
 def test_a_run_keeps_its_list_of_images_with_several_labels():
@@ -254,10 +266,11 @@ def test_tables_and_shards_are_stratified(tables, tmp_path, cpu):
     (tmp_path / "shards/data.tar").write_bytes(tar_of(files))
     for dataset, root in (("csv", tmp_path), ("tar", tmp_path / "shards")):
         for fold in range(4):
-            given = options(root, dataset=dataset, multi_label=True, folds=4, fold=fold, batch_size=1)
+            given = options(root, dataset=dataset, multi_label=True, folds=4, fold=fold)
             (val,) = read_samples(given, None, cpu, "val")
-            assert val.targets.sum(0).tolist() == [2, 2] and len(val) == 4
-            assert any("labels deviate by up to 0.0 points" in note.text for note in val.notes)
+            assert val.targets.sum(0).tolist() == [2, 2]
+            assert len(val) == 4
+            assert told(val.notes, "labels deviate by up to 0.0 points")
 
 
 def test_splits_of_images_with_one_label_stay():

@@ -2,10 +2,8 @@
 
 import os
 
-from conftest import GREY, TINY_VIT, read_result, train
+from conftest import GREY, TINY_VIT, config_for, read_result, train
 from source_helpers import write_image
-
-from configs.command_line import parse_command_line
 
 NAMES = [
     r"$\frac{", "<script>alert(1)<", "\x1b[31m\x1b]0;harm\x07", "two\nlines", "x" * 255, os.fsdecode(b"\xff\xfe\xe9"),
@@ -29,7 +27,7 @@ def test_a_whole_run(tmp_path, cpu, capsys):
     folder = train([*flags, *TINY_VIT, *GREY, "DATA.ON_BAD_IMAGE=skip", f"MODEL.NUM_CLASSES={len(NAMES)}"], cpu)
     assert read_result(folder)["finished"]
     assert f"of {len(NAMES)} classes" in capsys.readouterr().out
-    assert parse_command_line([f"-cfg={folder / 'config.yaml'}"]).config.data.data_path == str(root)
+    assert config_for(f"-cfg={folder / 'config.yaml'}").data.data_path == str(root)
     texts = {
         path.name: path.read_bytes().decode() for path in folder.iterdir() if path.suffix in (".txt", ".csv", ".yaml")
     }

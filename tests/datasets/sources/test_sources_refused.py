@@ -1,12 +1,12 @@
 """Files and folders that no source reads: the error is one line that names the file, the problem or the key."""
 
 import pytest
+from conftest import refused
 from source_helpers import options, write_image
 
 from configs.schema import Data
 from configs.schema.data import DATA_SETS
 from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
-from utils.errors import UserError
 
 TABLE = "image_path,target\n"
 IMAGE = None  # in place of the content of a file
@@ -55,8 +55,8 @@ def test_refusals(case, tmp_path, cpu):
         write_image(tmp_path / name)
         if content is not IMAGE:
             (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    data = options(path if "://" in path else tmp_path / path, dataset=dataset or "folder", batch_size=1)
-    with pytest.raises(UserError, match=part) as error:
+    data = options(path if "://" in path else tmp_path / path, dataset=dataset or "folder")
+    with refused(part) as error:
         if dataset:
             read_samples(recognize_dataset(data, cpu), None, cpu, "train")
         unlabelled(data.data_path, Data())
@@ -65,13 +65,13 @@ def test_refusals(case, tmp_path, cpu):
 
 @pytest.mark.parametrize("dataset", [name for name in DATA_SETS if name not in ("digits", "fake") and "/" not in name])
 def test_a_missing_folder_and_an_archive(dataset, tmp_path, cpu):
-    gone = options(tmp_path / "gone", dataset=dataset, batch_size=1)
-    with pytest.raises(UserError, match=f"{tmp_path}/gone"):
+    gone = options(tmp_path / "gone", dataset=dataset)
+    with refused(f"{tmp_path}/gone"):
         read_samples(gone, None, cpu, "train")
     (tmp_path / "photos.tar.gz").touch()
-    packed = options(tmp_path / "photos.tar.gz", dataset=dataset, batch_size=1)
+    packed = options(tmp_path / "photos.tar.gz", dataset=dataset)
     if dataset not in ("tar", "parquet"):
         assert has_test_split(packed, cpu) == (False, None)
         for read in (lambda: read_samples(packed, None, cpu, "train"), lambda: unlabelled(packed.data_path, packed)):
-            with pytest.raises(UserError, match=r"photos.tar.gz: is an archive"):
+            with refused(r"photos.tar.gz: is an archive"):
                 read()

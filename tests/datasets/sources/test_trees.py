@@ -5,27 +5,27 @@ import shlex
 from pathlib import Path
 
 import pytest
+from conftest import line_of
 from source_helpers import options, read_splits, tree
 
 from datasets.registry import read_samples
-from utils.errors import UserError
 
 ALL = "DATA.CLASS_FOLDERS=true"
 
 
-def read(root, cpu, **values):
+def read(root, **values):
     """The samples of train, val, and perhaps test, whose labels are the names of folders."""
-    splits = read_splits(options(root, batch_size=1, **values), cpu)
+    splits = read_splits(options(root, **values))
     for samples in splits:
         for index, label in enumerate(samples.targets):
             assert f"/{splits[0].class_names[label]}/" in samples.name(index)
     return splits
 
 
-CASES = {  # the tree; classes, images of train, val and test, warnings; or the folders that an error gives, and ALL
+TRAINED = {  # the tree; classes; images of train, val and test; the number of warnings, if there are any
     "Intel": (["{seg_train/seg_train,seg_test/seg_test}/{sea,street}", "seg_pred/seg_pred"], "sea street", (6, 2, 8)),
     "chest X-rays": (["{train,val,test}/{N,P}", "chest/{train,val,test}/{N,P}", "__MACOSX/N"], "N P", (8, 8, 8)),
-    "unzipped": (["R/{train,val}/{a,b}", "__MACOSX/R/train/a"], "a b", (8, 8)),
+    "unzipped": (["R/R/{train,val}/{a,b}", "R/__MACOSX/R/train/a"], "a b", (8, 8)),
     "flat test": (["train/{a,b}", "test"], "a b", (6, 2)),
     "files beside classes": (["train/{a,b}", "val/{a,b}", "train", "raw", "train/.cache"], "a b", (8, 8), 1),
     "STL-10": (["{train,test}/{a,b}", "unlabeled"], "a b", (6, 2, 8)),
@@ -47,6 +47,23 @@ CASES = {  # the tree; classes, images of train, val and test, warnings; or the 
     "other kinds": (["{a,b}/{0,1,2}.{jpg,png}"], "a b", (10, 2), 1),
     "a few copies": (["{a,b}/{0,1,2,3}.jpg", "{a,b}/0_copy.jpg"], "a b", (8, 2)),
     "names of masks": (["{a,b}/{cat_0,cat_1,mask_0,mask_1,3_mask}.jpg"], "a b", (8, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_tree_that_trains(name, tmp_path, cpu):
+    parts, names, sizes, *warnings = TRAINED[name]
+    root = tree(tmp_path / "R", *parts)
+    splits = read(root, dataset="folder")
+    assert splits[0].class_names == names.split()
+    assert tuple(map(len, splits)) == sizes
+    assert len({note for note in splits[0].notes if note.kind == "warning"}) == sum(warnings)
+    given = options(root, dataset="folder")
+    (again,) = read_samples(given, None, cpu, "train", class_names=names.split())
+    assert list(again.listing.paths) == list(splits[0].listing.paths)  # a resumed run reads the same
+
+
+REFUSED = {  # the tree; the folders that the error gives; other parts of the error, such as ALL
     "PlantVillage": (["{color,grayscale,segmented}/{apple,corn}"], "color grayscale segmented", ALL),
     "folds": (["fold{1,2,3,4,5}/{a,b}"], "", ALL),
     "MURA": (["{train,valid}/XR_{WRIST,HAND}/patient0000{1,2,3}/study1_{negative,positive}"], "", ALL),
@@ -84,27 +101,20 @@ CASES = {  # the tree; classes, images of train, val and test, warnings; or the 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_trees(name, tmp_path, cpu):
-    parts, names, *expected = CASES[name]
-    root = tree(tmp_path / "R", *(f"R/{part}" if name == "unzipped" else part for part in parts))
-    if expected and isinstance(expected[0], tuple):
-        splits = read(root, cpu, dataset="folder")
-        assert splits[0].class_names == names.split() and tuple(map(len, splits)) == expected[0]
-        assert len({note for note in splits[0].notes if note.kind == "warning"}) == sum(expected[1:])
-        given = options(root, batch_size=1, dataset="folder")
-        (again,) = read_samples(given, None, cpu, "train", class_names=names.split())
-        assert list(again.listing.paths) == list(splits[0].listing.paths)  # a resumed run reads the same
-        return
-    with pytest.raises(UserError) as error:
-        read(root, cpu)
-    message = str(error.value)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_tree_that_is_refused(name, tmp_path):
+    parts, names, *texts = REFUSED[name]
+    root = tree(tmp_path / "R", *parts)
+    message = line_of(read, root)
     paths = [shlex.split(path)[0] for path in re.findall(r"-data_path=('[^']+'|[^\s;]+)", message)]
-    assert paths == [str(root / path) for path in names.split()] and "\n" not in message and len(message) < 900
-    assert (ALL in message) == (ALL in expected) and all(text in message for text in expected)
+    assert paths == [str(root / path) for path in names.split()]
+    assert len(message) < 900
+    assert all(text in message for text in texts)
     for path in paths:  # all images of the folder train, or are evaluated
-        splits = read(path, cpu, dataset="folder")
-        assert len(splits[0].class_names) > 1 and sum(map(len, splits)) == len([*Path(path).rglob("*.jpg")])
-    if ALL in expected:
-        (train, *_) = read(root, cpu, dataset="folder", class_folders=True)
+        splits = read(path, dataset="folder")
+        assert len(splits[0].class_names) > 1
+        assert sum(map(len, splits)) == len([*Path(path).rglob("*.jpg")])
+    assert (ALL in message) == (ALL in texts)
+    if ALL in texts:
+        (train, *_) = read(root, dataset="folder", class_folders=True)
         assert len(train.class_names) > 1

@@ -38,7 +38,7 @@ def test_affine_map_has_its_probability():
     assert torch.allclose(affine(images, matrix), images, atol=1e-3)
 
 
-@pytest.mark.parametrize(("degrees", "shift", "zoom", "width"), [(0, 0, 1.5, 48), (20, 0.1, 0.8, 48), (20, 0, 1, 36)])
+@pytest.mark.parametrize("degrees, shift, zoom, width", [(0, 0, 1.5, 48), (20, 0.1, 0.8, 48), (20, 0, 1, 36)])
 def test_affine_map_equals_torchvisions(degrees, shift, zoom, width):
     """One drawn map, against torchvision's affine with the same angle, shift and zoom."""
 
@@ -76,7 +76,7 @@ def test_the_number_of_rectangles_is_uniform_and_scales_their_area():
         assert area == pytest.approx((0.02 + 1 / 3) / 2, rel=0.06)
 
 
-@pytest.mark.parametrize(("mode", "colors"), [("const", 1), ("rand", 1), ("pixel", 200)])
+@pytest.mark.parametrize("mode, colors", [("const", 1), ("rand", 1), ("pixel", 200)])
 def test_the_boxes_are_filled_with_zeros_a_color_or_noise(mode, colors):
     """As in timm, the values of the noise have the mean 0 and the deviation 1."""
     options = {"RANDOM_ERASE_PROB": 1.0, "RANDOM_ERASE_MODE": mode, "RANDOM_ERASE_COUNT": 3}
@@ -97,7 +97,8 @@ def test_the_boxes_are_filled_with_zeros_a_color_or_noise(mode, colors):
 def test_padding_is_not_erased():
     erase = RandomErase(Data.model_validate({"IMAGE_SIZE": 16}), Train.model_validate({"RANDOM_ERASE_PROB": 1.0}))
     positions, boxes = erase.collate([None, erase.draw(random.Random(0)), None])
-    assert positions.tolist() == [1] and boxes.shape == (1, 1, 4)
+    assert positions.tolist() == [1]
+    assert boxes.shape == (1, 1, 4)
     assert erase.collate([None]) is None
 
 
@@ -139,7 +140,8 @@ def test_targets_of_several_labels_are_mixed_linearly():
     for targets in (multi_hot, labels, others):
         torch.manual_seed(3)
         mixed.append(mixup_of(BOTH)(images.clone(), targets, epoch=0)[1])
-    assert torch.allclose(mixed[0], mixed[1] + mixed[2]) and not torch.equal(mixed[0], multi_hot)
+    assert torch.allclose(mixed[0], mixed[1] + mixed[2])
+    assert not torch.equal(mixed[0], multi_hot)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -218,7 +220,8 @@ def test_boxes_of_a_range_of_sides():
     top, bottom, left, right = np.array(boxes).T
     assert np.allclose(weights, 1 - (bottom - top) * (right - left) / (32 * 24))
     for low, high, side in ((top, bottom, 32), (left, right, 24)):
-        assert (low >= 0).all() and (high <= side).all()
+        assert (low >= 0).all()
+        assert (high <= side).all()
         assert set(high - low) == set(range(int(0.2 * side), int(0.8 * side)))
 
 
@@ -231,7 +234,7 @@ def test_probabilities_and_weights():
     assert stats.kstest(mixup_weights, stats.beta(0.8, 0.8).cdf).pvalue > 0.001
 
 
-@pytest.mark.parametrize(("off_epoch", "mixed_epochs"), [(0, [0, 1, 2, 3]), (2, [0, 1])])
+@pytest.mark.parametrize("off_epoch, mixed_epochs", [(0, [0, 1, 2, 3]), (2, [0, 1])])
 def test_epochs_with_mixup(off_epoch, mixed_epochs):
     train = Train.model_validate({"MIXUP_ALPHA": 0.8, "MIXUP_OFF_EPOCH": off_epoch})
     transform = TrainTransform(Data(), train, 4)

@@ -68,10 +68,12 @@ def test_rand_augment_draws_each_operation_equally_often(monkeypatch):
     """The recorded digest keeps old runs resumable."""
     drawn = draw(partial(rand_augment, 2, 9), 6000, _rand_augment(9, 3), monkeypatch)
     counts = Counter(name for name, *_ in drawn)
-    assert len(counts) == 15 and len(drawn) / 6000 == pytest.approx(2 * 0.5, abs=0.03)
+    assert len(counts) == 15
+    assert len(drawn) / 6000 == pytest.approx(2 * 0.5, abs=0.03)
     assert stats.chisquare(list(counts.values())).pvalue > 0.01
     magnitudes = np.array([magnitude for _, magnitude, *_ in drawn])
-    assert magnitudes.max() == 10 and (magnitudes == 10).mean() == pytest.approx(stats.norm.sf(2), abs=0.01)
+    assert magnitudes.max() == 10
+    assert (magnitudes == 10).mean() == pytest.approx(stats.norm.sf(2), abs=0.01)
     assert np.median(magnitudes) == pytest.approx(9, abs=0.03)
     assert magnitudes[magnitudes < 10].std() == pytest.approx(stats.truncnorm(-20, 2).std() * 0.5, abs=0.02)
     assert digest_of(drawn) == "4dbce4cd746ba71b"
@@ -83,7 +85,8 @@ def test_auto_augment_draws_its_25_pairs_by_their_probabilities(monkeypatch):
     expected = Counter()
     for pair, published in zip(pairs, transforms.AutoAugment().policies, strict=True):
         for ours, (name, probability, magnitude) in zip(pair, published, strict=True):
-            assert ours.name.removesuffix("Original") == name and magnitude in (ours.magnitude, None)
+            assert ours.name.removesuffix("Original") == name
+            assert magnitude in (ours.magnitude, None)
             assert ours.prob == pytest.approx(probability)
             expected[ours.name] += probability / 25
     counts = Counter(name for name, *_ in drawn)
@@ -101,7 +104,9 @@ def test_borders_are_gray_and_the_corners_of_a_rotation_black(channels):
         for seed in range(9):
             timm_policies().random = random.Random(seed)
             seen.update(from_pillow(operations[name](image)).flatten().tolist())
-        assert min(seen) == border and seen[border] > 9 * channels and not seen.keys() - {border, *range(200, 256)}
+        assert min(seen) == border
+        assert seen[border] > 9 * channels
+        assert not seen.keys() - {border, *range(200, 256)}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -135,7 +140,8 @@ def test_color_jitter_is_torchvisions(monkeypatch):
             assert result.tobytes() == expected.tobytes()
         assert all(0.6 <= factor <= 1.4 for _, factor in drawn)
         orders["".join(name for name, _ in drawn)] += 1
-    assert len(orders) == 6 and stats.chisquare(list(orders.values())).pvalue > 0.01
+    assert len(orders) == 6
+    assert stats.chisquare(list(orders.values())).pvalue > 0.01
 
 
 PRECEDENCE = [
@@ -148,7 +154,7 @@ PRECEDENCE = [
 ]
 
 
-@pytest.mark.parametrize(("options", "kinds"), PRECEDENCE)
+@pytest.mark.parametrize("options, kinds", PRECEDENCE)
 def test_precedence(options, kinds):
     assert [
         getattr(policy, "func", policy) for policy in build_policies(Data(), Train.model_validate(options))
@@ -174,7 +180,8 @@ def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(channel
         pixels, drawn = transform(image, *place)
         random.seed(5), np.random.seed(6)
         again, drawn_again = in_worker(image, *place)
-        assert torch.equal(pixels, again) and drawn == drawn_again
+        assert torch.equal(pixels, again)
+        assert drawn == drawn_again
         results.append(pixels)
     results.append(build_host_transform(data, train, seed=4)(image, 0, 1)[0])
     assert torch.equal(transform(image, 0, 1)[0], transform(image, 0, 1, 0)[0])
@@ -189,7 +196,7 @@ def safe_posterize(image: Image.Image, bits_to_keep: int, **_) -> Image.Image:
     return ImageOps.posterize(image, bits_to_keep) if bits_to_keep > 0 else Image.new(image.mode, image.size)
 
 
-@pytest.mark.parametrize(("mode", "interpolation"), [("RGB", "bicubic"), ("L", "bilinear")])
+@pytest.mark.parametrize("mode, interpolation", [("RGB", "bicubic"), ("L", "bilinear")])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_images_equal_timms_with_the_same_generators(policy, mode, interpolation, monkeypatch):
     for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
@@ -250,7 +257,7 @@ def test_strings_that_timm_does_not_read_completely(policy):
 
 
 @pytest.mark.parametrize(
-    ("policy", "written", "advised"),
+    "policy, written, advised",
     [
         ("rand-m15-inc1", "rand-m10-inc1", "add mmax15"),
         ("rand-m15-mstd0.5-inc1", "rand-m10-inc1", "add mmax15"),
@@ -261,7 +268,8 @@ def test_strings_that_timm_does_not_read_completely(policy):
 def test_a_magnitude_above_the_maximum_is_answered_with_the_policy_that_timm_runs(policy, written, advised):
     with pytest.raises(ValueError, match=f"write {written}(;|$)") as error:
         check_policy(policy)
-    assert advised in str(error.value) and ("mmax" in str(error.value)) == ("mmax" in advised + written)
+    assert advised in str(error.value)
+    assert ("mmax" in str(error.value)) == ("mmax" in advised + written)
     check_policy(written)
     if "rand" in policy and "mstd" not in policy:  # it takes one more random number; augmix draws up to m
         found, expected = (
