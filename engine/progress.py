@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from configs.schema.operating_point import UNDECIDED, Decision
 from utils.distributed import ProcessContext, all_reduce_sum
@@ -218,14 +219,31 @@ class TrainClock:
         return seconds
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation after so many epochs; 0: of the probe that the head starts from.
+
+    model: the evaluated one; None if training has changed its weights since, or if it is sharded. results: the
+    `SampleResults`, on the main process. raw: of the raw weights, beside their average, if the table shows them.
+    is_best: whether it is the best one so far.
+    """
+
+    model: nn.Module | None
+    metrics: Metrics
+    results: Any
+    epoch: int
+    raw: Metrics | None = None
+    is_best: bool = True
+
+
 class Observer:
-    """Follows a training run, on every rank; it changes nothing in it."""
+    """Follows a training run, on every rank; it changes nothing in it. Its methods are the events of the run."""
 
     def after_step(self, progress: EpochProgress) -> None:
         """Called after each step, before it is saved."""
 
-    def after_evaluation(self) -> None:
-        """Called after the evaluations of an epoch."""
+    def after_evaluation(self, progress: EpochProgress, evaluated: Evaluated) -> None:
+        """Called after the evaluations of an epoch, at its last step."""
 
     def after_save(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread with a checkpoint that it has written, on the main process."""

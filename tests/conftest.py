@@ -298,7 +298,7 @@ def session_for(argv: list[str], context: ProcessContext = CPU) -> Any:
     from engine.training.batch_size import find_batch_size
     from engine.training.session import build_session
 
-    logger = RunLogger(None, context)
+    logger = RunLogger(context)
     plan = plan_training(parse_command_line(argv), context, logger, find_batch_size)
     session = build_session(plan, context, logger)
     logger.begin()

@@ -113,10 +113,10 @@ def device_name(device: torch.device) -> str:
     """The product name: 'NVIDIA H200', 'CPU AMD EPYC 9354'. For a GPU this initializes the driver."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"CPU {names[0] if names else platform.machine()}"
+    name = None
+    with suppress(OSError):  # not Linux
+        name = re.search(r"^model name\s*:\s*(.*\S)", Path("/proc/cpuinfo").read_text(), re.M)
+    return f"CPU {name[1] if name else platform.machine()}"
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -79,7 +79,8 @@ def read_places(folder: Path) -> list[Place]:
     for path in checkpoints_by_progress(folder):
         with suppress(AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
             place = _place_of(path, read_entries(path))
-            places += [place] if place.best is None or _is_best(place.best) else []
+            if place.best is None or _is_best(place.best):
+                places.append(place)
     return places
 
 
@@ -137,10 +138,13 @@ def find_checkpoint(
         return None
 
     found = call_on_main(search, context)
-    # Other ranks get meta tensors, but for scalars
-    to_meta = partial(tree_map_only, torch.Tensor, lambda tensor: tensor.to("meta") if tensor.dim() else tensor)
-    described = found and replace(found, state=found.state | {entry: to_meta(found.state[entry]) for entry in LARGE})
-    sent = broadcast_object(described, context)
+    if context.world_size == 1:
+        return found
+    sent = found
+    if found:  # other ranks get meta tensors, but for scalars
+        to_meta = partial(tree_map_only, torch.Tensor, lambda tensor: tensor.to("meta") if tensor.dim() else tensor)
+        sent = replace(found, state=found.state | {entry: to_meta(found.state[entry]) for entry in LARGE})
+    sent = broadcast_object(sent, context)
     return found if context.is_main else sent
 
 
@@ -148,21 +152,21 @@ def _search(resume: str, runs: Sequence[Path], best_first: bool, locks: ExitStac
     """The checkpoints to try, in this order."""
     if resume != "auto":
         named = _with_extension(Path(resume))
-        runs = []
-        if named.is_file():
-            runs = [named.parent]
-        elif named.is_dir():
-            runs = [named]
-    for folder in runs:
-        refuse_sharded(folder if resume == "auto" else named)
+        runs = [named] if named.exists() else []
+    for run in runs:
+        refuse_sharded(run)
+        folder = run if run.is_dir() else run.parent
         if not best_first and is_run_folder(folder):
             check_writable(folder, "resume a copy of it")
             if locks:
                 locks.enter_context(lock_run_folder(folder))
-        paths = checkpoints_by_progress(folder) or sorted(folder.glob(f"*{PADDLE}"), key=modified_time)[-1:]
+        if run.is_file():
+            yield run
+            return
+        paths = checkpoints_by_progress(run) or sorted(run.glob(f"*{PADDLE}"), key=modified_time)[-1:]
         if best_first:
             paths.sort(key=lambda path: path.name != BEST)
-        yield from [named] if resume != "auto" and named.is_file() else paths
+        yield from paths
 
 
 def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
@@ -203,16 +207,16 @@ def runs_newest_first(output: Path) -> list[Path]:
 
 def find_best(found: FoundCheckpoint, context: ProcessContext) -> Path | None:
     """The valid checkpoint of the run with the weights of its best evaluation, best.pth first; a collective call."""
-    paths = [place.path for place in found.places if place.is_best and place.best == found.state["best"]]
 
-    def is_valid(path: Path) -> bool:
-        with suppress(UserError):
-            load_checkpoint(path)
-            return True
-        return False
+    def first_valid() -> Path | None:
+        paths = [place.path for place in found.places if place.is_best and place.best == found.state["best"]]
+        for path in sorted(paths, key=lambda path: path.name != BEST):
+            with suppress(UserError):
+                load_checkpoint(path)
+                return path
+        return None
 
-    best_first = sorted(paths, key=lambda path: path.name != BEST)
-    return broadcast_object(call_on_main(lambda: next(filter(is_valid, best_first), None), context), context)
+    return broadcast_object(call_on_main(first_valid, context), context)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -82,11 +82,16 @@ def _to_tensor(names: tuple[str, ...]) -> torch.Tensor:
     return torch.frombuffer(bytearray("\0".join(names).encode("utf-8", "surrogateescape")), dtype=torch.uint8)
 
 
-def _to_names(tensor: torch.Tensor) -> tuple[str, ...]:
-    return tuple(_array_of(tensor, "uint8").tobytes().decode("utf-8", "surrogateescape").split("\0"))
+def _to_names(names: Any) -> tuple[str, ...]:
+    """The names of a checkpoint, in a tensor, or of an export, in a list; raises ValueError for others."""
+    if isinstance(names, torch.Tensor):
+        return tuple(_array_of(names, "uint8").tobytes().decode("utf-8", "surrogateescape").split("\0"))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("no split")
+    return tuple(names)
 
 
-def _array_of(tensor: torch.Tensor, dtype: str) -> np.ndarray:
+def _array_of(tensor: Any, dtype: str) -> np.ndarray:
     array: np.ndarray = tensor.numpy()
     if array.dtype != dtype or not array.flags.c_contiguous:
         raise ValueError("other tensors")
@@ -116,27 +121,23 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
     if ENTRY not in content:
         return RunSplit(seed, fraction, None)
     entry = content[ENTRY]
-    if isinstance(entry, Mapping):
-        rule = replace(rule, fold_rule=entry.get(FOLD_RULE, 1))
-    match entry:
-        case None:
-            return rule
-        case {"digest": digest, "held_out": list(held_out)}:
-            split = replace(rule, held_out=tuple(held_out), held_out_groups=tuple(entry.get("groups", ())))
-        case {"digest": digest, "held_out": torch.Tensor() as text, "trained": torch.Tensor() as trained}:
-            split = replace(
-                rule,
-                held_out=_to_names(text),
-                held_out_groups=_to_names(entry["groups"]) if "groups" in entry else (),
-                trained=_array_of(trained, "int64").view(np.uint64),
-            )
-        case _:
-            raise ValueError("no split")
-    if (
-        not all(isinstance(name, str) for name in (*(split.held_out or ()), *split.held_out_groups))
-        or split.digest != digest
-        or type(split.fold_rule) is not int
-    ):
+    if entry is None:
+        return rule
+    try:
+        digest, held_out = entry["digest"], entry["held_out"]
+        trained = rule.trained
+        if isinstance(held_out, torch.Tensor):  # of a checkpoint
+            trained = _array_of(entry["trained"], "int64").view(np.uint64)
+        split = replace(
+            rule,
+            held_out=_to_names(held_out),
+            held_out_groups=_to_names(entry.get("groups", [])),
+            trained=trained,
+            fold_rule=entry.get(FOLD_RULE, 1),
+        )
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError("no split") from None
+    if split.digest != digest or type(split.fold_rule) is not int:
         raise ValueError("a damaged split")
     return split
 

@@ -63,7 +63,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
 
     Raises UserError: the first problem that would stop the run.
     """
-    logger = RunLogger(None, context, shows_all=command.debug)
+    logger = RunLogger(context, shows_all=command.debug)
     log_options(command, logger)
     if command.config.eval.enabled:
         check_writable(Path(command.config.save))

@@ -403,18 +403,20 @@ class Precision:
 
     def misfits(self) -> list[str]:
         """Why this device gains nothing from the precision, or loses by it; for warnings."""
-        texts = []
-        is_half = self.dtype != torch.float32
         on_cpu = self.device.type == "cpu"
-        if on_cpu and self.dtype == torch.float16:
-            texts.append("float16 is 10 to 100 times slower than -amp_dtype=bfloat16 on a CPU")
-        if on_cpu and self.dtype == torch.bfloat16 and not multiplies_bfloat16_with_onednn():
-            texts.append("bfloat16 is up to 90 times slower than -amp=no on this CPU, which has no AVX-512 or AMX")
-        if not on_cpu and is_half and torch.cuda.get_device_capability(self.device) < (7, 0):
-            texts.append("half precision saves memory, but no time: no tensor cores (compute capability below 7.0)")
-        if self.dtype == torch.bfloat16 and self._emulates_bfloat16:
-            texts.append("this GPU emulates bfloat16 (compute capability below 8.0): use -amp_dtype=float16")
-        return texts
+        is_bfloat16 = self.dtype == torch.bfloat16
+        lacks_tensor_cores = not on_cpu and torch.cuda.get_device_capability(self.device) < (7, 0)
+        problems = (
+            (on_cpu and self.dtype == torch.float16,
+             "float16 is 10 to 100 times slower than -amp_dtype=bfloat16 on a CPU"),
+            (on_cpu and is_bfloat16 and not multiplies_bfloat16_with_onednn(),
+             "bfloat16 is up to 90 times slower than -amp=no on this CPU, which has no AVX-512 or AMX"),
+            (lacks_tensor_cores and self.dtype != torch.float32,
+             "half precision saves memory, but no time: no tensor cores (compute capability below 7.0)"),
+            (is_bfloat16 and self._emulates_bfloat16,
+             "this GPU emulates bfloat16 (compute capability below 8.0): use -amp_dtype=float16"),
+        )  # fmt: skip
+        return [text for applies, text in problems if applies]
 
 
 def precision_name(options: Amp, device: torch.device) -> str:

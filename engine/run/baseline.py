@@ -5,7 +5,7 @@ from concurrent.futures import Future, wait
 from configs.schema import Data
 from datasets.small_images import pixel_baseline
 from datasets.sources.samples import Samples
-from engine.progress import EpochProgress, Observer
+from engine.progress import EpochProgress, Evaluated, Observer
 from engine.run.facts import PixelBaseline, read_fact
 from engine.run.log import RunLogger
 from utils.errors import UserError
@@ -31,7 +31,7 @@ class BaselineThread(Observer):
             self._pool = DaemonPool(1)
             self._future = self._pool.submit(measure_baseline, *self._inputs)
 
-    def after_evaluation(self) -> None:
+    def after_evaluation(self, progress: EpochProgress, evaluated: Evaluated) -> None:
         self.record()
 
     def record(self, is_end: bool = False) -> None:

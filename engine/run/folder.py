@@ -40,7 +40,7 @@ def start_log(command: Command, context: ProcessContext) -> RunLogger:
 
     Raises UserError now if the output folder is not writable.
     """
-    logger = RunLogger(None, context)
+    logger = RunLogger(context)
     if context.is_main and command.config.model.resume in (None, "auto"):  # else it writes to the checkpoint's folder
         check_writable(Path(command.config.save))
     if not command.config.eval.enabled:
@@ -180,4 +180,6 @@ def _commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     head, *others = status.decode(errors="replace").splitlines()
-    return head.removeprefix("# branch.oid ") + "-dirty" * any(not line.startswith("#") for line in others)
+    commit = head.removeprefix("# branch.oid ")
+    is_dirty = any(not line.startswith("#") for line in others)
+    return f"{commit}-dirty" if is_dirty else commit

@@ -71,8 +71,10 @@ class _Console(logging.Handler):
         notes = [*lines, *(line for level, line in waiting if level < logging.WARNING)]
         by_level = sorted(waiting, key=lambda one: -one[0])
         warnings = [line for level, line in by_level if level >= logging.WARNING]
-        last = warnings[:_MAX_WARNINGS] if self.has_file else warnings
-        shown = [*(notes[: _MAX_LINES - len(last)] if self.has_file else notes), *last]
+        shown = [*notes, *warnings]
+        if self.has_file:
+            last = warnings[:_MAX_WARNINGS]
+            shown = [*notes[: _MAX_LINES - len(last)], *last]
         if hidden := len(notes) + len(warnings) - len(shown):
             shown[-1] = _fitted(shown[-1], f" (and {hidden} more in {LOG})")
         for line in shown:
@@ -125,25 +127,23 @@ class RunLogger:
     folder is known are kept until it is opened. shows_all: prints all notes.
     """
 
-    def __init__(self, folder: Path | None, context: ProcessContext, shows_all: bool = False) -> None:
+    def __init__(self, context: ProcessContext, shows_all: bool = False) -> None:
         self.record, self.started = RunRecord(context.is_main), time.perf_counter()
         self._run, self._rank = _new_logger(RUN_LOG), _new_logger(RANK_LOG)
-        self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else LOG)]
-        self._console = _Console(self.record, shows_all) if context.is_main else None
-        if self._console:
+        self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else LOG, _new_buffer())]
+        self._console: _Console | None = None
+        if context.is_main:
+            self._console = _Console(self.record, shows_all)
             self._run.addHandler(self._console)
-            self._files.append((self._run, LOG))
+            self._files.append((self._run, LOG, _new_buffer()))
         else:
             self._run.addHandler(logging.NullHandler())  # without a handler, Python prints warnings
-        self._buffers = [MemoryHandler(sys.maxsize, sys.maxsize) for _ in self._files]
-        for (logger, _), buffer in zip(self._files, self._buffers, strict=True):
+        for logger, _, buffer in self._files:
             logger.addHandler(buffer)
-        if folder:
-            self.open(folder)
 
     def open(self, folder: Path) -> None:
         """Writes the lines so far, and all later ones, to the files in `folder`."""
-        for (logger, name), buffer in zip(self._files, self._buffers, strict=True):
+        for logger, name, buffer in self._files:
             file = _LogFile(folder / name, encoding="utf-8")
             file.setFormatter(_LineFormatter("%(asctime)s %(message)s"))
             buffer.setTarget(file)
@@ -191,6 +191,11 @@ class RunLogger:
 
     def rank(self, message: str) -> None:
         self._rank.info(message)
+
+
+def _new_buffer() -> MemoryHandler:
+    """Keeps lines until a file is open."""
+    return MemoryHandler(sys.maxsize, sys.maxsize)
 
 
 def print_waiting_notes() -> None:

@@ -44,6 +44,8 @@ STATUS_KEYS = (
 )  # fmt: skip
 _STATE_KEYS = (*STATUS_KEYS, "signal", "stopped_early", "reason", "slow_rank", "world_size", "started")
 BASELINES = ("pixel_baseline", "majority_class")
+# A new key of the result: here, in docs/operation.md, and where it is measured, such as by `_record_training` of
+# engine/training/end.py.
 RESULT_KEYS = (
     *METRICS, "samples", "split", "precision", "recall", "f1", "ece", "epoch", "checkpoint", "average_score",
     "raw_score", "probe_score", "knn_top1", "probe_l2", *BASELINES, "test", "finished", "stopped_early", "reason",
@@ -112,9 +114,8 @@ class RunRecord:
         self.earlier = read_run(folder) if self.is_main else {}
         with self._lock:
             before = _new_values() | self.earlier
-            now = time.strftime("%Y-%m-%d %H:%M:%S%z")
             self.values |= {
-                "started": now,
+                "started": time.strftime("%Y-%m-%d %H:%M:%S%z"),
                 "starts": before["starts"] + 1,
                 "facts": before["facts"] | self.values["facts"],
                 "warnings": dict(Counter(before["warnings"]) + Counter(self.values["warnings"])),
@@ -122,7 +123,7 @@ class RunRecord:
             }
             self._folder, self.resume_command = folder, resume_command
             if self.is_main:
-                self._write()
+                self._write({})
                 if launch := os.environ.get(LAUNCH_FOLDER):
                     identity = {"folder": str(folder), "pid": values["pid"], "host": values["host"]}
                     atomic_write(Path(launch, RUN), json.dumps(identity))
@@ -138,12 +139,11 @@ class RunRecord:
         if "checkpoint" in values:
             values["resume"] = self.resume_command
         with self._lock:
-            written = read_json(self.folder / STATUS)
-            replaced = (*UNFINISHED, *(("failed", "interrupted") if overrules else ()))
-            if written.get("state", "running") in replaced and self._is_own(written):
+            if self._may_replace() or (overrules and self._may_replace("failed", "interrupted")):
                 self.values |= values
-                self._write(None if self.is_main else read_run(self.folder) | values)
-                resume = self.values["resume"] or written.get("resume")
+                of_main = {} if self.is_main else read_run(self.folder) | values
+                self._write(of_main)
+                resume = self.values["resume"] or of_main.get("resume")
                 if message := values.get("message"):
                     self._log(f"error: {message}", f"resume with: {from_here(resume)}" if resume else "")
         if values.get("state", "running") not in UNFINISHED:
@@ -161,7 +161,7 @@ class RunRecord:
 
     def set_result(self, **values: Any) -> None:
         """Sets entries of `result`; the next `update` writes them."""
-        assert values.keys() <= set(RESULT_KEYS)
+        assert values.keys() <= set(RESULT_KEYS), "add the key to RESULT_KEYS"
         with self._lock:
             self.values["result"] |= values
 
@@ -183,20 +183,21 @@ class RunRecord:
             self._write_if_own()
 
     def _write_if_own(self) -> None:
-        if self._folder and self.is_main:
-            written = read_json(self.folder / STATUS)
-            if self._is_own(written) and written.get("state", "running") in (*UNFINISHED, self.values["state"]):
-                self._write()
+        if self._folder and self.is_main and self._may_replace(self.values["state"]):
+            self._write({})
 
-    def _is_own(self, written: dict[str, Any]) -> bool:
-        return all(written.get(key, self.values[key]) == self.values[key] for key in ("pid", "host"))
+    def _may_replace(self, *states: str) -> bool:
+        """Whether the record on the disk is of this process, and of a run that continues or is in one of `states`."""
+        written = read_json(self.folder / STATUS)
+        is_own = all(written.get(key, self.values[key]) == self.values[key] for key in ("pid", "host"))
+        return is_own and written.get("state", "running") in (*UNFINISHED, *states)
 
-    def _write(self, of_main: dict[str, Any] | None = None) -> None:
+    def _write(self, of_main: dict[str, Any]) -> None:
         """Ignores a full disk: saving a checkpoint reports it. The blocks of the old file hold the new text, too.
 
         of_main: what another rank writes: the main process has added to its record.
         """
-        values = self.values | (of_main or {}) | {"updated": time.strftime("%Y-%m-%d %H:%M:%S%z")}
+        values = self.values | of_main | {"updated": time.strftime("%Y-%m-%d %H:%M:%S%z")}
         view = {key: values[key] for key in STATUS_KEYS}
         for name, content in ((RUN, values), (STATUS, view)):
             text = json.dumps(_finite(content), indent=2) + "\n"

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from engine.precision.policy import LossScaler
-from engine.progress import EpochProgress, Metrics, Observer, to_metrics
+from engine.progress import EpochProgress, Evaluated, Metrics, Observer, to_metrics
 from engine.run.cost import StepTimer, TimerTotals
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
@@ -44,9 +44,7 @@ def step_lines(
     values appear if they are unusual. Values that do not fit into 120 columns form a second line.
     """
 
-    def figure(name: str) -> float:
-        return figures.get(name) or 0.0
-
+    known = {name: value or 0.0 for name, value in figures.items()}
     lr = "" if progress.lr is None else f"Lr: {progress.lr:.6f}, "
     latest_loss, loss = (f"{one.loss:.4f}" if one.samples else "-" for one in (latest, average))
     accuracy = METRICS["top1"].text(average.values["top1"]) if average.samples else "-"
@@ -54,23 +52,21 @@ def step_lines(
         f"Epoch[{progress.epoch + 1:03d}/{num_epochs:03d}], "
         f"Step[{progress.done_steps - 1:04d}/{progress.steps:04d}], {lr}"
         f"Loss: {latest_loss} ({loss}), Avg Acc: {accuracy}",
-        format_speed(figure("images_per_second")),
-        f"{three_digits(figure('peak_memory_bytes') / 1e9)}G",
+        format_speed(known["images_per_second"]),
+        f"{three_digits(known['peak_memory_bytes'] / 1e9)}G",
     ]
-    if figure("data_wait_share") >= _MIN_DATA_WAIT_SHARE:
-        parts.append(f"wait {figure('data_wait_share'):.0%}")
-    if figure("launch_bound_share") > _MIN_LAUNCH_BOUND_SHARE:
-        parts.append(f"launch-bound {figure('launch_bound_share'):.0%}")
-    if seconds_left:
-        parts.append(f"left {format_duration(seconds_left)}")
-    norm, mean_norm = latest.grad_norm, average.grad_norm
-    if norm is not None and mean_norm is not None and norm > _GRAD_NORM_SPIKE * mean_norm:
-        parts.append(f"grad norm {three_digits(norm)} (mean {three_digits(mean_norm)})")
-    if shows_scale:
-        parts.append(f"loss scale {figure('loss_scale'):g}")
-    if latest.skipped_samples:
-        parts.append(f"skipped steps {figure('skipped_steps'):g}")
-    return wrap_parts(parts)
+    wait, launch_bound = known["data_wait_share"], known["launch_bound_share"]
+    left = seconds_left or 0.0
+    norm, mean_norm = latest.grad_norm or 0.0, average.grad_norm or 0.0
+    unusual = (
+        (wait >= _MIN_DATA_WAIT_SHARE, f"wait {wait:.0%}"),
+        (launch_bound > _MIN_LAUNCH_BOUND_SHARE, f"launch-bound {launch_bound:.0%}"),
+        (left > 0, f"left {format_duration(left)}"),
+        (norm > _GRAD_NORM_SPIKE * mean_norm, f"grad norm {three_digits(norm)} (mean {three_digits(mean_norm)})"),
+        (shows_scale, f"loss scale {known['loss_scale']:g}"),
+        (latest.skipped_samples > 0, f"skipped steps {known['skipped_steps']:g}"),
+    )
+    return wrap_parts([*parts, *(text for applies, text in unusual if applies)])
 
 
 def format_speed(images_per_second: float) -> str:
@@ -169,10 +165,11 @@ class Reporter(Observer):
                 self._record.add_row("report", **row)
             if is_first:
                 self.logger.note(self.model)
-            if is_last:
-                self._seconds = time.perf_counter() - self._epoch_start.time
-                self._bar.close()
-        unreadable = self._unreadable_images(to_metrics(self._last_report.sums)) if is_last else 0
+        if not is_last:
+            return
+        self._seconds = time.perf_counter() - self._epoch_start.time
+        self._bar.close()
+        unreadable = self._unreadable_images(to_metrics(self._last_report.sums))
         if unreadable == self.images_per_epoch:
             problem = f"no training image of epoch {progress.epoch + 1} can be read"
             raise UserError(f"{problem}; bad_images_*.csv in {self._record.folder} has the reasons")
@@ -186,18 +183,10 @@ class Reporter(Observer):
         self._record.add_row("report", **self._report(progress) | {"step": progress.step + 1})
         self._bar.close()
 
-    def end_epoch(
-        self,
-        progress: EpochProgress,
-        validation: Metrics | None,
-        train_seconds: float,
-        raw: Metrics | None = None,
-        is_best: bool = False,
-    ) -> None:
-        """Logs the time of the epoch, evaluation included, and the speed of its training; adds its rows.
+    def end_epoch(self, progress: EpochProgress, train_seconds: float) -> None:
+        """Logs the time of the epoch, evaluation included, and the speed of its training; adds its row.
 
-        train_seconds: of the whole run so far, without evaluation. raw: the validation of the raw weights, beside
-        their average. is_best: whether `validation` is the best so far.
+        train_seconds: of the whole run so far, without evaluation.
         """
         sums = progress.sums.reduced(self.context)
         images = to_metrics(sums - self._epoch_start.sums).total_samples
@@ -212,18 +201,15 @@ class Reporter(Observer):
         if seconds_left := self.seconds_left(progress):
             parts.append(f"time left: {format_duration(seconds_left)}")
         self.logger.info(", ".join(parts))
-        epochs_done = progress.epoch + 1
-        if validation:
-            self.add_evaluation(progress, epochs_done, validation, raw, is_best)
         trained = to_metrics(sums)
-        has_samples = trained.samples > 0  # else all steps were skipped
+        values = trained.values if trained.samples else {}  # else all steps were skipped
         self._record.add_row(
             "epoch",
-            epoch=epochs_done,
+            epoch=progress.epoch + 1,
             step=progress.step,
             lr=progress.lr,
-            train_loss=trained.loss if has_samples else None,
-            train_top1=trained.values["top1"] if has_samples else None,
+            train_loss=values.get("loss"),
+            train_top1=values.get("top1"),
             skipped_images=self._unreadable_images(trained),
             train_seconds=round(train_seconds, 3),
             grad_norm=trained.grad_norm,
@@ -233,39 +219,36 @@ class Reporter(Observer):
 
     def _figures(self, images: int, seconds: float, times: TimerTotals) -> dict[str, float | None]:
         """The figures of an interval with so many images over all devices, by their names in rows and loggers."""
-        speed = images / seconds if seconds else None
-        model = self.model if speed and self._scale is not None else None  # not before the first line
-        measured = {
-            "images_per_second": speed,
+        speed = images / seconds if seconds else 0.0
+        measured: dict[str, float | None] = {
+            "images_per_second": speed or None,
             "data_wait_share": times.data_wait_seconds / max(seconds, 1e-9),
             "launch_bound_share": times.launch_bound_share,
-            "tflops_per_second": model.tflops_per_second(speed) if model and speed else None,
-            "model_flops_utilization": model.utilization(speed) if model and speed else None,
+            "tflops_per_second": None,
+            "model_flops_utilization": None,
         }
+        if speed and self._scale is not None:  # not before the first line
+            measured["tflops_per_second"] = self.model.tflops_per_second(speed)
+            measured["model_flops_utilization"] = self.model.utilization(speed)
         rounded = {name: None if value is None else float(f"{value:.6g}") for name, value in measured.items()}
-        scale = self.scaler.get_scale()
-        skipped = self.scaler.skipped
         return rounded | {
-            "loss_scale": scale, "skipped_steps": skipped, "peak_memory_bytes": peak_memory_bytes(self.context.device)
-        }  # fmt: skip
+            "loss_scale": self.scaler.get_scale(),
+            "skipped_steps": self.scaler.skipped,
+            "peak_memory_bytes": peak_memory_bytes(self.context.device),
+        }
 
-    def add_evaluation(
-        self,
-        progress: EpochProgress,
-        epochs_done: int,
-        validation: Metrics,
-        raw: Metrics | None = None,
-        is_best: bool = False,
-    ) -> None:
-        """Adds the row of an evaluation after so many epochs. raw, is_best: as of `end_epoch`."""
-        values = {f"val/{name}": value for name, value in validation.known.items()}
-        values |= {f"raw_val/{name}": value for name, value in (raw.known if raw else {}).items()}
+    def after_evaluation(self, progress: EpochProgress, evaluated: Evaluated) -> None:
+        """Adds the row of the evaluation."""
+        epoch, metrics, is_best = evaluated.epoch, evaluated.metrics, evaluated.is_best
+        values = {f"val/{name}": value for name, value in metrics.known.items()}
+        if evaluated.raw:
+            values |= {f"raw_val/{name}": value for name, value in evaluated.raw.known.items()}
         figures = {name.replace("/", "_"): value for name, value in values.items()}
-        self._record.add_row("evaluation", epoch=epochs_done, step=progress.step, is_best=is_best, **figures)
+        self._record.add_row("evaluation", epoch=epoch, step=progress.step, is_best=is_best, **figures)
         if is_best:
             # First in the alphabet: TensorBoard's table of hyperparameters shows the first five scalars.
-            values |= {f"best/{metric.name}": value for metric, value in validation.logged().items()}
-            values["best/epoch"] = epochs_done
+            values |= {f"best/{metric.name}": value for metric, value in metrics.logged().items()}
+            values["best/epoch"] = epoch
         self._send(values, progress.step)
 
     def _send(self, values: Mapping[str, float | None], step: int) -> None:

@@ -1,7 +1,7 @@
 """The lines of a training before its first step: how its state was built, and options that do not fit it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +19,7 @@ from engine.training.step import TrainState
 from models.timm_model import largest_rates
 from models.weights.fit import Fitted, NewHead
 from utils.device import cpu_warning
-from utils.notes import Counts, Note, Reason
+from utils.notes import Note
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,20 @@ class HeadClasses:
 
 @dataclass(frozen=True)
 class Built:
-    """How a state was built. weights: None without initial ones. has_solved_head: of the probe, by MODEL.HEAD.
+    """How a state was built.
 
     sharding, compiled: the units of sharding and of compilation; None without it.
     kernels: Triton's, of the blocks of a ViT; why there are none; None for another model.
+    weights: None without initial ones. has_solved_head: of the probe, by MODEL.HEAD.
     """
 
-    weights: Fitted | None
-    classes: HeadClasses
-    has_solved_head: bool
     teacher: Teacher | None
     sharding: str | None
     compiled: str | None
     kernels: Note | None
+    weights: Fitted | None = None
+    classes: HeadClasses = field(default_factory=HeadClasses)
+    has_solved_head: bool = False
 
 
 _WARMUPS = {True: ", warmed up as timm's", "copy": "; the first step copies the weights", False: ""}  # MODEL_EMA_WARMUP
@@ -124,52 +125,51 @@ def _notes_on_teacher(teacher: Teacher | None, train: Train) -> list[Note]:
 
 def notes_on_left_out(layout: EpochLayout) -> list[Note]:
     """The images of the incomplete last batch: on the screen if they are over a tenth."""
-    others = Counts()
-    if layout.left_out:
-        text = f"of {layout.samples:,} images fill no batch: each epoch leaves out as many, others each time"
-        kind: Literal["screen", "log"] = "log"
-        if 10 * layout.left_out > layout.samples:
-            kind = "screen"
-        others.add(Reason(text, kind=kind), number=layout.left_out)
-    return [note.on("Training") for note in others.notes()]
-
-
-def _unusual_rate(train: Train) -> str:
-    """A warning of a rate that belongs to another optimizer; '' if there is none."""
-    name, rate = train.optimizer.name, train.base_lr
-    if name.lower().startswith("adam") and rate > 0.05:
-        return f"TRAIN.BASE_LR {rate:g} is a rate of SGD, and {name} diverges with it: a usual one is 1e-3"
-    if name.lower() in ("sgd", "nesterov", "momentum") and 0 < rate < 1e-4:
-        return f"TRAIN.BASE_LR {rate:g} is a rate of AdamW, with which {name} changes the weights little: try 0.1"
-    return ""
+    if not layout.left_out:
+        return []
+    kind: Literal["screen", "log"] = "screen" if 10 * layout.left_out > layout.samples else "log"
+    text = f"of {layout.samples:,} images fill no batch: each epoch leaves out as many, others each time"
+    return [Note(kind, f"Training: {layout.left_out:,} {text}")]
 
 
 def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
     """Warnings of options that do not fit the size of this run, or this device."""
     train, layout, model = state.config.train, state.layout, state.config.model
-    texts = []
-    epochs = train.num_epochs
-    size = layout.batch.global_size
-    tuned_for = train.base_lr_batch_size
-    if train.warmup_epochs > epochs / 2:
-        texts.append(f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g} exceeds half of NUM_EPOCHS {epochs}; lower it")
-    if train.end_lr > train.base_lr:
-        texts.append(f"TRAIN.END_LR {train.end_lr:g} exceeds BASE_LR {train.base_lr:g}, so the rate rises; lower it")
-    texts.append(_unusual_rate(train))
-    if tuned_for not in (None, size) and not train.linear_scaled_lr and not train.sqrt_scaled_lr:
-        # The rule that fits the optimizer, as timm's train.py chooses it: the linear one is for SGD.
-        is_sgd = timm_name(train.optimizer).startswith(("sgd", "momentum", "nesterov", "lars"))
-        rule = "linear_scaled_lr" if is_sgd else "sqrt_scaled_lr"
-        peak = train.base_lr * lr_factor(train.model_copy(update={rule: tuned_for}), size)
-        text = f"BASE_LR {train.base_lr:g} is tuned for a global batch of {tuned_for}, not {size}"
-        texts.append(f"{text}: TRAIN.{rule.upper()}={tuned_for} makes it {peak:.3g}")
+    epochs, rate, name = train.num_epochs, train.base_lr, train.optimizer.name
+    is_adam = name.lower().startswith("adam")
+    is_sgd = name.lower() in ("sgd", "nesterov", "momentum")
+    keeps_start = train.model_ema and train.model_ema_warmup is not True
     initial = train.model_ema_decay ** (epochs * layout.steps_per_epoch)
-    if train.model_ema and train.model_ema_warmup is not True and initial > 0.1:
-        fix = "-opts TRAIN.MODEL_EMA_WARMUP=true, or a lower MODEL_EMA_DECAY, forgets them"
-        texts.append(f"the initial weights are {initial:.0%} of the last average; {fix}")
-    if is_new and model.tune.kind != "full" and not model.pretrained:
-        texts.append(f"MODEL.TUNE={model.tune} keeps random weights: give the weights of the backbone with -pretrained")
+    forget = "-opts TRAIN.MODEL_EMA_WARMUP=true, or a lower MODEL_EMA_DECAY, forgets them"
+    has_random_backbone = is_new and model.tune.kind != "full" and not model.pretrained
+    problems = (
+        (train.warmup_epochs > epochs / 2,
+         f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g} exceeds half of NUM_EPOCHS {epochs}; lower it"),
+        (train.end_lr > rate, f"TRAIN.END_LR {train.end_lr:g} exceeds BASE_LR {rate:g}, so the rate rises; lower it"),
+        (is_adam and rate > 0.05,
+         f"TRAIN.BASE_LR {rate:g} is a rate of SGD, and {name} diverges with it: a usual one is 1e-3"),
+        (is_sgd and 0 < rate < 1e-4,
+         f"TRAIN.BASE_LR {rate:g} is a rate of AdamW, with which {name} changes the weights little: try 0.1"),
+        (True, _of_other_batch(train, layout.batch.global_size)),
+        (keeps_start and initial > 0.1, f"the initial weights are {initial:.0%} of the last average; {forget}"),
+        (has_random_backbone,
+         f"MODEL.TUNE={model.tune} keeps random weights: give the weights of the backbone with -pretrained"),
+    )  # fmt: skip
+    texts = [text for applies, text in problems if applies]
     return [Note("warning", text) for text in (*texts, cpu_warning(state.context.device)) if text]
+
+
+def _of_other_batch(train: Train, size: int) -> str:
+    """A warning of a rate that is tuned for another global batch; '' for this one."""
+    tuned_for = train.base_lr_batch_size
+    if tuned_for in (None, size) or train.linear_scaled_lr or train.sqrt_scaled_lr:
+        return ""
+    # The rule that fits the optimizer, as timm's train.py chooses it: the linear one is for SGD.
+    is_sgd = timm_name(train.optimizer).startswith(("sgd", "momentum", "nesterov", "lars"))
+    rule = "linear_scaled_lr" if is_sgd else "sqrt_scaled_lr"
+    peak = train.base_lr * lr_factor(train.model_copy(update={rule: tuned_for}), size)
+    text = f"BASE_LR {train.base_lr:g} is tuned for a global batch of {tuned_for}, not {size}"
+    return f"{text}: TRAIN.{rule.upper()}={tuned_for} makes it {peak:.3g}"
 
 
 def describe_on_screen(state: TrainState, built: Built, data: TrainingData, resumed: EpochProgress | None) -> list[str]:
@@ -180,15 +180,17 @@ def describe_on_screen(state: TrainState, built: Built, data: TrainingData, resu
         weights = f"resumed at epoch {resumed.epoch + 1}, step {resumed.done_steps}"
     elif built.weights:
         new = {*built.weights.new_heads.values()} - {NewHead.OTHER_NORM}
-        weights = f"weights: {Path(config.model.pretrained or '').name}{', new head' * bool(new)}"
-    steps, batch = layout.steps_per_epoch, layout.batch
-    last = (layout.batches_per_epoch - (steps - 1) * batch.accumulation) * batch.micro_step_size  # of an epoch
-    size = last if steps == 1 else batch.global_size
-    training = f"{_count(train.num_epochs, 'epoch')} of {_count(steps, 'step')} of {_count(size, 'image')}"
-    if last < size:
-        training += f" (the last of {last:,})"
-    if config.model.tune.solves_head:
-        training = "linear probe"
+        weights = f"weights: {Path(config.model.pretrained or '').name}"
+        if new:
+            weights += ", new head"
+    training = "linear probe"
+    if not config.model.tune.solves_head:
+        steps, batch = layout.steps_per_epoch, layout.batch
+        last = (layout.batches_per_epoch - (steps - 1) * batch.accumulation) * batch.micro_step_size  # of an epoch
+        size = last if steps == 1 else batch.global_size
+        training = f"{_count(train.num_epochs, 'epoch')} of {_count(steps, 'step')} of {_count(size, 'image')}"
+        if last < size:
+            training += f" (the last of {last:,})"
     if train.minutes and not resumed:
         training += f", {_count(train.minutes, 'minute')}"
     devices = Devices(state.context.world_size, str(state.context.device), state.precision.short_name)

@@ -8,16 +8,17 @@ from typing import Any
 from configs.command_line import Command
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.checks import notes_on_waiting
+from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import BEST, LAST
 from engine.evaluation.files import NOT_DRAWN
-from engine.evaluation.session import build_eval_files, build_eval_model
+from engine.evaluation.session import EvalModel, build_eval_files, build_eval_model
 from engine.features.probe import evaluate_test_images
+from engine.progress import Evaluated
 from engine.report.contents import RunContents
 from engine.run.folder import next_command
 from engine.run.log import RunLogger
 from engine.run.record import REPORT, TEST_EVALUATION
 from engine.run.reporter import log_validation
-from engine.training.outputs import Evaluated
 from engine.training.trainer import Trainer
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
@@ -31,36 +32,9 @@ _MAX_NAMED = 20  # unreadable test images, in the result
 
 def finish_run(command: Command, trainer: Trainer) -> int:
     """Evaluates the best checkpoint, records the result and logs it; returns the exit status. A collective call."""
-    outputs = trainer.outputs
-    position = trainer.position
-    has_ended = trainer.has_ended()
-    record, best, clock, model = outputs.record, position.best, position.clock, outputs.reporter.model
-    reason = None
-    if has_ended and best and trainer.stops_early(trainer.progress.epoch):
-        patience = f"TRAIN.PATIENCE: {trainer.config.train.patience}"
-        reason = f"no better evaluation in {trainer.progress.epoch - best['epoch']} epochs ({patience})"
-    record.set_result(
-        finished=has_ended,
-        stopped_early=reason is not None,
-        reason=reason,
-        checkpoint=str((outputs.folder / (BEST if best else LAST)).absolute()),
-        images_per_second=clock.images / clock.seconds if clock.images else None,
-        train_seconds=clock.seconds,
-        total_seconds=clock.total_seconds,
-        parameters=model.parameters,
-        trainable_parameters=model.trainable,
-    )
-    if not record.values["result"]["device"]:  # else of a start that trained
-        record.set_result(
-            peak_memory_bytes=peak_memory_bytes(trainer.context.device),
-            numeric_precision=trainer.state.precision.name,
-            device=device_name(trainer.context.device),
-        )
-    if best:
-        record.set_best(best, outputs.folder / BEST)
-    if trainer.context.is_main:
-        record.update()  # the evaluation after it may fail
-    if has_ended and best:
+    position, record, best = trainer.position, trainer.record, trainer.position.best
+    _record_training(trainer)
+    if position.has_ended and best:
         try:
             record.set_result(test=_evaluate_best(trainer, best["epoch"]))
             trainer.baseline.record(is_end=True)
@@ -68,64 +42,102 @@ def finish_run(command: Command, trainer: Trainer) -> int:
             trainer.interrupted = signal
     if baseline := trainer.baseline.result:
         record.set_result(pixel_baseline=baseline.pixel_baseline, majority_class=baseline.majority_class)
-    record.set_result(total_seconds=clock.total_seconds)
-    outputs.reporter.finish()
+    record.set_result(total_seconds=position.clock.total_seconds)
+    trainer.reporter.finish()
     end = end_of(record.values["result"], trainer.interrupted, trainer.config.train.num_epochs)
     _say(end, command, trainer)
     return end.status
+
+
+def _record_training(trainer: Trainer) -> None:
+    """The result as far as the training has it; run.json has it before the evaluation, which may fail."""
+    position, record, folder = trainer.position, trainer.record, trainer.outputs.folder
+    best, clock, model, epoch = position.best, position.clock, trainer.reporter.model, position.progress.epoch
+    reason = None
+    if best and position.has_ended and position.stops_early(epoch):
+        patience = f"TRAIN.PATIENCE: {trainer.config.train.patience}"
+        reason = f"no better evaluation in {epoch - best['epoch']} epochs ({patience})"
+    record.set_result(
+        finished=position.has_ended,
+        stopped_early=reason is not None,
+        reason=reason,
+        checkpoint=str((folder / LAST).absolute()),
+        images_per_second=clock.images / clock.seconds if clock.images else None,
+        train_seconds=clock.seconds,
+        total_seconds=clock.total_seconds,
+        parameters=model.parameters,
+        trainable_parameters=model.trainable,
+    )
+    if not record.values["result"]["device"]:  # else of a start that trained
+        device = trainer.context.device
+        record.set_result(
+            peak_memory_bytes=peak_memory_bytes(device),
+            numeric_precision=trainer.state.precision.name,
+            device=device_name(device),
+        )
+    if best:
+        record.set_best(best, folder / BEST)
+    if trainer.context.is_main:  # other ranks write only how the run ended
+        record.update()
 
 
 def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     """Evaluates the best checkpoint, of epoch `epoch`; a collective call. Returns the result on test images.
 
     Writes the evaluation files of the validation, unless the run has written them, and of the held-out test images if
-    there are any. Unreadable test images are skipped and listed: they must not turn a finished training into a failed
-    one.
+    there are any.
     """
     config, outputs, context, test = trainer.config, trainer.outputs, trainer.context, trainer.plan.test
-    known = outputs.evaluation.values if context.is_main else {}
+    known = outputs.evaluation.values
     is_known = known.get("epoch") == epoch and known.get("attention", NOT_DRAWN) != NOT_DRAWN
     is_written = broadcast_object(is_known, context)
     if is_written and test is None:
         return None
-    best = broadcast_object(outputs.folder / BEST, context)
-    built = build_eval_model(config.with_model(pretrained=str(best)), context, weights_size=config.data.input_size)
+    best = config.with_model(pretrained=str(outputs.folder / BEST))
+    built = build_eval_model(best, context, weights_size=config.data.input_size)
     if not is_written:
-        outputs.logger.log(f"----- Evaluation of {best.name}, epoch {epoch}, for {outputs.evaluation.folder}")
+        trainer.logger.log(f"----- Evaluation of {BEST}, epoch {epoch}, for {outputs.evaluation.folder}")
         metrics, results = built.evaluator.evaluate(built.compute, trainer.session.val_batches)
         if trainer.report:
             trainer.report.update(Evaluated(built.compute, metrics, results, epoch), now=True)
-    if test is None:
-        return None
-    data = config.data.model_copy(update={"on_bad_image": "skip"})
-    session = trainer.session
-    bad_images, memory = session.bad_images, session.val_batches
+    return None if test is None else _evaluate_test(trainer, built, test, epoch)
+
+
+def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int) -> dict[str, Any]:
+    """The result of a model on the held-out test images, with its files; a collective call.
+
+    Unreadable images are skipped and listed: they must not turn a finished training into a failed one.
+    """
+    config = trainer.config.with_data(on_bad_image="skip")
+    logger, bad_images, memory = trainer.logger, trainer.session.bad_images, trainer.session.val_batches
     unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "unreadable_images", "error"))
     started = time.perf_counter()
     try:
         if config.model.tune.solves_head:
-            metrics, results = evaluate_test_images(config.with_data(on_bad_image="skip"), built, test, bad_images)
+            metrics, results = evaluate_test_images(config, built, test, bad_images)
         else:
-            batches = build_eval_loader(data, test, context, config.timeout_seconds, bad_images, memory=memory)
+            batches = build_eval_loader(
+                config.data, test, trainer.context, config.timeout_seconds, bad_images, memory=memory
+            )
             metrics, results = built.evaluator.evaluate(built.compute, batches)
     except UserError as error:  # on all ranks: no image is readable
-        outputs.logger.warn(f"test images: {error}")
+        logger.warn(f"test images: {error}")
         names = [test.name(index) for index in range(min(len(test), _MAX_NAMED))]
         return unknown | {"unreadable": len(test), "unreadable_images": names, "error": str(error)}
     seconds = time.perf_counter() - started
     title = f"Epoch {epoch}, {BEST}, "
-    log_validation(outputs.logger, title, metrics, config.model.num_logits, metrics.samples, seconds, split="Test")
+    log_validation(logger, title, metrics, config.model.num_logits, metrics.samples, seconds, split="Test")
     bad = sorted(results.errors) if results else []
     if results:  # on the main process
         if bad:
             example = f"{test.name(bad[0])}: {results.errors[bad[0]]}"
             missing = f"{len(bad)} of {len(test)} test images cannot be read and do not count"
-            outputs.logger.warn(f"{missing}, such as {example}; bad_images_*.csv has all")
-        files = build_eval_files(config, test, built.evaluator, outputs.folder, TEST_EVALUATION)
+            logger.warn(f"{missing}, such as {example}; bad_images_*.csv has all")
+        files = build_eval_files(trainer.config, test, built.evaluator, trainer.outputs.folder, TEST_EVALUATION)
         try:
             files.write(metrics, results, built.compute, epoch=epoch, split="test")
         except OSError as error:  # the result is more important
-            outputs.logger.warn(f"{error.filename or files.folder} cannot be written: {error.strerror}")
+            logger.warn(f"{error.filename or files.folder} cannot be written: {error.strerror}")
     names = [test.name(index) for index in bad[:_MAX_NAMED]]
     counts = {"samples": metrics.samples, "unreadable": len(test) - metrics.samples, "unreadable_images": names}
     return unknown | {**metrics.values, **counts}
@@ -169,19 +181,20 @@ def end_of(result: dict[str, Any], signal: Interrupted | None, num_epochs: int) 
 
 def _say(end: End, command: Command, trainer: Trainer) -> None:
     """Records the end of the run, and logs its result and the commands that follow."""
-    logger, folder, clock = trainer.outputs.logger, trainer.outputs.folder, trainer.position.clock
-    total, steps = map(format_duration, (clock.total_seconds, clock.seconds))
-    logger.log(f"----- Total time: {total}, of it {steps} in training steps")
-    if not trainer.report:
+    logger, record, report, clock = trainer.logger, trainer.record, trainer.report, trainer.position.clock
+    total = format_duration(clock.total_seconds)
+    logger.log(f"----- Total time: {total}, of it {format_duration(clock.seconds)} in training steps")
+    if not report:  # not the main process
         return
     waited = trainer.state.timer.totals().data_wait_seconds if trainer.context.device.type == "cuda" else 0.0
     for note in notes_on_waiting(trainer.plan.train, waited / max(clock.seconds, 1e-9)):
         logger.note(note)
-    run = f"-resume={folder.absolute()}"
+    run = f"-resume={record.folder.absolute()}"
     resume = next_command(command, run, *end.flags)
-    trainer.outputs.record.update(**end.outcome(resume))  # writes the evaluation of the best epoch, and the page
-    contents = trainer.report.contents
-    result = trainer.outputs.record.values["result"]
+    # A final state: by `record.on_end`, the report writes the files of the best epoch, and the page.
+    record.update(**end.outcome(resume))
+    contents = report.contents
+    result = record.values["result"]
     _say_result(contents, result, total, logger)
 
     from engine.report.overview import verdict_of  # late, as the page
@@ -189,8 +202,8 @@ def _say(end: End, command: Command, trainer: Trainer) -> None:
     verdict, advised = verdict_of(contents)
     if verdict:
         logger.info(f"----- {verdict}")
-    if trainer.report.has_page:  # else a warning says why
-        logger.info(f"----- Report: {folder / REPORT}")
+    if report.has_page:  # else a warning says why
+        logger.info(f"----- Report: {record.folder / REPORT}")
     if result["epoch"] is not None:
         logger.info(f"----- Predict: {from_here(next_command(command, run, '-predict', 'FOLDER'))}")
     if advised:

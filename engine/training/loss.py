@@ -153,8 +153,8 @@ def build_step_loss(
     config: Config,
     student: nn.Module,
     precision: Precision,
-    targets: np.ndarray | None = None,
-    class_names: Sequence[str] | None = None,
+    targets: np.ndarray | None,
+    class_names: Sequence[str] | None,
 ) -> "tuple[StepLoss, Teacher | None]":
     """The loss of a step, and its teacher.
 
@@ -231,7 +231,7 @@ class Teacher:
         precision: Precision,
         own: Data,
         student: Data,
-        outputs: Sequence[int] | None = None,
+        outputs: Sequence[int] | None,
     ) -> None:
         """`model` is in fp32 and on its device. `own` and `student`: image size, mean and std of the two models.
 

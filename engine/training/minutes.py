@@ -20,7 +20,7 @@ from engine.features.probe import Solved
 from engine.plan.training import Plan
 from engine.run.log import RunLogger
 from engine.training.optimizer import EPOCHS_PER_REDUCTION
-from engine.training.session import build_train_state
+from engine.training.session import build_run_state
 from engine.training.step import TrainState
 from engine.training.trial import Trial
 from utils.distributed import ProcessContext, broadcast_object
@@ -52,7 +52,7 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     plan = replace(plan, config=config)
     layout = plan.layout
     steps_per_epoch = layout.steps_per_epoch
-    trial = Trial(context, lambda: build_train_state(config, context, layout, plan, solved)[0])
+    trial = Trial(context, lambda: build_run_state(plan, context, solved)[0])
     trial.train(
         TrainBatches(config, plan.train, context, layout).iterate(0, 0, train.num_epochs),
         steps=min(_TIMED_STEPS, train.num_epochs * steps_per_epoch),
@@ -118,10 +118,12 @@ def halfway_remark(train: Train, epochs_done: int, seconds_left: float | None, r
     It has the command for the number of epochs that fit, if it is another one. seconds_left: of the epochs to come, at
     the speed so far. resume: the command.
     """
-    seconds = 60 * (train.minutes or 0)
     half = math.ceil((train.last_epoch + train.num_epochs) / 2)
-    missed = (budget := seconds - seconds_since_start() - _END_SECONDS) - (seconds_left or 0)
-    if not seconds or not seconds_left or epochs_done != half or abs(missed) < _MAX_MISSED * seconds:
+    if not train.minutes or not seconds_left or epochs_done != half:
+        return ""
+    budget = 60 * train.minutes - seconds_since_start() - _END_SECONDS
+    missed = budget - seconds_left
+    if abs(missed) < _MAX_MISSED * 60 * train.minutes:
         return ""
     end = f"{format_duration(abs(missed))} too {'early' if missed > 0 else 'late'}"
     epochs = epochs_done + max(1, int((train.num_epochs - epochs_done) * budget / seconds_left))

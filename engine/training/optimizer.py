@@ -166,15 +166,18 @@ def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> str:
     """The hyperparameters in use, and the given options that the optimizer lacks, for the log."""
-    own = {
-        key: value
-        for key, value in optimizer.defaults.items()
-        if key.startswith(("beta", "eps", "momentum", "nesterov"))
-    }
-    used = [f", {key} {value}" for key, value in (own | (chosen.kwargs or {})).items() if value is not None]
+    shown = ("beta", "eps", "momentum", "nesterov")
+    own = {key: value for key, value in optimizer.defaults.items() if key.startswith(shown)}
+    text = chosen.name
+    for key, value in (own | (chosen.kwargs or {})).items():
+        if value is not None:
+            text += f", {key} {value}"
     info = timm.optim.get_optimizer_info(timm_name(chosen))
-    lacks = {"BETAS": chosen.betas and not info.has_betas, "EPS": chosen.eps and not info.has_eps}
-    return "".join([chosen.name, *used, *(f"; {key} has no effect" for key, is_lacking in lacks.items() if is_lacking)])
+    if chosen.betas and not info.has_betas:
+        text += "; BETAS has no effect"
+    if chosen.eps and not info.has_eps:
+        text += "; EPS has no effect"
+    return text
 
 
 def scales_by_weights(chosen: Optimizer) -> bool:
@@ -192,7 +195,9 @@ def check_sharded_optimizer(options: Optimizer) -> None:
 
 def zero_momentum(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> None:
     """Initializes a missing momentum: if torch's fused SGD skips its first step, it keeps uninitialized buffers."""
-    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) and chosen.momentum else ():
+    if not isinstance(optimizer, torch.optim.SGD) or not chosen.momentum:
+        return
+    for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from torch import nn
-
 from configs.command_line import Command, to_yaml
 from configs.compare import non_default_options
 from configs.load import RUN_OPTIONS
@@ -15,9 +13,8 @@ from configs.schema import Config
 from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_folder
 from engine.checkpoint.weights_record import describe_data, write_held_out
 from engine.evaluation.files import EvaluationFiles
-from engine.evaluation.results import SampleResults
 from engine.evaluation.session import build_eval_files
-from engine.progress import Metrics
+from engine.progress import Evaluated
 from engine.report.contents import RunContents, contents_of
 from engine.run.cost import describe_model
 from engine.run.facts import TrainingData, read_fact
@@ -57,30 +54,27 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     """
     plan, context, position = session.plan, session.state.context, session.position
     command = replace(command, config=plan.config)
-    config = plan.config
-    found = plan.found
-    values = describe_data(config.data, plan.class_names)
+    found, progress = plan.found, position.progress
+    values = describe_data(plan.config.data, plan.class_names)
     if found:
-        progress = position.progress
         values |= {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
     for note in call_on_main(lambda: space_notes(session.state, plan.run_folder), context) or ():
         logger.note(note)
-    has_ended = found is not None and position.has_ended(config)
     if folder := plan.run_folder:
-        if has_ended:
+        if position.has_ended:
             call_on_main(partial(_refuse_other_images, command, position, folder, logger), context)
         call_on_main(partial(_prepare_folder, position, folder, logger), context)
         if position.best:
             logger.record.set_best(position.best, folder / BEST)
-        enter_folder(folder, command, context, logger, progress.step, has_ended, **values)
+        enter_folder(folder, command, context, logger, progress.step, position.has_ended, **values)
         if context.is_main:
             logger.record.update(checkpoint=values["checkpoint"])  # the folder has it: a command resumes the run
     else:
         folder = open_new_folder(command, context, logger, **values)
         if context.is_main:
             locks.enter_context(lock_run_folder(folder))
-    if found and not plan.run_folder:
-        logger.note(Note("screen", f"Resume: {found.path} is not the end of a run; the new run is in {folder}"))
+        if found:
+            logger.note(Note("screen", f"Resume: {found.path} is not the end of a run; the new run is in {folder}"))
     if context.is_main:
         write_held_out(folder, plan.split)
     logger.begin(*session.lines, f"Folder: {folder}")
@@ -146,19 +140,6 @@ def _outputs(session: Session, folder: Path, logger: RunLogger) -> RunOutputs:
     return RunOutputs(folder=folder, logger=logger, reporter=reporter, evaluation=evaluation)
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """An evaluation of an epoch (from 1). Only the main process has the results.
-
-    model: the evaluated one; None if training has changed its weights since, or if it is sharded.
-    """
-
-    model: nn.Module | None
-    metrics: Metrics
-    results: SampleResults | None
-    epoch: int
-
-
 _MAX_TIME_SHARE = 0.005  # of the evaluation files, and of the page
 _FIRST_SECONDS = 0.5  # that the evaluation files are expected to take
 
@@ -184,13 +165,14 @@ class RunReport:
         """The run as the page shows it, from the record in memory."""
         return contents_of(self.outputs.record, self._config, self.outputs.evaluation.values)
 
-    def update(self, best: Evaluated | None = None, now: bool = False) -> None:
+    def update(self, evaluated: Evaluated | None = None, now: bool = False) -> None:
         """Writes the files, unless they were written a short while ago. now: writes them in any case.
 
-        best: the latest evaluation, if it is the best one so far. If there is no time for its files, only the end of
-        the run writes them.
+        evaluated: the latest one. If it is the best one and there is no time for its files, only the end of the run
+        writes them.
         """
-        self._best = best or self._best
+        if evaluated and evaluated.is_best:
+            self._best = evaluated
         self._is_end = now
         for write, next_time in self._next_time.items():
             started = time.monotonic()

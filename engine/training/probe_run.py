@@ -37,7 +37,7 @@ def run_probe(trainer: Trainer, solved: Solved | None) -> None:
     names = outputs.evaluation.class_names
     list_suspects = partial(write_suspects, outputs.folder, samples=plan.train, names=names, data=config.data)
     with trainer.started():
-        if trainer.has_ended():
+        if trainer.position.has_ended:
             return
         trainer.start_epoch()
         if not progress.done_steps:

@@ -6,6 +6,7 @@ The session decides no option, and writes nothing. `engine/training/outputs.py` 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from timm.layers import convert_sync_batchnorm
 from torch import nn
@@ -41,7 +42,8 @@ from engine.training.step import TrainState
 from models.build import build_model
 from models.kernels import prepare_convolutions
 from models.recompute import store_products
-from models.weights.choose import FINE_TUNE
+from models.weights.choose import FINE_TUNE, Purpose
+from models.weights.fit import Fitted
 from utils.distributed import ProcessContext, call_on_main, gather_objects
 from utils.errors import UserError
 from utils.notes import Note
@@ -79,7 +81,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     goal = operating_goal(config, names_of_labels(plan.val, config.model.num_logits))
     bad_images = BadImageList(context.rank)
     batches = TrainBatches(config, plan.train, context, plan.layout)
-    state, built = build_train_state(config, context, plan.layout, plan, solved)
+    state, built = build_run_state(plan, context, solved)
     for note in describe_state(state, built):
         logger.note(note)
     logger.note(Devices(context.world_size, str(context.device), state.precision.describe()))
@@ -117,30 +119,51 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     )
 
 
+def build_run_state(plan: Plan, context: ProcessContext, solved: Solved | None) -> tuple[TrainState, Built]:
+    """The state of a run before its first step, and how it was built. solved: the head to start from.
+
+    Raises UserError: as `build_train_state`; or the weights do not fit.
+    """
+    config = plan.config
+    classes = match_classes(plan)
+    purpose = replace(FINE_TUNE, head_rows=classes.rows, zero_head=not scales_by_weights(config.train.optimizer))
+    # A checkpoint has all weights, and the pretrained ones may be missing then.
+    initial = config.with_model(pretrained=None) if plan.found else config
+    model, weights = initial_model(initial, context.device, purpose, plan.weights_size)
+    if solved:
+        set_head(model, solved)
+    state, built = build_train_state(config, context, plan.layout, model, plan.train.targets, plan.class_names)
+    return state, replace(built, weights=weights, classes=classes, has_solved_head=solved is not None)
+
+
+def initial_model(
+    config: Config, device: torch.device, purpose: Purpose = FINE_TUNE, weights_size: tuple[int, int] | None = None
+) -> tuple[nn.Module, Fitted | None]:
+    """As `build_model`. The switches come before the first operation. The weights are drawn from SEED alone."""
+    set_process_switches(config, device)
+    torch.manual_seed(derive_seed(config.seed, "initialization"))
+    return build_model(config.model, config.data, device, purpose, weights_size)
+
+
 def build_train_state(
-    config: Config, context: ProcessContext, layout: EpochLayout, plan: Plan | None = None, solved: Solved | None = None
+    config: Config,
+    context: ProcessContext,
+    layout: EpochLayout,
+    model: nn.Module,
+    targets: np.ndarray | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> tuple[TrainState, Built]:
     """Everything that a training step uses, and how it was built. One process needs no process group.
 
-    Each part works on the result of those before it. The switches come before the first operation. The model draws its
-    weights from SEED alone. Its batch norms, memory format and op lists, and the loss, which turns on a second head for
-    a teacher, change it before the average and the description copy it. Sharding replaces its parameters: `attach`,
-    which makes them the master weights of a copy, and the optimizer come after it. Compilation and the wrapper of the
-    strategy are around the module that is computed, and last.
+    Each part works on the result of those before it. The batch norms, memory format and op lists of the model, and the
+    loss, which turns on a second head for a teacher, change it before the average and the description copy it. Sharding
+    replaces its parameters: `attach`, which makes them the master weights of a copy, and the optimizer come after it.
+    Compilation and the wrapper of the strategy are around the module that is computed, and last.
 
-    plan: of the run; without it, the run is a trial: it has no data.
+    model: as from `initial_model`. targets, class_names: of the training data; None in a trial, which has none.
     Raises UserError: an option does not work with this model, device or strategy.
     """
     train, device = config.train, context.device
-    set_process_switches(config, device)
-    torch.manual_seed(derive_seed(config.seed, "initialization"))
-    # A checkpoint has all weights, and the pretrained ones may be missing then.
-    options = (config.with_model(pretrained=None) if plan and plan.found else config).model
-    classes = match_classes(plan)
-    purpose = replace(FINE_TUNE, head_rows=classes.rows, zero_head=not scales_by_weights(train.optimizer))
-    model, weights = build_model(options, config.data, device, purpose, plan.weights_size if plan else None)
-    if solved:
-        set_head(model, solved)
     strategy = build_strategy(config.parallel, context)
     precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)
@@ -149,7 +172,6 @@ def build_train_state(
     prepare_convolutions(model, config.model.channels_last, strategy.is_sharded or precision.level == "O3")
     apply_op_lists(model, config.model.attention, precision)
     _checkpoint_cheaply(model, config)
-    targets, class_names = (plan.train.targets, plan.class_names) if plan else (None, None)
     loss, teacher = build_step_loss(config, model, precision, targets, class_names)
 
     meta_model = copy_to_meta(model)
@@ -190,8 +212,7 @@ def build_train_state(
         transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
     )
-    kernels = note_on_kernels(fused, context)
-    return state, Built(weights, classes, solved is not None, teacher, sharding, compiled, kernels)
+    return state, Built(teacher, sharding, compiled, note_on_kernels(fused, context))
 
 
 def _checkpoint_cheaply(model: nn.Module, config: Config) -> None:
@@ -216,20 +237,23 @@ def note_on_kernels(fused: tuple[int, str], context: ProcessContext) -> Note | N
     return Note("log", f"Kernels: {fused[1]} (MODEL.FUSED_BLOCKS)") if fused[1] else None
 
 
-def match_classes(plan: Plan | None) -> HeadClasses:
+def match_classes(plan: Plan) -> HeadClasses:
     """The classes of a new run's data in the head of its weights."""
-    options = plan.config.model if plan else None
-    if not plan or not options or not plan.class_names or plan.found or not options.pretrained:
-        return HeadClasses()
+    data, options = plan.config.data, plan.config.model
     class_names, record = plan.class_names, plan.weights
-    if not record or not record.class_names:
-        ambiguity = None if plan.config.data.classes or options.pretrained == "timm" else find_ambiguity(class_names)
-        return HeadClasses([-1] * options.num_logits, ambiguity=ambiguity) if ambiguity else HeadClasses()
-    names = rename_classes(record.class_names, plan.config.data.rename)
-    rows: list[int] = map_labels(class_names, names, str(options.pretrained)).tolist()
-    kept, new = ([name for name, row in zip(class_names, rows, strict=True) if (row >= 0) == known] for known in (1, 0))
-    rows += [-1] * (options.num_logits - len(rows))
-    return HeadClasses(rows[: options.num_logits], kept, new)
+    if not class_names or plan.found or not options.pretrained:
+        return HeadClasses()
+    if record and record.class_names:
+        names = rename_classes(record.class_names, data.rename)
+        rows: list[int] = map_labels(class_names, names, str(options.pretrained)).tolist()
+        kept = [name for name, row in zip(class_names, rows, strict=True) if row >= 0]
+        new = [name for name, row in zip(class_names, rows, strict=True) if row < 0]
+        rows += [-1] * (options.num_logits - len(rows))
+        return HeadClasses(rows[: options.num_logits], kept, new)
+    if data.classes or options.pretrained == "timm":
+        return HeadClasses()
+    ambiguity = find_ambiguity(class_names)
+    return HeadClasses([-1] * options.num_logits, ambiguity=ambiguity) if ambiguity else HeadClasses()
 
 
 def synchronize_batch_norms(model: nn.Module, device: torch.device) -> nn.Module:

@@ -75,6 +75,7 @@ class SaveTrigger:
 class RunPosition:
     """The position of a run, and its results so far.
 
+    config: the completed options.
     best: the best evaluation, as the entry `best` of a checkpoint has it (`best_entry`); None if there is none, or if
         no checkpoint has its weights.
     best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
@@ -82,6 +83,7 @@ class RunPosition:
     decision: of the latest evaluation.
     """
 
+    config: Config
     progress: EpochProgress
     clock: TrainClock
     best: dict[str, Any] | None = None
@@ -89,20 +91,21 @@ class RunPosition:
     best_path: Path | None = None
     decision: Decision = UNDECIDED
 
-    def stops_early(self, config: Config, epochs_done: int) -> bool:
+    def stops_early(self, epochs_done: int) -> bool:
         """Returns whether `TRAIN.PATIENCE` ends the run after this epoch."""
-        train = config.train
+        train = self.config.train
         if train.patience is None or self.best is None or epochs_done == train.num_epochs:
             return False
-        is_evaluated = epochs_done % config.validate_freq == 0
+        is_evaluated = epochs_done % self.config.validate_freq == 0
         return is_evaluated and epochs_done - self.best["epoch"] >= train.patience
 
-    def has_ended(self, config: Config) -> bool:
-        """A function of the position, equal on all ranks."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether no step is left; equal on all ranks."""
         epochs_done = self.progress.epoch
-        if epochs_done == config.train.num_epochs:
+        if epochs_done == self.config.train.num_epochs:
             return True
-        return not self.progress.done_steps and self.stops_early(config, epochs_done)
+        return not self.progress.done_steps and self.stops_early(epochs_done)
 
 
 def best_entry(metrics: Metrics, epoch: int) -> dict[str, Any]:
@@ -177,11 +180,11 @@ def space_notes(state: TrainState, run_folder: Path | None) -> list[Note]:
         return [*notes, Note("log", f"Checkpoints: {need}")]
     free = disk.free / 1e6
     need = f"{need}, {free:,.1f} MB free in {folder}"
-    fix = "free space, or " + ("resume a copy of it elsewhere" if run_folder else "choose another folder with -output")
+    other = "resume a copy of it elsewhere" if run_folder else "choose another folder with -output"
     if free < weights:
-        raise Unavailable(f"Checkpoints: {need}: not one fits; {fix}")
+        raise Unavailable(f"Checkpoints: {need}: not one fits; free space, or {other}")
     if free < 2 * size:
-        return [*notes, Note("warning", f"fewer than two checkpoints fit: {need}; {fix}")]
+        return [*notes, Note("warning", f"fewer than two checkpoints fit: {need}; free space, or {other}")]
     return [*notes, Note("log", f"Checkpoints: {need}")]
 
 
@@ -190,43 +193,54 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
 
     Raises UserError: the options of the run do not fit the checkpoint.
     """
+    config, schedule = state.config, state.schedule
     if found is None:
-        return RunPosition(state.new_progress(state.config.train.last_epoch), TrainClock(logger.started))
-    checkpoint, schedule = found.state, state.schedule
-    changed = changed_options(checkpoint["options"], to_yaml(state.config))
-    _check_options(state, checkpoint, changed)
+        return RunPosition(config, state.new_progress(config.train.last_epoch), TrainClock(logger.started))
+    checkpoint = found.state
+    best = checkpoint["best"]
+    changed = changed_options(checkpoint["options"], to_yaml(config))
+    _check_options(config, checkpoint["epoch"], changed)
     done_steps = state.layout.steps_done(checkpoint)
     _load_state(state, checkpoint, changed)
     progress = state.new_progress(checkpoint["epoch"])
     progress.done_steps = done_steps
     progress.lr = schedule.lr_at(max(progress.step - 1, 0))
     set_lr(state.optimizer, progress.lr)
-    rate = schedule.lr_at(progress.step)
-    logger.log(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}, learning rate {rate:.3g}")
-    if progress.epoch == state.config.train.num_epochs:
-        done = f"all {progress.epoch} epochs are done; a larger -epochs continues the training"
-        if state.config.model.tune.solves_head:
-            done = f"the probe is done; a new run has other images: -cfg={found.path.parent / RUN_OPTIONS}"
-        logger.note(Note("screen", f"Resume: {done}"))
-    if changed_batch := state.layout.changed_global_batch(checkpoint):
-        logger.note(Note("screen", f"Resume: {changed_batch}"))
     if state.context.is_main:
         progress.sums.restore(checkpoint["sums"])
+    rate = schedule.lr_at(progress.step)
+    logger.log(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}, learning rate {rate:.3g}")
+    for text in _remarks_on_resume(state, found, changed):
+        logger.note(Note("screen", f"Resume: {text}"))
     seconds, images, total_seconds = (checkpoint[key] for key in ("train_seconds", "images", "total_seconds"))
     clock = TrainClock(logger.started, seconds, images, total_seconds)
-    unused = {"MODEL.PRETRAINED": "the checkpoint has all weights"}
-    unused["TRAIN.MINUTES"] = f"the run has {state.config.train.num_epochs} epochs; -epochs changes them"
-    if (folder := found.run_folder) and folder.absolute().parent != Path(state.config.save).absolute():
-        unused["SAVE"] = f"the run stays in {folder}"
-    for key, reason in unused.items():
-        if changed.pop(key, (None, None))[1]:
-            logger.note(Note("screen", f"Resume: {key} has no effect: {reason}"))
-    if listed := [f"{key}: {then}, now {now}" for key, (then, now) in changed.items()]:
-        logger.note(Note("screen", f"Resume: options that differ from the checkpoint: {'; '.join(listed)}"))
-    best = checkpoint["best"]
     path = find_best(found, state.context) if best else None
-    is_here = bool(best) and path is None and found.place.is_best
-    return RunPosition(progress, clock, best if path or is_here else None, is_here, path, read_decision(checkpoint))
+    is_unsaved = best is not None and path is None and found.place.is_best
+    if not path and not is_unsaved:
+        best = None
+    return RunPosition(config, progress, clock, best, is_unsaved, path, read_decision(checkpoint))
+
+
+def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[str, tuple[Any, Any]]) -> list[str]:
+    """What the options of this start change in the run, and what they cannot."""
+    config, folder = state.config, found.run_folder
+    epoch = found.state["epoch"]
+    remarks = [state.layout.changed_global_batch(found.state) or ""]
+    if epoch == config.train.num_epochs:
+        done = f"all {epoch} epochs are done; a larger -epochs continues the training"
+        if config.model.tune.solves_head:
+            done = f"the probe is done; a new run has other images: -cfg={found.path.parent / RUN_OPTIONS}"
+        remarks.insert(0, done)
+    unused = {"MODEL.PRETRAINED": "the checkpoint has all weights"}
+    unused["TRAIN.MINUTES"] = f"the run has {config.train.num_epochs} epochs; -epochs changes them"
+    if folder and folder.absolute().parent != Path(config.save).absolute():
+        unused["SAVE"] = f"the run stays in {folder}"
+    given = {key for key, (_, now) in changed.items() if now}
+    remarks += [f"{key} has no effect: {reason}" for key, reason in unused.items() if key in given]
+    listed = [f"{key}: {then}, now {now}" for key, (then, now) in changed.items() if key not in unused]
+    if listed:
+        remarks.append(f"options that differ from the checkpoint: {'; '.join(listed)}")
+    return list(filter(None, remarks))
 
 
 _FIXED = (  # for the whole run: its state has other entries with another value
@@ -236,21 +250,21 @@ _FIXED = (  # for the whole run: its state has other entries with another value
 _GROUPING = ("TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY")  # of parameters
 
 
-def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> None:
-    epoch = checkpoint["epoch"]
-    train = state.config.train
+def _check_options(config: Config, epoch: int, changed: dict[str, tuple[Any, Any]]) -> None:
+    """epoch: of the checkpoint."""
+    last_epoch, num_epochs = config.train.last_epoch, config.train.num_epochs
     for key in _FIXED:
         if key in changed:
             then = format_value(changed[key][0])
             fix = "set it to the same value, or start a new run with -pretrained"
             raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
-    if epoch == train.num_epochs and (unused := [key for key in changed if changes_training(key)]):
+    if epoch == num_epochs and (unused := [key for key in changed if changes_training(key)]):
         problem = f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done"
         raise UserError(f"{problem}; train longer with -epochs, or start a new run with -pretrained")
-    if "TRAIN.LAST_EPOCH" in changed and train.last_epoch not in (0, epoch):
-        raise UserError(f"-last_epoch {train.last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
-    if epoch > train.num_epochs:
-        problem = f"TRAIN.NUM_EPOCHS {train.num_epochs}: the checkpoint has {epoch} finished epochs"
+    if "TRAIN.LAST_EPOCH" in changed and last_epoch not in (0, epoch):
+        raise UserError(f"-last_epoch {last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
+    if epoch > num_epochs:
+        problem = f"TRAIN.NUM_EPOCHS {num_epochs}: the checkpoint has {epoch} finished epochs"
         raise UserError(f"{problem}; give more than {epoch} with -epochs")
 
 

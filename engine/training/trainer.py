@@ -17,15 +17,16 @@ from engine.checkpoint.files import CheckpointWriter
 from engine.checkpoint.run_folder import BEST, LAST
 from engine.checkpoint.weights_record import split_to_entry
 from engine.evaluation.evaluate import EvaluationImages
+from engine.evaluation.results import SampleResults
 from engine.features.probe import Solved
 from engine.parallel import CompiledParts
-from engine.progress import EpochProgress, Metrics, Observer
+from engine.progress import EpochProgress, Evaluated, Metrics, Observer
 from engine.run.baseline import BaselineThread
 from engine.run.cost import SlowRanks
 from engine.run.reporter import log_validation
 from engine.training.minutes import halfway_remark
 from engine.training.optimizer import UntrainedParameters
-from engine.training.outputs import Evaluated, RunOutputs, RunReport
+from engine.training.outputs import RunOutputs, RunReport
 from engine.training.session import Session
 from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
@@ -54,18 +55,22 @@ class Trainer:
         self.outputs = outputs
         self.plan = session.plan
         self.state = session.state
-        self.config, self.context, self.position = self.plan.config, self.state.context, session.position
-        config, context, record = self.config, self.context, outputs.record
+        self.position = session.position
+        self.config, self.context = self.plan.config, self.state.context
+        self.logger, self.record, self.reporter = outputs.logger, outputs.record, outputs.reporter
+        config, context, is_main = self.config, self.context, self.context.is_main
         self.split_entry = split_to_entry(self.plan.split)
+        self.max_steps = config.train.max_steps or sys.maxsize
         # Sharded models gather weights in the forward pass, and DDP sends buffers: they wait for other ranks.
-        is_local = not self.state.strategy.is_sharded and not any(True for _ in self.state.wrapped.buffers())
-        self.slow_ranks = SlowRanks(is_local, context, record)
+        is_sharded = self.state.strategy.is_sharded
+        is_local = not is_sharded and not any(True for _ in self.state.wrapped.buffers())
+        self.slow_ranks = SlowRanks(is_local, context, self.record)
         self.exchange = RankExchange(context, config.timeout_seconds)
-        self.trigger = SaveTrigger(context.is_main, config.save_freq_steps, config.save_freq_minutes)
+        self.trigger = SaveTrigger(is_main, config.save_freq_steps, config.save_freq_minutes)
         self.interrupted: Interrupted | None = None
-        before = record.earlier.get("result", {})
-        measured = (*_OF_START, *_OF_TRAINING) if self.has_ended() else _OF_START  # of a run that has ended, all
-        record.set_result(**{key: before.get(key) for key in measured})
+        before = self.record.earlier.get("result", {})
+        measured = (*_OF_START, *_OF_TRAINING) if self.position.has_ended else _OF_START
+        self.record.set_result(**{key: before.get(key) for key in measured})
         self._solved: Solved | None = None
         self._compiled: CompiledParts | None = None
         if config.train.compiles:
@@ -74,32 +79,32 @@ class Trainer:
         self._save_started = -math.inf
         self._write_seconds = 0.0
         self.writer: CheckpointWriter | None = None  # on a rank that writes no checkpoints
-        if context.is_main:
-            is_copy = self.state.strategy.is_sharded  # `Strategy.gather` makes it
-            self.writer = CheckpointWriter(outputs.folder, config.keep_checkpoints, self._on_written, is_copy)
-        self.report = RunReport(outputs, config) if context.is_main else None
-        self.observers = self._observers()
-        if report := self.report:
-            record.on_end = lambda: report.update(now=True)
+        self.report: RunReport | None = None
+        if is_main:
+            # `Strategy.gather` copies a sharded state.
+            self.writer = CheckpointWriter(outputs.folder, config.keep_checkpoints, self._on_written, is_sharded)
+            self.report = RunReport(outputs, config)
+            self.record.on_end = partial(self.report.update, now=True)
             # A launcher may kill the run a second after the signal, while it is being saved.
-            update, thread = partial(record.update, state="stopping"), DaemonPool(1)
+            update, thread = partial(self.record.update, state="stopping"), DaemonPool(1)
             self.trigger.signals.on_first = lambda name: thread.submit(partial(update, signal=name))
+        self.observers = self._observers()
 
     def _observers(self) -> list[Observer]:
         plan = self.plan
         data = self.config.data
-        logger = self.outputs.logger
-        self.baseline = BaselineThread(data, plan.train, plan.val, logger, self.context.is_main)
+        is_main = self.context.is_main
+        self.baseline = BaselineThread(data, plan.train, plan.val, self.logger, is_main)
         # A resumed run has warned of parameters, and a probe has read all images.
         is_new = plan.found is None and not self.config.model.tune.solves_head
         reads_ahead = self.session.batches.prefetched_batches > 0 and data.on_bad_image == "error"
-        is_due = is_new and reads_ahead and self.context.is_main
+        is_due = is_new and reads_ahead and is_main
         self.eval_images = EvaluationImages((plan.val, plan.test), data.image_channels, is_due)
-        observers: list[Observer] = [self.outputs.reporter]
+        observers: list[Observer] = [self.reporter]
         if is_new:
-            observers.append(UntrainedParameters(self.state.precision.weights.compute, logger))
+            observers.append(UntrainedParameters(self.state.precision.weights.compute, self.logger))
         observers += [self.eval_images, TrainBatch(self.session, self.outputs), self.baseline]
-        return [*observers, PeftFolder(self.state, logger)]
+        return [*observers, PeftFolder(self.state, self.logger)]
 
     @property
     def progress(self) -> EpochProgress:
@@ -107,32 +112,24 @@ class Trainer:
 
     def train(self) -> None:
         """Trains to the last epoch, to `TRAIN.MAX_STEPS`, or until a signal arrives."""
-        session, progress, train = self.session, self.progress, self.config.train
+        session, progress = self.session, self.progress
         batches: Iterator[Batch] = iter(())
-        if not self.has_ended():  # the workers start
+        if not self.position.has_ended:  # the workers start
+            epochs = self.config.train.num_epochs
             batches = session.batches.iterate(
-                progress.epoch, progress.done_batches, train.num_epochs, session.bad_images, session.val_batches
+                progress.epoch, progress.done_batches, epochs, session.bad_images, session.val_batches
             )
         with self.started():
-            if session.solved:  # the probe is epoch 0: a checkpoint with its evaluation, the best one so far
-                self.use_solved(session.solved)
-                probe = self._evaluate(self.state.eval_model, "Probe, ", 0)
-                metrics = probe.metrics
-                self.outputs.record.set_result(samples=metrics.samples, probe_score=metrics.score)
-                self.outputs.reporter.add_evaluation(progress, 0, metrics, is_best=True)
-                self.position.best = best_entry(metrics, 0)
-                self.position.decision = metrics.decision
-                self._save(is_best=True)
-                if self.report:
-                    self.report.update(probe)
-            while not self.has_ended():
+            if session.solved:
+                self._save_probe(session.solved)
+            while not self.position.has_ended:
                 progress = self.progress
-                stop_step = min(progress.steps, (train.max_steps or sys.maxsize) - progress.epoch * progress.steps)
+                stop_step = min(progress.steps, self.max_steps - progress.epoch * progress.steps)
                 self.start_epoch()
                 try:
                     train_steps(self.state, batches, progress, stop_step, self.after_step)
                 except NonFiniteGradients as error:
-                    self.outputs.reporter.stop(self.progress)
+                    self.reporter.stop(progress)
                     self.state.precision.scaler.restart()
                     self._save()
                     self.wait_until_saved()
@@ -148,7 +145,7 @@ class Trainer:
     @contextmanager
     def started(self) -> Iterator[None]:
         """Opens the tables. A signal ends the body after a step, and the run is saved."""
-        self.outputs.reporter.start(self.progress.epoch, self.progress.step)
+        self.reporter.start(self.progress.epoch, self.progress.step)
         with defer_signals(self.trigger.signals):
             if self.position.best_is_unsaved:
                 self._save(is_best=True)
@@ -166,7 +163,16 @@ class Trainer:
     def use_solved(self, solved: Solved) -> None:
         """The next evaluation takes its results from the features of this head."""
         self._solved = solved
-        self.outputs.record.set_result(probe_l2=solved.l2, knn_top1=solved.knn_top1)
+        self.record.set_result(probe_l2=solved.l2, knn_top1=solved.knn_top1)
+
+    def _save_probe(self, solved: Solved) -> None:
+        """The probe is epoch 0: a checkpoint with its evaluation, the best one so far."""
+        self.use_solved(solved)
+        evaluated = self._evaluate_epoch(0)
+        self.record.set_result(probe_score=evaluated.metrics.score)
+        self._save(is_best=True)
+        if self.report:
+            self.report.update(evaluated)
 
     def _is_due(self, epochs_done: int, every: int) -> bool:
         """Returns whether an action with a period of `every` epochs is due; it always is after the last epoch."""
@@ -174,18 +180,11 @@ class Trainer:
 
     def _reaches_the_end(self, epochs_done: int) -> bool:
         """Returns whether NUM_EPOCHS or MAX_STEPS ends the run after this epoch."""
-        train = self.config.train
-        return epochs_done == train.num_epochs or self.progress.step >= (train.max_steps or sys.maxsize)
-
-    def has_ended(self) -> bool:
-        return self.position.has_ended(self.config)
-
-    def stops_early(self, epochs_done: int) -> bool:
-        return self.position.stops_early(self.config, epochs_done)
+        return epochs_done == self.config.train.num_epochs or self.progress.step >= self.max_steps
 
     def start_epoch(self) -> None:
         """Starts the clocks of an epoch, or of the rest of one."""
-        self.outputs.reporter.start_epoch(self.progress)
+        self.reporter.start_epoch(self.progress)
         self.position.clock.start(self._images_done())
 
     def end_epoch(self) -> bool:
@@ -193,18 +192,12 @@ class Trainer:
         progress = self.progress
         epochs_done = progress.epoch + 1
         evaluated: Evaluated | None = None
-        raw: Metrics | None = None
-        is_best = False
         if self._is_due(epochs_done, self.config.validate_freq):
             self._save_before_evaluation()
-            evaluated, raw, is_best = self._evaluate_all(epochs_done)
-            for observer in self.observers:
-                observer.after_evaluation()
-            if is_best:
-                self.position.best = best_entry(evaluated.metrics, epochs_done)
-        validation = evaluated.metrics if evaluated else None
-        self.outputs.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
-        ends = self._reaches_the_end(epochs_done) or self.stops_early(epochs_done)
+            evaluated = self._evaluate_epoch(epochs_done)
+        is_best = evaluated is not None and evaluated.is_best
+        self.reporter.end_epoch(progress, self.position.clock.seconds)
+        ends = self._reaches_the_end(epochs_done) or self.position.stops_early(epochs_done)
         if self.report:
             if evaluated and not ends:  # its end has a verdict
                 self._judge_first_epoch(self.report, epochs_done)
@@ -213,7 +206,7 @@ class Trainer:
         if is_best or ends or self._is_due(epochs_done, self.config.save_freq):
             self._save(is_best)
         if self.report:
-            self.report.update(evaluated if is_best else None)
+            self.report.update(evaluated)
         return not ends
 
     def _save_before_evaluation(self) -> None:
@@ -227,20 +220,19 @@ class Trainer:
         from engine.report.overview import first_epoch_of  # late, as the page
 
         if epochs_done <= self.config.validate_freq and (text := first_epoch_of(report.contents)):
-            self.outputs.logger.note(Note("screen", text))
+            self.logger.note(Note("screen", text))
 
     def _compare_with_minutes(self, epochs_done: int) -> None:
-        left = self.outputs.reporter.seconds_left(self.progress)
-        resume = self.outputs.record.resume_command
-        text = halfway_remark(self.config.train, epochs_done, left, resume)
+        left = self.reporter.seconds_left(self.progress)
+        text = halfway_remark(self.config.train, epochs_done, left, self.record.resume_command)
         if text and not self.plan.found:
-            self.outputs.logger.info(f"----- {text}")
+            self.logger.info(f"----- {text}")
 
     def after_step(self, progress: EpochProgress) -> None:
         """Reports the step, and saves if a checkpoint is due; called on every rank."""
         seconds = self.position.clock.lap(self._images_done())
         if self._compiled:
-            self.outputs.logger.note(self._compiled.note(seconds, self.config.model.grad_checkpointing is True))
+            self.logger.note(self._compiled.note(seconds, self.config.model.grad_checkpointing is True))
             self._compiled = None
         for observer in self.observers:
             observer.after_step(progress)
@@ -261,7 +253,7 @@ class Trainer:
         own_request = _END if error else self.trigger.request()
         request, seconds_of_ranks = self.exchange.swap(own_request, seconds)
         if seconds_of_ranks is not None and (note := self.slow_ranks.add_step(seconds_of_ranks)):
-            self.outputs.logger.note(note)
+            self.logger.note(note)
         if request == _END:
             self._save()
             self._wait_on_all_ranks()
@@ -275,28 +267,38 @@ class Trainer:
         """Images trained on in this epoch, over all ranks."""
         return self.progress.done_batches * self.state.layout.batch.micro_step_size
 
-    def _evaluate_all(self, epochs_done: int) -> tuple[Evaluated, Metrics | None, bool]:
-        """The evaluation, the metrics of the raw weights, and whether the evaluation is the best so far.
+    def _evaluate_epoch(self, epochs_done: int) -> Evaluated:
+        """The evaluation after so many epochs, of which the observers are told.
 
-        The raw weights are evaluated beside an average: with EVAL_RAW in each evaluation, else in the last one. That
+        The raw weights are evaluated beside an average: with EVAL_RAW in each evaluation, else in the last one. The one
         of MAX_STEPS is not in the table, which is the same when the run continues.
         """
-        state = self.state
-        title = f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
-        evaluated = self._evaluate(state.eval_model, title, epochs_done)
-        self.outputs.record.set_result(samples=evaluated.metrics.samples)
-        self.position.decision = evaluated.metrics.decision
-        rank = evaluated.metrics.metric.rank
-        is_best = rank(evaluated.metrics.values) > rank(self.position.best or {})
-        is_last = epochs_done == self.config.train.num_epochs or (not is_best and self.stops_early(epochs_done))
+        state, position = self.state, self.position
+        num_epochs = self.config.train.num_epochs
+        title = f"Epoch[{epochs_done:03d}/{num_epochs:03d}], " if epochs_done else "Probe, "
+        model = state.eval_model
+        metrics, results = self._evaluate(model, title)
+        rank = metrics.metric.rank
+        is_best = rank(metrics.values) > rank(position.best or {})
+        is_last = epochs_done == num_epochs or (not is_best and position.stops_early(epochs_done))
+        raw: Metrics | None = None
         in_table = self.config.eval_raw or is_last
-        if not state.average or not (in_table or self._reaches_the_end(epochs_done)):
-            return evaluated, None, is_best
-        raw = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ", epochs_done).metrics
-        self.outputs.record.set_result(average_score=evaluated.metrics.score, raw_score=raw.score)
-        return evaluated, raw if in_table else None, is_best
+        if state.average and epochs_done and (in_table or self._reaches_the_end(epochs_done)):
+            raw, _ = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")
+            self.record.set_result(average_score=metrics.score, raw_score=raw.score)
+        self.record.set_result(samples=metrics.samples)
+        position.decision = metrics.decision
+        if is_best:
+            position.best = best_entry(metrics, epochs_done)
+        # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
+        drawn = None if state.strategy.is_sharded else model
+        evaluated = Evaluated(drawn, metrics, results, epochs_done, raw if in_table else None, is_best)
+        for observer in self.observers:
+            observer.after_evaluation(self.progress, evaluated)
+        return evaluated
 
-    def _evaluate(self, model: nn.Module, title: str, epochs_done: int) -> Evaluated:
+    def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
+        """The metrics, and the results on the main process; the log has a line that begins with `title`."""
         started = time.perf_counter()
         session = self.session
         if solved := self._solved:
@@ -309,13 +311,11 @@ class Trainer:
             evaluator = replace(session.evaluator, before_error=self._wait_on_all_ranks)
             metrics, results = evaluator.evaluate(model, session.val_batches, self.after_eval_batch)
         seconds = time.perf_counter() - started
-        num_classes = self.config.model.num_logits
-        log_validation(self.outputs.logger, title, metrics, num_classes, len(self.plan.val), seconds)
+        log_validation(self.logger, title, metrics, self.config.model.num_logits, len(self.plan.val), seconds)
         if not math.isfinite(metrics.score) and self.position.best is None:
             name = f"EVAL.BEST_METRIC {metrics.best}"
-            self.outputs.logger.warn(f"{name} is undefined on these validation images; the lowest loss decides")
-        # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
-        return Evaluated(None if self.state.strategy.is_sharded else model, metrics, results, epochs_done)
+            self.logger.warn(f"{name} is undefined on these validation images; the lowest loss decides")
+        return metrics, results
 
     def _save(self, is_best: bool = False) -> None:
         """A collective call; the main process writes in the background."""
@@ -324,11 +324,10 @@ class Trainer:
         self._saved_step = self.progress.step
         self._save_started = time.monotonic()
         if self.state.strategy.is_sharded:  # the main process has room for one state in host memory
-            call_on_main(self.wait_until_saved, self.context)
+            self._wait_on_all_ranks()
         content = take_snapshot(self.state, self.position, self.plan.class_names, self.split_entry)
-        if self.context.is_main:
-            self.outputs.record.sync()
         if self.writer:
+            self.record.sync()
             epoch = content["epoch"]
             at_epoch_end = content["done_steps"] == 0 < epoch and self._is_due(epoch, self.config.save_freq)
             self.writer.save(content, is_best, f"epoch-{epoch:03d}" if at_epoch_end else None, is_later)
@@ -344,10 +343,10 @@ class Trainer:
     def _on_written(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread."""
         self._write_seconds = time.monotonic() - self._save_started
-        self.outputs.logger.log(f"----- Save model: {path}")
+        self.logger.log(f"----- Save model: {path}")
         for observer in self.observers:
             observer.after_save(path, content)
         step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
         if content["best"]:
-            self.outputs.record.set_best(content["best"], self.outputs.folder / BEST)
-        self.outputs.record.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
+            self.record.set_best(content["best"], self.outputs.folder / BEST)
+        self.record.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)

@@ -11,7 +11,7 @@ from configs.batch_plan import EpochLayout, plan_batches
 from configs.resolve import Facts, follow_facts
 from configs.schema import Config
 from datasets.batch import Batch
-from engine.training.session import build_train_state
+from engine.training.session import build_train_state, initial_model
 from engine.training.step import TrainState, train_steps
 from utils.device import peak_memory_bytes, synchronize
 from utils.distributed import ProcessContext, broadcast_object
@@ -64,7 +64,13 @@ def build_state(config: Config, context: ProcessContext) -> TrainState:
     """Model, optimizer and precision of a training run, without data set, log file or checkpoints."""
     config = follow_facts(config, Facts(context.world_size))
     layout = EpochLayout(_ENDLESS, plan_batches(config, context.world_size), config.seed)
-    state, _ = build_train_state(config, context, layout)
+    return state_without_data(config, context, layout)
+
+
+def state_without_data(config: Config, context: ProcessContext, layout: EpochLayout) -> TrainState:
+    """As `build_state`, with the options as they are and this layout."""
+    model, _ = initial_model(config, context.device)
+    state, _ = build_train_state(config, context, layout, model)
     return state
 
 

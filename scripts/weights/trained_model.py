@@ -95,7 +95,7 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
     """The model of the weights `MODEL.PRETRAINED`, and the validation samples; raises UserError without images."""
     config = command.config.with_model(resume=None)
     try:
-        plan = plan_evaluation(replace(command, config=config), context, RunLogger(None, context))
+        plan = plan_evaluation(replace(command, config=config), context, RunLogger(context))
     except UserError as error:
         raise error_from(
             error,

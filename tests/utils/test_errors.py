@@ -137,7 +137,8 @@ def test_each_finding_is_a_line(capsys, count, more):
 
 
 def test_the_log_is_printable(tmp_path, capsys, cpu):
-    logger = RunLogger(tmp_path, cpu)
+    logger = RunLogger(cpu)
+    logger.open(tmp_path)
     logger.info(f"one\n{ESCAPE}")
     assert capsys.readouterr().out == f"one\n{escape_control_characters(ESCAPE)}\n"
     assert (tmp_path / "log.txt").read_text().endswith(f" one\n{escape_control_characters(ESCAPE)}\n")

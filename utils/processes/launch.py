@@ -146,9 +146,9 @@ def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
     return _MPICH if _MPICH[0] in env and _MPICH[2] in env else None
 
 
-def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
+def rank_of_process() -> int:
     """The rank in a launcher's variables, before the process has joined its group; 0 if there is none."""
-    rank = next((env[names[0]] for names in _LAUNCHERS if names[0] in env), "")
+    rank = next((os.environ[names[0]] for names in _LAUNCHERS if names[0] in os.environ), "")
     return int(rank) if rank.isdecimal() else 0
 
 
@@ -162,9 +162,9 @@ def check_is_alone(env: Mapping[str, str] = os.environ) -> None:
             raise UserError(f"{problem}; use main_multi_gpu.py, or unset {name}")
 
 
-def check_local_rank(given: int | None, env: Mapping[str, str] = os.environ) -> None:
+def check_local_rank(given: int | None) -> None:
     """Raises UserError if the flag --local-rank, of torch's former launcher, contradicts LOCAL_RANK."""
-    launched = env.get("LOCAL_RANK", "0")
+    launched = os.environ.get("LOCAL_RANK", "0")
     if given is not None and str(given) != launched:
         raise UserError(f"--local-rank {given}: LOCAL_RANK is {launched}; leave the flag to the launcher")
 

@@ -70,7 +70,7 @@ def found_on(context: ProcessContext, folder: Path) -> list:
     with pytest.MonkeyPatch.context() as patch:
         if not context.is_main:  # for which files move while it looks
             patch.setattr("engine.checkpoint.files.is_run_folder", lambda folder: False)
-        found = find_on_all_ranks(config_for(f"-resume={folder}"), context, RunLogger(None, context))
+        found = find_on_all_ranks(config_for(f"-resume={folder}"), context, RunLogger(context))
     return [found.path.name, found.run_folder, found.notes, found.state["model"]["cls_token"].device.type]
 
 

@@ -111,7 +111,7 @@ def test_the_split_is_that_of_the_training(images, tmp_path, cpu, rule, capsys):
         (other, halves, 40),
     ):
         command = parse_command_line(["-eval", *argv_for(data, tmp_path, *more, weights)])
-        plan = plan_evaluation(command, cpu, RunLogger(None, cpu))
+        plan = plan_evaluation(command, cpu, RunLogger(cpu))
         config, samples = plan.config, plan.samples
         assert len(samples) == count
         assert config.data.split_seed == (3 if data == images or more == split else 0)
@@ -144,7 +144,7 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
     save_file(state["model"], export, to_metadata(named, {"MODEL": read.model, "DATA": read.data}))
     for weights, names in ((folder / "best.pth", held_out[1:]), (export, held_out[1:]), (old, None)):
         command = parse_command_line(["-eval", *argv_for(data, tmp_path, f"MODEL.PRETRAINED={weights}")])
-        plan = plan_evaluation(command, cpu, RunLogger(None, cpu))
+        plan = plan_evaluation(command, cpu, RunLogger(cpu))
         samples, notes = plan.samples, plan.notes
         found = [str(Path(samples.name(index)).relative_to(data)) for index in range(len(samples))]
         text = "\n".join(map(str, notes))

@@ -20,9 +20,9 @@ from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.run_folder import FORMAT
 from engine.progress import EpochProgress, MetricSums, TrainClock
 from engine.run.log import RunLogger
-from engine.training.session import build_train_state
 from engine.training.snapshot import RunPosition, restore, take_snapshot
 from engine.training.step import TrainState, train_steps
+from engine.training.trial import state_without_data
 from models.blocks import local_tensor
 from utils.distributed import ProcessContext
 from utils.files import atomic_save
@@ -38,7 +38,7 @@ FSDP = ["PARALLEL.STRATEGY=fsdp"]
 def build(options: list[str], context: ProcessContext, base: Sequence[str] = BASE) -> TrainState:
     config = follow_facts(config_for("-opts", *base, *options), Facts(context.world_size))
     layout = EpochLayout(1000, plan_batches(config, context.world_size), config.seed)
-    return build_train_state(config, context, layout)[0]
+    return state_without_data(config, context, layout)
 
 
 def batches(context: ProcessContext, size: int = 8, channels: int = 1):
@@ -202,10 +202,10 @@ def resumed(context: ProcessContext, options: list[str], path: Path) -> Any:
     for is_restored in (False, True):
         state = build([*options, "TRAIN.NUM_EPOCHS=9"], context)
         if is_restored:
-            restore(state, RunLogger(None, context), find_checkpoint(str(path), context))
+            restore(state, RunLogger(context), find_checkpoint(str(path), context))
         else:
             train(state, context, steps=3)
-            position = RunPosition(state.new_progress(0), TrainClock(time.monotonic()))
+            position = RunPosition(state.config, state.new_progress(0), TrainClock(time.monotonic()))
             content = take_snapshot(state, position, None, None)
             content = content if state.strategy.is_sharded else copy.deepcopy(content)
         train(state, context, steps=2)

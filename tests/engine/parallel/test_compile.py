@@ -34,8 +34,8 @@ from configs.schema import Amp, Parallel, Train
 from datasets.batch import Batch
 from engine.parallel import DDP, FSDP, CompiledParts, compile_model, run_eagerly
 from engine.precision.policy import Precision
-from engine.training.session import build_train_state
 from engine.training.step import train_steps
+from engine.training.trial import state_without_data
 from models.blocks import local_tensor, share_drop_path
 from models.build import build_model
 from models.kernels import select_attention
@@ -292,7 +292,7 @@ def test_a_compiled_drop_path_keeps_its_share_of_samples(half, monkeypatch):
 def train_two_steps(argv: list[str], cpu: ProcessContext) -> nn.Module:
     """The model after two steps of two micro-steps each, on noise."""
     config = config_for(*argv, "TRAIN.ACCUM_ITER=2", "DATA.BATCH_SIZE=4")
-    state, _ = build_train_state(config, cpu, EpochLayout(64, BatchPlan(4, 2), config.seed))
+    state = state_without_data(config, cpu, EpochLayout(64, BatchPlan(4, 2), config.seed))
     torch.manual_seed(0)
     images = torch.randint(256, (4, 3, *config.data.input_size), dtype=torch.uint8)
     batches = (Batch(images, torch.arange(4), 4) for _ in range(4))

@@ -16,7 +16,7 @@ from engine.parallel import FSDP as FullyShardedDataParallel
 from engine.parallel import build_strategy, unused_parameters
 from engine.precision.non_finite import first_non_finite
 from engine.training.optimizer import SHARDED_OPTIMIZERS
-from engine.training.session import build_train_state
+from engine.training.trial import state_without_data
 from utils.distributed import ProcessContext
 
 CLIP, BF16 = "TRAIN.GRAD_CLIP=0.5", "AMP.ENABLED=true"
@@ -208,7 +208,7 @@ REFUSED = {
 def test_options_that_do_not_work_are_refused(named, options):
     config = config_for("-opts", *FSDP, *options)
     with refused(named):
-        build_train_state(config, TWO, EpochLayout(100, BatchPlan(8), 0))
+        state_without_data(config, TWO, EpochLayout(100, BatchPlan(8), 0))
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -65,7 +65,7 @@ def plan(cpu, monkeypatch):
 
     def plan_of(*words: str, options: tuple[str, ...] = ()) -> Plan:
         command = parse_command_line(["-dataset=digits", *words, *VIT_B, *options])
-        made = plan_training(command, cpu, RunLogger(None, cpu), lambda *_: pytest.fail("a search"))
+        made = plan_training(command, cpu, RunLogger(cpu), lambda *_: pytest.fail("a search"))
         assert made.config.train.compile == command.config.train.compile  # on a CPU
         return made
 
@@ -85,7 +85,7 @@ def plan(cpu, monkeypatch):
 def test_a_gpu_compiles_runs_of_minutes_with_equal_blocks(plan, word, options, expected):
     made = plan(word, options=options)
     assert plan_batches(made.config, 1).global_size == 256
-    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compile == expected
+    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(CONTEXT)).train.compile == expected
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_fused_blocks_are_not_compiled(plan, monkeypatch, options, expected):
     pytest.importorskip("triton")
     monkeypatch.setattr("models.fused_blocks.check_kernels", lambda device: None)
     made = plan("-epochs=400", options=("MODEL.FUSED_BLOCKS=true", *options))
-    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compile == expected
+    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(CONTEXT)).train.compile == expected
 
 
 def fail(*_: object) -> None:
@@ -117,11 +117,11 @@ def test_blocks_are_compiled_if_triton_does_not_work_on_one_rank(plan, monkeypat
     made = plan("-epochs=400", options=("MODEL.FUSED_BLOCKS=true",))
     others = [True, 12 * fails_here]  # of the other rank: compiles; its fused blocks
     monkeypatch.setattr("engine.plan.training.gather_objects", lambda value, context: [value, others.pop()])
-    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compile == "default"
+    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(CONTEXT)).train.compile == "default"
 
 
 @pytest.mark.parametrize("part", ["check_compiler", "build_model"])  # the latter: without memory
 def test_a_run_that_did_not_ask_for_it_trains_without_it(plan, monkeypatch, part):
     made = plan("-epochs=200")
     monkeypatch.setattr(f"engine.plan.training.{part}", fail)
-    assert not compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compiles
+    assert not compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(CONTEXT)).train.compiles

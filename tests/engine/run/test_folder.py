@@ -131,7 +131,8 @@ NEEDS_GIT = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 
 
 def record(folder: Path, context: ProcessContext, resumed: Path | None = None) -> Environment:
-    logger = RunLogger(folder, context)
+    logger = RunLogger(context)
+    logger.open(folder)
     logger.record.open(folder)
     record_environment(context, logger, resumed)
     return read_fact(read_run(folder)["facts"], Environment)
@@ -203,7 +204,8 @@ def test_a_resumed_run_names_what_has_changed(tmp_path, cpu):
     same, changed, without_facts = folders
     parts = record(same, cpu).parts
     before = {name: part for name, part in parts.items() if name != "timm"} | {"torch": "2.9.0", "driver": "570"}
-    other = RunLogger(changed, cpu)
+    other = RunLogger(cpu)
+    other.open(changed)
     other.record.open(changed)
     other.note(Environment("", before, []))
     for folder in folders:

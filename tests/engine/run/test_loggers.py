@@ -174,9 +174,10 @@ def test_wandb_does_not_ask_for_a_login(libraries):
 @pytest.mark.skipif("not __import__('pathlib').Path('/dev/full').exists()")
 def test_a_full_disk_prints_no_traceback(tmp_path, cpu, capsys, monkeypatch):
     monkeypatch.setattr("engine.run.log.own_file", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
-    logger = RunLogger(tmp_path, cpu)
+    logger = RunLogger(cpu)
+    logger.open(tmp_path)
     logger.info("a line")
     logger.rank("a line")
-    RunLogger(None, cpu)  # closes the files of the first one
+    RunLogger(cpu)  # closes the files of the first one
     printed = capsys.readouterr()
     assert printed.out == "a line\n" and printed.err == ""

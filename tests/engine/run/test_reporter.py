@@ -30,7 +30,8 @@ class SimulatedRun:
 
     def __init__(self, folder, context, report_freq=1) -> None:
         self.folder, self.context = folder, context
-        logger = RunLogger(folder, context)
+        logger = RunLogger(context)
+        logger.open(folder)
         logger.record.open(folder)
         self.reporter = Reporter(
             context, logger, Precision(Amp(), context.device).scaler, lambda: Model(1, 10**9, None),
@@ -52,7 +53,7 @@ class SimulatedRun:
             progress.done_steps += 1
             self.before_report()
             self.reporter.after_step(progress)
-        self.reporter.end_epoch(progress, None, 1.0)
+        self.reporter.end_epoch(progress, 1.0)
         self.reporter.close()
 
     def rows(self, name: str) -> list[dict[str, str]]:
@@ -131,6 +132,7 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
 FIGURES = {
     "lr": 0.000095, "images_per_second": 2850.4, "data_wait_share": 0.004, "tflops_per_second": 307.2,
     "model_flops_utilization": 0.3105, "loss_scale": 65536.0, "skipped_steps": 0, "peak_memory_bytes": 20_100_000_000,
+    "launch_bound_share": None,
 }  # fmt: skip
 LATEST = Metrics({"loss": 6.9077, "top1": 0.0}, 20480, 0, 1.2345)
 PADDLEVIT = "Epoch[001/300], Step[0020/1251], Lr: 0.000095, Loss: 6.9077 (6.9077), Avg Acc: 0.10%"

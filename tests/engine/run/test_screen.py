@@ -58,7 +58,7 @@ def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatc
 
 @pytest.mark.parametrize(("warnings", "notes"), [(2, 1), (3, 7), (7, 1), (7, 9)])
 def test_a_few_notes_and_warnings_are_shown_and_the_others_counted(warnings, notes, tmp_path, cpu, capsys):
-    logger = RunLogger(None, cpu)
+    logger = RunLogger(cpu)
     for index in range(warnings):
         logger.warn(f"{index} " + "x" * 200)
     for index in range(notes):
@@ -97,7 +97,9 @@ def test_a_long_line_loses_its_end_and_the_middle_of_a_path_if_a_file_has_it(tmp
     texts = ["the validation images are" + " not there." * 20, f"/data/{'long/' * 30}labels.csv: has no labels"] * 3
     printed = []
     for folder in (None, tmp_path):
-        logger = RunLogger(folder, cpu)
+        logger = RunLogger(cpu)
+        if folder:
+            logger.open(folder)
         for text in texts:
             logger.warn(text)
         logger.begin("Data: x")
@@ -109,7 +111,8 @@ def test_a_long_line_loses_its_end_and_the_middle_of_a_path_if_a_file_has_it(tmp
 
 
 def test_the_kind_of_a_note_and_not_its_text_makes_a_warning(tmp_path, cpu, capsys):
-    logger = RunLogger(tmp_path, cpu)
+    logger = RunLogger(cpu)
+    logger.open(tmp_path)
     for note in (Note("log", "'Warning: curve' is a class"), Note("screen", "Warning: a"), Note("warning", "few")):
         logger.note(note.on("Data"))
     logger.begin()
@@ -124,12 +127,13 @@ def test_the_kind_of_a_note_and_not_its_text_makes_a_warning(tmp_path, cpu, caps
 
 
 def test_other_ranks_print_no_warning(cpu, capfd):
-    RunLogger(None, replace(cpu, rank=1, world_size=2)).warn("few")
+    RunLogger(replace(cpu, rank=1, world_size=2)).warn("few")
     assert capfd.readouterr() == ("", "")
 
 
 def test_an_option_to_type_is_not_cut_and_misleading_figures_come_first(tmp_path, cpu, capsys):
-    logger = RunLogger(tmp_path, cpu)
+    logger = RunLogger(cpu)
+    logger.open(tmp_path)
     option = r"-opts 'DATA.GROUPS=([^/_.\s-]+)[^/]*$'"
     for number in range(3):
         logger.note(Note("warning", f"Data: {number + 1} files are not read"))

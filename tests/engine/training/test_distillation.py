@@ -99,7 +99,7 @@ def test_the_loss_equals_its_formula(tiny_teacher, kind, targets, heads):
         "mixed": torch.softmax(torch.randn(4, 5), -1),
     }[targets]
     model = nn.Identity()
-    loss, _ = build_step_loss(options, model, fp32())
+    loss, _ = build_step_loss(options, model, fp32(), None, None)
     teacher = build(tiny_teacher)
 
     counted = [0, 2] if targets == "padding" else [0, 1, 2, 3]
@@ -165,7 +165,7 @@ def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level):
     precision = Precision(Amp(ENABLED=True, LEVEL=level) if level else Amp(), CPU.device)
     torch.manual_seed(0)
     model = DISTILLED[family]()
-    loss, _ = build_step_loss(options, model, precision)
+    loss, _ = build_step_loss(options, model, precision, None, None)
     compute = precision.compute_copy(model).train()
     images, targets = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
     with precision.autocast():

@@ -57,7 +57,7 @@ def test_an_evaluation_starts_its_workers_once(timed, images):
 def counts_of(context, argv):
     """The batches that are timed, their images, those of the first one, and all; the pause and steps of an epoch."""
     calls = []
-    logger = RunLogger(None, context)
+    logger = RunLogger(context)
     with pytest.MonkeyPatch.context() as patch:
         record = lambda ends, *images: calls.append((len(ends) - 1, *images)) or 1.0  # noqa: E731
         patch.setattr("engine.training.minutes.evaluation_seconds", record)

@@ -17,8 +17,8 @@ from configs.schema import Amp, Train
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.policy import Precision
 from engine.training.optimizer import build_optimizer, build_schedule, set_lr
-from engine.training.session import build_train_state
 from engine.training.step import TrainState
+from engine.training.trial import state_without_data
 from models.timm_model import classifiers
 
 FAMILIES = {"vit_tiny_patch16_224": {"img_size": 32}, "swin_tiny_patch4_window7_224": {"img_size": 56}}
@@ -146,7 +146,7 @@ def corrected_state(name: str, cpu, *options: str, batch: int = BATCH) -> TrainS
         "TRAIN.WARMUP_EPOCHS=1", "TRAIN.WARMUP_START_LR=0", "TRAIN.END_LR=0", f"TRAIN.LINEAR_SCALED_LR={TUNED_FOR}",
         "TRAIN.LR_SCHEDULER.WARMUP_PREFIX=false", *options,
     )  # fmt: skip
-    return build_train_state(config, cpu, EpochLayout(4 * batch, BatchPlan(batch), config.seed))[0]
+    return state_without_data(config, cpu, EpochLayout(4 * batch, BatchPlan(batch), config.seed))
 
 
 def step_on_noise(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:

@@ -226,7 +226,7 @@ def test_a_model_of_tall_images_is_timms(kwargs, tmp_path, photos, cpu):
     timm.layers.trunc_normal_(model.pos_embed, std=0.5)
     save_for_hf(model, str(tmp_path / "hf"), {"label_names": ["a", "b"]}, model_args={"img_size": (64, 32)} | kwargs)
     argv = ["-eval", "-dataset=folder", f"-data_path={photos}", f"-pretrained={tmp_path / 'hf'}"]
-    plan = plan_evaluation(parse_command_line(argv), cpu, RunLogger(None, cpu))
+    plan = plan_evaluation(parse_command_line(argv), cpu, RunLogger(cpu))
     theirs = timm.create_model(f"local-dir:{tmp_path / 'hf'}", pretrained=True).eval()
     settings = resolve_data_config(model=theirs, use_test_size=True)
     assert plan.weights_size == (64, 32) and (3, *plan.config.data.input_size) == settings["input_size"]
@@ -267,7 +267,7 @@ def test_a_model_of_the_hub_brings_all_its_values(hf_folder, photos, tmp_path, m
     for weights in (run / "last.pth", *exports, tmp_path / "moved"):
         for command in (["-eval", *of_data], ["-predict", str(photos)]):
             config = plan_evaluation(
-                parse_command_line([*command, f"-pretrained={weights}"]), cpu, RunLogger(None, cpu)
+                parse_command_line([*command, f"-pretrained={weights}"]), cpu, RunLogger(cpu)
             ).config
             data, kwargs = config.data, config.model.kwargs
             found = [data.image_size, data.imagenet_mean, data.imagenet_std, data.crop_pct, data.interpolation]

@@ -20,7 +20,7 @@ MEASURE = "engine.run.baseline.measure_baseline"
 
 
 def splits_for(*flags: str):
-    plan = plan_training(parse_command_line(["-batch_size=2", *flags]), CPU, RunLogger(None, CPU), find_batch_size)
+    plan = plan_training(parse_command_line(["-batch_size=2", *flags]), CPU, RunLogger(CPU), find_batch_size)
     return plan.config.data, plan.train, plan.val
 
 

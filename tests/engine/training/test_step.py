@@ -32,7 +32,7 @@ from configs.schema import Config
 from datasets.loading.sampler import epoch_order
 from engine.checkpoint.files import load_checkpoint
 from engine.parallel import DDP
-from engine.training.session import build_train_state
+from engine.training.trial import state_without_data
 from utils.distributed import ProcessContext
 from utils.seeding import derive_seed
 
@@ -214,7 +214,7 @@ def test_ddp_starts_with_fused_attention_under_autocast(group_of_one, monkeypatc
     monkeypatch.setattr("engine.training.session.build_strategy", lambda options, context: DDP(context.device, options))
     options = ["MODEL.ATTENTION=fused", "AMP.ENABLED=true", "AMP.DTYPE=bfloat16"]
     config = config_for("-opts", *TINY_VIT, *GREY, *options)
-    state, _ = build_train_state(config, group_of_one, EpochLayout(100, BatchPlan(4), config.seed))
+    state = state_without_data(config, group_of_one, EpochLayout(100, BatchPlan(4), config.seed))
     images = torch.zeros(2, 1, 8, 8, device=group_of_one.device)
     with state.precision.autocast():
         state.wrapped(images).sum().backward()

@@ -34,8 +34,8 @@ from datasets.transforms.device import TrainTransform
 from datasets.transforms.host import _build as build_policy
 from datasets.transforms.host import build_host_transform
 from engine.progress import EpochProgress
-from engine.training.session import build_train_state
 from engine.training.step import TrainState, train_steps
+from engine.training.trial import state_without_data
 
 PAGE = (ROOT / "docs/recipes.md").read_text().partition("### A recipe of timm's, translated")[2]
 A1, A1_YAML = re.search(r"```text\n.*?train\.py(.*?)```.*?```yaml\n(.*?)```", PAGE, re.S).groups()
@@ -90,7 +90,7 @@ def timm_mixup(flags: Namespace, smoothing: float) -> TimmMixup:
 def build_state(config: Config, flags: Namespace, samples: int, cpu):
     """The training state with the layout of the published global batch."""
     layout = EpochLayout(samples, BatchPlan(flags.batch_size, ranks=GPUS), config.seed)
-    return build_train_state(config, cpu, layout)[0]
+    return state_without_data(config, cpu, layout)
 
 
 def test_the_augmentation_equals_timms(recipe):
