@@ -36,7 +36,7 @@ CEILINGS = {
     "engine/precision": 6729,
     "engine/profiling": 1256,
     "engine/report": 11047,
-    "engine/run": 11751,
+    "engine/run": 11419,
     "engine/training": 20215,
     "models": 17116,
     "models/weights": 8909,

@@ -8,9 +8,8 @@ FLOPs are counted and not measured. A multiply-add counts as two. Only matrix pr
 Recomputation for activation checkpointing does not count, and stochastic depth does not reduce the count: these are the
 model FLOPs of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022), appendix B.
 
-The peak FLOP/s of a GPU by the dtype of the matrix products, its memory and its links come from NVIDIA's datasheets.
-All figures are dense: a datasheet figure "with sparsity" is halved. Figures for float16 have float32 accumulation, as
-in torch. A GPU or dtype without a figure here has no MFU: a missing MFU is better than a wrong one.
+The peak FLOP/s of a GPU by the dtype of the matrix products come from NVIDIA's datasheets, in `gpu_peaks.yaml`.
+A GPU or dtype without a figure has no MFU: a missing MFU is better than a wrong one.
 """
 
 import copy
@@ -21,9 +20,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
@@ -195,69 +196,27 @@ class SlowRanks:
         return Note("warning", f"{problem}; cause: {self.causes[column]} ({times})") if slow else None
 
 
-class Peaks(NamedTuple):
-    """TFLOP/s of one GPU. None: the GPU has no tensor cores for this dtype, or the datasheets disagree."""
-
-    fp32: float | None  # without tensor cores
-    tf32: float | None
-    fp16: float | None
-    bf16: float | None
-
-
-_H100_SXM = Peaks(66.9, 494.7, 989.4, 989.4)  # "NVIDIA H100 Tensor Core GPU Architecture" (whitepaper), table 2
-PEAKS = {
-    # NVIDIA's datasheet of each GPU; sparse figures are halved
-    "T4": Peaks(8.1, None, 65.0, None),
-    "V100 PCIE": Peaks(14.0, None, 112.0, None),
-    "V100 SXM2": Peaks(15.7, None, 125.0, None),
-    "A10": Peaks(31.2, 62.5, 125.0, 125.0),
-    "A30": Peaks(10.3, 82.0, 165.0, 165.0),
-    "A40": Peaks(37.4, 74.8, 149.7, 149.7),
-    "A100 PCIE": Peaks(19.5, 156.0, 312.0, 312.0),
-    "A100 SXM4": Peaks(19.5, 156.0, 312.0, 312.0),
-    "L4": Peaks(30.3, 60.0, 121.0, 121.0),
-    "L40S": Peaks(91.6, 183.0, 362.0, 362.0),
-    "H100": _H100_SXM,
-    "H100 PCIE": Peaks(51.2, 378.0, 756.0, 756.0),  # the whitepaper, table 2
-    "H100 NVL": Peaks(60.0, 417.5, 835.0, 835.0),
-    "H200": _H100_SXM,  # with more memory
-    "H200 NVL": Peaks(60.0, 417.5, 835.5, 835.5),
-    "GH200": _H100_SXM,
-    "B200": Peaks(None, 1100.0, 2250.0, 2250.0),  # its fp32 varies by edition
-    # Workstation: the whitepapers "NVIDIA Ampere GA102 GPU Architecture", "NVIDIA Ada GPU Architecture"
-    "RTX A6000": Peaks(38.7, 77.4, 154.8, 154.8),
-    "RTX 6000 ADA GENERATION": Peaks(91.1, 182.1, 364.2, 364.2),
-}
-# TFLOP/s in fp32, 2 x CUDA cores x boost clock: "NVIDIA Ampere GA102 GPU Architecture", "NVIDIA Ada GPU Architecture",
-# "NVIDIA RTX Blackwell GPU Architecture". The 3080 is the one with 10 GB; with 12 GB it has the same name, and 30.6.
-_GEFORCE = {
-    "3050": 9.1, "3060": 12.7, "3060 TI": 16.2, "3070": 20.3, "3070 TI": 21.7, "3080": 29.8, "3080 TI": 34.1,
-    "3090": 35.6, "3090 TI": 40.0,
-    "4060": 15.1, "4060 TI": 22.1, "4070": 29.1, "4070 SUPER": 35.5, "4070 TI": 40.1, "4070 TI SUPER": 44.1,
-    "4080": 48.7, "4080 SUPER": 52.2, "4090": 82.6,
-    "5050": 13.2, "5060": 19.2, "5060 TI": 23.7, "5070": 30.9, "5070 TI": 43.9, "5080": 56.3, "5090": 104.8,
-}  # fmt: skip
-# Since Ampere, a GeForce computes TF32 as fast as float32, and 16-bit types twice as fast.
-PEAKS |= {f"RTX {name}": Peaks(fp32, fp32, 2 * fp32, 2 * fp32) for name, fp32 in _GEFORCE.items()}
+_PEAKS = Path(__file__).with_name("gpu_peaks.yaml")
 _BRANDS_AND_MEMORY = re.compile(r"\b(NVIDIA|TESLA|QUADRO|GEFORCE|\d+GB?|HBM3E?)\b")
 
 
 def peak_flops_per_second(device_name: str, dtype: torch.dtype, tf32: bool) -> float | None:
-    """Datasheet peak of one GPU for matrix products of this dtype; None where the table has no figure.
+    """Datasheet peak of one GPU for matrix products of this dtype; None where `gpu_peaks.yaml` has no figure.
 
     device_name: as `torch.cuda.get_device_name` gives it. The whole name must match an entry, apart from brand and
     memory size: laptop GPUs, MIG slices and virtual GPUs are slower than their namesakes.
     tf32: whether float32 matrix products may use TF32; GPUs without TF32 then compute in float32.
     """
     words = _BRANDS_AND_MEMORY.sub(" ", device_name.upper().replace("-", " ")).split()
-    peaks = PEAKS.get(" ".join(words))  # 'A100 SXM4' of 'NVIDIA A100-SXM4-80GB'
-    if peaks is None:
+    tables = yaml.safe_load(_PEAKS.read_text(encoding="utf-8"))
+    peaks = tables["of dtypes"]
+    # Since Ampere, a GeForce computes TF32 as fast as float32, and 16-bit types twice as fast.
+    peaks |= {f"RTX {name}": [fp32, fp32, 2 * fp32, 2 * fp32] for name, fp32 in tables["GeForce"].items()}
+    found = peaks.get(" ".join(words))  # 'A100 SXM4' of 'NVIDIA A100-SXM4-80GB'
+    if found is None:
         return None
-    by_dtype = {
-        torch.float32: (tf32 and peaks.tf32) or peaks.fp32,
-        torch.float16: peaks.fp16,
-        torch.bfloat16: peaks.bf16,
-    }
+    fp32, with_tf32, fp16, bf16 = found
+    by_dtype = {torch.float32: (tf32 and with_tf32) or fp32, torch.float16: fp16, torch.bfloat16: bf16}
     tflops = by_dtype[dtype]
     return None if tflops is None else 1e12 * tflops
 
