@@ -24,11 +24,11 @@ def test_digits():
 
 
 def test_fake():
-    train, val = (Fake(options("unused", image_size=40, batch_size=8)).read(split) for split in ("train", "val"))
+    train, val = (Fake(options("unused", image_size=40, batch_size=256)).read(split) for split in ("train", "val"))
     assert (len(train), len(val), len(train.class_names)) == (10_240, 256, 1000)
     image = train.open(17, 3).pixels
     assert (image.shape, image.dtype) == ((3, 40, 40), torch.uint8)
-    assert torch.equal(image, Fake(options("unused", image_size=40, batch_size=8)).read("train").open(17, 3).pixels)
+    assert torch.equal(image, Fake(options("unused", image_size=40, batch_size=256)).read("train").open(17, 3).pixels)
     assert not torch.equal(image, train.open(18, 3).pixels)
     assert train.open(0, 1).pixels.shape == (1, 40, 40)
     assert train.targets.max() < 1000
