@@ -29,7 +29,7 @@ from datasets.sources.names import (
 )
 from datasets.sources.parquet import Parquet, parquet_files
 from datasets.sources.rows import read_unlabelled_list
-from datasets.sources.samples import ImageFiles, Listing, Samples, listing_arrays
+from datasets.sources.samples import ImageFiles, Samples, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
 from datasets.sources.split import Splitter
@@ -91,7 +91,7 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext, trained_root
     (samples,) = _on_all_ranks(lambda: [unlabelled(path, data, trained_root)], context)
     if data.groups and isinstance(samples, ImageFiles):
         try:
-            samples = ImageFiles(with_groups(samples.listing, data))
+            with_groups(samples, data)
         except UserError as error:  # DATA.GROUPS may be of the training
             samples.notes.append(Note("screen", f"no figures of groups: {error}"))
     samples.decoding = Decoding(data.grey_range, data.max_pixels)
@@ -123,12 +123,16 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     Every rank must call it. Raises UserError for DATA.MULTI_LABEL and a data set with one label per image.
     """
     properties = properties_of(data.dataset)
-    if not (properties.may_be_folder or properties.may_be_table):
+    if not properties.may_be_table:
         return data  # its packages may be missing where it is not read
-    kind = source_class(data.dataset)
+
+    source_class(data.dataset)  # its packages are installed
 
     def recognize() -> str:
-        return (properties.may_be_table and _recognize_table(data)) or kind.recognize(data)
+        found = _recognize_table(data)
+        if not found and properties.may_be_folder and _has_no_lists(Path(data.data_path)):
+            found = "folder"
+        return found or data.dataset
 
     found = find_on_main(recognize, context)
     if data.multi_label and not properties_of(found).multi_label:
@@ -139,6 +143,13 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     return data.model_copy(update={"dataset": found})
 
 
+def _has_no_lists(root: Path) -> bool:
+    """Whether a folder has any content, but none of PaddleViT's lists."""
+    if not root.is_dir() or any((root / f"{split}_list.txt").exists() for split in ("train", "val")):
+        return False
+    return any(one.name[0] != "." for one in root.iterdir())
+
+
 def _recognize_table(data: Data) -> str | None:
     """The data set of DATA_PATH if it is a table, or a folder of images with train.csv or a table of Hugging Face's."""
     root = Path(data.data_path)
@@ -147,24 +158,26 @@ def _recognize_table(data: Data) -> str | None:
     tables = [table_file(root, split) for split in ("train", "val")]
     has_parquet = bool(parquet_files(root))
     if tables[0].is_file() and not (has_parquet or data.class_folders or any(root.glob("*_list.txt"))):
-        is_table = data.image_root or not any(map(has_class_folders, _folders_of_images(root, of_train=True)))
+        is_table = data.image_root or not _are_in_class_folders(root, of_train=True)
         return "csv" if is_table else None
     metadata = [root / name for name in METADATA] + [table for table in tables if table.name in METADATA]
-    is_table = any(map(Path.is_file, metadata))
-    if not (is_table or has_parquet) or any(map(has_class_folders, _folders_of_images(root))):
+    has_metadata = any(map(Path.is_file, metadata))
+    if not (has_metadata or has_parquet) or _are_in_class_folders(root):
         return None
-    return "csv" if is_table else "parquet"
+    return "csv" if has_metadata else "parquet"
 
 
-def _folders_of_images(root: Path, of_train: bool = False) -> list[Path]:
-    """Where class folders may be: in the folders of splits in `root`, or the ones of train; else in `root`."""
+def _are_in_class_folders(root: Path, of_train: bool = False) -> bool:
+    """Whether class folders are in the folders of splits or, without these, in `root`. of_train: only in train's."""
     folders = [path for path in root.glob("*/") if not path.name.startswith(".")]
-    splits = {path: split_of_images(path.name) for path in folders}
-    are_splits = None not in splits.values() and list(splits.values()).count("") < 2
-    if of_train and not are_splits:  # masks may be beside train/
-        splits = {path: SPLIT_NAMES.get(path.name.lower()) for path in folders}
-    trains = [path for path in folders if of_train and splits[path] == "train"]
-    return trains or (folders if are_splits else [root])
+    splits = [split_of_images(path.name) for path in folders]
+    are_splits = None not in splits and splits.count("") < 2
+    places = folders if are_splits else [root]
+    if of_train:
+        if not are_splits:  # masks may be beside train/
+            splits = [SPLIT_NAMES.get(path.name.lower()) for path in folders]
+        places = [path for path, split in zip(folders, splits, strict=True) if split == "train"] or places
+    return any(map(has_class_folders, places))
 
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
@@ -302,10 +315,10 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
     Only these two must have groups; the others count in the interval of an evaluation.
     """
     both = ("train", "val") if {"train", "val"} <= samples.keys() else ()
-    for split, of_split in [*samples.items()]:
+    for split, of_split in samples.items():
         with nullcontext() if split in both else suppress(UserError):
             if isinstance(of_split, ImageFiles) and of_split.groups is None:
-                samples[split] = ImageFiles(with_groups(of_split.listing, data))
+                with_groups(of_split, data)
             elif of_split.groups:
                 check_groups(of_split.groups, data, of_split.name)
     of_both = [set(map(to_nfc, samples[split].groups or ())) for split in both] or [set()]
@@ -334,13 +347,13 @@ def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Sample
         require(path, "pyarrow")
         return Parquet(data.model_copy(update={"data_path": path, "columns": None})).read_unlabelled()
     if os.path.isdir(path):
-        return ImageFiles(read_images(file))
+        return read_images(file)
     if not os.path.exists(path):
         raise Unavailable(f"{path}: no such file or folder; give an image, a folder of images or a list")
     refuse_archive(path)
     if file.suffix.lower() not in (".txt", *TABLE_SUFFIXES):
-        return ImageFiles(Listing(file.parent, ["0"], listing_arrays(StringPacker([file.name])), has_class_names=False))
-    return ImageFiles(read_unlabelled_list(file, data, trained_root))
+        return ImageFiles(file.parent, ["0"], listing_arrays(StringPacker([file.name])), has_class_names=False)
+    return read_unlabelled_list(file, data, trained_root)
 
 
 def refuse_archive(path: str) -> None:

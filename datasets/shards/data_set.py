@@ -160,10 +160,6 @@ class TarShards(Source):
         splits = _find(data)[1].splits
         return () if "all" in splits else splits
 
-    @classmethod
-    def find_test(cls, data: Data) -> tuple[bool, str | None]:
-        return "test" in _find(data)[1].splits, None
-
 
 def _find(data: Data) -> tuple[ShardStore, FoundShards]:
     root, names = parse_location(data.data_path)

@@ -31,7 +31,7 @@ from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSample
 from datasets.shards.index import INDEX_NAME, Index, Shard
 from datasets.shards.store import RangesNotSupported, ShardStore, changed
 from datasets.sources.samples import EncodedImages, read_error
-from datasets.sources.shared_arrays import PackedStrings, share_arrays, strings_in
+from datasets.sources.shared_arrays import PackedStrings, strings_in
 from utils.errors import Unavailable, UserError, error_from, to_single_line
 from utils.files import file_state, locked, open_regular_file, own_file
 from utils.notes import RUN_LOG
@@ -274,7 +274,7 @@ class TarSamples(EncodedImages):
         self.reader = reader
         self.shards = index.shards
         self._has_groups = bool(index.group_key)
-        self._labels = self._arrays = share_arrays(index.arrays)
+        self.arrays = index.arrays
         self.windows: ShardWindows = ShardWindows(index.arrays["ends"], shuffled_shards)
 
     def for_loader(
@@ -287,10 +287,10 @@ class TarSamples(EncodedImages):
         return samples, ReadAhead(cache, self.shards, self.windows, sampler) if cache else sampler
 
     def _shard_of(self, index: int) -> Shard:
-        return self.shards[int(np.searchsorted(self._arrays["ends"], index, side="right"))]
+        return self.shards[int(np.searchsorted(self.arrays["ends"], index, side="right"))]
 
     def checksums(self) -> np.ndarray:
-        return self._arrays["crcs"]
+        return self.arrays["crcs"]
 
     def states(self) -> np.ndarray:
         """The shards' states, combined with the checksums in the index, which may be older than the shards."""
@@ -299,19 +299,19 @@ class TarSamples(EncodedImages):
             of_shards = [file_state(store.url(shard.name)) for shard in self.shards]
         else:
             of_shards = [zlib.crc32(repr(shard[:3]).encode()) << 32 for shard in self.shards]
-        counts = np.diff(self._arrays["ends"], prepend=0)
+        counts = np.diff(self.arrays["ends"], prepend=0)
         return np.repeat(np.array(of_shards, np.uint64), counts) ^ self.checksums()
 
     def name(self, index: int) -> str:
-        return f"{self.reader.store.url(self._shard_of(index).name)}/{strings_in(self._arrays, 'names')[index]}"
+        return f"{self.reader.store.url(self._shard_of(index).name)}/{strings_in(self.arrays, 'names')[index]}"
 
     def relative_name(self, index: int, folder: str) -> str:
         """Returns the name of the image in its shard."""
-        return strings_in(self._arrays, "names")[index]
+        return strings_in(self.arrays, "names")[index]
 
     @property
     def groups(self) -> PackedStrings | None:
-        return strings_in(self._arrays, "groups") if self._has_groups else None
+        return strings_in(self.arrays, "groups") if self._has_groups else None
 
     def open_all(self, indices: Sequence[int], channels: int) -> Iterator[LazyImage | BadImage]:
         """Opens samples as `Samples.open_all`; the images of one remote shard are read in one request."""
@@ -333,7 +333,7 @@ class TarSamples(EncodedImages):
         return self._checked(index, partial(self.reader.read, self._shard_of(index), self._range(index)))
 
     def _range(self, index: int) -> Range:
-        return int(self._arrays["offsets"][index]), int(self._arrays["lengths"][index])
+        return int(self.arrays["offsets"][index]), int(self.arrays["lengths"][index])
 
     def _checked(self, index: int, read: Callable[[], bytes]) -> bytes:
         shard = self._shard_of(index)
@@ -352,4 +352,4 @@ class TarSamples(EncodedImages):
         raise BadImage(self.name(index), "is damaged (its checksum does not match)", _FIX + or_else)
 
     def _is_intact(self, index: int, data: bytes) -> bool:
-        return len(data) == self._arrays["lengths"][index] and zlib.crc32(data) == self._arrays["crcs"][index]
+        return len(data) == self.arrays["lengths"][index] and zlib.crc32(data) == self.arrays["crcs"][index]

@@ -17,7 +17,7 @@ from datasets.sources.class_folders import FoundFiles, Levels
 from datasets.sources.groups import IDENTIFIER, case_folders
 from datasets.sources.labels import by_split, without_masks
 from datasets.sources.names import SPLIT_NAMES, label_in, list_names, split_of, word_in
-from datasets.sources.samples import Listing
+from datasets.sources.samples import ImageFiles
 from datasets.sources.tables import TABLE_SUFFIXES
 from utils.errors import UserError
 from utils.notes import Note
@@ -138,7 +138,7 @@ def advise_labels(root: Path) -> str | None:
     return f"labels are in the paths, as in {shorten(paths[0])}: {' or '.join(found)}" if found else None
 
 
-def note_on_inner_classes(listing: Listing, given: Path) -> list[Note]:
+def note_on_inner_classes(listing: ImageFiles, given: Path) -> list[Note]:
     """A question if the folders in class folders may be the classes: colon/{aca,n}. given: DATA_PATH."""
     folders = [folder.split("/") for folder in listing.sizes]
     has_lists = any(file.suffix == ".json" and names_images(file) for file in files_beside(given))  # iNaturalist 2018

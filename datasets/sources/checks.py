@@ -74,7 +74,7 @@ def find_problems(
     findings: list[Finding] = []
     if isinstance(samples, ImageFiles) and samples.targets.ndim == 2 and not samples.targets.any():
         fix = "fill in the column target"  # the average precision is not defined
-        findings.append(f"{samples.listing.file}: no image of the split {split} has a label; {fix}")
+        findings.append(f"{samples.file}: no image of the split {split} has a label; {fix}")
     ranks = context.world_size
     trains = trains and split == "train"
     needed = (data.global_batch_size or data.micro_batch * ranks) if trains else 0  # one batch on every rank
@@ -229,7 +229,7 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
         bad: dict[str, BadImage] = {}  # by path: two splits may share images
         fingerprints = list[np.ndarray]()
         for samples in files:
-            root = samples.listing.root
+            root = samples.root
             share = len(samples) / num_images
             found = check_files(samples, data.image_channels, _MAX_SECONDS * share, decode_seconds * share)
             fingerprints.append(found.fingerprints)

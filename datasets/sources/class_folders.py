@@ -20,7 +20,7 @@ from datasets.decoding.images import (
     missing_decoder,
 )
 from datasets.sources.listing import list_directory
-from datasets.sources.samples import ImageFiles, Listing, is_broken_link, listing_arrays
+from datasets.sources.samples import ImageFiles, is_broken_link, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
@@ -59,7 +59,7 @@ class Caltech(Source):
         if self.data.download and self.root.name != folder and not (self.root / folder).is_dir():
             self._download()
         listing = read_class_folders(find_folder(self.root, folder), [no_class])
-        return ImageFiles(split_listing(listing, split, self.splitter))
+        return split_listing(listing, split, self.splitter)
 
     def _download(self) -> None:
         """By torchvision's class, whose folder has the name of the data set. Raises UserError: it fails."""
@@ -79,7 +79,7 @@ def find_folder(root: Path, name: str) -> Path:
     return root / name if (root / name).is_dir() else root
 
 
-def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collection[str] | None = None) -> Listing:
+def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collection[str] | None = None) -> ImageFiles:
     """Lists the images of each folder in `root`, at any depth; the sorted names of the folders (NFC) are the classes.
 
     known: the classes of the training images. One without images is no error, another class is.
@@ -115,10 +115,10 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
         if no_class in names:
             notes.append(Note("screen", f"{root}: {no_class} is read as a class; -dataset={dataset} leaves it out"))
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
-    return Listing(root, names, arrays, findings=found.findings, notes=notes + found.notes(), sizes=found.sizes)
+    return ImageFiles(root, names, arrays, findings=found.findings, notes=notes + found.notes(), sizes=found.sizes)
 
 
-def read_images(root: Path) -> Listing:
+def read_images(root: Path) -> ImageFiles:
     """Lists all images in a folder, at any depth and without labels, as `read_class_folders` does: each label is 0.
 
     Images without a decoder are listed, too: whether an image can be read is found when it is read.
@@ -131,7 +131,7 @@ def read_images(root: Path) -> Listing:
     if not len(paths):
         fix = f"of tar shards, -predict -dataset=tar -data_path={shlex.quote(str(root))} labels the images"
         raise found.lacks_images(f"give another folder; {fix}")
-    return Listing(root, ["0"], listing_arrays(paths), notes=found.notes(), has_class_names=False)
+    return ImageFiles(root, ["0"], listing_arrays(paths), notes=found.notes(), has_class_names=False)
 
 
 def list_folder(root: Path, excluded: Collection[str] = ()) -> tuple[list[str], list[str]]:

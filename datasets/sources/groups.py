@@ -6,7 +6,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -20,7 +19,7 @@ from configs.yaml_io import shorten
 from datasets.sources.columns import find_layout
 from datasets.sources.names import label_in
 from datasets.sources.rows import table_rows
-from datasets.sources.samples import Listing
+from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.tables import Table
 from utils.errors import UserError, combine_findings
@@ -51,7 +50,7 @@ _COPY = re.compile(
 )
 
 
-def suggest_groups(listing: Listing, data: Data, table: Table | None, is_cut: bool) -> list[Note]:
+def suggest_groups(listing: ImageFiles, data: Data, table: Table | None, is_cut: bool) -> list[Note]:
     """A note with the DATA.GROUPS for which there is evidence: a column of the table, folders, names of files.
 
     listing: the training images, before the split. is_cut: the run holds a part of them out. The names of other data
@@ -80,7 +79,7 @@ def _cases_in_column(table: Table, data: Data) -> list[Note]:
     return [Note("screen", f"{text}; {fix}")]
 
 
-def _cases_in_folders(listing: Listing) -> list[Note]:
+def _cases_in_folders(listing: ImageFiles) -> list[Note]:
     """Of folders with numbers in the class folders: colon/{p01,p02}."""
     if len(listing.class_names) < 2 or not all("/" in folder for folder in listing.sizes):
         return []
@@ -103,7 +102,7 @@ def case_folders(paths: Sequence[str], of_labels: int) -> str:
     return best[1] and f"DATA.GROUPS={best[1]}"
 
 
-def _cases_in_names(listing: Listing) -> list[Note]:
+def _cases_in_names(listing: ImageFiles) -> list[Note]:
     """Of the first expression whose text are cases in the names of files: P1001_1.jpg, P1001_2.jpg."""
     paths = [*map(to_nfc, islice(listing.paths, _MAX_NAMES))]
     targets = listing.arrays["targets"]
@@ -137,8 +136,8 @@ def _are_cases(stems: Sequence[str], spans: Sequence[tuple[int, int]], classes: 
     return have_numbers and have_several and in_classes and recur
 
 
-def with_groups(listing: Listing, data: Data) -> Listing:
-    """The listing with the group of each image: a column of its table, or what DATA.GROUPS says of its path.
+def with_groups(listing: ImageFiles, data: Data) -> None:
+    """Gives each image its group: a column of its table, or what DATA.GROUPS says of its path.
 
     Raises UserError: images without a group; the table of the groups cannot be read, or an image has two.
     """
@@ -157,10 +156,12 @@ def with_groups(listing: Listing, data: Data) -> Listing:
         packed = _groups_in(listing, Path(data.groups), data.data_path, {"path": "path", "label": "group"}, data)
     groups = packed.strings()
     check_groups(groups, data, listing.location)
-    return replace(listing, arrays={**listing.arrays, **to_arrays(groups, "groups")})
+    listing.arrays = {**listing.arrays, **to_arrays(groups, "groups")}
 
 
-def _groups_in(listing: Listing, file: Path, root: str | Path, columns: Mapping[Any, Any], data: Data) -> StringPacker:
+def _groups_in(
+    listing: ImageFiles, file: Path, root: str | Path, columns: Mapping[Any, Any], data: Data
+) -> StringPacker:
     """The group of each image in a table with these columns; '' without one. root: as DATA.IMAGE_ROOT.
 
     Raises UserError: the table cannot be read, or an image has two groups.

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.resources import files
 
 import numpy as np
@@ -12,7 +11,7 @@ from timm.data import ImageNetInfo, RealLabelsImagenet, infer_imagenet_subset
 from configs.schema.data import DATA_SETS, IMAGENET_CLASSES
 from datasets.sources.class_folders import find_folder, read_class_folders, read_images
 from datasets.sources.names import list_names
-from datasets.sources.samples import ImageFiles, Listing
+from datasets.sources.samples import ImageFiles
 from datasets.sources.source import Source
 from utils.errors import UserError
 from utils.notes import Counts, Reason
@@ -25,9 +24,9 @@ class ImageNetFolders(Source):
         if split != "val":
             dataset = self.data.dataset
             raise UserError(f"{self.root}: {dataset} has no split {split}; it is for -eval and -predict")
-        return ImageFiles(self._listing())
+        return self._listing()
 
-    def _listing(self) -> Listing:
+    def _listing(self) -> ImageFiles:
         """The folders in DATA_PATH, whose names are WordNet ids or, as in V2, labels from 0 to 999."""
         listing = read_class_folders(self.root)
         dataset = self.data.dataset
@@ -37,13 +36,14 @@ class ImageNetFolders(Source):
         if unknown := sorted(set(names).difference(known)):
             fix = f"folders have WordNet ids ({known[0]}, ...) or numbers (0 to 999) as names; choose another -dataset"
             listing.findings.append(f"{listing.root}: {list_names(unknown)}: not a class of {dataset}, whose {fix}")
-        return replace(listing, class_names=names)
+        listing.class_names = names
+        return listing
 
 
 class ImageNetReal(ImageNetFolders):
     """The images in DATA_PATH/val or DATA_PATH, with ReaL labels: multi-hot, of DATA_PATH/real.json or else timm's."""
 
-    def _listing(self) -> Listing:
+    def _listing(self) -> ImageFiles:
         listing = read_images(find_folder(self.root, "val"))
         own = self.root / "real.json"
         file = str(own) if own.exists() else None
@@ -64,8 +64,10 @@ class ImageNetReal(ImageNetFolders):
         for index in np.flatnonzero(~targets.any(axis=1)).tolist():
             others.add(reason, names[index])
         listing.notes += others.notes(listing.root)
-        listing = replace(listing, class_names=wordnet_ids(IMAGENET_CLASSES), has_class_names=True)
-        return replace(listing, arrays={**listing.arrays, "targets": targets}).select(labelled)
+        listing.class_names = wordnet_ids(IMAGENET_CLASSES)
+        listing.has_class_names = True
+        listing.targets = targets
+        return listing.select(labelled)
 
 
 def wordnet_ids(num_classes: int | None) -> list[str]:

@@ -1,15 +1,13 @@
 """Samples that are held in memory: arrays of images, scikit-learn's digits, and noise."""
 
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from datasets.decoding.decode import LazyImage, convert_channels
 from datasets.sources.samples import Samples
-from datasets.sources.shared_arrays import MappedArrays, share_arrays
 from datasets.sources.source import Source
 from utils.errors import UserError
 
@@ -17,23 +15,17 @@ _DIGITS_VAL_FRACTION = 0.2
 
 
 class ImageArray(Samples):
-    """Images in an array, uint8 (N, 1 or 3, H, W). The workers of a rank map one file with them: see `share_arrays`."""
+    """Images in an array, uint8 (N, 1 or 3, H, W). The workers of a rank map one file with them."""
 
     in_memory = True
 
     def __init__(self, images: np.ndarray, targets: Sequence[int] | np.ndarray, class_names: list[str]) -> None:
         super().__init__(class_names)
-        self.targets = np.asarray(targets, dtype=np.int64)
-        self._arrays: Mapping[str, np.ndarray] = {"images": images}
-
-    def __getstate__(self) -> dict[str, Any]:
-        if not isinstance(self._arrays, MappedArrays):
-            self._arrays = share_arrays(self._arrays)
-        return self.__dict__
+        self.arrays = {"images": images, "targets": np.asarray(targets, dtype=np.int64)}
 
     @property
     def images(self) -> np.ndarray:
-        return self._arrays["images"]
+        return self.arrays["images"]
 
     def checksums(self) -> np.ndarray:
         return np.array([zlib.crc32(image.tobytes()) for image in self.images], np.uint32)

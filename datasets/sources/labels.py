@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from configs.yaml_io import shorten
 from datasets.sources.class_folders import FoundFiles
 from datasets.sources.lists import read_table
 from datasets.sources.names import MASK, label_in, list_names, word_in
-from datasets.sources.samples import Listing
+from datasets.sources.samples import ImageFiles
 from datasets.sources.tables import Cells, Layout, Table
 from utils.errors import UserError, combine_findings
 from utils.notes import Note
@@ -83,13 +82,14 @@ class LabelledPaths(Table):
         paths = ((path, split) for split, of_split in self._paths_of.items() for path in of_split)
         yield from enumerate({"path": path, "split": split} for path, split in paths)
 
-    def read(self, split: str) -> Listing:
+    def read(self, split: str) -> ImageFiles:
         """The images of a split, with the labels of the training. Findings: images without a class of the training."""
         listing = read_table((self, split), (self, "train"), self._data)
         names = list_names(listing.class_names, _MAX_SHOWN)
         listing.notes.append(Note("log", f"{self.root}: DATA.LABELS finds {len(listing.class_names)} classes, {names}"))
         listing.notes += self._files.notes()
-        return replace(listing, file=None)
+        listing.file = None
+        return listing
 
 
 def without_masks(paths: list[str], labels: str = "") -> tuple[list[str], list[Note]]:

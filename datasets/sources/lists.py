@@ -20,7 +20,7 @@ from datasets.sources.columns import find_layout
 from datasets.sources.groups import suggest_groups
 from datasets.sources.names import SPLIT_NAMES, list_names
 from datasets.sources.rows import Rows, open_table, table_rows
-from datasets.sources.samples import ImageFiles, Listing, check_target_bytes, listing_arrays
+from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays
 from datasets.sources.source import Numbers, Source, without_labels
 from datasets.sources.split import split_listing
 from datasets.sources.tables import CHOICES, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList
@@ -62,9 +62,9 @@ class Tables(Source):
             listing = split_listing(listing, split, self.splitter)
         return self.images(listing, [table for table, _ in parts.values()])
 
-    def images(self, listing: Listing, tables: Sequence[Table]) -> ImageFiles:
+    def images(self, listing: ImageFiles, tables: Sequence[Table]) -> ImageFiles:
         """The images of a listing, from these tables."""
-        return ImageFiles(listing)
+        return listing
 
     @classmethod
     def find(cls, data: Data) -> dict[str, Table]:
@@ -138,13 +138,6 @@ class Lists(Tables):
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
         return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}
 
-    @classmethod
-    def recognize(cls, data: Data) -> str:
-        root = Path(data.data_path)
-        if not root.is_dir() or any((root / f"{split}_list.txt").exists() for split in ("train", "val")):
-            return data.dataset
-        return "folder" if any(one.name[0] != "." for one in root.iterdir()) else data.dataset
-
 
 def table_file(root: Path, split: str) -> Path:
     """The table of a split, by its name: val.csv rather than valid.csv, valid/metadata.csv; it may not exist.
@@ -162,7 +155,7 @@ def table_file(root: Path, split: str) -> Path:
     return root / f"{split}.csv"
 
 
-def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numbers()) -> Listing:  # noqa: B008
+def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numbers()) -> ImageFiles:  # noqa: B008
     """Reads a table with a column of paths and one of targets: whole numbers or names; or a column for each class.
 
     part: the table, and the split of the rows to read; None: all rows.
@@ -212,7 +205,7 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     if not rows.target_ids and not findings:
         findings.append(f"{rows.file}: lists no images; add one line per image")
     arrays = listing_arrays(rows.paths, of_ids[target_ids], lines)
-    listing = Listing(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
+    listing = ImageFiles(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
     _report_repeated_images(listing)
     return listing
 
@@ -335,7 +328,7 @@ def _are_numbers(names: Collection[str], numbers: Numbers) -> bool:
     return all(each[:1]) if numbers.known else 2 * sum(each) >= len(each)
 
 
-def _report_repeated_images(listing: Listing) -> None:
+def _report_repeated_images(listing: ImageFiles) -> None:
     """Adds an error for each image with two targets, and a note about images that are repeated with one target."""
     lines = listing.arrays["lines"]
     targets = listing.arrays["targets"]

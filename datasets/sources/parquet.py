@@ -22,7 +22,7 @@ from datasets.loading.sampler import ShardWindows
 from datasets.sources.listing import list_directory
 from datasets.sources.lists import Tables
 from datasets.sources.names import SPLIT_NAMES, list_names, names_by_number, split_of
-from datasets.sources.samples import ImageFiles, Listing, listing_arrays, read_error
+from datasets.sources.samples import ImageFiles, listing_arrays, read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.tables import PARQUET, Cells, Table
 from utils.errors import UserError, error_from
@@ -91,7 +91,7 @@ class Parquet(Tables):
             next(iter(tables.values())).notes.append(Note("log", f"{root}: not read: {list_names(list(names))}"))
         return tables
 
-    def images(self, listing: Listing, tables: Sequence[Table]) -> ImageFiles:
+    def images(self, listing: ImageFiles, tables: Sequence[Table]) -> ImageFiles:
         return ParquetImages(listing, cast(Sequence[ParquetTable], tables), self.data.shuffle_shards)
 
     def read_unlabelled(self) -> ImageFiles:
@@ -101,7 +101,7 @@ class Parquet(Tables):
             raise UserError(f"{self.root}: has several splits; give a file, such as -predict {table.file}")
         assert table.root
         arrays = listing_arrays(StringPacker(table.column(table.columns["path"])))
-        return self.images(Listing(table.root, ["0"], arrays, has_class_names=False), [table])
+        return self.images(ImageFiles(table.root, ["0"], arrays, has_class_names=False), [table])
 
 
 def _place_of(root: Path, file: Path, of_card: Mapping[Path, str]) -> tuple[Path, str | None, str]:
@@ -215,18 +215,20 @@ class ParquetTable(Table):
         for file in self.files:
             name = file.relative_to(self.root) if self.root else file
             partition = _partition_of(Path(self.root or ""), file)
+            of_folders = {key: partition.get(key, "") for key in self._keys}
             row = 0
             with _named_errors(file):
                 parquet = _open(file)
                 classes = _class_names(parquet.schema_arrow, self._of_card)
                 for batch in parquet.iter_batches(columns=self._flat):
-                    columns = [_texts(batch[column].to_pylist(), classes.get(column)) for column in self._flat]
-                    columns += [[partition.get(key, "")] * batch.num_rows for key in self._keys]
-                    columns.append([f"{name}:{row + place}" for place in range(batch.num_rows)])
-                    row += batch.num_rows
-                    for texts in zip(*columns, strict=True):
+                    texts = [_texts(batch[column].to_pylist(), classes.get(column)) for column in self._flat]
+                    for place in range(batch.num_rows):
+                        cells = {column: of_column[place] for column, of_column in zip(self._flat, texts, strict=True)}
+                        cells |= of_folders
+                        cells[self.columns["path"]] = f"{name}:{row}"
+                        row += 1
                         number += 1
-                        yield number, dict(zip(self.header, texts, strict=True))
+                        yield number, cells
 
 
 def _list_types(kinds: Mapping[str, str]) -> str:
@@ -271,8 +273,8 @@ class ParquetImages(ImageFiles):
     Training shuffles within windows of row groups, as with tar shards. shuffled_groups: DATA.SHUFFLE_SHARDS.
     """
 
-    def __init__(self, listing: Listing, tables: Sequence["ParquetTable"], shuffled_groups: int) -> None:
-        super().__init__(listing)
+    def __init__(self, listing: ImageFiles, tables: Sequence["ParquetTable"], shuffled_groups: int) -> None:
+        super().__init__(**vars(listing))
         self._column = tables[0].columns["path"]
         self._ends = {name: ends for table in tables for name, ends in table.group_ends.items()}
         self._cache = dict[tuple[str, int], Any]()
@@ -282,11 +284,11 @@ class ParquetImages(ImageFiles):
         self.windows = ShardWindows(ends, max(1, min(shuffled_groups, _CACHE_BYTES // max(1, largest))))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": {}}
+        return {**super().__getstate__(), "_cache": {}}
 
     def _place(self, index: int) -> tuple[str, int, int]:
         """The file, the row group, and the row in it."""
-        name, _, row = self.listing.paths[index].rpartition(":")
+        name, _, row = self.paths[index].rpartition(":")
         group = int(np.searchsorted(self._ends[name], int(row), side="right"))
         return name, group, int(row) - (int(self._ends[name][group - 1]) if group else 0)
 
@@ -297,7 +299,7 @@ class ParquetImages(ImageFiles):
 
     def read_bytes(self, index: int) -> bytes:
         name, group, row = self._place(index)
-        file, image = str(self.listing.root / name), self.name(index)
+        file, image = str(self.root / name), self.name(index)
         try:
             with _lock:
                 if (file, group) not in self._cache:
@@ -318,8 +320,8 @@ class ParquetImages(ImageFiles):
         return bytes(data)
 
     def states(self) -> np.ndarray:
-        of_files = {name: file_state(str(self.listing.root / name)) for name in self._ends}
-        return np.array([of_files[path.rpartition(":")[0]] for path in self.listing.paths], np.uint64)
+        of_files = {name: file_state(str(self.root / name)) for name in self._ends}
+        return np.array([of_files[path.rpartition(":")[0]] for path in self.paths], np.uint64)
 
     def missing_image(self, index: int) -> None:
         """None: a row is no file."""

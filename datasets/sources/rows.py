@@ -15,7 +15,7 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.columns import find_layout
 from datasets.sources.names import MASK, label_in, split_of, split_of_images, word_in
-from datasets.sources.samples import Listing, listing_arrays
+from datasets.sources.samples import ImageFiles, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
 from datasets.sources.tables import TEXT_LIST, Table, TextList
 from utils.errors import Finding, UserError, combine_findings
@@ -203,7 +203,7 @@ def _paths_of_names(root: Path, files: Iterable[Path]) -> dict[str, str]:
     return {name: str(paths[0].relative_to(root)) for name, paths in found.items() if len(paths) == 1}
 
 
-def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Listing:
+def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> ImageFiles:
     """The images of a list or a table, with the column and the text that name them; see `datasets.registry.unlabelled`.
 
     Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
@@ -218,4 +218,4 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
     if not len(rows.paths):
         raise UserError(f"{file}: lists no images; write one path per line")
     arrays = listing_arrays(rows.paths) | to_arrays(StringPacker(table.column(column)).strings(), "listed")
-    return Listing(rows.root, ["0"], arrays, notes=rows.notes, has_class_names=False, column=column)
+    return ImageFiles(rows.root, ["0"], arrays, notes=rows.notes, has_class_names=False, column=column)

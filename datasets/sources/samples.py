@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,14 @@ from configs.yaml_io import shorten
 from datasets.decoding.decode import Decoding, LazyImage, open_image
 from datasets.decoding.images import BadImage, MissingImage, UnreadableImage
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays
+from datasets.sources.shared_arrays import (
+    MappedArrays,
+    PackedStrings,
+    StringPacker,
+    share_arrays,
+    strings_in,
+    to_arrays,
+)
 from utils.errors import Finding, Unavailable, UserError
 from utils.files import file_state, read_regular_file
 from utils.notes import Note
@@ -45,12 +53,12 @@ def label_pairs(targets: np.ndarray) -> tuple[np.ndarray, ...]:
 class Samples:
     """The images and labels of one split.
 
-    `targets` int64 (N,) are labels, indices of `class_names`; with DATA.MULTI_LABEL int8 (N, classes), 1 for each label
-    of an image, else 0, with at least as many columns as `class_names`. `has_class_names` is False if these names are
-    only the labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk. `windows`: of
-    samples in shards, see `ShardWindows`. `column`: the name of the column of `listed_name`. `decoding`: of files.
-    `findings` are messages about errors, which prevent the use of the samples; `notes` are for the log: one line of
-    text each.
+    `arrays` has what is known of each image; `targets` are int64 (N,), labels: indices of `class_names`, or with
+    DATA.MULTI_LABEL int8 (N, classes), 1 for each label of an image, else 0, with at least as many columns as
+    `class_names`. `has_class_names` is False if these names are only the labels themselves, as in a list. `in_memory`
+    is True if `open` never waits for a disk. `windows`: of samples in shards, see `ShardWindows`. `column`: the name of
+    the column of `listed_name`. `decoding`: of files. `findings` are messages about errors, which prevent the use of
+    the samples; `notes` are for the log: one line of text each.
     """
 
     in_memory = False
@@ -61,21 +69,28 @@ class Samples:
 
     def __init__(self, class_names: list[str]) -> None:
         self.class_names = class_names
+        self.arrays: Mapping[str, np.ndarray] = {}
         self.findings: list[Finding] = []
         self.notes: list[Note] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The processes that receive the samples map one copy of the arrays."""
+        if not isinstance(self.arrays, MappedArrays):
+            self.arrays = share_arrays(self.arrays)
+        return self.__dict__
+
     @property
     def targets(self) -> np.ndarray:
-        return self._labels["targets"]
+        return self.arrays["targets"]
 
     @targets.setter
     def targets(self, targets: np.ndarray) -> None:
-        self._labels: Mapping[str, np.ndarray] = share_arrays({"targets": targets})
+        self.arrays = {**self.arrays, "targets": targets}
 
     @property
     def groups(self) -> PackedStrings | None:
         """The name of the group of each image, with DATA.GROUPS."""
-        return None
+        return strings_in(self.arrays, "groups") if "groups" in self.arrays else None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -180,18 +195,28 @@ def read_error(error: OSError, path: str, name: str, fix: str) -> UserError:
     return UnreadableImage(name, f"cannot be read ({error.strerror})", fix)
 
 
-@dataclass
-class Listing:
+def is_broken_link(path: str | Path) -> bool:
+    return os.path.islink(path) and not os.path.exists(path)
+
+
+def listing_arrays(
+    paths: StringPacker, targets: np.ndarray | None = None, lines: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """The `arrays` of `ImageFiles`; without `targets` each image has the label 0."""
+    targets = np.zeros(len(paths), np.int64) if targets is None else targets
+    columns = {"paths_crcs": paths.crcs(), "targets": targets} | ({} if lines is None else {"lines": lines})
+    return to_arrays(paths.strings(), "paths") | columns
+
+
+@dataclass(eq=False)
+class ImageFiles(EncodedImages):
     """N image files: their paths relative to `root`, their labels, and the name of each class.
 
-    `arrays` holds the paths as packed strings, `paths_crcs` uint32 (N,), `targets` int64 (N,), -1 for an invalid label,
-    or int8 (N, classes) with several labels per image, and `lines` int32 (N,): the lines of `file` that name the
-    images, if there is one. With DATA.GROUPS, the groups of the images are packed strings, too; of images to predict,
-    the texts that name them in a list, in `column`, are the packed strings `listed`.
-
-    `findings` are messages about errors, `notes` are for the log: one line of text each. `has_class_names` is
-    False if the names are only the labels. `sizes`: the number of images in each folder, by its path relative to
-    `root`, of class folders.
+    `arrays` holds the paths as packed strings, `paths_crcs` uint32 (N,), `targets`, -1 for an invalid label, and
+    `lines` int32 (N,): the lines of `file` that name the images, if there is one. With DATA.GROUPS, the groups of the
+    images are packed strings, too; of images to predict, the texts that name them in a list, in `column`, are the
+    packed strings `listed`. `sizes`: the number of images in each folder, by its path relative to `root`, of class
+    folders.
     """
 
     root: Path
@@ -204,60 +229,26 @@ class Listing:
     column: str = "path"
     sizes: Mapping[str, int] = field(default_factory=dict)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "sizes": {}}
+
     @property
     def paths(self) -> PackedStrings:
         return strings_in(self.arrays, "paths")
 
-    @property
-    def groups(self) -> PackedStrings | None:
-        return strings_in(self.arrays, "groups") if "groups" in self.arrays else None
-
-    def location(self, index: int) -> str:
-        """A line of the list or, without a list, the image file."""
-        return f"{self.file}:{self.arrays['lines'][index]}" if self.file else str(self.root / self.paths[index])
-
-    def select(self, indices: np.ndarray) -> "Listing":
-        """The listing of the images at `indices` (M,), sorted and unique, with all `findings` and `notes`."""
+    def select(self, indices: np.ndarray) -> "ImageFiles":
+        """The images at `indices` (M,), sorted and unique, with all `findings` and `notes`."""
         per_image = self.arrays.keys() & {"targets", "paths_crcs", "lines"}
         columns = {name: self.arrays[name][indices] for name in per_image}
         columns |= to_arrays(self.groups.select(indices), "groups") if self.groups else {}
         return replace(self, arrays=to_arrays(self.paths.select(indices), "paths") | columns)
 
-
-def is_broken_link(path: str | Path) -> bool:
-    return os.path.islink(path) and not os.path.exists(path)
-
-
-def listing_arrays(
-    paths: StringPacker, targets: np.ndarray | None = None, lines: np.ndarray | None = None
-) -> dict[str, np.ndarray]:
-    """The `arrays` of a `Listing`; without `targets` each image has the label 0."""
-    targets = np.zeros(len(paths), np.int64) if targets is None else targets
-    columns = {"paths_crcs": paths.crcs(), "targets": targets} | ({} if lines is None else {"lines": lines})
-    return to_arrays(paths.strings(), "paths") | columns
-
-
-class ImageFiles(EncodedImages):
-    """The image files of a listing. All processes map one copy of the listing's arrays."""
-
-    def __init__(self, listing: Listing) -> None:
-        super().__init__(listing.class_names)
-        self.listing = replace(listing, arrays=share_arrays(listing.arrays), sizes={})
-        self._labels = self.listing.arrays
-        self.findings, self.notes = listing.findings, listing.notes
-        self.has_class_names, self.column = listing.has_class_names, listing.column
-
     def name(self, index: int) -> str:
         """The file's path: a str, because each Path interns its parts, which would add up to millions of strings."""
-        return os.path.join(str(self.listing.root), self.listing.paths[index])
+        return os.path.join(str(self.root), self.paths[index])
 
     def listed_name(self, index: int) -> str:
-        arrays = self.listing.arrays
-        return strings_in(arrays, "listed")[index] if "listed" in arrays else super().listed_name(index)
-
-    @property
-    def groups(self) -> PackedStrings | None:
-        return self.listing.groups
+        return strings_in(self.arrays, "listed")[index] if "listed" in self.arrays else super().listed_name(index)
 
     def read_bytes(self, index: int) -> bytes:
         path = self.name(index)
@@ -270,11 +261,12 @@ class ImageFiles(EncodedImages):
         return data
 
     def location(self, index: int) -> str:
-        return self.listing.location(index)
+        """A line of the list or, without a list, the image file."""
+        return f"{self.file}:{self.arrays['lines'][index]}" if self.file else self.name(index)
 
     def checksums(self) -> np.ndarray:
         """Of the relative paths in NFC, combined with the sizes of a few files; the order does not matter."""
-        checksums = self.listing.arrays["paths_crcs"].copy()
+        checksums = self.arrays["paths_crcs"].copy()
         for index in self._few:
             checksums[index] ^= os.path.getsize(path) % 2**32 if os.path.isfile(path := self.name(index)) else 0
         return checksums
@@ -285,7 +277,7 @@ class ImageFiles(EncodedImages):
     @property
     def _few(self) -> list[int]:
         """Indices of the files whose paths have the smallest checksums, sorted."""
-        return sorted(self.listing.arrays["paths_crcs"].argsort()[:_FEW_FILES].tolist())
+        return sorted(self.arrays["paths_crcs"].argsort()[:_FEW_FILES].tolist())
 
     def find_missing_files(self) -> Sequence[Finding]:
         errors = [self.missing_image(index) for index in self._few]
@@ -296,8 +288,8 @@ class ImageFiles(EncodedImages):
         if os.path.isfile(path := self.name(index)):
             return None
         if is_broken_link(path):
-            reason = f"{shorten(self.listing.paths[index])} is a broken link, to {shorten(os.readlink(path))}"
+            reason = f"{shorten(self.paths[index])} is a broken link, to {shorten(os.readlink(path))}"
             return MissingImage(self.location(index), reason, "restore its target, or remove the link")
-        reason = f"{shorten(self.listing.paths[index])} is not a file in {self.listing.root}"
+        reason = f"{shorten(self.paths[index])} is not a file in {self.root}"
         fix = "correct the path, or set DATA.IMAGE_ROOT to the folder of these paths"
-        return MissingImage(self.location(index), reason, fix if self.listing.file else "restore it")
+        return MissingImage(self.location(index), reason, fix if self.file else "restore it")

@@ -48,11 +48,6 @@ class Source:
         raise NotImplementedError
 
     @classmethod
-    def recognize(cls, data: Data) -> str:
-        """Returns the name of the data set that DATA_PATH is: DATA.DATASET, or another that it is in its place."""
-        return data.dataset
-
-    @classmethod
     def splits_of(cls, data: Data) -> Collection[str]:
         """The splits with labels in which the data comes; empty for data with a split 'all'."""
         return "train", "val"
@@ -64,7 +59,7 @@ class Source:
         Reading the split reports an unreadable folder.
         Raises UserError: a table or list cannot be read; a server does not answer.
         """
-        return False, None
+        return "test" in cls.splits_of(data), None
 
 
 def without_labels(path: Path, problem: str) -> tuple[bool, str]:

@@ -18,7 +18,7 @@ from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.groups import with_groups
-from datasets.sources.samples import Listing, label_pairs
+from datasets.sources.samples import ImageFiles, label_pairs
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_nfc
 from utils.errors import Finding
 from utils.notes import Note
@@ -287,10 +287,10 @@ def as_read_before(data: Data, known: RunSplit | None, is_same: bool = True) -> 
     return data.model_copy(update={"encoding": data.encoding or "cp1252", "columns": columns})
 
 
-def split_listing(listing: Listing, split: str, splitter: Splitter) -> Listing:
+def split_listing(listing: ImageFiles, split: str, splitter: Splitter) -> ImageFiles:
     """The 'train' or the 'val' part of a listing, or for 'all' the listing."""
     if splitter.data.groups and split != "all":
-        listing = with_groups(listing, splitter.data)
+        with_groups(listing, splitter.data)
     part = splitter.part(listing.paths, listing.arrays["targets"], split, listing.groups)
     listing.findings += part.findings
     listing.notes += part.notes

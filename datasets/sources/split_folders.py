@@ -4,7 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from shlex import quote
@@ -17,7 +17,7 @@ from datasets.sources.class_folders import FoundFiles, Levels, has_images, list_
 from datasets.sources.groups import suggest_groups
 from datasets.sources.labels import LabelledPaths, note_on_splits
 from datasets.sources.names import SPLIT_NAMES, list_names, split_of_images, word_in
-from datasets.sources.samples import ImageFiles, Listing
+from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source, without_labels
 from datasets.sources.split import Splitter, split_listing
@@ -28,7 +28,27 @@ _PART = re.compile(r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
 _MAX_DOUBLED = 10  # folders in folders of one name
 _MAX_SHOWN = 3  # folders and names in an error
-Splits = dict[str, str]  # of each split the name of its folder, '' of DATA_PATH itself
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder in DATA_PATH, or itself. word: the split in its name, or 'none' for images without labels.
+
+    path: the folder to read. inside: the names (NFC) of the folders in it.
+    """
+
+    name: str
+    word: str
+    path: Path
+    inside: frozenset[str]
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the whole name is of a split."""
+        return self.name.lower() in SPLIT_NAMES
+
+
+Splits = dict[str, Folder]
 
 
 class SplitFolders:
@@ -42,110 +62,121 @@ class SplitFolders:
     Raises UserError: `root` cannot be listed, or it is not clear which folders are splits or classes.
     """
 
-    # names: the folders. words: the split whose word is in a name, or 'none'. paths, inside: the folder to read for
-    # each of these, and the names (NFC) of the folders in it. bare: those for tests or predictions without folders.
+    # names: of the folders. marked: the ones with the word of a split, by name.
     def __init__(self, given: Path, all_classes: bool = False) -> None:
-        self.given, self.all_classes = given, all_classes
+        self.given = given
+        self.all_classes = all_classes
         inner_of = Path if all_classes else _pass_doubled
         inner = inner_of(given)
         self.root = inner if FoundFiles(inner).top()[0] else given
         self.names, _ = list_folder(self.root)
-        self.words, self.paths, self.inside = dict[str, str](), dict[str, Path](), dict[str, set[str]]()
+        self.top = Folder("", "train", self.root, _in_nfc(self.names))
+        self.marked = dict[str, Folder]()
         for name in self.names:
             word = SPLIT_NAMES.get(name.lower()) if all_classes else word_in(name)
             if word:
-                self.words[name] = word
-                self.paths[name] = inner_of(self.root / name)
-                self.inside[name] = {*map(to_nfc, FoundFiles(self.paths[name]).top()[0])}
-        words_of_bare = () if all_classes else ("test", "none")
-        self.bare = [name for name, word in self.words.items() if word in words_of_bare and not self.inside[name]]
+                path = inner_of(self.root / name)
+                self.marked[name] = Folder(name, word, path, _in_nfc(FoundFiles(path).top()[0]))
         fitting = [splits for splits in (self._as_splits(), self._as_classes()) if splits]
         if len(fitting) != 1:
             problem = "it is not clear which folders are classes, or train/, val/ and test/ with class folders"
             raise unclear(given, self.root, problem if self.names else "contains no folders", _is_data_set)
         (self.splits,) = fitting
-        self.folders = {split: self.paths[name] if name else self.root for split, name in self.splits.items()}
-        named_test = Splits() if all_classes and "" in self.splits.values() else self.named("test")
-        self.test = self.folders.get("test") or self.paths.get(named_test.get("test", ""))
+        self.folders = {split: folder.path for split, folder in self.splits.items()}
+        is_class = all_classes and self.top in self.splits.values()
+        named_test = Splits() if is_class else self.named("test")
+        self.test = next((of["test"].path for of in (self.splits, named_test) if "test" in of), None)
 
     def named(self, split: str) -> Splits:
-        return self.choose(split, [name for name in self.words if name.lower() in SPLIT_NAMES])
+        return self.choose(split, [folder for folder in self.marked.values() if folder.is_named])
 
-    def choose(self, split: str, names: Iterable[str]) -> Splits:
-        """{split: name}: the only one of `names` with the split's word, or with its name alone; empty without one.
+    def choose(self, split: str, folders: Iterable[Folder]) -> Splits:
+        """The only one of `folders` with the split's word, or with its name alone; empty without one.
 
         Raises UserError: several folders.
         """
-        found = [name for name in names if self.words[name] == split]
-        found = [name for name in found if name.lower() in SPLIT_NAMES] or found
+        found = [folder for folder in folders if folder.word == split]
+        found = [folder for folder in found if folder.is_named] or found
         if len(found) > 1:
-            problem = f"which of {list_names(found, _MAX_SHOWN)} is {split}? Rename the others"
+            names = list_names([folder.name for folder in found], _MAX_SHOWN)
+            problem = f"which of {names} is {split}? Rename the others"
             raise unclear(self.given, self.root, problem, _is_data_set)
         return {split: found[0]} if found else {}
 
-    def sharing(self, classes: Collection[str]) -> Splits:
-        """The folders of val and test that contain one of the class folders `classes` (NFC)."""
-        found = [name for name, inside in self.inside.items() if inside & ({*classes} - {to_nfc(name)})]
+    def sharing(self, train: Folder) -> Splits:
+        """The folders of val and test that contain one of the class folders in `train`."""
+        found = [one for one in self.marked.values() if one.inside & (train.inside - {to_nfc(one.name)})]
         return self.choose("val", found) | self.choose("test", found)
+
+    def bare(self) -> list[str]:
+        """The folders of images for tests or predictions, without folders in them."""
+        words = () if self.all_classes else ("test", "none")
+        return [name for name, folder in self.marked.items() if folder.word in words and not folder.inside]
 
     def unread(self, splits: Splits) -> list[str]:
         """The folders that are neither splits nor classes."""
-        used = {*splits.values()}
-        if "" not in used:
+        beside = [folder for folder in splits.values() if folder != self.top]
+        used = {folder.name for folder in beside}
+        if len(beside) == len(splits):
             return [name for name in self.names if name not in used and name.lower() not in SPLIT_NAMES]
-        classes = set[str]().union(*(self.inside[name] for name in used - {""}))
-        return [name for name in self.bare if used != {""} and to_nfc(name) not in classes]
+        classes = frozenset[str]().union(*(folder.inside for folder in beside))
+        return [name for name in self.bare() if beside and to_nfc(name) not in classes]
 
     def _as_splits(self) -> Splits | None:
         """{train,val,test}/{cat,dog}, seg_{train,test}/{cat,dog}: a class folder of train is in val or test, too; or
         train/{cat,dog} beside no other images than for tests; or val/{cat,dog} alone, to evaluate it.
         """
-        trains = [name for name, word in self.words.items() if word == "train"]
-        if train := self.choose("train", [name for name in trains if self.sharing(self.inside[name])]):
-            return train | self.named("val") | self.sharing(self.inside[train["train"]])
-        val = self.named("val").get("val", "")
-        of_classes = [name for name in trains if len(self.inside[name]) >= (1 if name.lower() in SPLIT_NAMES else 2)]
-        found = self.choose("train", of_classes) or ({"val": val} if self.inside.get(val) else {})
-        if val and "train" in found:
-            if len(self.inside[val]) > 1:
-                problem = f"{shorten(val)} has none of the class folders of {shorten(found['train'])}"
+        trains = [folder for folder in self.marked.values() if folder.word == "train"]
+        if found := self.choose("train", [folder for folder in trains if self.sharing(folder)]):
+            return found | self.named("val") | self.sharing(found["train"])
+        val = self.named("val")
+        found = self.choose("train", [folder for folder in trains if len(folder.inside) >= 2 - folder.is_named])
+        if val and found:
+            if len(val["val"].inside) > 1:
+                problem = f"{shorten(val['val'].name)} has none of the class folders of {shorten(found['train'].name)}"
                 raise UserError(f"{self.root}: {problem}; give both the same folders of classes")
             return None
-        beside = {*self.names} - {*found.values(), *self.named("test").values(), *self.bare}
+        if val and val["val"].inside:
+            found = val
+        used = {folder.name for folder in (found | self.named("test")).values()}
+        beside = {*self.names} - used - {*self.bare()}
         return None if any(has_images(self.root / name) for name in beside) else found
 
     def _as_classes(self) -> Splits | None:
         """{cat,dog}, perhaps beside {val,test}/{cat,dog} and images to predict. No name is of a split or all images."""
-        splits = {"train": ""} | self.sharing({*map(to_nfc, self.names)})
-        classes = {*self.names} - {*splits.values(), *self.unread(splits)}
-        train = self.named("train").get("train", "")
-        is_split = bool(self.inside.get(train))
-        if is_split and self.all_classes:
-            is_split = bool(self.sharing(self.inside[train]))
-        if is_split or not any(self._is_class(name) for name in classes):
+        splits = {"train": self.top} | self.sharing(self.top)
+        classes = {*self.names} - {folder.name for folder in splits.values()} - {*self.unread(splits)}
+        named = self.named("train").values()
+        for train in named:
+            if train.inside and (not self.all_classes or self.sharing(train)):
+                return None
+        if not any(map(self._is_class, classes)):
             return None
         if self.all_classes:
             return splits
-        are_splits = len(self.words) == len(self.names) and (len(self.names) == 1 or len({*self.words.values()}) > 1)
+        words = {folder.word for folder in self.marked.values()}
+        are_splits = len(self.marked) == len(self.names) and (len(self.names) == 1 or len(words) > 1)
         has_all = len(classes) > 1 and any(map(_ALL_IMAGES.fullmatch, classes))
-        return None if are_splits or has_all or any(map(self._is_no_class, classes - {train})) else splits
+        others = classes - {train.name for train in named}
+        return None if are_splits or has_all or any(map(self._is_no_class, others)) else splits
 
     def _is_class(self, name: str) -> bool:
         """Whether a folder has images and no name of a split, nor the word train and several folders."""
-        is_train = self.words.get(name) == "train" and len(self.inside[name]) > 1
-        return name.lower() not in SPLIT_NAMES and not is_train and has_images(self.root / name)
+        folder = self.marked.get(name)
+        is_split = folder and (folder.is_named or (folder.word == "train" and len(folder.inside) > 1))
+        return not is_split and has_images(self.root / name)
 
     def _is_no_class(self, name: str) -> bool:
         """Whether a name is of images without labels, or has the word of a split and words as images or set alone."""
-        word = self.words.get(name)
-        return word == "none" or bool(word and split_of_images(name))
+        return name in self.marked and (self.marked[name].word == "none" or bool(split_of_images(name)))
 
-    def read(self, split: str) -> Listing:
+    def read(self, split: str) -> ImageFiles:
         """The images of a split with the labels of the training. A class that the training lacks is an error."""
         folder = self.folders[split]
         train = self.folders.get("train")
         unread = self.unread(self.splits)
-        excluded = {self.root: {*self.splits.values(), *unread}}  # of the classes in DATA_PATH itself
+        of_splits = [folder.name for folder in self.splits.values()]
+        excluded = {self.root: {*of_splits, *unread}}  # of the classes in DATA_PATH itself
         known = None
         if train and folder != train:
             known = {*map(to_nfc, list_folder(train, excluded.get(train, ()))[0])}
@@ -155,13 +186,17 @@ class SplitFolders:
 
     def _notes_on_folders(self, unread: Sequence[str]) -> Iterator[Note]:
         """The folder of each split, and those that are not read; a training split that is read as a class."""
-        if unread or any(name not in (split, "") for split, name in self.splits.items()):
+        if unread or any(folder.name not in (split, "") for split, folder in self.splits.items()):
             yield note_on_splits(self.root, self.folders, unread)
         if self.folders.get("train") != self.root:
             return
-        if name := self.named("train").get("train"):
-            text = f"{self.root / name} is read as a class; if it is the training split, give it as -data_path"
+        for train in self.named("train").values():
+            text = f"{self.root / train.name} is read as a class; if it is the training split, give it as -data_path"
             yield Note("warning", text)
+
+
+def _in_nfc(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(map(to_nfc, names))
 
 
 class ClassFolders(Source):
@@ -195,7 +230,7 @@ class ClassFolders(Source):
             inner = [] if is_given else note_on_inner_classes(listing, self.root)
             cases = suggest_groups(listing, self.data, None, is_part)
             listing.notes += [*inner, *(one for one in cases if not inner or one.kind == "warning")]
-        return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
+        return split_listing(listing, split, self.splitter) if is_part else listing
 
     @classmethod
     def splits_of(cls, data: Data) -> Collection[str]:
@@ -225,7 +260,7 @@ def _pass_doubled(folder: Path) -> Path:
     return folder
 
 
-def _wrong_level(listing: Listing, all_classes: bool) -> str | None:
+def _wrong_level(listing: ImageFiles, all_classes: bool) -> str | None:
     """The reason why the folders of a listing may not be the classes: parts of one data set differ in a number, folders
     of patients, variants, splits or copies contain folders of the same names, or one folder contains the classes.
 
@@ -270,14 +305,14 @@ def _as_outer_folder(levels: Levels) -> str | None:
     return None
 
 
-def _find_error(found: SplitFolders, listing: Listing, trains: bool) -> UserError | None:
+def _find_error(found: SplitFolders, listing: ImageFiles, trains: bool) -> UserError | None:
     """The error of folders that may not be the classes."""
     if problem := _wrong_level(listing, found.all_classes):
         return unclear(found.given, listing.root, problem, _is_data_set)
     return _other_labels(found, listing) if trains and not found.all_classes else None
 
 
-def _other_labels(found: SplitFolders, listing: Listing) -> UserError | None:
+def _other_labels(found: SplitFolders, listing: ImageFiles) -> UserError | None:
     """The error of a table with other labels than the folders, with the flags for each."""
     class_of = {path: path.partition("/")[0] for path in listing.paths}
     for table in tables_beside(found.root, listing.root, [*class_of]):

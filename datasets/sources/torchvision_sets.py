@@ -23,7 +23,7 @@ from configs.schema import Data
 from configs.schema.data import properties_of, spelling
 from configs.yaml_io import shorten
 from datasets.sources.in_memory import ImageArray
-from datasets.sources.samples import EncodedImages, ImageFiles, Listing, Samples, listing_arrays, read_error
+from datasets.sources.samples import EncodedImages, ImageFiles, Samples, listing_arrays, read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
@@ -43,8 +43,8 @@ class TorchvisionSet(Source):
             return self._read(split)
         whole = self._train
         if isinstance(whole, ImageFiles):
-            listing = replace(whole.listing, findings=[], notes=[])  # the split adds its own
-            return ImageFiles(split_listing(listing, split, self.splitter))
+            whole = replace(whole, findings=[], notes=[])  # the split adds its own
+            return split_listing(whole, split, self.splitter)
         assert isinstance(whole, ImageArray)
         names = StringPacker(f"train/{index}" for index in range(len(whole))).strings()
         part = self.splitter.part(names, whole.targets, split)
@@ -61,10 +61,6 @@ class TorchvisionSet(Source):
             return splits
         others = splits if "2021_train" in version else {}
         return {**others, "train": {"version": version}}
-
-    @classmethod
-    def find_test(cls, data: Data) -> tuple[bool, str | None]:
-        return "test" in cls.splits_of(data), None
 
     @cached_property
     def _train(self) -> Samples:
@@ -157,7 +153,7 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
         raise ValueError(f"{shorten(outside[0])} is outside of the folder")
     labels = np.array([label for _, label in files])
     arrays = listing_arrays(StringPacker(path for path, _ in files), labels)
-    return ImageFiles(Listing(root, names_of(labels), arrays, has_class_names=bool(names)))
+    return ImageFiles(root, names_of(labels), arrays, has_class_names=bool(names))
 
 
 class PcamImages(EncodedImages):

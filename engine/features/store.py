@@ -124,7 +124,7 @@ class Extraction:
                 chosen = samples
                 if len(missing) < len(samples):
                     assert isinstance(samples, ImageFiles)
-                    chosen = ImageFiles(samples.listing.select(missing))
+                    chosen = samples.select(missing)
                     chosen.decoding = samples.decoding
                 computed = replace(self, samples=chosen).to_file(path)
                 if found and computed:

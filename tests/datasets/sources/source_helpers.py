@@ -68,7 +68,7 @@ def write_classes(root, **counts):
 
 
 def names_of(samples):
-    return [os.fsdecode(path) for path in samples.listing.paths]
+    return [os.fsdecode(path) for path in samples.paths]
 
 
 def classes_of(*splits):

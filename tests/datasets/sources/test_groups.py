@@ -11,7 +11,7 @@ from conftest import refused, told
 from source_helpers import options, read_splits, tree, typed
 
 from datasets.sources.groups import suggest_groups
-from datasets.sources.samples import Listing, listing_arrays
+from datasets.sources.samples import ImageFiles, listing_arrays
 from datasets.sources.shared_arrays import StringPacker
 
 R = random.Random(0)
@@ -68,7 +68,7 @@ OTHERS = {
 def notes_on(paths, is_cut=True):
     folders = sorted({path.split("/")[0] for path in paths})
     targets = np.array([folders.index(path.split("/")[0]) for path in paths])
-    listing = Listing(Path("DIR"), folders, listing_arrays(StringPacker(paths), targets))
+    listing = ImageFiles(Path("DIR"), folders, listing_arrays(StringPacker(paths), targets))
     return suggest_groups(listing, options("DIR", dataset="folder"), None, is_cut)
 
 

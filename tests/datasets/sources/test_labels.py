@@ -96,7 +96,7 @@ def test_the_advice_trains_when_it_is_typed(name, tmp_path):
     message, advised = advice(options(tree(tmp_path, *files)))
     assert all(name in message for name in classes)
     train, val, *_ = read_splits(advised[0])
-    own_val = {*train.listing.paths} | {*val.listing.paths} if "val" not in str(val.listing.paths[0]) else train
+    own_val = {*train.paths} | {*val.paths} if "val" not in str(val.paths[0]) else train
     assert train.class_names == classes
     assert len(own_val) == number
     assert len({*(train.groups or ()), *(val.groups or ())}) == groups

@@ -36,7 +36,7 @@ def test_pickled_samples_are_small(tmp_path, dataset, number):
     assert len(received) == number
     for index in (0, 777, len(received) - 1):
         assert received.name(index) == samples.name(index)
-        assert received.targets[index] == samples.targets[index] == int(samples.listing.paths[index][0])
+        assert received.targets[index] == samples.targets[index] == int(samples.paths[index][0])
         assert received.location(index) == samples.location(index)
 
 

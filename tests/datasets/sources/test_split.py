@@ -142,7 +142,7 @@ def test_the_split_of_a_data_set_stays_without_one_image(tmp_path, dataset):
         if dataset == "tar":
             (root / "train-0.tar").write_bytes(tar_of({name: (root / name).read_bytes() for name in names}))
         samples = source_class(dataset)(options(root, dataset=dataset, cache_dir=str(tmp_path))).read("val")
-        return list(strings_in(samples._arrays, "names")) if isinstance(samples, TarSamples) else names_of(samples)
+        return list(strings_in(samples.arrays, "names")) if isinstance(samples, TarSamples) else names_of(samples)
 
     assert held_out(1) == held_out(0)
     assert len(held_out(0)) == 4

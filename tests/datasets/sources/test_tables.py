@@ -247,7 +247,7 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path):
     assert len(val) == 2 * len(held_out)
     table("valid.csv", [f"valid/{number}.png" for number in range(4)], id=FILES[:4], label=LABELS[:4])
     splits = read(tmp_path, checked=True)
-    assert [samples.listing.root for samples in splits] == [tmp_path / "train", tmp_path / "valid"]
+    assert [samples.root for samples in splits] == [tmp_path / "train", tmp_path / "valid"]
     write_image(tmp_path / "masks" / "0.png")
     write_image(tmp_path / "0.png", size=(3, 3))
     train, val = read(tmp_path)
@@ -304,7 +304,7 @@ def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
             read(file, checked=True)
         return
     for samples in read(file, checked=True):
-        assert samples.listing.root == tmp_path / expected
+        assert samples.root == tmp_path / expected
     assert unlabelled(str(file), options(tmp_path), None).name(3) == str(tmp_path / expected / "3.png")
 
 

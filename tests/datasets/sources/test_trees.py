@@ -60,7 +60,7 @@ def test_a_tree_that_trains(name, tmp_path, cpu):
     assert len({note for note in splits[0].notes if note.kind == "warning"}) == sum(warnings)
     given = options(root, dataset="folder")
     (again,) = read_samples(given, None, cpu, "train", class_names=names.split())
-    assert list(again.listing.paths) == list(splits[0].listing.paths)  # a resumed run reads the same
+    assert list(again.paths) == list(splits[0].paths)  # a resumed run reads the same
 
 
 REFUSED = {  # the tree; the folders that the error gives; other parts of the error, such as ALL
