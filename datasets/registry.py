@@ -11,29 +11,28 @@ from configs.yaml_io import shorten
 from datasets.decoding.decode import Decoding
 from datasets.decoding.images import MissingImage
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems
-from datasets.sources.class_folders import has_class_folders, read_images
-from datasets.sources.groups import check_groups, with_groups
-from datasets.sources.listing import forget_listings
-from datasets.sources.lists import METADATA, table_file
-from datasets.sources.names import (
+from datasets.sources.class_names import (
     BYTES,
     NATURAL,
-    SPLIT_NAMES,
     check_names,
     map_labels,
     new_names,
     number_by,
     number_of_classes,
     sort_names,
-    split_of_images,
 )
-from datasets.sources.parquet import Parquet, parquet_files
-from datasets.sources.rows import read_unlabelled_list
+from datasets.sources.folders.class_folders import has_class_folders, read_images
+from datasets.sources.groups import check_groups, with_groups
+from datasets.sources.listed.lists import METADATA, table_file
+from datasets.sources.listed.parquet import Parquet, parquet_files
+from datasets.sources.listing import forget_listings
+from datasets.sources.path_words import SPLIT_NAMES, split_of_images
 from datasets.sources.samples import ImageFiles, Samples, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
 from datasets.sources.split import Splitter
-from datasets.sources.tables import PARQUET, TABLE_SUFFIXES
+from datasets.sources.tables.files import PARQUET, TABLE_SUFFIXES
+from datasets.sources.tables.rows import read_unlabelled_list
 from utils.distributed import ProcessContext, call_on_main, find_on_main, work_while_others_wait
 from utils.errors import Finding, Unavailable, UserError, combine_findings
 from utils.notes import Note

@@ -15,8 +15,8 @@ from PIL import Image
 from configs.schema import Data
 from datasets.decoding.decode import MODES, decode_small
 from datasets.decoding.images import BadImage
-from datasets.sources.in_memory import ImageArray
 from datasets.sources.samples import EncodedImages, Samples
+from datasets.sources.sets.in_memory import ImageArray
 from utils.errors import UserError
 
 Readable = EncodedImages | ImageArray

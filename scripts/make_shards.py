@@ -45,7 +45,7 @@ from datasets.shards.index import INDEX_NAME, INFO_FILE, Index, Shard, encode_in
 from datasets.shards.records import LABELS_KEY, chunks_of, join_labels, read_records
 from datasets.sources.samples import EncodedImages
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
-from datasets.sources.tables import LABEL_DIGITS
+from datasets.sources.tables.files import LABEL_DIGITS
 from datasets.transforms.host import resize
 from scripts.flags import add_flag, positive, script_parser, split_flags
 from utils.distributed import single_process

@@ -49,6 +49,21 @@ CONFIGS_LAYERS = [
     {"parts"},
     {"yaml_io", "versions"},
 ]
+# The packages and modules of `datasets/sources`, top layer first.
+SOURCES_LAYERS = [
+    {"sets"},
+    {"folders"},
+    {"listed"},
+    {"source"},
+    {"split"},
+    {"groups"},
+    {"tables"},
+    {"checks"},
+    {"class_names"},
+    {"path_words", "listing"},
+    {"samples"},
+    {"shared_arrays"},
+]
 PROJECT_MODULES = {*LAYERS, "scripts", "tests", "main_single_gpu", "main_multi_gpu"}
 PRODUCT_FILES = [*ROOT.glob("main_*.py"), *(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))]
 SOURCES = [*PRODUCT_FILES, *(ROOT / "scripts").rglob("*.py")]
@@ -87,17 +102,20 @@ def test_layers_import_only_lower_layers(layer):
         assert not upward, f"{path.relative_to(ROOT)} imports {upward}"
 
 
-@pytest.mark.parametrize("layer, layers", [("engine", ENGINE_LAYERS), ("configs", CONFIGS_LAYERS)])
+@pytest.mark.parametrize(
+    "layer, layers",
+    [("engine", ENGINE_LAYERS), ("configs", CONFIGS_LAYERS), ("datasets/sources", SOURCES_LAYERS)],
+)
 def test_the_parts_of_a_layer_import_only_lower_parts(layer, layers):
     depth = {name: number for number, names in enumerate(layers) for name in names}
+    prefix = layer.replace("/", ".") + "."
     for path in (ROOT / layer).rglob("*.py"):
         package = path.relative_to(ROOT / layer).parts[0].removesuffix(".py")
         if package == "__init__":
             continue
         for module in imported_modules(path):
-            top, _, rest = module.partition(".")
-            other = rest.partition(".")[0]
-            if top == layer and other != package:
+            other = module.removeprefix(prefix).partition(".")[0]
+            if module.startswith(prefix) and other != package:
                 assert depth[other] > depth[package], f"{path.relative_to(ROOT)} imports {module}"
 
 

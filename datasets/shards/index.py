@@ -17,7 +17,7 @@ import numpy as np
 from datasets.shards.records import Label, Record, is_class_name
 from datasets.sources.samples import MAX_FILE_BYTES
 from datasets.sources.shared_arrays import StringPacker, strings_in, to_arrays, to_nfc
-from datasets.sources.tables import LABEL_DIGITS
+from datasets.sources.tables.files import LABEL_DIGITS
 from utils.errors import UserError
 
 INDEX_NAME = "index.npz"

@@ -15,7 +15,7 @@ from configs.schema.data import secret_in_url
 from configs.yaml_io import shorten
 from datasets.shards.index import INFO_FILE
 from datasets.shards.store import SCHEME, ShardStore, is_local
-from datasets.sources.names import SPLIT_NAMES, split_of
+from datasets.sources.path_words import SPLIT_NAMES, split_of
 from datasets.sources.shared_arrays import to_nfc
 from utils.errors import UserError
 from utils.system import require

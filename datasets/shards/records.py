@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.samples import MAX_FILE_BYTES
-from datasets.sources.tables import LABEL_DIGITS
+from datasets.sources.tables.files import LABEL_DIGITS
 from utils.errors import UserError
 from utils.notes import Counts, Reason
 

@@ -36,7 +36,7 @@ from datasets.decoding.images import (
     size_if_whole,
 )
 from datasets.decoding.partial_jpeg import can_decode_parts
-from datasets.sources.names import names_of_labels
+from datasets.sources.class_names import names_of_labels
 from datasets.sources.samples import EncodedImages, ImageFiles, Samples, label_pairs
 from utils.distributed import ProcessContext, call_on_main, gather_objects
 from utils.errors import Finding, UserError, combine_findings

@@ -16,12 +16,12 @@ import numpy as np
 from configs.schema import Data
 from configs.schema.data import problem_of_expression, properties_of
 from configs.yaml_io import shorten
-from datasets.sources.columns import find_layout
-from datasets.sources.names import label_in
-from datasets.sources.rows import table_rows
+from datasets.sources.path_words import label_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
-from datasets.sources.tables import Table
+from datasets.sources.tables.columns import find_layout
+from datasets.sources.tables.files import Table
+from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError, combine_findings
 from utils.notes import Note
 

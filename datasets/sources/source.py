@@ -69,19 +69,19 @@ def without_labels(path: Path, problem: str) -> tuple[bool, str]:
 
 # Of each data set of configs/schema/data.py the class, which is imported when the data set is read, and its packages.
 _SOURCES = {
-    "imagenet2012": "sources.lists:Lists",
-    "folder": "sources.split_folders:ClassFolders",
-    "csv": "sources.lists:Tables",
-    "parquet": "sources.parquet:Parquet",
-    "caltech101": "sources.class_folders:Caltech",
-    "caltech256": "sources.class_folders:Caltech",
+    "imagenet2012": "sources.listed.lists:Lists",
+    "folder": "sources.folders.split_folders:ClassFolders",
+    "csv": "sources.listed.lists:Tables",
+    "parquet": "sources.listed.parquet:Parquet",
+    "caltech101": "sources.sets.torchvision_sets:Caltech",
+    "caltech256": "sources.sets.torchvision_sets:Caltech",
     "tar": "shards.data_set:TarShards",
-    "digits": "sources.in_memory:Digits",
-    "fake": "sources.in_memory:Fake",
-    "imagenet-a": "sources.imagenet_sets:ImageNetFolders",
-    "imagenet-r": "sources.imagenet_sets:ImageNetFolders",
-    "imagenet-v2": "sources.imagenet_sets:ImageNetFolders",
-    "imagenet-real": "sources.imagenet_sets:ImageNetReal",
+    "digits": "sources.sets.in_memory:Digits",
+    "fake": "sources.sets.in_memory:Fake",
+    "imagenet-a": "sources.sets.imagenet_sets:ImageNetFolders",
+    "imagenet-r": "sources.sets.imagenet_sets:ImageNetFolders",
+    "imagenet-v2": "sources.sets.imagenet_sets:ImageNetFolders",
+    "imagenet-real": "sources.sets.imagenet_sets:ImageNetReal",
 }
 _OF_IMAGENET = ("imagenet", "imagenet1k", "imagenet-ilsvrc", "ilsvrc2012")  # other names of imagenet2012
 _PACKAGES = {"parquet": ("pyarrow",), "digits": ("sklearn",), "torchvision/PCAM": ("h5py",)}
@@ -101,5 +101,5 @@ def source_class(dataset: str) -> type[Source]:
         names = ", ".join(known).replace(TORCHVISION, "") + ("" if is_torchvisions else f", {TORCHVISION}NAME")
         raise UserError(f"DATA.DATASET: unknown data set {dataset[:80]}{hint} (known: {names})")
     require(f"DATA.DATASET {dataset}", *_PACKAGES.get(dataset, ()))
-    source = "sources.torchvision_sets:TorchvisionSet" if DATA_SETS[dataset].torchvision else _SOURCES[dataset]
+    source = "sources.sets.torchvision_sets:TorchvisionSet" if DATA_SETS[dataset].torchvision else _SOURCES[dataset]
     return cast(type[Source], resolve_name(f"datasets.{source}"))

@@ -18,7 +18,7 @@ from configs.batch_plan import EpochLayout
 from configs.load import RUN_OPTIONS
 from configs.weights import PADDLE, read_entries, refuse_sharded
 from configs.yaml_io import format_value, parse_value
-from datasets.sources.names import list_names
+from datasets.sources.class_names import list_names
 from engine.checkpoint.run_folder import (
     AVERAGE,
     BEST,

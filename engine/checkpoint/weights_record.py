@@ -31,7 +31,7 @@ from configs.weights import (
     described_model,
 )
 from configs.yaml_io import parse_value
-from datasets.sources.names import names_by_number
+from datasets.sources.class_names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from engine.checkpoint.processor import published_in

@@ -10,7 +10,7 @@ from pathlib import Path
 from configs.command_line import Command
 from configs.flags import Prediction
 from datasets.loading.loader import BadImageList, build_eval_loader
-from datasets.sources.names import names_of_labels
+from datasets.sources.class_names import names_of_labels
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.evaluation.files import EXPLANATIONS, write_maps
 from engine.evaluation.predictions import BATCHES_PER_WRITE, CSV_FILE, Predictions

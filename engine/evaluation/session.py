@@ -16,7 +16,7 @@ from configs.schema.data import properties_of
 from configs.schema.model import Tune
 from configs.schema.operating_point import UNDECIDED, Goal, OperatingPoint
 from configs.yaml_io import shorten
-from datasets.sources.names import list_names, names_of_labels
+from datasets.sources.class_names import list_names, names_of_labels
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc
 from datasets.transforms.device import Normalize

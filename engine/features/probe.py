@@ -18,7 +18,7 @@ from configs.schema import Config, Data
 from datasets.batch import PADDING
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import BadImageList
-from datasets.sources.names import list_names, names_of_labels
+from datasets.sources.class_names import list_names, names_of_labels
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
 from engine.evaluation.evaluate import Evaluator

@@ -23,7 +23,7 @@ from configs.load import flatten
 from configs.schema import Config
 from datasets.loading.loader import BadImageList, build_eval_loader
 from datasets.sources.checks import digest_of
-from datasets.sources.names import names_of_labels
+from datasets.sources.class_names import names_of_labels
 from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import hash_paths

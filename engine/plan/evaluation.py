@@ -28,8 +28,7 @@ from configs.weights import (
 )
 from datasets.registry import read_samples, read_unlabelled, recognize_dataset, split_to_evaluate
 from datasets.sources.checks import check_images, digest_of
-from datasets.sources.imagenet_sets import class_mask, wordnet_ids
-from datasets.sources.names import (
+from datasets.sources.class_names import (
     BYTES,
     CLASS_FILE,
     NATURAL,
@@ -41,6 +40,7 @@ from datasets.sources.names import (
     rename_classes,
 )
 from datasets.sources.samples import Samples
+from datasets.sources.sets.imagenet_sets import class_mask, wordnet_ids
 from datasets.sources.split import Splitter, as_read_before
 from engine.checkpoint.run_folder import check_same_checkpoint
 from engine.checkpoint.weights_record import record_in, weights_record

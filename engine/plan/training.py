@@ -23,7 +23,7 @@ from configs.yaml_io import format_value, parse_value
 from datasets.loading.loader import epoch_layout, shard_windows
 from datasets.registry import has_test_split, read_samples
 from datasets.sources.checks import check_images
-from datasets.sources.names import number_of_classes, rename_classes
+from datasets.sources.class_names import number_of_classes, rename_classes
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit, Splitter, as_read_before
 from engine.checkpoint.files import FoundCheckpoint, find_checkpoint, runs_newest_first

@@ -9,7 +9,7 @@ from torch import nn
 
 from configs.batch_plan import EpochLayout
 from configs.schema import Model, Train
-from datasets.sources.names import list_names
+from datasets.sources.class_names import list_names
 from engine.evaluation.session import model_line, place_of
 from engine.progress import EpochProgress
 from engine.run.facts import Devices, TrainingData

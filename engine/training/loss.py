@@ -24,7 +24,7 @@ from configs.schema import Loss as LossOptions
 from configs.weights import NORMALIZATION, architecture, follow_weights
 from configs.yaml_io import shorten
 from datasets.batch import PADDING
-from datasets.sources.names import map_labels, rename_classes
+from datasets.sources.class_names import map_labels, rename_classes
 from engine.checkpoint.weights_record import WeightsRecord, read_record, weights_record
 from engine.features.classifiers import Loss
 from engine.plan.evaluation import match_outputs

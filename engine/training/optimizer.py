@@ -15,7 +15,7 @@ from torch import nn
 from configs.parts import OPTIMIZERS
 from configs.schema import Train
 from configs.schema.train import Optimizer
-from datasets.sources.names import list_names
+from datasets.sources.class_names import list_names
 from engine.parallel import run_eagerly
 from engine.progress import EpochProgress, Observer
 from engine.run.log import RunLogger

@@ -15,7 +15,7 @@ from configs.batch_plan import EpochLayout
 from configs.schema import Config
 from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_eval_loader
 from datasets.sources.checks import digest_of, notes_on
-from datasets.sources.names import find_ambiguity, map_labels, names_of_labels, rename_classes
+from datasets.sources.class_names import find_ambiguity, map_labels, names_of_labels, rename_classes
 from datasets.transforms.device import TrainTransform
 from engine.checkpoint.run_folder import HELD_OUT_FILE
 from engine.evaluation.evaluate import Evaluator

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from configs.command_line import parse_command_line
-from datasets.sources.in_memory import Digits
+from datasets.sources.sets.in_memory import Digits
 from engine.training.trial import build_state
 from scripts.benchmarks.programs import (
     ENTRY,

@@ -13,9 +13,9 @@ from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
 from configs.weights import PLACE, SPLIT, WeightsRecord, options_to_export
 from configs.yaml_io import parse_value
-from datasets.sources.imagenet_sets import wordnet_ids
-from datasets.sources.names import BYTES, NATURAL, read_class_list
+from datasets.sources.class_names import BYTES, NATURAL, read_class_list
 from datasets.sources.samples import Samples
+from datasets.sources.sets.imagenet_sets import wordnet_ids
 from datasets.sources.split import RunSplit
 from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.weights_record import decision_to_entries, describe_data, to_metadata, weights_record

@@ -21,11 +21,11 @@ from datasets.decoding.decode import open_image
 from datasets.registry import unlabelled
 from datasets.shards.index import Shard, encode_index, join, read_index, to_index
 from datasets.shards.records import Record, read_records
-from datasets.sources.lists import Lists, read_table
-from datasets.sources.names import BYTES, NATURAL, find_ambiguity, read_class_list, sort_names
-from datasets.sources.parquet import Parquet
+from datasets.sources.class_names import BYTES, NATURAL, find_ambiguity, read_class_list, sort_names
+from datasets.sources.listed.lists import Lists, read_table
+from datasets.sources.listed.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
-from datasets.sources.tables import Table
+from datasets.sources.tables.files import Table
 from datasets.transforms.host import eval_crop
 from tests.datasets.shards.tar_files import tar_of
 from utils.errors import UserError

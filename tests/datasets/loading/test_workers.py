@@ -26,7 +26,7 @@ from datasets.loading import loader as loading
 from datasets.loading.loader import BatchReader, Loader, build_eval_loader, num_workers
 from datasets.loading.sampler import EvalSampler, Key
 from datasets.loading.workers import default_num_workers, start_worker_server
-from datasets.sources.in_memory import FakeImages, ImageArray
+from datasets.sources.sets.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
 from tests.datasets.shards.range_server import wait_for
 from utils.device import IN_LOADING

@@ -18,7 +18,7 @@ from configs.command_line import parse_command_line
 from datasets import registry
 from datasets.sources import checks
 from datasets.sources.checks import check_same_data, digest_of, find_problems, notes_on, notes_on_waiting
-from datasets.sources.in_memory import FakeImages, ImageArray
+from datasets.sources.sets.in_memory import FakeImages, ImageArray
 from datasets.sources.source import source_class
 from tests.datasets.photo import png16
 from tests.datasets.shards.tar_files import tar_of

@@ -8,7 +8,7 @@ from conftest import CPU, refused
 from source_helpers import names_of, options, write_classes, write_image
 
 from datasets.registry import read_samples
-from datasets.sources.names import number_of_classes
+from datasets.sources.class_names import number_of_classes
 
 KNOWN = ["ant", "bee", "cat", "dog"]
 

@@ -14,11 +14,11 @@ from source_helpers import assert_refused, expand, names_of, options, read_split
 from configs.schema import Data
 from datasets.decoding.images import kind_of, missing_decoder
 from datasets.registry import has_test_split, read_samples, unlabelled
-from datasets.sources import class_folders
 from datasets.sources.checks import check_images
-from datasets.sources.class_folders import read_class_folders
+from datasets.sources.folders import class_folders
+from datasets.sources.folders.class_folders import read_class_folders
+from datasets.sources.folders.split_folders import ClassFolders
 from datasets.sources.source import source_class
-from datasets.sources.split_folders import ClassFolders
 from utils.distributed import single_process
 
 CPU = single_process("cpu")

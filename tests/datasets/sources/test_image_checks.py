@@ -10,7 +10,7 @@ from source_helpers import options, write_classes
 
 from datasets.sources import checks
 from datasets.sources.checks import check_files, check_images, decode_images
-from datasets.sources.split_folders import ClassFolders
+from datasets.sources.folders.split_folders import ClassFolders
 from tests.datasets import photo
 from utils.errors import Findings
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from source_helpers import options
 
-from datasets.sources.in_memory import Digits, Fake
+from datasets.sources.sets.in_memory import Digits, Fake
 
 
 def test_digits():

@@ -10,9 +10,9 @@ from conftest import config_for, refused
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
 from datasets.registry import read_samples, recognize_dataset, unlabelled
-from datasets.sources.lists import Lists, Tables
+from datasets.sources.folders.split_folders import ClassFolders
+from datasets.sources.listed.lists import Lists, Tables
 from datasets.sources.source import source_class
-from datasets.sources.split_folders import ClassFolders
 
 
 def test_imagenet_lists(tmp_path):

@@ -14,8 +14,8 @@ from source_helpers import assert_refused, options, write_classes, write_image
 from datasets.batch import PADDING
 from datasets.registry import read_samples, recognize_dataset
 from datasets.sources.checks import notes_on
-from datasets.sources.lists import Tables, split_labels
-from datasets.sources.names import number_by
+from datasets.sources.class_names import number_by
+from datasets.sources.listed.lists import Tables, split_labels
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import Splitter
 from tests.datasets.shards.tar_files import jpeg, tar_of

@@ -17,7 +17,7 @@ from test_tables import read
 from configs.schema import Data
 from datasets.registry import unlabelled
 from datasets.sources.checks import check_files
-from datasets.sources.parquet import ParquetImages
+from datasets.sources.listed.parquet import ParquetImages
 from tests.datasets.photo import encode
 
 NAMES = ["zebra", "ant", "mole"]
@@ -259,7 +259,7 @@ def test_what_is_refused(tmp_path, names, content, part):
 
 def test_large_row_groups_are_shuffled_one_by_one(tmp_path, monkeypatch):
     write(tmp_path / "0.parquet", range(30))
-    monkeypatch.setattr("datasets.sources.parquet._CACHE_BYTES", 10)
+    monkeypatch.setattr("datasets.sources.listed.parquet._CACHE_BYTES", 10)
     train, _ = read(tmp_path)
     assert train.windows.size == 1
     assert [int(image.pixels[0, 0, 0]) for image in train.open_all([20, 0, 9], 1)]

@@ -8,9 +8,9 @@ from conftest import CPU, line_of, refused, told
 from source_helpers import classes_of, names_of, options, tree, typed, write_classes, write_image
 
 from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
-from datasets.sources import rows
 from datasets.sources.checks import check_images
 from datasets.sources.split import RunSplit, Splitter, as_read_before
+from datasets.sources.tables import rows
 from utils.errors import UserError
 
 FILES = [f"{number}.png" for number in range(30)]

@@ -21,7 +21,7 @@ from timm.utils.misc import natural_key
 from torch.nn.functional import cross_entropy
 
 from configs.schema.families.family import TimmModel
-from datasets.sources.names import find_ambiguity, map_labels, names_of_labels, read_class_list, sort_names
+from datasets.sources.class_names import find_ambiguity, map_labels, names_of_labels, read_class_list, sort_names
 from engine.checkpoint.weights_record import weights_record
 from utils.errors import UserError
 from utils.files import read_json

@@ -13,11 +13,11 @@ from pathlib import Path
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
-from datasets.sources.columns import find_layout
-from datasets.sources.names import MASK, label_in, split_of, split_of_images, word_in
+from datasets.sources.path_words import MASK, label_in, split_of, split_of_images, word_in
 from datasets.sources.samples import ImageFiles, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
-from datasets.sources.tables import TEXT_LIST, Table, TextList
+from datasets.sources.tables.columns import find_layout
+from datasets.sources.tables.files import TEXT_LIST, Table, TextList
 from utils.errors import Finding, UserError, combine_findings
 from utils.notes import Note
 

@@ -22,8 +22,9 @@ import torchvision
 from configs.schema import Data
 from configs.schema.data import properties_of, spelling
 from configs.yaml_io import shorten
-from datasets.sources.in_memory import ImageArray
+from datasets.sources.folders.class_folders import CALTECH, find_folder, read_class_folders
 from datasets.sources.samples import EncodedImages, ImageFiles, Samples, listing_arrays, read_error
+from datasets.sources.sets.in_memory import ImageArray
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
@@ -93,9 +94,25 @@ class TorchvisionSet(Source):
         raise error_from(error, f"{self.root}: {name} cannot be read ({reason}); {fix}") from error
 
 
-def download_set(name: str, root: Path, inner: str = "") -> None:
-    """Downloads a class of torchvision.datasets; the files of its folder `inner` come into `root`."""
-    _fetch(partial(getattr(torchvision.datasets, name)), root, inner)
+class Caltech(Source):
+    """The class folders of a set of `CALTECH`, split."""
+
+    def read(self, split: str) -> ImageFiles:
+        folder, no_class = CALTECH[self.data.dataset]
+        if self.data.download and self.root.name != folder and not (self.root / folder).is_dir():
+            self._download()
+        listing = read_class_folders(find_folder(self.root, folder), [no_class])
+        return split_listing(listing, split, self.splitter)
+
+    def _download(self) -> None:
+        """By torchvision's class, whose folder has the name of the data set. Raises UserError: it fails."""
+        name = self.data.dataset
+        try:
+            _fetch(partial(getattr(torchvision.datasets, name.capitalize())), self.root, inner=name)
+        except Exception as error:
+            reason = to_single_line(str(error))
+            fix = "unpack the archive by hand: docs/data.md"
+            raise error_from(error, f"{self.root}: {name} cannot be downloaded ({reason}); {fix}") from error
 
 
 def _download(open_set: "partial[Any]", root: Path) -> Samples:

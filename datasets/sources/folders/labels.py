@@ -8,11 +8,12 @@ from pathlib import Path
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.class_folders import FoundFiles
-from datasets.sources.lists import read_table
-from datasets.sources.names import MASK, label_in, list_names, word_in
+from datasets.sources.class_names import list_names
+from datasets.sources.folders.class_folders import FoundFiles
+from datasets.sources.listed.lists import read_table
+from datasets.sources.path_words import MASK, label_in, word_in
 from datasets.sources.samples import ImageFiles
-from datasets.sources.tables import Cells, Layout, Table
+from datasets.sources.tables.files import Cells, Layout, Table
 from utils.errors import UserError, combine_findings
 from utils.notes import Note
 

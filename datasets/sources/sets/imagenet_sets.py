@@ -9,8 +9,8 @@ import timm
 from timm.data import ImageNetInfo, RealLabelsImagenet, infer_imagenet_subset
 
 from configs.schema.data import DATA_SETS, IMAGENET_CLASSES
-from datasets.sources.class_folders import find_folder, read_class_folders, read_images
-from datasets.sources.names import list_names
+from datasets.sources.class_names import list_names
+from datasets.sources.folders.class_folders import find_folder, read_class_folders, read_images
 from datasets.sources.samples import ImageFiles
 from datasets.sources.source import Source
 from utils.errors import UserError

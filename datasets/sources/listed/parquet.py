@@ -19,12 +19,13 @@ from configs.yaml_io import shorten
 from datasets.decoding.decode import LazyImage
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import ShardWindows
+from datasets.sources.class_names import list_names, names_by_number
+from datasets.sources.listed.lists import Tables
 from datasets.sources.listing import list_directory
-from datasets.sources.lists import Tables
-from datasets.sources.names import SPLIT_NAMES, list_names, names_by_number, split_of
+from datasets.sources.path_words import SPLIT_NAMES, split_of
 from datasets.sources.samples import ImageFiles, listing_arrays, read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
-from datasets.sources.tables import PARQUET, Cells, Table
+from datasets.sources.tables.files import PARQUET, Cells, Table
 from utils.errors import UserError, error_from
 from utils.files import file_state
 from utils.notes import Note

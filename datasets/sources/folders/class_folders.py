@@ -22,9 +22,7 @@ from datasets.decoding.images import (
 from datasets.sources.listing import list_directory
 from datasets.sources.samples import ImageFiles, is_broken_link, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
-from datasets.sources.source import Source
-from datasets.sources.split import split_listing
-from utils.errors import Finding, UserError, combine_findings, did_you_mean, error_from, to_single_line
+from utils.errors import Finding, UserError, combine_findings, did_you_mean, error_from
 from utils.notes import Counts, Note, Reason
 
 # Never opened: files beside images, which may be as many; raw photos, which begin as TIFF files do; copies of images.
@@ -45,33 +43,10 @@ _IGNORED_FOLDERS = re.compile(
 _MORE_THAN_A_NAME = re.compile(r"(.+?)[ ._-]+[^\W\d]+(?: ?\(\d+\))?")
 _BROKEN = "broken link"
 _MAX_ENDINGS = 8  # in a note
-_CALTECH = {  # the folder in DATA_PATH, or DATA_PATH itself, and the folder that is no class
+CALTECH = {  # the folder in DATA_PATH, or DATA_PATH itself, and the folder that is no class
     "caltech101": ("101_ObjectCategories", "BACKGROUND_Google"),
     "caltech256": ("256_ObjectCategories", "257.clutter"),
 }
-
-
-class Caltech(Source):
-    """The class folders of a set of `_CALTECH`, split."""
-
-    def read(self, split: str) -> ImageFiles:
-        folder, no_class = _CALTECH[self.data.dataset]
-        if self.data.download and self.root.name != folder and not (self.root / folder).is_dir():
-            self._download()
-        listing = read_class_folders(find_folder(self.root, folder), [no_class])
-        return split_listing(listing, split, self.splitter)
-
-    def _download(self) -> None:
-        """By torchvision's class, whose folder has the name of the data set. Raises UserError: it fails."""
-        from datasets.sources.torchvision_sets import download_set  # late: imports torchvision's data sets
-
-        name = self.data.dataset
-        try:
-            download_set(name.capitalize(), self.root, inner=name)
-        except Exception as error:
-            reason = to_single_line(str(error))
-            fix = "unpack the archive by hand: docs/data.md"
-            raise error_from(error, f"{self.root}: {name} cannot be downloaded ({reason}); {fix}") from error
 
 
 def find_folder(root: Path, name: str) -> Path:
@@ -111,7 +86,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     if beside := [name for name in files if found.is_image(root, name)]:
         reason = Reason("image(s) beside the class folders are not read", "move them into the folders of their classes")
         found.unread.add(reason, shorten(beside[0]), len(beside))
-    for dataset, (_, no_class) in _CALTECH.items():
+    for dataset, (_, no_class) in CALTECH.items():
         if no_class in names:
             notes.append(Note("screen", f"{root}: {no_class} is read as a class; -dataset={dataset} leaves it out"))
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))

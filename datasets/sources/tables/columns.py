@@ -10,8 +10,9 @@ from typing import Any
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
-from datasets.sources.names import SPLIT_NAMES, list_names
-from datasets.sources.tables import CHOICES, FOLDERS, ONE, Layout, Table, first_folder
+from datasets.sources.class_names import list_names
+from datasets.sources.path_words import SPLIT_NAMES
+from datasets.sources.tables.files import CHOICES, FOLDERS, ONE, Layout, Table, first_folder
 from utils.errors import UserError
 from utils.notes import Note
 

@@ -1,27 +1,42 @@
 """Advice about folders that cannot be read as classes, or perhaps otherwise: flags that work when they are typed.
 
-It is asked only when a layout is not clear. Tables: see `columns`.
+Tables and lists beside the folders may give the images other labels. Columns of tables: see `tables.columns`.
 """
 
+import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
+from typing import Any, NamedTuple
 
+from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.beside import files_beside, names_images, tables_beside
-from datasets.sources.class_folders import FoundFiles, Levels
+from datasets.decoding.images import IMAGE_EXTENSIONS
+from datasets.sources.class_names import list_names
+from datasets.sources.folders.class_folders import FoundFiles, Levels
+from datasets.sources.folders.labels import by_split, without_masks
 from datasets.sources.groups import IDENTIFIER, case_folders
-from datasets.sources.labels import by_split, without_masks
-from datasets.sources.names import SPLIT_NAMES, label_in, list_names, split_of, word_in
+from datasets.sources.listed.lists import table_file
+from datasets.sources.listing import list_directory
+from datasets.sources.path_words import SPLIT_NAMES, label_in, split_of, word_in
 from datasets.sources.samples import ImageFiles
-from datasets.sources.tables import TABLE_SUFFIXES
+from datasets.sources.shared_arrays import to_nfc
+from datasets.sources.tables.columns import likely_columns
+from datasets.sources.tables.files import JSON_LINES, TABLE_SUFFIXES, TEXT_LIST
+from datasets.sources.tables.rows import open_table, table_rows
 from utils.errors import UserError
+from utils.files import open_regular_file
 from utils.notes import Note
 
+_PLACES = ("..", "../meta", "../labels", "../val")
+_SUFFIXES = (".csv", ".tsv", JSON_LINES, TEXT_LIST, ".json")
+_ANY = "latin-1"  # reads any file: the labels are compared, not used
+_MAX_FILES = 20  # in a folder; more are of single images
 _FIELD = r"(\d{1,3})_"  # a longer number is of a case
 # Text before the last number of a name, cat.0.jpg, great_pyrenees_12.jpg, cat (3).jpg; the first field, lamp.x1y.jpg
 _IN_NAMES = (
@@ -32,6 +47,85 @@ _IN_NAMES = (
 _SUBMISSION = re.compile("(?i)submission|sample_?sub")  # an example without labels
 _MAX_SHOWN = 3  # folders
 _MAX_NAMES = 4  # classes, and numbers in names of files
+
+
+def files_beside(root: Path) -> list[Path]:
+    """The tables, lists and .json files in `root`, in the folders in it, and near it."""
+    found = list[Path]()
+    for name in ("", *_PLACES, *FoundFiles(root).top()[0]):
+        folder = Path(os.path.normpath(root / name))
+        with suppress(OSError):
+            files = [folder / file for file in list_directory(folder)[1] if file.lower().endswith(_SUFFIXES)]
+            found += files if len(files) <= _MAX_FILES else []
+    return found
+
+
+def names_images(file: Path, class_names: Collection[str] = ()) -> bool:
+    """Whether the first lines name images or classes: `requirements-dev.txt` beside the data is no list."""
+    with suppress(OSError), open_regular_file(file) as opened:
+        text = opened.read(4096).decode("utf-8-sig", "replace")
+        words = {*re.split(r"[\s,;|\"'/\\]+", to_nfc(text))}
+        return not words.isdisjoint(class_names) or any(word.lower().endswith(IMAGE_EXTENSIONS) for word in words)
+    return False
+
+
+class TableBeside(NamedTuple):
+    """A table or list with labels of most of the images in a folder.
+
+    labels: of the images, by their paths. advice: the flags that train on it, and its classes.
+    """
+
+    file: Path
+    labels: dict[str, str]
+    advice: str
+
+
+def tables_beside(root: Path, folder: Path, paths: Sequence[str]) -> Iterator[TableBeside]:
+    """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`.
+
+    A column of labels without such a name is the only one with few values that are no function of the folders.
+    """
+    for file in [file for file in files_beside(root) if file.suffix != ".json"]:
+        with suppress(UserError, ValueError):  # a column without a name cannot be given
+            columns, is_named = likely_columns(open_table(file, _ANY))
+            found = [(given, _labels_of(file, given, folder, paths)) for given in columns]
+            if not is_named:
+                found = [(given, labels) for given, labels in found if not _follow_folders(labels)]
+            if len(found) != 1:
+                continue
+            ((given, labels),) = found
+            names = sorted({*labels.values()})
+            if len(names) > 1 and 2 * len(labels) >= len(paths):
+                place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
+                words = f"-dataset=csv -data_path={quote(str(place))}"
+                if file.suffix.lower() != TEXT_LIST:
+                    words += f" -opts {quote(f'DATA.COLUMNS={json.dumps(given, ensure_ascii=False)}')}"
+                classes = f"{len(names)} classes, {list_names(names, _MAX_NAMES)}"
+                yield TableBeside(file, labels, f"{words} trains on its {classes}")
+
+
+def _follow_folders(labels: Mapping[str, str]) -> bool:
+    return len({(os.path.dirname(path), one) for path, one in labels.items()}) == len({*map(os.path.dirname, labels)})
+
+
+def _stem(path: str) -> str:
+    return os.path.splitext(path.rpartition("/")[2])[0]
+
+
+def _labels_of(file: Path, columns: Mapping[str, Any], folder: Path, paths: Sequence[str]) -> dict[str, str]:
+    """The labels of the images `paths` in a folder by a table. Raises UserError: it cannot be read."""
+    table = open_table(file, _ANY)
+    stems = {_stem(text) for text in table.column(columns["path"])}
+    if 2 * sum(_stem(path) in stems for path in paths) < len(paths):  # before their files are searched
+        return {}
+    columns = {**columns, "split": None}
+    data = Data.model_validate({"DATA_PATH": str(file), "DATASET": "csv", "COLUMNS": columns})
+    rows = table_rows(table, data)
+    texts = [" | ".join(target) for target in rows.target_ids]
+    known = {os.path.abspath(os.path.join(folder, path)): path for path in paths}
+    images = (os.path.abspath(os.path.join(rows.root, path)) for path in rows.paths.strings())
+    pairs = zip(images, rows.row_target_ids, strict=True)
+    return {known[image]: texts[target] for image, target in pairs if image in known and texts[target]}
 
 
 def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path], bool]) -> UserError:

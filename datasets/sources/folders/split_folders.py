@@ -11,12 +11,12 @@ from shlex import quote
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.advice import note_on_inner_classes, notes_on_lists, unclear
-from datasets.sources.beside import tables_beside
-from datasets.sources.class_folders import FoundFiles, Levels, has_images, list_folder, read_class_folders
+from datasets.sources.class_names import list_names
+from datasets.sources.folders.advice import note_on_inner_classes, notes_on_lists, tables_beside, unclear
+from datasets.sources.folders.class_folders import FoundFiles, Levels, has_images, list_folder, read_class_folders
+from datasets.sources.folders.labels import LabelledPaths, note_on_splits
 from datasets.sources.groups import suggest_groups
-from datasets.sources.labels import LabelledPaths, note_on_splits
-from datasets.sources.names import SPLIT_NAMES, list_names, split_of_images, word_in
+from datasets.sources.path_words import SPLIT_NAMES, split_of_images, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source, without_labels

@@ -16,14 +16,15 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.columns import find_layout
+from datasets.sources.class_names import list_names
 from datasets.sources.groups import suggest_groups
-from datasets.sources.names import SPLIT_NAMES, list_names
-from datasets.sources.rows import Rows, open_table, table_rows
+from datasets.sources.path_words import SPLIT_NAMES
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays
 from datasets.sources.source import Numbers, Source, without_labels
 from datasets.sources.split import split_listing
-from datasets.sources.tables import CHOICES, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList
+from datasets.sources.tables.columns import find_layout
+from datasets.sources.tables.files import CHOICES, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList
+from datasets.sources.tables.rows import Rows, open_table, table_rows
 from utils.errors import Unavailable, UserError, did_you_mean
 from utils.notes import Note
 

@@ -1,0 +1,1 @@
+"""Folders of images: splits, classes, and advice about other layouts."""

@@ -1,0 +1,1 @@
+"""Samples that a list, a table or parquet files name."""

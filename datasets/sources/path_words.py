@@ -1,0 +1,52 @@
+"""Words in the paths of images: names of splits and of masks, and labels by an expression."""
+
+import re
+
+from datasets.sources.shared_arrays import to_nfc
+
+SPLIT_NAMES = {
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
+    "testing": "test",
+}  # fmt: skip
+MASK = r"(?:binary|seg\w*)?_?masks?\d*|seg|segm|segmentations?|annotations?|gt|ground_?truths?|overlays?|superpixels?"
+# In names of folders: seg_train, trainset, imgTrain, val2017; not contest, valley. 'none': images without labels.
+SPLIT_WORD = re.compile(
+    r"((?<![a-z])(?:train|val|dev|eval|test|pred|unlab|no_label)|(?-i:(?<=[a-z])(?:Train|Val|Test|Pred)))"
+    r"(?:ing|id(?:ation)?|elopment|uation|ict(?:ions?|ed)?|ell?ed)?(?:val|set|data|images?|imgs?|split)?"
+    r"(?-i:(?![a-z]|(?<=[A-Z])[A-Z]))",
+    re.IGNORECASE,
+)
+_SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none", "no_label": "none"}
+_NEUTRAL = re.compile(
+    r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|jpe?gs?|pngs?|tfrecords?|folder", re.IGNORECASE
+)
+
+
+def split_of(name: str) -> str | None:
+    """Returns the split that a name contains first: 'in1k-train-0000.tar', 'val/0.tar', 'Training_set'."""
+    return next((SPLIT_NAMES[token] for token in re.split(r"[/\-_.]", name.lower()) if token in SPLIT_NAMES), None)
+
+
+def split_of_images(folder: str) -> str | None:
+    """The split in the name of a folder of images, 'Train' or 'train_images'; '' for 'images', None for other names."""
+    return None if _NEUTRAL.sub("", SPLIT_WORD.sub("", folder)) else word_in(folder) or ""
+
+
+def word_in(name: str) -> str | None:
+    """The split whose word a name contains first, or 'none' for images without labels."""
+    if name.lower() in SPLIT_NAMES:
+        return SPLIT_NAMES[name.lower()]
+    match = SPLIT_WORD.search(name)
+    word = match[1].lower() if match else ""
+    return _SPLIT_OF_WORD.get(word, word) or None
+
+
+def label_in(expression: str, path: str) -> str:
+    """The text of the group named class, or else of all groups, without the folders in it; '' if nothing matches.
+
+    'great_pyrenees' of (.+)_\\d+ and 'images/great_pyrenees_12.jpg'.
+    """
+    if not (match := re.search(expression, to_nfc(path))):
+        return ""
+    texts = [match["class"]] if "class" in match.re.groupindex else match.groups()
+    return "/".join(text.rpartition("/")[2] for text in texts if text)

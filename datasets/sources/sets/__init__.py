@@ -1,0 +1,1 @@
+"""Data sets that are known by their names."""

@@ -1,0 +1,1 @@
+"""Files that list images: their rows, columns, and the images of the rows."""
