@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,17 @@ def environment(gpus: str = "") -> dict[str, str]:
     """The environment of a user who starts a script on these GPUs, separated by commas, without a launcher."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_VARIABLES)}
     return inherited | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": gpus}
+
+
+def reset_signals() -> None:
+    """Makes the processes that this one starts end by Ctrl-C and by a closed terminal.
+
+    nohup and a shell's `&` start a program with these signals ignored, and its child processes inherit this. They do
+    not inherit a handler: a handler that does nothing ignores the signals in this process only.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 class RankPool:

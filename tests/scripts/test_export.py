@@ -26,6 +26,7 @@ from conftest import (
     read_result,
     refused,
     run_here,
+    slow,
     train,
 )
 from PIL import Image
@@ -185,7 +186,7 @@ def export_bytes(argv: list[str], kind: str, folder: Path) -> bytes:
         return b"".join(map(archive.read, archive.namelist()))
 
 
-@pytest.mark.parametrize("kind", sorted(formats.FORMATS.keys() - {"onnx"}))
+@pytest.mark.parametrize("kind", [*sorted(formats.FORMATS.keys() - {"onnx", "web"}), slow("web")])
 def test_an_export_without_paths_and_without_data(kind, private, tmp_path, capsys):
     weights, data = private
     argv = [str(weights), "-no_check"]

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from faults.catalogue import all_faults
-from faults.processes import SINGLE, finish, reset_signals
+from faults.processes import SINGLE, finish
 from faults.runner import run_fault
 from faults.scene import Scene
+from rank_pool import reset_signals
 
 _SLOW = (  # ten seconds or more on two cores
     "tar cache: two ranks", "tar cache: ranks killed in a download", "rank 1 stopped", "sharded run: rank 1 stopped",

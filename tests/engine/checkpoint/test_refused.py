@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_content import content
-from conftest import CPU, refused, run_here
+from conftest import CPU, line_of, refused, run_here
 
 from engine.checkpoint.files import find_checkpoint, load_checkpoint
 from engine.checkpoint.run_folder import FORMAT
 from scripts.flags import find_source
-from utils.errors import UserError
 from utils.files import atomic_save
 
 PREPROCESSING = {
@@ -40,10 +39,8 @@ INVALID = {  # content -> what the error names
 
 
 def refusal(path: Path) -> str:
-    with pytest.raises(UserError) as error:
-        load_checkpoint(path)
-    message = str(error.value)
-    assert "\n" not in message and str(path) in message and len(message) < 600, message
+    message = line_of(load_checkpoint, path)
+    assert str(path) in message and len(message) < 600, message
     return message
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import config_for, model_for, only_run, read_result, refused, run_here
+from conftest import config_for, line_of, model_for, only_run, read_result, run_here
 from PIL import Image
 from test_class_outputs import logits_of, write_noise
 from timm.data import RealLabelsImagenet
@@ -115,6 +115,4 @@ def test_wrong_sets_are_one_line(dataset, content, options, line, weights, tmp_p
     write_noise(root := tmp_path / "data", [name for name in content if name != "real.json"], size=8)
     if "real.json" in content:
         (root / "real.json").write_text(json.dumps(content["real.json"]))
-    with refused(line) as error:
-        evaluate(dataset, root, weights, tmp_path / "out", *options)
-    assert "\n" not in str(error.value)
+    assert line in line_of(evaluate, dataset, root, weights, tmp_path / "out", *options)

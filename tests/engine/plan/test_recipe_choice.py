@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import timm
 import torch
-from conftest import ROOT, config_for, log_of, noise_folder, only_run, read_result, refused
+from conftest import ROOT, config_for, log_of, noise_folder, only_run, read_result, refused, told
 from huggingface_hub import HfApi
 
 import main_single_gpu
@@ -205,7 +205,7 @@ def test_a_folder_of_weights_names_the_model_of_a_recipe_that_fine_tunes(recipe,
 )
 @pytest.mark.parametrize("place", [None], indirect=True)
 def test_flags_of_another_program_are_answered_by_its_recipe(words, part, images, place):
-    notes = [note.text for note in chosen(*words.format(images).split()).notes if note.kind == "warning"]
+    notes = told(chosen(*words.format(images).split()).notes, kind="warning")
     assert len(notes) == bool(part) and all(part.format(images) in text for text in notes)
 
 

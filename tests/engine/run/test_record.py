@@ -142,6 +142,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     resumed.open_rows(1, 18, no_warning)
     kept = [(row["kind"], row["epoch"], row["step"]) for row in read_metrics(tmp_path)[0]]
     assert kept == [("report", 1, 5), ("evaluation", 1, 10), ("epoch", 1, 10), ("report", 2, 15)]
+    assert [row["epoch"] for row in read_rows(tmp_path / TABLE)] == ["1"]
     resumed.add_row("evaluation", epoch=2, step=20, val_loss=0.2)
     resumed.add_row("epoch", epoch=2, step=20, lr=0.5)
     add_epoch(resumed, 3)

@@ -77,9 +77,15 @@ def fits_16(monkeypatch):
 
 
 def test_a_run_equals_one_with_the_size_and_its_resume_keeps_it(tmp_path, fits_16):
-    flags = [*digits_flags(tmp_path / "auto"), *AUTO, "DATA.BATCH_SIZE_EVAL=auto"]
+    flags = [*digits_flags(tmp_path / "auto"), *AUTO, "TRAIN.EPOCH_STEPS=4", "DATA.BATCH_SIZE_EVAL=auto"]
     auto = train([*flags, "DATA.MEMORY_GB=0.018", "TRAIN.NUM_EPOCHS=1"])
-    fixed = [*digits_flags(tmp_path / "fixed"), AUTO[1], "DATA.BATCH_SIZE=16", "DATA.BATCH_SIZE_EVAL=16"]
+    fixed = [
+        *digits_flags(tmp_path / "fixed"),
+        AUTO[1],
+        "TRAIN.EPOCH_STEPS=4",
+        "DATA.BATCH_SIZE=16",
+        "DATA.BATCH_SIZE_EVAL=16",
+    ]
     given_size = train([*fixed, "TRAIN.NUM_EPOCHS=1"])
     assert_same_state(states(auto), states(given_size))
     assert rows(auto) == rows(given_size)

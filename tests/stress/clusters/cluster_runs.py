@@ -8,19 +8,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from conftest import ROOT, assert_same_state, only_run, states
-from rank_pool import environment
+from rank_pool import environment, reset_signals
 
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 LIMIT_SECONDS = 900  # for a step of a trial, also on a slow machine
 
 
-def missing_program(*programs: str, needs_root: bool = True) -> str | None:
-    """The reason why this host cannot run a trial; None if it can. Daemons are in /usr/sbin."""
+def require(*programs: str, needs_root: bool = True) -> None:
+    """Skips a trial that this host cannot run. Daemons are in /usr/sbin."""
     if needs_root and os.geteuid() != 0:
-        return "needs root"
+        pytest.skip("needs root")
     missing = [program for program in programs if shutil.which(program, path=PATH) is None]
-    return f"needs {', '.join(missing)}" if missing else None
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    reset_signals()
 
 
 def flags(output: Path, epochs: int, *options: str) -> list[str]:

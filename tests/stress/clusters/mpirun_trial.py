@@ -4,11 +4,9 @@ import json
 import signal
 import subprocess
 import sys
-from functools import partial
-from pathlib import Path
 
-from clusters import cluster_runs
-from clusters.cluster_runs import LIMIT_SECONDS, assert_unbroken, flags, wait_for_log
+import pytest
+from cluster_runs import LIMIT_SECONDS, assert_unbroken, flags, require, wait_for_log
 from conftest import ROOT
 from rank_pool import environment
 
@@ -17,7 +15,9 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none"]
 
 
-missing_program = partial(cluster_runs.missing_program, "mpirun", needs_root=False)
+@pytest.fixture(autouse=True)
+def has_programs() -> None:
+    require("mpirun", needs_root=False)
 
 
 def start(arguments: list[str]) -> subprocess.Popen:
@@ -31,23 +31,17 @@ def errors_of(process: subprocess.Popen) -> list[str]:
     return [line for line in printed.splitlines() if line.startswith("error: ")]
 
 
-def _trains_as_ngpus(folder: Path) -> None:
-    process = start(flags(folder / "out", EPOCHS))
+def test_the_weights_are_those_of_ngpus(tmp_path):
+    process = start(flags(tmp_path / "out", EPOCHS))
     assert errors_of(process) == [] and process.returncode == 0
-    assert_unbroken(folder / "out", EPOCHS)
+    assert_unbroken(tmp_path / "out", EPOCHS)
 
 
-def _signal_saves(number: int, folder: Path) -> None:
-    process = start(flags(folder / "out", 1000))
-    wait_for_log(folder / "out", "Epoch[002")
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_saves(number, tmp_path):
+    process = start(flags(tmp_path / "out", 1000))
+    wait_for_log(tmp_path / "out", "Epoch[002")
     process.send_signal(number)
     assert errors_of(process) == [] and process.returncode == 128 + number
-    (status,) = (folder / "out").glob("*/status.json")
+    (status,) = (tmp_path / "out").glob("*/status.json")
     assert json.loads(status.read_text())["state"] == "interrupted"
-
-
-TRIALS = {
-    "the weights of -ngpus": _trains_as_ngpus,
-    "SIGUSR1 saves": partial(_signal_saves, signal.SIGUSR1),
-    "SIGUSR2 saves": partial(_signal_saves, signal.SIGUSR2),
-}

@@ -12,13 +12,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from clusters import cluster_runs
-from clusters.cluster_runs import PATH, assert_unbroken, flags, only_log, wait_for_log, wait_until
+import pytest
+from cluster_runs import PATH, assert_unbroken, flags, only_log, require, wait_for_log, wait_until
 from conftest import ROOT
 from rank_pool import environment
 
@@ -64,12 +63,12 @@ PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-missing_program = partial(cluster_runs.missing_program, *PROGRAMS)
-
-
-@contextmanager
-def slurm_daemons(folder: Path) -> Iterator[dict[str, str]]:
-    """Yields the environment in which Slurm's commands reach the daemons; at the end stops them and their jobs."""
+@pytest.fixture
+def slurm(tmp_path) -> Iterator[dict[str, str]]:
+    """The environment in which Slurm's commands reach the daemons; at the end it stops them and their jobs."""
+    require(*PROGRAMS)
+    folder = tmp_path / "daemons"
+    folder.mkdir()
     (plugins,) = {path.parent for path in Path("/usr/lib").rglob("auth_munge.so")}
     host = socket.gethostname().partition(".")[0]
     ports = {"controller_port": _free_port(), "node_port": _free_port()}
@@ -144,37 +143,25 @@ def wait_for_end(slurm: dict[str, str], number: str) -> dict[str, str]:
     return job(slurm, number)
 
 
-def _time_limits(slurm: dict[str, str], folder: Path) -> None:
+def test_a_run_of_several_time_limits_has_the_weights_of_an_unbroken_one(slurm, tmp_path):
     """Slurm counts time limits in minutes, and sends the signal up to a minute early: after 30 to 90 s."""
-    output = folder / "out"
-    number = submit(slurm, folder, flags(output, EPOCHS, *SLOW_START), "--time=2", "--signal=USR1@30")
+    output = tmp_path / "out"
+    number = submit(slurm, tmp_path, flags(output, EPOCHS, *SLOW_START), "--time=2", "--signal=USR1@30")
     ended = wait_for_end(slurm, number)
-    assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) >= 1, (folder / "job.log").read_text()
+    assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) >= 1, (tmp_path / "job.log").read_text()
     assert "Interrupted by SIGUSR1; saved" in only_log(output)
     assert_unbroken(output, EPOCHS, *SLOW_START)
 
 
-def _cancelled_and_failed(slurm: dict[str, str], folder: Path) -> None:
-    output = folder / "out"
-    (folder / "failing").mkdir()
-    failing = submit(slurm, folder / "failing", [*flags(output, 2), "DATA.DATASET=nothing"])
-    number = submit(slurm, folder, flags(output, 1000), "--time=10")
+def test_cancelled_and_refused_jobs_are_not_requeued(slurm, tmp_path):
+    output = tmp_path / "out"
+    (tmp_path / "failing").mkdir()
+    failing = submit(slurm, tmp_path / "failing", [*flags(output, 2), "DATA.DATASET=nothing"])
+    number = submit(slurm, tmp_path, flags(output, 1000), "--time=10")
     wait_for_log(output, "Epoch[002")
     subprocess.run(["scancel", number], env=slurm, check=True)
     ended = wait_for_end(slurm, number)
     assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0")
     ended = wait_for_end(slurm, failing)
     assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", "2:0")
-    assert (folder / "failing/job.log").read_text().count("error: DATA.DATASET: unknown data set nothing") == 1
-
-
-def _with_daemons(trial: Callable[[dict[str, str], Path], None], folder: Path) -> None:
-    (daemons := folder / "daemons").mkdir()
-    with slurm_daemons(daemons) as variables:
-        trial(variables, folder)
-
-
-TRIALS = {
-    "time limits, and the weights of an unbroken run": partial(_with_daemons, _time_limits),
-    "cancelled and refused jobs are not requeued": partial(_with_daemons, _cancelled_and_failed),
-}
+    assert (tmp_path / "failing/job.log").read_text().count("error: DATA.DATASET: unknown data set nothing") == 1

@@ -8,23 +8,18 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from clusters import cluster_runs
-from clusters.cluster_runs import LIMIT_SECONDS, assert_unbroken, flags, only_log, wait_for_log, wait_until
+import pytest
+from cluster_runs import LIMIT_SECONDS, assert_unbroken, flags, only_log, require, wait_for_log, wait_until
 from conftest import ROOT
 from rank_pool import environment
 
 EPOCHS = 8
 ADDRESSES = {"host-a": "10.213.7.1", "host-b": "10.213.7.2"}
 _ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && eval "$3" && shift 3 && exec "$@"'
-
-
-missing_program = partial(cluster_runs.missing_program, "ip", "unshare")
 
 
 @dataclass
@@ -67,12 +62,13 @@ class TwoHosts:
         return (self.folder / f"{name}.log").read_text()
 
 
-@contextmanager
-def linked_hosts(folder: Path) -> Iterator[TwoHosts]:
+@pytest.fixture
+def hosts(tmp_path) -> Iterator[TwoHosts]:
     """Makes the hosts, and at the end removes them with all their processes."""
-    hosts = TwoHosts(folder)
+    require("ip", "unshare")
+    hosts = TwoHosts(tmp_path)
     lines = "".join(f"{address} {host}\n" for host, address in ADDRESSES.items())
-    (folder / "hosts").write_text(f"127.0.0.1 localhost\n{lines}")
+    (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n{lines}")
     try:
         for host in ADDRESSES:
             _ip("netns", "add", hosts.namespace(host))
@@ -132,22 +128,22 @@ def errors(hosts: TwoHosts, name: str) -> list[str]:
     return [line for line in hosts.printed(name).splitlines() if line.startswith("error: ")]
 
 
-def _kubernetes(hosts: TwoHosts, folder: Path) -> None:
+def test_node_variables_of_kubernetes(hosts, tmp_path):
     """Every pod starts the same command."""
     node = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "host-a", "PET_MASTER_PORT": "29500"}
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
-    command = [*torchrun, str(ROOT / "main_multi_gpu.py"), *flags(folder / "out", EPOCHS)]
+    command = [*torchrun, str(ROOT / "main_multi_gpu.py"), *flags(tmp_path / "out", EPOCHS)]
     started = [
         hosts.run(host, command, f"run-{host}", PET_NODE_RANK=str(rank), **node) for rank, host in enumerate(ADDRESSES)
     ]
     finish(started, hosts, "run")
-    assert_unbroken(folder / "out", EPOCHS)
+    assert_unbroken(tmp_path / "out", EPOCHS)
 
 
-def _cut_network(hosts: TwoHosts, folder: Path) -> None:
-    arguments = flags(folder / "out", EPOCHS, "TIMEOUT_SECONDS=20", "SAVE_FREQ_STEPS=5")
+def test_a_run_is_resumed_after_a_cut_network(hosts, tmp_path):
+    arguments = flags(tmp_path / "out", EPOCHS, "TIMEOUT_SECONDS=20", "SAVE_FREQ_STEPS=5")
     started = hosts.torchrun(arguments, "cut")
-    wait_for_log(folder / "out", "Epoch[003")
+    wait_for_log(tmp_path / "out", "Epoch[003")
     hosts.link("down")
     wait_for_workers(hosts, *ADDRESSES)
     hosts.link("up")
@@ -156,7 +152,7 @@ def _cut_network(hosts: TwoHosts, folder: Path) -> None:
         assert f"rank {rank} ({host})" in line and "network" in line, line
     wait_for_ends(started)
     finish(hosts.torchrun(["-resume=auto", *arguments], "resumed"), hosts, "resumed")
-    assert_unbroken(folder / "out", EPOCHS)
+    assert_unbroken(tmp_path / "out", EPOCHS)
 
 
 def start_elastic(hosts: TwoHosts, host: str, output: Path, name: str, epochs: int) -> subprocess.Popen:
@@ -174,8 +170,8 @@ def wait_for_count(output: Path, pattern: str, count: int) -> None:
     wait_until(lambda: len(re.findall(pattern, only_log(output))) >= count, f"not {count} times: {pattern}")
 
 
-def _lost_node(hosts: TwoHosts, folder: Path) -> None:
-    output = folder / "out"
+def test_an_elastic_run_survives_a_lost_node_and_its_return(hosts, tmp_path):
+    output = tmp_path / "out"
     one = start_elastic(hosts, "host-a", output, "a", epochs=40)
     start_elastic(hosts, "host-b", output, "b", epochs=40)
     wait_for_log(output, "Epoch[003")
@@ -186,15 +182,3 @@ def _lost_node(hosts: TwoHosts, folder: Path) -> None:
     other = start_elastic(hosts, "host-b", output, "b2", epochs=40)
     wait_for_count(output, r"Resume: from", 2)
     assert wait_for_ends([one, other]) == [0, 0], hosts.printed("a") + hosts.printed("b2")
-
-
-def _on_hosts(trial: Callable[[TwoHosts, Path], None], folder: Path) -> None:
-    with linked_hosts(folder) as hosts:
-        trial(hosts, folder)
-
-
-TRIALS = {
-    "node variables of Kubernetes": partial(_on_hosts, _kubernetes),
-    "a cut network, and the run is resumed": partial(_on_hosts, _cut_network),
-    "elastic: a lost node, and its return": partial(_on_hosts, _lost_node),
-}

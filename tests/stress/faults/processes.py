@@ -22,17 +22,6 @@ HANG_SECONDS = 300.0  # a process that does not end within this time hangs, also
 _MARKER = "AMPVIT_FAULT"  # environment variable of all processes of a fault
 
 
-def reset_signals() -> None:
-    """Makes the processes that this one starts end by Ctrl-C and by a closed terminal.
-
-    nohup and a shell's `&` start a program with these signals ignored, and its child processes inherit this. They do
-    not inherit a handler: a handler that does nothing ignores the signals in this process only.
-    """
-    for number in (signal.SIGHUP, signal.SIGINT):
-        if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, lambda *_: None)
-
-
 class Running:
     """The processes of a started script: `process` and its descendants."""
 
