@@ -24,7 +24,7 @@ from configs.flags import requested_device
 from utils import notes
 from utils.errors import Unavailable, UserError
 from utils.files import TemporaryFolder
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 from utils.processes.launch import detect_launcher, exit_with_launcher, launch_processes
 from utils.system import limit_spinning, without_collections
 
@@ -95,4 +95,4 @@ def num_processes(requested: int | None, device: str | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

@@ -17,7 +17,7 @@ if __name__ == "__main__":
 from configs.command_line import parse_command_line
 from configs.flags import requested_device
 from utils.errors import UserError
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 from utils.processes.launch import check_is_alone
 from utils.system import limit_spinning, without_collections
 
@@ -44,4 +44,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

@@ -34,6 +34,7 @@ _READING = ("CLASS_FOLDERS", "LABELS", "COLUMNS", "ENCODING", "MULTI_LABEL")
 PLACE = ("DATASET", "DATA_PATH", "KWARGS", "IMAGE_ROOT", *_READING)
 SPLIT = ("VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED", "GROUPS")
 NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
+# Weights carry these to an evaluation. Exports describe those in `_KEY_OF` of engine/checkpoint/weights_record.py.
 PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
 # Keys that checkpoints of format 6 may lack, and the values of the versions that wrote these.
 PREPROCESSING_BEFORE = {"RESIZE": "crop"}

@@ -10,6 +10,7 @@ if not TYPE_CHECKING:  # for a type checker, it would define every name
         """Raises ImportError for names of Hugging Face's package. pickle, for one, asks modules for any other name."""
         if name not in _OTHERS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        problem = f"datasets.{name}: `datasets` is AmpViT's package here ({__path__[0]}), which hides Hugging Face's"
-        fix = "use that one in another folder and process, and give its files to AmpViT (docs/data.md#parquet-files)"
-        raise ImportError(f"{problem}; {fix}")
+        raise ImportError(
+            f"datasets.{name}: `datasets` is AmpViT's package here ({__path__[0]}), which hides Hugging Face's; "
+            "use that one in another folder and process, and give its files to AmpViT (docs/data.md#parquet-files)"
+        )

@@ -49,6 +49,11 @@ class Batch(NamedTuple):
     copied: torch.cuda.Event | None = None
 
 
+def is_padding(targets: Any) -> Any:
+    """Whether each position of a tensor or an array of targets has no sample, bool (B,)."""
+    return (targets if targets.ndim == 1 else targets[:, 0]) == PADDING
+
+
 PREFETCH_FACTOR = 2  # P
 _HELD_BATCHES = 2  # H: the batch in use, and the one before
 _of_rank = WeakValueDictionary[bytes, "ImageSlots"]()  # by key

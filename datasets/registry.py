@@ -135,8 +135,10 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
 
     found = find_on_main(recognize, context)
     if data.multi_label and not properties_of(found).multi_label:
-        problem = f"DATA.MULTI_LABEL needs a table or tar shards, but {data.data_path} is read as {found}"
-        raise UserError(f"{problem}; give a table: -data_path=TABLE.csv, or -dataset=csv or tar")
+        raise UserError(
+            f"DATA.MULTI_LABEL needs a table or tar shards, but {data.data_path} is read as {found}; "
+            "give a table: -data_path=TABLE.csv, or -dataset=csv or tar"
+        )
     if data.labels and not properties_of(found).may_be_table:
         raise UserError(f"DATA.LABELS needs a path of each image, but {data.data_path} is read as {found}; remove it")
     return data.model_copy(update={"dataset": found})
@@ -211,8 +213,10 @@ def _existing_class(data: Data) -> type[Source]:
         raise Unavailable(f"{default}: does not exist (the default of -data_path); give -data_path=FOLDER")
     if has_files and "://" in data.data_path and not kind.reads_archive:
         download = "hf download ORG/NAME --repo-type=dataset --local-dir=DIR"
-        problem = f"{data.data_path}: is a URL, which -dataset=tar reads for tar shards of http, https, s3 and gs"
-        raise UserError(f"{problem}; download other data, as with {download}, and give -data_path=DIR")
+        raise UserError(
+            f"{data.data_path}: is a URL, which -dataset=tar reads for tar shards of http, https, s3 and gs; "
+            f"download other data, as with {download}, and give -data_path=DIR"
+        )
     return kind
 
 
@@ -258,7 +262,7 @@ def _read(
 
 def _read_splits(source: Source, splits: Sequence[str]) -> tuple[dict[str, Samples], list[Finding]]:
     """The samples of each split, and the errors of the others."""
-    samples = dict[str, Samples]()
+    samples = {}
     findings = list[Finding]()
     for split in splits:
         try:

@@ -24,7 +24,7 @@ from configs.schema import Parallel, Train
 from models.blocks import blocks_of, inside_stages, local_tensor, share_drop_path
 from utils.device import untimed_convolutions
 from utils.distributed import ProcessContext, gather_objects
-from utils.errors import UserError, error_from
+from utils.errors import UserError, error_from, first_line
 from utils.notes import Note
 from utils.processes.launch import inherited_import_path
 from utils.torch_compat import (
@@ -234,8 +234,10 @@ class FSDP(Strategy):
     def shard(self, model: nn.Module, average: nn.Module | None = None, dtype_of: DtypeOf = lambda module: None) -> str:
         for path, module in model.named_modules():
             if isinstance(module, BatchNorm):
-                problem = f"PARALLEL.STRATEGY: this model has batch norms ({path})"
-                raise UserError(f"{problem}, whose running statistics are not shared; use ddp")
+                raise UserError(
+                    f"PARALLEL.STRATEGY: this model has batch norms ({path})"
+                    ", whose running statistics are not shared; use ddp"
+                )
         # The backward pass starts with the parameters outside of blocks: they are not freed in between.
         units = self._shard_model(model, dtype_of, self.options.reshard_after_forward, reshard_rest=False)
         if average is not None:
@@ -434,17 +436,20 @@ def check_compiler(device: torch.device) -> None:
         for variable, folder in folders.items():  # torch.compile unpickles and loads their files
             os.makedirs(folder, mode=0o700, exist_ok=True)
             if {os.stat(folder, follow_symlinks=follows).st_uid for follows in (True, False)} != {os.geteuid()}:
-                problem = f"{variable}: {folder} belongs to another user, and torch.compile runs code from it"
-                raise UserError(f"{problem}; set {variable} to a folder of your own, or remove -compile")
+                raise UserError(
+                    f"{variable}: {folder} belongs to another user, and torch.compile runs code from it; "
+                    f"set {variable} to a folder of your own, or remove -compile"
+                )
     except OSError as error:
-        problem = f"TRAIN.COMPILE: the cache {error.filename}: {error.strerror}"
-        raise error_from(error, f"{problem}; remove -compile") from error
+        raise error_from(
+            error, f"TRAIN.COMPILE: the cache {error.filename}: {error.strerror}; remove -compile"
+        ) from error
     try:
         with inherited_import_path():  # torch asks Python processes which vector instructions work
             torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:  # of many types: a missing C++ compiler, no Triton, a read-only folder
         cause = getattr(error, "inner_exception", error)
-        reason = next(iter(str(cause).splitlines()), type(cause).__name__)
+        reason = first_line(cause)
         cache = folders.get("TORCHINDUCTOR_CACHE_DIR", folders["TMPDIR"])
         fix = f"install g++, delete the cache {cache} if it is damaged, or remove -compile"
         raise error_from(error, f"TRAIN.COMPILE: torch cannot compile: {reason}; {fix}") from error

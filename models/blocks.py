@@ -162,7 +162,7 @@ class FeatureModel(nn.Module):
         return features.flatten(1)
 
     def _input_of_head(self, images: torch.Tensor) -> torch.Tensor:
-        found: list[torch.Tensor] = []
+        found = []
         hook = self.heads[0].register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
         try:
             self.model(images)

@@ -28,7 +28,7 @@ from models.fused_functions import Activate, AddNorm, Linear, SplitHeads, activa
 from models.kernels import UnbindAttention
 from models.recompute import Recomputed
 from models.vit import SampleDropBlock
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.torch_compat import hooks_of
 
 
@@ -169,8 +169,7 @@ def check_kernels(device: torch.device) -> None:
         h = torch.zeros(1, 16, device=device, dtype=torch.float16)
         Activate.apply(h, h, kernels.EXACT, mask_of(None))
     except Exception as error:  # of many types, also of the operating system
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"Triton does not work here: {reason}") from error
+        raise UserError(f"Triton does not work here: {first_line(error)}") from error
 
 
 def _difference(block: Any) -> str:

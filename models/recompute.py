@@ -42,8 +42,10 @@ def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
     try:
         timm_model.set_grad_checkpointing(True)
     except (AttributeError, AssertionError):  # no such method, or a method that refuses
-        problem = f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}"
-        raise UserError(f"{problem}; set it to cheap or false, lower -batch_size") from None
+        raise UserError(
+            f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}; "
+            "set it to cheap or false, lower -batch_size"
+        ) from None
 
 
 def _is_saved(unneeded: torch.Size | None, context: SelectiveCheckpointContext, op: Any, *args: Any, **_: Any) -> bool:
@@ -109,7 +111,7 @@ def store_products(model: nn.Module, meta_model: nn.Module, image_shape: tuple[i
     image_shape: (C, S, S).
     Raises UserError: the model calls no blocks, or its trial pass fails.
     """
-    observers = list[_Observer]()
+    observers = []
     for block in _innermost_blocks(meta_model):
         observers.append(_Observer())
         _store(block, observers[-1])

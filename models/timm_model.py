@@ -19,7 +19,7 @@ from configs.schema import Data
 from configs.schema.families.family import OWN_KEYS, TimmModel
 from configs.schema.model import Model
 from utils.device import find_shortage
-from utils.errors import UserError, did_you_mean
+from utils.errors import UserError, did_you_mean, first_line
 from utils.file_formats.hf_folder import ANSWER_SECONDS, WEIGHTS, download, explained
 from utils.torch_compat import BatchNorm
 
@@ -119,7 +119,7 @@ def class_arguments(model_class: type[nn.Module]) -> set[str]:
 
     No name may follow from **kwargs: timm's functions take some for themselves, and download any address.
     """
-    names = set[str]()
+    names = set()
     for owner in model_class.__mro__[:-1]:
         parameters = inspect.signature(owner).parameters
         for name, parameter in parameters.items():
@@ -192,8 +192,9 @@ def errors_of_building(model: str, data: Data) -> Iterator[None]:
     except Exception as error:  # of many types, by family
         if find_shortage(error):  # the entry script names what to reduce
             raise
-        problem = f"{model} cannot be built with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}"
-        raise UserError(f"{problem}: {_first_line(error)}") from error
+        raise UserError(
+            f"{model} cannot be built with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: {_first_line(error)}"
+        ) from error
 
 
 def check_image_size(model: nn.Module, name: str, data: Data) -> None:
@@ -210,8 +211,10 @@ def check_image_size(model: nn.Module, name: str, data: Data) -> None:
         cfg = getattr(model, "default_cfg", None) or {}
         channels, *size = cfg.get("input_size", [0])
         default = f"; its defaults are DATA.IMAGE_SIZE {size}, IMAGE_CHANNELS {channels}" if size else ""
-        problem = f"{name} with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: a forward pass fails"
-        raise UserError(f"{problem} ({_first_line(error)}){default}; change one of them") from error
+        raise UserError(
+            f"{name} with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: a forward pass fails"
+            f" ({_first_line(error)}){default}; change one of them"
+        ) from error
     finally:
         model.train()
 
@@ -240,4 +243,4 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__).removesuffix(":")
+    return first_line(error).removesuffix(":")

@@ -165,8 +165,9 @@ class _Classifier(nn.Module):
         try:
             self.set_attn_implementation("sdpa" if is_fused else "eager")
         except ValueError:
-            problem = f"MODEL.ATTENTION: transformers has no fused attention of {type(self).__name__}"
-            raise UserError(f"{problem}; use auto") from None
+            raise UserError(
+                f"MODEL.ATTENTION: transformers has no fused attention of {type(self).__name__}; use auto"
+            ) from None
 
     def get_classifier(self) -> tuple[nn.Module, ...]:
         return tuple(child for name, child in self.named_children() if name.endswith("classifier"))
@@ -174,7 +175,7 @@ class _Classifier(nn.Module):
     def group_matcher(self: Any, coarse: bool = False) -> Callable[[str], float]:
         """Name -> layer: 0 before the blocks, then the last block that began; the classifier is the last layer."""
         inside = {weight: index for index, block in enumerate(self.own_blocks, 1) for weight in block.parameters()}
-        layers = dict[str, float]()
+        layers = {}
         layer = 0
         for name, weight in self.named_parameters():
             layer = inside.get(weight, layer)

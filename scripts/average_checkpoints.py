@@ -31,7 +31,7 @@ from scripts.weights.trained_model import TrainedModel, locate_weights, open_tra
 from utils.distributed import single_process
 from utils.errors import UserError, print_escaped
 from utils.files import atomic_save
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 
 SCRIPT = "scripts/average_checkpoints.py"
 
@@ -95,7 +95,7 @@ def add_to_mean(mean: State, state: State, count: int) -> State:
 
 def _checkpoints(run: Path) -> list[Path]:
     """The checkpoints of a run, each position once. Damaged ones are left out, with a line."""
-    found: dict[tuple[int, int], Path] = {}
+    found = {}
     for path in checkpoints_by_progress(run):
         try:
             checkpoint = load_checkpoint(path)
@@ -116,9 +116,11 @@ def _check_same_data(trained: TrainedModel, path: Path) -> None:
         for record in (first, other)
     )
     if differing := [name for name, value in of_first.items() if of_other[name] != value]:
-        problem = f"{path}: was trained with other {', '.join(differing)} than {trained.weights}"
-        raise UserError(f"{problem}; average the predictions in place of the weights (docs/evaluation.md)")
+        raise UserError(
+            f"{path}: was trained with other {', '.join(differing)} than {trained.weights}; "
+            "average the predictions in place of the weights (docs/evaluation.md)"
+        )
 
 
 if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

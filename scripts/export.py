@@ -18,7 +18,7 @@ from configs.command_line import parse_command_line
 from scripts.exporting.formats import FORMATS, ONNX_PACKAGES, check_target
 from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
 from utils.errors import UserError
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 from utils.system import require
 
 SCRIPT = "scripts/export.py"
@@ -60,4 +60,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

@@ -61,8 +61,9 @@ def write_output(path: Path, content: str | bytes) -> None:
     try:
         atomic_write(path, content)
     except OSError as error:
-        fix = "give another file with -output"
-        raise error_from(error, f"{path}: cannot be written ({error.strerror}); {fix}") from error
+        raise error_from(
+            error, f"{path}: cannot be written ({error.strerror}); give another file with -output"
+        ) from error
 
 
 def positive(text: str) -> int:

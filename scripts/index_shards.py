@@ -19,7 +19,7 @@ from datasets.shards.location import parse_location
 from datasets.shards.store import is_local
 from scripts.flags import add_flag, new_file, script_parser, split_flags, write_output
 from utils.errors import UserError
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 
 
 def main(argv: list[str]) -> int:
@@ -44,4 +44,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

@@ -51,7 +51,7 @@ from scripts.flags import add_flag, positive, script_parser, split_flags
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, escape_control_characters
 from utils.files import atomic_write, open_atomically, open_regular_file, space_fix
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 from utils.seeding import seeded_generator
 from utils.system import own_share
 
@@ -92,13 +92,14 @@ def main(argv: list[str]) -> int:
     splits: dict[str, EncodedImages] = dict(zip(names, read, strict=True))
     torch.set_num_threads(1)  # images are decoded in parallel
     output = flags.output
-    written = dict[str, list[Index]]()
+    written = {}
     label_key, group_key = LABELS_KEY if data.multi_label else "", GROUP_KEY if data.groups else ""
     try:
         output.mkdir(parents=True)
     except OSError as error:
-        problem = f"{output}: cannot be created ({error.strerror})"
-        raise error_from(error, f"{problem}; give another folder with -output") from error
+        raise error_from(
+            error, f"{output}: cannot be created ({error.strerror}); give another folder with -output"
+        ) from error
     try:
         bad_images = BadImageList(0, output)
         for name, samples in splits.items():
@@ -111,8 +112,9 @@ def main(argv: list[str]) -> int:
         shutil.rmtree(output, ignore_errors=True)  # a part of the images must not look like all of them
         if not isinstance(error, OSError):
             raise
-        problem = f"{output}: cannot be written ({error.strerror})"
-        raise error_from(error, f"{problem}; {space_fix(error.strerror)} and start again") from error
+        raise error_from(
+            error, f"{output}: cannot be written ({error.strerror}); {space_fix(error.strerror)} and start again"
+        ) from error
     counts = {name: sum(map(len, shards)) for name, shards in written.items()}
     num_bad = sum(map(len, splits.values())) - sum(counts.values())
     bad = f"; {num_bad} could not be used: see {output / 'bad_images_0.csv'}" if num_bad else ""
@@ -259,4 +261,4 @@ def write_shard(path: Path, samples: Iterable[Sample], max_bytes: float) -> list
 
 
 if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

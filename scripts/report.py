@@ -34,7 +34,7 @@ from engine.run.record import BASELINES, REPORT
 from scripts.flags import write_output
 from utils.errors import UserError, escape_control_characters, print_escaped
 from utils.metric_table import METRICS
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 from utils.tables import aligned_table, table_text
 
 _MEASURED = ("train_seconds", "images_per_second", "peak_memory_bytes")
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
 
 def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[str, Evaluation]:
     """The evaluation of all held-out images of each group of folds, by the end of its title; adds reasons for none."""
-    found: dict[str, Evaluation] = {}
+    found = {}
     folds = [group for group in groups if group.are_folds]
     for group in groups if folds else ():
         group.cells["out_of_fold"] = None
@@ -169,4 +169,4 @@ def _print_csv(runs: Sequence[RunContents]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

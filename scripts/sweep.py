@@ -40,7 +40,7 @@ from utils.device import visible_gpus
 from utils.errors import Unavailable, UserError
 from utils.files import atomic_write, own_file, read_json
 from utils.notes import STATUS, SWEEP, run_name
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 from utils.processes.launch import SHUTDOWN_SECONDS, end_with_parent, stop_processes
 from utils.system import own_share
 
@@ -96,7 +96,7 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
 
     The name of the folder has a checksum of the options that are not swept: other options are another sweep.
     """
-    grid: dict[str, Sequence[Any]] = {}
+    grid = {}
     for text in sets:
         key, equals, values = text.partition("=")
         if not equals or key in grid:
@@ -137,7 +137,7 @@ def read_values(text: str) -> Sequence[Any]:
 
 def newest_runs(folder: Path) -> dict[str, tuple[Path, str] | None]:
     """By the names of the runs in a folder, the newest one with a checkpoint, and its state; None: there is none."""
-    runs: dict[str, tuple[Path, str] | None] = {}
+    runs = {}
     for path in sorted(folder.glob("*")):
         name, status = run_name(path), read_json(path / STATUS)
         if name != path.name or status.get("checkpoint"):
@@ -164,8 +164,8 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
     speeds = read_json(root / SWEEP)
     waiting = list(runs)
     free = environments[::-1]
-    failures = list[str]()
-    running: dict[str, tuple[subprocess.Popen[bytes], dict[str, str]]] = {}
+    failures = []
+    running = {}
 
     def may_start(name: str) -> bool:
         deciding = [speeds[other] for other in running if other in speeds]
@@ -205,4 +205,4 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
 
 
 if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

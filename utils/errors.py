@@ -85,6 +85,11 @@ def to_single_line(text: str) -> str:
     return shortened(" ".join(text.split()), _MAX_LINE_CHARS)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of the text of an error, or its type without a text."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def shortened(text: str, max_chars: int) -> str:
     """The beginning and the end of a longer text: the names of the files of a folder differ at the end."""
     half = (max_chars - 3) // 2

@@ -54,8 +54,9 @@ def _decode(dataset: Any, size: tuple[int, int], num_frames: int) -> np.ndarray:
     try:
         values = pixel_array(dataset, index=0)
     except RuntimeError as error:
-        fix = "pip install 'pylibjpeg[all]', or convert it to PNG"
-        raise ValueError(f"{syntax.name} has no decoder here: {fix}") from error
+        raise ValueError(
+            f"{syntax.name} has no decoder here: pip install 'pylibjpeg[all]', or convert it to PNG"
+        ) from error
     lowest = -(1 << dataset.BitsStored - 1) if dataset.PixelRepresentation else 0
     ends = np.array([lowest, lowest + (1 << dataset.BitsStored) - 1])
     kind = dataset.PhotometricInterpretation

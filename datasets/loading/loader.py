@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.schema import Config, Data
-from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, slots_shape
+from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, is_padding, slots_shape
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.loading.workers import (
@@ -248,8 +248,8 @@ class Loader:
 
 def unreadable(targets: torch.Tensor, keys: list[Key]) -> list[int]:
     """The indices of the samples of a batch that could not be read."""
-    is_padding = ((targets if targets.ndim == 1 else targets[:, 0]) == PADDING).tolist()
-    return [index for (_, index, _), padded in zip(keys, is_padding, strict=True) if padded and index != PADDING]
+    are_padding = is_padding(targets).tolist()
+    return [index for (_, index, _), padded in zip(keys, are_padding, strict=True) if padded and index != PADDING]
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def balanced_order(targets: np.ndarray, num_places: int, seed: int, epoch: int) 
     by_class = torch.from_numpy(np.argsort(targets, kind="stable"))
     labels, counts = np.unique(targets, return_counts=True)
     blocks = -(-num_places // len(labels))
-    draws = list[np.ndarray]()
+    draws = []
     first = epoch * blocks  # (K, blocks)
     for label, count, start in zip(labels.tolist(), counts.tolist(), counts.cumsum() - counts, strict=True):
         # One image of the class for each block. All epochs are one sequence of rounds. A round draws each image equally

@@ -82,9 +82,11 @@ def start_worker_server(may_fork: bool = False) -> None:
         with inherited_import_path(), replaced_spawn(_forking) if forks else nullcontext():
             forkserver.ensure_running()
     except OSError as error:  # such as 'AF_UNIX path too long'
-        problem = f"TMPDIR: workers cannot open a socket in {tempfile.gettempdir()} ({error.strerror or error})"
-        fix = "set it to a short path, such as /tmp, or use no workers: -num_workers=0"
-        raise error_from(error, f"{problem}; {fix}") from error
+        raise error_from(
+            error,
+            f"TMPDIR: workers cannot open a socket in {tempfile.gettempdir()} ({error.strerror or error}); "
+            "set it to a short path, such as /tmp, or use no workers: -num_workers=0",
+        ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 

@@ -6,9 +6,9 @@ The index is stored. Its rows are used again; new and changed shards are read in
 import contextlib
 import hashlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import as_completed
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -66,7 +66,7 @@ class TarShards(Source):
         """How the shards are read, which images are not, and the split of shards without val."""
         data = self.data
         shards = self.index.shards
-        notes = list[Note]()
+        notes = []
         if not self._reader.store.is_local:
             source = "not cached (DATA.CACHE_GB is 0): each image is read as a range, in each epoch"
             if cache:
@@ -182,33 +182,41 @@ def open_index(
     Raises UserError: a shard is damaged, refused or cannot be read; some labels are numbers and others names; the index
     cannot be stored.
     """
-    stored, path = _StoredRows(shards, label_key, assume, group_key), cached_index(store, cache_dir)
+    stored = _StoredRows({shard.name: shard for shard in shards}, label_key, assume, group_key)
+    path = cached_index(store, cache_dir)
     stored.add_file(path)
     if store.is_local:
         beside = Path(store.root, INDEX_NAME)
         stored.add_file(beside)
         path = beside if os.access(store.root, os.W_OK) else path
-    elif stored.missing() and (data := store.read_small(INDEX_NAME, MAX_INDEX_BYTES)) is not None:
-        stored.add(data, store.url(INDEX_NAME))
-        if not stored.missing():
-            stored.save(path)
+    elif stored.missing():
+        data = store.read_small(INDEX_NAME, MAX_INDEX_BYTES)
+        if data is not None:
+            stored.add(data, store.url(INDEX_NAME))
+            if not stored.missing():
+                stored.save(path)
     if stored.missing():
-        with contextlib.ExitStack() as stack:
-            lock = path.with_name(f".{path.name}.lock")
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(lock))
-            except OSError as error:
-                problem = f"{path.parent}: cannot store the index ({error.strerror})"
-                raise error_from(error, f"{problem}; set DATA.CACHE_DIR to a writable folder") from error
-            stack.callback(lock.unlink, missing_ok=True)  # others that wait find the index; at worst two build it
+        with _locked(path):
             stored.add_file(path)  # another process may have written it
-            if stored.missing():
-                try:
-                    _read_shards(store, stored)
-                finally:  # after an error, too
-                    stored.save(path)
+            _read_shards(store, stored, path)
     return stored.join(), list(dict.fromkeys(stored.notes))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The lock of an index in a file. Raises UserError: its folder cannot be written."""
+    lock = path.with_name(f".{path.name}.lock")
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock))
+        except OSError as error:
+            raise error_from(
+                error,
+                f"{path.parent}: cannot store the index ({error.strerror}); set DATA.CACHE_DIR to a writable folder",
+            ) from error
+        stack.callback(lock.unlink, missing_ok=True)  # others that wait find the index; at worst two build it
+        yield
 
 
 def cached_index(store: ShardStore, cache_dir: Path) -> Path:
@@ -217,14 +225,16 @@ def cached_index(store: ShardStore, cache_dir: Path) -> Path:
     return cache_dir / "indexes" / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}.npz"
 
 
+@dataclass
 class _StoredRows:
-    """Collects the rows of the wanted shards from stored indexes."""
+    """Collects the rows of the wanted shards from stored indexes. wanted, indexes: by name; an index of one shard."""
 
-    def __init__(self, shards: Sequence[Shard], label_key: str, assume: bool, group_key: str) -> None:
-        self.label_key, self.assume, self.group_key = label_key, assume, group_key
-        self.notes: list[Note] = []
-        self.indexes: dict[str, Index] = {}  # of one shard each
-        self._wanted = {shard.name: shard for shard in shards}
+    wanted: dict[str, Shard]
+    label_key: str
+    assume: bool
+    group_key: str
+    notes: list[Note] = field(default_factory=list)
+    indexes: dict[str, Index] = field(default_factory=dict)
 
     def add_file(self, path: Path) -> None:
         """Adds the rows of an index in a file, if it exists."""
@@ -246,19 +256,21 @@ class _StoredRows:
         if index.label_key != self.label_key or self.group_key not in ("", index.group_key):
             return
         for position, shard in enumerate(index.shards):
-            current = self._wanted.get(shard.name)
-            if current and current.is_same_as(shard):
-                is_assumed = shard.is_assumed or not current.is_comparable_with(shard)
-                if not is_assumed or (self.assume and shard.name not in self.indexes):
-                    shards = [current._replace(is_assumed=is_assumed, num_further=shard.num_further)]
-                    self.indexes[shard.name] = replace(index.of_shard(position), shards=shards)
+            current = self.wanted.get(shard.name)
+            if not current or not current.is_same_as(shard):
+                continue
+            is_assumed = shard.is_assumed or not current.is_comparable_with(shard)
+            if is_assumed and (not self.assume or shard.name in self.indexes):
+                continue
+            known = current._replace(is_assumed=is_assumed, num_further=shard.num_further)
+            self.indexes[shard.name] = replace(index.of_shard(position), shards=[known])
 
     def missing(self) -> list[Shard]:
-        return [shard for name, shard in self._wanted.items() if name not in self.indexes]
+        return [shard for name, shard in self.wanted.items() if name not in self.indexes]
 
     def join(self) -> Index:
         """Returns the index of the wanted shards whose rows are known."""
-        known = [self.indexes[name] for name in self._wanted if name in self.indexes]
+        known = [self.indexes[name] for name in self.wanted if name in self.indexes]
         return join(known, self.label_key, self.group_key)
 
     def save(self, path: Path) -> None:
@@ -273,9 +285,11 @@ class _StoredRows:
             self.notes.append(Note("warning", f"{path}: cannot be written ({error.strerror}); no run can reuse it"))
 
 
-def _read_shards(store: ShardStore, stored: _StoredRows) -> None:
-    """Reads the missing shards, each from its first byte to its last."""
+def _read_shards(store: ShardStore, stored: _StoredRows, path: Path) -> None:
+    """Reads the missing shards, each from its first byte to its last, and saves all rows; after an error, too."""
     shards = stored.missing()
+    if not shards:
+        return
     others = Counts()
     findings = []
     num_bytes = sum(shard.num_bytes for shard in shards)
@@ -283,8 +297,10 @@ def _read_shards(store: ShardStore, stored: _StoredRows) -> None:
     threads = min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)
     with (
         tqdm(desc="index", total=num_bytes, unit="B", unit_scale=True, leave=False, disable=None) as bar,
-        contextlib.closing(DaemonPool(threads)) as pool,
+        contextlib.ExitStack() as at_end,
     ):
+        at_end.callback(stored.save, path)
+        pool = at_end.enter_context(contextlib.closing(DaemonPool(threads)))
         reads = {pool.submit(read_records, store.stream(s), store.url(s.name), s.num_bytes, *keys): s for s in shards}
         for result in as_completed(reads):
             shard = reads.pop(result)

@@ -133,7 +133,7 @@ def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> 
     Raises UserError if some labels are numbers and others are names.
     """
     columns = {name: [index.arrays[name] for index in indexes] for name in _COLUMNS}
-    example = dict[bool, str]()
+    example = {}
     for index in indexes:
         if (index.arrays["targets"] >= 0).any():
             example[index.class_names is None] = index.shards[0].name
@@ -142,7 +142,7 @@ def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> 
     class_names = None
     if False in example:
         class_names, columns["targets"] = _number_together(indexes)
-    arrays = dict[str, np.ndarray]()
+    arrays = {}
     for name, parts in columns.items():
         if name.endswith("ends"):  # in each part they count from its own start
             parts = [np.diff(part, prepend=0) for part in parts]

@@ -89,7 +89,7 @@ def _expand(pattern: str) -> list[str]:
     require("DATA.DATA_PATH with a pattern in braces", "braceexpand")
     from braceexpand import braceexpand
 
-    names = list[str]()
+    names = []
     try:
         in_ranges = sum(abs(int(end) - int(start)) + 1 for start, end in _RANGE.findall(pattern))
         if in_ranges <= MAX_NAMES:  # `braceexpand` lists each range as a whole
@@ -163,22 +163,28 @@ def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundS
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             key = f"{shorten('.'.join(map(str, first['loc'])))}: " if first["loc"] else ""
-            problem = f"{store.url(INFO_FILE)}: {key}{first['msg'].removeprefix('Value error, ')}"
-            raise UserError(f"{problem}; correct it, or give a pattern of names instead") from None
+            raise UserError(
+                f"{store.url(INFO_FILE)}: {key}{first['msg'].removeprefix('Value error, ')}; "
+                "correct it, or give a pattern of names instead"
+            ) from None
         splits = {SPLIT_NAMES[name]: sorted(split.filenames) for name, split in info.splits.items()}
         label_key = next(iter(info.splits.values())).alt_label or ""
         return FoundShards(splits, class_names=info.class_names, label_key=label_key)
     if not store.files.can_list:
-        problem = f"{store.root}: the shards on a web server cannot be listed, and there is no {INFO_FILE}"
-        raise UserError(f"{problem}; give a pattern, such as {store.url('train-{0000..0127}.tar')}")
+        raise UserError(
+            f"{store.root}: the shards on a web server cannot be listed, and there is no {INFO_FILE}; "
+            f"give a pattern, such as {store.url('train-{0000..0127}.tar')}"
+        )
     files, folders = store.list_folder()
     for folder in folders:
         if split_of(folder):
             files += store.list_folder(folder)[0]
     if shards := [file for file in files if not _name_problem(file) and not file.split("/")[-1].startswith(".")]:
         return _split_by_name(shards, store)
-    problem = f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}, not compressed)"
-    raise UserError(f"{problem}; check it, or use -dataset=folder for images")
+    raise UserError(
+        f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}, not compressed); "
+        "check it, or use -dataset=folder for images"
+    )
 
 
 def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
@@ -187,6 +193,8 @@ def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
         splits[split_of(name) or "all"].append(name)
     if "all" in splits and len(splits) > 1:
         other = next(names for split, names in splits.items() if split != "all")[0]
-        problem = f"{store.url(splits['all'][0])}: has no 'train', 'val' or 'test' in its name, but {other} has"
-        raise UserError(f"{problem}; rename it, or move it out of the data set")
+        raise UserError(
+            f"{store.url(splits['all'][0])}: has no 'train', 'val' or 'test' in its name, but {other} has; "
+            "rename it, or move it out of the data set"
+        )
     return FoundShards(dict(splits))

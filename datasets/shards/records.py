@@ -199,7 +199,7 @@ def read_records(
     """
     archive, records, others, keys = Archive(chunks, origin), list[Record](), Counts(), set[str]()
     for key, group in groupby(_files(archive), attrgetter("key")):
-        files: dict[str, _File] = {}
+        files = {}
         for file in group:
             if file.extension in files:
                 raise archive.error(f"member {shorten(file.name)} occurs twice", "leave one out, or rename it")

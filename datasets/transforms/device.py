@@ -188,7 +188,7 @@ class RandomErase(RandomDeviceOperation):
         """Boxes; one is empty if ten in a row do not fit."""
         if rng.random() >= self.probability:
             return None
-        boxes = list[Box]()
+        boxes = []
         count = rng.randint(1, self.count) if self.count > 1 else 1
         height, width = self.size
         low, high = (math.log(bound) for bound in _ERASED_RATIO)
@@ -268,7 +268,7 @@ class TrainTransform(nn.Module):
     def __init__(self, data: Data, train: Train, num_classes: int) -> None:
         super().__init__()
         operations = [*device_operations(data, train)]
-        last = list[nn.Module]()
+        last = []
         if train.random_erase_after_mixup:
             last = [one for one in operations if isinstance(one, RandomErase)]
         self.operations = nn.ModuleList(one for one in operations if one not in last)

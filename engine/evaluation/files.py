@@ -22,7 +22,7 @@ from PIL import Image, ImageOps
 from torch import nn
 
 from configs.schema import Data
-from datasets.batch import PADDING, Batch
+from datasets.batch import Batch, is_padding
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import Key
 from datasets.sources.samples import Samples
@@ -180,7 +180,7 @@ def write_maps(
 ) -> None:
     """Writes the map of each image of a batch that could be read; raises OSError."""
     make_own_folder(folder / EXPLANATIONS)
-    is_sample = (batch.targets != PADDING).reshape(len(keys), -1).any(1).tolist()
+    is_sample = (~is_padding(batch.targets)).tolist()
     for crop, (_, index, _) in compress(zip(batch.images, keys, strict=True), is_sample):
         # One by one: the maps or the graph of a large model take gigabytes.
         heat = heat_map(model, evaluator.transform(crop[None]), evaluator)[0]

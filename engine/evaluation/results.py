@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from configs.schema.operating_point import UNDECIDED, Decision, OperatingPoint
-from datasets.batch import PADDING
+from datasets.batch import PADDING, is_padding
 from engine.evaluation.ranking import (
     LOWEST,
     RankingFigures,
@@ -98,7 +98,7 @@ class SampleResults:
     @property
     def readable(self) -> np.ndarray:
         """The indices of the samples that were read, int64 (M,)."""
-        return np.flatnonzero((self.targets if self.targets.ndim == 1 else self.targets[:, 0]) != PADDING)
+        return np.flatnonzero(~is_padding(self.targets))
 
     def hits(self, top_k: int) -> np.ndarray:
         """Returns whether the target is among the first `top_k` classes, bool (N,)."""

@@ -36,7 +36,7 @@ from engine.features.classifiers import (
     out_of_fold_margins,
     stratified_folds,
 )
-from engine.features.store import Extraction
+from engine.features.store import Extracted, Extraction
 from engine.progress import BatchSums, Metrics
 from engine.run.log import RunLogger
 from engine.run.record import SUSPECTS
@@ -52,13 +52,13 @@ _COLUMNS = ("path", "label", "predicted", "probability", "label_probability", "m
 class Features(NamedTuple):
     """The features of a split: float32 (N, F) of the readable samples, their targets (N, ...) and indices (N,).
 
-    errors: the reason for each unreadable sample, by its index.
+    file: of all samples.
     """
 
     values: torch.Tensor
     targets: torch.Tensor
     indices: np.ndarray
-    errors: dict[int, str]
+    file: Extracted
 
 
 class Solved(NamedTuple):
@@ -115,10 +115,16 @@ def solve_head(task: ProbeTask) -> Solved:
     set_head(task.model, solved)
     if not on_main:
         return solved
-    features = val.values.new_zeros((len(task.val), val.values.shape[1]))
-    targets = torch.full(task.val.targets.shape, PADDING, dtype=val.targets.dtype, device=features.device)
-    features[val.indices], targets[val.indices] = val.values, val.targets
-    return on_main._replace(results=task.evaluator.results_of_features(model.heads[0], features, targets, val.errors))
+    return on_main._replace(results=_results_of(task.evaluator, model, task.val, val.file))
+
+
+def _results_of(evaluator: Evaluator, model: FeatureModel, samples: Samples, file: Extracted) -> SampleResults:
+    """The results of all samples by the head of the model, from their features."""
+    device = evaluator.context.device
+    targets = torch.from_numpy(samples.targets.copy())
+    targets[list(file.errors)] = PADDING
+    values = torch.from_numpy(np.nan_to_num(file.values))
+    return evaluator.results_of_features(model.heads[0], values.to(device), targets.to(device), file.errors)
 
 
 def evaluate_test_images(
@@ -132,13 +138,7 @@ def evaluate_test_images(
     file = Extraction(config, samples, built.evaluator, model, bad_images).once("test")
     results = None
     if file:
-        device = built.evaluator.context.device
-        targets = torch.from_numpy(samples.targets.copy())
-        targets[list(file.errors)] = PADDING
-        values = torch.from_numpy(np.nan_to_num(file.values))
-        results = built.evaluator.results_of_features(
-            model.heads[0], values.to(device), targets.to(device), file.errors
-        )
+        results = _results_of(built.evaluator, model, samples, file)
         results = built.evaluator.complete(results, samples)
     return built.evaluator.share_metrics(results), results
 
@@ -158,7 +158,7 @@ def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str
     work = Extraction(task.config, samples, task.evaluator, model, task.bad_images, task.after_batch)
     file = work.once(split)
     if file is None:
-        return Features(torch.empty(0), torch.empty(0), np.empty(0, np.int64), {})
+        return Features(torch.empty(0), torch.empty(0), np.empty(0, np.int64), Extracted(np.empty(0), {}))
     if task.bad_images:  # of features that another run has computed, too
         task.bad_images.add(BadImage(samples.name(index), reason, "") for index, reason in file.errors.items())
     readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
@@ -169,7 +169,7 @@ def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str
         key = "TUNE" if task.config.model.tune.solves_head else "HEAD"
         raise UserError(f"MODEL.{key} probe: features of {split}: {problem}")
     targets = torch.from_numpy(samples.targets[readable])
-    return Features(values.to(device), targets.to(device), readable, file.errors)
+    return Features(values.to(device), targets.to(device), readable, file)
 
 
 def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:

@@ -154,8 +154,11 @@ class Extraction:
                 place = folder / f"{place.name}-{os.getpid()}"
                 place.mkdir(exist_ok=True)
         except OSError as error:
-            fix = f"{space_fix(error.strerror)}, or give another folder with -output"
-            raise error_from(error, f"{place}: cannot be written ({error.strerror or error}); {fix}") from error
+            raise error_from(
+                error,
+                f"{place}: cannot be written ({error.strerror or error}); "
+                f"{space_fix(error.strerror)}, or give another folder with -output",
+            ) from error
         return _Stored(keys, parts, missing, place / "features.npy")
 
 
@@ -167,9 +170,11 @@ def _new_array(temporary: Path, shape: tuple[int, int], path: Path) -> np.memmap
         with open(temporary, "r+b", opener=own_file) as file:
             os.posix_fallocate(file.fileno(), 0, values.offset + values.nbytes)
     except OSError as error:
-        problem = f"{path}: {error.strerror}: {values.nbytes / 1e6:,.1f} MB of features"
-        fix = f"{space_fix(error.strerror)}, or choose another folder with -output"
-        raise error_from(error, f"{problem}; {fix}") from None
+        raise error_from(
+            error,
+            f"{path}: {error.strerror}: {values.nbytes / 1e6:,.1f} MB of features; "
+            f"{space_fix(error.strerror)}, or choose another folder with -output",
+        ) from None
     return values
 
 

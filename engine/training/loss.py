@@ -23,7 +23,7 @@ from configs.schema import Config, Data
 from configs.schema import Loss as LossOptions
 from configs.weights import NORMALIZATION, architecture, follow_weights
 from configs.yaml_io import shorten
-from datasets.batch import PADDING
+from datasets.batch import PADDING, is_padding
 from datasets.sources.class_names import map_labels, rename_classes
 from engine.checkpoint.weights_record import WeightsRecord, read_record, weights_record
 from engine.features.classifiers import Loss
@@ -61,7 +61,7 @@ def build_loss(
         dense = dense.float()
         ways = 2 if to_half else classes
         losses = losses_of(logits.float(), dense * (1 - smoothing) + smoothing / ways, dense)
-        return losses.masked_fill(_is_padding(targets), 0).sum()
+        return losses.masked_fill(is_padding(targets), 0).sum()
 
     return loss
 
@@ -105,11 +105,6 @@ def _of_plugin(options: LossOptions, class_weights: torch.Tensor | None) -> _Los
         return losses if class_weights is None else (targets @ class_weights) * losses
 
     return losses_of
-
-
-def _is_padding(targets: torch.Tensor) -> torch.Tensor:
-    """bool (B,): the positions without a sample."""
-    return (targets if targets.ndim == 1 else targets[:, 0]) == PADDING
 
 
 def read_class_weights(
@@ -180,7 +175,7 @@ def build_step_loss(
 
     def loss(outputs: Outputs, targets: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         class_logits, logits = outputs if isinstance(outputs, tuple) else (outputs, outputs)
-        distillation = compare(logits.float(), teacher(images), _is_padding(targets))
+        distillation = compare(logits.float(), teacher(images), is_padding(targets))
         return (1 - alpha) * base(class_logits, targets) + alpha * distillation
 
     return loss, teacher

@@ -23,7 +23,7 @@ from engine.training.muon import BatchedMuon, fused_qkv
 from models.blocks import is_sharded
 from models.timm_model import classifiers
 from utils.device import find_shortage
-from utils.errors import UserError, did_you_mean
+from utils.errors import UserError, did_you_mean, first_line
 from utils.library_compat import register_timm_optimizer
 
 _SGD = ("momentum", "nesterov")  # timm's names of torch's SGD
@@ -72,7 +72,7 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
     except Exception as error:  # some of timm's optimizers need other packages or options
         if find_shortage(error):
             raise
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         fix = "; use a MOMENTUM above 0, or SGD" if reason.startswith("Nesterov") else ""
         raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}{fix}") from error
     _check_fallback_list(model, arguments.get("fallback_list", ()))

@@ -97,8 +97,9 @@ def choose(weights: WeightsFile, model: nn.Module, options: Model, purpose: Purp
     chosen = _without_second_networks(chosen)
     if not chosen:
         entries = summarize_names([one.title for one in found], limit=6)
-        problem = f"{weights.file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {entries}"
-        raise UserError(f"{problem}; change the key or remove it")
+        raise UserError(
+            f"{weights.file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {entries}; change the key or remove it"
+        )
     one, *equals = chosen
     if not all(map(one.equals, equals)):
         entries = summarize_names([one.title for one in chosen], limit=6)
@@ -127,7 +128,7 @@ def find_candidates(weights: WeightsFile, model: nn.Module, options: Model) -> l
     convert: Convert = partial(to_model_names, model)
     if weights.kind == PADDLE:
         convert = partial(paddle_to_timm, weights.file, options, model)
-    found = list[Candidate]()
+    found = []
     for entry, state in weights.tensors.states.items():
         plain = {_WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
         prefixes = [""] if weights.kind == PADDLE else _large_prefixes(plain, len(body) / 4)

@@ -260,8 +260,10 @@ class Pairs:
             shapes = shapes_at(size)
             if all(shapes.get(name) == shape for name, shape in misfits.items()):
                 flag = ",".join(map(str, dict.fromkeys(size)))
-                problem = f"{weights.file}: are weights of another image size, to which timm does not resize"
-                raise UserError(f"{problem} {summarize_names(misfits)}; give -image_size={flag}")
+                raise UserError(
+                    f"{weights.file}: are weights of another image size, to which timm does not resize"
+                    f" {summarize_names(misfits)}; give -image_size={flag}"
+                )
 
     def _replace_resized(self, found: State) -> None:
         fitting = [name for name in found if found[name].shape == self.own[name].shape]
@@ -328,8 +330,9 @@ def _check_formula(file: Path, theirs: torch.Tensor, known: list[int], ours: tor
     if math.prod(old) != len(theirs) or not torch.allclose(
         theirs.to(ours.dtype).unflatten(0, old)[:rows, :columns], expected, atol=1e-4
     ):
-        problem = f"{file}: its positions are not of the formula MODEL.POS_EMBED"
-        raise UserError(f"{problem}; give -opts MODEL.POS_EMBED=learned")
+        raise UserError(
+            f"{file}: its positions are not of the formula MODEL.POS_EMBED; give -opts MODEL.POS_EMBED=learned"
+        )
 
 
 def _make_zero(model: nn.Module, heads: Collection[str]) -> None:
@@ -351,7 +354,7 @@ def output_layers(model: nn.Module, head: str) -> list[str]:
     """
     parts = [(name, part) for name, part in model.get_submodule(head).named_modules(prefix=head)]
     layers = {name: part for name, part in parts if isinstance(part, nn.Linear | nn.Conv2d)}
-    last = dict[str, str]()
+    last = {}
     for name in layers:
         holder = name.rpartition(".")[0]
         is_item = isinstance(model.get_submodule(holder), nn.ModuleList)

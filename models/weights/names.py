@@ -160,8 +160,10 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
         if body_names(model) <= computed.keys() | others.keys():
             return computed | others, note
         heads = _OF_HEADS.get(getattr(options, "distilled", None), "")
-        problem = f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}"
-        raise UserError(f"{problem}; give weights of this model, or set MODEL{heads} to match")
+        raise UserError(
+            f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}; "
+            f"give weights of this model, or set MODEL{heads} to match"
+        )
     for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
         result[mean] = result[mean].float() - biases[mean].float()
     computed |= {name: own[name] for name in own if any(re.fullmatch(one, name) for one in family.computed)}

@@ -210,7 +210,7 @@ def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any],
     """
     tensors = Tensors({}, [])
     found = [("", content, 0)]
-    seen = set[int]()
+    seen = set()
     for path, value, depth in found:  # grows
         entries = value.entries if isinstance(value, Inert) else value
         if not isinstance(entries, dict) or id(value) in seen:
@@ -317,8 +317,10 @@ def _read_npz(header: Header) -> Tensors:
     with np.load(file, allow_pickle=False) as archive:
         prefixes = [prefix for prefix in _GOOGLE_PREFIXES if f"{prefix}embedding/kernel" in archive.files]
         if not prefixes:
-            problem = f"{file}: contains {summarize_names(archive.files)}, which is not a ViT of Google's"
-            raise UserError(f"{problem}; give one of its ViT checkpoints")
+            raise UserError(
+                f"{file}: contains {summarize_names(archive.files)}, which is not a ViT of Google's; "
+                "give one of its ViT checkpoints"
+            )
         names = [name for name in archive.files if name.startswith(prefixes[0])]
         state = {name.removeprefix(prefixes[0]): _as_tensor(archive[name]) for name in names}
     return Tensors({"": google_to_timm(state)})

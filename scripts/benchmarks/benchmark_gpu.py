@@ -34,7 +34,7 @@ from scripts.benchmarks.turns import CORES, FIRST_LINE, Columns, Figures, figure
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
 from utils.files import atomic_write, read_json
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 from utils.processes.launch import stop_processes
 from utils.system import own_share
 from utils.tables import markdown_table
@@ -145,7 +145,7 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
         command = [*PYTHON, str(ENTRY), *rest, *large, *ready_flags(), "-profile", f"-output={flags.output / name}"]
         return [*command, *further, "-opts", *MODES[O1], *READY_OPTIONS]
 
-    parts = dict[str, Part]()
+    parts = {}
     for name, (mode, text) in TRAINING.items():
         words = ["-programs=ready", "-limit=60", "-interval=10", *shlex.split(text)]
         own, _ = split_flags(benchmark_parser(), words)
@@ -214,4 +214,4 @@ def page(records: Records, command: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

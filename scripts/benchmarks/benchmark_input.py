@@ -50,7 +50,7 @@ from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory, synchronize
 from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 
 SCRIPT = "benchmarks/benchmark_input.py"
 DEFAULTS = ["-batch_size=32", "-num_workers=2"]
@@ -164,7 +164,7 @@ def our_batches(config: Config, context: ProcessContext, normalizes: bool = True
 def limit_batches(config: Config, context: ProcessContext) -> Iterator[int]:
     """The limit of our loader: as many processes decode and resize its own crops of files in memory, and drop them."""
     data = config.data
-    files = dict[str, bytes]()
+    files = {}
     crops = []
     (samples,) = read_samples(data, config.model.num_classes, context, "train")
     transform = build_host_transform(data, config.train, config.seed)
@@ -210,4 +210,4 @@ def timm_batches(data: Data, device: torch.device) -> Iterator[int]:
 
 if __name__ == "__main__":
     keep_freed_memory()  # as the entry scripts do
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

@@ -56,7 +56,7 @@ from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
 from utils.errors import UserError
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 
 CLASSES = 8
 QUALITY = 90
@@ -211,8 +211,9 @@ def checked_contenders(flags: argparse.Namespace, rest: list[str]) -> dict[str, 
                 raise UserError("-programs timm: needs -timm_train PATH, the train.py of a checkout of timm")
             check_comparable(config)
         if config.amp.enabled and config.amp.level != "O1" and name in OTHERS:
-            level = f"AMP.LEVEL {config.amp.level}"
-            raise UserError(f"{level}: {', '.join(OTHERS)} support O1 only; use -programs=jpeg,ready")
+            raise UserError(
+                f"AMP.LEVEL {config.amp.level}: {', '.join(OTHERS)} support O1 only; use -programs=jpeg,ready"
+            )
     return contenders
 
 
@@ -256,4 +257,4 @@ def run_bare_loop(config: Config, interval: int) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

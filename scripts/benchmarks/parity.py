@@ -32,7 +32,7 @@ from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
 from utils.distributed import single_process
 from utils.errors import UserError
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 from utils.tables import read_rows
 
 SCRIPT = "benchmarks/parity.py"
@@ -107,4 +107,4 @@ def timm_command(
 
 
 if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

@@ -249,8 +249,10 @@ def check_comparable(config: Config) -> None:
     model, train = config.model, config.train
     unsupported = model.tune.kind, train.layer_decay, train.head_lr_scale, config.loss, train.lr_scheduler
     if unsupported != ("full", None, 1, Loss(), LRScheduler()):
-        keys = "TUNE, LAYER_DECAY, HEAD_LR_SCALE, LOSS, LR_SCHEDULER"
-        raise UserError(f"{keys}: the comparison with timm does not support them; remove them")
+        raise UserError(
+            "TUNE, LAYER_DECAY, HEAD_LR_SCALE, LOSS, LR_SCHEDULER"
+            ": the comparison with timm does not support them; remove them"
+        )
 
 
 def check_recipe(config: Config, recipe: Config) -> None:

@@ -34,7 +34,7 @@ from models.kernels import FUSED, use_attention
 from models.vit import evaluation_arguments
 from scripts.exporting.formats import OPSET, STEM_FILES
 from scripts.weights.trained_model import Forward, TrainedModel
-from utils.errors import UserError, hide_passwords, to_single_line
+from utils.errors import UserError, first_line, hide_passwords, to_single_line
 from utils.file_formats.hf_folder import FLIPS, PREPROCESSOR, WEIGHTS
 from utils.files import tensor_bytes
 from utils.metric_table import METRICS
@@ -80,9 +80,10 @@ def _export_program(model: nn.Module, trained: TrainedModel) -> torch.export.Exp
     try:
         program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     except Exception as error:  # of many types, by the operation
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        problem = f"MODEL.TYPE {trained.config.model.type}: torch.export cannot trace this model ({reason})"
-        raise UserError(f"{problem}; use safetensors") from error
+        reason = first_line(error)
+        raise UserError(
+            f"MODEL.TYPE {trained.config.model.type}: torch.export cannot trace this model ({reason}); use safetensors"
+        ) from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # names the folders of this machine
     return program
@@ -146,8 +147,10 @@ def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
         rebuilt = _as_timm_builds(model, trained)
         save_for_hf(rebuilt, str(path), names, data_config=data_config(trained.description["preprocessing"]))
     except ValueError as error:
-        problem = f"-format hf: timm.create_model cannot rebuild this model (MODEL.TYPE {options.type}): {error}"
-        raise UserError(f"{problem}; use another format") from error
+        raise UserError(
+            f"-format hf: timm.create_model cannot rebuild this model (MODEL.TYPE {options.type}): {error}; "
+            "use another format"
+        ) from error
     file = path / "config.json"
     config = json.loads(file.read_text())
     config.get("model_args", {}).pop("num_classes", None)  # transformers passes it too, and timm reads it elsewhere

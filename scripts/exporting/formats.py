@@ -35,13 +35,18 @@ def check_target(target: Path, kind: str, weights: Path) -> None:
 
     weights: the file to export, or the folder of its run.
     """
-    if target.is_file() and target.resolve() == weights.resolve():
-        raise UserError(f"-output {target}: is the file to export; give another path with -output")
-    if kind in FOLDERS:
-        others = {path.name for path in target.iterdir()} - FOLDERS[kind] if target.is_dir() else set()
-        if others or (target.exists() and not target.is_dir()):
-            raise UserError(f"-output {target}: is not an exported folder; give another path with -output")
-    elif target.is_dir():
-        raise UserError(f"-output {target}: is a folder; give the name of a file in it")
-    elif target.suffix != FORMATS[kind].suffix:
-        raise UserError(f"-output {target}: must end with {FORMATS[kind].suffix}; add it")
+    is_folder = kind in FOLDERS
+    inside = {path.name for path in target.iterdir()} if target.is_dir() else set()
+    strangers = inside - FOLDERS.get(kind, set())
+    is_source = target.is_file() and target.resolve() == weights.resolve()
+    is_other = bool(strangers) or (target.exists() and not target.is_dir())
+    suffix = FORMATS[kind].suffix
+    problems = {
+        "is the file to export; give another path with -output": is_source,
+        "is not an exported folder; give another path with -output": is_folder and is_other,
+        "is a folder; give the name of a file in it": not is_folder and target.is_dir(),
+        f"must end with {suffix}; add it": not is_folder and target.suffix != suffix,
+    }
+    for problem, applies in problems.items():
+        if applies:
+            raise UserError(f"-output {target}: {problem}")

@@ -19,7 +19,7 @@ from torch import nn
 from configs.command_line import Command
 from configs.schema import Amp, Config, Data
 from configs.schema.model import Tune
-from datasets.batch import PADDING
+from datasets.batch import is_padding
 from datasets.loading.loader import BatchReader
 from datasets.sources.samples import Samples
 from datasets.transforms.device import Normalize
@@ -30,7 +30,7 @@ from scripts.exporting import files
 from scripts.exporting.formats import FORMATS, check_target
 from scripts.weights.trained_model import Forward, TrainedModel, locate_weights, open_trained, without_images
 from utils.distributed import single_process
-from utils.errors import UserError, error_from, print_escaped
+from utils.errors import UserError, error_from, first_line, print_escaped
 from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import fsync_path, space_fix
 
@@ -86,8 +86,9 @@ class Reference:
         of_probabilities = _largest_difference(to_probabilities(logits), to_probabilities(self.logits))
         for name, found, limit in (("logits", of_logits, self.limit), ("probabilities", of_probabilities, TOLERANCE)):
             if not found <= limit:
-                problem = f"{subject}: the {name} differ by {found:.2g}, more than {limit:.2g}"
-                raise UserError(f"{problem}; nothing was written: {fix}")
+                raise UserError(
+                    f"{subject}: the {name} differ by {found:.2g}, more than {limit:.2g}; nothing was written: {fix}"
+                )
         return of_logits
 
 
@@ -107,8 +108,7 @@ def make_reference(model: nn.Module, samples: Samples, data: Data) -> Reference:
     batch = BatchReader(samples, data, build_eval_host_transform(data)).__getitems__(keys)
     if isinstance(batch, UserError):
         raise batch
-    readable = batch.targets.reshape(count, -1)[:, 0] != PADDING  # with DATA.MULTI_LABEL, targets are rows
-    images = Normalize(data)(batch.images[readable])
+    images = Normalize(data)(batch.images[~is_padding(batch.targets)])
     if len(images) < 2:
         raise UserError(f"{data.data_path}: has {len(images)} readable validation images; give two or more")
     reference = Reference(images, model.eval()(images), is_multi_label=data.multi_label)
@@ -131,8 +131,9 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
             images, logits = (torch.from_numpy(arrays[name]).float() for name in ("images", "logits"))
     except Exception as error:  # numpy raises almost any type for a damaged file
         reason = getattr(error, "strerror", None) or error
-        problem = f"-check {file}: cannot be read ({reason})"
-        raise error_from(error, f"{problem}; give an .npz file with images and logits") from None
+        raise error_from(
+            error, f"-check {file}: cannot be read ({reason}); give an .npz file with images and logits"
+        ) from None
     if images.shape[1:] != shape or logits.shape != (len(images), classes) or len(images) < 2:
         text = f"-check {file}: images are {tuple(images.shape)}, logits {tuple(logits.shape)}"
         need = f"the model needs (N, *{shape}) and (N, {classes}), N at least 2"
@@ -160,8 +161,10 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
         trained = replace(trained, split=None, names_data_path=False)
     data = trained.config.data
     if data.resize != "crop" and data.crop_pct != 1:
-        problem = f"-format {kind}: the weights were published for RESIZE {data.resize} with CROP_PCT {data.crop_pct:g}"
-        raise UserError(f"{problem}, and an export shows whole images; set DATA.CROP_PCT=1")
+        raise UserError(
+            f"-format {kind}: the weights were published for RESIZE {data.resize} with CROP_PCT {data.crop_pct:g}"
+            ", and an export shows whole images; set DATA.CROP_PCT=1"
+        )
     # In fp32, and without the parts that only training needs.
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, tune=Tune())
     config = config.model_copy(update={"amp": Amp()})
@@ -199,9 +202,10 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
         try:
             write(model, trained, temporary)
         except (RuntimeError, SafetensorError) as error:  # torch and safetensors raise them for a full disk, too
-            reason = str(error).splitlines()[0]
-            fix = f"{space_fix(reason)}, or use another format"
-            raise error_from(error, f"{target}: cannot be written ({reason}); {fix}") from error
+            reason = first_line(error)
+            raise error_from(
+                error, f"{target}: cannot be written ({reason}); {space_fix(reason)}, or use another format"
+            ) from error
         if not reference:
             return math.nan
         return reference.check(load(trained, temporary), f"-format {kind}: the exported model", "use another format")
@@ -226,7 +230,10 @@ def replaced(target: Path) -> Iterator[Path]:
         os.replace(temporary, target)
         fsync_path(target.parent)
     except OSError as error:
-        problem = f"{target}: cannot be written ({error.strerror or error})"
-        raise error_from(error, f"{problem}; {space_fix(error.strerror)}, or choose another path") from None
+        raise error_from(
+            error,
+            f"{target}: cannot be written ({error.strerror or error}); "
+            f"{space_fix(error.strerror)}, or choose another path",
+        ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)

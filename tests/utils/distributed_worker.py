@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from utils.errors import Unavailable
 from utils.files import TemporaryFolder
-from utils.processes.entry import run_and_report_errors
+from utils.processes.entry import run_script
 from utils.processes.launch import detect_launcher, exit_with_launcher, launch_processes
 
 if detect_launcher():
@@ -124,4 +124,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_and_report_errors(main, sys.argv[1:]))
+    run_script(main)

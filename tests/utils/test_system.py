@@ -19,7 +19,7 @@ PROJECT = {"configs", "datasets", "engine", "models", "scripts", "utils"}
 PROGRAMS = [
     path
     for path in [*ROOT.glob("main_*.py"), *(ROOT / "scripts").rglob("*.py")]
-    if "run_and_report_errors(main" in path.read_text()
+    if "run_script(main)" in path.read_text()
 ]
 
 

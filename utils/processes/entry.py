@@ -7,7 +7,7 @@ import resource
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from utils.errors import Findings, Unavailable, UserError, print_escaped, print_resume, to_single_line
 from utils.notes import record_run_end
@@ -46,6 +46,11 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
     except Exception as error:
         print_resume(record_run_end("failed", message=to_single_line(f"{type(error).__name__}: {error}")))
         raise
+
+
+def run_script(main: Callable[[list[str]], int]) -> NoReturn:
+    """Runs `main` with the arguments of the process, and exits with its status."""
+    sys.exit(run_and_report_errors(main, sys.argv[1:]))
 
 
 def _run_in_limited_memory(main: Callable[[list[str]], int], argv: list[str]) -> int:
