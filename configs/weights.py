@@ -30,7 +30,7 @@ _OLD_TORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # in the first pickle of torch
 _SHARDED = ".shards"
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA
-_READING = ("CLASS_FOLDERS", "LABELS", "COLUMNS", "ENCODING", "MULTI_LABEL")
+_READING = ("CLASS_FOLDERS", "LABELS", "COLUMNS", "ENCODING", "MULTI_LABEL", "CORRECTIONS")
 PLACE = ("DATASET", "DATA_PATH", "KWARGS", "IMAGE_ROOT", *_READING)
 SPLIT = ("VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED", "GROUPS")
 NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")

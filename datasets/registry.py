@@ -21,6 +21,7 @@ from datasets.sources.class_names import (
     number_of_classes,
     sort_names,
 )
+from datasets.sources.corrections import correct
 from datasets.sources.folders.class_folders import has_class_folders, read_images
 from datasets.sources.groups import check_groups, with_groups
 from datasets.sources.listed.lists import METADATA, table_file
@@ -241,6 +242,8 @@ def _read(
         if not of_split.findings:
             needs_all = split == "train" and not predicts
             unknown = unknown or _number_classes(of_split, data, class_names, needs_all)
+    if data.corrections and not (findings or unknown):
+        correct(samples, data)
     has_val = {"train", "val"} <= samples.keys()
     if data.folds and has_val and not (source.splitter.result or source.has_folds):
         problem = f"DATA.FOLDS {data.folds}: {data.dataset} has a validation split here"

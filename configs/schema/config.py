@@ -28,9 +28,7 @@ class Evaluation(Section):
         "its mirror image",
     )
     save_logits: bool = option(False, "write the logits of each image, float16, to evaluation/logits.npz")
-    suspects: bool = option(
-        False, "MODEL.TUNE probe: list training images with doubtful labels in suspects/suspects.csv"
-    )
+    suspects: bool = option(False, "MODEL.TUNE probe: list images with doubtful labels in suspects/suspects.csv")
     best_metric: MetricName | None = option(
         None,
         "what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, balanced_accuracy, "

@@ -102,6 +102,11 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "new names of classes, {old: new}, in the data and in the weights; classes with one new name are merged: the "
         "first row of the head is kept, in an evaluation their probabilities are added",
     )
+    corrections: Path | None = option(
+        None,
+        "a table path,correction of image files whose labels were checked, such as an edited suspects.csv: keep, drop "
+        "(the image is left out) or the right class; other rows have no correction",
+    )
     multi_label: bool = option(False, "data set csv, tar: images have no, one or several labels; LOSS.NAME is then bce")
     on_bad_image: Literal["error", "skip"] = option("error", "unreadable images: abort the run, or skip and list them")
     max_pixels: int = option(
@@ -206,6 +211,8 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         if self.multi_label and self.balanced_sampling:
             fix = "use LOSS.CLASS_WEIGHTS=balanced instead"
             yield f"BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on; {fix}"
+        if self.corrections and (self.multi_label or data_set.in_memory):
+            yield f"CORRECTIONS needs image files of one label, but {is_of}, MULTI_LABEL {self.multi_label}; remove it"
         if self.groups and data_set.in_memory:
             yield f"GROUPS needs images in files, but {is_of}; remove GROUPS"
         if self.labels and not data_set.may_be_table:

@@ -9,7 +9,7 @@ Legend: B images, C channels, S pixels on a side, H heads, T tokens, G cells on 
 import io
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress
@@ -36,23 +36,22 @@ from engine.run.record import PICTURES, read_evaluation
 from models.kernels import explicit_attention
 from models.timm_model import classifiers
 from utils.files import atomic_write, make_own_folder
-from utils.tables import table_text
 
 _SIDE = 160  # pixels of a picture
 _JPEG_QUALITY = 80
 _LOW, _MIDDLE, _HIGH = (0, 0, 4), (188, 55, 84), (252, 255, 164)  # RGB of matplotlib's inferno
 
 
-def write_pictures(folder: Path, samples: Samples, indices: Mapping[int, int], data: Data) -> dict[int, torch.Tensor]:
-    """Writes `<number>.jpg` of samples: the crop that the model sees; returns the crops, uint8 (C, S, S), by number.
+def write_pictures(folder: Path, images: Mapping[int, tuple[Samples, int]], data: Data) -> dict[int, torch.Tensor]:
+    """Writes `<number>.jpg` of images: the crop that the model sees; returns the crops, uint8 (C, S, S), by number.
 
-    indices: of the samples, by number. An image that cannot be read has no picture. The earlier pictures of the folder
-    are removed. Raises OSError.
+    images: samples and index of each, by number. An image that cannot be read has no picture. The earlier pictures of
+    the folder are removed. Raises OSError.
     """
     shutil.rmtree(folder, ignore_errors=True)
     make_own_folder(folder)
     transform, crops = build_eval_host_transform(data), dict[int, torch.Tensor]()
-    for number, index in indices.items():
+    for number, (samples, index) in images.items():
         with suppress(BadImage):
             crops[number], _ = transform(samples.open(index, data.image_channels), 0, index)
             save_picture(to_picture(crops[number]), folder / f"{number}.jpg")
@@ -208,26 +207,6 @@ def input_gradient(model: nn.Module, images: torch.Tensor, evaluator: Evaluator)
     return to_unit_range(F.adaptive_avg_pool2d(products, (rows, columns)))
 
 
-_SHOWN_ROWS = 24  # with pictures
-
-
-def write_findings(
-    table: Path,
-    header: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    samples: Samples,
-    indices: Sequence[int],
-    data: Data,
-) -> None:
-    """Writes a list of images that need a look, and pictures of its first rows. indices: of each row's image.
-
-    Raises OSError.
-    """
-    make_own_folder(table.parent)
-    write_pictures(table.parent / PICTURES, samples, dict(enumerate(indices[:_SHOWN_ROWS])), data)
-    atomic_write(table, table_text(header, rows))
-
-
 NOT_DRAWN = "attention maps: the run ended before they were drawn; -eval draws them"
 
 
@@ -255,8 +234,8 @@ class EvaluationFiles:
         model: the evaluated one, for the attention maps; without it there are none. Raises OSError.
         """
         make_own_folder(self.folder)
-        shown = {index: index for _, index in mistakes_of(results)}
-        crops = write_pictures(self.folder / PICTURES, self.samples, shown, self.data)
+        shown = {index: (self.samples, index) for _, index in mistakes_of(results)}
+        crops = write_pictures(self.folder / PICTURES, shown, self.data)
         note: str | None = NOT_DRAWN if crops else "no image is readable"  # why there are no attention maps
         if crops and model is not None:
             note = write_attention(self.folder / PICTURES, crops, model, self.evaluator)

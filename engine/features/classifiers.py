@@ -7,7 +7,6 @@ Legend: N samples, F width of the features, C classes.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 
 from datasets.sources.samples import label_pairs
 from datasets.sources.split import most_frequent
+from engine.evaluation.suspects import Margins, margins
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # see `build_loss` in engine/training/loss.py
 _NEIGHBORS, _TEMPERATURE = 20, 0.07
@@ -144,26 +144,6 @@ def classes_of_one_fold(targets: torch.Tensor, folds: torch.Tensor) -> torch.Ten
 def have_label(targets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Whether each sample has one of the labels, bool (N,)."""
     return torch.isin(targets, labels) if targets.ndim == 1 else targets[:, labels].any(1)
-
-
-class Margins(NamedTuple):
-    """Of N samples, each (N,): the class that is predicted beside the given one, and the probabilities of both."""
-
-    others: np.ndarray
-    probabilities: np.ndarray
-    label_probabilities: np.ndarray
-
-    @property
-    def values(self) -> np.ndarray:
-        """From -1 to 1; below 0, another class is predicted."""
-        return self.label_probabilities - self.probabilities
-
-
-def margins(probabilities: torch.Tensor, targets: torch.Tensor) -> Margins:
-    """probabilities: (N, C), C >= 2. targets: int64 (N,)."""
-    of_label = probabilities.gather(1, targets[:, None])[:, 0]
-    others = probabilities.scatter(1, targets[:, None], -1).max(1)
-    return Margins(*(column.cpu().numpy() for column in (others.indices, others.values, of_label)))
 
 
 def out_of_fold_margins(

@@ -14,21 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from configs.schema import Config, Data
+from configs.schema import Config
 from datasets.batch import PADDING
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import BadImageList
 from datasets.sources.class_names import list_names, names_of_labels
+from datasets.sources.corrections import decided_rows
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
+from engine.evaluation import files
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.files import write_findings
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvalModel
+from engine.evaluation.suspects import Margins, margins, write_suspects
 from engine.features.classifiers import (
     ROWS,
     Loss,
-    Margins,
     classes_of_one_fold,
     fit_probe,
     have_label,
@@ -39,14 +40,13 @@ from engine.features.classifiers import (
 from engine.features.store import Extracted, Extraction
 from engine.progress import BatchSums, Metrics
 from engine.run.log import RunLogger
-from engine.run.record import SUSPECTS
+from engine.run.record import PICTURES
 from models.blocks import FeatureModel
 from models.timm_model import linear_head
 from utils.distributed import broadcast_object, call_on_main
 from utils.errors import UserError
-from utils.tables import safe_cell
 
-_COLUMNS = ("path", "label", "predicted", "probability", "label_probability", "margin")
+_PICTURES = 24  # of the first suspects
 
 
 class Features(NamedTuple):
@@ -76,14 +76,11 @@ class Solved(NamedTuple):
     results: SampleResults | None
 
 
-ListSuspects = Callable[[Margins, np.ndarray], str]  # margins, and the indices of their samples -> a line for the log
-
-
 class ProbeTask(NamedTuple):
     """The inputs of a probe. model: an evaluated one; its head gets the solution. loss: of the probe.
 
     bad_images: of the folder of the run, if it exists. after_batch: called after each batch of features. solved: of the
-    same task, which is not fitted again.
+    same task, which is not fitted again. suspects: the table to write of labels that may be wrong.
     """
 
     config: Config
@@ -95,7 +92,7 @@ class ProbeTask(NamedTuple):
     logger: RunLogger
     bad_images: BadImageList | None = None
     after_batch: Callable[[], None] = lambda: None
-    list_suspects: ListSuspects | None = None
+    suspects: Path | None = None
     solved: Solved | None = None
 
 
@@ -198,11 +195,14 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
     if not config.data.multi_label:
         knn = knn_top1(train.values, train.targets, val.values, val.targets, classes)
         logger.log(f"----- k-NN top-1 on the same features: {knn:.2f}%")
-    if task.list_suspects:
-        found = out_of_fold_margins(train.values, train.targets, classes, loss, l2, folds)
+    if task.suspects:
+        of_train = out_of_fold_margins(train.values, train.targets, classes, loss, l2, folds)
+        of_val = margins(F.linear(val.values, weight, bias).softmax(1), val.targets)
         known = ~have_label(train.targets, lone).cpu().numpy()
-        found = Margins(*(values[known] for values in found))
-        logger.log(f"----- {task.list_suspects(found, train.indices[known])}")
+        trained = torch.isin(val.targets, train.targets).cpu().numpy()
+        parts = [(samples, train.indices[known], of_train.take(known))]
+        parts.append((task.val, val.indices[trained], of_val.take(trained)))
+        logger.log(f"----- {_list_suspects(task, names_of_labels(samples, classes), parts)}")
     sums = []
     for rows, labels in zip(train.values.split(ROWS), train.targets.split(ROWS), strict=True):
         logits = F.linear(rows, weight, bias)
@@ -211,22 +211,23 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
     return Solved(weight.cpu(), bias.cpu(), l2, knn, reduce(add, sums), None)
 
 
-def write_suspects(
-    folder: Path, found: Margins, indices: np.ndarray, samples: Samples, names: Sequence[str], data: Data
-) -> str:
-    """Lists the samples for which another class is predicted, the lowest margin first; returns a line for the log.
+def _list_suspects(task: ProbeTask, names: Sequence[str], parts: Sequence[tuple[Samples, np.ndarray, Margins]]) -> str:
+    """Lists training and validation images whose label may be wrong; returns a line for the log. Raises OSError.
 
-    The order is by cleanlab's normalized margin (Northcutt et al., "Confident Learning", 2021).
-
-    indices: of the margins in `samples`, (N,). Raises OSError.
+    parts: of both: the samples, the indices of some, and their margins by a probe that has not seen them.
     """
-    cells, listed = [], []
-    for row in np.argsort(found.values, kind="stable")[: int((found.values < 0).sum())].tolist():
-        index = int(indices[row])
-        texts = samples.name(index), names[samples.targets[index]], names[found.others[row]]
-        figures = found.probabilities[row], found.label_probabilities[row], found.values[row]
-        cells.append([*map(safe_cell, texts), *(f"{100 * figure:.4f}" for figure in figures)])
-        listed.append(index)
-    write_findings(folder / SUSPECTS, _COLUMNS, cells, samples, listed, data)
-    problem = "training images are predicted as another class by probes without them"
-    return f"{len(cells)} of {len(indices)} {problem}: {folder / SUSPECTS}"
+    assert task.suspects
+    images = list[tuple[str, str, str]]()
+    places = list[tuple[Samples, int]]()
+    for split, (samples, indices, _) in zip(("train", "val"), parts, strict=True):
+        for index in indices.tolist():
+            images.append((split, samples.name(index), names[samples.targets[index]]))
+            places.append((samples, index))
+    found = Margins(*map(np.concatenate, zip(*(of_part for _, _, of_part in parts), strict=True)))
+    data = task.config.data
+    decided = decided_rows(data.corrections, data.encoding).values()
+    suspects = write_suspects(task.suspects, found, images, names, decided)
+    shown = {number: places[index] for number, index in enumerate(suspects[:_PICTURES])}
+    files.write_pictures(task.suspects.parent / PICTURES, shown, data)
+    problem = "images are predicted as another class by probes without them"
+    return f"{len(suspects)} of {len(images)} {problem}: {task.suspects}"

@@ -37,6 +37,7 @@ LARGEST = 1e150  # in a chart; the axes of larger numbers, and of numbers below 
 _WITHOUT_PAGE = ("predict-", "embed-", "profile-")  # folders of these commands
 _MAX_STATUS_CHARS = 50
 _SHOWN = 24  # suspect labels
+_SUSPECT = {"path", "label", "predicted", "probability", "label_probability"}  # their columns
 
 _F = TypeVar("_F", bound=Fact)
 Rows = list[dict[str, str]]
@@ -227,7 +228,8 @@ def read_contents(folder: Path) -> RunContents:
         problems.append(f"{ROWS} cannot be read: {error}")
     try:
         for row in read_rows(folder / SUSPECTS)[:_SHOWN]:
-            suspects.append({column: unescaped_cell(text or "") for column, text in row.items()})
+            if row.keys() >= _SUSPECT and not row.get("correction"):  # rows with one are last
+                suspects.append({column: unescaped_cell(text or "") for column, text in row.items()})
     except FileNotFoundError:
         pass
     except (OSError, ValueError, csv.Error) as error:

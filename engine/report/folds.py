@@ -6,19 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 from zipfile import BadZipFile
 
+import torch
+
 from configs.schema.data import properties_of
 from configs.schema.operating_point import OperatingPoint
+from datasets.sources.corrections import decided_rows
 from engine.evaluation.results import join
+from engine.evaluation.suspects import margins, write_suspects
 from engine.evaluation.tables import SCORES, ResultTables, read_scores
 from engine.report.contents import Evaluation, RunContents
-from engine.run.record import EVALUATION, read_evaluation
+from engine.run.record import EVALUATION, SUSPECTS, read_evaluation
 from utils.errors import UserError
 
 OUT_OF_FOLD = "out-of-fold"
 
 
 def pool_folds(runs: Sequence[RunContents], folder: Path) -> Evaluation:
-    """Writes the evaluation of the held-out images of all runs, each a fold, to `folder`.
+    """Writes the evaluation of the held-out images of all runs, each a fold, and their suspect labels to `folder`.
 
     Raises UserError: the scores of a run are missing, or of other classes; an image is in several runs. OSError.
     """
@@ -42,6 +46,12 @@ def pool_folds(runs: Sequence[RunContents], folder: Path) -> Evaluation:
     goal = runs[0].options["EVAL.OPERATING_POINT"]
     if goal and goal["class"] in classes:
         results = replace(results, point=OperatingPoint.model_validate({**goal, "label": classes.index(goal["class"])}))
+    about = {"split": OUT_OF_FOLD, "folds": len(runs)}
+    if results.scores is not None and results.targets.ndim == 1:
+        found = margins(torch.from_numpy(results.scores).sigmoid(), torch.from_numpy(results.targets))
+        images = [("val", name, classes[label]) for name, label in zip(names, results.targets, strict=True)]
+        decided = decided_rows(runs[0].options["DATA.CORRECTIONS"], runs[0].options["DATA.ENCODING"]).values()
+        about["suspects"] = len(write_suspects(folder / SUSPECTS, found, images, classes, decided))
     tables = ResultTables(folder, classes, names.__getitem__)
-    tables.write(results.metrics(runs[0].metric.name), results, {"split": OUT_OF_FOLD, "folds": len(runs)})
+    tables.write(results.metrics(runs[0].metric.name), results, about)
     return Evaluation(folder, read_evaluation(folder))

@@ -1,7 +1,6 @@
 """The probe of a run: as its only step (MODEL.TUNE probe), or as the start of its head (MODEL.HEAD probe)."""
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import nn
@@ -9,10 +8,11 @@ from torch import nn
 from configs.schema.model import Tune
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.session import eval_model_of
-from engine.features.probe import ProbeTask, Solved, set_head, solve_head, write_suspects
+from engine.features.probe import ProbeTask, Solved, set_head, solve_head
 from engine.plan.training import Plan
 from engine.precision.policy import set_process_switches
 from engine.run.log import RunLogger
+from engine.run.record import SUSPECTS
 from engine.training.loss import build_loss, read_class_weights
 from engine.training.session import match_classes
 from engine.training.trainer import Trainer
@@ -34,8 +34,6 @@ def run_probe(trainer: Trainer, solved: Solved | None) -> None:
     weights, session = trainer.state.precision.weights, trainer.session
     if not linear_head(weights.saved):
         raise UserError(f"MODEL.TUNE probe: the head of {config.model.name} is not one linear layer; set it to head")
-    names = outputs.evaluation.class_names
-    list_suspects = partial(write_suspects, outputs.folder, samples=plan.train, names=names, data=config.data)
     with trainer.started():
         if trainer.position.has_ended:
             return
@@ -44,7 +42,7 @@ def run_probe(trainer: Trainer, solved: Solved | None) -> None:
             task = _task(plan, trainer.state.eval_model, session.evaluator, outputs.logger)._replace(
                 bad_images=session.bad_images,
                 after_batch=trainer.after_eval_batch,
-                list_suspects=list_suspects if config.eval.suspects else None,
+                suspects=outputs.folder / SUSPECTS if config.eval.suspects else None,
                 solved=solved,
             )
             solved = solve_head(task)

@@ -57,7 +57,8 @@ class TrainedModel:
         """The options that travel with the weights: model, and data as an evaluation needs them."""
         options = options_to_export(parse_value(to_yaml(self.config)))
         if not self.names_data_path:
-            del options["DATA"]["DATA_PATH"], options["DATA"]["IMAGE_ROOT"]
+            for key in ("DATA_PATH", "IMAGE_ROOT", "CORRECTIONS"):
+                del options["DATA"][key]
         return options
 
     @property

@@ -1,5 +1,6 @@
 """MODEL.TUNE probe and -embed: a full model from one pass over the images; features equal on any number of ranks."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -138,9 +139,45 @@ def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path):
     listed = read_rows(folder / "suspects" / "suspects.csv")
     margins = [float(row["margin"]) for row in listed]
     assert 0 < len(listed) < 500 and margins == sorted(margins) and margins[-1] < 0
-    assert all(row["label"] != row["predicted"] for row in listed)
+    assert all(row["label"] != row["predicted"] and not row["correction"] for row in listed)
+    wrong = [row for row in read_rows(folder / "evaluation/per_image.csv") if row["label"] != row["predicted"]]
+    assert {row["path"] for row in wrong} == {row["path"] for row in listed if row["split"] == "val"}
     assert len(list((folder / "suspects" / "pictures").iterdir())) == min(24, len(listed))
     page = run_page(read_contents(folder))
     assert f"{listed[0]['path']}<" in page and "whose label may be wrong" in page
     with refused(r"EVAL\.SUSPECTS"):
         parse_command_line([*digits_flags(tmp_path), "EVAL.SUSPECTS=true"])
+
+
+def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path, cpu):
+    """Six planted ones, of training and validation images: the loop of training, table and training."""
+    planted = {f"{label}{number}" for label in "ab" for number in (3, 11, 17)}
+    for label, pixel in (("a", 0), ("b", 250)):
+        for number in range(40):
+            name = f"{label}{number}"
+            folder = "ba"["ab".index(label)] if name in planted else label
+            file = tmp_path / f"data/{folder}/{name}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (pixel, 2 * number, 255 - pixel)).save(file)
+    flags = [f"-output={tmp_path / 'out'}", f"-data_path={tmp_path / 'data'}", "-dataset=folder", "-batch_size=4"]
+    keys = ["MODEL.TUNE=probe", "EVAL.SUSPECTS=true", "DATA.IMAGE_SIZE=8", "DATA.VAL_FRACTION=0.4", *TINY_VIT]
+    keys.append("MODEL.NUM_CLASSES=2")
+    first = train([*flags, "-name=first", "-opts", *keys], cpu)
+    table = first / "suspects/suspects.csv"
+    listed = read_rows(table)
+    assert {Path(row["path"]).stem for row in listed} == planted and {row["split"] for row in listed} == {
+        "train",
+        "val",
+    }
+    for row in listed:
+        row["correction"] = row["predicted"]
+    listed[0]["correction"] = "drop"
+    with open(table, "w", newline="") as file:
+        writer = csv.DictWriter(file, listed[0])
+        writer.writeheader()
+        writer.writerows(listed)
+    second = train([*flags, "-name=second", "-opts", *keys, f"DATA.CORRECTIONS={table}"], cpu)
+    assert read_rows(second / "suspects/suspects.csv") == listed  # nothing new; the decisions are kept
+    assert read_result(second)["top1"] == 100 > read_result(first)["top1"]
+    features = [*(tmp_path / "out").glob("features/*/*")]
+    assert len(features) == 2, "the images were computed again"

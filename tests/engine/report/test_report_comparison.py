@@ -222,6 +222,12 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     (group,) = read_rows(tmp_path / "groups.csv")
     assert float(group["out_of_fold"]) == summary["top1"] and group["mean"]
     assert len(read_rows(tmp_path / "out-of-fold/per_image.csv")) == 150
+    suspects = read_rows(tmp_path / "out-of-fold/suspects/suspects.csv")
+    probabilities = 1 / (1 + np.exp(-scores))
+    own = np.take_along_axis(probabilities, labels[:, None], 1)[:, 0]
+    assert len(suspects) == (scores.argmax(1) != labels).sum() and f"{len(suspects)} images whose label" in page.text
+    margins = sorted(100 * (own - probabilities.max(1)))[: len(suspects)]
+    assert [float(row["margin"]) for row in suspects] == pytest.approx(margins, abs=1e-3)
     assert "belongs to no model" in page.text and "ROC curve, out of fold, 3 folds" in page.html
     np.savez(folder / "evaluation/scores.npz", **(arrays | {"paths": np.char.replace(paths, "2/", "1/")}))
     _, _, problems = compare(*folders)

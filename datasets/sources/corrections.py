@@ -1,0 +1,95 @@
+"""DATA.CORRECTIONS: a table of images whose labels a person has checked, such as an edited suspects.csv."""
+
+import copy
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from configs.schema import Data
+from configs.yaml_io import shorten
+from datasets.sources.class_names import list_names
+from datasets.sources.samples import ImageFiles, Samples
+from datasets.sources.shared_arrays import share_arrays, to_nfc
+from datasets.sources.tables import Cells, Table
+from utils.errors import UserError, did_you_mean
+from utils.notes import Note
+from utils.tables import unescaped_cell
+
+PATH, CORRECTION = "path", "correction"  # columns
+KEEP, DROP = "keep", "drop"  # corrections; another one is the name of the right class
+
+
+def decided_rows(file: str | None, encoding: str | None) -> dict[int, Cells]:
+    """The rows with a correction by their lines, as they are in the file; none without a file.
+
+    Raises UserError: the table cannot be read, or lacks a column.
+    """
+    if not file:
+        return {}
+    table = Table(Path(file), encoding)
+    for name in (PATH, CORRECTION):
+        if name not in table.header:
+            fix = f"give a table with the columns {PATH} and {CORRECTION}, such as suspects.csv of a run"
+            raise UserError(f"DATA.CORRECTIONS: {file}: has no column {name}; {fix}")
+    return {line: cells for line, cells in table if cells[CORRECTION]}
+
+
+def correct(splits: dict[str, Samples], data: Data) -> None:
+    """Replaces the samples of each split: with the right labels, and without the images to drop; notes the numbers.
+
+    The images stay in their splits. Paths are absolute, or relative to the current folder or DATA_PATH.
+    Raises UserError: as `decided_rows`; a class that the data does not have; no row names an image of a training.
+    """
+    rows = decided_rows(data.corrections, data.encoding)
+    line_of: dict[str, int] = {}
+    for line, cells in rows.items():
+        path = unescaped_cell(cells[PATH])
+        for place in (path, os.path.join(data.data_path, path)):
+            line_of[to_nfc(os.path.abspath(place))] = line
+    used = set[int]()
+    for split, samples in splits.items():
+        if type(samples) is not ImageFiles:
+            raise UserError(f"DATA.CORRECTIONS needs images in files, but the data set is {data.dataset}; remove it")
+        lines = [line_of.get(to_nfc(os.path.abspath(samples.name(index)))) for index in range(len(samples))]
+        found = {index: unescaped_cell(rows[line][CORRECTION]) for index, line in enumerate(lines) if line}
+        splits[split] = _corrected(samples, found, data)
+        used |= {line for line in lines if line}
+    others = [rows[line][PATH] for line in rows if line not in used]
+    if "train" in splits and others:
+        text = f"DATA.CORRECTIONS: {data.corrections}: {len(others)} of {len(rows)} rows name no image of the data"
+        text += f", such as {shorten(others[0])}"
+        if not used:
+            raise UserError(f"{text}; write paths relative to {data.data_path}, or absolute ones")
+        splits["train"].notes.append(Note("warning", text))
+
+
+def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data) -> ImageFiles:
+    """found: the correction of some images by their indices. Raises UserError: no such class."""
+    names = samples.class_names
+    targets = samples.targets.copy()
+    if {KEEP, DROP} & {*names}:
+        raise UserError(f"DATA.CORRECTIONS: {KEEP} or {DROP} is also the name of a class; rename it with DATA.RENAME")
+    counts = Counter[str]()
+    for index, text in found.items():
+        kind = text if text in (KEEP, DROP) else "other class"
+        counts[kind] += 1
+        if kind != "other class":
+            continue
+        if to_nfc(text) not in names:
+            hint = did_you_mean(text, names) or f"; write {KEEP}, {DROP}, or one of {list_names(names)}"
+            raise UserError(f"DATA.CORRECTIONS: {data.corrections}: {shorten(text)} is no class of the data{hint}")
+        targets[index] = names.index(to_nfc(text))
+    dropped = [index for index, text in found.items() if text == DROP]
+    left = np.setdiff1d(np.arange(len(samples)), dropped)
+    listing = samples.listing.select(left)
+    corrected = copy.copy(samples)
+    corrected.listing = replace(listing, arrays=share_arrays(listing.arrays))
+    corrected.targets = targets[left]
+    if counts:
+        numbers = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
+        corrected.notes.append(Note("screen", f"DATA.CORRECTIONS: {numbers}"))
+    return corrected

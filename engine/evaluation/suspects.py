@@ -1,0 +1,77 @@
+"""Images whose label may be wrong: another class is predicted by a model that has not seen them.
+
+Legend: N samples, C classes.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from datasets.sources.corrections import CORRECTION, PATH
+from datasets.sources.tables import Cells
+from utils.files import atomic_write, make_own_folder
+from utils.tables import safe_cell, table_text
+
+COLUMNS = (CORRECTION, "split", PATH, "label", "predicted", "probability", "label_probability", "margin")
+
+
+class Margins(NamedTuple):
+    """Of N samples, each (N,): the class that is predicted beside the given one, and the probabilities of both."""
+
+    others: np.ndarray
+    probabilities: np.ndarray
+    label_probabilities: np.ndarray
+
+    @property
+    def values(self) -> np.ndarray:
+        """From -1 to 1; below 0, another class is predicted."""
+        return self.label_probabilities - self.probabilities
+
+    def take(self, rows: np.ndarray) -> "Margins":
+        return Margins(*(values[rows] for values in self))
+
+    @property
+    def suspects(self) -> list[int]:
+        """The samples of another class, the lowest margin first: the order of cleanlab's normalized margin.
+
+        Northcutt et al., "Confident Learning", 2021.
+        """
+        order = np.argsort(self.values, kind="stable")
+        suspects: list[int] = order[: int((self.values < 0).sum())].tolist()
+        return suspects
+
+
+def margins(probabilities: torch.Tensor, targets: torch.Tensor) -> Margins:
+    """probabilities: (N, C), C >= 2. targets: int64 (N,)."""
+    of_label = probabilities.gather(1, targets[:, None])[:, 0]
+    others = probabilities.scatter(1, targets[:, None], -1).max(1)
+    return Margins(*(column.cpu().numpy() for column in (others.indices, others.values, of_label)))
+
+
+def write_suspects(
+    table: Path,
+    found: Margins,
+    images: Sequence[tuple[str, str, str]],
+    names: Sequence[str],
+    decided: Iterable[Cells],
+) -> list[int]:
+    """Writes the suspects with an empty correction, and below them the rows that have one: the next DATA.CORRECTIONS.
+
+    images: split, path and label of each sample. names: of the classes. decided: as `decided_rows`; an image in it is
+    no suspect. Returns the indices of the suspects in their order. Raises OSError.
+    """
+    decided = [*decided]
+    known = {cells[PATH] for cells in decided}
+    suspects = [index for index in found.suspects if safe_cell(images[index][1]) not in known]
+    rows = []
+    for index in suspects:
+        texts = (*images[index], names[found.others[index]])
+        figures = (found.probabilities[index], found.label_probabilities[index], found.values[index])
+        rows.append(["", *map(safe_cell, texts), *(f"{100 * figure:.4f}" for figure in figures)])
+    rows += [[cells.get(column, "") for column in COLUMNS] for cells in decided]
+    make_own_folder(table.parent)
+    atomic_write(table, table_text(COLUMNS, rows))
+    return suspects
