@@ -4,6 +4,7 @@
     python scripts/report.py output/*                             # writes output/compare.html, and prints a table
     python scripts/report.py output/* -csv > runs.csv             # the table as CSV, with all digits
     python scripts/report.py output/vit_digits-sweep-1b0d8a62     # the runs in a folder, such as a sweep's
+    python scripts/report.py RUN -share                           # RUN/share.html, to send: no paths, no pictures
 
 Runs that differ only in seed or fold are a group: groups.csv beside the page has mean and standard deviation. Other
 folders give a line, and files are ignored.
@@ -43,6 +44,7 @@ COLUMNS = [
     "images_digest",
 ]  # fmt: skip
 COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric", *BASELINES]
+SHARED = "share.html"
 CURVES = "curves.png"  # beside the page of one run
 GROUPS = "groups.csv"  # beside the page of several runs
 _MAX_OPTIONS, _MAX_COLUMN_CHARS = 6, 1000  # in the terminal
@@ -51,21 +53,26 @@ _MAX_OPTIONS, _MAX_COLUMN_CHARS = 6, 1000  # in the terminal
 def main(argv: list[str]) -> int:
     parser = Parser(
         prog="scripts/report.py",
-        usage="%(prog)s RUN [RUN ...] [-csv] [-output FILE]",
+        usage="%(prog)s RUN [RUN ...] [-csv] [-share] [-output FILE]",
         description="Writes the page of a run, or compares runs: a page, and a table in the terminal.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     add_flag(parser, "csv", action="store_true", help="print CSV with all digits instead of the table")
     output = "HTML file to write (default: report.html in the run's folder, compare.html beside several runs)"
+    share = "write share.html: without paths, hosts, names of files and pictures"
+    add_flag(parser, "share", action="store_true", help=share)
     add_flag(parser, "output", type=Path, metavar="FILE", help=output)
     flags = parser.parse_args(argv)
     folders = [folder for path in flags.folders for folder in _folders_in(path)]
     if not folders:
         raise UserError(f"{flags.folders[0]}: is a file; give the folders of runs, such as output/*")
-    page = flags.output or (folders[0] / REPORT if len(folders) == 1 else folders[0].absolute().parent / COMPARISON)
-    if len(folders) == 1:
+    is_single = len(folders) == 1
+    name = REPORT if is_single else COMPARISON
+    place = folders[0] if is_single else folders[0].absolute().parent
+    page = flags.output or place / (SHARED if flags.share else name)
+    if is_single:
         runs = [read_contents(folders[0])]
-        write_output(page, run_page(runs[0]))
+        write_output(page, run_page(runs[0], flags.share))
         if curves := as_png(curves_of(runs)):
             write_output(page.with_name(CURVES), curves)
     else:
@@ -81,7 +88,7 @@ def main(argv: list[str]) -> int:
         groups, reasons = groups_of(runs)
         problems += reasons
         pooled = _pool(groups, page.parent, problems)
-        write_output(page, comparison_page(runs, groups, problems, page.parent, pooled))
+        write_output(page, comparison_page(runs, groups, problems, page.parent, pooled, flags.share))
         if groups:
             cells = (list(group.cells.values()) for group in groups)
             write_output(page.parent / GROUPS, table_text(list(groups[0].cells), cells))

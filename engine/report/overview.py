@@ -9,6 +9,7 @@ import math
 import os
 import shlex
 from collections.abc import Container
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, harmonic_mean
@@ -32,7 +33,6 @@ Tiles = list[tuple[str, str, str]]  # (name, value, remark) of numbers; '' for n
 
 def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
     """The result, first, and the figures that say what it is worth; all other figures."""
-    metric = run.metric
     rest = [METRICS[name] for name in run.figures if name not in (run.metric.name, "macro_f1")]
     epoch = "" if run.score is not None else "no evaluation"
     epoch = f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else epoch
@@ -42,18 +42,12 @@ def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
     speed = run.measured("images_per_second")
     classes = class_tiles(run)
     split = run.split
-    score, test = (f"{metric.text(value)}{error_of(run, files)}" for value, files in (
-        (run.score, run.evaluation), (run.test_score, run.test)
-    ))  # fmt: skip
-    reason = run.evaluation.values.get("interval_missing") if run.evaluation else None
-    if reason and score.endswith("unknown"):
-        epoch = "; ".join(filter(None, (epoch, f"no interval: {reason}")))
+    title = run.metric.title
     baseline, majority = (percent(run.measured(name)) for name in BASELINES)
-    result, *first = [
-        (f"{'' if run.is_evaluation else 'best '}{split} {metric.title}", score, epoch),
-        (f"test {metric.title}", test, test_images),
+    first = [
+        _result_tile(run, run.test, f"test {title}", run.test_score, test_images),
         ("pixel baseline", baseline, f"majority class {majority}"),
-        ("linear probe", metric.text(run.measured("probe_score")), "the start of this run"),
+        ("linear probe", run.metric.text(run.measured("probe_score")), "the start of this run"),
         *_point_tiles(run.evaluation, split),
         *_point_tiles(run.test, "test"),
         *_group_tiles(run, run.evaluation, split),
@@ -61,6 +55,9 @@ def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
         *classes[-1:],
         ("training time", duration(run.measured("train_seconds")), "without evaluations"),
     ]
+    result = _result_tile(
+        run, run.evaluation, f"{'' if run.is_evaluation else 'best '}{split} {title}", run.score, epoch
+    )
     ece = run.evaluation.values.get("ece") if run.evaluation else None
     others = [
         *classes[:-1],
@@ -75,23 +72,57 @@ def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
     return [result, *(tile for tile in first if tile[1])], [tile for tile in others if tile[1]]
 
 
+def _interval(run: RunContents, evaluation: Evaluation | None) -> tuple[float, float] | None:
+    """The 95% interval of the metric that decides; None without one, and of an earlier epoch than the best."""
+    limits = evaluation.values.get("interval") if evaluation and not _is_older(run, evaluation) else None
+    if not isinstance(limits, list | tuple) or len(limits) != 2:
+        return None
+    low, high = map(to_float, limits)
+    return None if low is None or high is None else (low, high)
+
+
+def _is_older(run: RunContents, evaluation: Evaluation) -> bool:
+    return bool(run.best) and evaluation.values.get("epoch") not in (None, run.best and run.best[0])
+
+
 def error_of(run: RunContents, evaluation: Evaluation | None) -> str:
     """' +/- 1.23%', the standard error of the metric that decides: of top-1 the binomial one; '' without an evaluation.
 
     Of another metric, of 0 and 100%, and by group, it is a quarter of the width of the 95% interval. ' +/- unknown' if
     too few images show it.
     """
-    values = evaluation.values if evaluation else {}
-    limits, images = values.get("interval"), to_float(values.get("samples"))
-    low, high = map(to_float, limits) if isinstance(limits, list | tuple) and len(limits) == 2 else (None, None)
-    is_older = run.best and values.get("epoch") not in (None, run.best[0])
-    if low is None or high is None or is_older:
-        return " +/- unknown" if values.get("interval_missing") and not is_older else ""
+    if evaluation is None or _is_older(run, evaluation):
+        return ""
+    values = evaluation.values
+    limits = _interval(run, evaluation)
+    if limits is None:
+        return " +/- unknown" if values.get("interval_missing") else ""
     share = (to_float(values.get("top1")) or 0.0) / 100
+    images = to_float(values.get("samples"))
     error = 0.0
     if run.metric.name == "top1" and not run.options["DATA.GROUPS"] and images:
         error = 100 * math.sqrt(share * (1 - share) / images)
-    return f" +/- {error or (high - low) / 3.92:.2f}%"
+    return f" +/- {error or (limits[1] - limits[0]) / 3.92:.2f}%"
+
+
+def _result_tile(
+    run: RunContents, evaluation: Evaluation | None, title: str, score: float | None, *remarks: str
+) -> tuple[str, str, str]:
+    """The value of the metric that decides with its standard error; the 95% interval, or why there is none."""
+    value = f"{run.metric.text(score)}{error_of(run, evaluation)}"
+    limits = _interval(run, evaluation)
+    interval = f"95% interval {limits[0]:.2f} to {limits[1]:.2f}%" if limits else ""
+    if evaluation and value.endswith("unknown"):
+        interval = f"no interval: {evaluation.values['interval_missing']}"
+    return title, value, "; ".join(filter(None, (*remarks, interval)))
+
+
+def pooled_tiles(run: RunContents, title: str, pooled: Evaluation) -> Tiles:
+    """The result of all folds together, one of which is `run`. title: ', out of fold, 5 folds'."""
+    score = to_float(pooled.values.get(run.metric.name))
+    images = f"{number(to_float(pooled.values.get('samples')))} images"
+    tile = _result_tile(replace(run, epochs=[]), pooled, f"{run.metric.title}{title}", score, images)
+    return [tile, *_point_tiles(pooled, "out of fold")]
 
 
 def class_tiles(run: RunContents) -> Tiles:
@@ -125,12 +156,12 @@ def _group_tiles(run: RunContents, evaluation: Evaluation | None, split: str) ->
     groups = evaluation.groups if evaluation else None
     if not groups:
         return []
-    score = run.metric.text(to_float(groups.values.get(run.metric.name)))
+    score = to_float(groups.values.get(run.metric.name))
     remark = f"{groups.values.get('samples')} groups"
     if left_out := groups.values.get("unreadable"):
         remark += f"; {left_out} have different labels, or no image"
     title = f"{split} {run.metric.title} by group".strip()
-    return [(title, f"{score}{error_of(run, groups)}", remark), *_point_tiles(groups, f"{split} group".strip())]
+    return [_result_tile(run, groups, title, score, remark), *_point_tiles(groups, f"{split} group".strip())]
 
 
 def _point_tiles(evaluation: Evaluation | None, split: str) -> Tiles:

@@ -18,7 +18,7 @@ from configs.compare import differing_from_defaults
 from engine.report import charts, tables
 from engine.report.charts import MAX_NAME_CHARS, number, option, percent
 from engine.report.contents import Evaluation, RunContents, read_contents
-from engine.report.overview import details_of, shift_by_weights, status_of, tiles_of
+from engine.report.overview import details_of, pooled_tiles, shift_by_weights, status_of, tiles_of
 from engine.run.record import PICTURES, REPORT, SUSPECTS, TRAIN_BATCH
 from utils.errors import on_one_line, shortened
 from utils.files import atomic_write
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 COMPARISON = "compare.html"
 _MAX_TITLE_CHARS = 1000
+_MAX_FIRST = 12  # classes of the confusion matrix on the first screen
 _MAX_BATCH_BYTES = 1_500_000  # of train_batch.png: pixels that PNG cannot compress have 1.3 MB
 
 
@@ -45,8 +46,8 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def run_page(run: RunContents) -> str:
-    """The page of one run."""
+def run_page(run: RunContents, is_shared: bool = False) -> str:
+    """The page of one run. is_shared: without what names files, folders, hosts and people, and without pictures."""
     (status, resume), differing = status_of(run), differing_from_defaults(run.options)
     hidden = [*tables.OPTIONS_OF_RUN]
     if run.options["MODEL.TUNE"] == "probe" and not run.is_evaluation:
@@ -65,7 +66,7 @@ def run_page(run: RunContents) -> str:
         "views": _views({"": run.evaluation, " of the test images": run.test}, run.is_multi_label),
         "shift": shift_by_weights(run),
     }
-    return _render("run.html", values)
+    return _render("run.html", values, is_shared)
 
 
 def _views(evaluations: dict[str, Evaluation | None], is_multi_label: bool) -> list[dict[str, Any]]:
@@ -97,6 +98,12 @@ def _view(evaluation: Evaluation, title: str, is_multi_label: bool) -> dict[str,
     }
 
 
+def _first_matrix(views: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The view whose confusion matrix is on the first screen: of the last images that have a small one, but groups."""
+    fitting = [one for one in views if one["confusion"] and len(one["confusion"][0]) <= _MAX_FIRST]
+    return next((one for one in reversed(fitting) if "by group" not in one["of"]), None)
+
+
 def _confusion(evaluation: Evaluation) -> tuple[list[str], list[list[int]]] | None:
     """The names of the classes, and the images by true class (rows) and predicted class; None without a matrix."""
     with suppress(ValueError, TypeError):
@@ -113,11 +120,12 @@ def comparison_page(
     problems: Sequence[str],
     folder: Path,
     pooled: Mapping[str, Evaluation],
+    is_shared: bool = False,
 ) -> str:
     """The page that compares runs, which are ranked.
 
     problems: lines about folders that are left out. folder: of the page; its links are relative to it. pooled: the
-    evaluations of all folds together, by the end of their titles.
+    evaluations of all folds together, by the end of their titles. is_shared: as of `run_page`.
     """
     entries = []
     for index, run in enumerate(runs):
@@ -127,10 +135,44 @@ def comparison_page(
     values: dict[str, Any] = {"runs": entries, "results": tables.results(runs), "groups": groups, "problems": problems}
     values |= {"options": tables.compared_options(runs), "charts": charts.curves_of(runs, compared=True)}
     values |= {"views": _views({**pooled}, runs[0].is_multi_label), "shift": ""}
-    return _render("comparison.html", values)
+    values["tiles"] = [tile for title, one in pooled.items() for tile in pooled_tiles(runs[0], title, one)]
+    return _render("comparison.html", values, is_shared)
 
 
-def _render(template: str, values: dict[str, Any]) -> str:
+_SHARED_DETAILS = ("Model", "Data", "Devices")
+
+
+def _without_names(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a page without names of files, folders, hosts and people, and without pictures."""
+    shared = values | {"problems": [], "status": "", "resume": "", "train_batch": "", "suspects": []}
+    shared["views"] = [view | {"galleries": []} for view in values["views"]]
+    if "details" in values:
+        details = values["details"]
+        shared["details"] = {name: details[name] for name in _SHARED_DETAILS if not set("/\\") & {*details[name]}}
+        shared["off_defaults"] = {key: pair for key, pair in values["off_defaults"].items() if _is_number(pair[0])}
+        shared["run"] = replace(values["run"], problems=[])
+    else:
+        shared["runs"] = [entry | {"link": ""} for entry in values["runs"]]
+        shared["options"] = {key: row for key, row in values["options"].items() if all(map(_is_number, row))}
+        shared["groups"] = [_without_names_of(group) for group in values["groups"]]
+    return shared
+
+
+def _without_names_of(group: tables.Group) -> tables.Group:
+    """Keys of options are capital letters."""
+    cells = {key: cell if key.islower() or _is_number(cell) else None for key, cell in group.cells.items()}
+    return group._replace(cells=cells, notes=[])
+
+
+def _is_number(value: Any) -> bool:
+    """Whether an option names nothing."""
+    return value is None or isinstance(value, int | float)
+
+
+def _render(template: str, values: dict[str, Any], is_shared: bool) -> str:
+    if is_shared:
+        values = _without_names(values)
+    values |= {"is_shared": is_shared, "first": _first_matrix(values["views"])}
     require("The page of a run", "jinja2")
     from markupsafe import Markup  # late, as jinja2: a run continues without its page
 

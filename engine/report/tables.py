@@ -107,7 +107,9 @@ def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
         if images := evaluated_images(run):
             kind = run.is_evaluation, run.split, run.options["DATA.FOLD"]
             sets.setdefault(kind, {}).setdefault(images, run.name)
-    return [
+    folds = {run.options["DATA.FOLD"] for run in runs}
+    notes = ["The first of folds is not the best model: each has other images"] if len(folds) > 1 else []
+    return notes + [
         f"The {split or 'evaluated'} images differ, so that the figures cannot be compared: "
         + ", ".join(f"{number:,} of {name}" for (number, _), name in found.items())
         for (_, split, _), found in sets.items()

@@ -29,7 +29,7 @@ from engine.report import charts
 from engine.report import page as page_module
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures, tiles_of
-from engine.run.facts import PixelBaseline
+from engine.run.facts import Environment, PixelBaseline, TrainingData
 from engine.run.record import REPORT
 from engine.training.outputs import RunReport
 from scripts import report
@@ -177,6 +177,47 @@ def test_the_results_of_validation_and_test_have_their_errors(run, groups):
     assert "25.00% +/- " in head and "8 held-out images" in head
     update_json(run / "evaluation" / "summary.json", epoch=2)  # the files of an earlier epoch
     assert "30.00% epoch 3 of 300" in read_page(run).text.partition("Model and data")[0]
+
+
+def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
+    """The page itself has each of them; class names and figures are in both."""
+    options = ["MODEL.PRETRAINED=backbone7.pth", "DATA.CLASSES=klassen7.txt", "DATA.IMAGE_ROOT=/home/anna7/bilder7"]
+    options += ["DATA.DATASET=csv", "DATA.DATA_PATH=befunde7.csv", "DATA.GROUPS=patient7", "TRAIN.BASE_LR=0.01"]
+    folder = make_run(tmp_path / "digits-2", options=options)
+    add_evaluation(folder, ["cat", "dog", "fox"])
+    facts = [Environment("python main.py -data_path=/home/anna7/bilder7", {"torch": "2.14"}, ["klinik7"])]
+    write_facts(folder, [*facts, TrainingData(20, 10, 0, 3, 3)])
+    warnings = {"bilder7/P100.jpg cannot be read": 1}
+    update_json(folder / "run.json", warnings=warnings, state="failed", message="befunde7.csv is damaged")
+    (folder / "suspects").mkdir()
+    columns = "correction,split,path,label,predicted,probability,label_probability,margin"
+    (folder / "suspects/suspects.csv").write_text(f"{columns}\n,val,bilder7/P200.jpg,cat,dog,90,1,-89\n")
+    shutil.copytree(folder, tmp_path / "digits-3")
+    update_json(tmp_path / "digits-3/run.json", state="finished")
+    (tmp_path / "digits-3/report.html").touch()
+    private = [
+        "7.pth",
+        "klassen7",
+        "anna7",
+        "bilder7",
+        "befunde7",
+        "patient7",
+        "klinik7",
+        "P100",
+        "P200",
+        ".jpg",
+        ".png",
+    ]
+    private += [str(tmp_path), "data:image", 'href="digits']
+    page = read_page(folder).html
+    assert all(word in page for word in private[:9])
+    report.main([str(folder), "-share"])
+    report.main([str(folder), str(tmp_path / "digits-3"), "-share"])
+    for file in (folder / "share.html", tmp_path / "share.html"):
+        text = file.read_text()
+        assert [word for word in private if word in text] == []
+        assert "30.00%" in text and "digits-2" in text
+    assert "TRAIN.BASE_LR" in (folder / "share.html").read_text() and "Confusion matrix" in page
 
 
 HOSTILE = (
