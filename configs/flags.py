@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -236,6 +237,10 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
 
 def _refuse(words: list[str], unknown: list[str], arguments: argparse.Namespace, parser: Parser) -> NoReturn:
     """Raises UserError with the command of this program for flags that other programs have; else with similar flags."""
+    for path in (arguments.data_path, arguments.predict, arguments.embed, arguments.resume):
+        spaced = " ".join([str(path), *unknown])
+        if path and os.path.exists(spaced):
+            raise UserError(f"{path}: is only a part of a path; write quotes: {shlex.quote(spaced)}")
     given = [*split_words(words)]
     names = [word for word, _ in split_words(unknown)]
     program = program_of(names, (word for word, _ in given)) or Program("another program", "", None, {})

@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -273,7 +274,11 @@ def _add_flags(layers: OptionLayers, flags: argparse.Namespace) -> None:
 def add_options(layers: OptionLayers, options: Sequence[str], flag: str) -> None:
     """Adds KEY=VALUE of a flag. Raises UserError: a line for each mistake."""
     mistakes = list[Finding]()
-    for option in options:
+    for start, option in enumerate(options):
+        if option.count("{") > option.count("}"):  # the shell has cut it at a blank
+            end = next((n for n, part in enumerate(options[start:], start + 1) if "}" in part), len(options))
+            whole = shlex.quote(" ".join(options[start:end]))
+            raise UserError(f"{flag} {option[:80]}: a brace is open; write quotes: {whole[:500]}")
         key, equals, text = option.partition("=")
         try:
             if not equals:

@@ -89,7 +89,7 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext, trained_root
     Raises UserError: no such path, or no images; the main process's error, on every rank.
     """
     (samples,) = _on_all_ranks(lambda: [unlabelled(path, data, trained_root)], context)
-    if data.groups and isinstance(samples, ImageFiles):
+    if data.groups and isinstance(samples, ImageFiles) and samples.groups is None:
         try:
             with_groups(samples, data)
         except UserError as error:  # DATA.GROUPS may be of the training

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     what = "the weights of RUN, the folder of a run, or of FILE, any file that -pretrained reads"
     parser = script_parser("export.py", usage, f"Exports {what}, and checks the result on validation images.")
     formats = "; ".join(f"{name}: {kind.title}" for name, kind in FORMATS.items())
-    add_flag(parser, "format", choices=FORMATS, help=formats)
+    add_flag(parser, "format", type=str.lower, choices=FORMATS, help=formats)
     output = "file or folder to write (default: beside the weights, with their name)"
     add_flag(parser, "output", type=Path, metavar="PATH", help=output)
     check = "images (N, C, S, S), normalized, and logits (N, classes) to compare with, in place of validation images"
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     if flags.output:
         check_target(flags.output, flags.format, source)
     command = parse_command_line(["-eval", f"-pretrained={source}", *rest], SCRIPT)
-    if flags.format in ("onnx", "web"):
+    if flags.format in ("onnx", "onnx_float16", "web"):
         require(f"-format {flags.format}", *ONNX_PACKAGES)
     from scripts.exporting.run import run  # after the checks: importing torch and timm takes seconds
 

@@ -125,7 +125,7 @@ class Config(Section):
         if model.pretrained == "timm" and model.type != "timm":
             yield f"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not {model.type}; use -model=NAME -pretrained=timm"
         if self.eval.enabled and not (model.pretrained or model.resume):
-            yield "EVAL.ENABLED needs weights; give -pretrained or -resume"
+            yield "EVAL.ENABLED needs weights, also for -eval and -predict; give -resume=RUN or -pretrained"
         if train.teacher_weights and train.distillation_type == "none" and not self.eval.enabled:
             fix = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
             yield f"TRAIN.TEACHER_WEIGHTS needs a distillation; {fix}"

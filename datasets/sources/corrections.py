@@ -1,10 +1,8 @@
 """DATA.CORRECTIONS: a table of images whose labels a person has checked, such as an edited suspects.csv."""
 
-import copy
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,8 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.samples import ImageFiles, Samples
-from datasets.sources.shared_arrays import share_arrays, to_nfc
-from datasets.sources.tables import Cells, Table
+from datasets.sources.shared_arrays import to_nfc
+from datasets.sources.tables.files import Cells, Table
 from utils.errors import UserError, did_you_mean
 from utils.notes import Note
 from utils.tables import unescaped_cell
@@ -85,9 +83,8 @@ def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data) -> Ima
         targets[index] = names.index(to_nfc(text))
     dropped = [index for index, text in found.items() if text == DROP]
     left = np.setdiff1d(np.arange(len(samples)), dropped)
-    listing = samples.listing.select(left)
-    corrected = copy.copy(samples)
-    corrected.listing = replace(listing, arrays=share_arrays(listing.arrays))
+    corrected = samples.select(left)
+    corrected.decoding = samples.decoding
     corrected.targets = targets[left]
     if counts:
         numbers = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))

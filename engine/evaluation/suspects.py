@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from datasets.sources.corrections import CORRECTION, PATH
-from datasets.sources.tables import Cells
+from datasets.sources.tables.files import Cells
 from utils.files import atomic_write, make_own_folder
 from utils.tables import safe_cell, table_text
 

@@ -117,6 +117,15 @@ def write_onnx(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     exported.save(str(path), external_data=False)
 
 
+def write_onnx_float16(model: nn.Module, trained: TrainedModel, path: Path) -> None:
+    """As `write_onnx`; onnxconverter-common, unlike onnxruntime's converter, would cut large weights."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    write_onnx(model, trained, path)
+    onnx.save(convert_float_to_float16(onnx.load(path), keep_io_types=True), path)
+
+
 def write_web(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     """The ONNX file, what the page must know of it, and the page; see docs/export.md."""
     path.mkdir()

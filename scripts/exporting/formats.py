@@ -25,6 +25,7 @@ FORMATS = {
     "safetensors": Format(".safetensors", "for -pretrained"),
     "hf": Format("-hf", "a folder for timm and transformers"),
     "onnx": Format(".onnx", f"opset {OPSET}, any batch size"),
+    "onnx_float16": Format(".float16.onnx", "weights of 16 bits: half of the size, images and logits in float32"),
     "web": Format("-web", "a page that runs the model in a browser: onnxruntime-web"),
     "torch_export": Format(".pt2", "torch.export, any batch size"),
 }
@@ -40,7 +41,7 @@ def check_target(target: Path, kind: str, weights: Path) -> None:
     strangers = inside - FOLDERS.get(kind, set())
     is_source = target.is_file() and target.resolve() == weights.resolve()
     is_other = bool(strangers) or (target.exists() and not target.is_dir())
-    suffix = FORMATS[kind].suffix
+    suffix = f".{FORMATS[kind].suffix.rpartition('.')[2]}"
     problems = {
         "is the file to export; give another path with -output": is_source,
         "is not an exported folder; give another path with -output": is_folder and is_other,

@@ -35,6 +35,7 @@ from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import fsync_path, space_fix
 
 TOLERANCE = 1e-3  # of logits and probabilities in fp32, absolute
+HALF_TOLERANCE = 1e-2  # of onnx_float16, absolute and of the largest logit
 RELATIVE = 1e-5  # of logits, of the largest one: what float32 rounds away
 MIN_SPREAD = 100  # of the logits of a class over the images, in limits: with less, the limit proves nothing
 NUM_IMAGES = 32
@@ -45,6 +46,7 @@ _PROGRAMS: dict[str, tuple[Writer, Reader]] = {
     "safetensors": (files.write_safetensors, lambda trained, path: trained.build(path)),
     "hf": (files.write_hf, files.load_hf),
     "onnx": (files.write_onnx, files.load_onnx),
+    "onnx_float16": (files.write_onnx_float16, files.load_onnx),
     "web": (files.write_web, lambda trained, path: files.load_onnx(trained, path / "model.onnx")),
     "torch_export": (files.write_torch_export, lambda _, path: torch.export.load(path).module()),
 }
@@ -58,11 +60,13 @@ class Reference:
     logits: torch.Tensor
     title: str = "validation images"
     is_multi_label: bool = False
+    tolerance: float = TOLERANCE
+    relative: float = RELATIVE
 
     @property
     def limit(self) -> float:
         """Of a difference of logits."""
-        return max(TOLERANCE, RELATIVE * self.logits.abs().max().item())
+        return max(self.tolerance, self.relative * self.logits.abs().max().item())
 
     def check_spread(self) -> None:
         """Raises UserError if the logits hardly depend on the image."""
@@ -78,13 +82,16 @@ class Reference:
     def check(self, forward: Forward, subject: str, fix: str) -> float:
         """The largest difference of a logit, over a batch of one image and a batch of the others.
 
-        Raises UserError: a logit differs by more than `limit`, or a probability by more than `TOLERANCE`.
+        Raises UserError: a logit differs by more than `limit`, or a probability by more than `tolerance`.
         """
         logits = torch.cat([forward(self.images[:1]), forward(self.images[1:])])
         to_probabilities = torch.sigmoid if self.is_multi_label else partial(torch.softmax, dim=-1)
         of_logits = _largest_difference(logits, self.logits)
         of_probabilities = _largest_difference(to_probabilities(logits), to_probabilities(self.logits))
-        for name, found, limit in (("logits", of_logits, self.limit), ("probabilities", of_probabilities, TOLERANCE)):
+        for name, found, limit in (
+            ("logits", of_logits, self.limit),
+            ("probabilities", of_probabilities, self.tolerance),
+        ):
             if not found <= limit:
                 raise UserError(
                     f"{subject}: the {name} differ by {found:.2g}, more than {limit:.2g}; nothing was written: {fix}"
@@ -178,6 +185,8 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
         reference = read_reference(flags.check, model, config)
     elif samples:
         reference = make_reference(model, samples, config.data)
+    if reference and kind == "onnx_float16":
+        reference = replace(reference, tolerance=HALF_TOLERANCE, relative=HALF_TOLERANCE)
     difference = export(model, trained, reference, kind, target)
     if reference:
         low, high = reference.logits.aminmax()

@@ -32,6 +32,7 @@ WRONG = [
     ("-resume= -dataset=digits", "-resume"),
     ("-h TRAIN.BASE_LT", "TRAIN.BASE_LR"),
     ("-h epochs", "TRAIN.NUM_EPOCHS"),
+    ("-opts DATA.COLUMNS={path: Datei, label: D} DATA.FOLDS=5", "quotes: 'DATA.COLUMNS={path: Datei, label: D}'"),
     ("-opts MODEL.TUNE=lora TRAIN.OPTIMIZER.NAME=Lamb", "set it to AdamW"),
     # Commands
     ("-predict photos", "-pretrained"),
@@ -104,3 +105,9 @@ WRONG = [
 @pytest.mark.parametrize("words, names", WRONG)
 def test_a_wrong_option_is_one_line_that_names_it(words, names):
     assert names in line_of(parse_command_line, shlex.split(words))
+
+
+def test_a_path_with_a_blank_needs_quotes(tmp_path):
+    (tmp_path / "photos of 7b").mkdir()
+    line = line_of(parse_command_line, [f"-data_path={tmp_path}/photos", "of", "7b", "-epochs=3"])
+    assert line.endswith(f"quotes: {shlex.quote(f'{tmp_path}/photos of 7b')}")

@@ -138,6 +138,19 @@ def test_the_limit_of_a_difference_grows_with_the_logits(scale, shift, refuses):
 
 
 @pytest.mark.slow
+def test_onnx_of_16_bits_is_half_as_large_and_takes_and_gives_float32(digits_run, reference, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    files = {kind: tmp_path / f"{kind}.onnx" for kind in ("onnx", "onnx_float16")}
+    for kind, file in files.items():
+        export.main([str(digits_run), "-format", kind, f"-output={file}"])
+    assert files["onnx_float16"].stat().st_size < 0.75 * files["onnx"].stat().st_size
+    session = onnxruntime.InferenceSession(str(files["onnx_float16"]), providers=["CPUExecutionProvider"])
+    logits = session.run(None, {"images": reference.images.numpy()})[0]
+    assert logits.dtype == np.float32 and 0 < np.abs(logits - reference.logits.numpy()).max() < 0.05
+    assert json.loads(session.get_modelmeta().custom_metadata_map["class_names"]) == list("0123456789")
+
+
+@pytest.mark.slow
 def test_onnx_runs_any_batch_and_has_no_paths(digits_run, reference, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     file = tmp_path / "digits.onnx"
@@ -186,7 +199,7 @@ def export_bytes(argv: list[str], kind: str, folder: Path) -> bytes:
         return b"".join(map(archive.read, archive.namelist()))
 
 
-@pytest.mark.parametrize("kind", [*sorted(formats.FORMATS.keys() - {"onnx", "web"}), slow("web")])
+@pytest.mark.parametrize("kind", [*sorted(formats.FORMATS.keys() - {"onnx", "onnx_float16", "web"}), slow("web")])
 def test_an_export_without_paths_and_without_data(kind, private, tmp_path, capsys):
     weights, data = private
     argv = [str(weights), "-no_check"]

@@ -218,4 +218,9 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Im
     if not len(rows.paths):
         raise UserError(f"{file}: lists no images; write one path per line")
     arrays = listing_arrays(rows.paths) | to_arrays(StringPacker(table.column(column)).strings(), "listed")
+    groups = [*table.column(data.groups)] if data.groups in table.header else []
+    if groups and all(groups):
+        arrays |= to_arrays(StringPacker(groups).strings(), "groups")
+    elif groups:
+        rows.notes.append(Note("screen", f"{file}: {groups.count('')} rows have no {shorten(data.groups)}"))
     return ImageFiles(rows.root, ["0"], arrays, notes=rows.notes, has_class_names=False, column=column)

@@ -164,3 +164,8 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     assert found.index.tolist() == means.index.tolist() and found.images.tolist() == [4] * 60
     assert found.ill.tolist() == pytest.approx(means.tolist(), abs=2e-6)
     assert (found.decision == np.where(found.ill >= expit(used["threshold"]), "ill", "well")).all()
+    table = images.assign(patient=images.path.str.extract(r"(P\d+)_")[0])[["path", "patient"]]
+    table.to_csv(tmp_path / "new.csv", index=False)
+    argv = ["-predict", str(tmp_path / "new.csv"), f"-resume={folder}", f"-output={tmp_path / 'q'}"]
+    run(parse_command_line([*argv, "-opts", "DATA.GROUPS=patient"]), cpu)  # a column
+    assert (tmp_path / "q/groups.csv").read_text() == (tmp_path / "p/groups.csv").read_text()
