@@ -242,7 +242,7 @@ def _read(
         if not of_split.findings:
             needs_all = split == "train" and not predicts
             unknown = unknown or _number_classes(of_split, data, class_names, needs_all)
-    if data.corrections and not (findings or unknown):
+    if not (findings or unknown):
         correct(samples, data)
     has_val = {"train", "val"} <= samples.keys()
     if data.folds and has_val and not (source.splitter.result or source.has_folds):

@@ -56,7 +56,7 @@ SOURCES_LAYERS = [
     {"listed"},
     {"source"},
     {"split"},
-    {"groups"},
+    {"groups", "corrections"},
     {"tables"},
     {"checks"},
     {"class_names"},

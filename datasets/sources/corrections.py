@@ -42,6 +42,8 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
     The images stay in their splits. Paths are absolute, or relative to the current folder or DATA_PATH.
     Raises UserError: as `decided_rows`; a class that the data does not have; no row names an image of a training.
     """
+    if not data.corrections:
+        return
     rows = decided_rows(data.corrections, data.encoding)
     line_of: dict[str, int] = {}
     for line, cells in rows.items():

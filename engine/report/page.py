@@ -152,6 +152,9 @@ def _without_names(values: dict[str, Any]) -> dict[str, Any]:
         shared["off_defaults"] = {key: pair for key, pair in values["off_defaults"].items() if _is_number(pair[0])}
         shared["run"] = replace(values["run"], problems=[])
     else:
+        header, rows, notes = values["results"]
+        states = (row[-1].partition(":")[0] for row in rows)  # without the message of a failure
+        shared["results"] = header, [[*row[:-1], state] for row, state in zip(rows, states, strict=True)], notes
         shared["runs"] = [entry | {"link": ""} for entry in values["runs"]]
         shared["options"] = {key: row for key, row in values["options"].items() if all(map(_is_number, row))}
         shared["groups"] = [_without_names_of(group) for group in values["groups"]]

@@ -11,18 +11,18 @@ from utils.tables import safe_cell
 @pytest.fixture
 def data(tmp_path):
     write_classes(tmp_path / "data", cat=20, dog=20, **{"=fox": 20})
-    return options(tmp_path / "data", batch_size=2, dataset="folder", groups=r"^(.*)\d\.")
+    return options(tmp_path / "data", dataset="folder", groups=r"^(.*)\d\.")
 
 
-def corrected(data: Data, rows: str, cpu):
+def corrected(data: Data, rows: str):
     file = data.data_path + "/../checked.csv"
     with open(file, "w", encoding="utf-8-sig") as opened:
         opened.write(rows)
-    return read_splits(data.model_copy(update={"corrections": file}), cpu)
+    return read_splits(data.model_copy(update={"corrections": file}))
 
 
-def test_checked_labels_are_changed_and_images_left_out_on_their_side_of_the_split(data, cpu, monkeypatch, tmp_path):
-    train, val = read_splits(data, cpu)
+def test_checked_labels_are_changed_and_images_left_out_on_their_side_of_the_split(data, monkeypatch, tmp_path):
+    train, val = read_splits(data)
     held_out, moved, kept = names_of(val)[0], names_of(train)[0], names_of(train)[5]
     dropped = [names_of(train)[9], names_of(val)[-1]]
     monkeypatch.chdir(tmp_path)
@@ -33,7 +33,7 @@ def test_checked_labels_are_changed_and_images_left_out_on_their_side_of_the_spl
         *(f"{one};drop" for one in dropped),
     ]
     rows = [f"{safe_cell(row) if row.startswith('=') else row};note" for row in [*rows, f"{names_of(train)[3]};"]]
-    after = corrected(data, "\n".join(["path;correction;other", *rows, ""]), cpu)
+    after = corrected(data, "\n".join(["path;correction;other", *rows, ""]))
     for before, of_split in zip((train, val), after, strict=True):
         assert names_of(of_split) == [name for name in names_of(before) if name not in dropped]
         assert len(of_split.groups) == len(of_split)
@@ -43,9 +43,9 @@ def test_checked_labels_are_changed_and_images_left_out_on_their_side_of_the_spl
     assert texts == ["DATA.CORRECTIONS: 1 drop, 1 keep, 1 other class"]
 
 
-def test_rows_of_other_images_and_wrong_words_are_named(data, cpu):
+def test_rows_of_other_images_and_wrong_words_are_named(data):
     head = "path,correction\n"
-    train, _ = corrected(data, head + "cat/000.jpg,keep\ncat/gone.jpg,drop\n", cpu)
+    train, _ = corrected(data, head + "cat/000.jpg,keep\ncat/gone.jpg,drop\n")
     assert any("1 of 2 rows name no image of the data, such as 'cat/gone.jpg'" in note.text for note in train.notes)
     for rows, problem in (
         (head + "cat/gone.jpg,drop\n", "1 of 1 rows name no image"),
@@ -54,14 +54,12 @@ def test_rows_of_other_images_and_wrong_words_are_named(data, cpu):
         ("path,label\ncat/000.jpg,dog\n", "has no column correction"),
     ):
         with refused(problem):
-            corrected(data, rows, cpu)
+            corrected(data, rows)
     with pytest.raises(ValueError, match="CORRECTIONS needs image files of one label"):
         Data.model_validate({"DATASET": "digits", "CORRECTIONS": "a.csv"})
 
 
-def test_a_class_with_the_name_of_a_correction_is_refused(tmp_path, cpu):
+def test_a_class_with_the_name_of_a_correction_is_refused(tmp_path):
     write_classes(tmp_path / "data", keep=20, dog=20)
     with refused("also the name of a class"):
-        corrected(
-            options(tmp_path / "data", batch_size=2, dataset="folder"), "path,correction\ndog/000.jpg,keep\n", cpu
-        )
+        corrected(options(tmp_path / "data", dataset="folder"), "path,correction\ndog/000.jpg,keep\n")

@@ -167,5 +167,5 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     table = images.assign(patient=images.path.str.extract(r"(P\d+)_")[0])[["path", "patient"]]
     table.to_csv(tmp_path / "new.csv", index=False)
     argv = ["-predict", str(tmp_path / "new.csv"), f"-resume={folder}", f"-output={tmp_path / 'q'}"]
-    run(parse_command_line([*argv, "-opts", "DATA.GROUPS=patient"]), cpu)  # a column
+    run_here(*argv, "-opts", "DATA.GROUPS=patient")  # a column
     assert (tmp_path / "q/groups.csv").read_text() == (tmp_path / "p/groups.csv").read_text()

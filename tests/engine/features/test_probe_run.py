@@ -149,7 +149,7 @@ def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path):
         parse_command_line([*digits_flags(tmp_path), "EVAL.SUSPECTS=true"])
 
 
-def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path, cpu):
+def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path):
     """Six planted ones, of training and validation images: the loop of training, table and training."""
     planted = {f"{label}{number}" for label in "ab" for number in (3, 11, 17)}
     for label, pixel in (("a", 0), ("b", 250)):
@@ -162,7 +162,7 @@ def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path, cp
     flags = [f"-output={tmp_path / 'out'}", f"-data_path={tmp_path / 'data'}", "-dataset=folder", "-batch_size=4"]
     keys = ["MODEL.TUNE=probe", "EVAL.SUSPECTS=true", "DATA.IMAGE_SIZE=8", "DATA.VAL_FRACTION=0.4", *TINY_VIT]
     keys.append("MODEL.NUM_CLASSES=2")
-    first = train([*flags, "-name=first", "-opts", *keys], cpu)
+    first = train([*flags, "-name=first", "-opts", *keys])
     table = first / "suspects/suspects.csv"
     listed = read_rows(table)
     assert {Path(row["path"]).stem for row in listed} == planted and {row["split"] for row in listed} == {
@@ -176,7 +176,7 @@ def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path, cp
         writer = csv.DictWriter(file, listed[0])
         writer.writeheader()
         writer.writerows(listed)
-    second = train([*flags, "-name=second", "-opts", *keys, f"DATA.CORRECTIONS={table}"], cpu)
+    second = train([*flags, "-name=second", "-opts", *keys, f"DATA.CORRECTIONS={table}"])
     assert read_rows(second / "suspects/suspects.csv") == listed  # nothing new; the decisions are kept
     assert read_result(second)["top1"] == 100 > read_result(first)["top1"]
     features = [*(tmp_path / "out").glob("features/*/*")]

@@ -47,9 +47,10 @@ def run(tmp_path):
 def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
     page = read_page(run)
     assert [tag["id"].removeprefix("section-") for tag in page.all("h2")] == [
-        "model-and-data", "curves", "options", "classes", "confusion-matrix", "calibration", "most-confident-mistakes",
-        "highest-losses", "warnings",
+        "model-and-data", "curves", "options", "classes", "calibration", "most-confident-mistakes", "highest-losses",
+        "warnings",
     ]  # fmt: skip
+    assert "Confusion matrix Rows: true class" in page.text.partition("Model and data")[0]
     for shown in (
         "finished", "best validation top-1 30.00% epoch 3 of 300", "3m00s", "0.455 M parameters",
         "2 processes, cuda:0", "O1: bfloat16 autocast", "1437 training images", "TRAIN.BASE_LR 0.01 0.003",
