@@ -29,6 +29,7 @@ from datasets.sources.listed.parquet import Parquet, parquet_files
 from datasets.sources.listing import forget_listings
 from datasets.sources.path_words import SPLIT_NAMES, split_of_images
 from datasets.sources.samples import ImageFiles, Samples, listing_arrays
+from datasets.sources.share import take_classes, take_share
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
 from datasets.sources.split import Splitter
@@ -235,6 +236,7 @@ def _read(
     samples, findings = _read_splits(source, splits)
     if data.groups:
         _group(samples, data)
+    findings += _take_parts(samples, data)
     unknown = list[str]()
     for split, of_split in samples.items():
         of_split.decoding = Decoding(data.grey_range, data.max_pixels)
@@ -274,6 +276,21 @@ def _read_splits(source: Source, splits: Sequence[str]) -> tuple[dict[str, Sampl
         except UserError as error:
             findings.append(error)
     return samples, findings
+
+
+def _take_parts(samples: dict[str, Samples], data: Data) -> list[Finding]:
+    """Leaves the images of DATA.ONLY_CLASSES, and of the training images DATA.FRACTION; returns the errors."""
+    for split, of_split in [*samples.items()]:
+        if of_split.findings:
+            continue
+        try:
+            if data.only_classes:
+                samples[split] = take_classes(samples[split], data.only_classes)
+            if data.fraction < 1 and split == "train":
+                samples[split] = take_share(samples[split], data)
+        except UserError as error:
+            return [error]
+    return []
 
 
 def _check_split(source: Source, split: str) -> None:

@@ -46,6 +46,11 @@ def _as_texts(renames: Any) -> Any:
     return {normalize("NFC", str(old)): normalize("NFC", str(new)) for old, new in renames.items()}
 
 
+def _as_names(names: Any) -> Any:
+    """The names as texts in NFC, as in the data: a folder may be named 7."""
+    return [normalize("NFC", str(name)) for name in names] if isinstance(names, list) else names
+
+
 class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = option(
         256,
@@ -138,6 +143,16 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "images of a group, such as a patient, stay on one side of a split; csv: the column; tar: the field of the "
         ".json; csv, folders: a regular expression of the path with a (group); folders: a CSV file path,group",
         min_length=1,
+    )
+    fraction: float = option(
+        1.0,
+        "share of the training images of each class, or of groups; a smaller share is inside a larger one, and the "
+        "validation images are the same",
+        gt=0,
+        le=1,
+    )
+    only_classes: Annotated[list[str], BeforeValidator(_as_names)] | None = option(
+        None, "classes to train and to evaluate; images of other classes are left out", min_length=1
     )
     split_seed: int = option(0, "seed of that split, independent of SEED", ge=0, lt=2**32)
     random_crop_scale: Range = option((0.08, 1.0), "training crop: area / area of the image")

@@ -273,9 +273,20 @@ class TarSamples(EncodedImages):
         super().__init__(class_names)
         self.reader = reader
         self.shards = index.shards
+        self._index = index
+        self._shuffled_shards = shuffled_shards
         self._has_groups = bool(index.group_key)
         self.arrays = index.arrays
         self.windows: ShardWindows = ShardWindows(index.arrays["ends"], shuffled_shards)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_index": None}
+
+    def select(self, indices: np.ndarray) -> "TarSamples":
+        part = TarSamples(self.reader, self._index.select(indices), self.class_names, self._shuffled_shards)
+        part.targets = self.targets[indices]
+        part.has_class_names, part.notes, part.findings = self.has_class_names, self.notes, self.findings
+        return part
 
     def for_loader(
         self, sampler: TrainSampler | EvalSampler, timeout_seconds: float

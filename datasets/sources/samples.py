@@ -116,6 +116,10 @@ class Samples:
         elif missing < 0 and not self.targets[:, num_classes:].any():
             self.targets = np.ascontiguousarray(self.targets[:, :num_classes])
 
+    def select(self, indices: np.ndarray) -> "Samples":
+        """The samples at `indices`, (M,), sorted and unique, with the findings and notes of all."""
+        raise UserError("DATA.FRACTION and DATA.ONLY_CLASSES: not for this data set; remove them")
+
     def class_counts(self, num_classes: int) -> np.ndarray:
         """The samples with each label, int64 (num_classes,); with DATA.MULTI_LABEL a sample may count several times."""
         return np.bincount(label_pairs(self.targets)[1], minlength=num_classes)

@@ -301,7 +301,7 @@ def _hashes_of(paths: tuple[str, ...]) -> np.ndarray:
     return hash_paths(StringPacker(paths).strings())
 
 
-def _places(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def places_in_classes(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The place of each unit in its class, and the number of units of this class: int64 (U,) and int64 (U,)."""
     _, class_of, sizes = np.unique(classes, return_inverse=True, return_counts=True)
     place = np.empty(len(classes), np.int64)
@@ -311,7 +311,7 @@ def _places(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _cut_fraction(classes: np.ndarray, fraction: float) -> np.ndarray:
     """0 for each unit that is held out, else 1: int64 (U,). classes: as of `_cut_folds`."""
-    place, sizes = _places(classes)
+    place, sizes = places_in_classes(classes)
     held_out = np.minimum(np.maximum(np.round(sizes * fraction), 1), sizes - 1)
     return (place >= held_out).astype(np.int64)
 
@@ -326,7 +326,7 @@ def _cut_folds(classes: np.ndarray, folds: int) -> tuple[np.ndarray, int]:
 
     classes: of the units in the order of their hashes, int64 (U,).
     """
-    place, sizes = _places(classes)
+    place, sizes = places_in_classes(classes)
     fold_of = ((place + 1) * folds - classes % folds - 1) // sizes
     if len(np.unique(fold_of)) == folds:
         return fold_of, 1

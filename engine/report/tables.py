@@ -3,6 +3,7 @@
 import base64
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,10 @@ _CLASS_COLUMNS = {
     "threshold": "threshold", "probability": "mean probability", "ece": "ECE", **OPERATING,
 }  # fmt: skip
 _COUNTS = ("count", "predicted")
+
+
+_REPEATED = ("SEED", "DATA.FOLD")
+_SHARE = "DATA.FRACTION"
 
 
 def compared_options(runs: Sequence[RunContents]) -> dict[str, list[Any]]:
@@ -89,7 +94,8 @@ def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], li
     header = [name for name in names if any(row.get(name) for row in rows)]
     cells = [[row.get(name, "") for name in header] for row in rows]
     states = [run.short_status for run in runs]
-    return [*header, "state"], [[*row, state] for row, state in zip(cells, states, strict=True)], _notes_on_images(runs)
+    notes = _notes_on_images(runs) + learning_curve(runs)
+    return [*header, "state"], [[*row, state] for row, state in zip(cells, states, strict=True)], notes
 
 
 def evaluated_images(run: RunContents) -> tuple[int, str] | None:
@@ -115,6 +121,36 @@ def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
         for (_, split, _), found in sets.items()
         if len({number for number, _ in found}) > 1 or len({digest for _, digest in found if digest}) > 1
     ]
+
+
+def _given(run: RunContents) -> dict[str, Any]:
+    """The options that files, flags and -opts gave; of older runs, all options."""
+    given: dict[str, Any] = run.values["given"] or run.options
+    return given
+
+
+def asked_options(runs: Sequence[RunContents]) -> list[str]:
+    """The dotted keys, besides seed and fold, that were given values which differ between the runs."""
+    values = {key: {repr(_given(run).get(key)) for run in runs} for key in compared_options(runs)}
+    return [key for key, found in values.items() if key not in _REPEATED and len(found) > 1]
+
+
+def learning_curve(runs: Sequence[RunContents]) -> list[str]:
+    """What a doubling of the images brought, between the two largest shares of runs that differ in DATA.FRACTION.
+
+    Means over seeds and folds; empty for runs that differ in other options, too.
+    """
+    trained = [run for run in runs if not run.is_evaluation and run.score is not None]
+    if asked_options(trained) != [_SHARE]:
+        return []
+    scores = defaultdict[float, list[float]](list)
+    for run in trained:
+        scores[run.options[_SHARE]].append(run.score or 0.0)
+    (less, before), (more, after) = [(share, statistics.mean(scores[share])) for share in sorted(scores)[-2:]]
+    metric = trained[0].metric
+    gain = metric.text((after - before) / math.log2(more / less))
+    values = f"{metric.text(before)} with {less:.0%} of the training images, {metric.text(after)} with {more:.0%}"
+    return [f"{metric.title}: {values}: {gain} per doubling"]
 
 
 _TITLES = {"most_confident": "Most confident mistakes", "highest_loss": "Highest losses"}
@@ -150,9 +186,6 @@ def data_uri(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}" if data.startswith(first_bytes) else ""
 
 
-_REPEATED = ("SEED", "DATA.FOLD")
-
-
 class Group(NamedTuple):
     """Runs of which only SEED or DATA.FOLD was asked to differ.
 
@@ -175,10 +208,11 @@ def groups_of(runs: Sequence[RunContents]) -> tuple[list[Group], list[str]]:
     other epochs for each fold. No groups if no two runs differ only in seed or fold; then the reason, if any differ.
     """
     trained = [run for run in runs if not run.is_evaluation]
-    given: list[dict[str, Any]] = [run.values["given"] or run.options for run in trained]  # of older runs, all options
-    differing, groups = compared_options(trained), dict[str, list[RunContents]]()
-    asked = [key for key in differing if key not in _REPEATED and len({repr(one.get(key)) for one in given}) > 1]
-    for run, options in zip(trained, given, strict=True):
+    differing = compared_options(trained)
+    asked = asked_options(trained)
+    groups = dict[str, list[RunContents]]()
+    for run in trained:
+        options = _given(run)
         groups.setdefault(repr([[options.get(key) for key in asked], run.metric.name]), []).append(run)
     if len(groups) < len(trained):
         return [_group(asked, members) for members in groups.values()], []

@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
@@ -276,6 +277,8 @@ class ParquetImages(ImageFiles):
 
     def __init__(self, listing: ImageFiles, tables: Sequence["ParquetTable"], shuffled_groups: int) -> None:
         super().__init__(**vars(listing))
+        self._tables = tables
+        self._shuffled_groups = shuffled_groups
         self._column = tables[0].columns["path"]
         self._ends = {name: ends for table in tables for name, ends in table.group_ends.items()}
         self._cache = dict[tuple[str, int], Any]()
@@ -285,7 +288,11 @@ class ParquetImages(ImageFiles):
         self.windows = ShardWindows(ends, max(1, min(shuffled_groups, _CACHE_BYTES // max(1, largest))))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_cache": {}}
+        return {**super().__getstate__(), "_cache": {}, "_tables": ()}
+
+    def select(self, indices: np.ndarray) -> "ParquetImages":
+        listing = ImageFiles(**{field.name: getattr(self, field.name) for field in fields(ImageFiles)})
+        return ParquetImages(listing.select(indices), self._tables, self._shuffled_groups)
 
     def _place(self, index: int) -> tuple[str, int, int]:
         """The file, the row group, and the row in it."""

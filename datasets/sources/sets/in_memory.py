@@ -27,6 +27,11 @@ class ImageArray(Samples):
     def images(self) -> np.ndarray:
         return self.arrays["images"]
 
+    def select(self, indices: np.ndarray) -> "ImageArray":
+        part = ImageArray(self.images[indices], self.targets[indices], self.class_names)
+        part.has_class_names, part.notes, part.findings = self.has_class_names, self.notes, self.findings
+        return part
+
     def checksums(self) -> np.ndarray:
         return np.array([zlib.crc32(image.tobytes()) for image in self.images], np.uint32)
 

@@ -193,6 +193,19 @@ def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
     assert "DATA.FOLD: no two runs have the same TRAIN.NUM_EPOCHS" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("further, has_curve", [([], True), (["TRAIN.BASE_LR={}"], False)], ids=["shares", "and rates"])
+def test_a_learning_curve_is_the_gain_per_doubling(further, has_curve, tmp_path, compare):
+    """Of the two largest shares, means of two seeds: from 60 to 90 by four times the images, so 15 points."""
+    for share, scores in {0.05: (10, 12), 0.2: (58, 62), 0.8: (89, 91)}.items():
+        for seed, score in enumerate(scores):
+            keys = [f"DATA.FRACTION={share}", f"SEED={seed}", *(key.format(share) for key in further)]
+            folder = make_run(tmp_path / f"{share}-{seed}", 2, keys)
+            update_json(folder / "run.json", result={"top1": score})
+    page, lines, _ = compare(*sorted(tmp_path.iterdir()))
+    curve = "top-1: 60.00% with 20% of the training images, 90.00% with 80%: 15.00% per doubling"
+    assert (curve in lines) == (curve in page.text) == has_curve
+
+
 def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare):
     """Also the threshold; an image that two runs hold out leaves it out, with a line."""
     rng = np.random.default_rng(0)

@@ -1,0 +1,141 @@
+"""DATA.FRACTION and DATA.ONLY_CLASSES: nested shares by class and by group, and the images of some classes."""
+
+import pickle
+from collections import Counter
+
+import pytest
+import torch
+from conftest import refused
+from source_helpers import names_of, options, read_splits, tree, write_classes
+
+from tests.datasets.shards.tar_files import jpeg, write_shards
+
+SIZES = {"ant": 50, "bee": 20, "wasp": 4}
+HELD_OUT = {"ant": 5, "bee": 2, "wasp": 1}  # a tenth, at least one
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tree(tmp_path / "data", *(f"{name}/{number}.jpg" for name, size in SIZES.items() for number in range(size)))
+
+
+def read(data):
+    return read_splits(options(data.pop("path"), batch_size=1, **data))
+
+
+def counts(samples):
+    return dict(Counter(samples.class_names[label] for label in samples.targets.tolist()))
+
+
+def test_shares_are_nested_by_class_and_keep_the_validation_images(folder):
+    whole, held_out = read({"path": folder})
+    before: set[str] = set()
+    for fraction in (0.01, 0.1, 0.3, 0.5, 1.0):
+        train, val = read({"path": folder, "fraction": fraction})
+        expected = {name: SIZES[name] - HELD_OUT[name] for name in SIZES}
+        assert counts(train) == {name: max(1, round(size * fraction)) for name, size in expected.items()}
+        assert before <= {*names_of(train)} <= {*names_of(whole)}
+        assert names_of(val) == names_of(held_out)
+        before = {*names_of(train)}
+
+
+def test_another_seed_of_the_split_takes_other_images(folder):
+    shares = [read({"path": folder, "fraction": 0.5, "split_seed": seed})[0] for seed in (0, 1)]
+    assert names_of(shares[0]) != names_of(shares[1])
+
+
+def test_whole_groups_are_taken(tmp_path):
+    paths = (
+        f"{name}/p{patient:02}_{shot}.jpg" for name in ("ill", "well") for patient in range(20) for shot in range(3)
+    )
+    root = tree(tmp_path / "data", *paths)
+    train, _ = read({"path": root, "groups": r"/(p\d+)_", "fraction": 0.25})
+    patients = Counter(zip(train.targets.tolist(), train.groups, strict=True))
+    assert set(patients.values()) == {3}
+    assert 4 <= len({*train.groups}) <= 5
+
+
+def test_images_of_some_classes(folder):
+    splits = read({"path": folder, "only_classes": ["wasp", "bee"], "fraction": 0.5})
+    assert [one.class_names for one in splits] == [["bee", "wasp"]] * 2
+    assert [counts(one) for one in splits] == [{"bee": 9, "wasp": 2}, {"bee": 2, "wasp": 1}]
+    for one in splits:
+        assert all(
+            name.split("/")[0] == one.class_names[label] for name, label in zip(names_of(one), one.targets, strict=True)
+        )
+
+
+def write_csv(root):
+    write_classes(root, ant=10, bee=10)
+    lines = [
+        f"{name}/{number:03}.jpg,{name},{'val' if number < 2 else 'train'}"
+        for name in ("ant", "bee")
+        for number in range(10)
+    ]
+    (root / "all.csv").write_text("\n".join(["path,label,split", *lines]))
+    return {"path": root / "all.csv", "dataset": "csv"}
+
+
+def write_parquet(root):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    root.mkdir()
+    for split, number in (("train", 16), ("val", 4)):
+        table = pa.table({"image": [jpeg(n) for n in range(number)], "label": [n % 2 for n in range(number)]})
+        parquet.write_table(table, root / f"{split}.parquet", row_group_size=3)
+    return {"path": root, "dataset": "parquet"}
+
+
+def write_tar(root):
+    pytest.importorskip("obstore")
+    write_shards(root, train=4, per_shard=4, val=4)
+    return {"path": root, "dataset": "tar"}
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet, write_tar])
+def test_the_images_of_a_share_are_those_of_the_data(write, tmp_path):
+    """Half of 16, by name: the same label and pixels; also as a worker process reads them."""
+    data = write(tmp_path / "data")
+    whole, part = (read({**data, "fraction": fraction})[0] for fraction in (1.0, 0.5))
+    place_of = {whole.name(place): place for place in range(len(whole))}
+    places = [place_of[part.name(index)] for index in range(len(part))]
+    assert len(whole) == 16
+    assert counts(part) == {name: number / 2 for name, number in counts(whole).items()}
+    assert part.targets.tolist() == whole.targets[places].tolist()
+    of_worker = pickle.loads(pickle.dumps(part))
+    for samples in (part, of_worker):
+        opened = samples.open_all(range(len(part)), 3)
+        for one, other in zip(opened, whole.open_all(places, 3), strict=True):
+            assert torch.equal(one.pixels, other.pixels)
+
+
+def test_several_labels_share_all_images(tmp_path):
+    write_classes(tmp_path, x=20)
+    rows = [
+        f"x/{number:03}.jpg,{'a b' if number % 3 else 'a'},{'val' if number > 15 else 'train'}" for number in range(20)
+    ]
+    (tmp_path / "all.csv").write_text("\n".join(["path,label,split", *rows]))
+    data = {"path": tmp_path / "all.csv", "dataset": "csv", "multi_label": True}
+    whole, part = (read({**data, "fraction": fraction})[0] for fraction in (1.0, 0.25))
+    labels = dict(zip(names_of(whole), whole.targets.tolist(), strict=True))
+    assert len(part) == 4
+    assert part.targets.tolist() == [labels[name] for name in names_of(part)]
+
+
+def test_digits_in_memory():
+    train, val = read({"path": "unused", "dataset": "digits", "fraction": 0.1, "only_classes": [3, 8]})
+    assert train.class_names == val.class_names == ["3", "8"]
+    assert counts(train) == {"3": 15, "8": 14}  # of 146 and 139
+    assert len(val) == 72
+
+
+REFUSED = {
+    r"DATA\.ONLY_CLASSES: the data have no class 'bees'; did you mean bee": {"only_classes": ["bees"]},
+    r"DATA\.ONLY_CLASSES: needs one label per image and names of classes": {"dataset": "fake", "only_classes": ["1"]},
+    r"DATA\.FRACTION and DATA\.ONLY_CLASSES: not for this data set": {"dataset": "fake", "fraction": 0.5},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_refused(message, folder):
+    with refused(message):
+        read_splits(options(folder, batch_size=1, **REFUSED[message]))
