@@ -13,6 +13,7 @@ from PIL import Image
 from configs.command_line import parse_command_line, to_yaml
 from engine.report.page import write_report
 from engine.run.facts import Devices, Environment, EvaluationData, Fact, Model, Start, TrainingData
+from utils.files import read_json
 
 FACTS_OF_RUN = (
     Devices(2, "cuda:0", "O1: bfloat16 autocast over float32 weights"),
@@ -111,7 +112,7 @@ def update_json(path: Path, **values: Any) -> None:
 
 def write_facts(folder: Path, facts: Iterable[Fact]) -> None:
     """Adds them to those that the folder has."""
-    known = json.loads((folder / "run.json").read_text()).get("facts", {})
+    known = read_json(folder / "run.json").get("facts", {})
     update_json(folder / "run.json", facts=known | {type(fact).__name__: asdict(fact) for fact in facts})
 
 

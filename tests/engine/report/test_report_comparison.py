@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import os
 import re
 import socket
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import refused
 from run_folders import Reader, make_evaluation_run, make_run, update_json, write_facts, write_json
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 
@@ -18,7 +18,7 @@ from engine.report.contents import read_contents
 from engine.report.tables import compared_options
 from engine.run.facts import EvaluationData, TrainingData
 from scripts.report import main
-from utils.errors import UserError
+from utils.files import read_json
 from utils.tables import read_rows
 
 
@@ -115,13 +115,11 @@ def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, co
     names = ("damaged", "notes", "predict-digits", "profile-digits")
     for problem, name in zip(problems, names, strict=True):
         assert problem.startswith(f"left out: {tmp_path / name}")
-    with pytest.raises(UserError, match="predict-digits"):
+    with refused("predict-digits"):
         main([str(prediction)])
-    with pytest.raises(UserError, match="no run found"):
+    with refused("no run found"):
         main([str(prediction), str(tmp_path / "notes")])
-    with pytest.raises(
-        UserError, match=r"^\S*gone/a.html: cannot be written \(No such .*; give another file with -output$"
-    ):
+    with refused(r"^\S*gone/a.html: cannot be written \(No such .*; give another file with -output$"):
         main([str(tmp_path / "run"), f"-output={tmp_path / 'gone/a.html'}"])
 
 
@@ -221,7 +219,7 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
         np.savez(folder / "evaluation/scores.npz", **arrays)
         folders.append(folder)
     page, *_ = compare(*folders)
-    summary = json.loads((tmp_path / "out-of-fold/summary.json").read_text())
+    summary = read_json(tmp_path / "out-of-fold/summary.json")
     labels, scores = labels.ravel(), scores.reshape(-1, 3)
     assert summary["top1"] == pytest.approx(100 * (scores.argmax(1) == labels).mean())
     assert summary["auroc"] == pytest.approx(

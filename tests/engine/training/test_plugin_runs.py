@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, assert_same_state, digits_flags, log_of, refused, states, train
+from conftest import ROOT, assert_same_state, digits_flags, log_of, refused, run_here, states, train
 from safetensors.torch import load_file
 
 from configs.command_line import parse_command_line
@@ -99,13 +99,13 @@ def exits(logits, targets, options):
 """
 
 
-def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv, cpu):
+def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv):
     (tmp_path / "now.py").write_text("import sys\nsys.exit(3)\n")
     with refused(r"-plugin .*now\.py:2: SystemExit: 3"):
         parse_command_line([f"-plugin={tmp_path / 'now.py'}", *digits_argv])
     (tmp_path / "exits.py").write_text(EXITS)
     argv = [f"-plugin={tmp_path / 'exits.py'}", *digits_argv, "LOSS.NAME=exits"]
-    status = run_and_report_errors(lambda argv: run(parse_command_line(argv), cpu), argv)
+    status = run_and_report_errors(lambda argv: run_here(*argv), argv)
     (folder,) = (tmp_path / "out").iterdir()
     found = read_json(folder / "status.json")
     assert status == found["exit_status"] == 2 and found["state"] == "failed"
@@ -113,18 +113,18 @@ def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv, cpu):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_with_own_parts_is_the_same_with_workers(plugin, digits_argv, cpu):
+def test_a_resumed_run_with_own_parts_is_the_same_with_workers(plugin, digits_argv):
     argv = [f"-plugin={plugin}", *digits_argv, *OPTIONS]
-    whole = train([*argv, "NAME=whole"], cpu)
-    cut = train([*argv, "NAME=cut", "TRAIN.MAX_STEPS=30", "DATA.NUM_WORKERS=1"], cpu)
+    whole = train([*argv, "NAME=whole"])
+    cut = train([*argv, "NAME=cut", "TRAIN.MAX_STEPS=30", "DATA.NUM_WORKERS=1"])
     with refused(r"needs own_parts\.py.*-plugin="):
         parse_command_line([f"-resume={cut}"])
-    train([f"-plugin={plugin}", f"-resume={cut}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    train([f"-plugin={plugin}", f"-resume={cut}", "-opts", "TRAIN.MAX_STEPS=null"])
     assert_same_state(states(whole), states(cut))
 
 
-def test_a_run_keeps_text_and_hash_of_its_plugins(plugin, digits_argv, tmp_path, cpu):
-    folder = train([f"-plugin={plugin}", *digits_argv, *OPTIONS, "TRAIN.MAX_STEPS=1"], cpu)
+def test_a_run_keeps_text_and_hash_of_its_plugins(plugin, digits_argv, tmp_path):
+    folder = train([f"-plugin={plugin}", *digits_argv, *OPTIONS, "TRAIN.MAX_STEPS=1"])
     text = Path(plugin).read_text()
     name = f"own_parts.py#sha256={sha256(text.encode()).hexdigest()}"
     assert (folder / "plugins" / name).read_text() == text
@@ -132,21 +132,21 @@ def test_a_run_keeps_text_and_hash_of_its_plugins(plugin, digits_argv, tmp_path,
     alone = shutil.copy(folder / "last.pth", tmp_path / "alone.pth")
     argv = ["-eval", f"-pretrained={alone}", *digits_argv]
     with refused(r"alone\.pth: PLUGINS: needs own_parts\.py"):
-        run(parse_command_line(argv), cpu)
-    assert run(parse_command_line([f"-plugin={plugin}", *argv]), cpu) == 0
+        run_here(*argv)
+    assert run_here(f"-plugin={plugin}", *argv) == 0
     assert options_to_export(parse_value((folder / "config.yaml").read_text()))["PLUGINS"] == [name]
 
 
-def test_the_plugin_of_the_page_is_trained_used_and_exported(tmp_path, cpu):
+def test_the_plugin_of_the_page_is_trained_used_and_exported(tmp_path):
     code = re.findall(r"`my_parts.py`:.*?```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.S)[0]
     (tmp_path / "my_parts.py").write_text(code)
     plugin = f"-plugin={tmp_path / 'my_parts.py'}"
     parts = ["LOSS.NAME=focal", "LOSS.KWARGS={gamma: 1.5}", "DATA.HOST_AUGMENTATIONS={shift: {pixels: 1}}"]
     argv = ["-cfg=configs/vit_digits.yaml", plugin, "-model=vit_registers", "-epochs=1", f"-output={tmp_path}"]
-    folder = train([*argv, "-opts", *parts], cpu)
+    folder = train([*argv, "-opts", *parts])
     logits, labels = torch.randn(5, 3), torch.tensor([0, 2, 0, 1, 2])
     loss = build_loss(Loss(NAME="focal", KWARGS={"gamma": 0.0}), 0.0)
     assert loss(logits, labels).item() == pytest.approx(F.cross_entropy(logits, labels, reduction="sum").item())
-    assert run(parse_command_line(["-predict", "docs/digits", f"-resume={folder}", plugin]), cpu) == 0
+    assert run_here("-predict", "docs/digits", f"-resume={folder}", plugin) == 0
     assert export.main([str(folder), "-format", "safetensors", plugin]) == 0
     assert load_file(folder / "best.safetensors")["reg_token"].shape == (1, 4, 64)

@@ -181,11 +181,11 @@ def test_twenty_steps_equal_a_plain_loop(trained, precision):
     ],
     ids=["fp32", "O2 with skipped steps", "batch norm, not fused"],
 )
-def test_no_step_reads_logits_or_gradients_of_earlier_steps(options, tmp_path, cpu, monkeypatch):
+def test_no_step_reads_logits_or_gradients_of_earlier_steps(options, tmp_path, monkeypatch):
     """Before each forward pass they become NaN, as a replay of CUDA graphs overwrites them."""
     argv = ["-dataset=digits", "-batch_size=128", "-opts", *GREY, *options, "TRAIN.WARMUP_EPOCHS=0"]
     argv += ["TRAIN.BASE_LR=3e-3", "TRAIN.GRAD_CLIP=0.5", "TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=8"]
-    expected = train([*argv, f"SAVE={tmp_path / 'expected'}"], cpu)
+    expected = train([*argv, f"SAVE={tmp_path / 'expected'}"])
     overwritten = []
 
     def overwrite_outputs(model: nn.Module, *_) -> None:
@@ -203,7 +203,7 @@ def test_no_step_reads_logits_or_gradients_of_earlier_steps(options, tmp_path, c
             parameter.register_post_accumulate_grad_hook(lambda parameter: outputs.append(parameter.grad))
 
     monkeypatch.setattr("engine.training.session.compile_model", overwrite_outputs)
-    found = train([*argv, f"SAVE={tmp_path / 'found'}"], cpu)
+    found = train([*argv, f"SAVE={tmp_path / 'found'}"])
     assert len(overwritten) > 100
     assert_same_state(states(found), states(expected))
     assert rows(found) == rows(expected) and step_rows(found) == step_rows(expected)
