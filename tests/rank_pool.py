@@ -42,7 +42,8 @@ class RankPool:
     """`count` ranks of one process group. They start with the first call, and again after a failure."""
 
     def __init__(self, count: int, gpus: str = "") -> None:
-        self._count, self._gpus = count, gpus
+        self._count = count
+        self._gpus = gpus
         self._processes: list[subprocess.Popen] = []
         self._connections: list[Connection] = []
 
@@ -82,7 +83,8 @@ class RankPool:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._processes, self._connections = [], []
+        self._processes = []
+        self._connections = []
 
     def _start(self) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the ranks write to it

@@ -137,7 +137,9 @@ def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path
             _, program, *flags = shlex.split(text.replace("$RUN", EXAMPLE))
             assert not PROGRAMS[program](flags)
     assert {path.name for path in tmp_path.iterdir()} == {"docs", "out", "output"}  # all files are in the run
-    classes, model, images = names["class_names"], names["model"], names["images"]
+    classes = names["class_names"]
+    model = names["model"]
+    images = names["images"]
     for row, probabilities in zip(names["rows"], names["probabilities"], strict=True):
         found = {row[f"class_{rank}"]: float(row[f"probability_{rank}"]) for rank in range(1, 6)}
         assert found == pytest.approx({name: probabilities[classes.index(name)].item() for name in found}, abs=1e-3)
@@ -157,7 +159,8 @@ def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path
     hits = (logits.argmax(1) == targets).sum().item()
     assert hits == pytest.approx(result["top1"] / 100 * len(targets), abs=1.01)  # a tie may round to another class
     best = names["evaluated"].loc[result["epoch"]]
-    assert (best["val_top1"], best["val_loss"]) == (result["top1"], result["loss"])
+    assert best["val_top1"] == result["top1"]
+    assert best["val_loss"] == result["loss"]
     assert names["runs"].loc[run.name, "top1"] == result["top1"]
     assert names["options"]["TRAIN"]["BASE_LR"] == 1e-2
     assert names["record"]["facts"]["Model"]["parameters"] == sum(weight.numel() for weight in model.parameters())

@@ -67,7 +67,8 @@ SOURCES_LAYERS = [
 PROJECT_MODULES = {*LAYERS, "scripts", "tests", "main_single_gpu", "main_multi_gpu"}
 PRODUCT_FILES = [*ROOT.glob("main_*.py"), *(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))]
 SOURCES = [*PRODUCT_FILES, *(ROOT / "scripts").rglob("*.py")]
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 100
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 100
 
 
 @cache

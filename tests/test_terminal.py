@@ -36,7 +36,8 @@ def test_run_whose_terminal_is_closed_is_saved(tmp_path):
     _, status = os.waitpid(process, 0)
     assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
     folder = only_run(tmp_path)
-    assert (read_json(folder / RUN)["state"], read_json(folder / RUN)["signal"]) == ("interrupted", "SIGHUP")
+    assert read_json(folder / RUN)["state"] == "interrupted"
+    assert read_json(folder / RUN)["signal"] == "SIGHUP"
     assert states(folder)["epoch"] >= 1
     assert "Interrupted by SIGHUP; saved" in (folder / "log.txt").read_text()
 

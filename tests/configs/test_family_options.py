@@ -35,7 +35,9 @@ DEFAULTS = {
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_defaults_are_those_of_the_family(name):
     config = parse(f"MODEL.TYPE={name}")
-    data, model, train = config.data, config.model, config.train
+    data = config.data
+    model = config.model
+    train = config.train
     assert DEFAULTS[name] == (
         *(data.imagenet_mean[0], data.crop_pct, model.droppath, train.num_epochs, train.warmup_epochs),
         *(train.weight_decay, train.base_lr, train.warmup_start_lr, train.end_lr, train.linear_scaled_lr),

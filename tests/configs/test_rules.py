@@ -152,20 +152,30 @@ def test_the_model_replaces_that_of_the_recipe(tmp_path):
     recipe.write_text("MODEL: {NAME: mine, PATCH_SIZE: 8, DEPTH: 3, NUM_CLASSES: 7, PRETRAINED: a.pth}\nSEED: 3")
     config = config_for(f"-cfg={recipe}", "-model=vit_tiny_patch16_224")
     model = config.model
-    assert (model.name, model.patch_size, model.depth, model.embed_dim) == ("vit_tiny_patch16_224", 16, 12, 192)
-    assert (model.num_classes, model.pretrained, config.seed) == (7, "a.pth", 3)
+    assert model.name == "vit_tiny_patch16_224"
+    assert model.patch_size == 16
+    assert model.depth == 12
+    assert model.embed_dim == 192
+    assert model.num_classes == 7
+    assert model.pretrained == "a.pth"
+    assert config.seed == 3
     assert model_of(f"-cfg={recipe}", "-model=vit_digits").num_classes == 7
     model = model_of(f"-cfg={recipe}", "-model=resnet18")  # a name that is no recipe
-    assert (model.type, model.name, model.num_classes) == ("timm", "resnet18", 7)
+    assert model.type == "timm"
+    assert model.name == "resnet18"
+    assert model.num_classes == 7
 
 
 def test_weights_of_timm_need_a_model_of_timm():
     recipe = f"-cfg={ROOT / 'configs' / 'finetune.yaml'}"
     name = "-model=vit_tiny_patch16_224"
     for flags in ([recipe, name], [name, "-pretrained=timm"]):
-        assert (model_of(*flags).type, model_of(*flags).name) == ("timm", "vit_tiny_patch16_224")
+        assert model_of(*flags).type == "timm"
+        assert model_of(*flags).name == "vit_tiny_patch16_224"
     model = model_of(recipe, name, "-pretrained=a.pth")
-    assert (model.type, model.embed_dim, model.pretrained) == ("vit", 192, "a.pth")
+    assert model.type == "vit"
+    assert model.embed_dim == 192
+    assert model.pretrained == "a.pth"
 
 
 def test_a_folder_of_timms_gives_the_architecture(tmp_path):
@@ -179,7 +189,10 @@ def test_a_folder_of_timms_gives_the_architecture(tmp_path):
     argv = [f"-model=local-dir:{folder}", "-opts", "MODEL.KWARGS={depth: 3, qk_norm: true}"]
     command = parse_command_line([*argv, "MODEL.PRETRAINED=timm"])
     model = command.config.model
-    assert (model.type, model.name, command.run_name, model.pretrained) == ("timm", "test_vit", "test_vit", str(folder))
+    assert model.type == "timm"
+    assert model.name == "test_vit"
+    assert command.run_name == "test_vit"
+    assert model.pretrained == str(folder)
     assert model.kwargs == {"global_pool": "avg", "reg_tokens": 4, "depth": 3, "qk_norm": True}
     assert model.num_classes is None
     assert model_of(*argv).pretrained is None
@@ -222,10 +235,12 @@ def test_a_preset_has_its_published_values(preset):
 
 def test_keys_of_the_same_file_win_over_a_preset_and_a_preset_over_lower_layers(tmp_path):
     amp = parse(tmp_path, "AMP: {INCR_RATIO: 4.0, PRESET: fleet}").config.amp
-    assert (amp.init_loss_scaling, amp.incr_ratio) == (32768, 4.0)
+    assert amp.init_loss_scaling == 32768
+    assert amp.incr_ratio == 4.0
     recipe = "AMP: {ENABLED: true, INIT_LOSS_SCALING: 8.0, MIN_LOSS_SCALING: 2.0}"
     amp = parse(tmp_path, recipe, "-opts", "AMP.PRESET=fleet").config.amp
-    assert (amp.init_loss_scaling, amp.min_loss_scaling) == (32768, 2.0)
+    assert amp.init_loss_scaling == 32768
+    assert amp.min_loss_scaling == 2.0
     assert not parse(tmp_path, recipe, "-amp", "-opts", "AMP.PRESET=fp32").config.amp.enabled
     assert parse(tmp_path, "AMP: {PRESET: fp32}", "-amp").config.amp.enabled
 
@@ -247,8 +262,11 @@ UNUSED = {
 
 def test_an_earlier_file_gives_the_model_of_its_keys_and_one_warning_of_keys_without_effect(tmp_path):
     command = parse(tmp_path, EARLIER)
-    model, train = command.config.model, command.config.train
-    assert (model.depth, model.num_heads, model.base_dims) == ((2, 6, 4), (2, 4, 8), (48, 48, 48))
+    model = command.config.model
+    train = command.config.train
+    assert model.depth == (2, 6, 4)
+    assert model.num_heads == (2, 4, 8)
+    assert model.base_dims == (48, 48, 48)
     assert (model.distilled, model.droppath, model.resume, model.pretrained) == (True, 0.2, None, None)
     assert (train.rand_augment, train.lr_scheduler.name) == (False, "cosine")
     (warning,) = told(command.notes, kind="warning")
@@ -261,10 +279,13 @@ def test_an_earlier_file_gives_the_model_of_its_keys_and_one_warning_of_keys_wit
 def test_the_higher_layer_and_then_the_present_name_win(tmp_path):
     text = "MODEL: {DEPTH: 3, TRANS: {DEPTH: 12, NUM_HEADS: 4, EMBED_DIM: 64}}"
     model = parse(tmp_path, text, "-opts", "MODEL.EMBED_DIM=32").config.model
-    assert (model.depth, model.num_heads, model.embed_dim) == (3, 4, 32)
+    assert model.depth == 3
+    assert model.num_heads == 4
+    assert model.embed_dim == 32
     (tmp_path / "base.yaml").write_text("MODEL: {TYPE: deit, DROPPATH: 0.1, DEPTH: 3}")
     model = parse(tmp_path, "BASE: [base.yaml]\nMODEL: {DROP_PATH: 0.2}").config.model
-    assert (model.droppath, model.depth) == (0.2, 3)
+    assert model.droppath == 0.2
+    assert model.depth == 3
     assert not parse(tmp_path, "MODEL: {TYPE: deit, DISTILL: false}").config.model.distilled
 
 

@@ -7,7 +7,9 @@ from conftest import line_of
 
 from configs.command_line import parse_command_line
 
-PREDICT, EVAL, AUTO = "-predict photos -pretrained=x.pth", "-eval -pretrained=x.pth", "DATA.GLOBAL_BATCH_SIZE=64"
+PREDICT = "-predict photos -pretrained=x.pth"
+EVAL = "-eval -pretrained=x.pth"
+AUTO = "DATA.GLOBAL_BATCH_SIZE=64"
 CSV = "-opts DATA.DATASET=csv DATA.MULTI_LABEL=true"
 WRONG = [
     ("-batchsize=4", "-batch_size?"),

@@ -42,7 +42,8 @@ def test_the_position_embedding_of_mae_is_fixed():
     config = config_for(f"-cfg={FIXTURES / 'MAE' / 'model.yaml'}")
     model, _ = model_for(config)
     assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == ["pos_embed"]
-    position, channel = 5, 6
+    position = 5
+    channel = 6
     expected = np.sin(position / 10000 ** (channel / 24)), np.cos(position / 10000 ** (channel / 24))
     assert model.pos_embed[0, position, channel : channel + 2].tolist() == pytest.approx(expected, abs=1e-6)
 

@@ -191,7 +191,9 @@ def test_dropout_and_drop_path_have_the_gradients_of_their_masks():
         torch.manual_seed(seed)
         return fused.run_fused(blocks, x, torch.float32).double().square().sum()
 
-    first, again, other = run(3), run(3), run(4)
+    first = run(3)
+    again = run(3)
+    other = run(4)
     assert first == again != other
     first.backward()
     found = bias.grad[7].item()
@@ -203,7 +205,8 @@ def test_dropout_and_drop_path_have_the_gradients_of_their_masks():
 
 
 def test_layer_scale_is_in_the_weight_and_in_float16_its_size_in_the_factors():
-    layer, scale = nn.Linear(4, 3), LayerScale(3)
+    layer = nn.Linear(4, 3)
+    scale = LayerScale(3)
     scale.gamma.data = torch.tensor([1e-5, -1e-6, 0.0])
     for path in (nn.Identity(), DropPath(0.5)):
         torch.manual_seed(0)
@@ -244,13 +247,15 @@ def test_masks_are_independent_bernoulli_draws():
 
     def kept(seed):
         torch.manual_seed(seed)
-        h, y = torch.full(shape, 3.0), torch.empty(shape)
+        h = torch.full(shape, 3.0)
+        y = torch.empty(shape)
         mask = functions.mask_of(nn.Dropout(rate))
         kernels.activate[(h.numel() // 2048,)](h, y, h.numel(), KIND=kernels.EXACT, **mask, BLOCK=2048, num_warps=4)
         assert torch.allclose(y[y != 0], torch.tensor(3.0 * 0.99865 / (1 - rate)), rtol=1e-4)
         return (y != 0).double() - (1 - rate)
 
-    one, other = kept(0), kept(1)
+    one = kept(0)
+    other = kept(1)
     scale = rate * (1 - rate)
     for product in (
         one / math.sqrt(scale),
@@ -280,7 +285,8 @@ def test_activations_are_within_one_rounding_of_half(kind):
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_gradients_of_activations_in_many_programs(kind):
     h = torch.randn(300, 300, requires_grad=True)
-    weights, bias = torch.randn(h.shape), torch.zeros(300, requires_grad=True)
+    weights = torch.randn(h.shape)
+    bias = torch.zeros(300, requires_grad=True)
     (functions.Activate.apply(h, bias, kind, functions.mask_of(None)) * weights).sum().backward()
     (expected,) = torch.autograd.grad((FORMULAS[kind](h.double()) * weights).sum(), h)
     torch.testing.assert_close(h.grad, expected.float(), rtol=1e-5, atol=1e-5)

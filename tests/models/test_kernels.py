@@ -79,7 +79,9 @@ def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu,
         options = [f"TRAIN.MAX_STEPS={steps}", f"SAVE={tmp_path / folder}", "MODEL.CHANNELS_LAST=false", *more]
         return train([*argv, *options], cpu)
 
-    initial, expected, converted = run(1, "initial"), run(4, "expected"), run(4, "converted", CHANNELS_LAST)
+    initial = run(1, "initial")
+    expected = run(4, "expected")
+    converted = run(4, "converted", CHANNELS_LAST)
     resumed = run(2, "resumed")
     for steps, format in ((3, [CHANNELS_LAST]), (4, [])):
         run(steps, "resumed", f"MODEL.RESUME={resumed}", *format)
@@ -142,4 +144,6 @@ def test_every_nn_dropout_is_replaced():
     use_fast_dropout(model)
     kinds = [type(module) for module in model.modules() if isinstance(module, nn.Dropout | nn.Dropout1d)]
     assert kinds == [FastDropout, FastDropout, nn.Dropout1d]
-    assert (model[0].p, model[1][1].p, list(model.state_dict())) == (0.1, 0.2, names)
+    assert model[0].p == 0.1
+    assert model[1][1].p == 0.2
+    assert list(model.state_dict()) == names

@@ -83,7 +83,8 @@ def test_arguments_of_the_class_mean_timms_model_where_a_recipe_has_its_name():
     argv = ["-model=vit_tiny_patch16_224", "-image_size=32", "-opts", "MODEL.KWARGS={reg_tokens: 4, depth: 1}"]
     for recipe in ([], [f"-cfg={ROOT / 'configs' / 'vit_digits.yaml'}"]):
         config = config_for(*recipe, *argv)
-        assert (config.model.type, config.model.name) == ("timm", "vit_tiny_patch16_224")
+        assert config.model.type == "timm"
+        assert config.model.name == "vit_tiny_patch16_224"
         model = model_for(config)[0]
         assert model.reg_token.shape == (1, 4, 192)
         assert len(model.blocks) == 1

@@ -43,7 +43,8 @@ _STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
 _TOWERS = {"vision_config": _VIT, "text_config": _BLOCKS | {"vocab_size": 50000}}
 _MOBILE = {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 24, 32], "num_attention_heads": 2}
 _SHOWN = {"height": 32, "width": 32}
-_SQUASH, _CROP = {"size": _SHOWN}, {"size": {"shortest_edge": 36}, "crop_size": _SHOWN}
+_SQUASH = {"size": _SHOWN}
+_CROP = {"size": {"shortest_edge": 36}, "crop_size": _SHOWN}
 _STAGED = {"size": {"shortest_edge": 32}, "crop_pct": 0.8}
 FAMILIES = {  # model_type: class, configuration, class of the processor, its options
     "vit": ("ViTForImageClassification", _VIT, "ViT", _SQUASH),
@@ -86,7 +87,8 @@ def save(folder: Path, kind: str):
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Path:
     """Class folders of colored noise. A crop of other sizes is placed up to a pixel differently by transformers."""
-    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
     for number in range(36):
         folder = root / ("train" if number < 24 else "val") / NAMES[number % 3]
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +113,8 @@ def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images
     with torch.no_grad():
         if kind == "clip":
             tokens = source.vision_model(pixel_values=pixels).last_hidden_state
-            wanted, found = tokens[:, 1:].mean(1), FeatureModel(model.eval(), kind)(pixels)
+            wanted = tokens[:, 1:].mean(1)
+            found = FeatureModel(model.eval(), kind)(pixels)
         elif kind == "dinov3_vit":
             wanted = source(pixel_values=pixels).pooler_output
             found = FeatureModel(model.eval(), kind)(pixels)
@@ -266,7 +269,8 @@ def test_a_folder_of_transformers_describes_a_model_without_the_package(tmp_path
     content["dtype"] = "float16"
     (tmp_path / "config.json").write_text(json.dumps(content))
     config = config_for(f"-model=local-dir:{tmp_path}")
-    assert (config.model.type, config.model.name) == ("transformers", "ViTForImageClassification")
+    assert config.model.type == "transformers"
+    assert config.model.name == "ViTForImageClassification"
     assert config.model.kwargs == {key: content[key] for key in ("model_type", "architectures")}
     monkeypatch.setattr("utils.system.is_installed", lambda module: False)
     with refused(r"^MODEL.TYPE transformers: needs transformers[^\n]*$"):

@@ -108,7 +108,8 @@ def randomize(model: nn.Module) -> nn.Module:
 
 
 def test_adapters_start_without_effect_and_merge_by_the_formula():
-    images, model = torch.randn(2, 3, 32, 32), adapted(RANK=4, ALPHA=6)
+    images = torch.randn(2, 3, 32, 32)
+    model = adapted(RANK=4, ALPHA=6)
     plain = timms_vit()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items() if ".lora_" not in name}
     plain.eval().load_state_dict(before)
@@ -118,7 +119,8 @@ def test_adapters_start_without_effect_and_merge_by_the_formula():
     plain.load_state_dict(merged)
     assert torch.equal(model(images), plain(images))
     for path in ("blocks.0.attn.qkv", "blocks.1.mlp.fc2"):
-        a, b = state[f"{path}.lora_A"].double(), state[f"{path}.lora_B"].double()
+        a = state[f"{path}.lora_A"].double()
+        b = state[f"{path}.lora_B"].double()
         expected = before[f"{path}.weight"].double() + 6 / 4 * torch.einsum("or,ri->oi", b, a)
         assert torch.allclose(merged[f"{path}.weight"].double(), expected, rtol=0, atol=1e-6)
 

@@ -14,7 +14,9 @@ from engine.training.trial import build_state
 from models.blocks import add_mixin
 from models.vit import PatchLinear, SampleDropBlock, add_residual, num_kept_samples, use_linear_patches
 
-B, N, C = 16, 5, 8
+B = 16
+N = 5
+C = 8
 
 
 def test_number_of_kept_samples():
@@ -27,7 +29,8 @@ def test_number_of_kept_samples():
 
 def test_evaluation_equals_timms_and_training_keeps_half():
     torch.manual_seed(0)
-    block, plain = SampleDropBlock(C, num_heads=2, drop_path=0.5), Block(C, num_heads=2)
+    block = SampleDropBlock(C, num_heads=2, drop_path=0.5)
+    plain = Block(C, num_heads=2)
     plain.load_state_dict(block.state_dict())
     x = torch.randn(B, N, C)
     assert torch.equal(block.eval()(x), plain(x))
@@ -37,7 +40,8 @@ def test_evaluation_equals_timms_and_training_keeps_half():
 
 def test_only_kept_samples_have_gradients():
     torch.manual_seed(0)
-    branch, x = nn.Linear(C, C), torch.randn(B, N, C, requires_grad=True)
+    branch = nn.Linear(C, C)
+    x = torch.randn(B, N, C, requires_grad=True)
     seen = []
     output = add_residual(x, lambda part: (seen.append(part), branch(part))[1], 6)
     chosen = [next(i for i in range(B) if torch.equal(x[i], part)) for part in seen[0]]
@@ -50,7 +54,8 @@ def test_only_kept_samples_have_gradients():
 
 @pytest.mark.parametrize("rate, same", [(0.0999, True), (0.1, False)])
 def test_rates_below_0_1_use_timms_drop_path(rate, same):
-    ours, timms = SampleDropBlock(C, num_heads=2, drop_path=rate), Block(C, num_heads=2, drop_path=rate)
+    ours = SampleDropBlock(C, num_heads=2, drop_path=rate)
+    timms = Block(C, num_heads=2, drop_path=rate)
     timms.load_state_dict(ours.state_dict())
     x = torch.randn(64, N, C)
     outputs = []

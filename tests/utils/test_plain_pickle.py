@@ -34,7 +34,8 @@ def test_arrays_become_records_of_their_bytes(protocol, order, tmp_path):
     array = np.arange(600, dtype="<f4").reshape(20, 30, order=order)
     record = read(pickle.dumps(OrderedDict(a=array, b=array), protocol=protocol), tmp_path)["b"]
     assert isinstance(record, ArrayRecord)
-    assert (record.shape, record.dtype.code) == ((20, 30), "f4")
+    assert record.shape == (20, 30)
+    assert record.dtype.code == "f4"
     assert np.array_equal(record.array(), array)
 
 

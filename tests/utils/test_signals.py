@@ -69,7 +69,9 @@ def test_results_errors_and_threads():
 
 
 def test_close_cancels_the_calls_that_have_not_begun():
-    pool, begun, may_end = DaemonPool(1), threading.Event(), threading.Event()
+    pool = DaemonPool(1)
+    begun = threading.Event()
+    may_end = threading.Event()
     first = pool.submit(lambda: begun.set() or may_end.wait(10))
     others = [pool.submit(pow, 2, n) for n in range(5)]
     assert begun.wait(10)

@@ -82,7 +82,8 @@ def test_its_position_is_padding_and_the_other_images_are_unchanged(image_folder
 
 def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp_path, cpu):
     session = session_for(argv_for(image_folder, tmp_path, "MODEL.DROPOUT=0"), cpu)
-    state, model = session.state, session.state.precision.weights.compute
+    state = session.state
+    model = session.state.precision.weights.compute
     state.transform.mixup = None  # must not be called
     batch = next(batch for batch in session.batches.iterate(0, 0, 1) if batch.bad)
     there = batch.targets != PADDING

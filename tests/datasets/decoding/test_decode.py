@@ -31,7 +31,8 @@ def pillow(data: bytes, mode: str) -> torch.Tensor:
 
 def assert_like_pillow(data: bytes) -> None:
     for channels, mode in ((3, "RGB"), (1, "L")):
-        image, reference = decode_image(data, channels), pillow(data, mode)
+        image = decode_image(data, channels)
+        reference = pillow(data, mode)
         assert image.dtype == torch.uint8
         assert image.shape == reference.shape
         # Two builds of libjpeg may differ in the last bit.
@@ -185,7 +186,8 @@ def test_the_first_decoder_that_loads_is_used(monkeypatch):
     codec = SimpleNamespace(decode_jpeg=lambda data, mode: modes.append(mode) or data)
     monkeypatch.setitem(sys.modules, "torchcodec", SimpleNamespace(decoders=codec))
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", codec)
-    assert (decode._find_jpeg_decoder()(torch.ones(1)), modes) == (torch.ones(1), ["UNCHANGED"])
+    assert decode._find_jpeg_decoder()(torch.ones(1)) == torch.ones(1)
+    assert modes == ["UNCHANGED"]
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)  # its import fails
     monkeypatch.setattr(torch.ops, "image", SimpleNamespace(decode_jpeg=lambda data, mode: data + mode))
     assert decode._find_jpeg_decoder()(torch.ones(1)) == torch.ones(1)
@@ -294,7 +296,8 @@ def damages(data: bytes, rng: random.Random) -> dict[str, bytes]:
             f"zeros before its end {share}": data[:place] + bytes(length - place - 2) + data[-2:],
         }
     for number in range(12):
-        one, place = bytearray(data), rng.randrange(start, length - 400)
+        one = bytearray(data)
+        place = rng.randrange(start, length - 400)
         part = one[place : place + rng.randrange(1, 400)]
         if number % 4 == 0:
             one[place] ^= 1 << rng.randrange(8)

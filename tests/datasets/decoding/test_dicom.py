@@ -19,12 +19,15 @@ def dicom(values: np.ndarray, kind: str = "MONOCHROME2", bits: int = 12, **eleme
     dataset = pydicom.Dataset()
     dataset.file_meta = pydicom.dataset.FileMetaDataset()
     dataset.file_meta.TransferSyntaxUID = elements.pop("syntax", pydicom.uid.ExplicitVRLittleEndian)
-    dataset.SOPClassUID, dataset.SOPInstanceUID = pydicom.uid.SecondaryCaptureImageStorage, pydicom.uid.generate_uid()
+    dataset.SOPClassUID = pydicom.uid.SecondaryCaptureImageStorage
+    dataset.SOPInstanceUID = pydicom.uid.generate_uid()
     dataset.Rows, dataset.Columns, *channels = values.shape
     dataset.SamplesPerPixel = 3 if channels else 1
     dataset.PlanarConfiguration = 0
     dataset.PhotometricInterpretation = kind
-    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 8 * values.itemsize, bits, bits - 1
+    dataset.BitsAllocated = 8 * values.itemsize
+    dataset.BitsStored = bits
+    dataset.HighBit = bits - 1
     dataset.PixelRepresentation = int(values.dtype.kind == "i")
     dataset.PixelData = values.tobytes()
     for name, value in elements.items():

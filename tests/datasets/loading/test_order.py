@@ -97,7 +97,8 @@ def test_batches_do_not_depend_on_the_number_of_workers(tmp_path, cpu):
         batches = train_batches_for(config, samples, cpu)
         return [batch._replace(images=batch.images.clone()) for batch in batches]  # workers use the memory again
 
-    alone, shared = batches(0), batches(2)
+    alone = batches(0)
+    shared = batches(2)
     assert len(alone) == len(shared) == 6
     for one, other in zip(alone, shared, strict=True):
         assert_same_state(list(one), list(other))
@@ -141,7 +142,8 @@ def test_every_class_has_the_same_number_of_places(num_places):
 def test_no_image_of_a_class_is_repeated_before_all_were_drawn():
     """125 places per class: the class of 419 images needs 3.35 epochs, the other three less than two."""
     drawn = [balanced_order(TARGETS, 500, 0, epoch).numpy() for epoch in range(12)]
-    rare, common = np.flatnonzero(TARGETS == 0), np.flatnonzero(TARGETS == 7)
+    rare = np.flatnonzero(TARGETS == 0)
+    common = np.flatnonzero(TARGETS == 7)
     for order in drawn:
         assert sorted(Counter(order[np.isin(order, rare)].tolist()).values()) == [62, 63]
     sequence = np.concatenate([order[np.isin(order, common)] for order in drawn])
@@ -170,7 +172,8 @@ def test_a_window_is_used_up_before_the_next_one_begins(window):
 @pytest.mark.parametrize("ends", [np.cumsum(np.diff(ENDS, prepend=0)[::-1]), np.arange(4, ENDS[-1] + 1, 4)])
 def test_other_shards_of_as_many_samples_do_not_resume_inside_an_epoch(ends):
     """They have another order; at the end of an epoch, a run may go on with them."""
-    windows, others = ShardWindows(ENDS, 3), ShardWindows(ends, 3)
+    windows = ShardWindows(ENDS, 3)
+    others = ShardWindows(ends, 3)
     assert ends[-1] == ENDS[-1]
     assert not torch.equal(windows.order(0, 0), others.order(0, 0))
     before, now = (

@@ -43,7 +43,9 @@ def loader_of(workers: int, num_samples: int = 106) -> Loader:
 @pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_two_batches_can_be_held_all_others_are_poisoned_and_the_memory_is_released(workers):
     """Over several iterations of the same workers; a batch is also poisoned while it is in use, as by a transform."""
-    expected, loader, mapped = list(loader_of(0)), loader_of(workers), set()
+    expected = list(loader_of(0))
+    loader = loader_of(workers)
+    mapped = set()
     assert (expected[-1].targets == PADDING).sum() >= 2
     assert any(batch.bad for batch in expected)
     for _ in range(3):
@@ -98,7 +100,8 @@ def test_full_shared_memory_is_found_for_training_and_evaluation_before_a_worker
         return new(size)
 
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
-    training, evaluation = loader_of(2), loader_of(3)
+    training = loader_of(2)
+    evaluation = loader_of(3)
     training._local_ranks = 4 * 10**5
     needed = 4e5 * (2 + 3) * 3 * training.sampler.batch_size * 3 * 8 * 8 / 1e9
     fix = rf"--shm-size={math.ceil(1 + 1.1e9 * needed / 2**30)}g"

@@ -164,7 +164,8 @@ PLAIN = {"RANDOM_CROP_SCALE": [1.0, 1.0], "RANDOM_CROP_RATIO": [1.0, 1.0], "HFLI
     ],
 )
 def test_number_of_workers_of_a_rank(in_memory, train, options, on_cpu, on_gpu):
-    data, samples = Data.model_validate(options), cifar()
+    data = Data.model_validate(options)
+    samples = cifar()
     samples.in_memory = in_memory
     policy = config_for("-dataset=fake", "-opts", "TRAIN.COLOR_JITTER=0").train
     transform = build_host_transform(data, policy, seed=0) if train else build_eval_host_transform(data)
@@ -181,7 +182,8 @@ def test_number_of_workers_of_a_rank(in_memory, train, options, on_cpu, on_gpu):
 
 @pytest.mark.parametrize("images, workers", [(8, 0), (24, 3), (800, 16)])
 def test_no_worker_is_without_a_batch(images, workers):
-    data, samples = Data.model_validate({"BATCH_SIZE_EVAL": 8}), cifar(images)
+    data = Data.model_validate({"BATCH_SIZE_EVAL": 8})
+    samples = cifar(images)
     samples.in_memory = False
     context = ProcessContext(0, 0, 1, 1, torch.device("cpu"), core_share=CoreShare(16, "16 cores"))
     assert build_eval_loader(data, samples, context, timeout_seconds=9)._batches.num_workers == workers
@@ -275,7 +277,8 @@ REFUSED = {  # the line -> what is replaced, None for few open files
 def test_workers_that_cannot_start(line, request, monkeypatch):
     """One line, before a worker runs; the signals of the rank stay as they are."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    loader, before = loader_of(Images()), multiprocessing.active_children()
+    loader = loader_of(Images())
+    before = multiprocessing.active_children()
     monkeypatch.setattr("datasets.loading.workers._SHARED_MEMORY", os.devnull)
     if REFUSED[line]:
         monkeypatch.setattr(*REFUSED[line])
@@ -337,7 +340,8 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
     """Its files may have the names of modules that the server and the tracker of resources import."""
-    program, data = tmp_path / "program.py", tmp_path / "data"
+    program = tmp_path / "program.py"
+    data = tmp_path / "data"
     program.write_text(PROGRAM)
     data.mkdir()
     for module in ("multiprocessing", "queue", "selectors", "signal", "struct"):
@@ -345,7 +349,8 @@ def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, str(program), str(ROOT)]
     done = subprocess.run(command, cwd=data, env=environment, capture_output=True, text=True, timeout=300)
-    assert (done.stdout.split(), done.stderr) == (["started", "loaded"], "")
+    assert done.stdout.split() == ["started", "loaded"]
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ def test_archives_of_gnu_tar(tmp_path, options):
     (tmp_path / "in" / "a").mkdir(parents=True)
     for name in names:
         (tmp_path / "in" / "a" / name).write_bytes(b"1" * 1000)
-    path, other = tmp_path / "a.tar", tmp_path / "b.tar"
+    path = tmp_path / "a.tar"
+    other = tmp_path / "b.tar"
     subprocess.run(["tar", "-C", tmp_path / "in", *options, "-cf", path, "."], check=True)
     other.write_bytes(tar_of({"b/2.jpg": b"3"}))
     subprocess.run(["tar", "-Af", path, other], check=True)

@@ -228,7 +228,8 @@ def test_failed_downloads_are_left_to_the_readers_and_tried_again(server, cache,
 
 def test_a_warning_is_in_the_log_and_the_record_of_the_run_once(tmp_path, store, cpu, capsys):
     """The first shard is downloaded before the folder of the run is opened."""
-    logger, cache = RunLogger(cpu), ShardCache(tmp_path / "cache", 1, store)
+    logger = RunLogger(cpu)
+    cache = ShardCache(tmp_path / "cache", 1, store)
     assert not cache.download(Shard("0.tar", SIZE, "1"))
     logger.open(tmp_path)
     logger.begin()

@@ -53,7 +53,8 @@ def pixels(*numbers: int) -> list[bytes]:
 
 
 def test_splits_labels_names_and_images(root, cpu):
-    train, val = tar(options(root)), tar(options(root), "val")
+    train = tar(options(root))
+    val = tar(options(root), "val")
     assert contents(train) == pixels(*range(40))
     assert contents(val) == pixels(*range(1000, 1012))
     assert train.targets.tolist() == [number % 2 for number in range(40)]
@@ -140,7 +141,8 @@ def test_a_damaged_copy_in_the_cache_is_replaced(root, cache):
 def test_a_changed_shard_is_named(root):
     samples = tar(options(root))
     path = root / "train-0001.tar"
-    times, data = path.stat(), bytearray(path.read_bytes())
+    times = path.stat()
+    data = bytearray(path.read_bytes())
     data[data.index(jpeg(10)) + 50] ^= 1
     path.write_bytes(data)
     with refused(r"train-0001.tar: has changed"):

@@ -109,7 +109,8 @@ def test_values_of_12_bits_are_mapped_linearly_and_few_levels_are_a_warning(tmp_
     """16-bit images with values in 0..4095, and one defective pixel of 65535."""
     for number in range(40):
         values = np.random.default_rng(number).integers(0, 4096, (40, 40), dtype=np.uint16)
-        values[0, :2], values[1, 1] = (0, 4095), 65535 if number == 0 else 9
+        values[0, :2] = (0, 4095)
+        values[1, 1] = 65535 if number == 0 else 9
         file = tmp_path / "ab"[number % 2] / f"{number:02d}.png"
         write_image(file, values)
         if number >= 20:
@@ -148,7 +149,8 @@ def answers(monkeypatch):
     contexts = [ProcessContext(rank, 0, 2, 1, torch.device("cpu"), ("node1", "node2")) for rank in range(2)]
 
     def call(function):
-        values, found = [], []
+        values = []
+        found = []
         monkeypatch.setattr(checks, "gather_objects", lambda value, context: values.append(value) or [value] * 2)
         for context in contexts:
             function(context)
@@ -240,7 +242,8 @@ def test_evaluations_and_predictions_compare_too(tmp_path, answers, predicts):
 
 @pytest.mark.parametrize("size, total, ranks", [(32, None, 1), (32, None, 4), (8, 32, 1), (32, 64, 2)])
 def test_the_batch_sizes_of_the_error_fill_a_batch(size, total, ranks):
-    samples, context = FakeImages(26, 2, (8, 8)), replace(CPU, world_size=ranks)
+    samples = FakeImages(26, 2, (8, 8))
+    context = replace(CPU, world_size=ranks)
     given = ["-dataset=fake", f"-batch_size={size}", f"--opts=DATA.GLOBAL_BATCH_SIZE={total or 'null'}"]
     (finding,) = find_problems(samples, "train", parse_command_line(given).config.data, context)
     config = parse_command_line([*given, *str(finding).partition("; use ")[2].split()]).config

@@ -77,7 +77,8 @@ def test_photos_need_their_decoder(tmp_path, heif):
     for name in ("a/1.heic", "b/3.heif", "c/1.heic"):
         (tmp_path / name).write_bytes(HEIC)
     samples = ClassFolders(options(tmp_path)).read("all")
-    jpegs, photos = ["a/000.jpg", "b/000.jpg"], ["a/1.heic", "b/3.heif", "c/1.heic"]
+    jpegs = ["a/000.jpg", "b/000.jpg"]
+    photos = ["a/1.heic", "b/3.heif", "c/1.heic"]
     assert sorted(names_of(samples)) == sorted(jpegs + photos if heif else jpegs)
     if heif:
         assert samples.open(1, 3).pixels[:, 0, 0].tolist() == [9, 8, 7]
@@ -227,6 +228,8 @@ def test_caltech(tmp_path, dataset, folder, left_out):
     given = options(tmp_path if dataset == "caltech101" else tmp_path / folder, dataset=dataset)
     read = source_class(dataset)(given).read
     assert told(read_class_folders(tmp_path / folder).notes, f"-dataset={dataset}")
-    train, val = read("train"), read("val")
+    train = read("train")
+    val = read("val")
     assert train.class_names == val.class_names == ["001.ak47", "Faces"]
-    assert (np.bincount(train.targets).tolist(), np.bincount(val.targets).tolist()) == ([18, 9], [2, 1])
+    assert np.bincount(train.targets).tolist() == [18, 9]
+    assert np.bincount(val.targets).tolist() == [2, 1]

@@ -149,7 +149,8 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
 
     def notes(*names: str) -> list[str]:
         splits = [ClassFolders(options(tmp_path)).read(split) for split in names]
-        lengths, before = list(map(len, splits)), len(splits[0].notes)
+        lengths = list(map(len, splits))
+        before = len(splits[0].notes)
         check_images(splits, options(tmp_path), cpu)
         assert list(map(len, splits)) == lengths  # a warning moves no image
         return [note.text for note in splits[0].notes[before:]]

@@ -15,8 +15,11 @@ def test_digits():
     assert np.bincount(val.targets).min() >= 34
     assert train.class_names == list("0123456789")
     assert train.in_memory
-    grey, rgb = train.open(0, 1).pixels, train.open(0, 3).pixels
-    assert (grey.shape, grey.dtype, rgb.shape) == ((1, 8, 8), torch.uint8, (3, 8, 8))
+    grey = train.open(0, 1).pixels
+    rgb = train.open(0, 3).pixels
+    assert grey.shape == (1, 8, 8)
+    assert grey.dtype == torch.uint8
+    assert rgb.shape == (3, 8, 8)
     assert torch.equal(rgb[2], grey[0])
     assert set(np.unique(train.images)) == {round(value * 255 / 16) for value in range(17)}
     rows = {image.tobytes() for image in train.images}
@@ -25,9 +28,12 @@ def test_digits():
 
 def test_fake():
     train, val = (Fake(options("unused", image_size=40, batch_size=256)).read(split) for split in ("train", "val"))
-    assert (len(train), len(val), len(train.class_names)) == (10_240, 256, 1000)
+    assert len(train) == 10_240
+    assert len(val) == 256
+    assert len(train.class_names) == 1000
     image = train.open(17, 3).pixels
-    assert (image.shape, image.dtype) == ((3, 40, 40), torch.uint8)
+    assert image.shape == (3, 40, 40)
+    assert image.dtype == torch.uint8
     assert torch.equal(image, Fake(options("unused", image_size=40, batch_size=256)).read("train").open(17, 3).pixels)
     assert not torch.equal(image, train.open(18, 3).pixels)
     assert train.open(0, 1).pixels.shape == (1, 40, 40)

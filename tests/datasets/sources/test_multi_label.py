@@ -47,7 +47,8 @@ def test_labels_of_a_target():
 
 def test_names_are_sorted_and_targets_are_multi_hot(tables):
     given = tables(["dog|polar bear", "", "cat", "polar bear|cat|dog"], val=["dog", "cat|dog"])
-    train, val = Tables(given).read("train"), Tables(given).read("val")
+    train = Tables(given).read("train")
+    val = Tables(given).read("val")
     assert train.class_names == val.class_names == ["cat", "dog", "polar bear"]
     assert train.has_class_names
     assert train.findings == val.findings == []
@@ -67,9 +68,11 @@ def test_several_choices_of_label_studio_are_labels_beside_plain_names_with_comm
 
 def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(tables, cpu):
     given = tables(["0 2", "1", "", "2 0"], val=["4", "0 1"])
-    train, val = Tables(given).read("train"), Tables(given).read("val")
+    train = Tables(given).read("train")
+    val = Tables(given).read("val")
     assert not train.has_class_names
-    assert (train.targets.shape, val.targets.shape) == ((4, 3), (2, 5))
+    assert train.targets.shape == (4, 3)
+    assert val.targets.shape == (2, 5)
     config = config_for(
         f"-data_path={given.data_path}", "-dataset=csv", "-batch_size=2", "-opts", "DATA.MULTI_LABEL=true"
     )
@@ -119,7 +122,8 @@ def test_batches_have_multi_hot_targets_and_rows_of_padding(tables, tmp_path, cp
     assert batch.samples == 2
     first, second = eval_loader_for(config, val, cpu)
     assert first.targets.tolist() == [[1, 0], [PADDING, PADDING]]
-    assert (first.samples, len(first.bad)) == (1, 1)
+    assert first.samples == 1
+    assert len(first.bad) == 1
     assert second.targets.tolist() == [[1, 1], [PADDING, PADDING]]
     assert second.samples == 1
 
@@ -168,7 +172,8 @@ def deviation(targets, is_in):
 def made_table(seed, has_groups):
     """Labels of 3% to 50% of the images; with groups of 1 to about 50 images, the shares differ between groups."""
     rng = np.random.default_rng(seed)
-    number, classes = int(rng.integers(150, 500)), int(rng.integers(3, 12))
+    number = int(rng.integers(150, 500))
+    classes = int(rng.integers(3, 12))
     groups = np.sort(rng.integers(int(rng.integers(40, 80)), size=number)) if has_groups else np.arange(number)
     logits = rng.uniform(-3.5, 0, classes) + has_groups * rng.normal(0, 1.5, (number, classes))[groups]
     return (rng.random((number, classes)) < 1 / (1 + np.exp(-logits))).astype(np.int8), groups if has_groups else None
@@ -177,7 +182,8 @@ def made_table(seed, has_groups):
 @pytest.mark.parametrize("has_groups, share_of_dealt, highest", [(False, 0.2, 3), (True, 0.5, 12)])
 def test_folds_of_made_tables_have_their_share_of_each_label(has_groups, share_of_dealt, highest):
     """20 tables: by far closer to the shares than groups or images that are dealt in turn; the log tells the truth."""
-    stratified, dealt = [], []
+    stratified = []
+    dealt = []
     for seed in range(20):
         targets, groups = made_table(seed, has_groups)
         units = np.arange(len(targets)) if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -278,7 +284,8 @@ def test_splits_of_images_with_one_label_stay():
     rng = np.random.default_rng(0)
     digests = ""
     for number in range(8):
-        classes, groups = rng.integers(4, size=90), rng.integers(12, size=90)
+        classes = rng.integers(4, size=90)
+        groups = rng.integers(12, size=90)
         paths = [f"{label}/{index}é.jpg" for index, label in enumerate(classes)]
         for values in ({"split_seed": number}, {"val_fraction": 0.3}, {"folds": 4, "fold": number % 4}):
             for given in (None, StringPacker(f"g{group}" for group in groups).strings()):

@@ -102,7 +102,9 @@ def test_each_file_has_its_own_numbers_of_classes(tmp_path):
 def test_files_without_splits_are_split(tmp_path, labels, names):
     write(tmp_path / "0.parquet", range(30), labels)
     train, val = read(tmp_path)
-    assert (len(train), len(val), train.class_names) == (27, 3, names)
+    assert len(train) == 27
+    assert len(val) == 3
+    assert train.class_names == names
     assert classes_of(train) | classes_of(val) == {number: str(labels(number)) for number in range(30)}
     assert read(tmp_path / "0.parquet")[0].targets.tolist() == train.targets.tolist()
 
@@ -222,7 +224,9 @@ def test_images_to_predict(hub):
 
 def test_unreadable_rows(tmp_path):
     good = [{"bytes": encoded(number), "path": None} for number in range(12)]
-    good[3], good[5], good[7] = {"bytes": b"\x89PNG", "path": "a"}, None, {"bytes": None, "path": "x.png"}
+    good[3] = {"bytes": b"\x89PNG", "path": "a"}
+    good[5] = None
+    good[7] = {"bytes": None, "path": "x.png"}
     write(tmp_path / "0.parquet", range(12), images=good)
     with refused(r"3 images cannot be read"):
         read(tmp_path, checked=True)

@@ -139,7 +139,8 @@ def test_the_advised_values_of_a_column_are_the_test_images(site, problem, table
         read(file, columns={"split": site})
     (given,) = typed(str(error.value), options(file))
     train, val, test = read(file, columns=given.columns)
-    assert (len(train) + len(val), names_of(test)) == (24, FILES[24:])
+    assert len(train) + len(val) == 24
+    assert names_of(test) == FILES[24:]
 
 
 def test_a_run_that_exists_keeps_its_split_and_encoding(table):
@@ -147,7 +148,9 @@ def test_a_run_that_exists_keeps_its_split_and_encoding(table):
     assert list(map(len, read(file, is_new=False))) == [18, 6, 6]
     held_out = RunSplit(0, 0.1, ("1.png", "2.png"))
     train, val = read(file, known=held_out, is_new=False)
-    assert (len(train), names_of(val), train.class_names) == (28, ["1.png", "2.png"], ["Gräser", "dog"])
+    assert len(train) == 28
+    assert names_of(val) == ["1.png", "2.png"]
+    assert train.class_names == ["Gräser", "dog"]
 
 
 @pytest.mark.parametrize("encoding, first", [("gbk", "狗"), ("utf-16-le", "狗"), ("cp1252", "Gräser")])
@@ -191,7 +194,8 @@ def test_numbers_with_gaps_are_names(table, values, names, labels):
     assert bool(told(train.notes, "'-1'", "warning")) == (-1 in values)
     if names:  # with a checkpoint that has these names
         again, _ = read(file, class_names=names, is_new=False)
-        assert (again.class_names, again.targets.tolist()) == (names, train.targets.tolist())
+        assert again.class_names == names
+        assert again.targets.tolist() == train.targets.tolist()
     if names and min(map(int, values)) >= 0:  # labels of a run without names, or of a model
         for given in ({"is_new": False}, {"num_classes": 40001}):
             kept, _ = read(file, **given)
@@ -251,7 +255,8 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path):
     write_image(tmp_path / "masks" / "0.png")
     write_image(tmp_path / "0.png", size=(3, 3))
     train, val = read(tmp_path)
-    assert (train.open(0, 3).size, val.open(0, 3).size) == ((3, 3), (3, 3))
+    assert train.open(0, 3).size == (3, 3)
+    assert val.open(0, 3).size == (3, 3)
 
 
 @pytest.mark.parametrize(

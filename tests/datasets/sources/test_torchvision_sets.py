@@ -85,7 +85,8 @@ def handwriting(root, patch):
             write(root / f"EMNIST/raw/emnist-letters-{split}-{name}-ubyte", idx(array))
 
 
-TRAIN_TEST, FLAG = {"train": {"split": "train"}, "test": {"split": "test"}}, {"train": {"train": True}}
+TRAIN_TEST = {"train": {"split": "train"}, "test": {"split": "test"}}
+FLAG = {"train": {"train": True}}
 SAME = {  # the data set, DATA.KWARGS, the maker of the files, and the arguments of torchvision's class for each split
     "OxfordIIITPet": ("torch/oxford_iiit_pet", {}, pets, TRAIN_TEST | {"train": {"split": "trainval"}}),
     "CIFAR10": ("torchvision/CIFAR10", {}, cifar, FLAG | {"test": {"train": False}}),
@@ -107,7 +108,8 @@ def test_images_labels_and_splits_are_torchvisions(case, tmp_path, monkeypatch):
     make(tmp_path, monkeypatch)
     kind = getattr(theirs, case.split()[0].replace("cifar", "CIFAR"))
     given = options(tmp_path, dataset=name, kwargs=kwargs or None)
-    ours, again = read(given), read(given)
+    ours = read(given)
+    again = read(given)
     assert ours.keys() == {"train", "val"} | arguments.keys()
     for split, of_split in arguments.items():
         images = kind(str(tmp_path), **{**kwargs, **of_split})
@@ -205,7 +207,8 @@ def test_refusals(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_download_is_checked_and_leaves_no_parts(is_whole, server, cpu, tmp_path, monkeypatch):
-    images, labels = pixels(40, 28, 28), (np.arange(40) % 10).astype(np.uint8)
+    images = pixels(40, 28, 28)
+    labels = (np.arange(40) % 10).astype(np.uint8)
     files = [f"{split}-{kind}-ubyte.gz" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
     sums = [[name, write(server / name, gzip.compress(idx(images if "idx3" in name else labels)))] for name in files]
     sums[-1][1] = sums[-1][1] if is_whole else "0" * 32

@@ -29,7 +29,8 @@ def test_normalization_equals_torchvisions():
 
 def test_affine_map_has_its_probability():
     data = Data.model_validate({"AFFINE_DEGREES": 15.0, "AFFINE_PROB": 0.25})
-    affine, rng = RandomAffine(data), random.Random(0)
+    affine = RandomAffine(data)
+    rng = random.Random(0)
     drawn = [affine.draw(rng) for _ in range(2000)]
     unchanged = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]
     assert 0.22 < sum(matrix != list(unchanged) for matrix in drawn) / 2000 < 0.28
@@ -52,8 +53,10 @@ def test_affine_map_equals_torchvisions(degrees, shift, zoom, width):
     images = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 48, width), 9, 1, 4).mul(255).to(torch.uint8)
     ours = affine(images, matrix)
     # Ours shifts in the frame of the old image before it rotates, torchvision's after: the shift is converted here.
-    cos, sin = matrix[0, 0, 0] * zoom, matrix[0, 1, 0] * zoom * width / 48
-    right, down = -shift * 48 * zoom, -shift * 48 * zoom
+    cos = matrix[0, 0, 0] * zoom
+    sin = matrix[0, 1, 0] * zoom * width / 48
+    right = -shift * 48 * zoom
+    down = -shift * 48 * zoom
     moved = [float(right * cos + down * sin), float(-right * sin + down * cos)]
     theirs = v2.functional.affine(
         images.float(), -degrees, moved, zoom, [0.0], interpolation=v2.InterpolationMode.BILINEAR
@@ -170,7 +173,8 @@ def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box
     images = torch.randint(256, (8, 3, 12, 20), dtype=torch.uint8)
     targets = torch.arange(8) % 5
     weight = 1 - 91 / 240 if box else 0.3
-    transform, erase = TrainTransform(data, train, 5), RandomErase(data, train)
+    transform = TrainTransform(data, train, 5)
+    erase = RandomErase(data, train)
     monkeypatch.setattr(transform.mixup, "draw", lambda *_: (weight, box))
     monkeypatch.setattr(torch.Tensor, "normal_", lambda noise: noise.copy_(torch.arange(noise.numel()).view_as(noise)))
     rng = random.Random(5)
@@ -178,7 +182,8 @@ def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box
     ours, our_targets = transform(Batch(images.clone(), targets, 8, {"erase": drawn}))
 
     random.seed(5)
-    mixup, erasing = Timm(weight, box, monkeypatch), RandomErasing(0.7, mode="pixel", device="cpu")
+    mixup = Timm(weight, box, monkeypatch)
+    erasing = RandomErasing(0.7, mode="pixel", device="cpu")
     if is_last:
         monkeypatch.setattr(timm_mixup.FastCollateMixup, "_params_per_batch", lambda self: mixup.parameters)
         collate = timm_mixup.FastCollateMixup(mode="batch", label_smoothing=0.0, num_classes=5)
@@ -215,7 +220,8 @@ def test_boxes_of_even_and_odd_sides_equal_timms(size, monkeypatch):
 
 
 def test_boxes_of_a_range_of_sides():
-    mixup, rng = mixup_of({"CUTMIX_MINMAX": (0.2, 0.8)}), np.random.default_rng(0)
+    mixup = mixup_of({"CUTMIX_MINMAX": (0.2, 0.8)})
+    rng = np.random.default_rng(0)
     weights, boxes = zip(*(mixup.draw(rng, 32, 24) for _ in range(8000)), strict=True)
     top, bottom, left, right = np.array(boxes).T
     assert np.allclose(weights, 1 - (bottom - top) * (right - left) / (32 * 24))
@@ -226,7 +232,8 @@ def test_boxes_of_a_range_of_sides():
 
 
 def test_probabilities_and_weights():
-    mixup, rng = mixup_of(BOTH | {"MIXUP_PROB": 0.6, "MIXUP_SWITCH_PROB": 0.3}), np.random.default_rng(0)
+    mixup = mixup_of(BOTH | {"MIXUP_PROB": 0.6, "MIXUP_SWITCH_PROB": 0.3})
+    rng = np.random.default_rng(0)
     mixed = [draw for draw in (mixup.draw(rng, 224, 224) for _ in range(20000)) if draw != (1, None)]
     mixup_weights = [weight for weight, box in mixed if box is None]
     assert len(mixed) / 20000 == pytest.approx(0.6, abs=0.015)

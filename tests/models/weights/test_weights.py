@@ -21,6 +21,7 @@ from timm.models.regnet import RegNet, RegNetCfg
 from weight_files import (
     FIXTURE,
     Reduced,
+    assert_same_logits,
     google_arrays,
     logits,
     map_head,
@@ -41,7 +42,8 @@ SQUARE = "encoder.layers.0.attn.out.weight"
 
 
 def test_paddlevit_square_linear_weights_are_transposed_and_the_conv_is_not():
-    state, found = paddle_state(), read(FIXTURE / "vit.pdparams")
+    state = paddle_state()
+    found = read(FIXTURE / "vit.pdparams")
     assert np.array_equal(found["blocks.0.attn.proj.weight"], state[SQUARE].T)
     assert np.array_equal(found["patch_embed.proj.weight"], state["patch_embedding.patch_embedding.weight"])
     assert found.keys() == small_vit().state_dict().keys()
@@ -123,7 +125,9 @@ def test_pdparams_bfloat16_is_stored_as_uint16(tmp_path):
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("prefix, big_vision", [("", False), ("opt/target/", False), ("params/", True)])
 def test_google_npz_as_timm_reads_it(tmp_path, prefix, big_vision, stacked):
-    source, ours, timms = random_vit(), small_vit(), small_vit()
+    source = random_vit()
+    ours = small_vit()
+    timms = small_vit()
     np.savez(tmp_path / "vit.npz", **google_arrays(source, prefix, big_vision, stacked), **{"other/step": np.int64(3)})
     load_pretrained(ours, str(tmp_path / "vit.npz"))
     torch.testing.assert_close(logits(ours), logits(source))
@@ -139,14 +143,15 @@ def test_google_npz_in_bfloat16(tmp_path):
     np.savez(tmp_path / "vit.npz", **bits)
     model = small_vit()
     load_pretrained(model, str(tmp_path / "vit.npz"))
-    assert torch.equal(logits(model), logits(source))
+    assert_same_logits(model, source)
 
 
 @pytest.mark.parametrize("prefix", ["params/", "params/img/"])
 def test_a_map_head_of_big_vision_as_timm_reads_it(tmp_path, prefix):
     """With a text tower beside it: SigLIP's file."""
     changes = {"class_token": False, "global_pool": "map", "num_classes": 0}
-    ours, timms = small_vit(**changes), small_vit(**changes)
+    ours = small_vit(**changes)
+    timms = small_vit(**changes)
     arrays = google_arrays(random_vit(class_token=False, global_pool="avg", fc_norm=False), prefix, big_vision=True)
     np.savez(tmp_path / "x.npz", **arrays, **map_head(48, 3, prefix), **{"params/txt/Embed_0/embedding": np.ones(3)})
     timms.load_pretrained(str(tmp_path / "x.npz"))
@@ -155,7 +160,8 @@ def test_a_map_head_of_big_vision_as_timm_reads_it(tmp_path, prefix):
 
 
 def test_positions_of_an_npz_are_resized_as_timm_resizes_them(tmp_path):
-    ours, timms = small_vit(img_size=48), small_vit(img_size=48)
+    ours = small_vit(img_size=48)
+    timms = small_vit(img_size=48)
     np.savez(tmp_path / "x.npz", **google_arrays(random_vit()))
     timms.load_pretrained(str(tmp_path / "x.npz"))
     load_pretrained(ours, str(tmp_path / "x.npz"))
@@ -164,7 +170,8 @@ def test_positions_of_an_npz_are_resized_as_timm_resizes_them(tmp_path):
 
 @pytest.mark.parametrize("now", [(32, 32), (64, 16), (8, 128)])
 def test_positions_of_as_many_tokens_in_another_shape_are_resized(saved, now):
-    source, model = random_vit(img_size=(16, 64)), small_vit(img_size=now)
+    source = random_vit(img_size=(16, 64))
+    model = small_vit(img_size=now)
     path = saved(source.state_dict())
     load_pretrained(model, path, image_size=(16, 64))
     grid = source.pos_embed[:, 1:].unflatten(1, (2, 8)).permute(0, 3, 1, 2)
@@ -180,12 +187,13 @@ COMPILED_BLOCKS = r"^(blocks\.\d+)", r"\1._orig_mod"
 @pytest.mark.parametrize("pattern, wrapped", [("^", ""), ("^", "_orig_mod.module."), COMPILED_BLOCKS])
 @pytest.mark.parametrize("ending", ["safetensors", "pt"])
 def test_safetensors_and_torch_files_with_the_names_of_wrappers(tmp_path, ending, pattern, wrapped):
-    source, model = random_vit(), small_vit()
+    source = random_vit()
+    model = small_vit()
     state = {re.sub(pattern, wrapped, name): tensor for name, tensor in source.state_dict().items()}
     save = safetensors.torch.save_file if ending == "safetensors" else torch.save
     save(state, tmp_path / f"vit.{ending}")
     load_pretrained(model, str(tmp_path / f"vit.{ending}"))
-    assert torch.equal(logits(model), logits(source))
+    assert_same_logits(model, source)
 
 
 def test_weights_saved_on_a_gpu_are_loaded_on_the_cpu(tmp_path):
@@ -196,7 +204,7 @@ def test_weights_saved_on_a_gpu_are_loaded_on_the_cpu(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:0"))
     assert b"cuda:0" in path.read_bytes()
     load_pretrained(model, str(path))
-    assert torch.equal(logits(model), logits(source))
+    assert_same_logits(model, source)
 
 
 def test_extension_is_optional_and_pdparams_has_priority(tmp_path):
@@ -258,7 +266,8 @@ def test_an_adapter_of_peft_names_the_weights_with_it(tmp_path, path):
 @pytest.mark.parametrize("name, head", [("test_vit", "head"), ("test_convnext", "head.fc")])
 def test_head_of_another_class_count_is_zero(saved, name, head):
     source = timm.create_model(name, num_classes=7)
-    model, same = timm.create_model(name, num_classes=4), timm.create_model(name, num_classes=7)
+    model = timm.create_model(name, num_classes=4)
+    same = timm.create_model(name, num_classes=7)
     new_head = {key: 0 * tensor for key, tensor in model.state_dict().items() if key.startswith(f"{head}.")}
     path = saved(source.state_dict())
     fitted = load_pretrained(model, path)
@@ -300,7 +309,8 @@ HEADS = {
 @pytest.mark.parametrize("kind", HEADS)
 def test_rows_of_a_head_are_kept_by_class(saved, kind):
     """All of a head but the rows of its last layer is as in the file, such as the batch norm in LeViT's."""
-    source, model = HEADS[kind](3), HEADS[kind](4)
+    source = HEADS[kind](3)
+    model = HEADS[kind](4)
     rows = [2, -1, 0, -1]
     path = saved(source.state_dict())
     assert not load_pretrained(model, path, purpose=replace(FINE_TUNE, head_rows=rows)).new_heads

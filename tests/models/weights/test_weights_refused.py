@@ -60,9 +60,11 @@ def torchscript(path: Path) -> None:
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
 
 
-NORM, ENCODING = "encoder.encoder_norm.bias", b"X\x01\x00\x00\x00aX\x08\x00\x00\x00punycode"
+NORM = "encoder.encoder_norm.bias"
+ENCODING = b"X\x01\x00\x00\x00aX\x08\x00\x00\x00punycode"
 LONG = {f"layer{i}\n\x1b[2J" + "x" * 1000: torch.ones(1) for i in range(9)}
-NO_TENSORS, DAMAGED = "contains no dict of tensors", "is damaged"
+NO_TENSORS = "contains no dict of tensors"
+DAMAGED = "is damaged"
 REFUSED = {  # ending, content or what writes it, words of the line
     "a missing tensor": ("pth", without(VIT, "norm.bias"), "missing tensors: norm.bias;"),
     "another shape": ("pth", VIT | {"norm.bias": torch.ones(47)}, "norm.bias 47, not 48"),
@@ -144,7 +146,8 @@ def test_evaluation_needs_the_head(saved, classes):
 )
 def test_own_weights_of_another_model_name_the_flags_for_it(saved, flags, advice):
     options = to_yaml(config_for("-cfg=configs/vit_digits.yaml", *flags))
-    state, size = random_vit().state_dict(), len(body_names(small_vit()))
+    state = random_vit().state_dict()
+    size = len(body_names(small_vit()))
     del state["norm.bias"]
     for weights, words in ((state, "tensors: norm.bias;"), ({"x": state["norm.weight"]}, f" and {size - 3} more)")):
         path = saved({"model": weights, "options": options})
@@ -180,7 +183,8 @@ def test_empty_truncated_and_foreign_files(tmp_path, ending):
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_no_code_runs_from_npz_and_from_pickles_under_another_ending(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    bomb, proof = Reduced(os.system, "touch PROOF"), Path("PROOF")
+    bomb = Reduced(os.system, "touch PROOF")
+    proof = Path("PROOF")
     pickle.loads(pickle.dumps(bomb))
     assert proof.exists(), "the bomb must be live for these tests to say something"
     proof.unlink()

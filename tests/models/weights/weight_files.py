@@ -37,6 +37,10 @@ def logits(model: torch.nn.Module, size: int = 32) -> torch.Tensor:
     return model(torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1)))
 
 
+def assert_same_logits(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    assert torch.equal(logits(one), logits(other))
+
+
 def refusal(path: Path | str, model: torch.nn.Module | None = None, purpose: Purpose = FINE_TUNE) -> str:
     """The error message; also checks that it is one line and that the model is unchanged."""
     model = model or small_vit()
@@ -78,7 +82,8 @@ def pickled(path: Path, content: object, protocol: int = 4) -> Path:
 def google_arrays(model: VisionTransformer, prefix: str = "", big_vision: bool = False, stacked: bool = False) -> dict:
     """The arrays of `model` as vit_jax or big_vision saves them."""
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    heads, width = model.blocks[0].attn.num_heads, model.embed_dim
+    heads = model.blocks[0].attn.num_heads
+    width = model.embed_dim
     attention, norm2, mlp = ("0", "1", "0") if big_vision else ("1", "2", "3")
     arrays = {
         "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding": state["pos_embed"],
