@@ -71,7 +71,7 @@ class Parquet(Tables):
         found = parquet_files(root) if root.is_dir() else [root]
         if not found:
             raise UserError(f"{root}: has no {PARQUET} file; -dataset=folder reads images, -dataset=tar tar shards")
-        of_card, _ = _read_card(root)
+        of_card = _splits_of_card(root)
         for file in filter(of_card.get, found) if of_card else found:
             folder, split, name = _place_of(root, file, of_card)
             folders[folder] = None
@@ -133,21 +133,36 @@ def _partition_of(root: Path, file: Path) -> dict[str, str]:
     return {key: "" if value == _NULL else unquote(value) for key, sign, value in parts if sign}
 
 
-def _read_card(folder: Path) -> tuple[dict[Path, str], dict[str, tuple[str, ...]]]:
-    """From the README.md of the hub: the split of each file of its one configuration; the classes of each column."""
+def _card_of(folder: Path) -> dict[str, Any]:
+    """The YAML at the head of the hub's README.md. Anyone writes it: what cannot be parsed is not known."""
+    with suppress(Exception):
+        _, head, *_ = (folder / "README.md").read_text("utf-8").split("---\n")
+        return dict(yaml.safe_load(head))
+    return {}
+
+
+def _splits_of_card(folder: Path) -> dict[Path, str]:
+    """The split of each file of the one configuration of the card; empty without one."""
     splits = dict[Path, str]()
-    classes = dict[str, tuple[str, ...]]()
-    with suppress(Exception):  # anyone writes it; what cannot be parsed is not known
-        card = yaml.safe_load((folder / "README.md").read_text("utf-8").split("---\n")[1])
-        for column in card.get("dataset_info", {}).get("features", ()):
-            if "class_label" in column["dtype"]:
-                names = names_by_number(column["dtype"]["class_label"]["names"]) or {}
-                classes[column["name"]] = tuple(to_nfc(names[label]) for label in range(len(names)))
-        (only,) = card["configs"]
+    with suppress(Exception):
+        (only,) = _card_of(folder)["configs"]
         for part in only["data_files"]:
             for pattern in np.atleast_1d(part["path"]).tolist():
                 splits |= dict.fromkeys(folder.glob(pattern), part["split"])
-    return splits, classes
+    return splits
+
+
+def _classes_of_card(folder: Path) -> dict[str, tuple[str, ...]]:
+    """The names of the classes of each column of class numbers in the card."""
+    classes = dict[str, tuple[str, ...]]()
+    features = list[Any]()
+    with suppress(Exception):
+        features += _card_of(folder)["dataset_info"]["features"]
+    for column in features:
+        with suppress(Exception):  # a column of other values, such as a list of boxes
+            names = names_by_number(column["dtype"]["class_label"]["names"]) or {}
+            classes[column["name"]] = tuple(to_nfc(names[label]) for label in range(len(names)))
+    return classes
 
 
 class ParquetTable(Table):
@@ -163,7 +178,7 @@ class ParquetTable(Table):
         self.mistakes = {}
         self.notes = []
         self.root = files[0].parent if root == files[0] else root
-        _, self._of_card = _read_card(self.root)
+        self._of_card = _classes_of_card(self.root)
         shard = _SHARD.fullmatch(files[0].stem)
         if shard and root != files[0] and len(files) < int(shard[3]):
             raise UserError(f"{files[0]}: {len(files)} of its {int(shard[3])} files are here; download the others, too")

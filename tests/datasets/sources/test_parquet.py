@@ -142,6 +142,7 @@ CARD = """---
 dataset_info:
   features:
   - {name: image, dtype: image}
+  - {name: boxes, sequence: {sequence: float32, length: 4}}
   - name: label
     dtype:
       class_label:
