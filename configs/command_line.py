@@ -18,7 +18,7 @@ from configs.flags import (
     read_prediction,
 )
 from configs.help import print_help
-from configs.load import RUN_OPTIONS, OptionLayers, add_options, nest, read_layers
+from configs.load import RUN_OPTIONS, OptionTable, read_layers
 from configs.parts import check_plugins, open_plugin
 from configs.resolve import follow_options
 from configs.schema import Config
@@ -42,7 +42,7 @@ class Command:
     """A parsed command line.
 
     argv: its words. flags: their values.
-    config: the checked options. given: those that files, flags and -opts give, by section; the others are defaults.
+    config: the checked options. given: those that files, flags and -opts give, by dotted key; the others are defaults.
     notes: lines for the log about the model family, and about options that differ from the given ones.
     script: the entry script. recipe: the file of -cfg. reason: why the program chose it.
     prediction: of -predict or -embed. source: MODEL.NAME as given, perhaps a folder or a repository.
@@ -90,11 +90,6 @@ class Command:
         return split
 
     @property
-    def states_precision(self) -> bool:
-        """Whether mixed precision is switched on or off by a given option."""
-        return "ENABLED" in self.given.get("AMP", {})
-
-    @property
     def name(self) -> str:
         """The command in `engine.commands` that runs it."""
         return "dry_run" if self.dry_run else self.checked_name
@@ -126,7 +121,7 @@ class Command:
 
     def require_selection(self, is_main: bool = True) -> None:
         """Prints the usage and first commands, and exits, if neither a YAML file nor data nor a model is named."""
-        if self.recipe or "MODEL" in self.given or {"DATASET", "DATA_PATH"} & self.given.get("DATA", {}).keys():
+        if self.recipe or any(key.startswith(("MODEL.", "DATA.DATASET", "DATA.DATA_PATH")) for key in self.given):
             return
         if is_main:
             print_first_commands(self.script)
@@ -161,11 +156,10 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
     """The command of parsed flags: its files are read, and its options completed. Raises UserError as above."""
     prediction = read_prediction(flags)
     recipe = Path(flags.cfg) if flags.cfg else None
-    layers = read_layers(flags, evaluates=bool(flags.eval or prediction))
-    add_options(layers, flags.set, "-set")
-    plugin_notes = _add_plugins(layers, flags.plugin)
-    source = str(layers.get("MODEL.NAME"))
-    config, layers, notes = follow_options(layers)
+    table = read_layers(flags, evaluates=bool(flags.eval or prediction))
+    plugin_notes = _add_plugins(table, flags.plugin)
+    source = str(table.get("MODEL.NAME"))
+    config, table, notes = follow_options(table)
     if flags.profile:
         _check_profile(config, flags.dry_run)
     replaced = [Note("screen", f"-cfg {file} is replaced by -cfg {recipe}") for file in flags.replaced]
@@ -173,24 +167,24 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
         argv=argv,
         flags=flags,
         config=config,
-        given=nest(layers.given()),
+        given=table.given(),
         script=script,
         recipe=recipe,
         notes=(*replaced, *plugin_notes, *notes),
         prediction=prediction,
         source=source,
     )
-    return replace(command, notes=(*command.notes, *_warn_of_unused(layers, command)))
+    return replace(command, notes=(*command.notes, *_warn_of_unused(table, command)))
 
 
-def _add_plugins(layers: OptionLayers, paths: Sequence[str]) -> list[Note]:
+def _add_plugins(table: OptionTable, paths: Sequence[str]) -> list[Note]:
     """Runs the plugins of -plugin, and adds their names and hashes to the options. Returns notes about them."""
     plugins = [open_plugin(path) for path in paths]
     entries = [plugin.entry for plugin in plugins]
     notes = [Note("log", f"Plugin: {entry}") for entry in entries]
-    notes += check_plugins(layers.values.get("PLUGINS"), entries, layers.origin(("PLUGINS",)))
+    notes += check_plugins(table.get("PLUGINS"), entries, table.origin("PLUGINS"))
     if entries:
-        layers.add_key("PLUGINS", entries, "-plugin")
+        table.add_key("PLUGINS", entries, "-plugin")
     for plugin in plugins:
         if not plugin.has_parts:
             notes.append(Note("warning", f"{plugin.path} registers no part; use @register_model, @loss, ..."))
@@ -256,14 +250,14 @@ def unused_keys(command: str, path: str | None = None) -> list[str]:
     return f"{_UNUSED.get(command, '')} {_DATA_SET if path else ''} {_TABLE if path and not is_table else ''}".split()
 
 
-def _warn_of_unused(layers: OptionLayers, command: Command) -> list[Note]:
+def _warn_of_unused(table: OptionTable, command: Command) -> list[Note]:
     """A warning that names the flags, and the keys of -opts, that the command does not use; none for keys of files."""
     prediction = command.prediction
     name = "embed" if prediction and prediction.embeds else command.checked_name
     patterns = unused_keys(name, prediction.path if prediction else None)
     flags: dict[str, list[bool]] = {}  # by flag or, of -opts, by key: is each key unused?
-    for key in layers.given():
-        source = layers.origin(tuple(key.split("."))).removesuffix(": ")
+    for key in table.given():
+        source = table.row(key).source
         if source.startswith("-"):
             flag = key if source in ("-opts", "-set") else source
             flags.setdefault(flag, []).append(any(fnmatchcase(key, pattern) for pattern in patterns))

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.load import expand_switches, flatten, keep_old_meanings, stored_options
+from configs.load import OptionTable, expand_switches, flatten, keep_old_meanings, stored_options
 from configs.schema import Config
 from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -106,11 +106,11 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The options of a run by dotted key, with the defaults of the keys that its version did not write."""
     family = model_type(values)
     model = present_keys(values.get("MODEL", {}), family)
-    values = values | {"MODEL": model}
+    table = OptionTable(values | {"MODEL": model})
     if WRITTEN_BY not in values:
-        keep_old_meanings(values)
+        keep_old_meanings(table)
     before = dict(flatten({"DATA": PREPROCESSING_BEFORE}))
-    options = _defaults(family) | before | dict(flatten(expand_switches(values)))
+    options = _defaults(family) | before | {key: row.value for key, row in table.rows.items()}
     off = {key: value for key, (value, _) in GONE_KEYS.items()}
     return {key: value for key, value in options.items() if key not in off or value != off[key]}
 

@@ -1,4 +1,4 @@
-"""Layers of options: BASE files < YAML file < flags < -opts; where each value comes from; a line for each mistake."""
+"""A table of options: BASE files < YAML file < flags < -opts; where each value comes from; a line for each mistake."""
 
 import argparse
 import itertools
@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import ErrorDetails
 
@@ -20,7 +20,7 @@ from configs.schema.model import FIXED_KEYS
 from configs.schema.section import MAX_NAME_CHARS
 from configs.versions import GONE_KEYS, GONE_VALUES, WRITTEN_BY, is_gone_value, refuse_newer
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
-from configs.yaml_io import KeyPath, format_value, parse_value, read_yaml, shorten
+from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
 from utils.files import read_json
 from utils.notes import STATUS
@@ -28,118 +28,110 @@ from utils.notes import STATUS
 FINETUNED = "vit_small_patch16_224"  # timm's model of finetune.yaml and probe.yaml
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 _RECIPES = Path(__file__).parent
+_MAPPINGS = ("KWARGS", "_AUGMENTATIONS", "COLUMNS", "OPERATING_POINT", "RENAME")  # ends of keys with a value {...: ...}
 _MAX_FILES = 32  # files that name each other twice in a chain of 32 would be read 2 ** 32 times
 
 
-class OptionLayers:
-    """Options by YAML key. A later layer overrides an earlier one; rules add values that no layer gives.
+class Row(NamedTuple):
+    """The value of a key; {} for a section without keys.
 
-    origins: 'file:line' or the flag of each key. model_only: data and training do not follow the family of the model,
-    for -model replaces the model of a recipe.
+    source: 'file:line' or a flag, '' if a rule gives the value. level: the position of the option layer, from 1, or 0.
+    """
+
+    value: Any
+    source: str = ""
+    level: int = 0
+
+
+class OptionTable:
+    """Options by dotted YAML key. A later layer overrides an earlier one; rules add values that no layer gives.
+
+    sections: the source of each section. model_only: data and training do not follow the family of the model, for
+    -model replaces the model of a recipe.
     """
 
     def __init__(self, values: dict[str, Any] | None = None) -> None:
-        self.values = values or {}
-        self.origins: dict[KeyPath, str] = {}
+        self.rows = {key: Row(value) for key, value in flatten(expand_switches(values or {}))}
+        self.sections: dict[str, str] = {}
         self.model_only = False
-        self._levels: dict[str, int] = {}
-        self._sources: list[str] = []
-        self._num_files = 0
+        self._last_source = ""
+        self._last_level = 0
 
-    def add(self, values: dict[str, Any], source: str, lines: dict[KeyPath, int] | None = None) -> None:
-        """Adds the values of a file or a flag as an option layer. lines: of each key in the file."""
+    def add(self, values: dict[str, Any], source: str, lines: dict[str, int] | None = None) -> None:
+        """Adds the values of a file or a flag as an option layer. lines: of each key and section in the file."""
         refuse_newer(values, source)
-        values = expand_switches(values)
-        if self._sources[-1:] != [source]:
-            self._sources.append(source)
-        if lines is None:
-            self.origins |= {path: source for path, _ in paths(values)}
-        else:
-            self.origins |= {path: f"{source}:{line}" for path, line in lines.items()}
-        self._levels |= dict.fromkeys((key for key, _ in flatten(values)), len(self._sources))
-        merge(self.values, values)
+        if source != self._last_source:
+            self._last_source = source
+            self._last_level += 1
 
-    def add_key(self, dotted: str, value: Any, source: str) -> None:
-        self.add(nest({dotted: value}), source)
+        def place(key: str) -> str:
+            while lines and key not in lines:  # AMP.ENABLED of `AMP: true`
+                key = key.rpartition(".")[0]
+            return f"{source}:{lines[key]}" if lines else source
 
-    def level(self, dotted: str) -> int:
-        """The position of the option layer that gives the key, from 1; 0 for a default value."""
-        return self._levels.get(dotted, 0)
+        for key, value in flatten(expand_switches(values)):
+            self._put(key, Row(_merge(self.get(key), value), place(key), self._last_level))
+            *sections, _ = itertools.accumulate(key.split("."), "{}.{}".format)
+            self.sections |= {section: place(section) for section in sections}
 
-    def origin(self, path: KeyPath) -> str:
-        """'origin: ' of the key, or of the section that contains it; '' for a default value."""
-        while path and path not in self.origins:
-            path = path[:-1]
-        return f"{self.origins[path]}: " if path else ""
+    def add_key(self, key: str, value: Any, source: str) -> None:
+        self.add(nest({key: value}), source)
+
+    def row(self, key: str) -> Row:
+        """The row of a default value if neither a layer nor a rule gives one."""
+        return self.rows.get(key, Row(None))
+
+    def origin(self, key: str) -> str:
+        """'source: ' of the key, or of the section that contains it; '' for a default value."""
+        while key:
+            source = self.row(key).source or self.sections.get(key)
+            if source:
+                return f"{source}: "
+            key = key.rpartition(".")[0]
+        return ""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values in nested sections."""
+        return nest({key: row.value for key, row in self.rows.items()})
+
+    @property
+    def family(self) -> str:
+        """MODEL.TYPE, or its default."""
+        return model_type(self.values)
 
     def given(self) -> dict[str, Any]:
-        """The values that layers give, by dotted key."""
-        return {key: value for key, value in flatten(self.values) if self.level(key)}
+        """The values that layers give."""
+        return {key: value for key, value in flatten(self.values) if self.row(key).level}
 
-    def get(self, dotted: str, default: Any = None) -> Any:
+    def get(self, key: str, default: Any = None) -> Any:
         """The value of the key, which may have a wrong type; `default` if neither a layer nor a rule gives one."""
-        section, key = self._section(dotted)
-        return section.get(key, default) if section is not None else default
+        return self.rows.get(key, Row(default)).value
 
-    def set(self, dotted: str, value: Any) -> None:
+    def set(self, key: str, value: Any) -> None:
         """Sets a value that follows from others; nothing where a section of keys has a wrong type."""
-        section, key = self._section(dotted, create=True)
-        if section is not None:
-            section[key] = value
+        if not any(row.value for section, row in self.rows.items() if key.startswith(f"{section}.")):
+            self._put(key, self.row(key)._replace(value=value))
 
-    def set_default(self, dotted: str, value: Any) -> bool:
+    def set_default(self, key: str, value: Any) -> bool:
         """Sets the value if the key has none, and returns whether it had none."""
-        section, key = self._section(dotted)
-        if section is not None and key in section:
+        if key in self.rows:
             return False
-        self.set(dotted, value)
+        self.set(key, value)
         return True
 
-    def remove(self, dotted: str) -> None:
-        """Removes the key, and the sections that it leaves empty."""
-        section, key = self._section(dotted)
-        if section is not None and key in section:
-            del section[key]
-            parent = dotted.rpartition(".")[0]
-            if not section and parent:
-                self.remove(parent)
+    def remove(self, key: str) -> None:
+        self.rows.pop(key, None)
 
-    def _section(self, dotted: str, create: bool = False) -> tuple[dict[str, Any] | None, str]:
-        """The section of the key, None if it is missing or has a wrong type, and the last part of the key."""
-        *names, key = dotted.split(".")
-        section: Any = self.values
-        for name in names:
-            section = section.setdefault(name, {}) if create else section.get(name)
-            if not isinstance(section, dict):
-                return None, key
-        return section, key
-
-    def add_recipe(self, path: Path) -> None:
-        """Adds the files in BASE, recursively, then the file itself. Raises UserError for one that is not allowed."""
-        roots = os.path.realpath(path.parent), os.path.realpath(".")
-        self._add_file(path, roots, chain=(), named_in="")
-
-    def _add_file(self, path: Path, roots: tuple[str, ...], chain: tuple[str, ...], named_in: str) -> None:
-        values, lines = read_yaml(path, named_in)
-        self._num_files += 1
-        chain = (*chain, os.path.realpath(path))
-        bases = values.pop("BASE", None) or []
-        at_base = f"{path}:{lines.get(('BASE',))}: BASE"
-        if not isinstance(bases, list) or not all(isinstance(base, str | None) for base in bases):
-            raise UserError(f"{at_base} must be a list of files, relative to this one")
-        for base in filter(None, bases):
-            if not base.isprintable():
-                raise UserError(f"{at_base} {shorten(base)} is not a valid file name; correct it")
-            target = os.path.realpath(path.parent / base)
-            if not any(Path(target).is_relative_to(root) for root in roots):
-                problem = f"{at_base} {shorten(base)} is outside {roots[0]}"
-                raise UserError(f"{problem}; move that file beside the recipe, or start in a folder that contains both")
-            if target in chain:
-                raise UserError(f"{at_base} is cyclic: {' -> '.join(Path(p).name for p in (*chain, target))}")
-            if self._num_files >= _MAX_FILES:
-                raise UserError(f"{at_base} leads to more than {_MAX_FILES} files; merge some of them")
-            self._add_file(path.parent / base, roots, chain, f"{at_base}: ")
-        self.add(values, str(path), lines)
+    def _put(self, key: str, row: Row) -> None:
+        """A value replaces the keys of a section, and a key the value of its section."""
+        below = [other for other in self.rows if other.startswith(f"{key}.")]
+        if below and row.value == {}:
+            return
+        above = [other for other in self.rows if key.startswith(f"{other}.")]
+        for other in below + above:
+            del self.rows[other]
+        self.rows[key] = row
 
 
 def expand_switches(values: dict[str, Any]) -> dict[str, Any]:
@@ -148,27 +140,10 @@ def expand_switches(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in (values | switches).items() if key != WRITTEN_BY}
 
 
-def paths(values: dict[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """The path and the value of each key and of each section."""
-    for key, value in values.items():
-        yield (*above, key), value
-        if isinstance(value, dict):
-            yield from paths(value, (*above, key))
-
-
-def merge(lower: dict[str, Any], upper: dict[str, Any]) -> None:
-    """Overrides values of `lower`, in place."""
-    for key, value in upper.items():
-        if isinstance(value, dict) and isinstance(lower.get(key), dict):
-            merge(lower[key], value)
-        else:
-            lower[key] = value
-
-
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested sections by their dotted keys. The arguments of classes, by their names, are one value."""
+    """The values of nested sections by their dotted keys. A section without keys, and a mapping, are one value."""
     for key, value in values.items():
-        if isinstance(value, dict) and not key.endswith(("KWARGS", "_AUGMENTATIONS", "COLUMNS", "OPERATING_POINT")):
+        if isinstance(value, dict) and value and not key.endswith(_MAPPINGS):
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
@@ -176,58 +151,103 @@ def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def nest(values: dict[str, Any]) -> dict[str, Any]:
     """The nested sections of dotted keys; the inverse of `flatten`."""
-    layers = OptionLayers()
+    nested: dict[str, Any] = {}
     for dotted, value in values.items():
-        layers.set(dotted, value)
-    return layers.values
+        *sections, key = dotted.split(".")
+        section = nested
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = value
+    return nested
 
 
-def read_layers(flags: argparse.Namespace, evaluates: bool) -> OptionLayers:
-    """BASE files < YAML file, or the options of a run or of weights < -model < flags < -opts.
+def _merge(lower: Any, upper: Any) -> Any:
+    """The upper value; of two mappings, the values of both."""
+    if not (isinstance(lower, dict) and isinstance(upper, dict)):
+        return upper
+    return lower | {key: _merge(lower.get(key), value) for key, value in upper.items()}
+
+
+def read_layers(flags: argparse.Namespace, evaluates: bool) -> OptionTable:
+    """BASE files < YAML file, or the options of a run or of weights < -model < flags < -opts < -set.
 
     Raises UserError: a file cannot be read; an empty flag; an unknown key in -opts.
     """
-    layers = OptionLayers()
-    _add_files(layers, flags, evaluates)
-    _add_model(layers, flags, evaluates)
-    _add_flags(layers, flags)
-    add_options(layers, flags.opts, "-opts")
-    return layers
+    table = OptionTable()
+    _add_files(table, flags, evaluates)
+    _add_model(table, flags, evaluates)
+    _add_flags(table, flags)
+    _add_options(table, flags.opts, "-opts")
+    _add_options(table, flags.set, "-set")
+    return table
 
 
-def _add_files(layers: OptionLayers, flags: argparse.Namespace, evaluates: bool) -> None:
+def add_recipe(table: OptionTable, path: Path) -> None:
+    """Adds the files in BASE, recursively, then the file itself. Raises UserError for one that is not allowed."""
+    roots = [os.path.realpath(folder) for folder in (path.parent, ".")]
+    num_files = 0
+
+    def add(path: Path, chain: tuple[str, ...], named_in: str) -> None:
+        nonlocal num_files
+        num_files += 1
+        values, paths = read_yaml(path, named_in)
+        lines = {".".join(keys): line for keys, line in paths.items()}
+        chain = (*chain, os.path.realpath(path))
+        bases = values.pop("BASE", None) or []
+        at_base = f"{path}:{lines.get('BASE')}: BASE"
+        if not isinstance(bases, list) or not all(isinstance(base, str | None) for base in bases):
+            raise UserError(f"{at_base} must be a list of files, relative to this one")
+        for base in filter(None, bases):
+            if not base.isprintable():
+                raise UserError(f"{at_base} {shorten(base)} is not a valid file name; correct it")
+            target = os.path.realpath(path.parent / base)
+            if not any(Path(target).is_relative_to(root) for root in roots):
+                problem = f"{at_base} {shorten(base)} is outside {roots[0]}"
+                fix = "move that file beside the recipe, or start in a folder that contains both"
+                raise UserError(f"{problem}; {fix}")
+            if target in chain:
+                raise UserError(f"{at_base} is cyclic: {' -> '.join(Path(p).name for p in (*chain, target))}")
+            if num_files >= _MAX_FILES:
+                raise UserError(f"{at_base} leads to more than {_MAX_FILES} files; merge some of them")
+            add(path.parent / base, chain, f"{at_base}: ")
+        table.add(values, str(path), lines)
+
+    add(path, (), "")
+
+
+def _add_files(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -> None:
     """Adds the recipe of -cfg, or else the options of the run that -resume names, or of the weights to evaluate."""
     weights = flags.pretrained if evaluates else None
     file = flags.cfg or _find_run_options(flags.resume, weights)
     if file:
-        layers.add_recipe(Path(file))
-        _forget_choices_of_run(layers, Path(file), continues=bool(evaluates or flags.resume))
+        add_recipe(table, Path(file))
+        _forget_choices_of_run(table, Path(file), continues=bool(evaluates or flags.resume))
     elif weights and not flags.resume:
-        layers.add(weight_options(weights), f"{weights}: metadata")
+        table.add(weight_options(weights), f"{weights}: metadata")
     elif flags.resume not in (None, "auto"):
-        layers.add(stored_options(Path(flags.resume)), flags.resume)
+        table.add(stored_options(Path(flags.resume)), flags.resume)
     if evaluates and not flags.cfg:
-        layers.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
-        for key, value in list(flatten(layers.values)):
-            if key in GONE_KEYS or is_gone_value(key, value):  # of the training of that run
-                layers.remove(key)
+        table.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
+        for key, row in list(table.rows.items()):
+            if key in GONE_KEYS or is_gone_value(key, row.value):  # of the training of that run
+                table.remove(key)
 
 
-def _forget_choices_of_run(layers: OptionLayers, file: Path, continues: bool) -> None:
+def _forget_choices_of_run(table: OptionTable, file: Path, continues: bool) -> None:
     """Removes values that a run chose for itself from the options that are read from its folder."""
     is_stored = file.name == RUN_OPTIONS and file.with_name(STATUS).exists()
     if not is_stored:
         return
     if WRITTEN_BY not in read_yaml(file)[0]:
-        keep_old_meanings(layers.values)
+        keep_old_meanings(table)
     given = read_json(file.with_name("run.json")).get("given")
     if isinstance(given, dict) and given.get("TRAIN.COMPILE", AUTO) == AUTO:
-        layers.remove("TRAIN.COMPILE")  # chosen by `compilation_follows_steps`, perhaps for another device
+        table.remove("TRAIN.COMPILE")  # chosen by `compilation_follows_steps`, perhaps for another device
     if not continues:
-        layers.remove("SAVE")  # the new run is no member of the sweep in whose folder that run is
+        table.remove("SAVE")  # the new run is no member of the sweep in whose folder that run is
 
 
-def _add_model(layers: OptionLayers, flags: argparse.Namespace, evaluates: bool) -> None:
+def _add_model(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -> None:
     """Replaces the architecture by the one of -model; -pretrained=timm alone names `FINETUNED`.
 
     With MODEL.KWARGS, or with timm's weights, it is timm's model of that name, else the recipe of that name.
@@ -238,23 +258,22 @@ def _add_model(layers: OptionLayers, flags: argparse.Namespace, evaluates: bool)
         name = FINETUNED
     if not name:
         return
-    has_timms_weights = (flags.pretrained or layers.get("MODEL.PRETRAINED")) == "timm"
+    has_timms_weights = (flags.pretrained or table.get("MODEL.PRETRAINED")) == "timm"
     if has_timms_weights or any(option.startswith("MODEL.KWARGS=") for option in flags.opts):
         section = {"TYPE": "timm", "NAME": name}
     else:
         section = model_sections(name)["MODEL"]
-    model = layers.values.get("MODEL")
-    if isinstance(model, dict):  # the number of classes and the weights stay
-        for key in model.keys() - OF_EVERY_MODEL:  # of another family: they may not apply to the new one
-            del model[key]
+    for key in list(table.rows):  # the number of classes and the weights stay, not the keys of another family
+        if key.startswith("MODEL.") and key.split(".")[1] not in OF_EVERY_MODEL:
+            table.remove(key)
     for key, value in section.items():
-        layers.add_key(f"MODEL.{key}", value, f"-model {name}")
-    layers.model_only = bool(flags.cfg)
+        table.add_key(f"MODEL.{key}", value, f"-model {name}")
+    table.model_only = bool(flags.cfg)
 
 
-def _add_flags(layers: OptionLayers, flags: argparse.Namespace) -> None:
+def _add_flags(table: OptionTable, flags: argparse.Namespace) -> None:
     if flags.batch_size is not None:
-        layers.add_key("DATA.BATCH_SIZE_EVAL", None, "-batch_size")  # it follows BATCH_SIZE
+        table.add_key("DATA.BATCH_SIZE_EVAL", None, "-batch_size")  # it follows BATCH_SIZE
     for flag in itertools.chain.from_iterable(FLAGS.values()):
         value = getattr(flags, flag.name)
         if value is None:
@@ -263,15 +282,15 @@ def _add_flags(layers: OptionLayers, flags: argparse.Namespace) -> None:
             raise UserError(f"-{flag.name} is empty; give a value, or remove the flag")
         if flag.type is bool:
             value = flag.value if value else flag.off
-        layers.add_key(flag.key, value, f"-{flag.name}")
+        table.add_key(flag.key, value, f"-{flag.name}")
     for name in ("predict", "embed"):
         if getattr(flags, name) is not None:
-            layers.add_key("EVAL.ENABLED", True, f"-{name}")
+            table.add_key("EVAL.ENABLED", True, f"-{name}")
     if flags.amp_dtype:
-        layers.add_key("AMP.ENABLED", True, "-amp_dtype")
+        table.add_key("AMP.ENABLED", True, "-amp_dtype")
 
 
-def add_options(layers: OptionLayers, options: Sequence[str], flag: str) -> None:
+def _add_options(table: OptionTable, options: Sequence[str], flag: str) -> None:
     """Adds KEY=VALUE of a flag. Raises UserError: a line for each mistake."""
     mistakes = list[Finding]()
     for start, option in enumerate(options):
@@ -284,8 +303,8 @@ def add_options(layers: OptionLayers, options: Sequence[str], flag: str) -> None
             if not equals:
                 raise UserError(f"{flag} {option[:80]}: expected KEY=VALUE, such as TRAIN.BASE_LR=1e-3")
             if not any(key in known_keys(family) for family in MODEL_SECTIONS):
-                raise UserError(f"{flag}: unknown key {key[:80]}{_nearest_key(key, model_type(layers.values))}")
-            layers.add_key(key, parse_value(text), flag)
+                raise UserError(f"{flag}: unknown key {key[:80]}{_nearest_key(key, table.family)}")
+            table.add_key(key, parse_value(text), flag)
         except UserError as error:
             mistakes.append(error)
     if mistakes:
@@ -313,24 +332,21 @@ def stored_options(named: Path) -> dict[str, Any]:
     values = next((parse_value(text) for text in texts if isinstance(text, str)), None)
     if not isinstance(values, dict):
         return {}
+    table = OptionTable(values)
     if WRITTEN_BY not in values:
-        keep_old_meanings(values)
-    return values
+        keep_old_meanings(table)
+    return table.values
 
 
-def keep_old_meanings(options: dict[str, Any]) -> None:
-    """Translates the options of a run without VERSION, in place: rates of 0 left timm's models their own ones, and SGD
-    had Nesterov momentum.
+def keep_old_meanings(table: OptionTable) -> None:
+    """Translates the options of a run without VERSION: rates of 0 left timm's models their own ones, and SGD had
+    Nesterov momentum.
     """
-    training = options.get("TRAIN")
-    optimizer = training.get("OPTIMIZER") if isinstance(training, dict) else None
-    if isinstance(optimizer, dict) and str(optimizer.get("NAME")).lower() == "sgd":
-        optimizer["NAME"] = "nesterov"
-    model = options.get("MODEL")
-    if isinstance(model, dict) and model.get("TYPE") == "timm":
-        for key in ("DROPOUT", "DROPPATH"):
-            if model.get(key) == 0:
-                del model[key]
+    if str(table.get("TRAIN.OPTIMIZER.NAME")).lower() == "sgd":
+        table.set("TRAIN.OPTIMIZER.NAME", "nesterov")
+    for key in ("MODEL.DROPOUT", "MODEL.DROPPATH"):
+        if table.get("MODEL.TYPE") == "timm" and table.get(key) == 0:
+            table.remove(key)
 
 
 def model_sections(name: str) -> dict[str, dict[str, Any]]:
@@ -341,9 +357,10 @@ def model_sections(name: str) -> dict[str, dict[str, Any]]:
     file = _RECIPES / f"{name}.yaml"
     if "/" in name or len(name) > MAX_NAME_CHARS or not file.is_file():
         return {"MODEL": {"TYPE": "timm", "NAME": name}, "DATA": {}}
-    recipe = OptionLayers()
-    recipe.add_recipe(file)
-    return {"MODEL": architecture(recipe.values.get("MODEL", {})), "DATA": recipe.values.get("DATA", {})}
+    recipe = OptionTable()
+    add_recipe(recipe, file)
+    sections = recipe.values
+    return {"MODEL": architecture(sections.get("MODEL", {})), "DATA": sections.get("DATA", {})}
 
 
 _REPLACEMENTS = {  # of a key, a section, or a last part of keys
@@ -357,17 +374,19 @@ _REPLACEMENTS = {  # of a key, a section, or a last part of keys
 }
 
 
-def decode_quoted(errors: Sequence[ErrorDetails], layers: OptionLayers) -> list[str]:
+def decode_quoted(errors: Sequence[ErrorDetails], table: OptionTable) -> list[str]:
     """Decodes texts where the key has another type, as PaddleViT's yacs does: '1e-3', 'False', (0.9, 0.999).
 
     Returns the decoded keys with both values.
     """
-    given, decoded = dict(paths(layers.values)), list[str]()
-    for path in sorted({_path(error) for error in errors} & given.keys()):
-        value = _decoded(given[path])
-        if repr(value) != repr(given[path]):  # NaN differs from itself
-            merge(layers.values, expand_switches(nest({".".join(path): value})))
-            decoded.append(f"{'.'.join(path)} {shorten(given[path])} -> {format_value(value)}")
+    decoded = list[str]()
+    for key in sorted({_key_of(error) for error in errors} & table.rows.keys()):
+        row = table.rows[key]
+        value = _decoded(row.value)
+        if repr(value) != repr(row.value):  # NaN differs from itself
+            del table.rows[key]
+            table.rows |= {one: row._replace(value=it) for one, it in flatten(expand_switches(nest({key: value})))}
+            decoded.append(f"{key} {shorten(row.value)} -> {format_value(value)}")
     return decoded
 
 
@@ -389,44 +408,45 @@ def is_contradiction(error: ErrorDetails) -> bool:
     return error["type"] == "value_error" and isinstance(error["input"], dict)
 
 
-def mistakes_in(errors: Sequence[ErrorDetails], layers: OptionLayers) -> UserError:
+def mistakes_in(errors: Sequence[ErrorDetails], table: OptionTable) -> UserError:
     """A line for each mistake, with the file and line or the flag, and the key; the first of a key."""
-    given = [error for error in errors if _path(error) in layers.origins]  # others follow from them
-    by_path = {_path(error): error for error in reversed(given or errors)}
-    lines = [_error_line(path, error, layers) for path, error in reversed(by_path.items())]
+    given = [error for error in errors if table.row(_key_of(error)).source or _key_of(error) in table.sections]
+    by_key = {_key_of(error): error for error in reversed(given or errors)}  # others follow from the given ones
+    lines = [_error_line(key, error, table) for key, error in reversed(by_key.items())]
     return combine_findings(f"{len(lines)} options are wrong:", lines)
 
 
-def _path(error: ErrorDetails) -> KeyPath:
+def _key_of(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
-        return tuple(str(part) for part in error["loc"] if part not in MODEL_SECTIONS)
-    return tuple(part for part in error["loc"] if isinstance(part, str) and part.isupper())  # keys, not union members
+        return ".".join(str(part) for part in error["loc"] if part not in MODEL_SECTIONS)
+    parts = (part for part in error["loc"] if isinstance(part, str) and part.isupper())  # keys, not union members
+    return ".".join(parts)
 
 
-def _error_line(path: KeyPath, error: ErrorDetails, layers: OptionLayers) -> str:
-    family = model_type(layers.values)
+def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
+    family = table.family
+    given = error["input"]
     if error["type"] == "extra_forbidden":
-        key = ".".join(path)
-        fixed = {f"MODEL.{name}": value for name, value in FIXED_KEYS.get(family, {}).items()}
-        if key in fixed:
-            only = format_value(fixed[key])
-            return f"{layers.origin(path)}{key} is {shorten(error['input'])}: only {only} is available; remove the key"
-        return f"{layers.origin(path)}unknown key {key}{_nearest_key(key, family)}"
+        fixed = FIXED_KEYS.get(family, {})
+        name = key.removeprefix("MODEL.")
+        if name in fixed:
+            only = format_value(fixed[name])
+            return f"{table.origin(key)}{key} is {shorten(given)}: only {only} is available; remove the key"
+        return f"{table.origin(key)}unknown key {key}{_nearest_key(key, family)}"
     message = error["msg"].removeprefix("Value error, ")
+    if is_contradiction(error):  # the message begins with the key
+        name = message.split()[0].rstrip(":")
+        full = f"{key}.{name}".lstrip(".")
+        return f"{table.origin(full)}{full}{message.removeprefix(name)}"
+    if error["type"] == "model_type":
+        message = "must be true, false or a section of keys" if key in ("AMP", "EVAL") else "must be a section of keys"
+        if f"{key}.NAME" in known_keys(family):
+            message += f", such as {key}.NAME"
+    if is_gone_value(key, given):
+        message = f"gone; use {GONE_VALUES[key][given]}"
     for in_python, in_yaml in (("tuple", "list"), ("Tuple", "List"), ("be None", "be null")):
         message = message.replace(in_python, in_yaml)
-    if error["type"] == "model_type":
-        is_switch = path in (("AMP",), ("EVAL",))
-        message = "must be true, false or a section of keys" if is_switch else "must be a section of keys"
-        name = f"{'.'.join(path)}.NAME"
-        message += f", such as {name}" if name in known_keys(family) else ""
-    if is_gone_value(".".join(path), error["input"]):
-        message = f"Gone; use {GONE_VALUES['.'.join(path)][error['input']]}"
-    if is_contradiction(error):  # the message begins with the key
-        key = message.split()[0].rstrip(":")
-        path = (*path, *key.split("."))
-        return f"{layers.origin(path)}{'.'.join(path)}{message.removeprefix(key)}"
-    return f"{layers.origin(path)}{'.'.join(path)} is {shorten(error['input'])}: {message[0].lower()}{message[1:]}"
+    return f"{table.origin(key)}{key} is {shorten(given)}: {message[0].lower()}{message[1:]}"
 
 
 def _nearest_key(dotted: str, family: str) -> str:

@@ -190,14 +190,18 @@ def _add_recipe(result: Translation, program: Program, values: Values) -> bool:
     flags = {word.lstrip("-").partition("=")[0] for word in result.flags} | values.keys()
     if not program.recipe or flags & {"cfg", "config", "c", "eval", "test-only", "evaluate", "predict", "resume"}:
         return False
-    file = _FOLDER / f"{program.recipe}.yaml"
-    here = Path.cwd()
-    result.add(f"-cfg={file.relative_to(here) if file.is_relative_to(here) else file}")
+    result.add(f"-cfg={shown_path(_FOLDER / f'{program.recipe}.yaml')}")
     for row in program.add:
         if not flags & {*row["unless"]}:
             for option in row["options"]:
                 result.add(option)
     return True
+
+
+def shown_path(file: Path) -> Path:
+    """The path of a recipe in a command to type."""
+    here = Path.cwd()
+    return file.relative_to(here) if file.is_relative_to(here) else file
 
 
 def _add_flag(result: Translation, program: Program, name: str, values: list[str]) -> None:

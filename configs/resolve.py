@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from configs.batch_plan import plan_batches
-from configs.load import OptionLayers, decode_quoted, flatten, is_contradiction, mistakes_in, paths
+from configs.load import OptionTable, decode_quoted, flatten, is_contradiction, mistakes_in
 from configs.schema import Config, Data, Train
 from configs.schema.compute import PRESETS
-from configs.schema.config import known_keys, model_type
+from configs.schema.config import known_keys
 from configs.schema.data import AUTO, properties_of
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.versions import GONE_KEYS
@@ -46,52 +46,54 @@ _UNUSED_IF_OFF = (
 _OF_STEP_DECAY = ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_RATE")
 
 
-def follow_options(given: OptionLayers) -> tuple[Config, OptionLayers, list[Note]]:
-    """The checked options of a command line, their layers with all that follows from them, and lines for the log.
+def follow_options(given: OptionTable) -> tuple[Config, OptionTable, list[Note]]:
+    """The checked options of a command line, their table with all that follows from them, and lines for the log.
 
     Raises UserError: a line for each mistake: an unknown key, a wrong type or value, contradictory options.
     """
-    layers = copy.deepcopy(given)
+    table = copy.deepcopy(given)
     notes = list[Note]()
     failure = None
-    _check_family(layers)
+    _check_family(table)
     try:
         for rule in RULES:
-            notes += rule(layers)
+            notes += rule(table)
     except (AttributeError, TypeError) as error:  # a value of another type, which the check names
         failure = error
     try:
-        config = Config.model_validate(layers.values)
+        config = Config.model_validate(table.values)
     except ValidationError as invalid:
         errors = invalid.errors(include_url=False)
         wrong = [error for error in errors if not is_contradiction(error)]
         if decoded := decode_quoted(wrong, given):
-            config, layers, notes = follow_options(given)
-            return config, layers, [Note("log", f"Texts read as values: {', '.join(decoded)}"), *notes]
-        raise mistakes_in(wrong or errors, layers) from None
+            config, table, notes = follow_options(given)
+            return config, table, [Note("log", f"Texts read as values: {', '.join(decoded)}"), *notes]
+        raise mistakes_in(wrong or errors, table) from None
     if failure:
         raise failure
-    return probe_has_one_epoch(config), layers, notes
+    return probe_has_one_epoch(config), table, notes
 
 
-def _check_family(layers: OptionLayers) -> None:
+def _check_family(table: OptionTable) -> None:
     """Raises UserError if MODEL.TYPE names no family, or one that timm does not have."""
-    model, origin = layers.values.get("MODEL", {}), layers.origin(("MODEL", "TYPE"))
+    model = table.values.get("MODEL", {})
+    origin = table.origin("MODEL.TYPE")
+    known = ", ".join(MODEL_SECTIONS)
     if not isinstance(model, dict):
-        raise UserError(f"{layers.origin(('MODEL',))}MODEL is {shorten(model)}: must be a section of keys")
-    name, known = model.get("TYPE", "vit"), ", ".join(MODEL_SECTIONS)
+        raise UserError(f"{table.origin('MODEL')}MODEL is {shorten(model)}: must be a section of keys")
+    name = model.get("TYPE", "vit")
     if not isinstance(name, str):
         raise UserError(f"{origin}MODEL.TYPE is {shorten(name)}: give one of {known}")
-    if (family := name.lower()) in MODEL_SECTIONS:
-        return
+    family = name.lower()
     if family == "regnet":  # whose YAML file was not verified
         timms = "MODEL.TYPE=timm MODEL.NAME=regnety_160"
         raise UserError(f"{origin}MODEL.TYPE {name}: use -opts {timms}, which reads PaddleViT's weights of it")
-    hint = did_you_mean(family, MODEL_SECTIONS)
-    raise UserError(f"{origin}MODEL.TYPE: unknown family {name[:80]}{hint} (known: {known})")
+    if family not in MODEL_SECTIONS:
+        hint = did_you_mean(family, MODEL_SECTIONS)
+        raise UserError(f"{origin}MODEL.TYPE: unknown family {name[:80]}{hint} (known: {known})")
 
 
-def data_set_follows_path(options: OptionLayers) -> list[Note]:
+def data_set_follows_path(options: OptionTable) -> list[Note]:
     """DATA.DATASET without files, such as the digits of a recipe, gives way to a DATA_PATH of a higher layer.
 
     `recognize_dataset` then finds out which data set the path is. Raises UserError if the command line gives both: one
@@ -100,23 +102,23 @@ def data_set_follows_path(options: OptionLayers) -> list[Note]:
     data_set = options.get("DATA.DATASET")
     if properties_of(str(data_set)).has_files:
         return []
-    name, path = (options.origins.get(("DATA", key), "") for key in ("DATASET", "DATA_PATH"))
+    name, path = (options.row(f"DATA.{key}").source for key in ("DATASET", "DATA_PATH"))
     if name.startswith("-") and path.startswith("-"):
         raise UserError(f"DATA.DATASET {data_set} ({name}) does not use DATA.DATA_PATH ({path}); remove one")
-    if options.level("DATA.DATA_PATH") <= options.level("DATA.DATASET"):
+    if options.row("DATA.DATA_PATH").level <= options.row("DATA.DATASET").level:
         return []
     options.add_key("DATA.DATASET", Data.model_fields["dataset"].default, path)
     replaced = f"DATA.DATASET: {data_set} ({name}) is replaced by the data of {path}"
     return [Note("screen", f"{replaced}: {options.get('DATA.DATA_PATH')}")]
 
 
-def model_follows_source(options: OptionLayers) -> list[Note]:
+def model_follows_source(options: OptionTable) -> list[Note]:
     """MODEL.NAME hf:ORG/NAME (hf-hub:) or local-dir:FOLDER becomes the model that the source's config.json describes.
 
     The given MODEL.KWARGS have priority; `MODEL.PRETRAINED: timm` becomes the source. The run does not need the source
     again: its options describe the model. Raises UserError for a source without a model of timm or transformers.
     """
-    source = options.get("MODEL.NAME") if model_type(options.values) in ("timm", "transformers") else None
+    source = options.get("MODEL.NAME") if options.family in ("timm", "transformers") else None
     if not isinstance(source, str) or not source.startswith((*HUB, LOCAL)):
         return []
     folder = model_folder(source, f"-model={LOCAL}FOLDER")
@@ -132,29 +134,27 @@ def model_follows_source(options: OptionLayers) -> list[Note]:
     return [Note("log", f"Model: {source} is {about} ({folder / CONFIG})")]
 
 
-def old_keys_are_renamed(options: OptionLayers) -> list[Note]:
+def old_keys_are_renamed(options: OptionTable) -> list[Note]:
     """Old keys get their present name, or are removed if they have no effect; of both names, the higher layer wins."""
-    known = known_keys(model_type(options.values))
+    known = known_keys(options.family)
     unused: tuple[str, ...] = _UNUSED
     if options.get("TRAIN.LR_SCHEDULER.NAME") == "warmupcosine":  # PaddleViT's name
         unused += _OF_STEP_DECAY
     removed, renamed = list[str](), list[str]()
-    for path, value in list(paths(options.values)):
-        key = ".".join(path)
-        is_section = isinstance(value, dict) and bool(value)
-        if is_section or (key in known and key not in unused):
+    for key, row in list(options.rows.items()):
+        if key in known and key not in unused:
             continue
         present = _present_name(key, known)
-        is_off = key in _UNUSED_IF_OFF and present not in known and value in (None, False, "")
-        is_off |= key in GONE_KEYS and value == GONE_KEYS[key][0]
+        is_off = key in _UNUSED_IF_OFF and present not in known and row.value in (None, False, "")
+        is_off |= key in GONE_KEYS and row.value == GONE_KEYS[key][0]
         if key in unused or is_off:
             removed.append(key)
         elif present == key:
             continue
         else:
             renamed.append(f"{key} -> {present}")
-            if options.level(key) > options.level(present):
-                options.add_key(present, value, options.origin(path).removesuffix(": "))
+            if row.level > options.row(present).level:
+                options.add_key(present, row.value, row.source)
         options.remove(key)
     notes = list[Note]()
     if renamed:
@@ -173,10 +173,10 @@ def _present_name(key: str, known: Collection[str]) -> str:
     return renamed if renamed in known and key not in known else key
 
 
-def precision_follows_preset(options: OptionLayers) -> list[Note]:
+def precision_follows_preset(options: OptionTable) -> list[Note]:
     """AMP.PRESET gives other keys of AMP; a key wins if the layer of PRESET, or a higher one, gives it."""
-    name, level = str(options.get("AMP.PRESET")), options.level("AMP.PRESET")
-    values = {key: value for key, value in PRESETS.get(name, {}).items() if options.level(f"AMP.{key}") < level}
+    name, level = str(options.get("AMP.PRESET")), options.row("AMP.PRESET").level
+    values = {key: value for key, value in PRESETS.get(name, {}).items() if options.row(f"AMP.{key}").level < level}
     if not values:  # or an unknown name, which the check of the options reports
         return []
     options.add({"AMP": values}, f"AMP.PRESET {name}")
@@ -184,7 +184,7 @@ def precision_follows_preset(options: OptionLayers) -> list[Note]:
     return [Note("log", f"AMP.PRESET {name}: {given}")]
 
 
-def dtype_follows_model(options: OptionLayers) -> list[Note]:
+def dtype_follows_model(options: OptionTable) -> list[Note]:
     """AMP.DTYPE is bfloat16 for DINOv3's models, whose activations exceed the range of float16."""
     is_dinov3 = "dinov3" in str(options.get("MODEL.NAME")).lower()
     if not (is_dinov3 and options.get("AMP.ENABLED") is True and options.set_default("AMP.DTYPE", "bfloat16")):
@@ -192,7 +192,7 @@ def dtype_follows_model(options: OptionLayers) -> list[Note]:
     return [Note("screen", "AMP.DTYPE is bfloat16: the activations of DINOv3's models exceed the range of float16")]
 
 
-def rate_follows_tuning(options: OptionLayers) -> list[Note]:
+def rate_follows_tuning(options: OptionTable) -> list[Note]:
     """With MODEL.HEAD probe, TRAIN.BASE_LR is 2e-4 (MODEL.TUNE lora: 5e-4); for timm's models of over 50 M parameters
     5e-5 (lora: 2e-4); for timm's models with batch norms and no layer norms 5e-4 (not with lora).
 
@@ -203,15 +203,15 @@ def rate_follows_tuning(options: OptionLayers) -> list[Note]:
     return []
 
 
-def defaults_follow_family(options: OptionLayers) -> list[Note]:
+def defaults_follow_family(options: OptionTable) -> list[Note]:
     """Keys that are not given have the defaults of the family MODEL.TYPE: PaddleViT's. With -model, only MODEL has
     them; with weights also the mean and the standard deviation.
     """
-    name = model_type(options.values)
+    name = options.family
     family = FAMILIES.get(name)
     if not family:
         return []
-    other_scaling = "SQRT_SCALED_LR" in options.values.get("TRAIN", {})
+    other_scaling = "TRAIN.SQRT_SCALED_LR" in options.rows
     other_optimizer = str(options.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() not in ("adamw", "adamwdl")
     with_weights = {f"DATA.{key}" for key in NORMALIZATION} if options.get("MODEL.PRETRAINED") else set()
     used = []
@@ -230,59 +230,58 @@ def defaults_follow_family(options: OptionLayers) -> list[Note]:
     return [Note("log", text) for text in texts]
 
 
-def amp_keys_need_amp(options: OptionLayers) -> list[Note]:
+def amp_keys_need_amp(options: OptionTable) -> list[Note]:
     """Keys of AMP in -opts have no effect without -amp; a recipe may hold them for runs with the flag."""
     if options.get("AMP.ENABLED") is True:
         return []
     keys = [key for key in options.given() if key.startswith("AMP.") and key not in _WITHOUT_AMP]
-    unused = [key for key in keys if options.origin(tuple(key.split("."))) == "-opts: "]
+    unused = [key for key in keys if options.row(key).source == "-opts"]
     return [Note("warning", f"{', '.join(unused)}: no effect without -amp")] if unused else []
 
 
-def loss_follows_labels(options: OptionLayers) -> list[Note]:
+def loss_follows_labels(options: OptionTable) -> list[Note]:
     """DATA.MULTI_LABEL: LOSS.NAME is bce, as no other loss accepts several labels."""
     if options.get("DATA.MULTI_LABEL") is True:
         options.set_default("LOSS.NAME", "bce")
     return []
 
 
-def batch_of_rate_follows_rate(options: OptionLayers) -> list[Note]:
+def batch_of_rate_follows_rate(options: OptionTable) -> list[Note]:
     """A BASE_LR of a higher layer than BASE_LR_BATCH_SIZE removes the latter, which belongs to another rate."""
-    if options.level("TRAIN.BASE_LR") > options.level("TRAIN.BASE_LR_BATCH_SIZE"):
+    if options.row("TRAIN.BASE_LR").level > options.row("TRAIN.BASE_LR_BATCH_SIZE").level:
         options.remove("TRAIN.BASE_LR_BATCH_SIZE")
     return []
 
 
-def distillation_follows_teacher(options: OptionLayers) -> list[Note]:
+def distillation_follows_teacher(options: OptionTable) -> list[Note]:
     """TRAIN.DISTILLATION_TYPE is hard if a family that distils, such as DeiT, has TEACHER_WEIGHTS."""
-    family = FAMILIES.get(model_type(options.values))
+    family = FAMILIES.get(options.family)
     if not (family and family.teacher_distils and options.get("TRAIN.TEACHER_WEIGHTS")):
         return []
-    if options.level("TRAIN.DISTILLATION_TYPE"):
+    if options.row("TRAIN.DISTILLATION_TYPE").level:
         return []
     options.set("TRAIN.DISTILLATION_TYPE", "hard")
     return [Note("screen", f"TRAIN.DISTILLATION_TYPE is hard: {family.title} has a teacher")]
 
 
-def token_follows_distillation(options: OptionLayers) -> list[Note]:
+def token_follows_distillation(options: OptionTable) -> list[Note]:
     """MODEL.DISTILLED is true with a TRAIN.DISTILLATION_TYPE, in families that have the key."""
-    if "distilled" in MODEL_SECTIONS[model_type(options.values)].model_fields:
+    if "distilled" in MODEL_SECTIONS[options.family].model_fields:
         options.set_default("MODEL.DISTILLED", options.get("TRAIN.DISTILLATION_TYPE") not in (None, "none"))
     return []
 
 
-def warmup_follows_epochs(options: OptionLayers) -> list[Note]:
+def warmup_follows_epochs(options: OptionTable) -> list[Note]:
     """A warm-up of NUM_EPOCHS or more is a tenth of them, unless the layer of NUM_EPOCHS, or a higher one, gives it."""
     epochs, warmup = (options.get(key, Train.model_fields[key[6:].lower()].default) for key in (EPOCHS, WARMUP))
-    if warmup < epochs or options.level(WARMUP) >= options.level(EPOCHS):
+    if warmup < epochs or options.row(WARMUP).level >= options.row(EPOCHS).level:
         return []
     options.set(WARMUP, epochs / 10)
-    source = options.origin(tuple(WARMUP.split("."))).removesuffix(": ") if options.level(WARMUP) else "default"
-    change = f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({source})"
+    change = f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({options.row(WARMUP).source or 'default'})"
     return [Note("screen", f"{change}: NUM_EPOCHS is {epochs}")]
 
 
-RULES: tuple[Callable[[OptionLayers], list[Note]], ...] = (
+RULES: tuple[Callable[[OptionTable], list[Note]], ...] = (
     data_set_follows_path,
     model_follows_source,
     old_keys_are_renamed,

@@ -256,25 +256,25 @@ class Followed:
 
 def follow_weights(
     options: Config,
-    given: Mapping[str, Collection[str]],
+    given: Collection[str],
     record: WeightsRecord | None,
     evaluates: bool = False,
     as_published: bool = True,
 ) -> Followed:
     """Lets options that are not given follow the weights: the preprocessing; in an evaluation also model and split.
 
-    given: the keys that the user wrote, by section. as_published: an evaluation has the published test preprocessing.
+    given: the dotted keys that the user wrote. as_published: an evaluation has the published test preprocessing.
     Raises UserError: the weights describe no model of this version; their preprocessing contradicts the given one.
     """
-    notes, of_data = list[Note](), given.get("DATA", ())
+    notes = list[Note]()
+    of_data, of_model = (keys_of(section, given) for section in ("DATA", "MODEL"))
     if record and record.kwargs and options.model.type == "timm":
         stated = ", ".join(f"{key} {value}" for key, value in record.kwargs.items())
         notes.append(Note("screen", f"Model: {stated} (MODEL.KWARGS), of the file"))
         options = options.with_model(kwargs=record.kwargs | (getattr(options.model, "kwargs", None) or {}))
     if evaluates and record and record.model:
-        of_model = given.get("MODEL", ())
         model = options.model
-        if set(of_model) <= OF_EVERY_MODEL:
+        if of_model <= OF_EVERY_MODEL:
             model = model_follows_weights(record, model, of_model)
             notes.append(Note("log", f"Model: {model.name}, as the checkpoint describes it"))
         if model.num_classes is None:
@@ -283,6 +283,11 @@ def follow_weights(
             update={"model": model, "data": split_follows_weights(record, options.data, of_data)}
         )
     return preprocessing_follows_weights(record, options, of_data, notes, evaluates and as_published)
+
+
+def keys_of(section: str, given: Collection[str]) -> set[str]:
+    """The keys of a section among dotted keys."""
+    return {key.removeprefix(f"{section}.") for key in given if key.startswith(f"{section}.")}
 
 
 def model_follows_weights(record: WeightsRecord, model: Model, given: Collection[str]) -> Model:

@@ -23,6 +23,7 @@ from configs.weights import (
     OF_EVERY_MODEL,
     WeightsRecord,
     follow_weights,
+    keys_of,
     model_follows_weights,
     prediction_needs_no_labels,
 )
@@ -205,7 +206,7 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
         file = read_weights(weights)
         record = record_in(file)
     if record is None:
-        of_model = set(given.get("MODEL", ()))
+        of_model = keys_of("MODEL", given)
         if file and file.model_section and of_model <= OF_EVERY_MODEL:
             named = WeightsRecord(str(file.file), model=file.model_section, data={})
             options = options.model_copy(update={"model": model_follows_weights(named, options.model, of_model)})

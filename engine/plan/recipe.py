@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.command_line import Command, read_options
-from configs.load import model_sections
-from configs.programs import program_of, split_words, translate
-from configs.resolve import recipe_follows_data
+from configs.load import model_sections, read_layers
+from configs.programs import program_of, shown_path, split_words, translate
+from configs.resolve import model_follows_source, recipe_follows_data
 from configs.schema.config import known_keys
 from configs.weights import OF_EVERY_MODEL
 from configs.yaml_io import format_value
@@ -28,25 +28,24 @@ _FEW = 64  # images: an epoch of them has four steps, also where a recipe's batc
 _MANY = 20_000  # images: ten times the largest set that folder_small.yaml was measured on
 _LARGE = 50e6  # parameters: between ViT-S and ViT-B
 _FROM_SCRATCH = "resnet10t"  # more accurate than the ViT of folder_small.yaml on a few thousand images (docs/log.md)
-_RECIPES = Path(__file__).parents[2] / "configs"
 
 
 @dataclass(frozen=True)
 class Choice:
     """A recipe, and values of flags for a layer between the recipe and the given options.
 
-    flags: by name; -opts is a list. reason: why. warning: that another recipe may be meant; "" without one.
+    file: of the recipe. flags: by name; -opts is a list. reason: why. warning: that another recipe may be meant; ""
+    without one.
     """
 
-    recipe: str
+    file: Path
     reason: str
     flags: dict[str, Any] = field(default_factory=dict)
     warning: str = ""
 
     def words(self) -> list[str]:
         """The choice as flags of the command line."""
-        file, here = _file(self.recipe), Path.cwd()
-        words = [f"-cfg={file.relative_to(here) if file.is_relative_to(here) else file}"]
+        words = [f"-cfg={shown_path(self.file)}"]
         for name, value in self.flags.items():
             if name == "opts":
                 words += ["-opts", *value]
@@ -77,89 +76,97 @@ def _choice_for(command: Command) -> Choice | None:
     """The recipe, where it is open; or the recipe of the command with the model of given weights."""
     if not command.recipe:
         return _choose(command) if _may_choose(command) else None
-    flags = command.flags
-    given = command.given.get("MODEL", {})
-    fine_tunes = given.get("HEAD") == "probe" or given.get("TUNE")  # a recipe with timm's weights of its model
+    flags, given = command.flags, command.given
+    fine_tunes = given.get("MODEL.HEAD") == "probe" or given.get("MODEL.TUNE")  # a recipe with timm's weights
     names_model = flags.model or any(word.startswith(("MODEL.TYPE=", "MODEL.NAME=")) for word in flags.opts)
     if not fine_tunes or names_model or flags.eval or flags.resume or not os.path.isdir(flags.pretrained or ""):
         return None
-    weights = _describe_given_weights(command, given={})
-    return Choice(str(command.recipe), weights.reason, weights.flags) if weights.flags else None
+    weights = _describe_given_weights(command)
+    return Choice(command.recipe, weights.reason, weights.flags) if weights.flags else None
 
 
 def _with_choice(command: Command, choice: Choice) -> Command:
     """The command as if the words of the choice stood before its own."""
     words = choice.words()
     chosen = read_options(command.argv, _with_flags(command.flags, choice), command.script)
-    same = Note("log", f"The same: {shlex.join(['python', command.script, *words, *command.argv])}")
+    notes = [Note("log", f"The same: {shlex.join(['python', command.script, *words, *command.argv])}")]
+    if choice.warning:
+        notes.append(Note("warning", choice.warning))
     file = Path(words[0].removeprefix("-cfg="))
-    warnings = [Note("warning", choice.warning)] if choice.warning else []
-    return replace(chosen, recipe=file, notes=(same, *warnings, *chosen.notes), reason=choice.reason)
+    return replace(chosen, recipe=file, notes=(*notes, *chosen.notes), reason=choice.reason)
 
 
 def _with_flags(given: argparse.Namespace, choice: Choice) -> argparse.Namespace:
-    values = vars(given) | choice.flags | {"cfg": str(_file(choice.recipe))}
-    values["opts"] = [*choice.flags.get("opts", ()), *given.opts]
-    return argparse.Namespace(**values)
+    options = [*choice.flags.get("opts", ()), *given.opts]
+    return argparse.Namespace(**vars(given) | choice.flags | {"cfg": str(choice.file), "opts": options})
 
 
 def _may_choose(command: Command) -> bool:
     """Whether the command line leaves the recipe open: a training on own images, or on the digits."""
-    data, model = (command.given.get(section, {}) for section in ("DATA", "MODEL"))
-    config = command.config
+    given, config = command.given, command.config
     if config.model.resume not in (None, "auto") or config.eval.enabled:
         return False
-    if data.get("DATASET") == "digits":
-        return model.keys() <= {"RESUME"}
-    if "DATA_PATH" not in data or data.get("DATASET", "folder") not in _OWN_IMAGES:
+    if given.get("DATA.DATASET") == "digits":
+        return not any(key.startswith("MODEL.") and key != "MODEL.RESUME" for key in given)
+    if "DATA.DATA_PATH" not in given or given.get("DATA.DATASET", "folder") not in _OWN_IMAGES:
         return False
     return bool(command.flags.model) or not _has_own_architecture(command)
 
 
 def _has_own_architecture(command: Command) -> bool:
     """Whether keys of MODEL give an architecture that is neither timm's nor the one of a recipe."""
-    given = command.given.get("MODEL", {})
-    config = command.config
-    if any(f"MODEL.{key}" not in known_keys("timm") for key in given):
+    given, model = command.given, command.config.model
+    if any(key.startswith("MODEL.") and key not in known_keys("timm") for key in given):
         return True
-    if "TYPE" not in given or config.model.pretrained == "timm":
+    if "MODEL.TYPE" not in given or model.pretrained == "timm":
         return False
-    return bool(model_sections(config.model.name)["MODEL"]["TYPE"] != given["TYPE"])
+    return bool(model_sections(model.name)["MODEL"]["TYPE"] != given["MODEL.TYPE"])
 
 
 def _choose(command: Command, refuses_probe: bool = False) -> Choice | None:
     """The choice for the data, None if they cannot be read. refuses_probe: the head is not one linear layer."""
-    data, model, train = (command.given.get(section, {}) for section in ("DATA", "MODEL", "TRAIN"))
-    if data.get("DATASET") == "digits":
-        return Choice("vit_digits", "a ViT for these images")
+    given = command.given
+    if given.get("DATA.DATASET") == "digits":
+        return Choice(_recipe("vit_digits"), "a ViT for these images")
     images = _count_images(command)
     if not images:
         return None
     flags = dict[str, Any]()
-    if "TYPE" in model and not command.flags.model:
+    if "MODEL.TYPE" in given and not command.flags.model:
         flags["model"] = command.config.model.name  # as a key of -opts it would keep the layers of a recipe
-    if "PRETRAINED" in model:
-        weights = _describe_given_weights(command, model)
-    else:
+    names_model = {"MODEL.TYPE", "MODEL.NAME"} & given.keys()
+    if "MODEL.PRETRAINED" not in given:
         weights = _find_timms_weights(command, flags)
+    elif names_model or not command.config.model.pretrained:
+        weights = _given_weights(command)
+    else:
+        weights = _describe_given_weights(command)
     on_cpu = lacks_gpus(command.device)
-    trains = bool(train) or command.profile or "TUNE" in model or refuses_probe
-    probes = model.get("TUNE") == "probe"
+    trains = refuses_probe or command.profile or "MODEL.TUNE" in given or any(map(_is_of_training, given))
+    probes = given.get("MODEL.TUNE") == "probe"
     name, epochs = recipe_follows_data(images, weights.exist, on_cpu, trains, probes)
     flags |= weights.flags | _own_flags(command, name, images, epochs, on_cpu)
     reason = f"{images:,} images; {weights.reason}"
     if name == "probe" and on_cpu:
         reason += "; -minutes=M or -epochs=N trains all weights"
     warning = _another_recipe(command, images) if name == "folder_small" else ""
-    choice = Choice(name, reason, flags, warning)
+    choice = Choice(_recipe(name), reason, flags, warning)
     if name == "probe" and not (probes or _has_linear_head(_with_choice(command, choice))):
         return _choose(command, refuses_probe=True)
     return choice
 
 
+def _recipe(name: str) -> Path:
+    return Path(__file__).parents[2] / "configs" / f"{name}.yaml"
+
+
+def _is_of_training(key: str) -> bool:
+    return key.startswith("TRAIN.")
+
+
 def _another_recipe(command: Command, images: int) -> str:
     """A warning where folder_small.yaml, with its 64 pixels, is probably not what is meant; '' elsewhere."""
-    if "IMAGE_SIZE" in command.given.get("DATA", {}):
+    if "DATA.IMAGE_SIZE" in command.given:
         return ""
     given = [*split_words(command.argv)]
     theirs = [word for word, _ in given if word.startswith("--") and "-" in word[2:]]  # none is documented here
@@ -197,15 +204,15 @@ def _timms_model(name: str) -> Any:
 
 def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, on_cpu: bool) -> dict[str, Any]:
     """The values of flags that the number of images and the device choose, where none are given."""
-    data, model, train = (command.given.get(section, {}) for section in ("DATA", "MODEL", "TRAIN"))
+    given = command.given.keys()
     flags = dict[str, Any]()
-    if epochs and train.keys().isdisjoint(("NUM_EPOCHS", "MINUTES")):
+    if epochs and given.isdisjoint(("TRAIN.NUM_EPOCHS", "TRAIN.MINUTES")):
         flags["epochs"] = epochs
-    if recipe == "folder_small" and not command.flags.model and "TYPE" not in model:
+    if recipe == "folder_small" and not command.flags.model and "MODEL.TYPE" not in given:
         flags["model"] = _FROM_SCRATCH
-    if not on_cpu and not command.states_precision:
+    if not on_cpu and "AMP.ENABLED" not in given:
         flags["amp"] = True
-    if recipe != "probe" and images < _FEW and data.keys().isdisjoint(("BATCH_SIZE", "GLOBAL_BATCH_SIZE")):
+    if recipe != "probe" and images < _FEW and given.isdisjoint(("DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH_SIZE")):
         flags["batch_size"] = max(1, images // 4)
     return flags
 
@@ -231,11 +238,6 @@ def _count_images(command: Command) -> int:
     return round(in_all_folds * (found.folds - 1) / found.folds)
 
 
-def _file(recipe: str) -> Path:
-    """The file of a recipe of configs/, or the path of another one."""
-    return Path(recipe) if recipe.endswith((".yaml", ".yml")) else _RECIPES / f"{recipe}.yaml"
-
-
 def _follow_model(command: Command) -> Command:
     """With the rate of timm's model by `rate_follows_tuning`, unless one is given.
 
@@ -243,7 +245,7 @@ def _follow_model(command: Command) -> Command:
     """
     config, model = command.config, command.config.model
     is_probed = model.head == "probe" and model.pretrained and not (config.eval.enabled or model.tune.solves_head)
-    if "BASE_LR" in command.given.get("TRAIN", {}) or not is_probed or model.type != "timm":
+    if "TRAIN.BASE_LR" in command.given or not is_probed or model.type != "timm":
         return command
     import torch
 
@@ -270,44 +272,47 @@ class FoundWeights:
     flags: dict[str, Any] = field(default_factory=dict)
 
 
-def _describe_given_weights(command: Command, given: dict[str, Any]) -> FoundWeights:
-    """given: the keys of MODEL; one that gives the model needs no description of it."""
-    from engine.checkpoint.weights_record import record_in  # imports timm, which other commands may not need
-    from models.weights.read import read_weights
-
+def _given_weights(command: Command) -> FoundWeights:
+    """Of a model that is given, or none."""
     weights = command.config.model.pretrained
     shown = weights
     if weights and os.path.exists(weights):
         shown = str(Path(*Path(weights).parts[-2:]))
-    reason = f"weights: {shown}"
-    if not weights or not given.keys().isdisjoint(("TYPE", "NAME")):
-        return FoundWeights(bool(weights), reason)
+    return FoundWeights(bool(weights), f"weights: {shown}")
+
+
+def _describe_given_weights(command: Command) -> FoundWeights:
+    """With the model that they describe."""
+    from engine.checkpoint.weights_record import record_in  # imports timm, which other commands may not need
+    from models.weights.read import read_weights
+
+    weights = str(command.config.model.pretrained)
+    found = _given_weights(command)
     file = read_weights(weights)
     record = record_in(file)
     section = record.model if record else file.model_section
     if section.get("TYPE") == "transformers":
         source = weights if weights.startswith(HUB) else f"{LOCAL}{Path(weight_file(weights)).parent}"
-        return FoundWeights(True, reason, {"model": source})
+        return replace(found, flags={"model": source})
     described = {key: value for key, value in section.items() if key not in OF_EVERY_MODEL and value is not None}
-    if not described:
-        return FoundWeights(True, reason)
-    return FoundWeights(
-        True, reason, {"opts": [f"MODEL.{key}={format_value(value)}" for key, value in described.items()]}
-    )
+    options = [f"MODEL.{key}={format_value(value)}" for key, value in described.items()]
+    return replace(found, flags={"opts": options} if options else {})
 
 
 def _find_timms_weights(command: Command, flags: dict[str, Any]) -> FoundWeights:
-    """flags: chosen so far."""
+    """Of the model that finetune.yaml has with the given options. flags: chosen so far."""
     from models.timm_model import published_on_hub
 
-    fine_tuned = _with_flags(command.flags, Choice("finetune", "", flags))
+    fine_tuned = Choice(_recipe("finetune"), "", flags)
     try:
-        model: Any = read_options(command.argv, fine_tuned, command.script).config.model
-        if model.pretrained != "timm":  # but of the source of -model
-            return FoundWeights(True, f"weights: {model.pretrained}")
-        if model.kwargs:
+        options = read_layers(_with_flags(command.flags, fine_tuned), evaluates=False)
+        model_follows_source(options)
+        name, pretrained = (str(options.get(f"MODEL.{key}")) for key in ("NAME", "PRETRAINED"))
+        if pretrained != "timm":  # but of the source of -model
+            return FoundWeights(True, f"weights: {pretrained}")
+        if options.get("MODEL.KWARGS"):
             return FoundWeights(False, "MODEL.KWARGS: no weights, unless -pretrained=timm is given")
-        place = find_on_hub(*published_on_hub(model.name))
+        place = find_on_hub(*published_on_hub(name))
     except (UserError, RuntimeError) as error:  # timm's of an unknown tag
         return FoundWeights(False, f"no weights: {to_single_line(str(error))}")
-    return FoundWeights(bool(place), f"weights of {model.name} {place or 'not found: -pretrained=FILE'}")
+    return FoundWeights(bool(place), f"weights of {name} {place or 'not found: -pretrained=FILE'}")

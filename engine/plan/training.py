@@ -161,7 +161,7 @@ def plan_training(
     known_split = of_run.split if of_run else None
     plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
     check_best_metric(config)
-    followed = follow_weights(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)
+    followed = follow_weights(config, {f"DATA.{field.upper()}" for field in config.data.model_fields_set}, record)
     config, data = followed.options, followed.options.data
     place = as_read_before(data, known_split)
     splitter = Splitter(data, known_split)

@@ -19,7 +19,7 @@ import torch
 
 from configs.command_line import Command, to_yaml
 from configs.compare import changed_options, non_default_options
-from configs.load import RUN_OPTIONS, flatten
+from configs.load import RUN_OPTIONS
 from configs.parts import HASH, PLUGINS_FOLDER, running_plugins
 from engine.checkpoint.run_folder import check_shared, check_writable, make_run_folder, write_run_options
 from engine.run.facts import Environment, Start, read_fact
@@ -102,7 +102,7 @@ def enter_folder(
         config = command.config.model_copy(update={"name": command.run_name})  # starts or resumes the same run
         options = to_yaml(config if config.eval.enabled else config.with_model(resume=None))
         earlier = read_run(folder)
-        values["given"] = earlier.get("given") or dict(flatten(command.given))
+        values["given"] = earlier.get("given") or command.given
         if has_ended and earlier and (folder / RUN_OPTIONS).is_file():
             logger.record.values["facts"] = {}
             values |= {key: earlier[key] for key in ("class_names", "preprocessing")}

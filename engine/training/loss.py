@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from configs.load import OptionLayers, model_sections
+from configs.load import OptionTable, model_sections
 from configs.parts import LOSSES
 from configs.resolve import follow_options
 from configs.schema import Config, Data
@@ -269,12 +269,12 @@ def _options_of_teacher(
     """The options of the teacher whose sections MODEL and DATA are given, and the record of its weights."""
     stated = {} if checkpoint else sections["DATA"]
     given = {key: stated[key] for key in ("IMAGE_SIZE", "IMAGE_CHANNELS", *NORMALIZATION) if key in stated}
-    own, *_ = follow_options(OptionLayers({"MODEL": sections["MODEL"], "DATA": given}))
+    own, *_ = follow_options(OptionTable({"MODEL": sections["MODEL"], "DATA": given}))
     student = config.model
     weights = config.train.teacher_file
     own = own.with_model(num_classes=student.num_logits, attention=student.attention, pretrained=weights)
     record = checkpoint or weights_record(own.model)
-    return follow_weights(own, {"DATA": given}, record).options, record
+    return follow_weights(own, {f"DATA.{key}" for key in given}, record).options, record
 
 
 def _check_teacher(own: Config, checkpoint: WeightsRecord | None, config: Config) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from configs.command_line import Command, to_yaml
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
-from configs.weights import PLACE, SPLIT, WeightsRecord, options_to_export
+from configs.weights import PLACE, SPLIT, WeightsRecord, keys_of, options_to_export
 from configs.yaml_io import parse_value
 from datasets.sources.class_names import BYTES, NATURAL, read_class_list
 from datasets.sources.samples import Samples
@@ -86,7 +86,7 @@ def locate_weights(source: Path) -> Path:
 def without_images(command: Command) -> TrainedModel:
     """The model of the weights `MODEL.PRETRAINED`, with the data of their training unless others are named."""
     config, record, notes = options_of_weights(replace(command, config=command.config.with_model(resume=None)))
-    if record and not {*PLACE, *SPLIT} & command.given.get("DATA", {}).keys():
+    if record and not {*PLACE, *SPLIT} & keys_of("DATA", command.given):
         changes = {key.lower(): value for key, value in record.data.items() if key in (*PLACE, *SPLIT)}
         config = config.with_data(**changes)
     return _trained_model(config, record, notes)

@@ -94,7 +94,8 @@ def family_defaults(
     data: dict[str, Any] | None = None, model: dict[str, Any] | None = None, train: dict[str, Any] | None = None
 ) -> dict[str, dict[str, Any]]:
     """ImageNet's normalization, DeiT's augmentation and schedule, and the family's own values."""
-    return {"DATA": _IMAGENET | (data or {}), "MODEL": model or {}, "TRAIN": _AUGMENTATION | _SCHEDULE | (train or {})}
+    defaults = {"DATA": _IMAGENET | (data or {}), "MODEL": model, "TRAIN": _AUGMENTATION | _SCHEDULE | (train or {})}
+    return {section: values for section, values in defaults.items() if values}
 
 
 def per_stage(default: tuple[Any, ...], meaning: str) -> Any:

@@ -14,7 +14,7 @@ from conftest import ROOT, config_for, evaluate, log_of, read_result, refused, t
 from safetensors.torch import save_file
 
 from configs.compare import changed_options, with_defaults
-from configs.load import OptionLayers, nest
+from configs.load import OptionTable, nest
 from configs.versions import GONE_KEYS, VERSION
 from configs.weights import PREPROCESSING, PREPROCESSING_BEFORE
 from configs.yaml_io import parse_value, write_yaml
@@ -63,7 +63,7 @@ GONE = {  # values that have an effect
 
 def with_gone(text: str) -> str:
     """The options of a run with keys and values that are gone."""
-    layers = OptionLayers(parse_value(text))
+    layers = OptionTable(parse_value(text))
     for key, value in GONE.items():
         if key != "DATA.GREY_RANGE":  # a checkpoint has the range that it found
             layers.set(key, value)
@@ -80,7 +80,7 @@ def test_weights_of_before_are_evaluated_from_their_run_alone_and_exported(commi
     atomic_save(exports["alone"], state | {"options": with_gone(state["options"])})
     export.main([str(run / "last.pth"), "-format", "safetensors", f"-output={tmp_path / 'x.safetensors'}", "-no_check"])
     exports["exported"] = tmp_path / "x.safetensors"
-    layers = OptionLayers(parse_value(with_gone(options)))
+    layers = OptionTable(parse_value(with_gone(options)))
     layers.set("DATA.GREY_RANGE", "auto")
     (run / "config.yaml").write_text(write_yaml(layers.values))
     for name, weights in exports.items():

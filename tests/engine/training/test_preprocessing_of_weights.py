@@ -38,7 +38,7 @@ def completed(*argv: str) -> tuple[Data, str, list[str]]:
     """DATA, its sources and the warnings, as a training run completes them before it reads the data."""
     config = config_for(*argv)
     given = {field.upper() for field in config.data.model_fields_set}
-    followed = follow_weights(config, {"DATA": given}, weights_record.weights_record(config.model))
+    followed = follow_weights(config, {f"DATA.{key}" for key in given}, weights_record.weights_record(config.model))
     return followed.options.data, followed.sources, [note.text for note in followed.differing.values()]
 
 
@@ -110,7 +110,7 @@ def test_an_evaluation_shows_timms_pixels(name):
 def test_a_run_of_squashed_images_has_no_crop():
     """As in its training, for any CROP_PCT that was given; weights of others may have one."""
     options = config_for("-opts", "DATA.RESIZE=squash", "DATA.CROP_PCT=0.9")
-    given = {"DATA": ["RESIZE", "CROP_PCT"]}
+    given = ["DATA.RESIZE", "DATA.CROP_PCT"]
     values = {"RESIZE": "squash", "CROP_PCT": 0.875}
     own, foreign = (
         WeightsRecord("it", {}, values | {"DATASET": "folder"}),
