@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from configs.schema.families.family import OWN_KEYS
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.operating_point import UNDECIDED, Decision
+from configs.schema.section import as_tuple
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from configs.versions import WRITTEN_BY, is_gone_value
 from configs.yaml_io import format_value, shorten
@@ -232,6 +233,9 @@ class WeightsRecord:
         return isinstance(then, str) and "\0" not in then and os.path.realpath(then) == os.path.realpath(data.data_path)
 
 
+NO_RECORD = WeightsRecord("", {}, {})
+
+
 def data_of_size(stated: Any) -> Data | None:
     """DATA with an image size that a file states; None if it is none."""
     try:
@@ -266,22 +270,22 @@ def follow_weights(
     given: the dotted keys that the user wrote. as_published: an evaluation has the published test preprocessing.
     Raises UserError: the weights describe no model of this version; their preprocessing contradicts the given one.
     """
+    record = record or NO_RECORD
     notes = list[Note]()
     of_data, of_model = (keys_of(section, given) for section in ("DATA", "MODEL"))
-    if record and record.kwargs and options.model.type == "timm":
+    model, data = options.model, options.data
+    if record.kwargs and model.type == "timm":
         stated = ", ".join(f"{key} {value}" for key, value in record.kwargs.items())
         notes.append(Note("screen", f"Model: {stated} (MODEL.KWARGS), of the file"))
-        options = options.with_model(kwargs=record.kwargs | (getattr(options.model, "kwargs", None) or {}))
-    if evaluates and record and record.model:
-        model = options.model
+        model = model.model_copy(update={"kwargs": record.kwargs | (getattr(model, "kwargs", None) or {})})
+    if evaluates and record.model:
         if of_model <= OF_EVERY_MODEL:
             model = model_follows_weights(record, model, of_model)
             notes.append(Note("log", f"Model: {model.name}, as the checkpoint describes it"))
         if model.num_classes is None:
             model = model.model_copy(update={"num_classes": record.num_classes})
-        options = options.model_copy(
-            update={"model": model, "data": split_follows_weights(record, options.data, of_data)}
-        )
+        data = split_follows_weights(record, data, of_data)
+    options = options.model_copy(update={"model": model, "data": data})
     return preprocessing_follows_weights(record, options, of_data, notes, evaluates and as_published)
 
 
@@ -313,69 +317,66 @@ def split_follows_weights(record: WeightsRecord, data: Data, given: Collection[s
     return data.model_copy(update=changes)
 
 
-def prediction_needs_no_labels(options: Config, record: WeightsRecord | None, has_path: bool) -> Config:
+def prediction_needs_no_labels(options: Config, record: WeightsRecord, has_path: bool) -> Config:
     """In a prediction, unusable images are skipped; images of a path have labels of the training's kind and number."""
     changes: dict[str, Any] = {"on_bad_image": "skip"}
     options = options.model_copy(update={"eval": options.eval.model_copy(update={"save_logits": False})})
     if has_path:
         options = options.with_model(num_classes=options.model.num_logits)
-        if record and record.data.get("MULTI_LABEL") is True:
+        if record.data.get("MULTI_LABEL") is True:
             changes |= {"dataset": record.data.get("DATASET", "csv"), "multi_label": True}
     return options.with_data(**changes)
 
 
 def preprocessing_follows_weights(
-    record: WeightsRecord | None, options: Config, given: Collection[str], notes: list[Note], as_published: bool
+    record: WeightsRecord, options: Config, given: Collection[str], notes: list[Note], as_published: bool
 ) -> Followed:
     """Keys of the preprocessing that are not given follow the checkpoint or the weights.
 
     as_published: with the published test size, test crop and crop mode. DATA.RESIZE squash and pad have a CROP_PCT in
     this case only: a run of this program shows the whole image.
     """
-    record = record or WeightsRecord("", {}, {})
     test = record.evaluation if as_published else {}
-    known = record.preprocessing | test
-    trained = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
+    trained = {key: as_tuple(value) for key, value in (record.preprocessing | test).items()}
     now = options.data.model_dump(by_alias=True)
-    taken = {key: value for key, value in trained.items() if key not in given}
-    data = _with_preprocessing(now | taken, record)
+    taken = trained.keys() - given
+    data = _with_preprocessing(now | {key: trained[key] for key in taken}, record)
     may_crop = "CROP_PCT" in given or test.get("RESIZE") == data.resize
     if data.resize != "crop" and not (as_published and not record.is_own and may_crop):
         data = data.model_copy(update={"crop_pct": 1.0})
-    changed = {key: (value, now[key]) for key, value in trained.items() if now[key] != value}
-    problem = "other pixels than the weights expect"
-    differing = {
-        key: Note("warning", f"{problem}: DATA.{key} is {value}, but {record.source_of(key)} has {of_weights}")
-        for key, (of_weights, value) in changed.items()
-        if key in given
-    }
-    # timm's published values, and the values of a run of this program, are the recipe's.
-    of_others = {*trained} if record.model else {*record.sources}
-    shown = [f"{key} {format_value(taken[key])}" for key in taken if key in of_others & changed.keys()]
-    if shown and not record.is_own:
+    differing: dict[str, Note] = {}
+    shown = list[str]()
+    for key, of_weights in trained.items():
+        if now[key] == of_weights:
+            continue
+        if key in given:
+            text = f"DATA.{key} is {now[key]}, but {record.source_of(key)} has {of_weights}"
+            differing[key] = Note("warning", f"other pixels than the weights expect: {text}")
+        elif record.model or key in record.sources:  # else timm's published values, which are the recipe's
+            shown.append(f"{key} {format_value(of_weights)}")
+    if shown and not record.is_own:  # the values of a run of this program are the recipe's, too
         source = next(iter(record.sources.values()), record.source)
         notes.append(Note("screen", f"Preprocessing of {source}: {', '.join(shown)}"))
-    about = _describe_sources(record, options, given, {key: key in test for key in taken}, data.resize)
+    sources = dict.fromkeys(taken, record.source) | dict.fromkeys(
+        taken & test.keys(), f"{record.source}, published for tests"
+    )
+    sources |= {key: record.sources[key] for key in taken & record.sources.keys()}
+    further = {*record.sources} - {*_LOGGED}
+    if data.resize != "crop":
+        further.add("RESIZE")
+    about = _describe_sources(options, given, sources, [*sorted(further), *_LOGGED])
     return Followed(options.model_copy(update={"data": data}), notes, about, differing)
 
 
-def _describe_sources(
-    record: WeightsRecord, options: Config, given: Collection[str], taken: Mapping[str, bool], resize: str
-) -> str:
-    """The keys of the preprocessing by their source. taken: of the weights; is it published for tests?"""
-    sources = dict.fromkeys(given, "options")
+def _describe_sources(options: Config, given: Collection[str], of_weights: dict[str, str], keys: list[str]) -> str:
+    """The keys of the preprocessing by their source. of_weights: the sources of keys that follow them."""
     family = FAMILIES[options.model.type].defaults["DATA"] if options.model.type in FAMILIES else {}
     now = options.data.model_dump(by_alias=True)
-    sources |= {key: f"MODEL.TYPE {options.model.type}" for key, value in family.items() if now.get(key) == value}
-    for key, is_test in taken.items():
-        published = f"{record.source}, published for tests" if is_test else record.source
-        sources[key] = record.sources.get(key, published)
-    others = record.sources.keys() - set(_LOGGED)
-    if resize != "crop":
-        others.add("RESIZE")
+    of_family = [key for key, value in family.items() if now.get(key) == value]
+    sources = dict.fromkeys(given, "options") | dict.fromkeys(of_family, f"MODEL.TYPE {options.model.type}")
     by_source: dict[str, list[str]] = {}
-    for key in (*sorted(others), *_LOGGED):
-        by_source.setdefault(sources.get(key, "default"), []).append(key)
+    for key in keys:
+        by_source.setdefault((sources | of_weights).get(key, "default"), []).append(key)
     return "; ".join(f"{source}: {', '.join(of_source)}" for source, of_source in by_source.items())
 
 

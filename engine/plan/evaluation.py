@@ -20,6 +20,7 @@ from configs.schema import Config, Data
 from configs.schema.data import IMAGENET_CLASSES, properties_of
 from configs.schema.model import Model
 from configs.weights import (
+    NO_RECORD,
     OF_EVERY_MODEL,
     WeightsRecord,
     follow_weights,
@@ -94,6 +95,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     path = prediction.path if prediction else None
     data = recognize_dataset(command.config.data, context)
     given = command.config.model_copy(update={"data": data})
+    embeds = prediction is not None and prediction.embeds
     options, record, notes = options_of_weights(replace(command, config=given))
     split = "all"
     split_note = None
@@ -119,8 +121,9 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     if split_note:
         notes.append(Note("screen", f"Data: {split_note}"))
     notes.append(Note("screen", f"Class names: {names_note or name_outputs(samples, record, config)}"))
-    mask = None if path else _mask_of(samples, config)
-    if mask is not None:
+    mask = None
+    if not path and properties_of(config.data.dataset).synsets:
+        mask = class_mask(config.data.dataset, samples.class_names)
         masked = f"{np.count_nonzero(~mask)} of {len(mask)} classes"
         notes.append(Note("log", f"{config.data.dataset}: the logits of {masked} are masked"))
     return EvaluationPlan(
@@ -131,15 +134,15 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         merged=merged,
         split=split,
         title=_TITLES.get(split, "Validation"),
-        purpose=FEATURES if _embeds(prediction) else EVALUATE,
+        purpose=FEATURES if embeds else EVALUATE,
         notes=notes,
-        weights_size=record.image_size if record else None,
+        weights_size=record.image_size,
     )
 
 
-def _rename(record: WeightsRecord | None, data: Data) -> tuple[WeightsRecord | None, dict[int, list[int]]]:
+def _rename(record: WeightsRecord, data: Data) -> tuple[WeightsRecord, dict[int, list[int]]]:
     """The record after DATA.RENAME, and the outputs that it merges. Raises UserError: of several labels per image."""
-    if not record or not record.class_names or not data.rename:
+    if not record.class_names or not data.rename:
         return record, {}
     merged = merged_outputs(record.class_names, data.rename)
     if merged and data.multi_label:
@@ -158,18 +161,15 @@ def _checkpoint_of(command: Command, context: ProcessContext, logger: RunLogger)
 
 
 def _choose_split(
-    asked: str | None, options: Config, record: WeightsRecord | None, context: ProcessContext
+    asked: str | None, options: Config, record: WeightsRecord, context: ProcessContext
 ) -> tuple[Config, str, str | None]:
     """The options with which the training read its data; the split, chosen unless -split asks for one; a note on it."""
-    is_of_training = False
-    if record:
-        is_of_training = record.is_of(options.data)
-        options = options.model_copy(update={"data": as_read_before(options.data, record.split, is_of_training)})
+    is_of_training = record.is_of(options.data)
+    options = options.model_copy(update={"data": as_read_before(options.data, record.split, is_of_training)})
     if asked:
         return options, asked, None
-    trained = record.data if record else {}
     given = {"VAL_FRACTION": options.data.val_fraction, "FOLDS": options.data.folds}
-    is_new = any(value not in (None, trained.get(key)) for key, value in given.items())
+    is_new = any(value not in (None, record.data.get(key)) for key, value in given.items())
     if is_new or is_of_training:
         return options, "val", None
     return options, *split_to_evaluate(options.data, context)
@@ -181,83 +181,65 @@ def _describe(samples: Samples, config: Config, split: str | None, num_trained: 
     return EvaluationData(len(samples), present, outputs, split, trained=num_trained)
 
 
-def _mask_of(samples: Samples, config: Config) -> np.ndarray | None:
-    """See `EvaluationPlan.class_mask`."""
-    dataset = config.data.dataset
-    return class_mask(dataset, samples.class_names) if properties_of(dataset).synsets else None
-
-
-def _embeds(prediction: Prediction | None) -> bool:
-    return prediction is not None and prediction.embeds
-
-
-def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, list[Note | Fact]]:
+def options_of_weights(command: Command) -> tuple[Config, WeightsRecord, list[Note | Fact]]:
     """The options to evaluate the weights `MODEL.PRETRAINED`, which need no data; their record; log lines.
 
     Raises UserError: no such weights, or damaged ones; a preprocessing that contradicts the options.
     """
     options = command.config
-    given = command.given
     notes = list[Note | Fact]()
     weights = options.model.pretrained
-    file = None
-    record = None
-    if weights not in (None, "timm"):
-        file = read_weights(weights)
-        record = record_in(file)
-    if record is None:
-        of_model = keys_of("MODEL", given)
+    file = read_weights(weights) if weights not in (None, "timm") else None
+    record = record_in(file) if file else None
+    if not record:
+        of_model = keys_of("MODEL", command.given)
         if file and file.model_section and of_model <= OF_EVERY_MODEL:
             named = WeightsRecord(str(file.file), model=file.model_section, data={})
             options = options.model_copy(update={"model": model_follows_weights(named, options.model, of_model)})
             notes.append(Note("log", f"Model: {file.architecture}, which the file names"))
-        record = weights_record(options.model, file, command.source)
-    if record and record.model:
-        changed = check_plugins(record.plugins, options.plugins, f"{options.model.pretrained}: ")
+        record = weights_record(options.model, file, command.source) or NO_RECORD
+    if record.model:
+        changed = check_plugins(record.plugins, options.plugins, f"{weights}: ")
         notes += [warning for warning in changed if warning not in command.notes]
-    embeds = _embeds(command.prediction)  # images as a probe, a training, sees them
-    followed = follow_weights(options, given, record, evaluates=True, as_published=not embeds)
+    embeds = command.prediction is not None and command.prediction.embeds  # images as a probe, a training, sees them
+    followed = follow_weights(options, command.given, record, evaluates=True, as_published=not embeds)
     options = followed.options
     if options.model.num_classes is None and weights and not embeds:
         options = options.with_model(num_classes=outputs_of_weights(options.model, options.data, file))
-    if record and not record.is_own and len(record.class_names or ()) != options.model.num_classes:
+    if not record.is_own and len(record.class_names or ()) != options.model.num_classes:
         record = replace(record, class_names=None)  # a list of other classes beside the weights
     notes += [*followed.notes, describe_preprocessing(followed), *followed.differing.values()]
     return options, record, notes
 
 
 def _read(
-    options: Config, record: WeightsRecord | None, split: str, prediction: Prediction | None, context: ProcessContext
+    options: Config, record: WeightsRecord, split: str, prediction: Prediction | None, context: ProcessContext
 ) -> tuple[Samples, str | None, int]:
     """The samples, with the labels of the model if they have labels; the source of its class names, if the data show
     it; the number of samples that the model was trained on.
     """
+    data, model = options.data, options.model
     if prediction and prediction.path:
-        trained_root = record.data.get("IMAGE_ROOT") if record else None
-        return read_unlabelled(prediction.path, options.data, context, trained_root), None, 0
-    names = None
-    known = None
-    if record:
-        names = record.class_names
-        known = record.split
-        if known and not known.held_out and not record.is_of(options.data):
-            known = None
-    classes = options.model.num_classes
-    if properties_of(options.data.dataset).synsets:
-        names = names or wordnet_ids(classes or IMAGENET_CLASSES)
-        class_mask(options.data.dataset, names)
-    splitter = Splitter(options.data, known)
+        return read_unlabelled(prediction.path, data, context, record.data.get("IMAGE_ROOT")), None, 0
+    names, known = record.class_names, record.split
+    if known and not known.held_out and not record.is_of(data):
+        known = None
+    if properties_of(data.dataset).synsets:
+        names = names or wordnet_ids(model.num_classes or IMAGENET_CLASSES)
+        class_mask(data.dataset, names)
+    splitter = Splitter(data, known)
+    predicts = prediction is not None
     (samples,) = read_samples(
-        options.data, classes, context, split, class_names=names, predicts=prediction is not None, splitter=splitter
+        data, model.num_classes, context, split, class_names=names, predicts=predicts, splitter=splitter
     )
-    if names or not samples.has_class_names or _embeds(prediction):
-        return samples, None, splitter.num_trained
-    outputs, names, source = match_outputs(samples.class_names, options.model, record, options.data.classes)
-    samples.number_classes(np.array(outputs, np.int64), names)
+    source = None
+    if not names and samples.has_class_names and not (prediction and prediction.embeds):
+        outputs, names, source = match_outputs(samples.class_names, model, record, data.classes)
+        samples.number_classes(np.array(outputs, np.int64), names)
     return samples, source, splitter.num_trained
 
 
-def name_outputs(samples: Samples, record: WeightsRecord | None, config: Config) -> str:
+def name_outputs(samples: Samples, record: WeightsRecord, config: Config) -> str:
     """Gives the samples the class names of the model; returns their source, for the log.
 
     The file of the weights names the classes, else DATA.CLASSES, else the data, else timm the classes of ImageNet, see
@@ -266,8 +248,8 @@ def name_outputs(samples: Samples, record: WeightsRecord | None, config: Config)
     """
     number = config.model.num_logits
     classes = config.data.classes
-    shown = record.class_names if record else None
-    if record and not samples.has_class_names:
+    shown = record.class_names
+    if not samples.has_class_names:
         shown = record.output_names or shown
     if shown:
         names = shown
@@ -291,7 +273,7 @@ def name_outputs(samples: Samples, record: WeightsRecord | None, config: Config)
 
 
 def match_outputs(
-    names: Sequence[str], model: Model, record: WeightsRecord | None, classes: str | None
+    names: Sequence[str], model: Model, record: WeightsRecord, classes: str | None
 ) -> tuple[list[int], list[str], str]:
     """The output of each class of data, for weights that do not name all; names of the outputs; their source, for logs.
 
@@ -304,7 +286,7 @@ def match_outputs(
     if classes and len(names) >= number:
         return in_order, list(names), f"in the order of DATA.CLASSES {classes}"
     if not classes:
-        if record and record.output_names:
+        if record.output_names:
             problem = f"{model.pretrained}: its config.json names a part of {number} outputs"
             raise UserError(f"{problem}; complete label_names, or {fix}")
         found = _match_imagenet(names, number, model, record)
@@ -320,7 +302,7 @@ def match_outputs(
 
 
 def _match_imagenet(
-    names: Sequence[str], number: int, model: Model, record: WeightsRecord | None
+    names: Sequence[str], number: int, model: Model, record: WeightsRecord
 ) -> tuple[list[int], list[str], str] | None:
     """As `match_outputs`, by WordNet ids or timm's English names; None for other names, or outputs that are not
     ImageNet's.
@@ -343,14 +325,14 @@ def _match_imagenet(
     return None
 
 
-def imagenet_subset(model: Model, record: WeightsRecord | None) -> str | None:
+def imagenet_subset(model: Model, record: WeightsRecord) -> str | None:
     """timm's name of the part of ImageNet whose classes the outputs are; None for other models.
 
     The evidence is the model's name: timm publishes weights of it for this part, with as many outputs as this model
     has. The runs of this program are of their own data.
     """
     architecture = model.name.partition(".")[0]
-    if not model.pretrained or not is_model(architecture) or (record and "DATASET" in record.data):
+    if not model.pretrained or not is_model(architecture) or record.is_own:
         return None
     published = get_arch_pretrained_cfgs(architecture).values()
     counts = [cfg.num_classes for cfg in published if re.search(r"in(1|12|21|22)k", cfg.tag or "")]

@@ -21,7 +21,7 @@ from configs.parts import LOSSES
 from configs.resolve import follow_options
 from configs.schema import Config, Data
 from configs.schema import Loss as LossOptions
-from configs.weights import NORMALIZATION, architecture, follow_weights
+from configs.weights import NO_RECORD, NORMALIZATION, architecture, follow_weights
 from configs.yaml_io import shorten
 from datasets.batch import PADDING, is_padding
 from datasets.sources.class_names import map_labels, rename_classes
@@ -295,7 +295,7 @@ def _outputs_of_teacher(own: Config, record: WeightsRecord | None, class_names: 
         names = rename_classes(record.class_names, data.rename)
         outputs: list[int] = map_labels(class_names, names, "the teacher").tolist()
     else:
-        outputs = match_outputs(class_names, own.model, record, data.classes)[0]
+        outputs = match_outputs(class_names, own.model, record or NO_RECORD, data.classes)[0]
     if -1 in outputs:
         raise UserError(f"{shorten(class_names[outputs.index(-1)])} is no class of the teacher; {_SAME}")
     return outputs

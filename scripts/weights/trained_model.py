@@ -11,7 +11,7 @@ from torch import nn
 from configs.command_line import Command, to_yaml
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
-from configs.weights import PLACE, SPLIT, WeightsRecord, keys_of, options_to_export
+from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_of, options_to_export
 from configs.yaml_io import parse_value
 from datasets.sources.class_names import BYTES, NATURAL, read_class_list
 from datasets.sources.samples import Samples
@@ -86,7 +86,7 @@ def locate_weights(source: Path) -> Path:
 def without_images(command: Command) -> TrainedModel:
     """The model of the weights `MODEL.PRETRAINED`, with the data of their training unless others are named."""
     config, record, notes = options_of_weights(replace(command, config=command.config.with_model(resume=None)))
-    if record and not {*PLACE, *SPLIT} & keys_of("DATA", command.given):
+    if not {*PLACE, *SPLIT} & keys_of("DATA", command.given):
         changes = {key.lower(): value for key, value in record.data.items() if key in (*PLACE, *SPLIT)}
         config = config.with_data(**changes)
     return _trained_model(config, record, notes)
@@ -104,19 +104,18 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
             "-dataset=NAME their kind; export.py -no_check needs no images)",
         ) from None
     samples, config = plan.samples, plan.config
-    trained = _trained_model(config, weights_record(config.model, source=command.source), plan.notes)
+    trained = _trained_model(config, weights_record(config.model, source=command.source) or NO_RECORD, plan.notes)
     if not trained.class_names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
         trained = replace(trained, class_names=samples.class_names)
     return trained, samples
 
 
-def _trained_model(config: Config, record: WeightsRecord | None, notes: list[Note | Fact]) -> TrainedModel:
-    stated = record or WeightsRecord("", {}, {})
-    names = stated.class_names
+def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fact]) -> TrainedModel:
+    names = record.class_names
     classes = config.data.classes
     if not names and classes not in (None, NATURAL, BYTES):
         names = read_class_list(Path(classes))
     elif not names and not classes and imagenet_subset(config.model, record):
         names = wordnet_ids(config.model.num_classes)
-    split = stated.split if stated.is_of(config.data) else None
-    return TrainedModel(config, names, notes, split, weights_size=stated.image_size, decision=stated.decision)
+    split = record.split if record.is_of(config.data) else None
+    return TrainedModel(config, names, notes, split, weights_size=record.image_size, decision=record.decision)

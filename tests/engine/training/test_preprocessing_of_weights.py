@@ -124,7 +124,7 @@ def test_a_run_of_squashed_images_has_no_crop():
     resized = options.with_data(resize="crop")
     assert follow_weights(resized, {}, foreign, evaluates=True).options.data.crop_pct == 0.875
     assert follow_weights(resized, {}, own, evaluates=True).options.data.crop_pct == 1
-    assert follow_weights(options, {"DATA": ["RESIZE"]}, None, evaluates=True).options.data.crop_pct == 1
+    assert follow_weights(options, ["DATA.RESIZE"], None, evaluates=True).options.data.crop_pct == 1
 
 
 @pytest.mark.parametrize("mean, std", [("[124,116,104]", "[58,57,57]"), ("[0,0,0]", "[255,255,255]")])
