@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
-from configs.programs import Program, as_yaml, options_by_flag, program_of, programs, split_words, translate
+from configs.programs import Program, as_yaml, program_of, programs, split_words, translate
 from configs.schema.config import known_keys
 from configs.schema.data import AUTO
 from configs.yaml_io import parse_value
@@ -278,11 +278,17 @@ def _problem_of(names: list[str], wrong: list[str], arguments: argparse.Namespac
 
 @cache
 def other_names() -> dict[str, str]:
-    """Of a flag of another program, in capitals: the key here."""
+    """Of a flag of another program, in capitals: the key here of its first option; the first program wins."""
     keys = {f"-{flag.name}": flag.key for group in FLAGS.values() for flag in group}
+    found: dict[str, str] = {}
+    for program in programs().values():
+        for name, target in program.flags.items():
+            first = next(iter(target.values())) if isinstance(target, dict) else target
+            if isinstance(first, str):
+                option = first.partition("=")[0]
+                found.setdefault(name.upper().replace("-", "_"), keys.get(option, option))
     sections = {key.partition(".")[0] for key in known_keys("vit")}
-    found = {name: keys.get(target, target) for name, target in options_by_flag().items() if name not in sections}
-    return {name: key for name, key in found.items() if not key.startswith("-") and len(name) > 1}
+    return {name: key for name, key in found.items() if name not in sections and len(name) > 1 and key[0] != "-"}
 
 
 def key_of_flag(flag: str) -> str | None:
@@ -315,45 +321,39 @@ class Prediction:
     embeds: bool = False
 
 
-def _refuse_flags_of_commands(arguments: argparse.Namespace) -> None:
-    """Raises UserError: a flag is given without the command that it belongs to."""
-    for name in ("top_k", "json", "format", "threshold", "explain", "split", "save_logits"):
-        commands = {"split": ("eval", "predict", "embed"), "save_logits": ("eval",)}.get(name, ("predict",))
-        training = "; a training run has -opts EVAL.SAVE_LOGITS=true" if name == "save_logits" else ""
-        if getattr(arguments, name) is not None and not any(getattr(arguments, one) for one in commands):
-            raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it{training}")
-
-
-def _refuse_other_commands(arguments: argparse.Namespace, command: str, path: str | None) -> None:
-    """Raises UserError: the flags ask for a second command, or for images of two places."""
-    for name in ("predict", "eval", "profile"):
-        if name != command and getattr(arguments, name):
-            raise UserError(f"-{command} and -{name} are two commands; remove one of them")
-    if path == "":
-        raise UserError(f"-{command}: the path is empty; give an image, a folder or a list, or remove the '='")
-    for name in ("split", "dataset", "data_path"):
-        if path and getattr(arguments, name) is not None:
-            raise UserError(f"-{command} PATH reads the images of PATH; remove the path, or -{name}")
+_COMMANDS_OF = dict.fromkeys(("top_k", "json", "format", "threshold", "explain"), ("predict",))
+_COMMANDS_OF |= {"split": ("eval", "predict", "embed"), "save_logits": ("eval",)}
 
 
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     """The prediction that the flags ask for; None without -predict and -embed. Raises UserError for a wrong flag."""
-    _refuse_flags_of_commands(arguments)
+    given = vars(arguments)
+    for name, commands in _COMMANDS_OF.items():
+        if given[name] is not None and not any(map(given.get, commands)):
+            training = "; a training run has -opts EVAL.SAVE_LOGITS=true" if name == "save_logits" else ""
+            raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it{training}")
     command = "predict" if arguments.embed is None else "embed"
-    value = getattr(arguments, command)
+    value = given[command]
     if value is None:
         return None
     path = None if value is True else value
-    _refuse_other_commands(arguments, command, path)
     is_wide = arguments.format == "wide"
     top_k = 5 if arguments.top_k is None else arguments.top_k
-    if is_wide and arguments.top_k is not None:
-        raise UserError("-format wide has a column for each class; remove -top_k")
-    if top_k < 1:
-        raise UserError(f"-top_k {top_k}: must be at least 1")
     threshold = arguments.threshold
+    others = [name for name in ("predict", "eval", "profile") if name != command and given[name]]
+    places = [name for name in ("split", "dataset", "data_path") if path and given[name] is not None]
+    problems = [
+        *((True, f"-{command} and -{name} are two commands; remove one of them") for name in others),
+        (path == "", f"-{command}: the path is empty; give an image, a folder or a list, or remove the '='"),
+        *((True, f"-{command} PATH reads the images of PATH; remove the path, or -{name}") for name in places),
+        (is_wide and arguments.top_k is not None, "-format wide has a column for each class; remove -top_k"),
+        (top_k < 1, f"-top_k {top_k}: must be at least 1"),
+    ]
     if threshold is not None and not 0 <= threshold <= 1:
-        raise UserError(f"-threshold {threshold:g}: is a probability, so it must be from 0 to 1, such as 0.7")
+        problems.append((True, f"-threshold {threshold:g}: is a probability, so it must be from 0 to 1, such as 0.7"))
+    for applies, text in problems:
+        if applies:
+            raise UserError(text)
     return Prediction(
         path=path,
         top_k=None if is_wide else top_k,

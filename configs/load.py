@@ -225,7 +225,10 @@ def _add_files(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -
     elif weights and not flags.resume:
         table.add(weight_options(weights), f"{weights}: metadata")
     elif flags.resume not in (None, "auto"):
-        table.add(stored_options(Path(flags.resume)), flags.resume)
+        stored = stored_options(Path(flags.resume))
+        table.add(stored, flags.resume)
+        if WRITTEN_BY not in stored:
+            keep_old_meanings(table)
     if evaluates and not flags.cfg:
         table.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
         for key, row in list(table.rows.items()):
@@ -330,12 +333,7 @@ def stored_options(named: Path) -> dict[str, Any]:
     beside = filter(os.path.exists, (Path(f"{named}{end}") for end in ("", ".pth")))
     texts = (read_entries(path).get("options") for path in (inside or beside))
     values = next((parse_value(text) for text in texts if isinstance(text, str)), None)
-    if not isinstance(values, dict):
-        return {}
-    table = OptionTable(values)
-    if WRITTEN_BY not in values:
-        keep_old_meanings(table)
-    return table.values
+    return values if isinstance(values, dict) else {}
 
 
 def keep_old_meanings(table: OptionTable) -> None:

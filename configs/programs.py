@@ -71,17 +71,6 @@ def paddleclas_keys() -> dict[str, str]:
     return {key.upper(): ours for key, ours in values.items()}
 
 
-def options_by_flag() -> dict[str, str]:
-    """Of a flag of the programs, as a key would be written: its first option, or its flag, here."""
-    found = dict[str, str]()
-    for program in programs().values():
-        for name, target in program.flags.items():
-            first = next(iter(target.values())) if isinstance(target, dict) else target
-            if isinstance(first, str):
-                found.setdefault(name.upper().replace("-", "_"), first.partition("=")[0])
-    return found
-
-
 def name_of_model(name: str) -> str | None:
     """timm's name of a model of torchvision's; None for other names."""
     return programs()["torchvision"].models.get(name)
@@ -125,9 +114,10 @@ class Translation:
     without: list[str] = field(default_factory=list)
     unknown: Values = field(default_factory=dict)
 
-    def add(self, target: str) -> None:
-        place = self.flags if target.startswith("-") else self.options
-        place.append(target)
+    def add(self, *targets: str) -> None:
+        for target in targets:
+            place = self.flags if target.startswith("-") else self.options
+            place.append(target)
 
     def command(self, script: str) -> str:
         """The command to type."""
@@ -141,61 +131,64 @@ def translate(program: Program, given: Sequence[tuple[str, list[str]]], is_own: 
     is_own: whether a flag is one of this program, which stays as it is unless the table has it.
     """
     result = Translation()
+    values = _read_words(program, given, is_own, result)
+    trains = program.recipe is not None and _COMMANDS.isdisjoint(values)
+    if trains:
+        result.add(f"-cfg={shown_path(_FOLDER / f'{program.recipe}.yaml')}")
+        for row in program.add:
+            if values.keys().isdisjoint(row["unless"]):
+                result.add(*row["options"])
+    for name in [*program.flags, *program.missing]:  # in their order: a later option wins
+        if name in values:
+            _add_flag(result, program, name, values[name])
+    if trains and program.recipe in _COMPUTED:
+        with suppress(ValueError, ZeroDivisionError):  # of values that the program itself refuses
+            result.add(*_COMPUTED[program.recipe](values))
+    return result
+
+
+# Flags, of any program, with which a command does not train from the start by a recipe of its program.
+_COMMANDS = {"cfg", "config", "c", "eval", "test-only", "evaluate", "predict", "resume"}
+
+
+def _read_words(
+    program: Program, given: Sequence[tuple[str, list[str]]], is_own: Callable[[str], bool], result: Translation
+) -> Values:
+    """The values of the flags, by name. Adds the words that are understood without the table to the result."""
     values: Values = {}
+    takes_path = "data" in program.flags
     for word, its_values in given:
         name = word.lstrip("-")
-        if word.startswith("-") and name in program.names:
-            values[name], path = _without_path(program, name, its_values)
-            values |= path
-        elif word.startswith("-") and is_own(word):
+        is_flag = word.startswith("-")
+        if is_flag and name in program.names:
+            takes_one = name in program.flags and _takes_value(program.flags[name])
+            if takes_path and len(its_values) > takes_one and os.path.isdir(its_values[-1]):
+                values["data"] = its_values[-1:]  # it may follow a switch or the value of a flag
+                its_values = its_values[:-1]
+            values[name] = its_values
+        elif is_flag and is_own(word):
             result.flags += [word, *its_values]
             values[name] = its_values
         elif word.isupper() and its_values:
             result.add(f"{word}={as_yaml(its_values)}")
         elif word.endswith((".yaml", ".yml")):
             result.add(f"-cfg={word}")
-        elif "data" in program.flags and not word.startswith("-"):
+            values["cfg"] = [word]
+        elif takes_path and not is_flag:
             values["data"] = [word]
         else:
             result.unknown[word] = its_values
     if size := values.get("input-size"):  # channels, height and width; of DeiT the side alone
-        values |= {"img-size": size[-2:], **({"in-chans": size[:1]} if len(size) == 3 else {})}
-    trains = _add_recipe(result, program, values)
-    for name in [*program.flags, *program.missing]:  # in their order: a later option wins
-        if name in values:
-            _add_flag(result, program, name, values[name])
-    if trains and program.recipe in _COMPUTED:
-        with suppress(ValueError, ZeroDivisionError):  # of values that the program itself refuses
-            for option in _COMPUTED[program.recipe](values):
-                result.add(option)
-    return result
-
-
-def _without_path(program: Program, name: str, values: list[str]) -> tuple[list[str], Values]:
-    """The values of a flag, and the folder of the data, which may follow a switch or the value of a flag."""
-    takes_one = name in program.flags and _takes_value(program.flags[name])
-    if "data" in program.flags and len(values) > takes_one and os.path.isdir(values[-1]):
-        return values[:-1], {"data": values[-1:]}
-    return values, {}
+        values["img-size"] = size[-2:]
+        if len(size) == 3:
+            values["in-chans"] = size[:1]
+    return values
 
 
 def _takes_value(target: Any) -> bool:
     if not isinstance(target, str):
         return True
     return "{}" in target or not ("=" in target or target in ("-amp", "-eval", "-compile", "-predict"))
-
-
-def _add_recipe(result: Translation, program: Program, values: Values) -> bool:
-    """Adds the defaults of the program to a training that names no recipe. Returns whether it did."""
-    flags = {word.lstrip("-").partition("=")[0] for word in result.flags} | values.keys()
-    if not program.recipe or flags & {"cfg", "config", "c", "eval", "test-only", "evaluate", "predict", "resume"}:
-        return False
-    result.add(f"-cfg={shown_path(_FOLDER / f'{program.recipe}.yaml')}")
-    for row in program.add:
-        if not flags & {*row["unless"]}:
-            for option in row["options"]:
-                result.add(option)
-    return True
 
 
 def shown_path(file: Path) -> Path:
@@ -214,8 +207,7 @@ def _add_flag(result: Translation, program: Program, name: str, values: list[str
         return
     targets = target if isinstance(target, list) else [target]
     for one in targets:
-        for word in _filled(one, values):
-            result.add(word)
+        result.add(*_filled(one, values))
 
 
 def _filled(target: str, values: list[str]) -> list[str]:
