@@ -321,8 +321,8 @@ class Prediction:
     embeds: bool = False
 
 
-_COMMANDS_OF = dict.fromkeys(("top_k", "json", "format", "threshold", "explain"), ("predict",))
-_COMMANDS_OF |= {"split": ("eval", "predict", "embed"), "save_logits": ("eval",)}
+_COMMANDS_OF = {name: ["predict"] for name in ("top_k", "json", "format", "threshold", "explain")}
+_COMMANDS_OF |= {"split": ["eval", "predict", "embed"], "save_logits": ["eval"]}
 
 
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:

@@ -4,6 +4,7 @@ import os
 import shlex
 import socket
 import time
+from collections import Counter
 from unittest.mock import Mock
 
 import pytest
@@ -15,7 +16,6 @@ from huggingface_hub import HfApi
 import main_single_gpu
 from configs import command_line
 from configs.command_line import parse_command_line
-from configs.flags import parse_flags
 from configs.resolve import recipe_follows_data
 from datasets.sources.source import source_class
 from engine.plan import recipe
@@ -210,12 +210,32 @@ def test_flags_of_another_program_are_answered_by_its_recipe(words, part, images
 
 
 @pytest.mark.parametrize("place", [None], indirect=True)
-def test_a_start_parses_its_words_once(images, place, tmp_path, monkeypatch):
-    parsed = []
-    monkeypatch.setattr(command_line, "parse_flags", lambda *words: parsed.append(words) or parse_flags(*words))
+def test_a_start_parses_its_words_once_and_applies_the_rules_again_for_the_recipe_alone(
+    images, place, tmp_path, monkeypatch
+):
+    """And lists each folder of a class once."""
+    calls = Counter[str]()
+
+    def count(module, name, key=lambda *_: ""):
+        original = getattr(module, name)
+
+        def counted(*args):
+            calls[f"{name} {key(*args)}".strip()] += 1
+            return original(*args)
+
+        monkeypatch.setattr(module, name, counted)
+
+    folders = [folder for folder in images.rglob("*") if folder.is_dir()]
+    for folder in folders:
+        os.utime(folder, (0, 0))  # one that has just changed may be listed again
+    count(command_line, "parse_flags")
+    count(command_line, "follow_options")
+    count(os, "scandir", key=str)
     argv = [f"-data_path={images}", "-device=cpu", "-dry_run", f"-output={tmp_path}", "-model=resnet10t"]
     assert main_single_gpu.main(argv) == 0
-    assert len(parsed) == 1
+    assert calls["parse_flags"] == 1 and calls["follow_options"] == 2
+    classes = [folder for folder in folders if not any(one.is_dir() for one in folder.iterdir())]
+    assert [calls[f"scandir {folder}"] for folder in classes] == [1] * len(classes)
 
 
 def test_the_hub_is_asked_for_a_limited_time(monkeypatch):
