@@ -15,6 +15,7 @@ from configs.schema import Config, Data
 from configs.schema.data import properties_of
 from configs.schema.model import Tune
 from configs.schema.operating_point import UNDECIDED, Goal, OperatingPoint
+from configs.weights import WeightsRecord
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names, names_of_labels
 from datasets.sources.samples import Samples
@@ -59,15 +60,16 @@ def build_eval_model(
     context: ProcessContext,
     purpose: Purpose = EVALUATE,
     weights_size: tuple[int, int] | None = None,
+    record: WeightsRecord | None = None,
 ) -> EvalModel:
-    """purpose: EVALUATE or FEATURES. weights_size: as in `build_model`."""
+    """purpose: EVALUATE or FEATURES. weights_size: as in `build_model`. record: of the weights, if it has been read."""
     set_process_switches(config, context.device)
     options = config.with_model(tune=Tune()).model
     model, fitted = build_model(options, config.data, context.device, purpose, weights_size)
     built = eval_model_of(model, config, context)
     evaluator = built.evaluator
     notes = [note.on("Pretrained") for note in fitted.notes()] if fitted else []
-    record = weights_record(config.model)
+    record = record or weights_record(config.model)
     decision = record.decision if record else UNDECIDED
     if decision.point and decision.point.label < config.model.num_logits:
         evaluator = replace(evaluator, point=decision.point)
@@ -124,7 +126,7 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     """
     plan = plan_evaluation(command, context, logger)
     _check_threshold(command.prediction, plan.config)
-    built = build_eval_model(plan.config, context, plan.purpose, plan.weights_size)
+    built = build_eval_model(plan.config, context, plan.purpose, plan.record.image_size, plan.record)
     for note in (*built.notes, *plan.notes):
         logger.note(note)
     evaluator = built.evaluator

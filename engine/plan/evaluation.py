@@ -66,7 +66,7 @@ class EvaluationPlan:
 
     samples: to evaluate, with the class names of the model. images: about them. class_mask: the logits to compute, bool
     (C,); None: all. merged: of `Evaluator`. split: 'train', 'val' or 'test'; 'all': of data without splits. title: of
-    the figures in the log. purpose: EVALUATE or FEATURES. notes: lines for the log. weights_size: see `build_model`.
+    the figures in the log. purpose: EVALUATE or FEATURES. notes: lines for the log. record: of the weights.
     """
 
     config: Config
@@ -78,7 +78,7 @@ class EvaluationPlan:
     title: str
     purpose: Purpose
     notes: list[Note | Fact]
-    weights_size: tuple[int, int] | None
+    record: WeightsRecord
 
 
 def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationPlan:
@@ -136,7 +136,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         title=_TITLES.get(split, "Validation"),
         purpose=FEATURES if embeds else EVALUATE,
         notes=notes,
-        weights_size=record.image_size,
+        record=record,
     )
 
 
