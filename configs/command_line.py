@@ -90,6 +90,11 @@ class Command:
         return split
 
     @property
+    def states_precision(self) -> bool:
+        """Whether mixed precision is switched on or off by a given option."""
+        return "AMP.ENABLED" in self.given
+
+    @property
     def name(self) -> str:
         """The command in `engine.commands` that runs it."""
         return "dry_run" if self.dry_run else self.checked_name

@@ -325,13 +325,19 @@ _COMMANDS_OF = {name: ["predict"] for name in ("top_k", "json", "format", "thres
 _COMMANDS_OF |= {"split": ["eval", "predict", "embed"], "save_logits": ["eval"]}
 
 
-def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
-    """The prediction that the flags ask for; None without -predict and -embed. Raises UserError for a wrong flag."""
+def _refuse_flags_of_commands(arguments: argparse.Namespace) -> None:
+    """Raises UserError: a flag is given without the command that it belongs to."""
     given = vars(arguments)
     for name, commands in _COMMANDS_OF.items():
         if given[name] is not None and not any(map(given.get, commands)):
             training = "; a training run has -opts EVAL.SAVE_LOGITS=true" if name == "save_logits" else ""
             raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it{training}")
+
+
+def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
+    """The prediction that the flags ask for; None without -predict and -embed. Raises UserError for a wrong flag."""
+    _refuse_flags_of_commands(arguments)
+    given = vars(arguments)
     command = "predict" if arguments.embed is None else "embed"
     value = given[command]
     if value is None:

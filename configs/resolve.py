@@ -175,8 +175,10 @@ def _present_name(key: str, known: Collection[str]) -> str:
 
 def precision_follows_preset(options: OptionTable) -> list[Note]:
     """AMP.PRESET gives other keys of AMP; a key wins if the layer of PRESET, or a higher one, gives it."""
-    name, level = str(options.get("AMP.PRESET")), options.row("AMP.PRESET").level
-    values = {key: value for key, value in PRESETS.get(name, {}).items() if options.row(f"AMP.{key}").level < level}
+    preset = options.row("AMP.PRESET")
+    name = str(preset.value)
+    of_preset = PRESETS.get(name, {})
+    values = {key: value for key, value in of_preset.items() if options.row(f"AMP.{key}").level < preset.level}
     if not values:  # or an unknown name, which the check of the options reports
         return []
     options.add({"AMP": values}, f"AMP.PRESET {name}")

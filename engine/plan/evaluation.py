@@ -51,7 +51,7 @@ from engine.run.facts import EvaluationData, Fact
 from engine.run.log import RunLogger
 from models.build import outputs_of_weights
 from models.weights.choose import EVALUATE, FEATURES, Purpose
-from models.weights.read import read_weights
+from models.weights.read import WeightsFile, read_weights
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.notes import Note
@@ -186,17 +186,13 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord, list[No
 
     Raises UserError: no such weights, or damaged ones; a preprocessing that contradicts the options.
     """
-    options = command.config
-    notes = list[Note | Fact]()
-    weights = options.model.pretrained
+    weights = command.config.model.pretrained
     file = read_weights(weights) if weights not in (None, "timm") else None
     record = record_in(file) if file else None
+    options = command.config
+    notes = list[Note | Fact]()
     if not record:
-        of_model = keys_of("MODEL", command.given)
-        if file and file.model_section and of_model <= OF_EVERY_MODEL:
-            named = WeightsRecord(str(file.file), model=file.model_section, data={})
-            options = options.model_copy(update={"model": model_follows_weights(named, options.model, of_model)})
-            notes.append(Note("log", f"Model: {file.architecture}, which the file names"))
+        options, notes = _follow_named_model(command, file)
         record = weights_record(options.model, file, command.source) or NO_RECORD
     if record.model:
         changed = check_plugins(record.plugins, options.plugins, f"{weights}: ")
@@ -210,6 +206,18 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord, list[No
         record = replace(record, class_names=None)  # a list of other classes beside the weights
     notes += [*followed.notes, describe_preprocessing(followed), *followed.differing.values()]
     return options, record, notes
+
+
+def _follow_named_model(command: Command, file: WeightsFile | None) -> tuple[Config, list[Note | Fact]]:
+    """The options with the model that another program's file names, if none is given."""
+    options = command.config
+    of_model = keys_of("MODEL", command.given)
+    if not file or not file.model_section or not of_model <= OF_EVERY_MODEL:
+        return options, []
+    named = WeightsRecord(str(file.file), model=file.model_section, data={})
+    model = model_follows_weights(named, options.model, of_model)
+    note = Note("log", f"Model: {file.architecture}, which the file names")
+    return options.model_copy(update={"model": model}), [note]
 
 
 def _read(

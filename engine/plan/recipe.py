@@ -134,13 +134,7 @@ def _choose(command: Command, refuses_probe: bool = False) -> Choice | None:
     flags = dict[str, Any]()
     if "MODEL.TYPE" in given and not command.flags.model:
         flags["model"] = command.config.model.name  # as a key of -opts it would keep the layers of a recipe
-    names_model = {"MODEL.TYPE", "MODEL.NAME"} & given.keys()
-    if "MODEL.PRETRAINED" not in given:
-        weights = _find_timms_weights(command, flags)
-    elif names_model or not command.config.model.pretrained:
-        weights = _given_weights(command)
-    else:
-        weights = _describe_given_weights(command)
+    weights = _weights_to_start_from(command, flags)
     on_cpu = lacks_gpus(command.device)
     trains = refuses_probe or command.profile or "MODEL.TUNE" in given or any(map(_is_of_training, given))
     probes = given.get("MODEL.TUNE") == "probe"
@@ -210,7 +204,7 @@ def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, o
         flags["epochs"] = epochs
     if recipe == "folder_small" and not command.flags.model and "MODEL.TYPE" not in given:
         flags["model"] = _FROM_SCRATCH
-    if not on_cpu and "AMP.ENABLED" not in given:
+    if not on_cpu and not command.states_precision:
         flags["amp"] = True
     if recipe != "probe" and images < _FEW and given.isdisjoint(("DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH_SIZE")):
         flags["batch_size"] = max(1, images // 4)
@@ -270,6 +264,16 @@ class FoundWeights:
     exist: bool
     reason: str
     flags: dict[str, Any] = field(default_factory=dict)
+
+
+def _weights_to_start_from(command: Command, flags: dict[str, Any]) -> FoundWeights:
+    """flags: chosen so far."""
+    given = command.given
+    if "MODEL.PRETRAINED" not in given:
+        return _find_timms_weights(command, flags)
+    if {"MODEL.TYPE", "MODEL.NAME"} & given.keys() or not command.config.model.pretrained:
+        return _given_weights(command)
+    return _describe_given_weights(command)
 
 
 def _given_weights(command: Command) -> FoundWeights:

@@ -18,7 +18,7 @@ from configs.parts import check_plugins
 from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, follow_facts
 from configs.schema import Config, Data
 from configs.schema.data import AUTO
-from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow_weights, refuse_sharded
+from configs.weights import NO_RECORD, NORMALIZATION, Followed, WeightsRecord, follow_weights, refuse_sharded
 from configs.yaml_io import format_value, parse_value
 from datasets.loading.loader import epoch_layout, shard_windows
 from datasets.registry import has_test_split, read_samples
@@ -87,7 +87,7 @@ class Plan:
     config: Config
     batch: BatchPlan
     found: FoundCheckpoint | None
-    weights: WeightsRecord | None
+    weights: WeightsRecord
     train: Samples
     val: Samples
     test: Samples | None
@@ -108,7 +108,7 @@ class Plan:
     @property
     def weights_size(self) -> tuple[int, int] | None:
         """Height and width of the images of the initial weights, if they state it."""
-        return self.weights.image_size if self.weights else None
+        return self.weights.image_size
 
 
 def _new_run(folder: str) -> Note:
@@ -155,20 +155,26 @@ def plan_training(
     if config.model.resume and not found:
         logger.note(_new_run(config.save))
     resumed = _options_of(found, config)
-    of_run = _record_of_run(found, config) if found else None
-    record = of_run or weights_record(config.model, source=command.source)
-    known_names = of_run.class_names if of_run else None
-    known_split = of_run.split if of_run else None
+    of_run = _record_of_run(found, config) if found else NO_RECORD
+    record = of_run
+    if not found:
+        record = weights_record(config.model, source=command.source) or NO_RECORD
     plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
     check_best_metric(config)
     followed = follow_weights(config, {f"DATA.{field.upper()}" for field in config.data.model_fields_set}, record)
     config, data = followed.options, followed.options.data
-    place = as_read_before(data, known_split)
-    splitter = Splitter(data, known_split)
+    place = as_read_before(data, of_run.split)
+    splitter = Splitter(data, of_run.split)
     has_test, no_labels = has_test_split(place, context)
     names = ("train", "val", "test")[: 2 + has_test]
     train, val, *tests = splits = read_samples(
-        place, config.model.num_classes, context, *names, class_names=known_names, splitter=splitter, is_new=not found
+        place,
+        config.model.num_classes,
+        context,
+        *names,
+        class_names=of_run.class_names,
+        splitter=splitter,
+        is_new=not found,
     )
     notes = [Note("log", no_labels)] if no_labels else []
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
@@ -192,7 +198,7 @@ def plan_training(
         train=train,
         val=val,
         test=tests[0] if tests else None,
-        class_names=train.class_names if train.has_class_names else known_names,
+        class_names=train.class_names if train.has_class_names else of_run.class_names,
         split=splitter.result,
         preprocessing=describe_preprocessing(followed),
         notes=notes,

@@ -243,7 +243,7 @@ def match_classes(plan: Plan) -> HeadClasses:
     class_names, record = plan.class_names, plan.weights
     if not class_names or plan.found or not options.pretrained:
         return HeadClasses()
-    if record and record.class_names:
+    if record.class_names:
         names = rename_classes(record.class_names, data.rename)
         rows: list[int] = map_labels(class_names, names, str(options.pretrained)).tolist()
         kept = [name for name, row in zip(class_names, rows, strict=True) if row >= 0]
