@@ -37,6 +37,13 @@ def add_mixin(module: nn.Module, mixin: type[nn.Module]) -> Any:
     return module
 
 
+def remove_mixins(model: nn.Module, mixins: tuple[type[nn.Module], ...]) -> None:
+    """Takes these mix-ins from the classes of all modules of `model`, in place, if no other was added after them."""
+    for module in model.modules():
+        while (bases := type(module).__bases__)[0] in mixins:
+            module.__class__ = bases[1]
+
+
 class Casting(nn.Module):
     """A mix-in: the forward pass runs in the module's mode, which casts the inputs of listed ops."""
 

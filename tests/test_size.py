@@ -58,7 +58,7 @@ CEILINGS = {
     "tests/stress": 14194,
     "tests/utils": 11640,
 }
-MAX_PRODUCT_FILES = 178
+MAX_PRODUCT_FILES = 180
 MAX_BRANCHES = 15
 
 FORMATTING = {

@@ -97,6 +97,11 @@ def is_attention_without_dropout(op: Any, arguments: tuple[Any, ...]) -> bool:
 logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in str(record.msg))
 
 
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of which this one is a view, else the tensor itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
 def has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks)
 

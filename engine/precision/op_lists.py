@@ -38,6 +38,9 @@ class _CastingNorm(nn.Module):
             return result.to(x.dtype)
 
 
+CASTS = (Casting, _CastingNorm)  # the mix-ins of this file
+
+
 def cast_norms(model: nn.Module, half: torch.dtype, device: torch.device, listed: Collection[nn.Module]) -> None:
     """Sets the dtype of all norms but batch norms and `listed` ones, whose dtype the user has chosen.
 
@@ -88,7 +91,12 @@ _FIRST_ARGUMENT_ONLY = _functions("batch_norm")  # the other arguments are runni
 
 
 class CastingMode(TorchFunctionMode):
-    """Runs each function of `dtypes` in its dtype; casts results to `result_dtype` if it is given."""
+    """Runs each function of `dtypes` in its dtype; casts results to `result_dtype` if it is given.
+
+    observer: receives function, arguments, result and dtype of each, for the AMP report.
+    """
+
+    observer: Callable[[Function, Any, Any, torch.dtype], None] | None = None
 
     def __init__(self, dtypes: dict[Function, torch.dtype], device_type: str, result_dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -107,7 +115,11 @@ class CastingMode(TorchFunctionMode):
             args, kwargs = tree_map(lambda value: _cast(value, dtype), (args, kwargs))
         with DisableTorchFunction(), torch.autocast(self.device_type, enabled=False):
             result = func(*args, **kwargs)
-        return result if self.result_dtype is None else _cast(result, self.result_dtype)
+        if self.result_dtype is not None:
+            result = _cast(result, self.result_dtype)
+        if self.observer:
+            self.observer(func, (args, kwargs), result, dtype)
+        return result
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

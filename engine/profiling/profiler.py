@@ -1,8 +1,11 @@
-"""`-profile`: trains a few steps; prints the time of each phase, advice and the longest ops, and writes their trace."""
+"""`-profile`: trains a few steps; prints the time of each phase, advice and the longest ops, and writes their trace.
+
+In mixed precision it also prints `report_amp`.
+"""
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,17 +15,22 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
+from datasets.batch import Batch
+from engine.profiling.amp_report import observe_update, report_amp
 from engine.run.cost import Phase
 from engine.run.facts import Devices
 from engine.training.outputs import RunOutputs
 from engine.training.session import Session
-from engine.training.step import train_steps
+from engine.training.step import NonFiniteGradients, TrainState, train_steps
 from utils.device import device_name, peak_memory_bytes, timed
+from utils.distributed import call_on_main
+from utils.files import atomic_write
 from utils.system import describe_waiting
 from utils.tables import aligned_table, three_digits
 from utils.torch_compat import is_compiled
 
 TRACE = "trace.json.gz"
+AMP_TABLE = "half_values.csv"
 _WARMUP_STEPS, _TIMED_STEPS, _PROFILED_STEPS = 5, 10, 10
 _ENDLESS = 10**6  # epochs
 _QUIET = "99"  # above all levels of KINETO_LOG_LEVEL, to silence its first line on standard error
@@ -98,10 +106,39 @@ def _ms(seconds: float) -> str:
 
 
 def profile_run(session: Session, outputs: RunOutputs) -> None:
+    """Profiles some steps, and reports on AMP with the weights and the loss scale after them.
+
+    The run has as many epochs as the steps take, without evaluations and checkpoints.
+    Raises NonFiniteGradients: after the report, which tells more.
+    """
+    batches = session.batches.iterate(0, 0, _ENDLESS, bad_images=session.bad_images)
+    failure: NonFiniteGradients | None = None
+    try:
+        _profile_steps(session, outputs, batches)
+    except NonFiniteGradients as error:
+        failure = error
+    if session.state.precision.dtype != torch.float32:
+        rounding = [] if failure else observe_update(session.state, batches)
+        call_on_main(lambda: _write_amp_report(session.state, outputs, next(batches), rounding), session.state.context)
+    if failure:
+        raise failure
+
+
+def _write_amp_report(state: TrainState, outputs: RunOutputs, batch: Batch, rounding: list[str]) -> None:
+    has_other_ranks = state.config.parallel.sync_bn and state.context.world_size > 1
+    if state.strategy.is_sharded or has_other_ranks:
+        outputs.logger.info("----- AMP report: none with a sharded model or PARALLEL.SYNC_BN: profile it on one device")
+        return
+    lines, table = report_amp(state, batch)
+    atomic_write(outputs.folder / AMP_TABLE, table)
+    text = "\n".join([*lines, *rounding])
+    outputs.logger.info(f"----- {text}\nAll ops: {outputs.folder / AMP_TABLE}")
+
+
+def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batch]) -> None:
     """Trains some steps on every rank; only the main process is profiled, and prints the figures.
 
-    The run has as many epochs as the steps take, without evaluations and checkpoints. The speed is measured first,
-    without the profiler, which slows the steps down.
+    The speed is measured first, without the profiler, which slows the steps down.
     """
     state, context, reporter = session.state, session.state.context, outputs.reporter
     device = context.device
@@ -112,7 +149,6 @@ def profile_run(session: Session, outputs: RunOutputs) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
         with new_profiler():  # the first start is slow: do it now, or workers would load ahead during it
             pass
-    batches = session.batches.iterate(0, 0, _ENDLESS, bad_images=session.bad_images)
     progress = state.new_progress(epoch=0)
     num_steps = _WARMUP_STEPS + _TIMED_STEPS + _PROFILED_STEPS
     reporter.num_epochs = math.ceil(num_steps / state.layout.steps_per_epoch)

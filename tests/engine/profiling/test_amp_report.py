@@ -1,0 +1,229 @@
+"""The AMP report: its figures against hand-made values, planted overflows and underflows, and what mends them."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import CPU, TINY_RESNET, assert_same_state, only_run, session_for
+from torch import nn
+
+from configs.command_line import parse_command_line
+from engine.commands.run import run
+from engine.profiling.amp_report import margin, observe_update, report_amp
+from engine.profiling.half_values import Passes
+from engine.training.step import train_steps
+from utils.tables import read_rows
+
+FLOAT16 = ["AMP.ENABLED=true", "AMP.DTYPE=float16", "DATA.BATCH_SIZE=8", "MODEL.ATTENTION=explicit"]
+SWIN_SIZES = "MODEL.KWARGS={embed_dim: 8, depths: [1, 1], num_heads: [1, 2], window_size: 2}"
+SWIN = [
+    "MODEL.TYPE=timm",
+    "MODEL.NAME=swin_tiny_patch4_window7_224",
+    "DATA.IMAGE_SIZE=32",
+    "MODEL.NUM_CLASSES=10",
+    SWIN_SIZES,
+]
+HF_SIZES = "hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32"
+HF = [
+    "MODEL.TYPE=transformers", "MODEL.NAME=ViTForImageClassification", "DATA.IMAGE_SIZE=8",
+    f"MODEL.KWARGS={{model_type: vit, image_size: 8, patch_size: 4, {HF_SIZES}}}",
+]  # fmt: skip
+
+
+@pytest.fixture
+def case(digits_argv):
+    """Builds a session with these options and weights that are changed by hand; the state and its first batch."""
+
+    def build(*options: str, plant=None, words: list[str] = ()):
+        session = session_for([*words, *digits_argv, *FLOAT16, *options], CPU)
+        if plant:
+            with torch.no_grad():
+                plant(session.state.precision.weights.saved)
+        return session.state, next(session.batches.iterate(0, 0, 1, bad_images=session.bad_images))
+
+    return build
+
+
+def large_logits(model: nn.Module) -> None:
+    model.blocks[1].attn.qkv.weight[:16] *= 1e4
+
+
+def large_hidden(model: nn.Module) -> None:
+    model.blocks[0].mlp.fc1.bias[0] = 2e5
+    model.blocks[0].mlp.fc2.weight[:, 0] = 0
+
+
+def large_stream(model: nn.Module) -> None:
+    model.blocks[1].mlp.fc2.bias[:] = 7e4
+
+
+def large_output(model: nn.Module) -> None:
+    model.head.bias[:] = 7e4
+
+
+def small_gradients(model: nn.Module) -> None:
+    model.head.weight *= 1e-5
+
+
+def flags(line: str) -> list[str]:
+    """The options of an advice."""
+    found = re.search(r'by -opts "(AMP\..*)"$', line)
+    return [found[1] if found else "AMP.DTYPE=" + line.partition("-amp_dtype=")[2]]
+
+
+@pytest.mark.parametrize(("plant", "options", "finding", "advice"), [
+    (large_logits, [], "overflows in blocks.1.attn: the result of matmul", ["AMP.CUSTOM_BLACK_LIST=[blocks.1.*]"]),
+    (large_hidden, [], "overflows in blocks.0.mlp.fc1: the result of linear", ["AMP.CUSTOM_BLACK_LIST=[blocks.0.*]"]),
+    (large_stream, [], "overflows in blocks.1.mlp.fc2", ["AMP.CUSTOM_BLACK_LIST=[blocks.1.*]"]),
+    (large_output, [], "overflows in head: the result of linear is up to 700", ["AMP.CUSTOM_BLACK_LIST=[head.*]"]),
+    (None, ["AMP.INIT_LOSS_SCALING=1e9"], "gradients overflow in head at loss scale 1e+09", None),
+    (small_gradients, ["AMP.INIT_LOSS_SCALING=1"], "in blocks.0 are zero in float16 at loss scale 1, and not", None),
+])  # fmt: skip
+def test_a_planted_problem_is_named_and_its_advice_mends_it(case, plant, options, finding, advice):
+    lines, _ = report_amp(*case(*options, plant=plant))
+    assert finding in lines[-2] and "Mended" in lines[-1]
+    assert advice is None or flags(lines[-1]) == advice
+    assert advice or "INIT_LOSS_SCALING" in lines[-1]
+    mended, _ = report_amp(*case(*options, *flags(lines[-1]), plant=plant))  # typed
+    assert "float16 is safe at loss scale" in mended[-2]
+
+
+def test_bfloat16_mends_what_no_list_does(case):
+    def plant(model: nn.Module) -> None:
+        model.pos_embed[..., 3] = 1e5
+
+    lines, _ = report_amp(*case("AMP.LEVEL=O2", plant=plant))
+    assert "overflows in the model: the result of add is up to 1000" in lines[-2]
+    state, batch = case(*flags(lines[-1]), "AMP.LEVEL=O2", plant=plant)
+    assert "is safe" in "".join(report_amp(state, batch)[0][-2:])
+
+
+def values_of(state, batch, scale: float = 65536.0):
+    passes = Passes(state, batch)
+    return passes, passes.values(state.precision.options, scale)
+
+
+def test_figures_of_the_classifier_are_those_of_its_formulas(case):
+    """The gradient of the logits is (softmax - labels) * scale / batch size, rounded to float16."""
+    state, batch = case("DATA.BATCH_SIZE=4")
+    for scale in (65536.0, 2.0**-18):
+        passes, values = values_of(state, batch, scale)
+        (head,) = [pair for pair in values.ops if pair.half.module == "head"]
+        state.precision.weights.compute.train()
+        with torch.autocast("cpu", torch.float16), torch.no_grad():
+            logits = state.precision.weights.compute(passes.images)
+        assert head.half.size == head.peak == logits.abs().max()
+        gradient = (logits.float().softmax(-1) - F.one_hot(passes.targets, 10)) * (scale / 4)
+        assert head.half.gradient == gradient.half().abs().max()
+        assert head.exact.gradient == pytest.approx(gradient.abs().max().item() / scale, rel=1e-2)
+        assert (head.lost, head.values) == ((gradient.half() == 0).sum(), 40)
+    assert head.lost > 0
+    assert margin(65504 / 8) == "2^3.0" and margin(2 * 65504) == "2^-1.0"
+
+
+def test_masks_are_equal(case):
+    options = ["MODEL.DROPOUT=0.5", "MODEL.DROPPATH=0.5", "MODEL.ATTENTION=fused", "MODEL.ATTENTION_DROPOUT=0.5"]
+    _, values = values_of(*case(*options))
+    masked = [pair for pair in values.ops if pair.half.op in ("dropout", "mul") and pair.exact.zeros is not None]
+    shares = [pair.exact.zeros.float().mean().item() for pair in masked]
+    assert len(masked) > 4 and max(shares) > 0.4
+    assert all(torch.equal(pair.half.zeros, pair.exact.zeros) for pair in masked)
+
+
+def test_lists_and_dtypes(case):
+    lists = ["AMP.CUSTOM_BLACK_LIST=[softmax]", "AMP.CUSTOM_WHITE_LIST=[add]"]
+    _, values = values_of(*case(*lists))
+    assert values.recorder.moved["softmax in float32"] == 2 and values.recorder.moved["add in float16"] == 5
+    assert not any(pair.half.op == "softmax" for pair in values.ops)
+    assert values.recorder.dtypes["blocks.1"] == ("float16", "float32", "float16")
+    assert values_of(*case())[1].recorder.dtypes["blocks.1"] == ("float32", "float32", "float32")
+
+
+@pytest.mark.parametrize("options", [
+    ["MODEL.GRAD_CHECKPOINTING=true"], ["MODEL.GRAD_CHECKPOINTING=cheap", "AMP.CUSTOM_BLACK_LIST=[gelu]"],
+    ["TRAIN.COMPILE=default"],
+], ids=str)  # fmt: skip
+def test_checkpointing_and_a_compiler_change_no_figure(case, options, monkeypatch):
+    monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
+    lists = [one for one in options if one.startswith("AMP")]
+    assert report_amp(*case(*options)) == report_amp(*case(*lists))
+
+
+@pytest.mark.parametrize("options", [TINY_RESNET, SWIN, HF], ids=lambda options: options[1])
+def test_other_models(options):
+    session = session_for(
+        ["-dataset=fake", "-opts", *FLOAT16[:3], *options, "MODEL.NUM_CLASSES=1000", "AMP.INIT_LOSS_SCALING=512"], CPU
+    )
+    (_, table, *_, text, _), _ = report_amp(
+        session.state, next(session.batches.iterate(0, 0, 1, bad_images=session.bad_images))
+    )
+    assert "float16 is safe" in text and len(table.splitlines()) > 4
+
+
+@pytest.mark.parametrize("tune", ["lora", "last:1"])
+def test_frozen_blocks_lose_no_gradients(case, tune):
+    lines, _ = report_amp(*case(f"MODEL.TUNE={tune}", "AMP.INIT_LOSS_SCALING=1024"))
+    lost = {row.split()[0]: row.split()[-1] for row in lines[1].splitlines()}
+    assert (lost["blocks.0"] == "-") == (tune == "last:1") and lost["blocks.1"] != "-"
+    assert "float16 is safe" in lines[-2]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_the_training_goes_on_as_without_a_report(digits_argv, level):
+    def train(reports: bool) -> dict:
+        options = ["AMP.ENABLED=true", "DATA.BATCH_SIZE=8", f"AMP.LEVEL={level}", "MODEL.DROPOUT=0.1"]
+        session = session_for([*digits_argv, *options], CPU)
+        state = session.state
+        batches = session.batches.iterate(0, 0, 1, bad_images=session.bad_images)
+        progress = state.new_progress(0)
+        train_steps(state, batches, progress, 1, lambda progress: None)
+        batch = next(batches)
+        if reports:
+            report_amp(state, batch)
+        train_steps(state, batches, progress, 2, lambda progress: None)
+        weights = state.precision.weights
+        model = {name: value.clone() for name, value in weights.saved.state_dict().items()}
+        return {"model": model, "optimizer": state.optimizer.state_dict(), "scaler": state.precision.state_dict()}
+
+    assert_same_state(train(reports=True), train(reports=False))
+
+
+def test_rounding_of_an_update(digits_argv):
+    """SGD without momentum: the update is -lr * gradient, and the nearest bfloat16 is that of torch."""
+    options = [
+        "AMP={ENABLED: true, LEVEL: O3}",
+        "DATA.BATCH_SIZE=8",
+        "TRAIN.OPTIMIZER.NAME=sgd",
+        "TRAIN.WEIGHT_DECAY=0",
+    ]
+    session = session_for([*digits_argv, *options, "TRAIN.OPTIMIZER.MOMENTUM=0", "TRAIN.WARMUP_EPOCHS=0"], CPU)
+    weights = session.state.precision.weights
+    before = [weight.detach().float().clone() for weight in weights.compute.parameters()]
+    found: list[torch.Tensor] = []
+    copy_back = weights.copy_master_to_model
+
+    def keep_and_copy(seed: int) -> None:
+        found.extend(weight.detach().clone() for weight in weights.master.parameters())
+        copy_back(seed)
+
+    weights.copy_master_to_model = keep_and_copy
+    batches = session.batches.iterate(0, 0, 1, bad_images=session.bad_images)
+    (line,) = observe_update(session.state, batches)
+    trained = [weight.dtype == torch.bfloat16 for weight in weights.compute.parameters()]
+    pairs = [pair for pair, half in zip(zip(before, found, strict=True), trained, strict=True) if half]
+    old, new = (torch.cat([pair[index].flatten() for pair in pairs]) for index in (0, 1))
+    nearest = new.bfloat16().float()
+    dropped = (nearest == old)[new != old].float().mean()
+    assert f"{(nearest - new).norm() / (new - old).norm():.2g}"[:3] in line and f"{dropped:.1%}" in line
+
+
+def test_a_profile_has_the_report_and_all_ops(digits_argv, cpu, tmp_path):
+    argv = ["-amp", "-amp_dtype=float16", "-profile", *digits_argv, "AMP.INIT_LOSS_SCALING=1024", "DATA.BATCH_SIZE=8"]
+    assert run(parse_command_line(argv), cpu) == 0
+    folder = only_run(tmp_path / "out", "profile")
+    log = (folder / "log.txt").read_text()
+    assert "float16 is safe at loss scale" in log[log.index("----- AMP report: O1: float16") :]
+    ops = read_rows(folder / "half_values.csv")
+    assert {"qkv", "head"} <= {row["module"].rpartition(".")[2] for row in ops if row["op"] == "linear"}
+    assert all(float(row["gradient"]) > 0 for row in ops if row["op"] == "weight")
