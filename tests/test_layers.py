@@ -55,6 +55,7 @@ SOURCES_LAYERS = [
     {"folders"},
     {"listed"},
     {"source"},
+    {"share"},
     {"split"},
     {"groups", "corrections"},
     {"tables"},
