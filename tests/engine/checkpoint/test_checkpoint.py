@@ -84,9 +84,9 @@ def test_the_thread_that_writes_starts_no_threads_of_openmp(tmp_path):
     torch.set_num_threads(2)
     try:
         weight.isfinite().all()  # starts the threads of this one
-        before = len(list(tasks.iterdir()))
+        before = {*tasks.iterdir()}
         save(writer, 1, model={"weight": weight})
-        assert len(list(tasks.iterdir())) - before == 1  # it waits for another checkpoint
+        assert len({*tasks.iterdir()} - before) == 1  # it waits for another checkpoint
     finally:
         torch.set_num_threads(1)
 

@@ -229,14 +229,14 @@ def test_a_model_of_tall_images_is_timms(kwargs, tmp_path, photos, cpu):
     plan = plan_evaluation(parse_command_line(argv), cpu, RunLogger(cpu))
     theirs = timm.create_model(f"local-dir:{tmp_path / 'hf'}", pretrained=True).eval()
     settings = resolve_data_config(model=theirs, use_test_size=True)
-    assert plan.weights_size == (64, 32) and (3, *plan.config.data.input_size) == settings["input_size"]
+    assert plan.record.image_size == (64, 32) and (3, *plan.config.data.input_size) == settings["input_size"]
     pixels = create_transform(**settings)(PHOTO)[None]
     ours = build_eval_host_transform(plan.config.data)(LazyImage(as_tensor(PHOTO)), 0, 0)[0][None]
-    built = build_eval_model(plan.config, cpu, weights_size=plan.weights_size).compute
+    built = build_eval_model(plan.config, cpu, weights_size=plan.record.image_size).compute
     assert (built(Normalize(plan.config.data)(ours)) - theirs(pixels)).abs().max() < 0.05
     for size in ([32, 64], [64, 64], 32):
         data = plan.config.data.model_copy(update={"image_size": Data(IMAGE_SIZE=size).image_size})
-        resized = build_model(plan.config.model, data, cpu.device, weights_size=plan.weights_size)[0].pos_embed
+        resized = build_model(plan.config.model, data, cpu.device, weights_size=plan.record.image_size)[0].pos_embed
         grid = [side // 16 for side in data.input_size]
         assert torch.equal(resized, resample_abs_pos_embed(model.pos_embed, grid, [4, 2]))
     plain = build_model(plan.config.model, plan.config.data.model_copy(update={"image_size": (64, 32)}), cpu.device)
