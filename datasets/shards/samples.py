@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,7 +32,7 @@ from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSample
 from datasets.shards.index import INDEX_NAME, Index, Shard
 from datasets.shards.store import RangesNotSupported, ShardStore, changed
 from datasets.sources.samples import EncodedImages, read_error
-from datasets.sources.shared_arrays import PackedStrings, strings_in
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in
 from utils.errors import Unavailable, UserError, error_from, to_single_line
 from utils.files import file_state, locked, open_regular_file, own_file
 from utils.notes import RUN_LOG
@@ -273,18 +274,15 @@ class TarSamples(EncodedImages):
         super().__init__(class_names)
         self.reader = reader
         self.shards = index.shards
-        self._index = index
+        self._index = replace(index, arrays={})  # `arrays` has them
         self._shuffled_shards = shuffled_shards
         self._has_groups = bool(index.group_key)
         self.arrays = index.arrays
         self.windows: ShardWindows = ShardWindows(index.arrays["ends"], shuffled_shards)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_index": None}
-
     def select(self, indices: np.ndarray) -> "TarSamples":
-        part = TarSamples(self.reader, self._index.select(indices), self.class_names, self._shuffled_shards)
-        part.targets = self.targets[indices]
+        index = replace(self._index, arrays=self.arrays).select(indices)
+        part = TarSamples(self.reader, index, self.class_names, self._shuffled_shards)
         part.has_class_names, part.notes, part.findings = self.has_class_names, self.notes, self.findings
         return part
 
@@ -315,6 +313,12 @@ class TarSamples(EncodedImages):
 
     def name(self, index: int) -> str:
         return f"{self.reader.store.url(self._shard_of(index).name)}/{strings_in(self.arrays, 'names')[index]}"
+
+    @property
+    def paths(self) -> PackedStrings:
+        shards = np.repeat([shard.name for shard in self.shards], np.diff(self.arrays["ends"], prepend=0))
+        names = strings_in(self.arrays, "names")
+        return StringPacker(f"{shard}/{name}" for shard, name in zip(shards, names, strict=True)).strings()
 
     def relative_name(self, index: int, folder: str) -> str:
         """Returns the name of the image in its shard."""

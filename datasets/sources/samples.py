@@ -92,6 +92,11 @@ class Samples:
         """The name of the group of each image, with DATA.GROUPS."""
         return strings_in(self.arrays, "groups") if "groups" in self.arrays else None
 
+    @property
+    def paths(self) -> PackedStrings:
+        """The name of each image without the folder of the data: the same on another machine."""
+        return StringPacker(self.name(index) for index in range(len(self))).strings()
+
     def __len__(self) -> int:
         return len(self.targets)
 

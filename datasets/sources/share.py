@@ -7,20 +7,18 @@ import numpy as np
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.samples import Samples
-from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import hash_paths, most_frequent, places_in_classes
 from utils.errors import UserError, did_you_mean
 from utils.notes import Note
 
 
 def take_share(samples: Samples, data: Data) -> Samples:
-    """DATA.FRACTION of the images of each class, at least one, by the hashes of their names: a smaller share is inside.
+    """DATA.FRACTION of the images of each class, at least one, by the hashes of their paths: a smaller share is inside.
 
     With DATA.GROUPS whole groups are taken, each counts in its most frequent class; of images with several labels, the
     share is one of all images. DATA.SPLIT_SEED is the seed.
     """
-    names = samples.groups or StringPacker(samples.name(index) for index in range(len(samples))).strings()
-    _, unit_of = np.unique(hash_paths(names, data.split_seed), return_inverse=True)
+    _, unit_of = np.unique(hash_paths(samples.groups or samples.paths, data.split_seed), return_inverse=True)
     is_multi_label = samples.targets.ndim == 2
     labels = np.zeros(len(samples), np.int64) if is_multi_label else samples.targets
     place, sizes = places_in_classes(most_frequent(labels, unit_of))

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import refused
-from source_helpers import options
+from source_helpers import options, read_splits
 
 from datasets.sources import shared_arrays
 from datasets.sources.shared_arrays import share_arrays
 from datasets.sources.source import source_class
+from tests.datasets.shards.tar_files import numbered, tar_of
 
 
 @pytest.fixture
@@ -38,6 +39,20 @@ def test_pickled_samples_are_small(tmp_path, dataset, number):
         assert received.name(index) == samples.name(index)
         assert received.targets[index] == samples.targets[index] == int(samples.paths[index][0])
         assert received.location(index) == samples.location(index)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_pickled_samples_of_shards_are_small(tmp_path, fraction):
+    pytest.importorskip("obstore")
+    (tmp_path / "train-0.tar").write_bytes(tar_of(numbered(2_100)))
+    (tmp_path / "val-0.tar").write_bytes(tar_of(numbered(7)))
+    samples, _ = read_splits(options(tmp_path, dataset="tar", batch_size=1, fraction=fraction))
+    pickled = pickle.dumps(samples)
+    assert len(pickled) < 3_000
+    received = pickle.loads(pickled)
+    assert len(received) == 2_100 * fraction
+    assert received.name(777) == samples.name(777)
+    assert received.targets.tolist() == samples.targets.tolist()
 
 
 def test_the_temporary_folder_is_removed_with_the_arrays(temporary):

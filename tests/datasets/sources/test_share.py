@@ -39,6 +39,20 @@ def test_shares_are_nested_by_class_and_keep_the_validation_images(folder):
         before = {*names_of(train)}
 
 
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_the_same_data_in_another_folder_have_the_same_share(kind, tmp_path):
+    shares = []
+    for place in ("one", "two"):
+        root = tmp_path / place / "data"
+        if kind == "tar":
+            write_shards(root, train=4, per_shard=10, val=4)
+        else:
+            tree(root, *(f"{name}/{number}.jpg" for name in ("ant", "bee") for number in range(20)))
+        train = read({"path": root, "dataset": kind, "fraction": 0.3})[0]
+        shares.append([train.relative_name(index, str(root)) for index in range(len(train))])
+    assert shares[0] == shares[1]
+
+
 def test_another_seed_of_the_split_takes_other_images(folder):
     shares = [read({"path": folder, "fraction": 0.5, "split_seed": seed})[0] for seed in (0, 1)]
     assert names_of(shares[0]) != names_of(shares[1])
