@@ -140,7 +140,8 @@ def test_with_minutes_the_first_run_of_each_speed_decides_the_epochs(tmp_path, f
 
 def _times(folder):
     """The times at which the run began and had decided."""
-    return read_json(folder / "argv.json")[2], (folder / "config.yaml").stat().st_mtime
+    facts = json.loads((folder / "argv.json").read_text())
+    return facts[2], (folder / "config.yaml").stat().st_mtime
 
 
 def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
