@@ -36,6 +36,17 @@ def decided_rows(file: str | None, encoding: str | None) -> dict[int, Cells]:
     return {line: cells for line, cells in table if cells[CORRECTION]}
 
 
+def places_of(cells: Cells, data_path: str) -> list[str]:
+    """The files that a row may name: its path is absolute, or relative to the current folder or to DATA_PATH."""
+    path = unescaped_cell(cells[PATH])
+    return [place_of(path), place_of(os.path.join(data_path, path))]
+
+
+def place_of(path: str) -> str:
+    """An absolute path as paths are compared."""
+    return to_nfc(os.path.abspath(path))
+
+
 def correct(splits: dict[str, Samples], data: Data) -> None:
     """Replaces the samples of each split: with the right labels, and without the images to drop; notes the numbers.
 
@@ -47,14 +58,12 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
     rows = decided_rows(data.corrections, data.encoding)
     line_of: dict[str, int] = {}
     for line, cells in rows.items():
-        path = unescaped_cell(cells[PATH])
-        for place in (path, os.path.join(data.data_path, path)):
-            line_of[to_nfc(os.path.abspath(place))] = line
+        line_of |= dict.fromkeys(places_of(cells, data.data_path), line)
     used = set[int]()
     for split, samples in splits.items():
         if type(samples) is not ImageFiles:
             raise UserError(f"DATA.CORRECTIONS needs images in files, but the data set is {data.dataset}; remove it")
-        lines = [line_of.get(to_nfc(os.path.abspath(samples.name(index)))) for index in range(len(samples))]
+        lines = [line_of.get(place_of(samples.name(index))) for index in range(len(samples))]
         found = {index: unescaped_cell(rows[line][CORRECTION]) for index, line in enumerate(lines) if line}
         splits[split] = _corrected(samples, found, data)
         used |= {line for line in lines if line}

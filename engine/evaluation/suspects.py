@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from datasets.sources.corrections import CORRECTION, PATH
+from datasets.sources.corrections import CORRECTION, PATH, place_of, places_of
 from datasets.sources.tables.files import Cells
 from utils.files import atomic_write, make_own_folder
 from utils.tables import safe_cell, table_text
@@ -57,15 +57,16 @@ def write_suspects(
     images: Sequence[tuple[str, str, str]],
     names: Sequence[str],
     decided: Iterable[Cells],
+    data_path: str,
 ) -> list[int]:
     """Writes the suspects with an empty correction, and below them the rows that have one: the next DATA.CORRECTIONS.
 
-    images: split, path and label of each sample. names: of the classes. decided: as `decided_rows`; an image in it is
-    no suspect. Returns the indices of the suspects in their order. Raises OSError.
+    images: split, path and label of each sample. names: of the classes. decided: as `decided_rows`, with paths
+    as `places_of`; an image in it is no suspect. Returns the indices of the suspects in their order. Raises OSError.
     """
     decided = [*decided]
-    known = {cells[PATH] for cells in decided}
-    suspects = [index for index in found.suspects if safe_cell(images[index][1]) not in known]
+    known = {place for cells in decided for place in places_of(cells, data_path)}
+    suspects = [index for index in found.suspects if place_of(images[index][1]) not in known]
     rows = []
     for index in suspects:
         texts = (*images[index], names[found.others[index]])

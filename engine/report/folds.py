@@ -50,8 +50,10 @@ def pool_folds(runs: Sequence[RunContents], folder: Path) -> Evaluation:
     if results.scores is not None and results.targets.ndim == 1:
         found = margins(torch.from_numpy(results.scores).sigmoid(), torch.from_numpy(results.targets))
         images = [("val", name, classes[label]) for name, label in zip(names, results.targets, strict=True)]
-        decided = decided_rows(runs[0].options["DATA.CORRECTIONS"], runs[0].options["DATA.ENCODING"]).values()
-        about["suspects"] = len(write_suspects(folder / SUSPECTS, found, images, classes, decided))
+        options = runs[0].options
+        decided = decided_rows(options["DATA.CORRECTIONS"], options["DATA.ENCODING"]).values()
+        suspects = write_suspects(folder / SUSPECTS, found, images, classes, decided, options["DATA.DATA_PATH"])
+        about["suspects"] = len(suspects)
     tables = ResultTables(folder, classes, names.__getitem__)
     tables.write(results.metrics(runs[0].metric.name), results, about)
     return Evaluation(folder, read_evaluation(folder))

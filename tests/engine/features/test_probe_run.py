@@ -22,6 +22,7 @@ from conftest import (
 from PIL import Image
 
 from configs.command_line import parse_command_line
+from engine.evaluation.suspects import margins, write_suspects
 from engine.report.contents import read_contents
 from engine.report.page import run_page
 from utils.tables import read_rows
@@ -147,6 +148,17 @@ def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path):
     assert f"{listed[0]['path']}<" in page and "whose label may be wrong" in page
     with refused(r"EVAL\.SUSPECTS"):
         parse_command_line([*digits_flags(tmp_path), "EVAL.SUSPECTS=true"])
+
+
+def test_an_image_that_a_person_kept_is_no_suspect_however_its_path_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = margins(torch.tensor([[0.1, 0.9]] * 4), torch.zeros(4, dtype=torch.int64))
+    images = [("train", f"data/{name}.png", "a") for name in "wxyz"]
+    paths = ("data/w.png", "x.png", str(tmp_path / "data/y.png"))
+    kept = [{"path": path, "correction": "keep"} for path in paths]
+    table = tmp_path / "suspects/suspects.csv"
+    assert write_suspects(table, found, images, ["a", "b"], kept, "data") == [3]
+    assert [row["path"] for row in read_rows(table)] == ["data/z.png", *paths]
 
 
 def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path):
