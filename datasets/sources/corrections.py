@@ -51,7 +51,8 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
     """Replaces the samples of each split: with the right labels, and without the images to drop; notes the numbers.
 
     The images stay in their splits. Paths are absolute, or relative to the current folder or DATA_PATH.
-    Raises UserError: as `decided_rows`; a class that the data does not have; no row names an image of a training.
+    Raises UserError: as `decided_rows`; a class that the data does not have; no row names an image of a training;
+    no image of a split is left.
     """
     if not data.corrections:
         return
@@ -66,9 +67,12 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
         lines = [line_of.get(place_of(samples.name(index))) for index in range(len(samples))]
         found = {index: unescaped_cell(rows[line][CORRECTION]) for index, line in enumerate(lines) if line}
         splits[split] = _corrected(samples, found, data)
+        if not len(splits[split]):
+            raise UserError(f"DATA.CORRECTIONS: {data.corrections}: drops all {split} images; keep some of them")
         used |= {line for line in lines if line}
     others = [rows[line][PATH] for line in rows if line not in used]
-    if "train" in splits and others:
+    is_whole = data.fraction == 1 and not data.only_classes  # else rows may name images that are left out
+    if "train" in splits and others and is_whole:
         text = f"DATA.CORRECTIONS: {data.corrections}: {len(others)} of {len(rows)} rows name no image of the data"
         text += f", such as {shorten(others[0])}"
         if not used:

@@ -6,6 +6,7 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
+from datasets.sources.class_names import list_names
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths, most_frequent, places_in_classes
 from utils.errors import UserError, did_you_mean
@@ -31,7 +32,8 @@ def take_share(samples: Samples, data: Data) -> Samples:
 def take_classes(samples: Samples, names: Sequence[str]) -> Samples:
     """The images of the classes `names`, which become the classes, in the order of the data.
 
-    Raises UserError: the data have no names of classes, lack one of `names`, or have several labels per image.
+    Raises UserError: the data have no names of classes, lack one of `names` or images of them, or have several labels
+    per image.
     """
     if samples.targets.ndim == 2 or not samples.has_class_names:
         raise UserError("DATA.ONLY_CLASSES: needs one label per image and names of classes; remove it")
@@ -41,6 +43,8 @@ def take_classes(samples: Samples, names: Sequence[str]) -> Samples:
     kept = [name for name in samples.class_names if name in names]
     new_label = np.array([kept.index(name) if name in names else -1 for name in samples.class_names])
     part = samples.select(np.flatnonzero(new_label[samples.targets] >= 0))
+    if not len(part):
+        raise UserError(f"DATA.ONLY_CLASSES: a split has no image of {list_names(kept)}; name other classes")
     part.number_classes(new_label, kept)
     part.notes.append(Note("log", f"DATA.ONLY_CLASSES: {len(part)} of {len(samples)} images"))
     return part

@@ -59,6 +59,21 @@ def test_rows_of_other_images_and_wrong_words_are_named(data):
         Data.model_validate({"DATASET": "digits", "CORRECTIONS": "a.csv"})
 
 
+def test_a_split_must_keep_an_image(data):
+    _, val = read_splits(data)
+    with refused("drops all val images; keep some"):
+        corrected(data, "path,correction\n" + "".join(f"{name},drop\n" for name in names_of(val)))
+
+
+@pytest.mark.parametrize("part", [{"fraction": 0.2, "groups": None}, {"only_classes": ["cat", "dog"]}])
+def test_rows_of_images_outside_of_a_part_are_not_called_wrong(data, part):
+    names = [name for split in read_splits(data) for name in names_of(split)]
+    data = data.model_copy(update=part)
+    rows = "".join(f"{name},keep\n" for name in names)
+    train, _ = corrected(data.model_copy(update=part), f"path,correction\n{rows}")
+    assert not any("name no image" in note.text for note in train.notes)
+
+
 def test_a_class_with_the_name_of_a_correction_is_refused(tmp_path):
     write_classes(tmp_path / "data", keep=20, dog=20)
     with refused("also the name of a class"):

@@ -142,6 +142,12 @@ def test_digits_in_memory():
     assert len(val) == 72
 
 
+def test_classes_without_images_in_a_split_are_refused(tmp_path):
+    root = tree(tmp_path / "data", "train/ant/0.jpg", "train/bee/0.jpg", "train/cat/0.jpg", "val/cat/0.jpg")
+    with refused("ONLY_CLASSES: a split has no image of 'ant', 'bee'; name other classes"):
+        read({"path": root, "only_classes": ["ant", "bee"]})
+
+
 REFUSED = {
     r"DATA\.ONLY_CLASSES: the data have no class 'bees'; did you mean bee": {"only_classes": ["bees"]},
     r"DATA\.ONLY_CLASSES: needs one label per image and names of classes": {"dataset": "fake", "only_classes": ["1"]},
