@@ -202,7 +202,7 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
         trained = torch.isin(val.targets, train.targets).cpu().numpy()
         parts = [(samples, train.indices[known], of_train.take(known))]
         parts.append((task.val, val.indices[trained], of_val.take(trained)))
-        logger.log(f"----- {_list_suspects(task, names_of_labels(samples, classes), parts)}")
+        logger.info(f"Suspects: {_list_suspects(task, names_of_labels(samples, classes), parts)}")
     sums = []
     for rows, labels in zip(train.values.split(ROWS), train.targets.split(ROWS), strict=True):
         logits = F.linear(rows, weight, bias)
@@ -230,4 +230,4 @@ def _list_suspects(task: ProbeTask, names: Sequence[str], parts: Sequence[tuple[
     shown = {number: places[index] for number, index in enumerate(suspects[:_PICTURES])}
     files.write_pictures(task.suspects.parent / PICTURES, shown, data)
     problem = "images are predicted as another class by probes without them"
-    return f"{len(suspects)} of {len(images)} {problem}: {task.suspects}"
+    return f"{task.suspects}: {len(suspects)} of {len(images)} {problem}"
