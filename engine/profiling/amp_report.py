@@ -166,6 +166,8 @@ def observe_update(state: TrainState, batches: Iterator[Batch]) -> list[str]:
         before = parameters_to_vector(weights.compute.parameters()).detach().float()
         after = parameters_to_vector(weights.master.parameters()).detach()
         changed = after != before  # not so: weights that are frozen, or in float32 in both models
+        if not changed.any():  # at a rate of 0
+            return
         rounded = after.to(state.precision.dtype).float()
         ratio = float((rounded - after)[changed].norm() / (after - before).norm())
         dropped = float((rounded == before)[changed].float().mean())

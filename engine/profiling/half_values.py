@@ -144,7 +144,7 @@ def _dtypes(tensors: Any) -> str:
 
 @dataclass(frozen=True)
 class Pair:
-    """What one op returns in half and in float32, or a weight. The gradients of float32 are those of the unscaled loss.
+    """What one op returns in half and in float32, or a weight. In float32 the loss is not scaled.
 
     lost: values of the gradient, of `values`, that are zero in half and not in float32.
     """

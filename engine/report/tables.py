@@ -135,12 +135,17 @@ def asked_options(runs: Sequence[RunContents]) -> list[str]:
     return [key for key, found in values.items() if key not in _REPEATED and len(found) > 1]
 
 
+def _is_result(run: RunContents) -> bool:
+    """Whether the run has ended as planned, with a value of its metric."""
+    return run.state in ("finished", "stopped") and run.score is not None
+
+
 def learning_curve(runs: Sequence[RunContents]) -> list[str]:
     """What a doubling of the images brought, between the two largest shares of runs that differ in DATA.FRACTION.
 
-    Means over seeds and folds; empty for runs that differ in other options, too.
+    Means over seeds and folds of the finished runs; empty for runs that differ in other options, too.
     """
-    trained = [run for run in runs if not run.is_evaluation and run.score is not None]
+    trained = [run for run in runs if not run.is_evaluation and _is_result(run)]
     if asked_options(trained) != [_SHARE]:
         return []
     scores = defaultdict[float, list[float]](list)
@@ -224,7 +229,7 @@ def _group(keys: list[str], members: list[RunContents]) -> Group:
     derived = {key: values for key, values in compared_options(members).items() if key not in _REPEATED}
     cells = {key: None if key in derived else members[0].options.get(key) for key in keys}
     cells |= {"metric": members[0].metric.name}
-    runs = [run for run in members if run.state in ("finished", "stopped") and run.score is not None]
+    runs = [run for run in members if _is_result(run)]
     notes = [f"{run.name} is left out: {run.short_status}" for run in members if run not in runs]
     if mixed := mixed_folds(run.folder for run in runs):
         notes.append(f"No mean over DATA.FOLD: {mixed}")

@@ -44,7 +44,7 @@ _THIRDS = {
 
 
 def fused_qkv(model: nn.Module) -> set[torch.Tensor]:
-    """The weights (3 C, D) of timm's layers `qkv` whose rows are those of q, then of k, then of v."""
+    """The weights (3 C, D) of timm's layers `qkv` with the rows of q first, then of k, then of v."""
     found = set[torch.Tensor]()
     for module in model.modules():
         layer = getattr(module, "qkv", None)

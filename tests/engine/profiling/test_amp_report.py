@@ -218,6 +218,13 @@ def test_rounding_of_an_update(digits_argv):
     assert f"{(nearest - new).norm() / (new - old).norm():.2g}"[:3] in line and f"{dropped:.1%}" in line
 
 
+def test_a_step_at_a_rate_of_zero_has_no_rounding(digits_argv):
+    options = ["AMP={ENABLED: true, LEVEL: O3}", "DATA.BATCH_SIZE=8", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=1"]
+    session = session_for([*digits_argv, *options, "TRAIN.WARMUP_START_LR=0", "TRAIN.WEIGHT_DECAY=0"], CPU)
+    batches = session.batches.iterate(0, 0, 1, bad_images=session.bad_images)
+    assert observe_update(session.state, batches) == []
+
+
 def test_a_profile_has_the_report_and_all_ops(digits_argv, cpu, tmp_path):
     argv = ["-amp", "-amp_dtype=float16", "-profile", *digits_argv, "AMP.INIT_LOSS_SCALING=1024", "DATA.BATCH_SIZE=8"]
     assert run(parse_command_line(argv), cpu) == 0

@@ -199,6 +199,8 @@ def test_a_learning_curve_is_the_gain_per_doubling(further, has_curve, tmp_path,
             keys = [f"DATA.FRACTION={share}", f"SEED={seed}", *(key.format(share) for key in further)]
             folder = make_run(tmp_path / f"{share}-{seed}", 2, keys)
             update_json(folder / "run.json", result={"top1": score})
+    failed = make_run(tmp_path / "failed", 2, ["DATA.FRACTION=1.0"], state="failed")
+    update_json(failed / "run.json", result={"top1": 20})
     page, lines, _ = compare(*sorted(tmp_path.iterdir()))
     curve = "top-1: 60.00% with 20% of the training images, 90.00% with 80%: 15.00 points per doubling"
     assert any(line.startswith(curve) for line in lines) == (curve in page.text) == has_curve
