@@ -57,4 +57,5 @@ def test_an_image_with_several_labels_is_hit_once_by_its_most_probable_one(cpu):
 )
 def test_the_better_evaluation_has_the_higher_rank(name, better, worse):
     high, low = (METRICS[name].rank({name: value, "loss": loss}) for value, loss in (better, worse))
-    assert high > low and METRICS[name].rank({"loss": math.nan}) == METRICS[name].rank({}) <= low
+    assert high > low
+    assert METRICS[name].rank({"loss": math.nan}) == METRICS[name].rank({}) <= low

@@ -22,7 +22,8 @@ def test_the_mean_is_computed_in_float64():
     mean = {"a": torch.tensor([1.0, 3e38]), "n": torch.tensor(7)}
     for count, number in enumerate((1.0, 4.0), start=1):
         mean = add_to_mean(mean, {"a": torch.tensor([number, 3e38]), "n": torch.tensor(8)}, count)
-    assert mean["a"].float().tolist() == [2.0, torch.tensor(3e38).item()] and mean["n"].item() == 7
+    assert mean["a"].float().tolist() == [2.0, torch.tensor(3e38).item()]
+    assert mean["n"].item() == 7
 
 
 def test_an_average_is_evaluated_and_read_by_pretrained(averaged_run, trained_digits, tmp_path, capsys):

@@ -44,7 +44,8 @@ def test_contenders_take_turns_and_one_that_failed_gets_no_more(tmp_path):
     assert figures["a"] == {"images_per_second": [1, 6, 7]}
     assert figures["b"] == {"images_per_second": [2], "failed": "no memory"}
     assert json.loads(file.read_text())["figures"] == figures
-    assert written[0] == {"a": {"images_per_second": [1]}, "b": {}, "c": {}} and len(written) == 7
+    assert written[0] == {"a": {"images_per_second": [1]}, "b": {}, "c": {}}
+    assert len(written) == 7
     with refused("b: no memory"):
         take_turns({"b": {}}, 2, lambda name, _: measure(name, 1), None)
 
@@ -110,7 +111,8 @@ def test_rounds_of_the_entry_script_and_of_a_train_py(tmp_path, monkeypatch):
     paths = [f"-timm_train={train_py}", f"-data={tmp_path / 'images'}", f"-json={tmp_path / 'a.json'}"]
     assert benchmark_train.main([*flags, *paths, *tiny]) == 0
     result = read_json(tmp_path / "a.json")
-    assert len(result["ratios"]["jpeg / timm"]) == 1 and result["environment"]["batch size"] == 4
+    assert len(result["ratios"]["jpeg / timm"]) == 1
+    assert result["environment"]["batch size"] == 4
     assert min(result["figures"]["jpeg"]["peak_memory_bytes"]) > 1e8
     assert result["figures"]["timm"].keys() == {"images_per_second", "cpu_seconds_per_second", "seconds_to_first_line"}
 
@@ -146,7 +148,8 @@ def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path,
         calls += 1
         statuses.append(benchmark_gpu.main(argv))
         assert benchmark_gpu.time.monotonic() <= calls * (540 - benchmark_gpu.RESERVED_SECONDS)
-    assert sorted(ran) == sorted(parts_of(*argv)) and ran[:5] == list(parts_of())[:5]
+    assert sorted(ran) == sorted(parts_of(*argv))
+    assert ran[:5] == list(parts_of())[:5]
     assert set(ran) - set(parts_of()) == {"timm", "timm_eager"}
     assert statuses == [1, *[0] * (calls - 1)]
     page = (tmp_path / "figures.md").read_text()
@@ -164,7 +167,8 @@ def test_the_seconds_of_100_iterations_and_their_mean():
     rows = [line.split("|")[1:-1] for line in benchmark_train.duration_table(figures, 64).splitlines()[4:]]
     cells = {name.strip(): [value.strip() for value in values] for name, *values in rows}
     assert cells["fp32"] == ["80.000", "64.000", "72.000", "1.406"]
-    assert cells["O1"] == ["40.000", "", "40.000", "2.500"] and cells["O2"][0] == "failed: x"
+    assert cells["O1"] == ["40.000", "", "40.000", "2.500"]
+    assert cells["O2"][0] == "failed: x"
 
 
 def test_every_training_part_is_a_command_of_benchmark_train(tmp_path):

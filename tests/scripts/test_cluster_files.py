@@ -75,11 +75,13 @@ def test_kubernetes_manifest():
     assert container["command"] == ["python", "scripts/kubernetes/torchrun.py", "main_multi_gpu.py"]
     refused, evicted = job["spec"]["podFailurePolicy"]["rules"]
     assert (refused["action"], refused["onExitCodes"]["values"]) == ("FailJob", [REFUSED])
-    assert refused["onExitCodes"]["containerName"] == container["name"] and spec["restartPolicy"] == "Never"
+    assert refused["onExitCodes"]["containerName"] == container["name"]
+    assert spec["restartPolicy"] == "Never"
     assert (evicted["action"], evicted["onPodConditions"]) == ("Ignore", [{"type": "DisruptionTarget"}])
     assert int(env["PET_NNODES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     assert int(env["PET_NPROC_PER_NODE"]) == container["resources"]["limits"]["nvidia.com/gpu"]
     name = job["metadata"]["name"]
     assert env["PET_MASTER_ADDR"] == f"{name}-0.{spec['subdomain']}"  # the host name of the pod with index 0
-    assert spec["subdomain"] == service["metadata"]["name"] and service["spec"]["selector"] == {"job-name": name}
+    assert spec["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": name}
     assert config_for(*container["args"]).model.resume == "auto"

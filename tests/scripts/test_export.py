@@ -91,7 +91,8 @@ def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, refer
     run_here("-eval", f"-pretrained={file}", f"-output={tmp_path / 'eval'}")
     run_here("-eval", f"-pretrained={digits_run / 'best.pth'}", f"-output={tmp_path / 'pth'}")
     results = [read_result(only_run(tmp_path / name, "eval")) for name in ("eval", "pth")]
-    assert results[0]["top1"] == results[1]["top1"] and results[0]["loss"] == pytest.approx(results[1]["loss"])
+    assert results[0]["top1"] == results[1]["top1"]
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"])
 
 
 def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path, capsys):
@@ -106,7 +107,8 @@ def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path, capsys):
     export.main([str(folder / "model.safetensors"), "-format", "safetensors", f"-output={folder / 'a.safetensors'}"])
     assert reference.check(model, "", "") < 1e-5
     config = read_json(folder / "config.json")
-    assert config["label_names"] == list("0123456789") and config["num_classes"] == 10
+    assert config["label_names"] == list("0123456789")
+    assert config["num_classes"] == 10
     assert "num_classes" not in config["model_args"]  # transformers passes it a second time
     data = resolve_model_data_config(model)
     assert (data["mean"], data["std"], data["input_size"], data["crop_pct"]) == ([0.5], [0.5], (1, 8, 8), 1.0)
@@ -149,7 +151,8 @@ def test_onnx_of_16_bits_has_weights_of_16_bits_and_takes_and_gives_float32(digi
     assert kinds == {"onnx": {onnx.TensorProto.FLOAT}, "onnx_float16": {onnx.TensorProto.FLOAT16}}
     session = onnxruntime.InferenceSession(str(files["onnx_float16"]), providers=["CPUExecutionProvider"])
     logits = session.run(None, {"images": reference.images.numpy()})[0]
-    assert logits.dtype == np.float32 and 0 < np.abs(logits - reference.logits.numpy()).max() < 0.05
+    assert logits.dtype == np.float32
+    assert 0 < np.abs(logits - reference.logits.numpy()).max() < 0.05
     assert json.loads(session.get_modelmeta().custom_metadata_map["class_names"]) == list("0123456789")
 
 
@@ -247,7 +250,8 @@ def conversion(name: str, target: Path, **changes: np.ndarray | None) -> list[st
 def test_a_conversion_is_checked_with_paddles_logits_and_without_images(tmp_path, capsys):
     assert export.main(conversion("SwinTransformer", target := tmp_path / "a.safetensors")) == 0
     difference = re.search(r"Compared: 2 images of .*a.npz: .* by at most (\S+) ", capsys.readouterr().out)[1]
-    assert 0 < float(difference) < 1e-5 and target.is_file()
+    assert 0 < float(difference) < 1e-5
+    assert target.is_file()
 
 
 CHECKS = {
@@ -279,7 +283,8 @@ def test_an_export_replaces_the_old_one_only_when_it_is_complete(tmp_path, is_fo
             written.write_text(text)
             if error:
                 raise error
-        assert file.read_text() == expected and list(target.parent.iterdir()) == [target]
+        assert file.read_text() == expected
+        assert list(target.parent.iterdir()) == [target]
 
 
 DOC = Path(__file__).parents[2] / "docs" / "export.md"
@@ -339,7 +344,8 @@ def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, 
         (pixels,) = names["preprocess"](file, values)
         found = np.rint(255 * (pixels + np.float32(mean)[:, None, None]))
         steps = (torch.from_numpy(found).int() - expected).abs()
-        assert steps.max() <= 2 and (steps > 0).float().mean() < 1 / 20
+        assert steps.max() <= 2
+        assert (steps > 0).float().mean() < 1 / 20
 
 
 @pytest.mark.slow

@@ -106,10 +106,12 @@ def test_the_card_has_the_figures_of_the_run_and_their_error(card, tmp_path):
     for title, values in (("validation", result), ("test", {"top1": 90.0, "samples": 100})):
         shown = row(card, title)
         count = values["samples"]
-        assert shown["number"] == str(count) and shown["top-1"].startswith(f"{values['top1']:.2f}%")
+        assert shown["number"] == str(count)
+        assert shown["top-1"].startswith(f"{values['top1']:.2f}%")
     error = (result["top1"] * (100 - result["top1"]) / result["samples"]) ** 0.5
     assert row(card, "validation")["top-1"].endswith(f" +/- {error:.2f}%")
-    assert row(card, "test")["macro F1"] == "" and "Acc" not in card.text
+    assert row(card, "test")["macro F1"] == ""
+    assert "Acc" not in card.text
     assert "1437 training images of 10 classes, 360 for validation" in card.text
     assert "**Classes:** `0`, `1`, `2`" in card.text
 
@@ -120,4 +122,6 @@ def test_weights_that_the_run_has_not_evaluated_have_no_figures(digits_run, opti
     export.main([str(folder / file), "-format", "hf", "-no_check"])
     (card,) = folder.glob("*-hf/README.md")
     text = card.read_text()
-    assert "No figures" in text and "| validation |" not in text and "1437 training images" in text
+    assert "No figures" in text
+    assert "| validation |" not in text
+    assert "1437 training images" in text

@@ -116,7 +116,8 @@ def test_the_page_answers_with_probabilities_and_the_operating_point(opened, tmp
     assert [float(text) for text in re.findall(r"<td>([\d.]+)%</td>", page)] == [
         pytest.approx(100 * share, abs=0.06) for share in sorted(shares, reverse=True)
     ]
-    assert "&lt;b&gt;" in page and "<b>" not in page.partition("<script>")[0]
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page.partition("<script>")[0]
 
 
 @pytest.mark.slow
@@ -128,7 +129,8 @@ def test_the_folder_has_the_model_of_the_run_and_what_the_page_reads(trained_dig
         export.main([str(trained), "-format", "web", f"-output={target}", "-no_paths"])
     assert sorted(path.name for path in target.iterdir()) == ["index.html", "model.json", "model.onnx"]
     model = read_json(target / "model.json")
-    assert model["class_names"] == list("0123456789") and model["preprocessing"]["image_size"] == 8
+    assert model["class_names"] == list("0123456789")
+    assert model["preprocessing"]["image_size"] == 8
     read = set(re.findall(r"model\.([a-z_]+)", PAGE)) - {"json", "onnx"}
     assert read <= {*model, "threshold_logits", "operating_point"}
     assert str(tmp_path) not in (target / "model.json").read_text()

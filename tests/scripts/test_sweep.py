@@ -54,10 +54,12 @@ def fake(tmp_path, monkeypatch):
 def test_a_grid_has_a_run_per_combination_in_a_folder_of_its_options():
     sets = ["DATA.FOLD=0..2", "TRAIN.BASE_LR=1e-3,2e-3"]
     root, runs, speeds = sweep.read_grid(sets, DIGITS)
-    assert list(runs)[:3] == ["FOLD=0,BASE_LR=1e-3", "FOLD=0,BASE_LR=2e-3", "FOLD=1,BASE_LR=1e-3"] and len(runs) == 6
+    assert list(runs)[:3] == ["FOLD=0,BASE_LR=1e-3", "FOLD=0,BASE_LR=2e-3", "FOLD=1,BASE_LR=1e-3"]
+    assert len(runs) == 6
     assert not speeds
     assert runs["FOLD=1,BASE_LR=2e-3"][-2:] == ["DATA.FOLD=1", "TRAIN.BASE_LR=2e-3"]
-    assert root.parent == Path("output") and sweep.read_grid(sets, ["-num_workers=1", *DIGITS])[0] == root
+    assert root.parent == Path("output")
+    assert sweep.read_grid(sets, ["-num_workers=1", *DIGITS])[0] == root
     assert sweep.read_grid(["DATA.FOLD=0..1", "TRAIN.BASE_LR=1e-3"], DIGITS)[0] == root  # the grid may grow
     assert sweep.read_grid(sets, ["-epochs=7", *DIGITS])[0] != root  # other options are another sweep
     assert sweep.read_values("1,[2, 3],{A: 1, B: 2}") == ["1", "[2, 3]", "{A: 1, B: 2}"]
@@ -76,7 +78,8 @@ def test_runs_are_spread_over_the_visible_gpus(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert devices(2, None) == ["0", "1"]
     monkeypatch.setattr(sweep, "visible_gpus", lambda: 0)
-    assert len(sweep._environments(None, None)) == 1 and len(sweep._environments(None, 2)) == 2
+    assert len(sweep._environments(None, None)) == 1
+    assert len(sweep._environments(None, 2)) == 2
 
 
 @pytest.mark.slow
@@ -89,15 +92,15 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
     facts = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/*/argv.json"))]
     assert [len(facts), {device for _, device, *_ in facts}] == [4, {"0", "1"}]
     spans = sorted((began, ended) for _, _, began, ended in facts)
-    assert spans[1][0] < spans[0][1] < spans[2][1] and spans[3][0] > spans[0][1]  # two at a time
+    assert spans[1][0] < spans[0][1] < spans[2][1]
+    assert spans[3][0] > spans[0][1]  # two at a time
     assert sweep.main(argv) == 0
     again = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/*/argv.json"))]
     folder = fake[-1] + "/SEED=1,FOLD=1-20260101-12-00"
-    assert (
-        again[1][0] == [*facts[1][0], f"-cfg={folder}/config.yaml", f"-resume={folder}"]
-        and again[:1] + again[2:] == facts[:1] + facts[2:]
-    )  # no other one ran
-    assert fake == [fake[0]] * 2 and "3 done" in capfd.readouterr().out
+    assert again[1][0] == [*facts[1][0], f"-cfg={folder}/config.yaml", f"-resume={folder}"]
+    assert again[:1] + again[2:] == facts[:1] + facts[2:]  # no other one ran
+    assert fake == [fake[0]] * 2
+    assert "3 done" in capfd.readouterr().out
     monkeypatch.setattr("engine.checkpoint.run_folder._LOCK_SECONDS", 0.1)
     with lock_run_folder(Path(fake[0])), pytest.raises((Unavailable, UserError), match=fake[0]):  # by another process
         sweep.main(argv)
@@ -133,9 +136,11 @@ def test_with_minutes_the_first_run_of_each_speed_decides_the_epochs(tmp_path, f
     }
     for m in (2, 4):
         began, decided = zip(*(_times(path) for path in sorted(root.glob(f"MLP_RATIO={m}*/"))), strict=True)
-        assert began[0] == min(began) and min(began[1:]) > decided[0]
+        assert began[0] == min(began)
+        assert min(began[1:]) > decided[0]
     _, _, speeds = sweep.read_grid(["TRAIN.BASE_LR=1e-3,2e-3", "SEED=0..1"], ["-minutes=1", *DIGITS, "DATA.FOLD=0"])
-    assert set(speeds.values()) == {"1 minutes"} and len(speeds) == 4  # rates are compared after the same epochs
+    assert set(speeds.values()) == {"1 minutes"}
+    assert len(speeds) == 4  # rates are compared after the same epochs
 
 
 def _times(folder):
@@ -175,5 +180,6 @@ def test_ctrl_c_saves_the_runs_and_the_same_command_continues(tmp_path):
         with pytest.raises(ProcessLookupError):
             os.kill(status["pid"], 0)
     result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ": resumed" in result.stdout and "Runs that differ only in seed or fold" in result.stdout
+    assert ": resumed" in result.stdout
+    assert "Runs that differ only in seed or fold" in result.stdout
     assert [status["state"] for status in states()] == ["finished"] * 2

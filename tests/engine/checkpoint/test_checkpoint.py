@@ -135,8 +135,10 @@ def test_previous_checkpoint_replaces_a_damaged_last_checkpoint(run_folder):
     runs = runs_newest_first(run_folder.parent)
     for resume in (str(run_folder), "auto"):
         found = find_checkpoint(resume, CPU, runs)
-        assert found.path == run_folder / PREVIOUS and found.state["epoch"] == 1
-        assert len(found.notes) == 1 and str(last) in found.notes[0]
+        assert found.path == run_folder / PREVIOUS
+        assert found.state["epoch"] == 1
+        assert len(found.notes) == 1
+        assert str(last) in found.notes[0]
     with refused(r"last\.pth"):
         find_checkpoint(str(last), CPU)
     (run_folder / PREVIOUS).write_bytes(b"")
@@ -225,7 +227,8 @@ def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path):
         assert set(epochs(folder).values()) <= {1, 2, 3}  # nothing is damaged
         if counter() < call:
             break
-    assert call > 3 and found.state["epoch"] == 3
+    assert call > 3
+    assert found.state["epoch"] == 3
 
 
 def test_the_best_is_valid_and_of_the_best_evaluation(tmp_path):
@@ -237,7 +240,8 @@ def test_the_best_is_valid_and_of_the_best_evaluation(tmp_path):
 
     assert found(best) is None
     save(new_writer(tmp_path), 1, is_best=True, best=best)
-    assert found(best) == tmp_path / BEST and found(best | {"top1": 3.0}) is None
+    assert found(best) == tmp_path / BEST
+    assert found(best | {"top1": 3.0}) is None
     (tmp_path / LAST).unlink()
     (tmp_path / BEST).write_text("{}")
     assert found(best) is None

@@ -57,7 +57,8 @@ def test_weights_in_a_checkpoint_are_contiguous(checkpoint, tmp_path):
     writer.wait()
     saved = load_checkpoint(tmp_path / "last.pth")
     safetensors.torch.save_file(saved["model"], tmp_path / "x.safetensors")
-    assert torch.equal(saved["model"]["conv.weight"], weight) and saved["state_dict_ema"] is None
+    assert torch.equal(saved["model"]["conv.weight"], weight)
+    assert saved["state_dict_ema"] is None
 
 
 def test_an_evaluation_takes_the_model_that_the_file_of_another_program_names(tmp_path):
@@ -115,7 +116,8 @@ def test_the_args_of_a_file_decide_its_pixels_and_its_network(name, given, tmp_p
     config = config_for("-cfg=configs/finetune.yaml", "-data_path=data", f"-model={name}", weights)
     tuned = follow_weights(config, {}, weights_record(config.model)).options
     changed = options.data.model_copy(update={"resize": "crop", "crop_pct": tuned.data.crop_pct})
-    assert tuned.model.kwargs == options.model.kwargs and (pixels_of(tuned.data) == pixels_of(changed)).all()
+    assert tuned.model.kwargs == options.model.kwargs
+    assert (pixels_of(tuned.data) == pixels_of(changed)).all()
     kept = parse_command_line(["-eval", weights, "-opts", "DATA.IMAGENET_MEAN=[0.4, 0.4, 0.4]"])
     assert options_of_weights(kept)[0].data.imagenet_mean == (0.4, 0.4, 0.4)
 
@@ -172,9 +174,11 @@ def options_of(file: Path) -> dict:
 def test_names_and_preprocessing_are_read_back(names, tmp_path):
     file = write(tmp_path, names)
     record = read_record(str(file))
-    assert record.class_names == [normalize("NFC", name) for name in names] and record.num_classes == 2
+    assert record.class_names == [normalize("NFC", name) for name in names]
+    assert record.num_classes == 2
     assert (record.data["CROP_PCT"], record.data["IMAGENET_MEAN"]) == (DATA.crop_pct, list(DATA.imagenet_mean))
-    assert record.model == OPTIONS["MODEL"] and record.data.items() >= OPTIONS["DATA"].items()
+    assert record.model == OPTIONS["MODEL"]
+    assert record.data.items() >= OPTIONS["DATA"].items()
     assert options_of(file) == {"embed_dim": 48, "dataset": "digits", "resume": None}
 
 
@@ -210,7 +214,8 @@ def test_a_wrong_value_or_an_unknown_key_of_the_record_is_refused_by_name(entry,
 @pytest.mark.parametrize("text", ["[" * 100_000, "9" * 10_000, '{"MODEL": [], "DATA": {}}', "{}"])
 def test_options_of_another_form_are_of_another_program(text, tmp_path):
     file = write(tmp_path, None, options=text)
-    assert read_record(str(file)) is None and options_of(file)["embed_dim"] == 768
+    assert read_record(str(file)) is None
+    assert options_of(file)["embed_dim"] == 768
 
 
 WRONG_OPTIONS = {
@@ -224,7 +229,9 @@ WRONG_OPTIONS = {
 @pytest.mark.parametrize(("key", "options"), WRONG_OPTIONS.items())
 def test_wrong_options_are_refused_with_one_line(key, options, tmp_path):
     message = line_of(options_of, write(tmp_path, None, options=json.dumps(options)))
-    assert "a.safetensors" in message and key in message and len(message) < 600
+    assert "a.safetensors" in message
+    assert key in message
+    assert len(message) < 600
 
 
 def test_options_that_name_other_files_are_not_read(tmp_path):
@@ -232,7 +239,8 @@ def test_options_that_name_other_files_are_not_read(tmp_path):
     file = write(tmp_path, None, options=json.dumps(harmful))
     config = config_for("-eval", f"-pretrained={file}")
     assert (config.model.resume, config.model.pretrained) == (None, str(file))
-    assert config.data.num_workers is None and config.save != "/other"
+    assert config.data.num_workers is None
+    assert config.save != "/other"
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 50, b"\xff" * 8 + b"{}", b"\x02\0\0\0\0\0\0\0{}"])

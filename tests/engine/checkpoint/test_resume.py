@@ -140,7 +140,8 @@ def test_resume_with_another_batch_size_keeps_the_order_of_samples(digits_argv, 
     del order[6 * 64 :]  # samples prefetched before the stop
     train([f"-resume={stopped}", *argv, "DATA.BATCH_SIZE=32"])
     assert order == uninterrupted[: len(order)]
-    assert len(uninterrupted) == 22 * 64 and len(order) == 44 * 32
+    assert len(uninterrupted) == 22 * 64
+    assert len(order) == 44 * 32
 
 
 OPTIONS = [
@@ -219,7 +220,8 @@ def test_a_validation_that_fails_costs_no_epoch(digits_argv, tmp_path, monkeypat
     assert (saved["epoch"], saved["done_steps"]) == (1, 22)
     assert train(["-resume=auto", *argv]) == failed
     assert_same_state(states(failed), states(uninterrupted))
-    assert rows(failed) == rows(uninterrupted) and step_rows(failed) == step_rows(uninterrupted)
+    assert rows(failed) == rows(uninterrupted)
+    assert step_rows(failed) == step_rows(uninterrupted)
 
 
 def test_a_step_that_ends_an_epoch_replaces_no_earlier_checkpoint(digits_argv):
@@ -237,7 +239,8 @@ def test_only_a_later_ctrl_c_exits_immediately(monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)  # forwarded by a launcher
-        assert pending.number == signal.SIGTERM and not exit_codes
+        assert pending.number == signal.SIGTERM
+        assert not exit_codes
         monkeypatch.setattr("utils.signals._DUPLICATE_SECONDS", 0.0)
         os.kill(os.getpid(), signal.SIGUSR1)
         assert not exit_codes
@@ -255,5 +258,6 @@ def test_a_resume_clears_what_a_killed_stop_has_left_and_touches_no_other_run(di
     train([*digits_argv, "TRAIN.MAX_STEPS=1"])
     assert half.exists()
     train([f"-resume={killed}", "-opts", "TRAIN.MAX_STEPS=null"])
-    assert not half.exists() and read_json(killed / STATUS)["state"] == "finished"
+    assert not half.exists()
+    assert read_json(killed / STATUS)["state"] == "finished"
     assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before

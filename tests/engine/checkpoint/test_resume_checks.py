@@ -113,7 +113,8 @@ def test_a_run_that_has_ended_records_nothing_that_did_not_run(kind, tmp_path, f
     if kind == "probe":
         command = shlex.split(str(error.value).rpartition("main_single_gpu.py ")[2])
     trained = read_run(train(command))
-    assert trained["facts"]["TrainingData"]["training"] == 24 and trained["result"]["finished"]
+    assert trained["facts"]["TrainingData"]["training"] == 24
+    assert trained["result"]["finished"]
 
     ended = train([f"-data_path={before}", *flags])
     record = ("facts", "given", "preprocessing")
@@ -141,7 +142,8 @@ def test_more_epochs_continue_the_longer_cosine(digits_argv, capsys):
     train([f"-resume={folder}", "-epochs=3", "-opts", "TRAIN.MAX_STEPS=30"])
     longer = train([*argv, "TRAIN.NUM_EPOCHS=3", "TRAIN.MAX_STEPS=30"])
     rates, expected = ([row["lr"] for row in step_rows(run)[22:]] for run in (folder, longer))
-    assert rates == expected and len(rates) == 8
+    assert rates == expected
+    assert len(rates) == 8
     assert f"learning rate {float(rates[0]):.3g}" in log_of(folder)
 
 
@@ -200,7 +202,8 @@ def test_options_of_a_resume_without_effect_or_with_other_shapes_are_named(digit
     session_for([*words, "TRAIN.MINUTES=5"])
     print_waiting_notes()
     out = capsys.readouterr().out
-    assert "TRAIN.MINUTES has no effect" in out and "TRAIN.MINUTES:" not in out
+    assert "TRAIN.MINUTES has no effect" in out
+    assert "TRAIN.MINUTES:" not in out
     with refused(r"^DATA\.IMAGE_SIZE: [^\n]*-pretrained$"):
         session_for([*words, "DATA.IMAGE_SIZE=20"])
 
@@ -242,7 +245,8 @@ def test_evaluation_of_the_newest_run(digits_run, digits_argv, tmp_path):
         assert (result["split"], result["samples"]) == ("val", 360)
         assert re.search(rf"Loss: .* s, {result['numeric_precision']}\n", log_of(evaluation))
     half = results.pop("O1: bfloat16 autocast over float32 weights")
-    assert results.keys() == {"float32"} and 0 < abs(half - results["float32"]) < 0.01
+    assert results.keys() == {"float32"}
+    assert 0 < abs(half - results["float32"]) < 0.01
     with refused(r"no run of this experiment in .* has a checkpoint to evaluate"):
         run_here(*argv, "MODEL.DEPTH=1")
 
@@ -273,7 +277,8 @@ def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(long_run, di
         assert read_result(folder)["checkpoint"].startswith(str(folder))
     assert contents(long_run) == before
     found = find_checkpoint("auto", cpu, [long_run])
-    assert found.path.name == "last.pth" and found.run_folder == long_run
+    assert found.path.name == "last.pth"
+    assert found.run_folder == long_run
 
 
 @pytest.mark.parametrize("damage", ["an earlier epoch", "a damaged file", "a missing file"])
@@ -301,7 +306,8 @@ def test_a_run_without_its_text_files_continues(digits_run, digits_argv, missing
     for step, argv in enumerate((["-resume=auto", *digits_argv], [f"-resume={folder}", "-opts"]), 4):
         assert run_here(*argv, f"TRAIN.MAX_STEPS={step}") == 0
         assert load_checkpoint(folder / "last.pth")["done_steps"] == step
-        assert only_run(folder.parent) == folder and all((folder / name).is_file() for name in missing)
+        assert only_run(folder.parent) == folder
+        assert all((folder / name).is_file() for name in missing)
         log = log_of(folder).rpartition("Options that differ")[2]  # of the latest start
         named = re.search(r"Resume: missing in .*: (.*); written from here on", log)
         assert (set(named[1].split(", ")) if named else set()) == (missing - {"status.json"} if step == 4 else set())
@@ -314,4 +320,5 @@ def test_copies_are_no_run(tmp_path, names):
     (copy := tmp_path / "copies").mkdir()
     for name in names:
         (copy / name).touch()
-    assert not is_run_folder(copy) and runs_newest_first(tmp_path) == []
+    assert not is_run_folder(copy)
+    assert runs_newest_first(tmp_path) == []

@@ -150,7 +150,8 @@ def test_the_options_of_a_run_have_the_version_which_is_no_option_and_no_differe
     assert stored["VERSION"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == VERSION
     assert config_for(f"-cfg={file}").model.embed_dim == stored["MODEL"]["EMBED_DIM"]
     older = text.replace(VERSION, "0.2.0")
-    assert changed_options(older, text) == {} and "VERSION" not in with_defaults(stored)
+    assert changed_options(older, text) == {}
+    assert "VERSION" not in with_defaults(stored)
 
 
 def test_what_a_newer_version_wrote_is_named_as_newer(digits_run, tmp_path):

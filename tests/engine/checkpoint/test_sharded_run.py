@@ -78,5 +78,7 @@ def test_all_ranks_skip_a_damaged_checkpoint_and_one_holds_the_other(unbroken, t
     folder = Path(shutil.copytree(unbroken[2], tmp_path / "run-1"))
     (folder / "last.pth").write_bytes((folder / "last.pth").read_bytes()[:-100])
     (*main, device), (*other, of_other) = ranks(2)(found_on, folder)
-    assert main == other and main[:2] == ["previous.pth", folder] and "last.pth" in main[2][0]
+    assert main == other
+    assert main[:2] == ["previous.pth", folder]
+    assert "last.pth" in main[2][0]
     assert (device, of_other) == ("cpu", "meta")

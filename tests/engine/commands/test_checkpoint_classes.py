@@ -76,7 +76,8 @@ def test_data_path_takes_the_place_of_the_digits_of_a_checkpoint(digits_run, tmp
     run_here(*argv, f"-data_path={tmp_path / 'others'}")
     folder = only_run(tmp_path / "evaluated", "eval")
     log = log_of(folder)
-    assert "----- Data: 12 images of 2 of 10 classes\n" in log and read_result(folder)["top1"] in (0, 50)
+    assert "----- Data: 12 images of 2 of 10 classes\n" in log
+    assert read_result(folder)["top1"] in (0, 50)
     assert re.search(
         r"Validation top-1: \d+\.00%.*\n.*macro F1 \d+\.\d\d%, worst class F1 0\.00% \([37], 6 images", log
     )
@@ -176,7 +177,8 @@ def test_a_renamed_class_keeps_its_images_its_output_and_its_row(images, tmp_pat
     assert rename == advised_rename(str(refused.value)) == 'DATA.RENAME={"bee": "Käfer"}'
     after, log = evaluate(folder / "best.pth", data, tmp_path / "after", rename)
     assert after["samples"] == before["samples"] == len(held_out) == 8
-    assert (after["top1"], after["loss"]) == (before["top1"], before["loss"]) and "too high" not in log
+    assert (after["top1"], after["loss"]) == (before["top1"], before["loss"])
+    assert "too high" not in log
     train([f"-resume={folder}", *options, "TRAIN.NUM_EPOCHS=3", rename])
     assert held_out_of(folder) == held_out
     assert read_run(folder)["class_names"] == ["ant", "Käfer", "cat", "dog"]
@@ -211,7 +213,8 @@ def test_merged_classes_add_their_probabilities(trained, images, tmp_path):
     before, head, _ = fine_tuned_head(trained, tmp_path / "head", ["ant", "animal", "cat"], rename)
     for key in before:
         kept = dict(zip(read_run(only_run(tmp_path / "head/out"))["class_names"], head[key], strict=True))
-        assert torch.equal(kept["animal"], before[key][1]) and torch.equal(kept["cat"], before[key][2])
+        assert torch.equal(kept["animal"], before[key][1])
+        assert torch.equal(kept["cat"], before[key][2])
 
 
 def test_the_data_are_merged_in_a_new_training(images, tmp_path):
@@ -241,7 +244,8 @@ def fine_tuned_head(trained: Path, output: Path, names: list[str], *more: str) -
 def test_fine_tuning_keeps_the_rows_of_the_head_by_class_name(trained, tmp_path):
     before, after, log = fine_tuned_head(trained, tmp_path, ["aardvark", "bee", "cat", "dog"])
     for key in before:
-        assert torch.equal(after[key][1:], before[key][1:]) and not torch.equal(after[key][0], before[key][0])
+        assert torch.equal(after[key][1:], before[key][1:])
+        assert not torch.equal(after[key][0], before[key][0])
     assert "classes of the head: 3 kept ('bee', 'cat', 'dog'), 1 new ('aardvark')" in log
     before, after, _ = fine_tuned_head(trained, tmp_path / "fewer", ["dog", "newt"])
     assert torch.equal(after["head.weight"][0], before["head.weight"][3])

@@ -41,17 +41,24 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, mon
     folder = train(argv)
     result = read_result(folder)
     data = tmp_path / "data" / "test"
-    assert result["epoch"] == 2 and result["top1"] > 90 and result["finished"]
+    assert result["epoch"] == 2
+    assert result["top1"] > 90
+    assert result["finished"]
     test = result["test"]
-    assert test["mean_ap"] is test["error"] is None and test["samples"] == 34 and test["top1"] > 80
+    assert test["mean_ap"] is test["error"] is None
+    assert test["samples"] == 34
+    assert test["top1"] > 80
     best, last = (loss_of(folder / f"{name}.pth", data, tmp_path) for name in ("best", "last"))
-    assert test["loss"] == best and last > best
+    assert test["loss"] == best
+    assert last > best
     log = log_of(folder)
-    assert log.count("Test Loss") == 1 and f"Epoch 2, best.pth, Test Loss: {best:.4f}, Test Acc@1: " in log
+    assert log.count("Test Loss") == 1
+    assert f"Epoch 2, best.pth, Test Loss: {best:.4f}, Test Acc@1: " in log
     assert "24 for validation, 34 for the test at the end" in log
     best = read_json(folder / "evaluation" / "summary.json")
     assert f"macro F1 {best['f1']:.2f}%, worst class F1 " in log
-    assert f"Best top-1: {best['top1']:.2f}%" in log and f" (epoch 2); test: {test['top1']:.2f}%" in log
+    assert f"Best top-1: {best['top1']:.2f}%" in log
+    assert f" (epoch 2); test: {test['top1']:.2f}%" in log
     summary = read_json(folder / "evaluation-test" / "summary.json")
     assert (summary["epoch"], summary["samples"], summary["top1"]) == (2, 34, test["top1"])
     classes = read_rows(folder / "evaluation-test" / "per_class.csv")
@@ -61,6 +68,8 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, mon
 
 def test_a_stopped_run_does_not_touch_them_and_its_end_does(argv, monkeypatch):
     folder = train([*argv, "TRAIN.MAX_STEPS=30"])
-    assert read_result(folder)["test"] is None and not (folder / "evaluation-test").exists()
+    assert read_result(folder)["test"] is None
+    assert not (folder / "evaluation-test").exists()
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"])
-    assert read_result(folder)["test"]["samples"] == 34 and (folder / "evaluation-test" / "mistakes.csv").exists()
+    assert read_result(folder)["test"]["samples"] == 34
+    assert (folder / "evaluation-test" / "mistakes.csv").exists()

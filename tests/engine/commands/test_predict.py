@@ -59,11 +59,13 @@ def test_the_accuracy_of_the_file_is_that_of_the_evaluation(images, trained, tmp
     of_run = predict(tmp_path / "run", *argv)
     printed = capsys.readouterr().out
     of_file = predict(tmp_path / "file", f"-pretrained={moved}", "-dataset=folder", f"-data_path={other}")
-    assert len(of_run) == 4 * PER_CLASS and 30 < expected["top1"] < 100
+    assert len(of_run) == 4 * PER_CLASS
+    assert 30 < expected["top1"] < 100
     assert top1(of_run) == expected["top1"]
     assert of_run == of_file
     assert {row["target"] for row in of_run} == {"<script>", "'=ant", r"a\nb", "dog"}
-    assert "Class names: from the checkpoint" in printed and "images/s)" in printed
+    assert "Class names: from the checkpoint" in printed
+    assert "images/s)" in printed
     assert f"Validation Acc@1: {expected['top1']:.2f}%" in printed
     # Without labels: the same images in the same order, the same probabilities
     (recipe := tmp_path / "recipe.yaml").write_text("DATA: {DATASET: folder}")  # without the folder of a training
@@ -115,13 +117,15 @@ def test_unusable_images_are_rows_with_an_error(images, trained, tmp_path, capsy
     rows = predict(tmp_path / "out", str(folder), weights, "-json", "-num_workers=1", "-batch_size_eval=4")
     assert [Path(row["path"]).name for row in rows] == sorted(path.name for path in folder.iterdir())
     errors = {Path(row["path"]).name: row["error"] for row in rows if row["error"]}
-    assert errors.keys() == {"0.jpg", "13.png", "14.jpg"} and errors["13.png"] == "is empty (0 bytes)"
+    assert errors.keys() == {"0.jpg", "13.png", "14.jpg"}
+    assert errors["13.png"] == "is empty (0 bytes)"
     assert all((row["class_1"] == "") == bool(row["error"]) for row in rows)
     content = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert [image["predictions"] == [] for image in content] == [bool(row["error"]) for row in rows]
     assert {name for image in content for name in (p["class"] for p in image["predictions"])} == set(CLASSES)
     printed = capsys.readouterr().out
-    assert "3 of 15 have an error" in printed and -1 < printed.find("\nWeights: ") < printed.find("class_1")
+    assert "3 of 15 have an error" in printed
+    assert -1 < printed.find("\nWeights: ") < printed.find("class_1")
     listed = predict(tmp_path / "out", str(tmp_path / "list.txt"), weights)
     assert [row["error"] for row in listed] == ["", "cannot be read (No such file or directory)", ""]
     assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == ["predictions.csv", "predictions.json"]
@@ -152,7 +156,8 @@ def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Predictions, "_images", images_or_stop)
         predict(out, *argv)
-    assert (out / "predictions.csv").read_text() == "earlier" and not list(out.glob("*.tmp"))
+    assert (out / "predictions.csv").read_text() == "earlier"
+    assert not list(out.glob("*.tmp"))
     assert predict(out, *argv) == predict(tmp_path / "whole", *argv)
 
 
@@ -166,12 +171,15 @@ def test_each_readable_image_has_an_explanation(images, trained, tmp_path):
     argv = [str(folder), "-explain", "-json", f"-resume={trained}", "-batch_size_eval=2", "-num_workers=0"]
     rows = predict(tmp_path / "whole", *argv)
     maps = maps_in(tmp_path / "whole")
-    assert {row["explanation"] for row in rows if not row["error"]} == maps.keys() and len(maps) == 48
+    assert {row["explanation"] for row in rows if not row["error"]} == maps.keys()
+    assert len(maps) == 48
     assert [row["explanation"] for row in rows if row["error"]] == [""]
     content = json.loads((tmp_path / "whole" / "predictions.json").read_text())
     assert [image["explanation"] for image in content] == [row["explanation"] for row in rows]
     with Image.open(tmp_path / "whole" / rows[0]["explanation"]) as picture:
-        assert picture.format == "PNG" and picture.size == (160, 160) and picture.mode == "RGB"
+        assert picture.format == "PNG"
+        assert picture.size == (160, 160)
+        assert picture.mode == "RGB"
 
 
 @pytest.mark.slow

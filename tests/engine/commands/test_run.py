@@ -102,19 +102,23 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, monkeypatch
     options = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MAX_STEPS=1"]
     folder = train([*flags, "-opts", *options]).absolute()
     stopped, result = read_json(folder / STATUS), read_result(folder)
-    assert tuple(stopped) == STATUS_KEYS and tuple(result) == RESULT_KEYS
+    assert tuple(stopped) == STATUS_KEYS
+    assert tuple(result) == RESULT_KEYS
     assert (stopped["state"], stopped["exit_status"], stopped["step"]) == ("stopped", 0, 1)
     assert result["checkpoint"] == stopped["checkpoint"] == str(folder / "last.pth")
 
     monkeypatch.chdir(folders / "elsewhere")
     python, script, *resume = shlex.split(stopped["resume"])
-    assert Path(python).is_file() and script == str(ROOT / "main_single_gpu.py")
+    assert Path(python).is_file()
+    assert script == str(ROOT / "main_single_gpu.py")
     assert train(resume) == folder
     finished, result = read_json(folder / STATUS), read_result(folder)
-    assert finished["state"] == "finished" and finished["resume"] is None
+    assert finished["state"] == "finished"
+    assert finished["resume"] is None
     assert (result["split"], result["samples"], result["finished"]) == ("val", 16, True)
     counts = ["samples", "unreadable", "unreadable_images", "error"]
-    assert [*result["test"]] == [*METRICS, *counts] and result["test"]["samples"] == 16
+    assert [*result["test"]] == [*METRICS, *counts]
+    assert result["test"]["samples"] == 16
 
     train([f"-resume={finished['checkpoint']}"])  # nothing is left to train
     again = read_json(folder / STATUS)

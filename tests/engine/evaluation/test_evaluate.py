@@ -71,7 +71,8 @@ def results_on(world_size: int, config: Config, model: nn.Module, monkeypatch) -
 def test_results_are_equal_to_the_last_bit_on_any_number_of_ranks(digits, model, monkeypatch):
     (samples,) = samples_for(digits, ProcessContext(0, 0, 1, 1, CPU), "val")
     one = results_on(1, digits, model, monkeypatch)
-    assert (one.targets == samples.targets).all() and one.labels.shape == (len(samples), 3)
+    assert (one.targets == samples.targets).all()
+    assert one.labels.shape == (len(samples), 3)
     for world_size in (2, 3, 9):
         other = results_on(world_size, digits, model, monkeypatch)
         for field in fields(SampleResults):

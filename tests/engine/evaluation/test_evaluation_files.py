@@ -86,7 +86,9 @@ def test_the_tables_have_the_figures(written):
     _, *pairs = read_table(written / "confused_pairs.csv")
     assert [row[2:] for row in pairs] == [["1", "50.0000"], ["1", "100.0000"], ["1", "50.0000"]]
     summary = json.loads((written / "summary.json").read_text())
-    assert summary["epoch"] == 3 and summary["samples"] == 8 and summary["top1"] == 62.5
+    assert summary["epoch"] == 3
+    assert summary["samples"] == 8
+    assert summary["top1"] == 62.5
     assert summary["recall"] == pytest.approx(100 * (0.5 + 1 + 0 + 1 + 1 + 0.5) / 6)
 
 
@@ -101,7 +103,9 @@ def test_hostile_names_stay_text(written):
     assert_text(cells)
     _, *mistakes = read_table(written / "mistakes.csv")
     paths = {row[2] for row in mistakes}
-    assert r"two\nlines" in paths and r"\udcff.png" in paths and f"'{HOSTILE[0]}" in paths
+    assert r"two\nlines" in paths
+    assert r"\udcff.png" in paths
+    assert f"'{HOSTILE[0]}" in paths
 
 
 def test_each_image_has_a_row_and_logits_on_request(tmp_path, cpu):
@@ -117,9 +121,12 @@ def test_each_image_has_a_row_and_logits_on_request(tmp_path, cpu):
     classes = [[shown[0], shown[1]], ["", ""], [shown[5], shown[5]]]
     assert read_table(folder / "per_image.csv")[1:] == [row + of for row, of in zip(rows, classes, strict=True)]
     with np.load(folder / "logits.npz", allow_pickle=False) as saved:
-        assert saved["logits"].dtype == np.float16 and saved["labels"].dtype == np.int64
-        assert saved["logits"].tolist() == logits[[0, 2]].tolist() and saved["labels"].tolist() == [0, 5]
-        assert saved["paths"].tolist() == [names[0], names[2]] and saved["classes"].tolist() == HOSTILE
+        assert saved["logits"].dtype == np.float16
+        assert saved["labels"].dtype == np.int64
+        assert saved["logits"].tolist() == logits[[0, 2]].tolist()
+        assert saved["labels"].tolist() == [0, 5]
+        assert saved["paths"].tolist() == [names[0], names[2]]
+        assert saved["classes"].tolist() == HOSTILE
     files.write(results.metrics(), results, nn.Flatten())
     assert not (folder / "logits.npz").exists()  # they were of other weights
 
@@ -219,7 +226,8 @@ def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, mul
         assert [row["predicted"] for row in rows] == ["dog", "", "dog"]
     labels = [label, "", label]  # of image 1, which cannot be read, none
     assert [row["label"] for row in rows] == [image["label"] for image in images] == labels
-    assert [row["target"] for row in rows] == ["cat", "dog", "emu"] and list(rows[0])[-3:-1] == ["label", "target"]
+    assert [row["target"] for row in rows] == ["cat", "dog", "emu"]
+    assert list(rows[0])[-3:-1] == ["label", "target"]
     assert [len(image["predictions"]) for image in images] == [2, 0, 2]
 
 
@@ -230,7 +238,8 @@ def test_hostile_names_stay_text_in_predictions(make, tmp_path):
     assert_text([row[column] for row in rows for column in ("path", "class_1", "target")])
     assert [row["path"] for row in rows] == [safe_cell(name) for name in names]
     paths = [image["path"] for image in read_json(tmp_path)]
-    assert paths == names and os.fsencode(paths[-1]) == b"b\xff"
+    assert paths == names
+    assert os.fsencode(paths[-1]) == b"b\xff"
 
 
 def test_a_table_with_a_column_for_each_class(make, tmp_path):

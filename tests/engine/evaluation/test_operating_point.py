@@ -73,7 +73,8 @@ def test_a_goal_that_no_threshold_reaches_and_a_lone_class_have_none():
     scores = torch.tensor([[0.0, 9.0], [0.0, 1.0], [0.0, 0.0]])
     for targets in ([0, 1, 1], [1, 1, 1]):
         results = replace(results_of(scores, torch.tensor(targets)), point=point_of(specificity=0.9))
-        assert results.used_point.is_chosen and results.used_point.threshold is None
+        assert results.used_point.is_chosen
+        assert results.used_point.threshold is None
         assert figures_at(results, results.used_point)["sensitivity"] is None
 
 
@@ -103,7 +104,9 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
     folder = trained_digits(GOAL)
     summary = read_json(folder / "evaluation/summary.json")
     found = summary["operating_point"]
-    assert found["class"] == "3" and found["specificity"] >= 90 and found["is_chosen"]
+    assert found["class"] == "3"
+    assert found["specificity"] >= 90
+    assert found["is_chosen"]
     with np.load(folder / "evaluation/scores.npz") as saved:
         expected = saved["scores"][:, 3] >= found["threshold"]
         labels = saved["labels"]
@@ -116,7 +119,8 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
         assert [row["decision"] for row in rows] == np.where(expected, "3", "not 3").tolist()
     again = evaluate(tmp_path / "eval", f"-pretrained={folder / 'best.pth'}", "-split=train")
     used = read_json(again / "evaluation/summary.json")["operating_point"]
-    assert used["threshold"] == found["threshold"] and used["specificity"] != found["specificity"]
+    assert used["threshold"] == found["threshold"]
+    assert used["specificity"] != found["specificity"]
     for other in (GOAL.replace("3", "4"), GOAL.replace("}", ", groups: any}")):
         with refused(r"EVAL\.OPERATING_POINT: a prediction"):
             run_here("-predict", f"-pretrained={weights}", *data, "-opts", other)
@@ -150,7 +154,8 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     assert (summary["samples"], summary["unreadable"]) == (len(patients), len(mixed))
     used = summary["operating_point"]
     chosen = patients.p >= expit(used["threshold"])
-    assert used["sensitivity"] == pytest.approx(100 * chosen[patients.ill == 1].mean()) and used["sensitivity"] >= 80
+    assert used["sensitivity"] == pytest.approx(100 * chosen[patients.ill == 1].mean())
+    assert used["sensitivity"] >= 80
     assert used["confusion"] == confusion_matrix(patients.ill, chosen).tolist()
     rows = read_rows(folder / "evaluation/groups/confusion.csv")
     expected = confusion_matrix(1 - patients.ill, patients.p < 0.5)
@@ -161,7 +166,8 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     ill = np.where(images.class_1 == "ill", images.probability_1, images.probability_2)
     means = pd.Series(ill).groupby(images.path.str.extract(r"(P\d+)_")[0]).mean()
     found = pd.read_csv(tmp_path / "p/groups.csv", index_col="group")
-    assert found.index.tolist() == means.index.tolist() and found.images.tolist() == [4] * 60
+    assert found.index.tolist() == means.index.tolist()
+    assert found.images.tolist() == [4] * 60
     assert found.ill.tolist() == pytest.approx(means.tolist(), abs=2e-6)
     assert (found.decision == np.where(found.ill >= expit(used["threshold"]), "ill", "well")).all()
     table = images.assign(patient=images.path.str.extract(r"(P\d+)_")[0])[["path", "patient"]]

@@ -76,7 +76,8 @@ def test_a_map_is_laid_over_the_picture(tmp_path, cpu):
     with Image.open(tmp_path / "7-attention.jpg") as picture:
         pixels = np.asarray(picture).astype(int).reshape(-1, 3)
     assert pixels.shape == (160 * 160, 3)
-    assert abs(pixels[pixels.sum(1).argmax()] - [151, 153, 98]).max() < 15 and pixels.sum(1).min() < 20
+    assert abs(pixels[pixels.sum(1).argmax()] - [151, 153, 98]).max() < 15
+    assert pixels.sum(1).min() < 20
 
 
 def test_fused_attention_is_restored(cpu):
@@ -84,7 +85,8 @@ def test_fused_attention_is_restored(cpu):
     for block in model.blocks:
         block.attn.fused_attn = True
     maps = attention_rollout(model, torch.randn(1, 3, 32, 32), evaluator_for(cpu, ENABLED=True))
-    assert maps.shape == (1, 4, 4) and maps.dtype == torch.float32
+    assert maps.shape == (1, 4, 4)
+    assert maps.dtype == torch.float32
     assert all(block.attn.fused_attn for block in model.blocks)
 
 
@@ -123,7 +125,8 @@ def test_the_gradient_is_that_of_finite_differences(cpu):
     slopes = (model(exact + step)[:, best] - model(exact - step)[:, best]) / 2e-5
     expected = (slopes.view(3, 8, 8) * exact[0]).sum(0).abs()
     expected = (expected - expected.min()) / (expected.max() - expected.min())
-    assert torch.allclose(found.double(), expected, atol=1e-4) and images.grad is None
+    assert torch.allclose(found.double(), expected, atol=1e-4)
+    assert images.grad is None
 
 
 @pytest.mark.parametrize(
@@ -136,8 +139,10 @@ def test_every_kind_of_model_has_maps(name, options, cells, cpu):
     images = torch.randn(2, 3, size, size)
     with torch.inference_mode():
         maps = heat_map(model, images, evaluator_for(cpu, ENABLED=True))
-    assert maps.shape == (2, cells, cells) and maps.isfinite().all()
-    assert maps.amax((1, 2)).tolist() == [1, 1] and maps.amin((1, 2)).tolist() == [0, 0]
+    assert maps.shape == (2, cells, cells)
+    assert maps.isfinite().all()
+    assert maps.amax((1, 2)).tolist() == [1, 1]
+    assert maps.amin((1, 2)).tolist() == [0, 0]
 
 
 def test_the_names_of_files_are_safe_and_unique():
@@ -146,5 +151,7 @@ def test_the_names_of_files_are_safe_and_unique():
     assert len({file.partition("-")[0] for file in files}) == len(files)
     for file in files:
         folder, _, name = file.partition("/")
-        assert folder == "explanations" and name.isascii() and len(name) < 100
+        assert folder == "explanations"
+        assert name.isascii()
+        assert len(name) < 100
         assert name.removesuffix(".png").replace("-", "").replace("_", "").isalnum()

@@ -132,7 +132,8 @@ def test_a_figure_that_is_not_defined_is_null_and_never_the_best(tmp_path, cpu):
     metrics = results.metrics("auroc")
     undefined = {"auroc", "specificity", "quadratic_kappa", "linear_kappa"}
     assert {name for name, value in metrics.values.items() if np.isnan(value)} == undefined
-    assert metrics.metric.rank(metrics.values)[0] == -np.inf and metrics.metric.text(metrics.score) == "undefined"
+    assert metrics.metric.rank(metrics.values)[0] == -np.inf
+    assert metrics.metric.text(metrics.score) == "undefined"
     files_for(tmp_path / "e", ["cat", "dog"], [f"{n}.jpg" for n in range(4)], cpu).write(metrics, results, None)
     summary = read_json(tmp_path / "e" / "summary.json")
     assert {name for name in metrics.values if summary[name] is None} == undefined
@@ -156,7 +157,8 @@ def test_metrics_are_means_over_the_readable_samples(evaluated):
         "min_recall": recall_score(targets, predicted, average=None, labels=targets.unique()).min(),
     }
     found = {name: metrics.values[name] / 100 for name in expected}
-    assert found == pytest.approx(expected) and found["min_recall"] == 0 < found["macro_f1"]
+    assert found == pytest.approx(expected)
+    assert found["min_recall"] == 0 < found["macro_f1"]
 
 
 def test_class_figures_are_those_of_scikit_learn(evaluated):
@@ -168,7 +170,8 @@ def test_class_figures_are_those_of_scikit_learn(evaluated):
     assert figures.predicted.tolist() == np.bincount(predicted, minlength=CLASSES).tolist()
     for values, theirs in zip((figures.precision, figures.recall, figures.f1), expected, strict=False):
         assert np.nan_to_num(values) == pytest.approx(100 * theirs)
-    assert np.isnan(figures.precision[5]) and figures.recall[5] == figures.f1[5] == 0  # never predicted
+    assert np.isnan(figures.precision[5])
+    assert figures.recall[5] == figures.f1[5] == 0  # never predicted
     assert np.isnan([figures.recall[6], figures.f1[6], figures.top5[6]]).all()  # no samples
     report = classification_report(targets, predicted, output_dict=True, labels=range(6), zero_division=0)
     assert figures.macro() == pytest.approx(
@@ -183,7 +186,8 @@ def test_confused_pairs_are_the_confusion_matrix(evaluated):
     matrix[pairs[:, 0], pairs[:, 1]] = pairs[:, 2]
     expected = confusion_matrix(targets, logits.argmax(-1), labels=np.arange(CLASSES))
     assert (matrix == expected).all()
-    assert (np.diff(pairs[:, 2]) <= 0).all() and pairs[:, 2].min() > 0
+    assert (np.diff(pairs[:, 2]) <= 0).all()
+    assert pairs[:, 2].min() > 0
 
 
 def test_the_calibration_of_each_label_is_that_of_scikit_learn(tmp_path, cpu):
@@ -222,7 +226,9 @@ def test_accuracy_by_coverage_of_a_closed_form():
     targets = np.where(confidences > np.median(confidences), 0, 1)
     results = SampleResults(targets, np.zeros((1000, 1), np.int32), confidences[:, None], np.zeros(1000, np.float32))
     threshold, covered, accuracy = coverage(results).T
-    assert len(covered) == 100 and covered[-1] == 100 and (np.diff(covered) > 0).all()
+    assert len(covered) == 100
+    assert covered[-1] == 100
+    assert (np.diff(covered) > 0).all()
     assert covered == pytest.approx([100 * (confidences >= np.float32(t / 100) - 1e-6).mean() for t in threshold])
     assert accuracy == pytest.approx(np.minimum(100, 5000 / covered))
     equal = SampleResults(targets, results.labels, np.full((1000, 1), 0.25, np.float32), results.losses)
@@ -235,7 +241,8 @@ def test_worst_mistakes_come_worst_first_and_without_unreadable_images(evaluated
     by_loss, confident = (
         [index for kind, index in mistakes if kind == name] for name in ("highest_loss", "most_confident")
     )
-    assert len(by_loss) == len(confident) == 16 and not {3, 50, 199} & {*by_loss, *confident}
+    assert len(by_loss) == len(confident) == 16
+    assert not {3, 50, 199} & {*by_loss, *confident}
     assert results.losses[by_loss].tolist() == sorted(results.losses[results.readable], reverse=True)[:16]
     wrong = results.readable[~results.hits(1)[results.readable]]
     assert results.probabilities[confident, 0].tolist() == sorted(results.probabilities[wrong, 0], reverse=True)[:16]
@@ -265,7 +272,8 @@ def test_the_mean_over_the_classes_with_positives_is_that_of_scikit_learn():
     areas = roc_auc_score(targets[:, :-1].numpy(), logits[:, :-1].numpy(), average=None)
     assert metrics.values["auroc"] == pytest.approx(100 * areas.mean())
     several = {"macro_f1", "micro_f1", "sample_f1"}
-    assert metrics.values.keys() == {"loss", "mean_ap", "auroc", "specificity"} | several and metrics.samples == N
+    assert metrics.values.keys() == {"loss", "mean_ap", "auroc", "specificity"} | several
+    assert metrics.samples == N
     assert results_for(torch.zeros_like(targets), logits).mean_average_precision == 0
 
 
@@ -289,14 +297,16 @@ def test_f1_of_several_labels_is_that_of_scikit_learn_and_timm(seed, ties):
     figures = best.per_class
     for values, expected in ((figures.precision, precision), (figures.recall, recall), (figures.f1, f1)):
         assert values[:-1] == pytest.approx(100 * expected[:-1])
-    assert best.metrics().values["macro_f1"] == pytest.approx(100 * f1[:-1].mean()) and np.isnan(figures.f1[-1])
+    assert best.metrics().values["macro_f1"] == pytest.approx(100 * f1[:-1].mean())
+    assert np.isnan(figures.f1[-1])
     for label in range(C - 1):
         curve = precision_recall_curve(targets[:, label], logits[:, label])
         highest = np.max(2 * curve[0] * curve[1] / np.maximum(curve[0] + curve[1], 1e-9))
         assert figures.f1[label] == pytest.approx(100 * highest)
     assert best.used_thresholds[-1] == 0  # without a positive sample
     again = replace(best, thresholds=np.array(best.metrics().decision.thresholds))
-    assert (again.predicted == best.predicted).all() and again.metrics() == best.metrics()
+    assert (again.predicted == best.predicted).all()
+    assert again.metrics() == best.metrics()
 
 
 def test_a_threshold_is_halfway_between_the_scores():
@@ -346,7 +356,8 @@ def test_equal_scores_are_selected_together_as_in_scikit_learn(seed):
     scores[::9], scores[1::9] = np.finfo(np.float32).min, np.finfo(np.float32).max
     found = rank_samples(targets, scores).average_precision
     expected = [100 * average_precision_score(targets[:, label], scores[:, label]) for label in range(C - 1)]
-    assert found[:-1] == pytest.approx(expected, rel=1e-13) and np.isnan(found[-1])
+    assert found[:-1] == pytest.approx(expected, rel=1e-13)
+    assert np.isnan(found[-1])
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -378,7 +389,8 @@ def test_unreadable_images_do_not_count():
     padded[::7] = PADDING
     kept = torch.arange(N) % 7 != 0
     given, expected = results_for(padded, logits).metrics(), results_for(targets[kept], logits[kept]).metrics()
-    assert given == expected and given.samples == int(kept.sum())
+    assert given == expected
+    assert given.samples == int(kept.sum())
 
 
 def test_a_score_that_is_not_a_number_is_the_lowest():
@@ -406,7 +418,8 @@ def test_groups_and_folds_have_the_figures_of_pandas_and_scikit_learn(classes, m
         )
         files.write(part.metrics(), part, None)
         found, names, of_classes = read_scores(tmp_path / f"{fold}/scores.npz")
-        assert names[3] == f"{fold}/3" and of_classes == list("abcd")[:classes]
+        assert names[3] == f"{fold}/3"
+        assert of_classes == list("abcd")[:classes]
         assert found.metrics().values == pytest.approx(part.metrics().values, rel=1e-5)
         parts.append(found)
     frame = pd.DataFrame((logits.sigmoid() if multi_label else logits.double().softmax(1)).double().numpy())
@@ -414,7 +427,8 @@ def test_groups_and_folds_have_the_figures_of_pandas_and_scikit_learn(classes, m
     of_group = pd.Series(labels).groupby(groups).agg(["first", "nunique"])
     kept = (of_group["nunique"] == 1).to_numpy()
     grouped = mean_by_group(join(parts))
-    assert [*grouped.errors] == np.flatnonzero(~kept).tolist() and len(grouped.errors) == 1
+    assert [*grouped.errors] == np.flatnonzero(~kept).tolist()
+    assert len(grouped.errors) == 1
     true = of_group["first"][kept]
     for label in range(classes):
         expected = 100 * roc_auc_score(true == label, table[label][kept])

@@ -79,9 +79,11 @@ def test_the_weights_are_for_the_features_as_they_are(data):
     other_weight, other_bias, other_l2 = fit_probe(scaled, targets, C, loss)
     logits, other = features @ weight.T + bias, scaled @ other_weight.T + other_bias
     torch.testing.assert_close(logits, other, atol=2e-2, rtol=1e-2)
-    assert l2 == other_l2 and (logits.argmax(1) == targets).float().mean() > 0.6
+    assert l2 == other_l2
+    assert (logits.argmax(1) == targets).float().mean() > 0.6
     again = fit_probe(features, targets, C, loss)
-    assert torch.equal(again[0], weight) and torch.equal(again[1], bias)
+    assert torch.equal(again[0], weight)
+    assert torch.equal(again[1], bias)
 
 
 def test_noise_gets_a_strong_penalty_and_separable_classes_a_weak_one(data):
@@ -164,5 +166,7 @@ def test_folds_keep_groups_together():
     errors = []
     for folds in (stratified_folds(targets), stratified_folds(targets, group_of)):
         errors.append((out_of_fold_margins(features, targets, 2, loss, 1e-3, folds).values < 0).mean())
-    assert all(len(set(folds[group_of == group].tolist())) == 1 for group in range(40)) and len(folds.unique()) == 5
-    assert errors[0] == 0 and errors[1] > 0.25
+    assert all(len(set(folds[group_of == group].tolist())) == 1 for group in range(40))
+    assert len(folds.unique()) == 5
+    assert errors[0] == 0
+    assert errors[1] > 0.25

@@ -48,13 +48,18 @@ def probed(trained_digits, tmp_path_factory) -> Path:
 def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
     """-eval gives the figures of the run; the head is the fit on the features; the backbone is unchanged."""
     result, before = read_result(probed), read_result(trained_digits())
-    assert result["top1"] > before["top1"] + 10 and result["knn_top1"] > 50 and result["finished"]
+    assert result["top1"] > before["top1"] + 10
+    assert result["knn_top1"] > 50
+    assert result["finished"]
     assert result["pixel_baseline"] > 85
     again = read_result(evaluate(tmp_path, f"-resume={probed}"))
     assert all(again[key] == result[key] for key in ("top1", "loss", "samples"))
-    assert (probed / "evaluation" / "per_class.csv").exists() and not (probed / "details/train_batch.png").exists()
+    assert (probed / "evaluation" / "per_class.csv").exists()
+    assert not (probed / "details/train_batch.png").exists()
     log = log_of(probed)
-    assert "DATA.BATCH_SIZE_EVAL=50" in log and "Step[0000/0001], Loss: " in log and rows(probed)[0]["lr"] == ""
+    assert "DATA.BATCH_SIZE_EVAL=50" in log
+    assert "Step[0000/0001], Loss: " in log
+    assert rows(probed)[0]["lr"] == ""
     assert not any(word in log for word in ("ACCUM_ITER=", "AdamW", "Lr: ", "Tuned (", "moments", "never trained"))
     model, backbone = (torch.load(folder / "best.pth")["model"] for folder in (probed, trained_digits()))
     with refused(r"MODEL\.TUNE.*probe.* -pretrained"):
@@ -108,8 +113,10 @@ def test_several_labels_and_unreadable_images(tmp_path):
     argv += [*TINY_VIT, *options, "DATA.ON_BAD_IMAGE=skip", "LOSS.NAME=bce", "LOSS.CLASS_WEIGHTS=balanced"]
     folder = train(argv)
     result, features = read_result(folder), features_of(tmp_path / "out", "train")
-    assert result["mean_ap"] > 90 and result["knn_top1"] is None
-    assert features.shape == (60, 32) and np.flatnonzero(np.isnan(features).any(axis=1)).tolist() == [1]
+    assert result["mean_ap"] > 90
+    assert result["knn_top1"] is None
+    assert features.shape == (60, 32)
+    assert np.flatnonzero(np.isnan(features).any(axis=1)).tolist() == [1]
     assert "train1.png" in (folder / "bad_images_0.csv").read_text()
     assert read_result(evaluate(tmp_path / "eval", f"-resume={folder}"))["mean_ap"] == result["mean_ap"]
 
@@ -139,13 +146,16 @@ def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path):
     folder = train(probe_flags(tmp_path, trained_digits(), "EVAL.SUSPECTS=true"), pictures=True)
     listed = read_rows(folder / "suspects" / "suspects.csv")
     margins = [float(row["margin"]) for row in listed]
-    assert 0 < len(listed) < 500 and margins == sorted(margins) and margins[-1] < 0
+    assert 0 < len(listed) < 500
+    assert margins == sorted(margins)
+    assert margins[-1] < 0
     assert all(row["label"] != row["predicted"] and not row["correction"] for row in listed)
     wrong = [row for row in read_rows(folder / "evaluation/per_image.csv") if row["label"] != row["predicted"]]
     assert {row["path"] for row in wrong} == {row["path"] for row in listed if row["split"] == "val"}
     assert len(list((folder / "suspects" / "pictures").iterdir())) == min(24, len(listed))
     page = run_page(read_contents(folder))
-    assert f"{listed[0]['path']}<" in page and "whose label may be wrong" in page
+    assert f"{listed[0]['path']}<" in page
+    assert "whose label may be wrong" in page
     with refused(r"EVAL\.SUSPECTS"):
         parse_command_line([*digits_flags(tmp_path), "EVAL.SUSPECTS=true"])
 
@@ -177,7 +187,8 @@ def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path):
     first = train([*flags, "-name=first", "-opts", *keys])
     table = first / "suspects/suspects.csv"
     listed = read_rows(table)
-    assert {Path(row["path"]).stem for row in listed} == planted and {row["split"] for row in listed} == {
+    assert {Path(row["path"]).stem for row in listed} == planted
+    assert {row["split"] for row in listed} == {
         "train",
         "val",
     }

@@ -106,7 +106,8 @@ def test_features_follow_their_images(
     write(tmp_path / "data", contents)
     after = features(kept, dataset, path)
     fresh = features(tmp_path / "fresh", dataset, write(tmp_path / "new", contents))
-    assert after == pytest.approx(fresh, abs=1e-5) and (abs(after - before) > 1e-3).any(axis=1).sum() == 1
+    assert after == pytest.approx(fresh, abs=1e-5)
+    assert (abs(after - before) > 1e-3).any(axis=1).sum() == 1
     if dataset in ("folder", "csv"):  # the others are not computed again
         assert (after != before).any(axis=1).sum() == 1
     monkeypatch.setattr(store.Extraction, "to_file", lambda *_: pytest.fail("computes features again"))
@@ -154,7 +155,8 @@ def test_damaged_features_are_computed_again(contents, tmp_path, name, damage):
     content = file.read_bytes()
     damaged = file.with_name(name)
     damaged.write_bytes(damage(damaged.read_bytes()))
-    assert np.array_equal(features(tmp_path, "folder", path), expected) and file.read_bytes() == content
+    assert np.array_equal(features(tmp_path, "folder", path), expected)
+    assert file.read_bytes() == content
 
 
 @pytest.mark.parametrize("option, is_same",
@@ -204,5 +206,6 @@ def test_probes_of_all_folds_pass_each_image_once(tmp_path, monkeypatch):
     ]
     assert passed == 80
     alone = read_result(train([f"-output={tmp_path / 'alone'}", *flags, *keys, "DATA.FOLD=2"]))
-    assert alone["loss"] == pytest.approx(results[2]["loss"], rel=1e-4) and alone["test"]["samples"] == 20
+    assert alone["loss"] == pytest.approx(results[2]["loss"], rel=1e-4)
+    assert alone["test"]["samples"] == 20
     assert alone["test"]["loss"] == pytest.approx(results[2]["test"]["loss"], rel=1e-4)

@@ -84,7 +84,8 @@ def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu):
     with run_eagerly():
         assert all(torch.equal(*pair) for pair in zip(gradients(), expected, strict=True))
     found = gradients()
-    assert compiled_graphs() == 1 and list(model.state_dict()) == names
+    assert compiled_graphs() == 1
+    assert list(model.state_dict()) == names
     for actual, reference in zip(found, expected, strict=True):
         assert torch.allclose(actual, reference, rtol=2e-2, atol=1e-3 * reference.abs().max())
 
@@ -195,7 +196,8 @@ def test_sharded_model_is_compiled_block_by_block(cpu, cpu_group, monkeypatch):
         names = list(model.state_dict())
         model(images).square().sum().backward()
         gradients.append([local_tensor(parameter.grad) for parameter in model.parameters()])
-        assert list(model.state_dict()) == names and all(map(is_compiled, model.blocks)) == compiled
+        assert list(model.state_dict()) == names
+        assert all(map(is_compiled, model.blocks)) == compiled
     assert compiled_graphs() >= 2
     for actual, reference in zip(*gradients, strict=True):
         assert torch.allclose(actual, reference, rtol=1e-4, atol=1e-6)
@@ -226,7 +228,8 @@ def test_equal_blocks_are_one_graph_also_under_ddp(graphs, cpu, cpu_group):
         model = DDP(CPU, Parallel()).wrap(model, images)
     for _ in range(2):
         model(images).sum().backward()
-    assert len(graphs) == 1 and not counters["graph_break"]
+    assert len(graphs) == 1
+    assert not counters["graph_break"]
 
 
 DROP_PATH_MODELS = {
@@ -257,7 +260,9 @@ def test_blocks_of_any_drop_path_rate_are_one_graph(graphs, cpu, name, monkeypat
     names, before = list(model.state_dict()), gradients_with_seed(model, images)
     assert compile_model(model, Train(COMPILE="default"), cpu) == f"{len(model.blocks)} blocks"
     found = gradients_with_seed(model, images)
-    assert len(graphs) == 1 and not counters["graph_break"] and list(model.state_dict()) == names
+    assert len(graphs) == 1
+    assert not counters["graph_break"]
+    assert list(model.state_dict()) == names
     with run_eagerly():
         assert all(torch.equal(*pair) for pair in zip(gradients_with_seed(model, images), before, strict=True))
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -284,9 +289,12 @@ def test_a_compiled_drop_path_keeps_its_share_of_samples(half, monkeypatch):
     torch.manual_seed(0)
     ones = torch.ones(4000, 2, dtype=half)
     same, some, none = (drop(ones) for drop in block[1:])
-    assert torch.equal(same, ones) and not none.any() and some.dtype == half
+    assert torch.equal(same, ones)
+    assert not none.any()
+    assert some.dtype == half
     assert some.unique().tolist() == [0.0, (torch.ones((), dtype=half) / 0.7).item()]
-    assert some.bool().float().mean().item() == pytest.approx(0.7, abs=0.03) and torch.equal(some[:, 0], some[:, 1])
+    assert some.bool().float().mean().item() == pytest.approx(0.7, abs=0.03)
+    assert torch.equal(some[:, 0], some[:, 1])
 
 
 def train_two_steps(argv: list[str], cpu: ProcessContext) -> nn.Module:
@@ -354,7 +362,9 @@ def test_marked_modules_that_are_not_called_are_counted_in_a_warning(graphs, cpu
     for _ in range(2):
         model(torch.randn(2, 2))
     note = parts.note(seconds=1.0, recomputes=False)
-    assert len(graphs) == 1 and note.kind == "warning" and note.text.startswith("1 of 2")
+    assert len(graphs) == 1
+    assert note.kind == "warning"
+    assert note.text.startswith("1 of 2")
 
 
 @pytest.mark.slow
@@ -366,4 +376,6 @@ def test_the_modules_in_stages_are_compiled_with_checkpoints(graphs, cpu):
     parts = CompiledParts(model)
     model(torch.randn(2, 3, 32, 32)).sum().backward()
     note = parts.note(seconds=1.0, recomputes=True)
-    assert graphs and note.kind == "log" and "12 of 12" in note.text
+    assert graphs
+    assert note.kind == "log"
+    assert "12 of 12" in note.text

@@ -27,7 +27,9 @@ def test_passes_without_training_time_no_convolutions(monkeypatch):
     model.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark))
     model.weight.register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
     unused_parameters(model, torch.ones(2, 4))
-    assert seen == [False, False] and torch.backends.cudnn.benchmark and torch.backends.cudnn.enabled
+    assert seen == [False, False]
+    assert torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.enabled
 
 
 EXCHANGES = {  # options, relative error of the mean gradient, buckets, dtype
@@ -145,7 +147,8 @@ def test_two_gpus_equal_one_with_the_whole_batch(ranks, options):
     one = ProcessContext(0, 0, 1, 1, torch.device("cuda:0"))
     alone = trained(one, options, whole=True)
     first, second = ranks(2, "0,1")(trained, [*options, "PARALLEL.SYNC_BN=true"])
-    assert difference(first, second) == 0 and difference(first, alone) < 1e-4
+    assert difference(first, second) == 0
+    assert difference(first, alone) < 1e-4
 
 
 @pytest.mark.parametrize("name, reason", [("test_vit", "no batch norms"), ("test_resnet", "no kernels for CPUs")])

@@ -75,7 +75,8 @@ def test_all_folds_have_one_recipe(tmp_path, place):
         command = chosen(f"-data_path={tmp_path / 'data'}", "-opts", *options)
         sizes.add(len(source_class("folder")(command.config.data).read("train")))
         epochs.add(command.config.train.num_epochs)
-    assert sizes == {169, 170} and epochs == {60}
+    assert sizes == {169, 170}
+    assert epochs == {60}
     assert [recipe_follows_data(size, has_weights=False, on_cpu=True)[1] for size in (169, 170)] == [60, 59]
 
 
@@ -206,7 +207,8 @@ def test_a_folder_of_weights_names_the_model_of_a_recipe_that_fine_tunes(recipe,
 @pytest.mark.parametrize("place", [None], indirect=True)
 def test_flags_of_another_program_are_answered_by_its_recipe(words, part, images, place):
     notes = told(chosen(*words.format(images).split()).notes, kind="warning")
-    assert len(notes) == bool(part) and all(part.format(images) in text for text in notes)
+    assert len(notes) == bool(part)
+    assert all(part.format(images) in text for text in notes)
 
 
 @pytest.mark.parametrize("place", [None], indirect=True)
@@ -233,7 +235,8 @@ def test_a_start_parses_its_words_once_and_applies_the_rules_again_for_the_recip
     count(os, "scandir", key=str)
     argv = [f"-data_path={images}", "-device=cpu", "-dry_run", f"-output={tmp_path}", "-model=resnet10t"]
     assert main_single_gpu.main(argv) == 0
-    assert calls["parse_flags"] == 1 and calls["follow_options"] == 2
+    assert calls["parse_flags"] == 1
+    assert calls["follow_options"] == 2
     classes = [folder for folder in folders if not any(one.is_dir() for one in folder.iterdir())]
     assert [calls[f"scandir {folder}"] for folder in classes] == [1] * len(classes)
 
@@ -262,8 +265,10 @@ def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch, cap
     assert main_single_gpu.main(flags) == 0
     assert capsys.readouterr().out.count("configs/folder_small.yaml (34 images; ") == 1
     folder = only_run(tmp_path / "out")
-    assert folder.name.startswith("folder_small-") and read_result(folder)["finished"]
+    assert folder.name.startswith("folder_small-")
+    assert read_result(folder)["finished"]
     assert main_single_gpu.main([f"-resume={folder}", "-epochs=2", "-device=cpu"]) == 0
     assert main_single_gpu.main([*flags, "-epochs=3", "-resume=auto"]) == 0
     log = log_of(only_run(tmp_path / "out"))
-    assert "Epoch[002/002]" in log and "Epoch[003/003]" in log
+    assert "Epoch[002/002]" in log
+    assert "Epoch[003/003]" in log

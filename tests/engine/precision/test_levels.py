@@ -45,9 +45,8 @@ def test_frequencies_of_rotary_embeddings_stay_in_fp32_in_o3():
     for name, get in (("vit_small_patch16_dinov3", "rope.periods"), ("eva02_tiny_patch14_224", "rope.bands")):
         model = timm.create_model(name, img_size=112, dynamic_img_size=True, **small).eval()
         compute = half_copy(model, BF16, half_buffers=True).eval()
-        assert compute.patch_embed.proj.weight.dtype == BF16 and torch.equal(
-            compute.get_buffer(get), model.get_buffer(get)
-        )
+        assert compute.patch_embed.proj.weight.dtype == BF16
+        assert torch.equal(compute.get_buffer(get), model.get_buffer(get))
         assert torch.equal(compute.rope.get_embed((7, 7)), model.rope.get_embed((7, 7)))
 
 

@@ -32,7 +32,8 @@ def test_autocast_dtype_on_a_cpu(options, dtype):
 @pytest.mark.gpu
 def test_autocast_on_a_gpu_is_fp16_with_loss_scaling():
     precision = Precision(Amp.model_validate({"ENABLED": True}), torch.device("cuda"))
-    assert precision.dtype == torch.float16 and precision.scaler.get_scale() == 2.0**16
+    assert precision.dtype == torch.float16
+    assert precision.scaler.get_scale() == 2.0**16
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,8 @@ def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, ha
     )
     model = timm.create_model("test_vit")
     number, text = fuse_blocks(model, Amp.model_validate({"ENABLED": True} | options), GPU)
-    assert (number, streams) == ((0, []) if reason else (len(model.blocks), [half_stream])) and reason in text
+    assert (number, streams) == ((0, []) if reason else (len(model.blocks), [half_stream]))
+    assert reason in text
     assert ("[add] undoes it" in text) == (half_stream is True and "CUSTOM_WHITE_LIST" not in options)
 
 
@@ -69,14 +71,16 @@ def test_a_vit_without_fused_blocks_has_a_reason_and_another_model_none():
     assert fuse_blocks(model, Amp(), GPU) == (0, "")
     model.set_grad_checkpointing(True)
     number, text = fuse_blocks(model, options, GPU)
-    assert number == 0 and "GRAD_CHECKPOINTING" in text
+    assert number == 0
+    assert "GRAD_CHECKPOINTING" in text
 
 
 @pytest.mark.parametrize("other, kind", [((12, "12 blocks"), "log"), ((0, "no C compiler"), "warning")])
 def test_ranks_without_the_kernels_of_rank_0_are_named(monkeypatch, other, kind):
     monkeypatch.setattr("engine.training.session.gather_objects", lambda fused, context: [(12, "12 blocks"), other])
     note = note_on_kernels((12, "12 blocks"), ProcessContext(0, 0, 2, 1, GPU, ("a", "b")))
-    assert note.kind == kind and ("rank 1 (b), 12 on rank 0 (a) (no C compiler)" in note.text) == (kind == "warning")
+    assert note.kind == kind
+    assert ("rank 1 (b), 12 on rank 0 (a) (no C compiler)" in note.text) == (kind == "warning")
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1])
@@ -167,16 +171,19 @@ def test_parts_of_half_products_are_added_in_float32(switch):
     matmul = torch.backends.cuda.matmul
     matmul.allow_fp16_reduced_precision_reduction = True
     switch(CPU, "SEED=1")
-    assert not matmul.allow_fp16_reduced_precision_reduction and not matmul.allow_bf16_reduced_precision_reduction
+    assert not matmul.allow_fp16_reduced_precision_reduction
+    assert not matmul.allow_bf16_reduced_precision_reduction
 
 
 def test_deterministic_runs_do_not_select_algorithms_by_time(switch):
     switch(torch.device("cuda:0"), "SEED=1")
     assert torch.backends.cudnn.benchmark
     switch(torch.device("cuda:0"), "DETERMINISTIC=true")
-    assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cudnn.benchmark
     switch(CPU, "SEED=1")
-    assert not torch.backends.cudnn.benchmark and not torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cudnn.benchmark
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 NOT_SKIPPED = torch.tensor(False)

@@ -114,7 +114,8 @@ def test_real_overflows_lower_the_scale_until_it_fits(digits_argv, any_device):
     argv = ["-amp", "-amp_dtype=float16", *digits_argv, "AMP.INIT_LOSS_SCALING=1e12", "TRAIN.MAX_STEPS=30"]
     state = states(train(argv, any_device))
     skipped, consecutive = state["precision"]["scaler"]["counts"]
-    assert 0 < skipped < 30 and consecutive == 0
+    assert 0 < skipped < 30
+    assert consecutive == 0
     assert state["precision"]["scaler"]["scale"] == pytest.approx(1e12 / 2**skipped)
     assert all(value.isfinite().all() for value in state["model"].values())
     assert state["model"]["head.weight"].any()  # zeros before the first applied step
@@ -162,7 +163,8 @@ def test_non_finite_gradients_never_change_the_weights(fused, max_norm, bad):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert not step(bad).isfinite()
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert scaler.skipped == 1 and scaler.get_scale() == 1.0
+    assert scaler.skipped == 1
+    assert scaler.get_scale() == 1.0
     step(1.0)
     assert not torch.equal(before["weight"], model.weight)
 

@@ -82,7 +82,8 @@ def flags(line: str) -> list[str]:
 ])  # fmt: skip
 def test_a_planted_problem_is_named_and_its_advice_mends_it(case, plant, options, finding, advice):
     lines, _ = report_amp(*case(*options, plant=plant))
-    assert finding in lines[-2] and "Mended" in lines[-1]
+    assert finding in lines[-2]
+    assert "Mended" in lines[-1]
     assert advice is None or flags(lines[-1]) == advice
     assert advice or "INIT_LOSS_SCALING" in lines[-1]
     mended, _ = report_amp(*case(*options, *flags(lines[-1]), plant=plant))  # typed
@@ -119,7 +120,8 @@ def test_figures_of_the_classifier_are_those_of_its_formulas(case):
         assert head.exact.gradient == pytest.approx(gradient.abs().max().item() / scale, rel=1e-2)
         assert (head.lost, head.values) == ((gradient.half() == 0).sum(), 40)
     assert head.lost > 0
-    assert margin(65504 / 8) == "2^3.0" and margin(2 * 65504) == "2^-1.0"
+    assert margin(65504 / 8) == "2^3.0"
+    assert margin(2 * 65504) == "2^-1.0"
 
 
 def test_masks_are_equal(case):
@@ -127,14 +129,16 @@ def test_masks_are_equal(case):
     _, values = values_of(*case(*options))
     masked = [pair for pair in values.ops if pair.half.op in ("dropout", "mul") and pair.exact.zeros is not None]
     shares = [pair.exact.zeros.float().mean().item() for pair in masked]
-    assert len(masked) > 4 and max(shares) > 0.4
+    assert len(masked) > 4
+    assert max(shares) > 0.4
     assert all(torch.equal(pair.half.zeros, pair.exact.zeros) for pair in masked)
 
 
 def test_lists_and_dtypes(case):
     lists = ["AMP.CUSTOM_BLACK_LIST=[softmax]", "AMP.CUSTOM_WHITE_LIST=[add]"]
     _, values = values_of(*case(*lists))
-    assert values.recorder.moved["softmax in float32"] == 2 and values.recorder.moved["add in float16"] == 5
+    assert values.recorder.moved["softmax in float32"] == 2
+    assert values.recorder.moved["add in float16"] == 5
     assert not any(pair.half.op == "softmax" for pair in values.ops)
     assert values.recorder.dtypes["blocks.1"] == ("float16", "float32", "float16")
     assert values_of(*case())[1].recorder.dtypes["blocks.1"] == ("float32", "float32", "float32")
@@ -158,14 +162,16 @@ def test_other_models(options):
     (_, table, *_, text, _), _ = report_amp(
         session.state, next(session.batches.iterate(0, 0, 1, bad_images=session.bad_images))
     )
-    assert "float16 is safe" in text and len(table.splitlines()) > 4
+    assert "float16 is safe" in text
+    assert len(table.splitlines()) > 4
 
 
 @pytest.mark.parametrize("tune", ["lora", "last:1"])
 def test_frozen_blocks_lose_no_gradients(case, tune):
     lines, _ = report_amp(*case(f"MODEL.TUNE={tune}", "AMP.INIT_LOSS_SCALING=1024"))
     lost = {row.split()[0]: row.split()[-1] for row in lines[1].splitlines()}
-    assert (lost["blocks.0"] == "-") == (tune == "last:1") and lost["blocks.1"] != "-"
+    assert (lost["blocks.0"] == "-") == (tune == "last:1")
+    assert lost["blocks.1"] != "-"
     assert "float16 is safe" in lines[-2]
 
 
@@ -215,7 +221,8 @@ def test_rounding_of_an_update(digits_argv):
     old, new = (torch.cat([pair[index].flatten() for pair in pairs]) for index in (0, 1))
     nearest = new.bfloat16().float()
     dropped = (nearest == old)[new != old].float().mean()
-    assert f"{(nearest - new).norm() / (new - old).norm():.2g}"[:3] in line and f"{dropped:.1%}" in line
+    assert f"{(nearest - new).norm() / (new - old).norm():.2g}"[:3] in line
+    assert f"{dropped:.1%}" in line
 
 
 def test_a_step_at_a_rate_of_zero_has_no_rounding(digits_argv):

@@ -70,7 +70,8 @@ GOOD_CPU = replace(GOOD, host_seconds=SECONDS, gpu_seconds=NO_TIME, launch_bound
 ])  # fmt: skip
 def test_a_part_that_takes_long_has_its_advice(profile, share, option):
     sentences = advice(profile)
-    assert len(sentences) == (share is not None) and all(line in profile_text(profile) for line in sentences)
+    assert len(sentences) == (share is not None)
+    assert all(line in profile_text(profile) for line in sentences)
     assert all(line.startswith(f"{share}% ") and option in line for line in sentences)
 
 
@@ -93,15 +94,19 @@ def test_profile_of_a_run(digits_argv, tmp_path, capsys, monkeypatch):
     assert text.partition("\n")[0] in capsys.readouterr().out
     found = shares(text)
     parts = [found[phase] for phase in Phase]
-    assert min(parts) > 0 and sum(parts) == pytest.approx(found["step, with the profiler"], abs=0.5)
+    assert min(parts) > 0
+    assert sum(parts) == pytest.approx(found["step, with the profiler"], abs=0.5)
     assert 80 < found["step, with the profiler"] <= 100
     assert len(re.findall(r"^ +aten::", text, re.MULTILINE)) > 5
     with gzip.open(folder / TRACE) as file:
         names = [entry.get("name") for entry in json.load(file)["traceEvents"]]
-    assert names.count(OPTIMIZER) == 10 and names.count(FORWARD) == 20
+    assert names.count(OPTIMIZER) == 10
+    assert names.count(FORWARD) == 20
     epochs = re.findall(r"Epoch\[(\d+)/(\d+)\]", log)
-    assert int(epochs[-1][0]) > 4 and all(done <= total for done, total in epochs)  # more than NUM_EPOCHS
-    assert not list(folder.glob("*.pth")) and read_json(folder / STATUS)["state"] == "finished"
+    assert int(epochs[-1][0]) > 4
+    assert all(done <= total for done, total in epochs)  # more than NUM_EPOCHS
+    assert not list(folder.glob("*.pth"))
+    assert read_json(folder / STATUS)["state"] == "finished"
 
 
 @pytest.mark.gpu

@@ -129,7 +129,9 @@ MEDIA = [(1200, ""), (1200, "(prefers-color-scheme: dark)"), (400, ""), (718, "p
 def test_the_page_shows_the_result_first_and_no_text_is_cut_covered_or_faint(width, media, html, tmp_path):
     """On a narrow screen wide tables and the list of sections scroll in themselves."""
     found = shown(html, width, tmp_path, media)
-    assert found["wide"] <= width and not found["overlaps"] and not found["faint"]
+    assert found["wide"] <= width
+    assert not found["overlaps"]
+    assert not found["faint"]
     scrolls = {"nav", "scroll", "scroll tall", "TH"} if width == 400 else {"nav"}
     assert [one for one in found["cut"] if one[1] not in scrolls] == []
     first = {text: bottom for text, bottom in found["bottoms"].items() if bottom <= 850}

@@ -40,8 +40,10 @@ def test_the_points_of_a_curve_are_its_values():
     (drawn,) = values_at_pixels(svg)
     assert np.allclose(drawn, points, atol=0.02)
     xs, ys = (list(map(float, re.search(rf' data-{axis}="([^"]* [^"]*)"/?', svg)[1].split())) for axis in "xy")
-    assert xs == [x for x, _ in points] and np.allclose(ys, [y for _, y in points], rtol=1e-5)
-    assert 'role="img"' in svg and "<title" in svg
+    assert xs == [x for x, _ in points]
+    assert np.allclose(ys, [y for _, y in points], rtol=1e-5)
+    assert 'role="img"' in svg
+    assert "<title" in svg
 
 
 def test_a_long_curve_keeps_its_first_last_and_extreme_points():
@@ -49,16 +51,22 @@ def test_a_long_curve_keeps_its_first_last_and_extreme_points():
     values[[12_345, 77_777]] = 50, -50
     points = list(enumerate(values.tolist()))
     kept = downsample(points)
-    assert len(kept) <= MAX_POINTS and kept == sorted(kept) and set(kept) <= set(points)
-    assert kept[0] == points[0] and kept[-1] == points[-1] and {points[12_345], points[77_777]} <= set(kept)
+    assert len(kept) <= MAX_POINTS
+    assert kept == sorted(kept)
+    assert set(kept) <= set(points)
+    assert kept[0] == points[0]
+    assert kept[-1] == points[-1]
+    assert {points[12_345], points[77_777]} <= set(kept)
     assert downsample(points[:400]) == points[:400]
 
 
 def test_values_of_many_magnitudes_have_a_logarithmic_axis():
     axis = axis_of([2, 65536], 5, log=True)
-    assert axis.is_log and axis.ticks == (1, 10, 100, 1000, 10_000, 100_000)
+    assert axis.is_log
+    assert axis.ticks == (1, 10, 100, 1000, 10_000, 100_000)
     assert axis.position(10) == pytest.approx(0.2)
-    assert not axis_of([1, 50], 5, log=True).is_log and not axis_of([0, 1e6], 5, log=True).is_log
+    assert not axis_of([1, 50], 5, log=True).is_log
+    assert not axis_of([0, 1e6], 5, log=True).is_log
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -82,6 +90,5 @@ def test_the_reliability_of_filled_bins_is_beside_the_diagonal():
     ]
     drawn, diagonal = values_at_pixels(str(reliability(rows).svg()))
     assert reliability(rows[:1]) is None
-    assert np.allclose(drawn, [(70, 62.5), (90, 80)], atol=0.2) and np.allclose(
-        diagonal, [(0, 0), (100, 100)], atol=0.2
-    )
+    assert np.allclose(drawn, [(70, 62.5), (90, 80)], atol=0.2)
+    assert np.allclose(diagonal, [(0, 0), (100, 100)], atol=0.2)

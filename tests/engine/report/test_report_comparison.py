@@ -42,7 +42,8 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     (two / "report.html").touch()
     page, lines, problems = compare(one, two)
     (problem,) = problems
-    assert "no two runs have the same TRAIN.BASE_LR" in problem and lines[-1] == f"Page: {tmp_path / 'compare.html'}"
+    assert "no two runs have the same TRAIN.BASE_LR" in problem
+    assert lines[-1] == f"Page: {tmp_path / 'compare.html'}"
     assert [re.split(" {2,}", line) for line in [*lines[:3], *lines[4:7]]] == [
         ["run", "best validation top-1", "epoch", "test top-1", "training time", "state"],
         ["two & more", "51.00%", "5 of 300", "49.50%", "1h00m", "finished"],
@@ -52,10 +53,12 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
         ["one", "SEED=0, TRAIN.BASE_LR=0.01"],
     ]
     assert "two & more 51.00% 5 of 300 49.50% 1h00m finished one 30.00% 3 of 300 – 3m00s finished" in page.text
-    assert "SEED 3 0 TRAIN.BASE_LR 0.02 0.01" in page.text and "DATA.IMAGE_SIZE" not in page.text
+    assert "SEED 3 0 TRAIN.BASE_LR 0.02 0.01" in page.text
+    assert "DATA.IMAGE_SIZE" not in page.text
     assert [tag["href"] for tag in page.all("a") if "report" in tag["href"]] == ["two%20%26%20more/report.html"]
     curves = re.findall(r'<polyline class="curve c(\d)" points="[^"]*" data-name="([^"]*)"', page.html)
-    assert set(curves) == {("0", "two &amp; more"), ("1", "one")} and len(curves) % 2 == 0
+    assert set(curves) == {("0", "two &amp; more"), ("1", "one")}
+    assert len(curves) % 2 == 0
     (validation,) = re.findall(r"<svg[^>]*><title[^>]*>Validation top-1<.*?</svg>", page.html, re.S)
     assert re.findall(r'data-y="([^"]*)"/>', validation) == ["10 20 30 40 50", "10 20 30"]
 
@@ -73,9 +76,14 @@ def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, c
     running = make_run(tmp_path / "running", 0, pid=os.getpid(), **here)
     page, lines, problems = compare(failed, evaluation, killed, running, tmp_path / "missing")
     assert [line.split()[0] for line in lines[1:4]] == ["killed", "failed", "running"]
-    assert "failed: out of memory" in lines[2] and len(lines[2]) < 150 and lines[3].split()[1:6] == ["-"] * 5
-    assert "87.50%" in page.text and "failed: out of memory" in page.text
-    assert len(problems) == 1 and "missing" in problems[0] and problems[0] in page.text
+    assert "failed: out of memory" in lines[2]
+    assert len(lines[2]) < 150
+    assert lines[3].split()[1:6] == ["-"] * 5
+    assert "87.50%" in page.text
+    assert "failed: out of memory" in page.text
+    assert len(problems) == 1
+    assert "missing" in problems[0]
+    assert problems[0] in page.text
     assert "pixel baseline" not in page.text  # without columns that have no value
     assert page.text.index("killed 20.00%") < page.text.index("87.50%")
 
@@ -93,13 +101,15 @@ def test_figures_of_different_validation_images_are_marked(tmp_path, compare):
     for other, end in ((run("c", 46, "d2"), "46 of a, 46 of old, 46 of c"), (run("d", 93, ""), "93 of d")):
         page, lines, _ = compare(*same, other)
         (found,) = (shown for shown in lines if shown.startswith(line))
-        assert sorted(found.removeprefix(line).split(", "))[-1] == sorted(end.split(", "))[-1] and found in page.text
+        assert sorted(found.removeprefix(line).split(", "))[-1] == sorted(end.split(", "))[-1]
+        assert found in page.text
     evaluations = [make_evaluation_run(tmp_path / name) for name in ("e", "f", "g")]
     for folder, (split, digest) in zip(evaluations, (("val", "1"), ("val", "2"), ("test", "3")), strict=True):
         update_json(folder / "evaluation/summary.json", split=split)
         write_facts(folder, [EvaluationData(8, 3, 3, split, digest=digest)])
     page, lines, _ = compare(*evaluations)
-    assert lines[-1:0:-1].count(f"{line}8 of e, 8 of f") == 1 and "test images differ" not in page.text
+    assert lines[-1:0:-1].count(f"{line}8 of e, 8 of f") == 1
+    assert "test images differ" not in page.text
 
 
 def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, compare):
@@ -111,7 +121,9 @@ def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, co
     (tmp_path / "compare.html").touch()
     make_run(tmp_path / "run")
     page, lines, problems = compare(*sorted(tmp_path.iterdir()))
-    assert len(lines) == 7 and lines[1].startswith("run ") and all(problem in page.text for problem in problems)
+    assert len(lines) == 7
+    assert lines[1].startswith("run ")
+    assert all(problem in page.text for problem in problems)
     names = ("damaged", "notes", "predict-digits", "profile-digits")
     for problem, name in zip(problems, names, strict=True):
         assert problem.startswith(f"left out: {tmp_path / name}")
@@ -135,7 +147,8 @@ def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
     printed = capsys.readouterr()
     best, other, evaluated = csv.DictReader(io.StringIO(printed.out))
     assert (best["name"], float(best["top1"]), best["mean_ap"], best["split"]) == ("two", 100 / 3, "", "validation")
-    assert (float(best["pixel_baseline"]), best["majority_class"]) == (200 / 3, "10.0") and not other["majority_class"]
+    assert (float(best["pixel_baseline"]), best["majority_class"]) == (200 / 3, "10.0")
+    assert not other["majority_class"]
     assert (best["epoch"], best["epochs"], float(best["train_seconds"]), best["status"]) == ("1", "300", 60, "finished")
     assert all(f"TRAIN.{key}=0.1" in other["options"] for key in keys)
     assert (evaluated["name"], evaluated["split"], evaluated["epochs"]) == ("evaluation", "test", "")
@@ -163,7 +176,8 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
         assert (row["macro_f1_mean"], row["macro_f1_std"]) == ("", "")
     printed = capsys.readouterr().out
     page = Reader((tmp_path / "compare.html").read_text())
-    assert "0.01           top1    6     62.5833  " in printed and "0.01 top1 6 62.5833 " in page.text
+    assert "0.01           top1    6     62.5833  " in printed
+    assert "0.01 top1 6 62.5833 " in page.text
     assert "images differ" not in printed  # each fold has images of its own
     write_json(tmp_path / "0.01-0-1/held_out.json", {"fold_rule": 2})
     assert main([str(tmp_path)]) == 0
@@ -183,7 +197,8 @@ def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
     (row,) = read_rows(tmp_path / "groups.csv")
     assert (row["runs"], float(row["mean"])) == ("3", 75)
     printed = capsys.readouterr()
-    assert "TRAIN.NUM_EPOCHS 10, 9, 6" in printed.out and "no figures out of fold" in printed.err
+    assert "TRAIN.NUM_EPOCHS 10, 9, 6" in printed.out
+    assert "no figures out of fold" in printed.err
     for fold in range(3):
         given |= {"TRAIN.NUM_EPOCHS": (9, 6, 10)[fold], "DATA.FOLD": fold}
         update_json(tmp_path / f"fold-{fold}/run.json", given=given)
@@ -209,7 +224,9 @@ def test_a_learning_curve_is_the_gain_per_doubling(further, has_curve, tmp_path,
 def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare):
     """Also the threshold; an image that two runs hold out leaves it out, with a line."""
     rng = np.random.default_rng(0)
-    folders, labels, scores = [], rng.integers(0, 3, (3, 50)), rng.normal(size=(3, 50, 3)).astype(np.float32)
+    folders = []
+    labels = rng.integers(0, 3, (3, 50))
+    scores = rng.normal(size=(3, 50, 3)).astype(np.float32)
     for fold in range(3):
         goal = "EVAL.OPERATING_POINT={class: b, specificity: 0.9}"
         folder = make_run(
@@ -233,15 +250,18 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     matrix = [[int(row[name]) for name in "abc"] for row in read_rows(tmp_path / "out-of-fold/confusion.csv")]
     assert matrix == confusion_matrix(labels, scores.argmax(1)).tolist()
     (group,) = read_rows(tmp_path / "groups.csv")
-    assert float(group["out_of_fold"]) == summary["top1"] and group["mean"]
+    assert float(group["out_of_fold"]) == summary["top1"]
+    assert group["mean"]
     assert len(read_rows(tmp_path / "out-of-fold/per_image.csv")) == 150
     suspects = read_rows(tmp_path / "out-of-fold/suspects/suspects.csv")
     probabilities = 1 / (1 + np.exp(-scores))
     own = np.take_along_axis(probabilities, labels[:, None], 1)[:, 0]
-    assert len(suspects) == (scores.argmax(1) != labels).sum() and f"{len(suspects)} images whose label" in page.text
+    assert len(suspects) == (scores.argmax(1) != labels).sum()
+    assert f"{len(suspects)} images whose label" in page.text
     margins = sorted(100 * (own - probabilities.max(1)))[: len(suspects)]
     assert [float(row["margin"]) for row in suspects] == pytest.approx(margins, abs=1e-3)
-    assert "belongs to no model" in page.text and "ROC curve, out of fold, 3 folds" in page.html
+    assert "belongs to no model" in page.text
+    assert "ROC curve, out of fold, 3 folds" in page.html
     np.savez(folder / "evaluation/scores.npz", **(arrays | {"paths": np.char.replace(paths, "2/", "1/")}))
     _, _, problems = compare(*folders)
     assert any("1/0.png is in 2 runs" in problem for problem in problems)

@@ -58,7 +58,8 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
         "predicted fox 90.00%", "torch 2.14.1, commit 0123-dirty", "Hosts a, b", "python <b>",
     ):  # fmt: skip
         assert shown in page.text, shown
-    assert len(page.all("img")) == 12 and page.all("img")[0]["alt"] == "Image of class fox, predicted as cat"
+    assert len(page.all("img")) == 12
+    assert page.all("img")[0]["alt"] == "Image of class fox, predicted as cat"
     captions = {title for tag, title in page.tags if tag == "svg" for title in [title["aria-labelledby"]]}
     assert len(captions) == 8  # six curves, the reliability diagram, and the accuracy by coverage
     assert 'data-name="accuracy" data-x="20 60 100" data-y="95 85 75"' in page.html
@@ -69,7 +70,9 @@ def test_the_curves_are_a_picture_where_matplotlib_is_installed(run, monkeypatch
     assert report.main([str(run)]) == 0
     folder = run
     width, height = Image.open(folder / "curves.png").size
-    assert width == 700 and height % 300 == 0 and height > 300
+    assert width == 700
+    assert height % 300 == 0
+    assert height > 300
     monkeypatch.setattr(charts, "find_spec", lambda name: None)
     assert charts.as_png(charts.curves_of([read_contents(folder)])) == b""
 
@@ -77,7 +80,8 @@ def test_the_curves_are_a_picture_where_matplotlib_is_installed(run, monkeypatch
 def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
     page = read_page(run)
     (policy,) = (tag["content"] for tag in page.all("meta") if tag.get("http-equiv") == "Content-Security-Policy")
-    assert policy.startswith("default-src 'none';") and "unsafe" not in policy
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
     for tag in ("style", "script"):
         (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page.html, re.S)
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
@@ -103,7 +107,8 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     head = read_page(run).text.partition("Model and data")[0]
     lost = "F1 0.00% fox, 9 images; 2 of 3 classes have 0%"
     first, _, more = head.partition("More figures")
-    assert f"top-1 30.00% epoch 3 of 300 worst class {lost}" in first and "macro F1 82.90%" in more
+    assert f"top-1 30.00% epoch 3 of 300 worst class {lost}" in first
+    assert "macro F1 82.90%" in more
     figures = "macro F1 82.90%, worst class F1 0.00% (fox, 9 images; 2 of 3 classes have 0%)"
     assert class_figures(read_contents(run)) == figures
     update_json(summary, epoch=2)
@@ -118,9 +123,12 @@ def test_an_evaluation_has_the_name_of_its_split_and_no_curves(tmp_path, split, 
     update_json(folder / "evaluation/summary.json", split=split)
     page = read_page(folder)
     head, _, rest = page.text.partition("Model and data")
-    assert f"finished {word}top-1 87.50%" in head and f" {word}loss 0.5000" in head
-    assert "8 images of 3 of 3 classes" in rest and "best.pth" in rest
-    assert "Curves" not in page.text and len(page.all("details")) == 2  # more figures, options
+    assert f"finished {word}top-1 87.50%" in head
+    assert f" {word}loss 0.5000" in head
+    assert "8 images of 3 of 3 classes" in rest
+    assert "best.pth" in rest
+    assert "Curves" not in page.text
+    assert len(page.all("details")) == 2  # more figures, options
 
 
 def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
@@ -134,9 +142,13 @@ def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
     row |= {"path": "1.png", "true_probability": ""}
     write_json(folder / "evaluation" / "tables.json", {"per_class": classes, "mistakes": [row]})
     page = read_page(folder)
-    assert "true cat | dog predicted dog 60.00% loss 1, 1.png" in page.text and 'class="wrong"' not in page.html
-    assert "best validation mean AP 50.00% epoch 2 of 300" in page.text and "cat 3 50.00%" in page.text
-    assert "dog 0 –" in page.text and "Confusion" not in page.text and "top-1" not in page.text.lower()
+    assert "true cat | dog predicted dog 60.00% loss 1, 1.png" in page.text
+    assert 'class="wrong"' not in page.html
+    assert "best validation mean AP 50.00% epoch 2 of 300" in page.text
+    assert "cat 3 50.00%" in page.text
+    assert "dog 0 –" in page.text
+    assert "Confusion" not in page.text
+    assert "top-1" not in page.text.lower()
 
 
 def test_two_classes_have_their_own_sensitivity_and_specificity(run):
@@ -148,7 +160,8 @@ def test_two_classes_have_their_own_sensitivity_and_specificity(run):
     shown = {name: value for name, value, _ in tiles_of(read_contents(run))[1]}
     assert (shown["sensitivity of ill"], shown["specificity of ill"]) == ("93.75%", "96.15%")
     assert (shown["sensitivity of healthy"], shown["specificity of healthy"]) == ("96.15%", "93.75%")
-    assert score.endswith("% +/- unknown") and epoch.endswith("; no interval: fewer than 10 images")
+    assert score.endswith("% +/- unknown")
+    assert epoch.endswith("; no interval: fewer than 10 images")
 
 
 def test_the_first_row_has_the_result_and_what_it_is_worth(run):
@@ -175,7 +188,8 @@ def test_the_results_of_validation_and_test_have_their_errors(run, groups):
     binomial = 12.5
     of_interval = (45.67 - 12.34) / 3.92  # of top-1 75% of 12 images
     assert f"30.00% +/- {binomial if groups == 'null' else of_interval:.2f}% epoch 3 of 300" in head
-    assert "25.00% +/- " in head and "8 held-out images" in head
+    assert "25.00% +/- " in head
+    assert "8 held-out images" in head
     update_json(run / "evaluation" / "summary.json", epoch=2)  # the files of an earlier epoch
     assert "30.00% epoch 3 of 300" in read_page(run).text.partition("Model and data")[0]
 
@@ -217,8 +231,10 @@ def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
     for file in (folder / "share.html", tmp_path / "share.html"):
         text = file.read_text()
         assert [word for word in private if word in text] == []
-        assert "30.00%" in text and "digits-2" in text
-    assert "TRAIN.BASE_LR" in (folder / "share.html").read_text() and "Confusion matrix" in page
+        assert "30.00%" in text
+        assert "digits-2" in text
+    assert "TRAIN.BASE_LR" in (folder / "share.html").read_text()
+    assert "Confusion matrix" in page
 
 
 HOSTILE = (
@@ -232,25 +248,36 @@ def test_hostile_names_stay_text(tmp_path):
     update_json(folder / "run.json", class_names=HOSTILE, warnings={"<img src=x onerror=alert(3)>": 1})
     add_evaluation(folder, HOSTILE)
     page = read_page(folder)
-    assert len(page.all("script")) == 1 and all(tag["src"].startswith("data:") for tag in page.all("img"))
+    assert len(page.all("script")) == 1
+    assert all(tag["src"].startswith("data:") for tag in page.all("img"))
     assert not any(key.startswith("on") for _, tag in page.tags for key in tag)
     assert "{{ 7 * 7 }}" in page.text
-    assert "<script>alert(2)</script>\\x1b[31m" in page.text and "<b>run" in page.text
+    assert "<script>alert(2)</script>\\x1b[31m" in page.text
+    assert "<b>run" in page.text
     assert all(character.isprintable() or character == "\n" for character in page.html)
-    assert "right \\u202eto left" in page.text and max(map(len, page.text.split())) < 100
+    assert "right \\u202eto left" in page.text
+    assert max(map(len, page.text.split())) < 100
     assert any(tag.get("title") == "n" * 300 for tag in page.all("bdi"))
-    assert "'=" not in page.text and "true =HYPERLINK(1) 5.00%" in page.text
+    assert "'=" not in page.text
+    assert "true =HYPERLINK(1) 5.00%" in page.text
 
 
 def test_a_thousand_classes_have_a_filter_and_the_most_confused_pairs(tmp_path):
     page = read_page(make_evaluation_run(tmp_path / "run", [f"class {index}" for index in range(1000)]))
-    assert page.text.count("25.00%") == 20 and "Confused pairs" in page.text and "Confusion matrix" not in page.text
-    assert page.all("input") and len(page.html) < 500_000
+    assert page.text.count("25.00%") == 20
+    assert "Confused pairs" in page.text
+    assert "Confusion matrix" not in page.text
+    assert page.all("input")
+    assert len(page.html) < 500_000
     few = read_page(make_evaluation_run(tmp_path / "few", [f"class {index}" for index in range(50)]))
-    assert "Confusion matrix" in few.text and not few.all("input") and "Confused pairs" not in few.text
+    assert "Confusion matrix" in few.text
+    assert not few.all("input")
+    assert "Confused pairs" not in few.text
 
     many = read_page(make_evaluation_run(tmp_path / "many", [f"class {index}" for index in range(2010)])).text
-    assert "those with the lowest scores; 10 others" in many and "class 2009" in many and "class 9 4 " not in many
+    assert "those with the lowest scores; 10 others" in many
+    assert "class 2009" in many
+    assert "class 9 4 " not in many
 
 
 def test_damaged_files_leave_their_parts_out(run):
@@ -265,8 +292,11 @@ def test_damaged_files_leave_their_parts_out(run):
     names = ("per_class", "confusion", "calibration", "coverage")
     update_json(run / "evaluation/tables.json", **dict(zip(names, damaged, strict=True)))
     page = read_page(run)
-    assert "metrics.jsonl: 1 damaged row" in page.text and "suspects.csv cannot be read" in page.text
-    assert "Highest losses" in page.text and len(page.all("img")) == 10 and "Confused pairs" in page.text
+    assert "metrics.jsonl: 1 damaged row" in page.text
+    assert "suspects.csv cannot be read" in page.text
+    assert "Highest losses" in page.text
+    assert len(page.all("img")) == 10
+    assert "Confused pairs" in page.text
     (run / "evaluation/tables.json").write_text("{")
     assert "Highest losses" not in read_page(run).text
 
@@ -285,7 +315,8 @@ def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run
     report.update(now=True)
     report.update(now=True)
     assert log == ["report.html cannot be written: OSError: [Errno 28] No space left on device"]
-    assert (run / REPORT).read_bytes() == old and not report.has_page
+    assert (run / REPORT).read_bytes() == old
+    assert not report.has_page
 
 
 def test_an_evaluation_without_jinja2_lacks_only_its_page(digits_run, cpu, tmp_path, monkeypatch):
@@ -294,7 +325,8 @@ def test_an_evaluation_without_jinja2_lacks_only_its_page(digits_run, cpu, tmp_p
     argv = ["-eval", f"-resume={run_folder}", f"-output={tmp_path / 'evaluations'}", "-num_workers=0"]
     run_command(parse_command_line(argv), cpu)
     (folder,) = (tmp_path / "evaluations").iterdir()
-    assert read_result(folder)["finished"] and not (folder / REPORT).exists()
+    assert read_result(folder)["finished"]
+    assert not (folder / REPORT).exists()
     assert "report.html cannot be written: The page of a run: needs jinja2" in log_of(folder)
     with refused("needs jinja2"):
         report.main([str(folder)])

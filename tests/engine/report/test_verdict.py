@@ -57,11 +57,16 @@ def flags_of(command: str) -> list[str]:
 )
 def test_a_model_below_the_baseline(tmp_path, val, options, flag):
     text, command = verdict(tmp_path / "a b", FLAT, val, options, baseline=(78.4, 10.2))
-    assert "60.00%" in text and "78.40%" in text and "pixel" in text and flag in flags_of(command)
+    assert "60.00%" in text
+    assert "78.40%" in text
+    assert "pixel" in text
+    assert flag in flags_of(command)
     parse_command_line([flag for flag in flags_of(command) if not flag.startswith(("-resume", "-epochs"))])
     assert (f"-output={tmp_path}" in flags_of(command)) == ("SAVE=/runs" in options)  # where the run is
     page = read_page(tmp_path / "a b").text
-    assert text in page and command in page and "pixel baseline 78.40% majority class 10.20%" in page
+    assert text in page
+    assert command in page
+    assert "pixel baseline 78.40% majority class 10.20%" in page
 
 
 def test_the_command_has_the_options_of_the_data_and_the_processes(tmp_path):
@@ -72,7 +77,8 @@ def test_the_command_has_the_options_of_the_data_and_the_processes(tmp_path):
     assert verdict_of(read_contents(tmp_path / "run"))[1] == command.replace("single_gpu.py", "multi_gpu.py -ngpus=2")
     probe, run = (config_for(*flags) for flags in (shlex.split(command)[2:], ["-opts", *data]))
     sizes = {"batch_size": probe.data.batch_size, "batch_size_eval": 64}
-    assert probe.data == run.data.model_copy(update=sizes) and (probe.save, probe.model.tune.kind) == ("/runs", "probe")
+    assert probe.data == run.data.model_copy(update=sizes)
+    assert (probe.save, probe.model.tune.kind) == ("/runs", "probe")
 
 
 def kind_of(found: tuple[str, str]) -> str:
@@ -156,7 +162,8 @@ def test_a_training_at_chance_names_a_tenth_of_the_rate(tmp_path, losses, option
     run = make_run(tmp_path / "run", options=["MODEL.NUM_CLASSES=10", *options])
     write_rows(run, [{"epoch": epoch, "train_loss": loss, "val_top1": 9.0} for epoch, loss in enumerate(losses, 1)])
     run = read_contents(run)
-    assert kind_of(verdict_of(run)) == kind and ("-lr=0.0003 " in first_epoch_of(run)) == at_once
+    assert kind_of(verdict_of(run)) == kind
+    assert ("-lr=0.0003 " in first_epoch_of(run)) == at_once
 
 
 def test_the_probe_as_epoch_0_is_no_trained_epoch(tmp_path):
@@ -167,7 +174,8 @@ def test_the_probe_as_epoch_0_is_no_trained_epoch(tmp_path):
         path = tmp_path / name / "metrics.jsonl"
         path.write_text(f"{json.dumps(row)}\n{path.read_text()}")
         run = read_contents(tmp_path / name)
-        assert run.best == (0, 94.77) and kind_of(verdict_of(run)) == kind
+        assert run.best == (0, 94.77)
+        assert kind_of(verdict_of(run)) == kind
 
 
 def test_a_probe_after_a_fine_tuning_has_its_weights(tmp_path):
@@ -175,7 +183,8 @@ def test_a_probe_after_a_fine_tuning_has_its_weights(tmp_path):
     _, command = verdict(tmp_path / "tuned", FLAT, FLAT, model, **BELOW)
     chosen = parse_command_line(flags_of(command)).config.model
     assert (chosen.name, chosen.pretrained, chosen.tune.kind) == ("resnet18", "/my weights.pth", "probe")
-    assert len(command) < 200 and chosen.tune.kind == "probe"
+    assert len(command) < 200
+    assert chosen.tune.kind == "probe"
 
 
 def test_a_fine_tuning_after_the_probe_of_a_folder_names_the_folder(tmp_path):
@@ -188,7 +197,8 @@ def test_a_fine_tuning_after_the_probe_of_a_folder_names_the_folder(tmp_path):
 def test_weights_that_cannot_be_reached_are_not_advised(tmp_path, reachable):
     reachable["weights"] = False
     text, command = verdict(tmp_path / "run", FLAT, FLAT, **BELOW)
-    assert text and not command
+    assert text
+    assert not command
     model = ["MODEL.TYPE=timm", "MODEL.NAME=resnet18", "MODEL.PRETRAINED=/w.pth"]
     assert "MODEL.TUNE=probe" in verdict(tmp_path / "tuned", FLAT, FLAT, model, **BELOW)[1]
 

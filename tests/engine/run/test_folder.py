@@ -43,7 +43,8 @@ def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_run
     folder = digits_run("TRAIN.MAX_STEPS=3")
     first = (folder / "config.yaml").read_text()
     train([f"-resume={folder}"])
-    assert (folder / "config.yaml").read_text() == first and not [*folder.glob("config-*")]
+    assert (folder / "config.yaml").read_text() == first
+    assert not [*folder.glob("config-*")]
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"])
     second = (folder / "config.yaml").read_text()
     train([f"-resume={folder}"])  # the same options again
@@ -77,7 +78,8 @@ def test_a_resumed_run_changes_no_file_outside_its_folder(digits_run, digits_arg
             break
     assert contents(elsewhere) == before
     assert {path.name for path in refused} >= ({".lock", "log.txt"} if linked == "files" else set())
-    assert not (folder / "last.pth").is_symlink() and len(rows(folder)) == 3
+    assert not (folder / "last.pth").is_symlink()
+    assert len(rows(folder)) == 3
 
 
 def test_a_link_or_a_pipe_is_refused_and_a_temporary_file_is_replaced(tmp_path):
@@ -94,7 +96,8 @@ def test_a_link_or_a_pipe_is_refused_and_a_temporary_file_is_replaced(tmp_path):
     for write in (atomic_write, atomic_save):
         temporary_path(file).symlink_to(target)
         write(file, "new")
-        assert target.read_text() == "kept" and not file.is_symlink()
+        assert target.read_text() == "kept"
+        assert not file.is_symlink()
 
 
 @pytest.mark.parametrize(
@@ -142,8 +145,10 @@ def test_the_versions_are_those_of_the_required_packages(tmp_path, cpu):
     required = (ROOT / "requirements.txt").read_text().partition("# Optional")[0]
     assert set(PACKAGES) >= set(re.findall(r"^([\w-]+)>=", required, re.MULTILINE)) != set()
     parts = record(tmp_path, cpu).parts
-    assert parts["torch"] == torch.__version__.partition("+")[0] and parts["Python"] in sys.version
-    assert parts["devices"].startswith("1 x CPU ") and "driver" not in parts
+    assert parts["torch"] == torch.__version__.partition("+")[0]
+    assert parts["Python"] in sys.version
+    assert parts["devices"].startswith("1 x CPU ")
+    assert "driver" not in parts
 
 
 def test_secrets_are_not_recorded(tmp_path, cpu, monkeypatch):
@@ -151,7 +156,8 @@ def test_secrets_are_not_recorded(tmp_path, cpu, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "hunter2")
     monkeypatch.setattr(sys, "orig_argv", ["python", "main.py", f"-data_path={url}", f"-opts A='{url}' B=[{url},c d]"])
     found = record(tmp_path, cpu)
-    assert found.command.startswith("python main.py ") and "https://***@host/a?***" in found.command
+    assert found.command.startswith("python main.py ")
+    assert "https://***@host/a?***" in found.command
     assert "hunter2" not in (tmp_path / RUN).read_text()
 
 
@@ -188,7 +194,8 @@ def test_the_commit_is_the_one_of_the_clone_and_no_hook_runs(clone, tmp_path, cp
     (clone / "untracked").touch()
     commit = record(tmp_path, cpu).parts["commit"]
     assert re.fullmatch("[0-9a-f]{40}", commit)
-    assert not (tmp_path / "ran").exists() and (clone / ".git/index").read_bytes() == index
+    assert not (tmp_path / "ran").exists()
+    assert (clone / ".git/index").read_bytes() == index
     (clone / "tracked").write_text("2")
     assert record(tmp_path, cpu).parts["commit"] == f"{commit}-dirty"
     monkeypatch.delenv("GIT_INDEX_FILE")
@@ -212,4 +219,6 @@ def test_a_resumed_run_names_what_has_changed(tmp_path, cpu):
         record(tmp_path, cpu, folder)
     (warning,) = read_run(tmp_path)["warnings"]
     changes = f"torch 2.9.0 -> {parts['torch']}, timm none -> {parts['timm']}, driver 570 -> none"
-    assert warning.endswith(f": {changes}") and "\n" not in warning and not read_run(without_facts)
+    assert warning.endswith(f": {changes}")
+    assert "\n" not in warning
+    assert not read_run(without_facts)

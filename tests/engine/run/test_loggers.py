@@ -47,12 +47,16 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, tmp_path, librari
 
     inits = [made.kwargs for made in wandb.init.call_args_list]
     assert [init["id"] for init in inits] == [None, "wandb-id"]
-    assert inits[1]["resume"] == "allow" and inits[1]["name"] == logged.name and inits[1]["dir"] == str(logged)
-    assert inits[0]["config"]["TRAIN"]["MAX_STEPS"] == 22 and inits[1]["config"]["TRAIN"]["MAX_STEPS"] is None
+    assert inits[1]["resume"] == "allow"
+    assert inits[1]["name"] == logged.name
+    assert inits[1]["dir"] == str(logged)
+    assert inits[0]["config"]["TRAIN"]["MAX_STEPS"] == 22
+    assert inits[1]["config"]["TRAIN"]["MAX_STEPS"] is None
     assert [made.kwargs["run_id"] for made in mlflow.start_run.call_args_list] == [None, "mlflow-id"]
     mlflow.log_params.assert_called_once()
     environment = read_run(logged)["facts"]["Environment"]
-    assert inits[1]["config"]["environment"] == environment and environment["parts"]["torch"]
+    assert inits[1]["config"]["environment"] == environment
+    assert environment["parts"]["torch"]
     (_, text) = events.Tensors("environment/text_summary")  # of both starts
     assert f"torch: {environment['parts']['torch']}," in text.tensor_proto.string_val[0].decode()
     logs = wandb.run.log.call_args_list
@@ -63,10 +67,8 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, tmp_path, librari
     wandb.run.finish.assert_called_with(exit_code=0)
     assert mlflow.end_run.call_args_list == [call("KILLED"), call("FINISHED")]
     log = log_of(logged)
-    assert (
-        "----- wandb: wandb-id, offline, in " in log
-        and "----- mlflow: run mlflow-id, https://***@host:5000/a@b\n" in log
-    )
+    assert "----- wandb: wandb-id, offline, in " in log
+    assert "----- mlflow: run mlflow-id, https://***@host:5000/a@b\n" in log
 
 
 class Faulty:
@@ -108,13 +110,16 @@ def use(faulty: Faulty, folder, finish_seconds: float = 30.0) -> list[str]:
 def test_a_failing_logger_warns_once_and_training_continues(tmp_path):
     shown = "LOGGERS: wandb lacks values: SystemExit: no route to http://***@host/api"  # without the password
     (warning,) = use(never_started := Faulty("start"), tmp_path)
-    assert shown in warning and never_started.steps == []
+    assert shown in warning
+    assert never_started.steps == []
     (warning,) = use(faulty := Faulty("scalars", "finish"), tmp_path)
-    assert shown in warning and faulty.steps == [1, 2]
+    assert shown in warning
+    assert faulty.steps == [1, 2]
     slow = Faulty()
     slow.released.clear()
     (warning,) = use(slow, tmp_path, 0.01)
-    assert "LOGGERS: wandb lacks values: " in warning and "0.01 s" in warning
+    assert "LOGGERS: wandb lacks values: " in warning
+    assert "0.01 s" in warning
     slow.released.set()
 
 
@@ -158,7 +163,8 @@ def test_a_resumed_run_continues_in_trackio(tmp_path, monkeypatch):
         logger.finish(RESULT)
         assert lines == ["----- trackio: run a-run; trackio show --project ampvit"]
     inits = [made.kwargs for made in trackio.init.call_args_list]
-    assert [init["resume"] for init in inits] == ["never", "allow"] and inits[1]["name"] == "a-run"
+    assert [init["resume"] for init in inits] == ["never", "allow"]
+    assert inits[1]["name"] == "a-run"
     assert inits[0]["config"] == {"TRAIN": {"BASE_LR": 0.1}, "environment": environment}
     assert trackio.init().log.call_args_list == [call({"train/loss": 1.0}, step=step) for step in (1, 23)]
     assert trackio.init().finish.call_count == 2
@@ -180,4 +186,5 @@ def test_a_full_disk_prints_no_traceback(tmp_path, cpu, capsys, monkeypatch):
     logger.rank("a line")
     RunLogger(cpu)  # closes the files of the first one
     printed = capsys.readouterr()
-    assert printed.out == "a line\n" and printed.err == ""
+    assert printed.out == "a line\n"
+    assert printed.err == ""

@@ -55,9 +55,11 @@ def test_the_first_final_state_is_kept(tmp_path):
     main.add_warning("late")
     run, status = read_run(tmp_path), read_json(tmp_path / STATUS)
     assert (run["state"], run["message"], run["checkpoint"]) == ("failed", "3.jpg: is no image", "last.pth")
-    assert run["signal"] is None and status.items() <= run.items()
+    assert run["signal"] is None
+    assert status.items() <= run.items()
     record_in(tmp_path)  # resumed
-    assert read_json(tmp_path / STATUS)["state"] == "running" and read_run(tmp_path)["starts"] == 2
+    assert read_json(tmp_path / STATUS)["state"] == "running"
+    assert read_run(tmp_path)["starts"] == 2
 
 
 def test_the_launcher_overrules_the_states_of_ranks_which_do_not_know_the_lost_one(tmp_path, monkeypatch):
@@ -72,7 +74,8 @@ def test_the_launcher_overrules_the_states_of_ranks_which_do_not_know_the_lost_o
         assert read_run(tmp_path)["state"] == read_json(tmp_path / STATUS)["state"] == kept or "failed"
         assert (read_run(tmp_path)["message"] == "rank 1 was killed") == (resume == "again") == (not kept)
     record_in(tmp_path).update(state="failed", message="disk: full")
-    assert record_end_of_ranks(launch, state="interrupted") is None and read_run(tmp_path)["message"] == "disk: full"
+    assert record_end_of_ranks(launch, state="interrupted") is None
+    assert read_run(tmp_path)["message"] == "disk: full"
 
 
 def test_the_record_of_a_resumed_run_is_its_own(tmp_path):
@@ -146,11 +149,13 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     resumed.add_row("evaluation", epoch=2, step=20, val_loss=0.2)
     resumed.add_row("epoch", epoch=2, step=20, lr=0.5)
     add_epoch(resumed, 3)
-    assert (tmp_path / ROWS).read_text() == text and "NaN" not in text
+    assert (tmp_path / ROWS).read_text() == text
+    assert "NaN" not in text
     rows = read_rows(tmp_path / TABLE)
-    assert [*rows[0]] == COLUMNS and [(row["epoch"], row["val_loss"], row["val_top1"]) for row in rows] == [
+    assert [*rows[0]] == COLUMNS
+    assert ([(row["epoch"], row["val_loss"], row["val_top1"]) for row in rows] == [
         ("1", "0.1", ""), ("2", "0.2", ""), ("3", "0.3", ""),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
 DAMAGED = (
@@ -166,17 +171,21 @@ def test_damaged_rows_are_left_out_and_the_file_is_kept(tmp_path):
     row = b'{"kind": "epoch", "epoch": 1, "step": 4}\n'
     (tmp_path / ROWS).write_bytes(damaged := b"\n".join(DAMAGED) + b"\n" + row + row[:20])  # the last one: after a kill
     record.open_rows(4, 40, warnings.append)
-    assert (tmp_path / ROWS).read_bytes() == row and (tmp_path / "metrics.damaged.jsonl").read_bytes() == damaged
+    assert (tmp_path / ROWS).read_bytes() == row
+    assert (tmp_path / "metrics.damaged.jsonl").read_bytes() == damaged
     (warning,) = warnings
-    assert f"{len(DAMAGED)} rows are damaged" in warning and "metrics.damaged.jsonl" in warning
+    assert f"{len(DAMAGED)} rows are damaged" in warning
+    assert "metrics.damaged.jsonl" in warning
 
 
 def test_the_best_epoch_has_the_highest_top1_then_the_lowest_loss():
     figures = [(1, 10, 1.5), (2, 30, 1.2), (3, 30, 1.1), (4, 30, 1.1), (5, None, None)]
     rows = [dict(zip(("epoch", "val_top1", "val_loss"), row, strict=True)) for row in figures]
     top1, loss, macro_f1 = (METRICS[name] for name in ("top1", "loss", "macro_f1"))
-    assert best_epoch(rows, top1) == (3, 30.0) and best_epoch(rows[4:], top1) is None
-    assert best_epoch(rows, loss) == (3, 1.1) and best_epoch(rows, macro_f1) is None
+    assert best_epoch(rows, top1) == (3, 30.0)
+    assert best_epoch(rows[4:], top1) is None
+    assert best_epoch(rows, loss) == (3, 1.1)
+    assert best_epoch(rows, macro_f1) is None
 
 
 # Facts
@@ -191,8 +200,10 @@ def test_facts_and_warnings_of_all_starts(tmp_path):
         record.open(tmp_path, pid=1, host="a")
         record.add_warning("later")
     run = read_run(tmp_path)
-    assert run["starts"] == 2 and run["warnings"] == {long[:MAX_CHARS]: 2, "later": 2}
-    assert read_fact(run["facts"], Devices).processes == 2 and read_fact(run["facts"], Model) is None
+    assert run["starts"] == 2
+    assert run["warnings"] == {long[:MAX_CHARS]: 2, "later": 2}
+    assert read_fact(run["facts"], Devices).processes == 2
+    assert read_fact(run["facts"], Model) is None
 
 
 @pytest.mark.parametrize(
@@ -201,7 +212,8 @@ def test_facts_and_warnings_of_all_starts(tmp_path):
 def test_a_damaged_record_is_begun_anew(tmp_path, text):
     (tmp_path / RUN).write_text(text)
     record_in(tmp_path).add_warning("one")
-    assert read_run(tmp_path)["starts"] == 1 and read_run(tmp_path)["warnings"] == {"one": 1}
+    assert read_run(tmp_path)["starts"] == 1
+    assert read_run(tmp_path)["warnings"] == {"one": 1}
 
 
 @pytest.mark.parametrize(
@@ -226,16 +238,20 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     facts = {kind: read_fact(run["facts"], kind) for kind in (Start, Devices, Environment, TrainingData, Model)}
     assert run["facts"].keys() == {*(kind.__name__ for kind in facts), "Preprocessing"}
     program = shlex.join([sys.executable, str(Path(__file__).parents[3] / "main_single_gpu.py")])
-    assert run["starts"] == 2 and facts[Start] == Start(str(folder), 3, program)
+    assert run["starts"] == 2
+    assert facts[Start] == Start(str(folder), 3, program)
     data = facts[TrainingData]
-    assert data == TrainingData(1437, 360, 0, 10, 10, data.validation_digest) and len(data.validation_digest) == 16
+    assert data == TrainingData(1437, 360, 0, 10, 10, data.validation_digest)
+    assert len(data.validation_digest) == 16
     assert all(f" ----- {fact}\n" in log for fact in facts.values())
-    assert any("MODEL_EMA_DECAY" in text for text in run["warnings"]) and "decay 0.9999" in log
+    assert any("MODEL_EMA_DECAY" in text for text in run["warnings"])
+    assert "decay 0.9999" in log
     (samples,) = samples_for(config_for("-dataset=digits"), cpu, "train")
     weights = 1437 / (10 * samples.class_counts(10))
     assert f"balanced: from {weights.min():.3g} to {weights.max():.3g}" in log
     head = 10 * 16 + 10  # classes, embed_dim
-    assert (facts[Model].trainable, before["trainable_parameters"]) == (head, head) and before["parameters"] > 20 * head
+    assert (facts[Model].trainable, before["trainable_parameters"]) == (head, head)
+    assert before["parameters"] > 20 * head
     assert 0 < before["train_seconds"] < before["total_seconds"]
     assert read_result(folder)["total_seconds"] > load_checkpoint(folder / "previous.pth")["total_seconds"] > 0
     assert len(re.findall(r"----- Total time: \S+, of it \S+ in training steps", log)) == 2

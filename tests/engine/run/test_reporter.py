@@ -77,8 +77,10 @@ def test_a_skipped_step_does_not_count_in_the_loss_and_the_gradient_norm(tmp_pat
     assert rows == [[1, 1, 2, 100, 100], [2, None, None, None, None], [3, 2.5, 3, 100, 100]]
     (epoch,) = run.rows("metrics.csv")
     assert (epoch["grad_norm"], epoch["train_loss"], epoch["train_top1"]) == ("1.75", "2.5", "100.0")
-    assert epoch["images_in_skipped_steps"] == str(BATCH_SIZE) and epoch["skipped_images"] == "0"
-    assert "Loss: - (2.0000), Avg Acc: 100.00%" in run.log and "nan" not in run.log
+    assert epoch["images_in_skipped_steps"] == str(BATCH_SIZE)
+    assert epoch["skipped_images"] == "0"
+    assert "Loss: - (2.0000), Avg Acc: 100.00%" in run.log
+    assert "nan" not in run.log
     assert scalars(tmp_path, "train/grad_norm") == {1: 1.0, 3: 2.5}
     assert scalars(tmp_path, "train/loss") == {1: 2.0, 3: 3.0}
     assert scalars(tmp_path, "train/top1") == {1: 100.0, 3: 100.0}
@@ -90,9 +92,13 @@ def test_an_epoch_of_skipped_steps_has_no_loss(tmp_path, cpu):
     run.epoch(*[(math.nan, math.nan, True)] * STEPS)
     (epoch,) = run.rows("metrics.csv")
     assert [epoch[name] for name in ("train_loss", "train_top1", "grad_norm")] == ["", "", ""]
-    assert epoch["images_in_skipped_steps"] == str(STEPS * BATCH_SIZE) and epoch["skipped_images"] == "0"
-    assert float(epoch["images_per_second"]) > 0 and float(epoch["tflops_per_second"]) > 0
-    assert "Loss: - (-), Avg Acc: -" in run.log and "nan" not in run.log and " 0.0 img/s" not in run.log
+    assert epoch["images_in_skipped_steps"] == str(STEPS * BATCH_SIZE)
+    assert epoch["skipped_images"] == "0"
+    assert float(epoch["images_per_second"]) > 0
+    assert float(epoch["tflops_per_second"]) > 0
+    assert "Loss: - (-), Avg Acc: -" in run.log
+    assert "nan" not in run.log
+    assert " 0.0 img/s" not in run.log
 
 
 def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
@@ -122,7 +128,8 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
     for _ in range(2):
         run.epoch(*[(1.0, 1.0, False)] * STEPS)
         figures = [row for row in read_metrics(tmp_path)[0] if row["kind"] == "report"][-1]
-        assert figures["data_wait_share"] == pytest.approx(0.2) and figures["launch_bound_share"] == 0.75
+        assert figures["data_wait_share"] == pytest.approx(0.2)
+        assert figures["launch_bound_share"] == 0.75
     assert re.findall(r"time left: (\S+)", run.log)[0] == "3.0s"  # of the second epoch
     for row in run.rows("metrics.csv"):
         assert (row["data_wait_share"], row["launch_bound_share"]) == ("0.2", "0.75")

@@ -47,12 +47,16 @@ def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatc
     printed = capsys.readouterr().out
     first = printed.partition("Epoch[001/001], Step[")[0].splitlines()
     warnings = sum(line.startswith("Warning: ") for line in first)
-    assert 5 <= len(first) <= 8 and max(map(len, first)) <= 120
-    assert warnings <= 3 and all(line.startswith("Warning: ") for line in first[len(first) - warnings :])
+    assert 5 <= len(first) <= 8
+    assert max(map(len, first)) <= 120
+    assert warnings <= 3
+    assert all(line.startswith("Warning: ") for line in first[len(first) - warnings :])
     last = re.split(r"Epoch\[001/001\], epoch time.*\n", printed)[1].splitlines()
-    assert 4 <= len(last) <= 6 and len([line for line in last if not re.search("[/]", line) and len(line) > 120]) == 0
+    assert 4 <= len(last) <= 6
+    assert len([line for line in last if not re.search("[/]", line) and len(line) > 120]) == 0
     log = log_of(folder)
-    assert len(given) > len(first) and all(f" ----- {escape_control_characters(text)}\n" in log for text in given)
+    assert len(given) > len(first)
+    assert all(f" ----- {escape_control_characters(text)}\n" in log for text in given)
     assert read_result(folder)["finished"]
 
 
@@ -72,7 +76,8 @@ def test_a_few_notes_and_warnings_are_shown_and_the_others_counted(warnings, not
         "Data: x", *(f"note {index}" for index in range(shown_notes)), *(f"Warning: {n}" for n in range(shown_warnings))
     ]  # fmt: skip
     hidden = sum(map(int, re.findall(r"\(and (\d+) more in log.txt\)", lines[-1])))
-    assert hidden == warnings + notes - shown_notes - shown_warnings and max(map(len, lines)) <= 120
+    assert hidden == warnings + notes - shown_notes - shown_warnings
+    assert max(map(len, lines)) <= 120
 
 
 def test_notes_of_a_run_that_ends_before_its_first_lines_are_printed(tmp_path, capsys):
@@ -89,7 +94,8 @@ def test_a_dry_run_prints_all_warnings_and_with_debug_all_notes(tmp_path, capsys
         assert main_single_gpu.main([*flags, "-dry_run", *argv]) == 0
         shown.append(capsys.readouterr().out.splitlines())
     few, more = ({line for line in lines if not line.startswith("Pixel")} for lines in shown)
-    assert few < more and sum(line.startswith("Warning: ") for line in few) >= 3
+    assert few < more
+    assert sum(line.startswith("Warning: ") for line in few) >= 3
     assert any(line.startswith("Preprocessing: ") for line in more - few)
 
 
@@ -105,7 +111,8 @@ def test_a_long_line_loses_its_end_and_the_middle_of_a_path_if_a_file_has_it(tmp
         logger.begin("Data: x")
         printed.append(capsys.readouterr().out.splitlines()[1:])
     full, (words, named, _) = printed
-    assert full == [f"Warning: {text}" for text in texts] and max(len(words), len(named)) <= 120
+    assert full == [f"Warning: {text}" for text in texts]
+    assert max(len(words), len(named)) <= 120
     assert words.startswith("Warning: the validation images are not there. not")
     assert re.fullmatch(r"Warning: /data/.*\.\.\..*/labels\.csv: has no labels", named)
 
@@ -141,5 +148,7 @@ def test_an_option_to_type_is_not_cut_and_misleading_figures_come_first(tmp_path
     logger.note(Note("warning", f"{problem}: {option} keeps the images of each on one side", misleads=True))
     logger.begin("Data: x")
     lines = capsys.readouterr().out.splitlines()
-    assert option in lines[1] and len(lines[1]) <= 120
-    assert [line[:15] for line in lines[2:]] == ["Warning: Data: "] * 2 and "1 more" in lines[3]
+    assert option in lines[1]
+    assert len(lines[1]) <= 120
+    assert [line[:15] for line in lines[2:]] == ["Warning: Data: "] * 2
+    assert "1 more" in lines[3]

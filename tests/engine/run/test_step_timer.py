@@ -47,7 +47,8 @@ class SimulatedGpu:
                 return self.time <= gpu.now
 
             def elapsed_time(self, end: "Event") -> float:
-                assert self.query() and end.query()
+                assert self.query()
+                assert end.query()
                 return 1000 * (end.time - self.time)
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -149,8 +150,10 @@ def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tu
 )
 def test_found_after_50_steps_with_rank_cause_and_times(slow_ranks, tmp_path, seconds, cause, times):
     ((step, note),) = feed(slow_ranks(), 500, EVEN, EVEN, seconds, EVEN)
-    assert step == 50 and all(word in note for word in ("rank 2 on", " 73% ", cause, times))  # 0.19 s against 0.11 s
-    assert (status := read_json(tmp_path / RUN)["slow_rank"])["rank"] == 2 and status["cause"] == cause
+    assert step == 50
+    assert all(word in note for word in ("rank 2 on", " 73% ", cause, times))  # 0.19 s against 0.11 s
+    assert (status := read_json(tmp_path / RUN)["slow_rank"])["rank"] == 2
+    assert status["cause"] == cause
 
 
 def test_told_again_after_recovery_or_for_another_cause(slow_ranks, tmp_path):
@@ -159,8 +162,10 @@ def test_told_again_after_recovery_or_for_another_cause(slow_ranks, tmp_path):
     slow_forward = (0.01, 0.19)
     assert len(feed(ranks, 100, EVEN, EVEN, slow_loading)) == 1
     ((step, note),) = feed(ranks, 100, EVEN, EVEN, slow_forward)
-    assert step == 50 and FORWARD_PASS in note
-    assert feed(ranks, 50, EVEN, EVEN, EVEN) == [] and read_json(tmp_path / RUN)["slow_rank"] is None
+    assert step == 50
+    assert FORWARD_PASS in note
+    assert feed(ranks, 50, EVEN, EVEN, EVEN) == []
+    assert read_json(tmp_path / RUN)["slow_rank"] is None
     assert [step for step, _ in feed(ranks, 100, EVEN, EVEN, slow_forward)] == [50]
 
 
@@ -174,7 +179,8 @@ def test_told_again_after_recovery_or_for_another_cause(slow_ranks, tmp_path):
 )
 def test_noise_is_not_found(slow_ranks, compares_forward, seconds, causes):
     notes = feed(slow_ranks(compares_forward), 200, *seconds)
-    assert len(notes) == len(causes) and all(cause in note for cause, (_, note) in zip(causes, notes, strict=True))
+    assert len(notes) == len(causes)
+    assert all(cause in note for cause, (_, note) in zip(causes, notes, strict=True))
 
 
 def test_bursts_of_loading_workers_count_as_their_mean_and_single_stalls_do_not(slow_ranks):
@@ -183,7 +189,8 @@ def test_bursts_of_loading_workers_count_as_their_mean_and_single_stalls_do_not(
     assert feed(ranks, 1, EVEN, (60.0, 0.1), EVEN) == []
     bursts = ((0.0 if step % 4 else 0.4, 0.1) for step in range(99))
     ((_, note),) = (found for seconds in bursts for found in feed(ranks, 1, EVEN, EVEN, seconds))
-    assert "rank 2 " in note and LOADING in note
+    assert "rank 2 " in note
+    assert LOADING in note
 
 
 # FLOPs of a forward pass of ViT-Tiny; a multiply-add counts as two.
@@ -267,7 +274,8 @@ FLOPS = 2 * 2 * 3 * 8 * 8 * 10  # forward pass and weight gradient
 def test_a_cpu_has_no_mfu(cpu):
     model = describe_model(classifier(), DATA, torch.bfloat16, False, cpu)
     assert model == Model(PARAMETERS, FLOPS, None, PARAMETERS, can_probe=False)
-    assert model.tflops_per_second(1e9) == pytest.approx(FLOPS / 1e3) and model.utilization(1e9) is None
+    assert model.tflops_per_second(1e9) == pytest.approx(FLOPS / 1e3)
+    assert model.utilization(1e9) is None
     assert model.rates(1e9) == ["TFLOP/s: 7.68"]
 
 
@@ -286,5 +294,7 @@ def test_model_without_flop_count_has_no_rates(cpu):
             return images * images.sum().item()
 
     model = describe_model(ReadsValues(), DATA, torch.float32, False, cpu)
-    assert model == Model(0, None, None, 0, can_probe=False) and model.utilization(10) is None and model.rates(10) == []
+    assert model == Model(0, None, None, 0, can_probe=False)
+    assert model.utilization(10) is None
+    assert model.rates(10) == []
     assert "cannot be counted" in str(model)

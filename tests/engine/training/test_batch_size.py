@@ -50,9 +50,11 @@ def test_the_largest_size_that_fits_is_found_without_sizes_far_above_it(sizes, f
     found = largest_size(sizes, peak, limit)
     fitting = [size for size in sizes if fixed + per_image * size <= limit]
     at_least = [size for size in fitting if fixed + per_image * size <= 0.97 * limit]
-    assert found in [0, *fitting] and found >= max(at_least, default=0)
+    assert found in [0, *fitting]
+    assert found >= max(at_least, default=0)
     too_large = [size for size in measured if size > found]
-    assert len(too_large) <= 2 and len(measured) <= 10 + len(sizes) // 20
+    assert len(too_large) <= 2
+    assert len(measured) <= 10 + len(sizes) // 20
 
 
 def test_a_size_that_does_not_fit_is_followed_by_the_next_smaller_one():
@@ -92,10 +94,12 @@ def test_a_run_equals_one_with_the_size_and_its_resume_keeps_it(tmp_path, fits_1
     options = parse_value((auto / "config.yaml").read_text())
     assert (options["DATA"]["BATCH_SIZE"], options["TRAIN"]["ACCUM_ITER"]) == (16, 6)
     trials = len(fits_16)
-    assert trials and {trial.train.accum_iter for trial in fits_16} == {2}
+    assert trials
+    assert {trial.train.accum_iter for trial in fits_16} == {2}
     train(["-resume=auto", *flags, "TRAIN.NUM_EPOCHS=2"])  # needs no -memory_gb
     train([f"-resume={given_size}", *fixed, "TRAIN.NUM_EPOCHS=2"])
-    assert len(fits_16) == trials and only_run(tmp_path / "auto") == auto
+    assert len(fits_16) == trials
+    assert only_run(tmp_path / "auto") == auto
     assert_same_state(states(auto), states(given_size))
 
 
@@ -104,7 +108,8 @@ def test_all_ranks_take_the_smallest(cpu, fits_16, monkeypatch, mode, more):
     monkeypatch.setattr(batch_size, "gather_objects", lambda found, context: [found, 4])
     config = config_for("-opts", *AUTO, "DATA.MEMORY_GB=0.018", f"MODEL.GRAD_CHECKPOINTING={mode}")
     size, note = find_batch_size(config, replace(cpu, world_size=2))
-    assert size == 4 and "16: 0.02 GB" in note.text
+    assert size == 4
+    assert "16: 0.02 GB" in note.text
     assert note.text.partition("GRAD_CHECKPOINTING=")[2].partition(")")[0] == more
     assert max(trial.data.batch_size for trial in fits_16) == 16
 
@@ -113,7 +118,8 @@ def test_memory_that_other_processes_use_on_a_gpu_does_not_count(cpu, fits_16, m
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (9_000_000, 80_000_000_000))
     config = config_for("-opts", *AUTO)
     size, note = find_batch_size(config, replace(cpu, device=torch.device("cuda:0")))
-    assert size == 8 and "fits into 0.009 GB" in note.text
+    assert size == 8
+    assert "fits into 0.009 GB" in note.text
 
 
 @pytest.mark.slow

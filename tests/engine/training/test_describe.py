@@ -66,7 +66,8 @@ AVERAGE = {"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.999, "MODEL_EMA_WARMUP": Fals
 )
 def test_options_that_do_not_fit_the_run(train, model, parts):
     found = misfits(train, **model)
-    assert len(found) == len(parts) and all(part in text for part, text in zip(parts, found, strict=True))
+    assert len(found) == len(parts)
+    assert all(part in text for part, text in zip(parts, found, strict=True))
 
 
 OF_RULE = {"AdamW": "SQRT_SCALED_LR"} | dict.fromkeys(("SGD", "nesterov", "sgdw"), "LINEAR_SCALED_LR")

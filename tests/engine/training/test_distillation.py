@@ -131,7 +131,9 @@ def test_the_teacher_gets_its_own_normalization_and_size(tiny_teacher, tmp_path)
         for channel, plane in zip(image, expected, strict=True):
             resized = Image.fromarray(plane.numpy()).resize((12, 12), Image.Resampling.BICUBIC)
             np.testing.assert_allclose(channel.numpy(), np.asarray(resized), atol=1e-5)
-    assert logits.shape == (2, 5) and not logits.requires_grad and not teacher.model.training
+    assert logits.shape == (2, 5)
+    assert not logits.requires_grad
+    assert not teacher.model.training
     assert teacher.fitted.source.startswith(f"{tiny_teacher} (model), ")
     equal = build(write_teacher(tmp_path / "a.pth", data={"IMAGE_SIZE": 8}))
     images = torch.randn(2, 3, 8, 8)
@@ -146,7 +148,8 @@ def test_the_teacher_computes_in_the_precision_of_the_run(tiny_teacher, level):
     dtypes = []
     half.model.blocks[0].mlp.fc1.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
     error = (half(images) - exact(images)).norm() / exact(images).norm()
-    assert dtypes == [torch.bfloat16] and half(images).dtype == torch.float32
+    assert dtypes == [torch.bfloat16]
+    assert half(images).dtype == torch.float32
     assert 1e-4 < error < 0.05
 
 
@@ -177,7 +180,8 @@ def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level):
         next(head.parameters()).grad if family != "levit" else head.linear.weight.grad
         for head in compute.get_classifier()
     ]
-    assert heads[0].abs().max() == 0 and heads[1].abs().max() > 0  # ALPHA 1: the labels do not count
+    assert heads[0].abs().max() == 0
+    assert heads[1].abs().max() > 0  # ALPHA 1: the labels do not count
     assert not torch.equal(*outputs)
     torch.testing.assert_close(class_logits(outputs), (outputs[0] + outputs[1]) / 2)
     with torch.no_grad(), precision.autocast():
@@ -205,7 +209,8 @@ def test_alpha_0_trains_as_without_a_teacher(digits_teacher, tmp_path):
     options = [*RANDOM, "TRAIN.MAX_STEPS=4"]
     with_teacher = train(student(tmp_path / "a", digits_teacher, *options, "TRAIN.DISTILLATION_ALPHA=0"))
     log = log_of(with_teacher)
-    assert f"----- Teacher: vit, weights: {digits_teacher} " in log and "alpha 0, tau" in log
+    assert f"----- Teacher: vit, weights: {digits_teacher} " in log
+    assert "alpha 0, tau" in log
     alone = [*options, "TRAIN.TEACHER_WEIGHTS=null"]
     without = train(student(tmp_path / "b", digits_teacher, *alone, kind="none"))
     assert_same_state(states(with_teacher)["model"], states(without)["model"])

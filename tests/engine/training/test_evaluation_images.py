@@ -90,7 +90,8 @@ def test_an_evaluation_names_all_unreadable_images_on_all_ranks(count, workers, 
         damage(data / "val" / name)
     first, *others = errors_of(count, flags(data, workers, f"TIMEOUT_SECONDS={limit}"), True)
     assert first.startswith("3 images cannot be read; to skip such images: -opts DATA.ON_BAD_IMAGE=skip")
-    assert re.findall(r"\S*/val/(\S+\.png):", first) == names and others == [first] * (count - 1)
+    assert re.findall(r"\S*/val/(\S+\.png):", first) == names
+    assert others == [first] * (count - 1)
     folder = only_run(data.parent / "out")
     assert states(folder)["done_steps"] == TRAINED // BATCH // count  # it was saved before the evaluation
 
@@ -102,9 +103,11 @@ def test_the_process_ends_all_ranks_at_a_step(data, errors_of):
     damage(data / "test/class1/5.png")
     argv = flags(data, 1, "TRAIN.NUM_EPOCHS=4000", "VALIDATE_FREQ=4000", "SAVE_FREQ=4000")
     first, second = errors_of(2, argv, False)
-    assert first.startswith("2 images cannot be read; ") and first == second
+    assert first.startswith("2 images cannot be read; ")
+    assert first == second
     folder = only_run(data.parent / "out")
-    assert "Validation" not in log_of(folder) and (folder / "last.pth").is_file()
+    assert "Validation" not in log_of(folder)
+    assert (folder / "last.pth").is_file()
 
 
 def is_saved_at_the_error(context, argv: list[str], output: Path) -> bool:
@@ -186,6 +189,7 @@ def test_a_process_that_does_not_answer_delays_nothing(process, data, monkeypatc
     monkeypatch.setattr(evaluate, "call_in_background", lambda *given: answers.append(process(*given)) or answers[0])
     folder = train(flags(data, 0, "TRAIN.MAX_STEPS=2"))
     train([f"-resume={folder}", *flags(data, 0)])
-    assert len(answers) == 1 and read_result(folder)["finished"]
+    assert len(answers) == 1
+    assert read_result(folder)["finished"]
     for child in multiprocessing.active_children():
         child.kill()

@@ -71,7 +71,9 @@ def test_no_image_is_decoded_and_no_pass_is_made_before_the_first_step(data, tmp
         train([*flags, "TRAIN.MAX_STEPS=1", "DATA.NUM_WORKERS=0"])
     finally:
         hook.remove()
-    assert before == [(0, 0)] and passes[0] > 0 and (decoded[0] > 0) == (data == "folder")
+    assert before == [(0, 0)]
+    assert passes[0] > 0
+    assert (decoded[0] > 0) == (data == "folder")
 
 
 LOADED_LATE = (
@@ -150,7 +152,8 @@ def expected(argv, step: int, cpu) -> np.ndarray:
 
 def cells_of(grid: np.ndarray) -> np.ndarray:
     """The 16 images with their labels; the rest is the title and white gaps."""
-    assert grid.shape == (16 + 4 * 196, 652, 3) and (grid[16:, 160:164] == 255).all()
+    assert grid.shape == (16 + 4 * 196, 652, 3)
+    assert (grid[16:, 160:164] == 255).all()
     return np.array([grid[16 + 196 * r :, 164 * c :][:196, :160] for r in range(4) for c in range(4)]).astype(int)
 
 
@@ -183,8 +186,10 @@ def test_nan_and_padding(tmp_path, cpu):
     images.zero_()
     shown.after_step(EpochProgress(0, 1, 0, MetricSums(cpu.device)))
     grid = picture(tmp_path)
-    assert grid.shape[0] == 16 + 164 + 2 * 16 and (grid[16:176, :160] == 255).all()
-    assert (grid[16:176:80, 164:324:80, 0] == [[0, 255], [0, 128]]).all() and (grid[16:, 328:] == 255).all()
+    assert grid.shape[0] == 16 + 164 + 2 * 16
+    assert (grid[16:176, :160] == 255).all()
+    assert (grid[16:176:80, 164:324:80, 0] == [[0, 255], [0, 128]]).all()
+    assert (grid[16:, 328:] == 255).all()
 
 
 @pytest.mark.parametrize("name, text",

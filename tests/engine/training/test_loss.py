@@ -74,7 +74,8 @@ def test_padding_does_not_count(kind, weights):
 def test_half_precision_logits_give_a_loss_in_fp32(kind):
     logits, labels = logits_and_labels()
     loss, half = build_loss(options(**kind), 0.1, WEIGHTS), logits.bfloat16()
-    assert loss(half, labels).dtype == torch.float32 and torch.equal(loss(half, labels), loss(half.float(), labels))
+    assert loss(half, labels).dtype == torch.float32
+    assert torch.equal(loss(half, labels), loss(half.float(), labels))
 
 
 @of_each_kind
@@ -122,7 +123,8 @@ def test_balanced_weights_of_several_labels_are_timms_neg_pos():
     targets = (np.random.default_rng(0).random((40, CLASSES)) < 0.3).astype(np.int8)
     kind, expected = compute_class_weights(targets.sum(0), len(targets), "neg_pos")
     found = read_class_weights(options(CLASS_WEIGHTS="balanced"), targets, CLASSES, CPU)
-    assert kind == "pos_weight" and torch.allclose(found, expected)
+    assert kind == "pos_weight"
+    assert torch.allclose(found, expected)
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"gamma_neg": 2, "gamma_pos": 0, "clip": 0}])

@@ -41,7 +41,8 @@ def test_short_epochs_use_the_time(steps_per_epoch):
     """76 epochs of 7 steps, not 77 of 6, which would end 13% early."""
     for seconds in (20.0, 107.0, 288.0):
         epochs, steps = epochs_in(seconds, 0.18, 0.138, steps_per_epoch)
-        assert 0.95 * seconds <= epochs * (steps * 0.18 + 0.138) <= seconds and steps <= steps_per_epoch
+        assert 0.95 * seconds <= epochs * (steps * 0.18 + 0.138) <= seconds
+        assert steps <= steps_per_epoch
     assert epochs_in(107.0, 0.18, 0.138, 7) == (76, 7)
 
 
@@ -86,7 +87,8 @@ def test_the_last_sixteen_batches_of_each_rank_are_timed(tmp_path, cpu, ranks, c
 def test_short_epochs_have_the_first_images_of_the_order():
     full, short = (TrainSampler(EpochLayout(100, BatchPlan(8), 1, max_steps=steps), 3) for steps in (None, 5))
     batches = [*full]
-    assert [*short] == batches[:5] + batches[12:17] + batches[24:29] and len(short) == 15
+    assert [*short] == batches[:5] + batches[12:17] + batches[24:29]
+    assert len(short) == 15
     layout = EpochLayout(100, BatchPlan(4, accumulation=2), seed=1, max_steps=5)
     assert (layout.steps_per_epoch, layout.batches_per_epoch) == (5, 10)
 

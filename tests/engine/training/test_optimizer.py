@@ -29,7 +29,8 @@ def test_layer_decay_is_that_of_timm(name):
     model = timm.create_model(name, **FAMILIES[name])
     train = Train.model_validate({"LAYER_DECAY": 0.75, "OPTIMIZER": {"NAME": "AdamWDL"}})
     optimizer = build_optimizer(model, train)
-    assert type(optimizer) is torch.optim.AdamW and optimizer.defaults["fused"]
+    assert type(optimizer) is torch.optim.AdamW
+    assert optimizer.defaults["fused"]
     no_decay = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
     groups = param_groups_layer_decay(model, train.weight_decay, no_decay, layer_decay=0.75)
     set_lr(optimizer, 2.0)
@@ -251,8 +252,10 @@ def test_the_warmup_prefix_equals_timms(name, warmup, prefix):
 def test_schedules_reach_the_minimum(name):
     schedule = build_schedule(options_of(name, END_LR=1e-4), steps_per_epoch=7, images_per_step=64)
     warmup, rates = ([schedule.lr_at(step) for step in steps] for steps in (range(22), range(21, 141)))
-    assert warmup == sorted(warmup) and rates == sorted(rates, reverse=True)
-    assert rates[0] == 3e-3 and rates[-1] == pytest.approx(1e-4)
+    assert warmup == sorted(warmup)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == 3e-3
+    assert rates[-1] == pytest.approx(1e-4)
 
 
 @pytest.mark.parametrize("key, batch_size", [("SQRT_SCALED_LR", 256), ("LINEAR_SCALED_LR", 512)])

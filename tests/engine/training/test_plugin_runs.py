@@ -108,7 +108,8 @@ def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv):
     status = run_and_report_errors(lambda argv: run_here(*argv), argv)
     (folder,) = (tmp_path / "out").iterdir()
     found = read_json(folder / "status.json")
-    assert status == found["exit_status"] == 2 and found["state"] == "failed"
+    assert status == found["exit_status"] == 2
+    assert found["state"] == "failed"
     assert re.fullmatch(r".*exits\.py:6: ends the program \(SystemExit\(3\)\); .*", found["message"])
 
 

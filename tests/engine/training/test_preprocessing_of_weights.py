@@ -55,8 +55,10 @@ def test_a_recipe_with_weights_of_timms_has_timms_values(name, weights, tmp_path
     expected = timms(name)
     found = {"input_size": (3, data.image_size, data.image_size), "interpolation": data.interpolation}
     found |= {"mean": data.imagenet_mean, "std": data.imagenet_std, "crop_pct": data.crop_pct}
-    assert found == {key: expected[key] for key in found} and not warnings
-    assert sources.startswith(f"timm's {name}") and sources.endswith("INTERPOLATION, IMAGENET_MEAN, IMAGENET_STD")
+    assert found == {key: expected[key] for key in found}
+    assert not warnings
+    assert sources.startswith(f"timm's {name}")
+    assert sources.endswith("INTERPOLATION, IMAGENET_MEAN, IMAGENET_STD")
 
 
 _TIMM = config_for("-eval", "-dataset=folder", "-opts", "MODEL.TYPE=timm", "MODEL.PRETRAINED=timm")
@@ -88,8 +90,12 @@ def test_an_evaluation_of_each_published_model_has_timms_values():
         differing["crop"] += trained["crop_pct"] != expected["crop_pct"]
         differing[data.resize] += 1
         differing["no square"] += data.input_size[0] != data.input_size[1]
-    assert len(names) > 1800 and differing["size"] > 300 and differing["crop"] > 240
-    assert differing["squash"] > 120 and differing["pad"] > 5 and differing["no square"] > 4
+    assert len(names) > 1800
+    assert differing["size"] > 300
+    assert differing["crop"] > 240
+    assert differing["squash"] > 120
+    assert differing["pad"] > 5
+    assert differing["no square"] > 4
 
 
 @pytest.mark.parametrize("name", [
@@ -160,7 +166,8 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path):
     run, fact = run_on(photos, *recipe, f"-pretrained={weights}", *stop)
     expected = timms(name)
     assert [tuple(fact.mean), tuple(fact.std), fact.crop_pct] == [expected[key] for key in ("mean", "std", "crop_pct")]
-    assert (fact.image_size, fact.interpolation) == (32, "bilinear") and "options: IMAGE_SIZE" in fact.sources
+    assert (fact.image_size, fact.interpolation) == (32, "bilinear")
+    assert "options: IMAGE_SIZE" in fact.sources
     assert "----- " + str(fact) in log_of(run)
     values = [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std]
     assert [read_yaml(run / "config.yaml")[0]["DATA"][key] for key in (
@@ -169,7 +176,8 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path):
     again = [f"-pretrained={weights}", "-resume=auto", *stop[:-1], "TRAIN.MAX_STEPS=2"]
     resumed, _ = run_on(photos, *recipe, *again)
     model = read_yaml(resumed / "config.yaml")[0]["MODEL"]
-    assert resumed == run and model["KWARGS"] == {"global_pool": "max"}
+    assert resumed == run
+    assert model["KWARGS"] == {"global_pool": "max"}
     for start in (f"-pretrained={run / 'last.pth'}", f"-resume={run}"):
         _, fact = run_on(photos, *recipe, start, "-opts", "TRAIN.MAX_STEPS=3")
         assert [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std] == values
@@ -182,7 +190,8 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path):
 def test_the_forms_of_a_size(argv):
     assert config_for(*argv).data.input_size == (96, 32)
     square = parse_command_line([word.replace("96", "32") for word in argv]).config.data
-    assert square.image_size == 32 and square.input_size == (32, 32)
+    assert square.image_size == 32
+    assert square.input_size == (32, 32)
 
 
 def test_a_run_of_tall_images(photos, tmp_path):
@@ -201,7 +210,8 @@ def test_a_run_of_tall_images(photos, tmp_path):
     assert len(list((tmp_path / "p" / "explanations").iterdir())) == 6
     export.main([str(folder), "-format", "hf", f"-output={tmp_path / 'hf'}"])
     theirs = timm.create_model(f"local-dir:{tmp_path / 'hf'}", pretrained=True).eval()
-    assert theirs.pretrained_cfg["input_size"] == (3, 48, 16) and theirs.patch_embed.grid_size == (6, 2)
+    assert theirs.pretrained_cfg["input_size"] == (3, 48, 16)
+    assert theirs.patch_embed.grid_size == (6, 2)
     assert theirs(torch.zeros(1, 3, 48, 16)).shape == (1, 2)
 
 
@@ -229,7 +239,8 @@ def test_a_model_of_tall_images_is_timms(kwargs, tmp_path, photos, cpu):
     plan = plan_evaluation(parse_command_line(argv), cpu, RunLogger(cpu))
     theirs = timm.create_model(f"local-dir:{tmp_path / 'hf'}", pretrained=True).eval()
     settings = resolve_data_config(model=theirs, use_test_size=True)
-    assert plan.record.image_size == (64, 32) and (3, *plan.config.data.input_size) == settings["input_size"]
+    assert plan.record.image_size == (64, 32)
+    assert (3, *plan.config.data.input_size) == settings["input_size"]
     pixels = create_transform(**settings)(PHOTO)[None]
     ours = build_eval_host_transform(plan.config.data)(LazyImage(as_tensor(PHOTO)), 0, 0)[0][None]
     built = build_eval_model(plan.config, cpu, weights_size=plan.record.image_size).compute
@@ -252,11 +263,13 @@ def test_a_model_of_the_hub_brings_all_its_values(hf_folder, photos, tmp_path, m
     start = ["-model=hf-hub:ORG/NAME@v1", "-pretrained=timm"]
     config = config_for(*start, "-image_size=48", "-opts", "MODEL.NUM_CLASSES=2")
     read = model_for(config)[0].state_dict()
-    assert read.keys() == state.keys() and all(torch.equal(read[name], state[name]) for name in state)
+    assert read.keys() == state.keys()
+    assert all(torch.equal(read[name], state[name]) for name in state)
 
     run, fact = run_on(photos, "-dataset=folder", *start, "-opts", "TRAIN.MAX_STEPS=1")
     values = [fact.image_size, tuple(fact.mean), tuple(fact.std), fact.crop_pct, fact.interpolation]
-    assert values == [48, *list(PUBLISHED.values())[1:]] and run.name.startswith("test_vit-")
+    assert values == [48, *list(PUBLISHED.values())[1:]]
+    assert run.name.startswith("test_vit-")
     assert "classes of the head: 2 kept" in log_of(run)
     hf_folder.rename(tmp_path / "moved")
     assert run_on(photos, f"-resume={run}", "-opts", "TRAIN.MAX_STEPS=2")[1].mean == fact.mean
@@ -271,5 +284,7 @@ def test_a_model_of_the_hub_brings_all_its_values(hf_folder, photos, tmp_path, m
             ).config
             data, kwargs = config.data, config.model.kwargs
             found = [data.image_size, data.imagenet_mean, data.imagenet_std, data.crop_pct, data.interpolation]
-            assert found == values and config.model.name == "test_vit"
-            assert kwargs["reg_tokens"] == 2 and kwargs["global_pool"] == "avg"
+            assert found == values
+            assert config.model.name == "test_vit"
+            assert kwargs["reg_tokens"] == 2
+            assert kwargs["global_pool"] == "avg"

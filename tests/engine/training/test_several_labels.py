@@ -37,18 +37,25 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path, ca
     folder = train(argv)
     log, result, table = log_of(folder), read_result(folder), rows(folder)
     scores = [float(row["val_mean_ap"]) for row in table]
-    assert result["mean_ap"] == max(scores) and result["top1"] is None and scores[-1] > 60
+    assert result["mean_ap"] == max(scores)
+    assert result["top1"] is None
+    assert scores[-1] > 60
     assert all(float(row["raw_val_mean_ap"]) > 0 and row["val_top1"] == row["raw_val_top5"] == "" for row in table)
-    assert f"Validation mAP: {scores[0]:.2f}%, time" in log and f"Best mean AP: {max(scores):.2f}%" in log
-    assert ", worst class AP " in log and f"macro F1 {result['macro_f1']:.2f}%" in log
+    assert f"Validation mAP: {scores[0]:.2f}%, time" in log
+    assert f"Best mean AP: {max(scores):.2f}%" in log
+    assert ", worst class AP " in log
+    assert f"macro F1 {result['macro_f1']:.2f}%" in log
     assert "1 of 30 images skipped" in log
     best = load_checkpoint(folder / "best.pth")["best"]
     assert best.keys() == {metric.name for metric in metrics_of(True)} | {"epoch"}
     assert best["mean_ap"] == result["mean_ap"]
-    assert result["test"]["mean_ap"] > 0 and result["test"]["samples"] == 19 and result["test"]["top1"] is None
+    assert result["test"]["mean_ap"] > 0
+    assert result["test"]["samples"] == 19
+    assert result["test"]["top1"] is None
     evaluated = evaluate(tmp_path / "eval", f"-resume={folder}")  # takes the best checkpoint
     again = read_result(evaluated)
-    assert again["mean_ap"] == pytest.approx(max(scores)) and again["macro_f1"] == pytest.approx(result["macro_f1"])
+    assert again["mean_ap"] == pytest.approx(max(scores))
+    assert again["macro_f1"] == pytest.approx(result["macro_f1"])
     thresholds = load_checkpoint(folder / "best.pth")["thresholds"]
     classes = read_rows(folder / "evaluation" / "per_class.csv")
     assert [f"{100 * threshold:.4f}" for threshold in thresholds] == [row["threshold"] for row in classes]
@@ -65,4 +72,5 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path, ca
     capsys.readouterr()
     report([str(folder), "-csv"])
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert float(row["mean_ap"]) == max(scores) and row["top1"] == ""
+    assert float(row["mean_ap"]) == max(scores)
+    assert row["top1"] == ""

@@ -39,14 +39,17 @@ def test_ridge_regression_is_least_squares_with_rows_for_the_penalty():
     weight = torch.linalg.lstsq(torch.cat([centred, penalty]), known).solution
     predicted = ((torch.from_numpy(val_pixels) - mean) @ weight + targets.mean(0)).argmax(1).numpy()
     expected = 100 * np.mean(predicted == val_labels)
-    assert 30 < expected < 90 and ridge_top1(pixels, labels, val_pixels, val_labels) == pytest.approx(expected, abs=0.6)
+    assert 30 < expected < 90
+    assert ridge_top1(pixels, labels, val_pixels, val_labels) == pytest.approx(expected, abs=0.6)
 
 
 def test_images_are_drawn_evenly_from_the_classes():
     labels = np.random.default_rng(1).permutation(np.repeat([0, 1, 2], [10, 1000, 3]))
     drawn = draw_evenly(labels, 40)
-    assert np.bincount(labels[drawn]).tolist() == [10, 27, 3] and len(set(drawn.tolist())) == 40
-    assert np.array_equal(drawn, draw_evenly(labels, 40)) and sorted(draw_evenly(labels, 9999)) == list(range(1013))
+    assert np.bincount(labels[drawn]).tolist() == [10, 27, 3]
+    assert len(set(drawn.tolist())) == 40
+    assert np.array_equal(drawn, draw_evenly(labels, 40))
+    assert sorted(draw_evenly(labels, 9999)) == list(range(1013))
     assert np.bincount(labels[draw_evenly(labels, 9)]).tolist() == [3, 3, 3]
 
 
@@ -70,7 +73,8 @@ def test_unreadable_images_are_left_out_and_other_failures_are_a_line(tmp_path, 
     (tmp_path / "train/class0/2.png").unlink()
     (tmp_path / "val/class0/0.png").write_bytes(b"no image")
     measured = measure_baseline(data, train_samples, val)
-    assert (measured.training, measured.validation) == (10, 5) and measured.majority_class == 40
+    assert (measured.training, measured.validation) == (10, 5)
+    assert measured.majority_class == 40
     monkeypatch.setattr(type(val), "read_bytes", lambda samples, index: 1 / 0)
     assert "ZeroDivisionError" in measure_baseline(data, train_samples, val).text
 
@@ -80,15 +84,19 @@ def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, tmp_path
     monkeypatch.setattr(BaselineThread, "record", lambda thread, is_end=False: record(thread, True))
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=23"])
     fact, result = read_fact(read_run(folder)["facts"], PixelBaseline), read_result(folder)
-    assert result["pixel_baseline"] == fact.pixel_baseline > 85 and fact.training == 1437
-    assert result["majority_class"] == fact.majority_class and str(fact) in log_of(folder)
+    assert result["pixel_baseline"] == fact.pixel_baseline > 85
+    assert fact.training == 1437
+    assert result["majority_class"] == fact.majority_class
+    assert str(fact) in log_of(folder)
     monkeypatch.setattr(MEASURE, lambda *arguments: 1 / 0)
     train([f"-resume={folder}", *digits_argv])
-    assert read_result(folder)["pixel_baseline"] == fact.pixel_baseline and "No pixel" not in str(read_run(folder))
+    assert read_result(folder)["pixel_baseline"] == fact.pixel_baseline
+    assert "No pixel" not in str(read_run(folder))
     none = Observer()
     none.record = lambda is_end: None
     none.result = None
     monkeypatch.setattr("engine.training.trainer.BaselineThread", lambda *inputs: none)
     other = train([f"-output={tmp_path / 'without'}", *digits_argv])
     assert_same_state(states(folder), states(other))
-    assert rows(folder) == rows(other) and read_result(other)["pixel_baseline"] is None
+    assert rows(folder) == rows(other)
+    assert read_result(other)["pixel_baseline"] is None

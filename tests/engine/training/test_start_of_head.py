@@ -57,7 +57,8 @@ def test_the_best_checkpoint_is_never_below_the_probe(backbone, probed, tmp_path
     folder = train(flags)
     assert run_here(f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null") == 0
     best, probe = (torch.load(one / "best.pth") for one in (folder, probed))
-    assert best["epoch"] == 0 and all(torch.equal(best["model"][name], probe["model"][name]) for name in probe["model"])
+    assert best["epoch"] == 0
+    assert all(torch.equal(best["model"][name], probe["model"][name]) for name in probe["model"])
     result = read_result(folder)
     assert (result["epoch"], result["top1"]) == (0, read_result(probed)["top1"])
     assert min(float(row["val_top1"]) for row in rows(folder)) < result["top1"] - 20
@@ -83,16 +84,20 @@ def test_a_sharded_run_without_time_trains_a_step(backbone, tmp_path, ranks):
     options = "PARALLEL.STRATEGY=fsdp", "TRAIN.MINUTES=0.001"
     ranks(2).run([*tuned(tmp_path, backbone, *options), "-device=cpu"])
     (folder,) = run_folders(tmp_path)
-    assert [row["epoch"] for row in rows(folder)] == ["0", "1"] and read_result(folder)["probe_score"] is not None
+    assert [row["epoch"] for row in rows(folder)] == ["0", "1"]
+    assert read_result(folder)["probe_score"] is not None
 
 
 def test_epoch_0_is_the_probe_and_a_resumed_run_is_exact(backbone, probed, tmp_path):
     whole = train(tuned(tmp_path / "whole", backbone))
     probe, result, table = read_result(probed), read_result(whole), rows(whole)
-    assert result["probe_score"] == probe["top1"] and probe["probe_score"] is None
+    assert result["probe_score"] == probe["top1"]
+    assert probe["probe_score"] is None
     assert (result["knn_top1"], result["probe_l2"]) == (probe["knn_top1"], probe["probe_l2"])
-    assert [row["epoch"] for row in table] == ["0", "1", "2"] and table[0]["train_loss"] == ""
-    assert float(table[0]["val_top1"]) == probe["top1"] and result["top1"] >= probe["top1"]
+    assert [row["epoch"] for row in table] == ["0", "1", "2"]
+    assert table[0]["train_loss"] == ""
+    assert float(table[0]["val_top1"]) == probe["top1"]
+    assert result["top1"] >= probe["top1"]
     assert not (whole / "epoch-000.pth").exists()
     part = train(tuned(tmp_path / "part", backbone, "TRAIN.MAX_STEPS=25"))
     shutil.rmtree(tmp_path / "part" / "features")  # a resume needs none
@@ -114,7 +119,8 @@ def test_a_head_of_the_same_classes_stays(trained_digits, tmp_path):
     flags = tuned(tmp_path, trained_digits() / "best.pth", "TRAIN.MAX_STEPS=1", "TRAIN.BASE_LR=0")
     folder = train([*flags, "-opts", "TRAIN.WARMUP_START_LR=0"])
     heads = (torch.load(one)["model"]["head.weight"] for one in (folder / "last.pth", trained_digits() / "best.pth"))
-    assert torch.equal(*heads) and read_result(folder)["probe_score"] is None
+    assert torch.equal(*heads)
+    assert read_result(folder)["probe_score"] is None
 
 
 @pytest.mark.parametrize(
@@ -130,7 +136,8 @@ def test_batch_norms_keep_their_statistics(options, moves):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout())
     for pretrained in ("weights.pth", None):  # from scratch, they have none to keep
         set_training(model, Model().model_copy(update={"pretrained": pretrained, **options}))
-        assert model[1].training == (moves or pretrained is None) and model[2].training
+        assert model[1].training == (moves or pretrained is None)
+        assert model[2].training
 
 
 @pytest.fixture(scope="module")
@@ -146,13 +153,15 @@ def test_evaluation_and_export_merge_the_adapters(adapted, tmp_path):
     best = load_checkpoint(adapted / "best.pth")["best"]
     for file in (adapted / "best.pth", tmp_path / "merged.safetensors"):
         result = read_result(evaluate(tmp_path / file.stem, f"-pretrained={file}"))
-        assert result["top1"] == best["top1"] and result["loss"] == pytest.approx(best["loss"], rel=1e-6)
+        assert result["top1"] == best["top1"]
+        assert result["loss"] == pytest.approx(best["loss"], rel=1e-6)
 
 
 def test_a_later_run_starts_from_the_merged_weights(adapted, digits_argv, trained_digits):
     state = load_checkpoint(adapted / "best.pth")["model"]
     merged = merge_adapters(state, alpha=10)
-    assert merged.keys() == states(trained_digits())["model"].keys() and len(state) == len(merged) + 2 * 8
+    assert merged.keys() == states(trained_digits())["model"].keys()
+    assert len(state) == len(merged) + 2 * 8
     frozen = [name for name in merged if not name.startswith("head.")]
     later = train([*digits_argv, f"MODEL.PRETRAINED={adapted / 'best.pth'}", "MODEL.TUNE=head", "TRAIN.MAX_STEPS=1"])
     assert all(torch.equal(states(later)["model"][name], merged[name]) for name in frozen)

@@ -102,11 +102,14 @@ def test_the_augmentation_equals_timms(recipe):
         re_prob=flags.reprob, re_mode=flags.remode, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),
     ).transforms  # fmt: skip
     host, device = build_host_transform(data, train, config.seed), TrainTransform(data, train, CLASSES)
-    assert data.random_crop_scale == crop.scale and data.random_crop_ratio == pytest.approx(crop.ratio, rel=1e-4)
+    assert data.random_crop_scale == crop.scale
+    assert data.random_crop_ratio == pytest.approx(crop.ratio, rel=1e-4)
     assert (data.interpolation, data.hflip_prob, len(host.operations)) == (crop.interpolation.name.lower(), flip.p, 2)
     ((ours,),) = host.operations[1].args
-    assert repr(build_policy(*ours.args)) == repr(policy) and ours.args[3] == flags.train_interpolation
-    assert data.imagenet_mean == (0.485, 0.456, 0.406) and data.imagenet_std == (0.229, 0.224, 0.225)
+    assert repr(build_policy(*ours.args)) == repr(policy)
+    assert ours.args[3] == flags.train_interpolation
+    assert data.imagenet_mean == (0.485, 0.456, 0.406)
+    assert data.imagenet_std == (0.229, 0.224, 0.225)
     erasing = [(one.probability, one.mode, one.count) for one in host.device_operations]
     theirs = [last] if isinstance(last, RandomErasing) else []
     assert erasing == [(one.probability, one.mode, one.max_count) for one in theirs]
@@ -127,14 +130,16 @@ def test_the_model_and_its_optimization_equal_timms(recipe, cpu):
     ours = state.precision.weights.master
     total_steps = flags.epochs * state.layout.steps_per_epoch
     drops = [[one.drop_prob for one in net.modules() if isinstance(one, DropPath)] for net in (ours, model)]
-    assert drops[0] == pytest.approx(drops[1]) and max(drops[0]) == pytest.approx(flags.drop_path)
+    assert drops[0] == pytest.approx(drops[1])
+    assert max(drops[0]) == pytest.approx(flags.drop_path)
     optimizer, scheduler = timm_optimization(flags, model, state.layout.steps_per_epoch)
     settings = []
     for net, one in ((ours, state.optimizer), (model, optimizer)):
         of = {parameter: group for group in one.param_groups for parameter in group["params"]}
         keys = ("weight_decay", "betas", "eps")
         settings.append({name: [of[parameter][key] for key in keys] for name, parameter in net.named_parameters()})
-    assert settings[0] == settings[1] and type(state.optimizer) is type(optimizer)
+    assert settings[0] == settings[1]
+    assert type(state.optimizer) is type(optimizer)
     for step in (*range(STEPS), *range(STEPS, total_steps, 1999), total_steps - 1):
         scheduler.step_update(step)
         assert state.schedule.lr_at(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9), step

@@ -50,13 +50,15 @@ def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, mon
     monkeypatch.undo()
     result = read_result(folder)
     log = capsys.readouterr().out
-    assert states(folder)["epoch"] == 5 and result["stopped_early"]  # two epochs after the best one
+    assert states(folder)["epoch"] == 5
+    assert result["stopped_early"]  # two epochs after the best one
     best = load_checkpoint(folder / "best.pth")
     assert (best["epoch"], best["best"]["min_recall"]) == (3, 70.0) == (result["epoch"], result["min_recall"])
     assert result["top1"] == float(rows(folder)[2]["val_top1"])  # of the same epoch
     assert re.search(r"Best minimum recall: 70\.00%.* \(epoch 3\), in [^\n]*\n", log)
     contents = read_contents(folder)
-    assert contents.best == (3, 70.0) and contents.metric.name == "min_recall"
+    assert contents.best == (3, 70.0)
+    assert contents.metric.name == "min_recall"
     value = read_result(evaluate(tmp_path / "eval", f"-resume={folder}"))["min_recall"]
     assert f"Validation minimum recall: {value:.2f}%" in capsys.readouterr().out
 
@@ -64,8 +66,10 @@ def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, mon
 def test_a_run_without_a_finite_value_has_no_best_epoch_and_finishes(digits_argv, monkeypatch):
     monkeypatch.setitem(METRICS, "loss", replace(METRICS["loss"], compute=lambda results: float("nan")))
     folder = train([*digits_argv, "EVAL.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=1"])
-    assert read_result(folder)["finished"] and read_result(folder)["epoch"] is None
-    assert not (folder / "best.pth").exists() and read_contents(folder).best is None
+    assert read_result(folder)["finished"]
+    assert read_result(folder)["epoch"] is None
+    assert not (folder / "best.pth").exists()
+    assert read_contents(folder).best is None
 
 
 def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_best_epoch(tmp_path):
@@ -77,7 +81,8 @@ def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_
     more = ["DATA.DATASET=imagenet2012", "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=3", "EVAL.BEST_METRIC=auroc"]
     folder = train([*words, *more])
     assert [count for text, count in read_run(folder)["warnings"].items() if "EVAL.BEST_METRIC" in text] == [1]
-    assert read_result(folder)["epoch"] and "Best AUROC" in log_of(folder)
+    assert read_result(folder)["epoch"]
+    assert "Best AUROC" in log_of(folder)
     for split, classes in (("train", "01"), ("val", "0")):
         names = [path.relative_to(root) for name in classes for path in (root / split / f"class{name}").iterdir()]
         (root / f"{split}_list.txt").write_text("".join(f"{name} 0\n" for name in names))
@@ -108,24 +113,31 @@ def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cap
     state, result, status = states(folder), read_result(folder), read_run(folder)
     assert (state["epoch"], state["done_steps"], state["best"]["epoch"]) == (3, 0, 1)
     reason = result["reason"]
-    assert result["finished"] and result["stopped_early"] and result["epoch"] == 1 and "TRAIN.PATIENCE" in reason
+    assert result["finished"]
+    assert result["stopped_early"]
+    assert result["epoch"] == 1
+    assert "TRAIN.PATIENCE" in reason
     assert (status["state"], status["stopped_early"], status["reason"]) == ("finished", True, reason)
     log = capsys.readouterr().out
-    assert reason in log and f" -resume={folder} -opts TRAIN.PATIENCE=null\n" in log
+    assert reason in log
+    assert f" -resume={folder} -opts TRAIN.PATIENCE=null\n" in log
     train([f"-resume={folder}"])
     assert_same_state(states(folder), state)
     assert read_run(folder)["stopped_early"]
     train([f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null"])
     assert states(folder)["epoch"] == 6
-    assert not read_result(folder)["stopped_early"] and not read_run(folder)["stopped_early"]
+    assert not read_result(folder)["stopped_early"]
+    assert not read_run(folder)["stopped_early"]
 
 
 @pytest.mark.parametrize("stop", [7, slow(10)])
 def test_a_resumed_run_counts_from_the_best_epoch(argv, stop):
     folder = train([*argv, f"TRAIN.MAX_STEPS={stop}"])
-    assert not read_result(folder)["stopped_early"] and read_json(folder / STATUS)["state"] == "stopped"
+    assert not read_result(folder)["stopped_early"]
+    assert read_json(folder / STATUS)["state"] == "stopped"
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"])
-    assert states(folder)["epoch"] == 3 and read_result(folder)["stopped_early"]
+    assert states(folder)["epoch"] == 3
+    assert read_result(folder)["stopped_early"]
 
 
 # The evaluation files and the page
@@ -138,7 +150,8 @@ def test_a_signal_in_the_last_evaluation_is_an_interruption_of_a_complete_traini
     monkeypatch.setattr("engine.training.end._evaluate_best", fail)
     assert run_here(*digits_argv, "TRAIN.NUM_EPOCHS=1") == 128 + signal.SIGTERM
     folder = only_run(tmp_path / "out")
-    assert read_result(folder)["finished"] and states(folder)["epoch"] == 1
+    assert read_result(folder)["finished"]
+    assert states(folder)["epoch"] == 1
     assert read_run(folder)["state"] == "interrupted"
 
 

@@ -33,7 +33,8 @@ def errors_of(process: subprocess.Popen) -> list[str]:
 
 def test_the_weights_are_those_of_ngpus(tmp_path):
     process = start(flags(tmp_path / "out", EPOCHS))
-    assert errors_of(process) == [] and process.returncode == 0
+    assert errors_of(process) == []
+    assert process.returncode == 0
     assert_unbroken(tmp_path / "out", EPOCHS)
 
 
@@ -42,6 +43,7 @@ def test_a_signal_saves(number, tmp_path):
     process = start(flags(tmp_path / "out", 1000))
     wait_for_log(tmp_path / "out", "Epoch[002")
     process.send_signal(number)
-    assert errors_of(process) == [] and process.returncode == 128 + number
+    assert errors_of(process) == []
+    assert process.returncode == 128 + number
     (status,) = (tmp_path / "out").glob("*/status.json")
     assert json.loads(status.read_text())["state"] == "interrupted"
