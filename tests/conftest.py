@@ -227,6 +227,12 @@ def refused(pattern: str) -> Any:
     return pytest.raises(UserError, match=pattern)
 
 
+def cells_of(text: str) -> list[list[str]]:
+    """The cells of a table in lines, between bars; ' # ' and the rest of its line are a comment."""
+    rows = [f" {line}".partition(" # ")[0] for line in text.splitlines()]
+    return [[cell.strip() for cell in row.split("|")] for row in rows if row.strip()]
+
+
 def line_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
     """The error in which a call ends, which is one line."""
     with refused(r"^[^\n]+$") as error:

@@ -3,108 +3,104 @@
 import shlex
 
 import pytest
-from conftest import line_of
+from conftest import cells_of, line_of
 
 from configs.command_line import parse_command_line
 
-PREDICT = "-predict photos -pretrained=x.pth"
-EVAL = "-eval -pretrained=x.pth"
-AUTO = "DATA.GLOBAL_BATCH_SIZE=64"
-CSV = "-opts DATA.DATASET=csv DATA.MULTI_LABEL=true"
-WRONG = [
-    ("-batchsize=4", "-batch_size?"),
-    ("--outptu=1", "-output"),
-    ("--stop-epoch=1 --aug-splits 1 --opt sgd", "TRAIN.OPTIMIZER.NAME=nesterov (flags of timm's"),
-    ("--aug-splits 3", "without a counterpart: --aug-splits"),
-    ("--weights DEFAULT --data-path D", "without a counterpart: --weights"),
-    ("--sched tanh", "without a counterpart: --sched"),
-    ("--dataset_name x", "without a counterpart: --dataset_name"),
-    ("--config config/config_AMP_naive.py", "AMP.PRESET=naive"),  # of ColossalAI
-    ("-o Optimizer.lr.learning_rate=0.1", "Optimizer.lr.learning_rate; use TRAIN.BASE_LR"),  # of PaddleClas
-    ("configs/vit_digits.yaml", "-cfg=configs/vit_digits.yaml"),
-    ("configs -amp", "-data_path=configs"),
-    ("-dataset=digits DATA.ON_BAD_IMAGE=skip", "-opts DATA.ON_BAD_IMAGE=skip"),
-    ("--predict -x.jpg -pretrained=x.pth", "unknown: -x"),
-    ("-cfg=lora.yml", "configs/lora.yaml"),
-    ("-batch_size=x", "-batch_size"),
-    ("-memory_gb=inf", "-memory_gb: DATA.MEMORY_GB"),
-    ("-opts 'TRAIN.OPTIMIZER.BETAS=[0.9, 1e999]'", "TRAIN.OPTIMIZER.BETAS"),
-    ("-amp=maybe", "yes or no"),
-    ("-ngpus=0", "-ngpus"),
-    ("-resume= -dataset=digits", "-resume"),
-    ("-h TRAIN.BASE_LT", "TRAIN.BASE_LR"),
-    ("-h epochs", "TRAIN.NUM_EPOCHS"),
-    ("-opts DATA.COLUMNS={path: Datei, label: D} DATA.FOLDS=5", "quotes: 'DATA.COLUMNS={path: Datei, label: D}'"),
-    ("-opts MODEL.TUNE=lora TRAIN.OPTIMIZER.NAME=Lamb", "set it to AdamW"),
-    # Commands
-    ("-predict photos", "-pretrained"),
-    ("-predict= -pretrained=x.pth", "-predict"),
-    (f"{PREDICT} -eval", "-predict and -eval"),
-    (f"{PREDICT} -top_k=0", "-top_k"),
-    (f"{PREDICT} -threshold=nan", "-threshold"),
-    (f"{PREDICT} -split=val", "-split"),
-    (f"{EVAL} -explain", "-explain is a flag of -predict"),
-    ("-save_logits", "EVAL.SAVE_LOGITS=true"),
-    (f"-profile {EVAL}", "-eval"),
-    # Keys
-    ("-opts 'EVAL.OPERATING_POINT={class: a}'", "{class: malignant, specificity: 0.95}"),
-    ("-opts 'EVAL.OPERATING_POINT={class: a, specificity: 95}'", "EVAL.OPERATING_POINT"),
-    ("-opts SEED", "-opts SEED"),
-    ("-opts DATA.BATCHSIZE=4", "DATA.BATCH_SIZE?"),
-    ("-opts TRAIN.MIXUP=0.8", "TRAIN.MIXUP_ALPHA"),
-    ("-opts MODEL.KWARGS.drop_path=0.1", "MODEL.KWARGS={drop_path: "),
-    ("-opts TRAIN.OPTIMIZER=lamb", "TRAIN.OPTIMIZER.NAME"),
-    ("-opts AMP.LEVEL=O0", "AMP.PRESET=fp32"),
-    ("-opts AMP.use_pure_fp16=true", "AMP.LEVEL=O2"),
-    ("-opts fp16.mode=naive", "AMP.PRESET"),
-    ("-opts AMP.PRESET=bf16_stream AMP.DTYPE=float16", "DTYPE"),
-    ("-cfg=configs/folder_small.yaml -pretrained=timm", "MODEL.PRETRAINED timm"),
-    ("-cfg=configs/probe.yaml -opts TRAIN.BASE_LR=abc", "TRAIN.BASE_LR"),  # without effect in a probe
-    ("-batch_size=0", "DATA.BATCH_SIZE is 0"),
-    ("-batch_size=auto", "DATA.GLOBAL_BATCH_SIZE"),
-    (f"-batch_size=auto -opts {AUTO} MODEL.TUNE=probe", "-batch_size_eval"),
-    ("-batch_size=auto -memory_gb=0", "MEMORY_GB"),
-    ("-image_size=96x32", "HEIGHT,WIDTH"),
-    ("-opts 'DATA.IMAGE_SIZE=[96]'", "DATA.IMAGE_SIZE"),
-    ("-image_size=96,30", "the nearest is [96, 32]"),
-    ("-image_size=256,128 -opts MODEL.TYPE=crossvit", "CrossViT"),
-    ("-opts LOSS.NAME=asl 'LOSS.KWARGS={gamma_neg: 0.5}'", "gamma_neg"),  # infinite gradients of easy samples
-    (f"{CSV} LOSS.NAME=cross_entropy", "LOSS.NAME=bce"),
-    (f"{CSV} DATA.BALANCED_SAMPLING=true", "DATA.BALANCED_SAMPLING"),
-    ("-opts DATA.DATASET=parquet DATA.MULTI_LABEL=true", "DATA.MULTI_LABEL"),
-    (f"{CSV} TRAIN.DISTILLATION_TYPE=soft", "TRAIN.DISTILLATION_TYPE"),
-    ("-opts DATA.BALANCED_SAMPLING=true LOSS.CLASS_WEIGHTS=balanced", "LOSS.CLASS_WEIGHTS"),  # corrects it twice
-    ("-opts DATA.FOLD=5", "FOLD"),
-    ("-opts DATA.FOLD=5 DATA.FOLDS=5", "FOLD"),
-    ("-opts DATA.FOLD=0 DATA.FOLDS=5 DATA.VAL_FRACTION=0.2", "FOLDS"),
-    ("-dataset=cifar10 -opts 'DATA.GROUPS=(p)'", "DATA.GROUPS"),
-    ("-dataset=torch/dtd -opts 'DATA.KWARGS={partitoin: 2}'", "; did you mean partition?"),
-    ("-dataset=torch/emnist", "DATA.KWARGS={split: "),
-    ("-dataset=folder -opts DATA.DOWNLOAD=true", "DATA.DOWNLOAD"),
-    ("-dataset=folder -opts DATA.LABELS=.+_", "DATA.LABELS"),  # an expression without a group
-    ("-dataset=folder -opts 'DATA.LABELS=('", "DATA.LABELS"),
-    ("-dataset=tar -opts 'DATA.LABELS=(.)'", "DATA.LABELS"),
-    # Families
-    ("-opts MODEL.TYPE=poolformer 'MODEL.EMBED_DIMS=[64, 64, 320, 512]'", "MODEL.EMBED_DIMS"),
-    ("-opts MODEL.TYPE=cait DATA.IMAGE_SIZE=230", "DATA.IMAGE_SIZE 230 is not a multiple of 16"),
-    ("-opts MODEL.TYPE=beit MODEL.NUM_HEADS=5", "MODEL.EMBED_DIM 768 is not a multiple of NUM_HEADS 5"),
-    ("-opts MODEL.TYPE=crossvit 'MODEL.IMG_SIZE=[240, 225]'", "MODEL.IMG_SIZE 225 is not a multiple of its PATCH_SIZE"),
-    ("-opts MODEL.TYPE=crossvit 'MODEL.DEPTH=[[1, 4], [1, 4]]'", "MODEL.DEPTH [1, 4] of a stage"),
-    ("-opts MODEL.TYPE=halo 'MODEL.DEPTH=[3, 4, 6, 3]'", "MODEL.ACT is not given"),
-    ("-opts MODEL.TYPE=null", "MODEL.TYPE is None: give one of vit, "),
-    ("-opts MODEL.TYPE=mixer MODEL.MIXER.MLP_RATIO=3", "MODEL.MIXER.MLP_RATIO of MODEL.TYPE mixer"),
-    ("-opts MODEL.TYPE=mobilevit 'MODEL.HIDDEN_DIMS=[96, 121, 144]'", "MODEL.HIDDEN_DIMS is 121: "),
-    ("-opts MODEL.TYPE=mobileone 'MODEL.STRIDES=[1, 2, 2, 2, 2]'", "MODEL.NUM_BLOCKS must begin with 1 and STRIDES"),
-    ("-opts MODEL.TYPE=vit 'MODEL={POS_EMBED: sincos2d, EMBED_DIM: 30, NUM_HEADS: 3}'", "MODEL.POS_EMBED sincos2d"),
-    ("-opts MODEL.TYPE=focal", "MODEL.TYPE: unknown family focal"),
-    ("-opts MODEL.TYPE=swn", "did you mean swin"),
-    ("-opts MODEL=null", "MODEL is None: must be a section of keys"),
-    ("-opts TRAIN=3", "TRAIN is 3: must be a section of keys"),
-    ("-teacher_model_path=x.pdparams", "-teacher_model_path: TRAIN.TEACHER_WEIGHTS needs a distillation"),
-]
+WRONG = """
+-batchsize=4 | -batch_size?
+--outptu=1 | -output
+--stop-epoch=1 --aug-splits 1 --opt sgd | TRAIN.OPTIMIZER.NAME=nesterov (flags of timm's
+--aug-splits 3 | without a counterpart: --aug-splits
+--weights DEFAULT --data-path D | without a counterpart: --weights
+--sched tanh | without a counterpart: --sched
+--dataset_name x | without a counterpart: --dataset_name
+--config config/config_AMP_naive.py | AMP.PRESET=naive  # of ColossalAI
+-o Optimizer.lr.learning_rate=0.1 | Optimizer.lr.learning_rate; use TRAIN.BASE_LR  # of PaddleClas
+configs/vit_digits.yaml | -cfg=configs/vit_digits.yaml
+configs -amp | -data_path=configs
+-dataset=digits DATA.ON_BAD_IMAGE=skip | -opts DATA.ON_BAD_IMAGE=skip
+--predict -x.jpg -pretrained=x.pth | unknown: -x
+-cfg=lora.yml | configs/lora.yaml
+-batch_size=x | -batch_size
+-memory_gb=inf | -memory_gb: DATA.MEMORY_GB
+-opts 'TRAIN.OPTIMIZER.BETAS=[0.9, 1e999]' | TRAIN.OPTIMIZER.BETAS
+-amp=maybe | yes or no
+-ngpus=0 | -ngpus
+-resume= -dataset=digits | -resume
+-h TRAIN.BASE_LT | TRAIN.BASE_LR
+-h epochs | TRAIN.NUM_EPOCHS
+-opts DATA.COLUMNS={path: Datei, label: D} DATA.FOLDS=5 | quotes: 'DATA.COLUMNS={path: Datei, label: D}'
+-opts MODEL.TUNE=lora TRAIN.OPTIMIZER.NAME=Lamb | set it to AdamW
+# Commands
+-predict photos | -pretrained
+-predict= -pretrained=x.pth | -predict
+-predict photos -pretrained=x.pth -eval | -predict and -eval
+-predict photos -pretrained=x.pth -top_k=0 | -top_k
+-predict photos -pretrained=x.pth -threshold=nan | -threshold
+-predict photos -pretrained=x.pth -split=val | -split
+-eval -pretrained=x.pth -explain | -explain is a flag of -predict
+-save_logits | EVAL.SAVE_LOGITS=true
+-profile -eval -pretrained=x.pth | -eval
+# Keys
+-opts 'EVAL.OPERATING_POINT={class: a}' | {class: malignant, specificity: 0.95}
+-opts 'EVAL.OPERATING_POINT={class: a, specificity: 95}' | EVAL.OPERATING_POINT
+-opts SEED | -opts SEED
+-opts DATA.BATCHSIZE=4 | DATA.BATCH_SIZE?
+-opts TRAIN.MIXUP=0.8 | TRAIN.MIXUP_ALPHA
+-opts MODEL.KWARGS.drop_path=0.1 | MODEL.KWARGS={drop_path:
+-opts TRAIN.OPTIMIZER=lamb | TRAIN.OPTIMIZER.NAME
+-opts AMP.LEVEL=O0 | AMP.PRESET=fp32
+-opts AMP.use_pure_fp16=true | AMP.LEVEL=O2
+-opts fp16.mode=naive | AMP.PRESET
+-opts AMP.PRESET=bf16_stream AMP.DTYPE=float16 | DTYPE
+-cfg=configs/folder_small.yaml -pretrained=timm | MODEL.PRETRAINED timm
+-cfg=configs/probe.yaml -opts TRAIN.BASE_LR=abc | TRAIN.BASE_LR  # without effect in a probe
+-batch_size=0 | DATA.BATCH_SIZE is 0
+-batch_size=auto | DATA.GLOBAL_BATCH_SIZE
+-batch_size=auto -opts DATA.GLOBAL_BATCH_SIZE=64 MODEL.TUNE=probe | -batch_size_eval
+-batch_size=auto -memory_gb=0 | MEMORY_GB
+-image_size=96x32 | HEIGHT,WIDTH
+-opts 'DATA.IMAGE_SIZE=[96]' | DATA.IMAGE_SIZE
+-image_size=96,30 | the nearest is [96, 32]
+-image_size=256,128 -opts MODEL.TYPE=crossvit | CrossViT
+-opts LOSS.NAME=asl 'LOSS.KWARGS={gamma_neg: 0.5}' | gamma_neg  # infinite gradients of easy samples
+-opts DATA.DATASET=csv DATA.MULTI_LABEL=true LOSS.NAME=cross_entropy | LOSS.NAME=bce
+-opts DATA.DATASET=csv DATA.MULTI_LABEL=true DATA.BALANCED_SAMPLING=true | DATA.BALANCED_SAMPLING
+-opts DATA.DATASET=parquet DATA.MULTI_LABEL=true | DATA.MULTI_LABEL
+-opts DATA.DATASET=csv DATA.MULTI_LABEL=true TRAIN.DISTILLATION_TYPE=soft | TRAIN.DISTILLATION_TYPE
+-opts DATA.BALANCED_SAMPLING=true LOSS.CLASS_WEIGHTS=balanced | LOSS.CLASS_WEIGHTS  # corrects it twice
+-opts DATA.FOLD=5 | FOLD
+-opts DATA.FOLD=5 DATA.FOLDS=5 | FOLD
+-opts DATA.FOLD=0 DATA.FOLDS=5 DATA.VAL_FRACTION=0.2 | FOLDS
+-dataset=cifar10 -opts 'DATA.GROUPS=(p)' | DATA.GROUPS
+-dataset=torch/dtd -opts 'DATA.KWARGS={partitoin: 2}' | ; did you mean partition?
+-dataset=torch/emnist | DATA.KWARGS={split:
+-dataset=folder -opts DATA.DOWNLOAD=true | DATA.DOWNLOAD
+-dataset=folder -opts DATA.LABELS=.+_ | DATA.LABELS  # an expression without a group
+-dataset=folder -opts 'DATA.LABELS=(' | DATA.LABELS
+-dataset=tar -opts 'DATA.LABELS=(.)' | DATA.LABELS
+# Families
+-opts MODEL.TYPE=poolformer 'MODEL.EMBED_DIMS=[64, 64, 320, 512]' | MODEL.EMBED_DIMS
+-opts MODEL.TYPE=cait DATA.IMAGE_SIZE=230 | DATA.IMAGE_SIZE 230 is not a multiple of 16
+-opts MODEL.TYPE=beit MODEL.NUM_HEADS=5 | MODEL.EMBED_DIM 768 is not a multiple of NUM_HEADS 5
+-opts MODEL.TYPE=crossvit 'MODEL.IMG_SIZE=[240, 225]' | MODEL.IMG_SIZE 225 is not a multiple of its PATCH_SIZE
+-opts MODEL.TYPE=crossvit 'MODEL.DEPTH=[[1, 4], [1, 4]]' | MODEL.DEPTH [1, 4] of a stage
+-opts MODEL.TYPE=halo 'MODEL.DEPTH=[3, 4, 6, 3]' | MODEL.ACT is not given
+-opts MODEL.TYPE=null | MODEL.TYPE is None: give one of vit,
+-opts MODEL.TYPE=mixer MODEL.MIXER.MLP_RATIO=3 | MODEL.MIXER.MLP_RATIO of MODEL.TYPE mixer
+-opts MODEL.TYPE=mobilevit 'MODEL.HIDDEN_DIMS=[96, 121, 144]' | MODEL.HIDDEN_DIMS is 121:
+-opts MODEL.TYPE=mobileone 'MODEL.STRIDES=[1, 2, 2, 2, 2]' | MODEL.NUM_BLOCKS must begin with 1 and STRIDES
+-opts MODEL.TYPE=vit 'MODEL={POS_EMBED: sincos2d, EMBED_DIM: 30, NUM_HEADS: 3}' | MODEL.POS_EMBED sincos2d
+-opts MODEL.TYPE=focal | MODEL.TYPE: unknown family focal
+-opts MODEL.TYPE=swn | did you mean swin
+-opts MODEL=null | MODEL is None: must be a section of keys
+-opts TRAIN=3 | TRAIN is 3: must be a section of keys
+-teacher_model_path=x.pdparams | -teacher_model_path: TRAIN.TEACHER_WEIGHTS needs a distillation
+"""
 
 
-@pytest.mark.parametrize("words, names", WRONG)
+@pytest.mark.parametrize("words, names", cells_of(WRONG))
 def test_a_wrong_option_is_one_line_that_names_it(words, names):
     assert names in line_of(parse_command_line, shlex.split(words))
 

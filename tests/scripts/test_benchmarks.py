@@ -2,7 +2,6 @@
 translates a recipe for timm's train.py, which no test runs. No test asserts a time."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_host_transform
 from engine.training.trial import build_state
 from scripts.benchmarks import benchmark_gpu, benchmark_input, benchmark_train, parity
-from scripts.benchmarks.benchmark_gpu import TRAINING, Part, build_parts, run_part
+from scripts.benchmarks.benchmark_gpu import TRAINING, Part, build_parts
 from scripts.benchmarks.benchmark_train import link_images, make_images
 from scripts.benchmarks.parity import RECIPE
 from scripts.benchmarks.programs import check_recipe, timm_flags
@@ -157,20 +156,6 @@ def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path,
         assert f"| {row}" in page
 
 
-def test_the_seconds_of_100_iterations_and_their_mean():
-    """100 iterations of 64 images; the mean is of the seconds, and a program that failed has its reason."""
-    figures = {
-        "fp32": {"images_per_second": [80.0, 100.0]},
-        "O1": {"images_per_second": [160.0]},
-        "O2": {"failed": "x"},
-    }
-    rows = [line.split("|")[1:-1] for line in benchmark_train.duration_table(figures, 64).splitlines()[4:]]
-    cells = {name.strip(): [value.strip() for value in values] for name, *values in rows}
-    assert cells["fp32"] == ["80.000", "64.000", "72.000", "1.406"]
-    assert cells["O1"] == ["40.000", "", "40.000", "2.500"]
-    assert cells["O2"][0] == "failed: x"
-
-
 def test_every_training_part_is_a_command_of_benchmark_train(tmp_path):
     made = parts_of(f"-output={tmp_path}", f"-timm_train={__file__}", "-opts", "SEED=3")
     configs = {}
@@ -190,23 +175,6 @@ def test_every_training_part_is_a_command_of_benchmark_train(tmp_path):
     assert configs["dropout"].model == shipped
     assert configs["O1"].model.dropout == 0 < shipped.dropout
     assert configs["timm"].train.compile == "model"
-
-
-HANGS = """
-import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open({file!r}, "w").write('{{"turns": 1}}')
-print("the last line", flush=True)
-time.sleep(100)
-"""
-
-
-def test_a_part_that_hangs_is_killed_and_keeps_its_result(tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark_gpu, "TERMINATION_SECONDS", 0.2)
-    part = Part([sys.executable, "-IS", "-c", HANGS.format(file=str(tmp_path / "one.json"))], limit_seconds=1.0)
-    record = run_part("one", part, tmp_path)
-    assert record["outcome"] == "stopped after 1 s; last line: the last line"
-    assert record["result"] == {"turns": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -229,28 +197,26 @@ def flags_of(*options: str) -> dict[str, str]:
     return {name: " ".join(values) for name, values in found.items()}
 
 
-TRANSLATED = [
-    ("AMP.DTYPE=float16", {"amp": "", "amp-dtype": "float16"}),
-    ("DATA.IMAGE_SIZE=8 DATA.CROP_PCT=0.9", {"img-size": "8", "crop-pct": "0.9", "interpolation": "bicubic"}),
-    ("DATA.RANDOM_CROP_SCALE=[0.3,0.9] DATA.HFLIP_PROB=0.25", {"scale": "0.3 0.9", "hflip": "0.25"}),
-    ("MODEL.NUM_CLASSES=11 MODEL.DROPPATH=0.3", {"num-classes": "11", "drop-path": "0.3"}),
-    ("TRAIN.NUM_EPOCHS=9 TRAIN.WARMUP_EPOCHS=3", {"epochs": "6", "warmup-epochs": "3", "warmup-prefix": ""}),
-    ("TRAIN.BASE_LR=3e-3 TRAIN.END_LR=1e-6", {"lr": "0.003", "min-lr": "1e-06", "sched": "cosine"}),
-    ("TRAIN.WEIGHT_DECAY=0.2 TRAIN.GRAD_CLIP=0.5", {"weight-decay": "0.2", "clip-grad": "0.5"}),
-    ("TRAIN.OPTIMIZER.NAME=Adam TRAIN.OPTIMIZER.EPS=1e-6", {"opt": "adam", "opt-eps": "1e-06"}),
-    ("TRAIN.OPTIMIZER.NAME=SGD", {"opt": "momentum"}),
-    ("TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9", {"model-ema-warmup": "", "model-ema-decay": "0.9"}),
-    ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.MIXUP_PROB=0.7", {"mixup": "0.8", "mixup-prob": "0.7"}),
-    ("TRAIN.COMPILE=max", {"torchcompile": "", "torchcompile-mode": "max-autotune"}),
-    ("SEED=3 VALIDATE_FREQ=2", {"seed": "3", "val-interval": "2", "val-split": "val"}),
-]
+TRANSLATED = """
+AMP.DTYPE=float16 DATA.IMAGE_SIZE=8 DATA.CROP_PCT=0.9 DATA.RANDOM_CROP_SCALE=[0.3,0.9] DATA.HFLIP_PROB=0.25
+MODEL.NUM_CLASSES=11 MODEL.DROPPATH=0.3 TRAIN.NUM_EPOCHS=9 TRAIN.WARMUP_EPOCHS=3 TRAIN.BASE_LR=3e-3 TRAIN.END_LR=1e-6
+TRAIN.WEIGHT_DECAY=0.2 TRAIN.GRAD_CLIP=0.5 TRAIN.OPTIMIZER.NAME=Adam TRAIN.OPTIMIZER.EPS=1e-6 TRAIN.MODEL_EMA=true
+TRAIN.MODEL_EMA_DECAY=0.9 TRAIN.MIXUP_ALPHA=0.8 TRAIN.MIXUP_PROB=0.7 TRAIN.COMPILE=max SEED=3 VALIDATE_FREQ=2
+"""
+EXPECTED = """
+amp amp-dtype=float16 img-size=8 crop-pct=0.9 interpolation=bicubic scale=0.3,0.9 hflip=0.25
+num-classes=11 drop-path=0.3 epochs=6 warmup-epochs=3 warmup-prefix lr=0.003 min-lr=1e-06 sched=cosine
+weight-decay=0.2 clip-grad=0.5 opt=adam opt-eps=1e-06 model-ema-warmup
+model-ema-decay=0.9 mixup=0.8 mixup-prob=0.7 torchcompile torchcompile-mode=max-autotune
+seed=3 val-interval=2 val-split=val
+"""
 
 
 def test_options_and_flags():
-    for options, expected in TRANSLATED:
-        check_recipe(config_of(*options.split()), config_of())
-        found = flags_of(*options.split())
-        assert {name: found[name] for name in expected} == expected, options
+    check_recipe(config_of(*TRANSLATED.split()), config_of())
+    found = {f"{name}={value.replace(' ', ',')}".rstrip("=") for name, value in flags_of(*TRANSLATED.split()).items()}
+    assert found >= set(EXPECTED.split())
+    assert flags_of("TRAIN.OPTIMIZER.NAME=SGD")["opt"] == "momentum"
     check_recipe(config_of("AMP.ENABLED=false"), config_of())
     switches = {"amp", "amp-dtype", "model-ema", "model-ema-warmup", "torchcompile"}
     assert not switches & flags_of("AMP.ENABLED=false").keys()

@@ -4,7 +4,6 @@ class names, preprocessing and options, also of one that means harm."""
 import json
 import shutil
 from argparse import Namespace
-from contextlib import suppress
 from pathlib import Path
 from unicodedata import normalize
 
@@ -28,7 +27,6 @@ from engine.checkpoint.weights_record import describe_data, read_record, to_meta
 from engine.evaluation.session import build_eval_model
 from engine.plan.evaluation import options_of_weights
 from tests.datasets.photo import PHOTO, as_tensor
-from utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -241,12 +239,3 @@ def test_options_that_name_other_files_are_not_read(tmp_path):
     assert (config.model.resume, config.model.pretrained) == (None, str(file))
     assert config.data.num_workers is None
     assert config.save != "/other"
-
-
-@pytest.mark.parametrize("content", [b"", b"x" * 50, b"\xff" * 8 + b"{}", b"\x02\0\0\0\0\0\0\0{}"])
-def test_damaged_files_have_no_metadata(content, tmp_path):
-    file = tmp_path / "a.safetensors"
-    file.write_bytes(content)
-    with suppress(UserError):  # of a file that is not .safetensors
-        assert read_record(str(file)) is None
-    assert options_of(file)["embed_dim"] == 768

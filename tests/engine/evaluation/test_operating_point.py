@@ -39,7 +39,7 @@ def drawn(seed: int, classes: int, multi_label: bool = False) -> SampleResults:
 GOALS = [{"specificity": 0.95}, {"specificity": 0.5}, {"sensitivity": 0.9}, {"sensitivity": 1}]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", [(2, False), (4, False), (3, True)])
 @pytest.mark.parametrize("goal", GOALS)
 def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):

@@ -6,7 +6,7 @@ import timm
 import torch
 from PIL import Image
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelThingsBlock, VisionTransformer
+from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
 from torch import nn
 
 from configs.schema import Amp, Data
@@ -58,6 +58,8 @@ KINDS = {  # options, the tokens of the output, the tokens before the patches
 def test_rollout_is_the_product_over_the_layers(kind, cpu):
     options, outputs, prefix = KINDS[kind]
     model, images = tiny_vit(**options), torch.randn(2, 3, 32, 32)
+    for block in model.blocks:
+        block.attn.fused_attn = True
     with torch.no_grad():
         product = torch.eye(16 + prefix)
         for layer in layers_by_hand(model, images):
@@ -67,6 +69,7 @@ def test_rollout_is_the_product_over_the_layers(kind, cpu):
     expected = ((seen - low) / (high - low)).view(2, 4, 4)
     assert torch.allclose(attention_rollout(model, images, evaluator_for(cpu)), expected, atol=1e-4)
     assert not any(module._forward_hooks for module in model.modules())
+    assert all(block.attn.fused_attn for block in model.blocks)
 
 
 def test_a_map_is_laid_over_the_picture(tmp_path, cpu):
@@ -80,38 +83,21 @@ def test_a_map_is_laid_over_the_picture(tmp_path, cpu):
     assert pixels.sum(1).min() < 20
 
 
-def test_fused_attention_is_restored(cpu):
-    model = tiny_vit()
-    for block in model.blocks:
-        block.attn.fused_attn = True
-    maps = attention_rollout(model, torch.randn(1, 3, 32, 32), evaluator_for(cpu, ENABLED=True))
-    assert maps.shape == (1, 4, 4)
-    assert maps.dtype == torch.float32
-    assert all(block.attn.fused_attn for block in model.blocks)
-
-
 WINDOWS = {"img_size": 64, "window_size": 2, "embed_dim": 24, "depths": (1, 1, 1, 1)}
-
-
-@pytest.mark.parametrize(("name", "options"), [("swin_tiny_patch4_window7_224", WINDOWS), ("resnet18", {})])
-def test_models_without_one_grid_of_patches_say_so(name, options, cpu, monkeypatch):
-    """No identity of all patches is made for them: at 512 pixels it would take gigabytes."""
-    monkeypatch.setattr(torch, "eye", None)
-    model = timm.create_model(name, num_classes=5, **options).eval()
-    size = options.get("img_size", 32)
-    assert "attention maps need a ViT" in attention_rollout(model, torch.randn(2, 3, size, size), evaluator_for(cpu))
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"block_fn": ParallelThingsBlock}, {"block_fn": DiffParallelScalingBlock}, {"global_pool": "map"},
-        {"pools": "token_avg"},
+        None, {"block_fn": ParallelThingsBlock}, {"global_pool": "map"}, {"pools": "token_avg"},
     ],
 )  # fmt: skip
-def test_models_whose_output_is_no_rollout_say_so(options, cpu):
-    found = attention_rollout(tiny_vit(**options), torch.randn(1, 3, 32, 32), evaluator_for(cpu))
-    assert "attention maps need a ViT with one attention per block" in found
+def test_models_whose_output_is_no_rollout_say_so(options, cpu, monkeypatch):
+    """No identity of all patches is made for them: at 512 pixels it would take gigabytes."""
+    model = timm.create_model("resnet18") if options is None else tiny_vit(**options)
+    monkeypatch.setattr(torch, "eye", None)
+    found = attention_rollout(model.eval(), torch.randn(1, 3, 32, 32), evaluator_for(cpu))
+    assert f"attention maps need a ViT{' with one attention per block' if options else ': '}" in found
 
 
 def test_the_gradient_is_that_of_finite_differences(cpu):

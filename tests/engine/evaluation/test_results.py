@@ -84,11 +84,11 @@ def exact_odds(logits: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("classes", [2, 5])
-@pytest.mark.parametrize("decimals", [0, 3])
-def test_medical_and_ordinal_figures_are_those_of_scikit_learn(classes, decimals):
-    """With ties, a class without samples, and a class that is never predicted."""
+@pytest.mark.parametrize(("scale", "decimals"), [(1, 0), (1, 3), (40, 3)])
+def test_medical_and_ordinal_figures_are_those_of_scikit_learn(classes, scale, decimals):
+    """With ties, a class without samples, one that is never predicted, and probabilities of 1 in float32."""
     generator = torch.Generator().manual_seed(classes)
-    logits = torch.randn(300, classes, generator=generator).round(decimals=decimals)
+    logits = (scale * torch.randn(300, classes, generator=generator)).round(decimals=decimals)
     targets = torch.randint(0, max(classes - 1, 2), (300,), generator=generator)
     logits[:, classes - 2] -= 9 * (classes > 2)
     results = results_of(logits, targets, unreadable=(7, 8))
@@ -110,19 +110,6 @@ def test_medical_and_ordinal_figures_are_those_of_scikit_learn(classes, decimals
     for weights in ("linear", "quadratic"):
         expected = 100 * cohen_kappa_score(targets, predicted, labels=list(labels), weights=weights)
         assert values[f"{weights}_kappa"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-@pytest.mark.parametrize("classes", [2, 3, 7])
-def test_probabilities_of_1_in_float32_are_ranked(classes):
-    """AUROC of each class of large logits equals scikit-learn's of the log-odds in float64."""
-    generator = torch.Generator().manual_seed(classes)
-    logits = 40 * torch.randn(200, classes, generator=generator)
-    logits[:9] = logits[9:18].flip(-1)
-    targets = torch.randint(0, classes, (200,), generator=generator)
-    exact = exact_odds(logits)
-    expected = [100 * roc_auc_score(targets == label, exact[:, label]) for label in range(classes)]
-    assert results_of(logits, targets).ranking.auroc == pytest.approx(expected, abs=1e-9)
-    assert (logits.softmax(-1) == 1).sum() > 50
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -319,7 +306,7 @@ def test_a_threshold_is_halfway_between_the_scores():
 @pytest.mark.parametrize(
     ("logits", "positive"),
     [
-        *([[seed / 7 - 20, 9, 8], [1, 1, 1]] for seed in range(0, 280, 14)),  # all have the label
+        *([[seed - 20, 9, 8], [1, 1, 1]] for seed in (0, 20, 39)),  # all have the label
         ([0.3] * 4, [1, 0, 1, 0]),
         ([20, 22, -3, 30, 35], [0, 0, 0, 1, 1]),  # sigmoids of 1 in float32
         ([-120, -130, -140, -110], [0, 0, 0, 1]),  # and of 0

@@ -14,8 +14,6 @@ from conftest import refused
 from run_folders import Reader, make_evaluation_run, make_run, update_json, write_facts, write_json
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 
-from engine.report.contents import read_contents
-from engine.report.tables import compared_options
 from engine.run.facts import EvaluationData, TrainingData
 from scripts.report import main
 from utils.files import read_json
@@ -61,11 +59,6 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     assert len(curves) % 2 == 0
     (validation,) = re.findall(r"<svg[^>]*><title[^>]*>Validation top-1<.*?</svg>", page.html, re.S)
     assert re.findall(r'data-y="([^"]*)"/>', validation) == ["10 20 30 40 50", "10 20 30"]
-
-
-def test_options_with_most_values_are_first(tmp_path):
-    runs = [make_run(tmp_path / str(n), 1, [f"TRAIN.BASE_LR={n}", f"SEED={n // 2}"]) for n in (1, 2, 3)]
-    assert [*compared_options([*map(read_contents, runs)])] == ["TRAIN.BASE_LR", "SEED"]
 
 
 def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, compare):

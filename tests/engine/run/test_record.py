@@ -71,7 +71,7 @@ def test_the_launcher_overrules_the_states_of_ranks_which_do_not_know_the_lost_o
         main.update(state=state, message="lost its connection", checkpoint="last.pth")
         record_in(tmp_path, is_main=False, pid=2)  # another rank
         resume = record_end_of_ranks(launch, state="failed", message="rank 1 was killed")
-        assert read_run(tmp_path)["state"] == read_json(tmp_path / STATUS)["state"] == kept or "failed"
+        assert read_run(tmp_path)["state"] == read_json(tmp_path / STATUS)["state"] == (kept or "failed")
         assert (read_run(tmp_path)["message"] == "rank 1 was killed") == (resume == "again") == (not kept)
     record_in(tmp_path).update(state="failed", message="disk: full")
     assert record_end_of_ranks(launch, state="interrupted") is None
