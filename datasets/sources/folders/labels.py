@@ -57,7 +57,7 @@ class LabelledPaths(Table):
     Raises UserError: a folder cannot be listed, it is not clear which folders are splits, or there are no images.
     """
 
-    has_numbers = False
+    label_kind = "name"
     layout = Layout("path", (), split="split", split_of=dict(zip(_PARTS, _PARTS, strict=True)))
 
     def __init__(self, data: Data) -> None:

@@ -49,6 +49,7 @@ class Folder:
 
 
 Splits = dict[str, Folder]
+_UNMARKED = Folder("", "", Path(), frozenset())  # of a folder without the word of a split
 
 
 class SplitFolders:
@@ -71,21 +72,22 @@ class SplitFolders:
         self.root = inner if FoundFiles(inner).top()[0] else given
         self.names, _ = list_folder(self.root)
         self.top = Folder("", "train", self.root, _in_nfc(self.names))
+        word_of = _exact_word if all_classes else word_in
         self.marked = dict[str, Folder]()
-        for name in self.names:
-            word = SPLIT_NAMES.get(name.lower()) if all_classes else word_in(name)
+        for name, word in zip(self.names, map(word_of, self.names), strict=True):
             if word:
                 path = inner_of(self.root / name)
                 self.marked[name] = Folder(name, word, path, _in_nfc(FoundFiles(path).top()[0]))
-        fitting = [splits for splits in (self._as_splits(), self._as_classes()) if splits]
+        fitting = [*filter(None, (self._as_splits(), self._as_classes()))]
         if len(fitting) != 1:
             problem = "it is not clear which folders are classes, or train/, val/ and test/ with class folders"
             raise unclear(given, self.root, problem if self.names else "contains no folders", _is_data_set)
         (self.splits,) = fitting
         self.folders = {split: folder.path for split, folder in self.splits.items()}
-        is_class = all_classes and self.top in self.splits.values()
-        named_test = Splits() if is_class else self.named("test")
-        self.test = next((of["test"].path for of in (self.splits, named_test) if "test" in of), None)
+        tests = self.splits
+        if not (all_classes and self.top in tests.values()):
+            tests = self.named("test") | tests
+        self.test = tests["test"].path if "test" in tests else None
 
     def named(self, split: str) -> Splits:
         return self.choose(split, [folder for folder in self.marked.values() if folder.is_named])
@@ -110,7 +112,9 @@ class SplitFolders:
 
     def bare(self) -> list[str]:
         """The folders of images for tests or predictions, without folders in them."""
-        words = () if self.all_classes else ("test", "none")
+        if self.all_classes:
+            return []
+        words = ("test", "none")
         return [name for name, folder in self.marked.items() if folder.word in words and not folder.inside]
 
     def unread(self, splits: Splits) -> list[str]:
@@ -122,64 +126,66 @@ class SplitFolders:
         classes = frozenset[str]().union(*(folder.inside for folder in beside))
         return [name for name in self.bare() if beside and to_nfc(name) not in classes]
 
-    def _as_splits(self) -> Splits | None:
+    def _as_splits(self) -> Splits:
         """{train,val,test}/{cat,dog}, seg_{train,test}/{cat,dog}: a class folder of train is in val or test, too; or
         train/{cat,dog} beside no other images than for tests; or val/{cat,dog} alone, to evaluate it.
+
+        Empty if it does not fit.
         """
         trains = [folder for folder in self.marked.values() if folder.word == "train"]
-        if found := self.choose("train", [folder for folder in trains if self.sharing(folder)]):
-            return found | self.named("val") | self.sharing(found["train"])
+        found = self.choose("train", filter(self.sharing, trains))
         val = self.named("val")
+        if found:
+            return found | val | self.sharing(found["train"])
         found = self.choose("train", [folder for folder in trains if len(folder.inside) >= 2 - folder.is_named])
         if val and found:
             if len(val["val"].inside) > 1:
                 problem = f"{shorten(val['val'].name)} has none of the class folders of {shorten(found['train'].name)}"
                 raise UserError(f"{self.root}: {problem}; give both the same folders of classes")
-            return None
+            return {}
         if val and val["val"].inside:
             found = val
         used = {folder.name for folder in (found | self.named("test")).values()}
         beside = {*self.names} - used - {*self.bare()}
-        return None if any(has_images(self.root / name) for name in beside) else found
+        return {} if any(has_images(self.root / name) for name in beside) else found
 
-    def _as_classes(self) -> Splits | None:
-        """{cat,dog}, perhaps beside {val,test}/{cat,dog} and images to predict. No name is of a split or all images."""
+    def _as_classes(self) -> Splits:
+        """{cat,dog}, perhaps beside {val,test}/{cat,dog} and images to predict; empty if it does not fit."""
         splits = {"train": self.top} | self.sharing(self.top)
         classes = {*self.names} - {folder.name for folder in splits.values()} - {*self.unread(splits)}
-        named = self.named("train").values()
-        for train in named:
-            if train.inside and (not self.all_classes or self.sharing(train)):
-                return None
-        if not any(map(self._is_class, classes)):
-            return None
+        trains = [*self.named("train").values()]
+        of_train = [train for train in trains if train.inside]
         if self.all_classes:
-            return splits
-        words = {folder.word for folder in self.marked.values()}
-        are_splits = len(self.marked) == len(self.names) and (len(self.names) == 1 or len(words) > 1)
-        has_all = len(classes) > 1 and any(map(_ALL_IMAGES.fullmatch, classes))
-        others = classes - {train.name for train in named}
-        return None if are_splits or has_all or any(map(self._is_no_class, others)) else splits
+            of_train = [*filter(self.sharing, of_train)]
+        misfits = [bool(of_train), not any(map(self._is_class, classes))]
+        if not self.all_classes:
+            words = {folder.word for folder in self.marked.values()}
+            are_splits = len(self.marked) == len(self.names) and len(words) >= min(2, len(self.names))
+            has_all_images = len(classes) > 1 and any(map(_ALL_IMAGES.fullmatch, classes))
+            others = classes - {train.name for train in trains}
+            misfits += [are_splits, has_all_images, any(map(self._is_no_class, others))]
+        return {} if any(misfits) else splits
 
     def _is_class(self, name: str) -> bool:
         """Whether a folder has images and no name of a split, nor the word train and several folders."""
-        folder = self.marked.get(name)
-        is_split = folder and (folder.is_named or (folder.word == "train" and len(folder.inside) > 1))
-        return not is_split and has_images(self.root / name)
+        folder = self.marked.get(name, _UNMARKED)
+        is_train = folder.word == "train" and len(folder.inside) > 1
+        return not (folder.is_named or is_train) and has_images(self.root / name)
 
     def _is_no_class(self, name: str) -> bool:
         """Whether a name is of images without labels, or has the word of a split and words as images or set alone."""
-        return name in self.marked and (self.marked[name].word == "none" or bool(split_of_images(name)))
+        return self.marked.get(name, _UNMARKED).word == "none" or bool(split_of_images(name))
 
     def read(self, split: str) -> ImageFiles:
         """The images of a split with the labels of the training. A class that the training lacks is an error."""
         folder = self.folders[split]
-        train = self.folders.get("train")
+        train = self.folders.get("train", folder)
         unread = self.unread(self.splits)
         of_splits = [folder.name for folder in self.splits.values()]
         excluded = {self.root: {*of_splits, *unread}}  # of the classes in DATA_PATH itself
         known = None
-        if train and folder != train:
-            known = {*map(to_nfc, list_folder(train, excluded.get(train, ()))[0])}
+        if folder != train:
+            known = _in_nfc(list_folder(train, excluded.get(train, ()))[0])
         listing = read_class_folders(folder, excluded.get(folder, ()), known)
         listing.notes[:0] = [*self._notes_on_folders(unread), *notes_on_lists(self.root, listing.class_names)]
         return listing
@@ -193,6 +199,10 @@ class SplitFolders:
         for train in self.named("train").values():
             text = f"{self.root / train.name} is read as a class; if it is the training split, give it as -data_path"
             yield Note("warning", text)
+
+
+def _exact_word(name: str) -> str | None:
+    return SPLIT_NAMES.get(name.lower())
 
 
 def _in_nfc(names: Iterable[str]) -> frozenset[str]:
@@ -217,20 +227,26 @@ class ClassFolders(Source):
         is_part = split != "test" and "val" not in folders
         name = "train" if is_part else split
         if isinstance(self._found, SplitFolders) and not (self.numbers.known or self._error):
-            listing = self._listing(name if name in folders else next(iter(folders)))
-            self._error = _find_error(self._found, listing, trains=split == "train")
+            first = name if name in folders else next(iter(folders))
+            self._error = _find_error(self._found, self._listing(first), trains=split == "train")
         if self._error:  # one error for all splits
             raise self._error
         if name not in folders:
             names = list_names([folder.name for folder in folders.values()])
             raise UserError(f"{self._found.root}: has no folder {name} beside {names}; add it, or choose another split")
-        listing = replace(whole := self._listing(name), findings=[*whole.findings], notes=[*whole.notes])
+        whole = self._listing(name)
+        listing = replace(whole, findings=[*whole.findings], notes=[*whole.notes])
         if split == "train":
-            is_given = self.data.labels or self.data.class_folders
-            inner = [] if is_given else note_on_inner_classes(listing, self.root)
-            cases = suggest_groups(listing, self.data, None, is_part)
-            listing.notes += [*inner, *(one for one in cases if not inner or one.kind == "warning")]
+            listing.notes += self._suggestions(listing, is_part)
         return split_listing(listing, split, self.splitter) if is_part else listing
+
+    def _suggestions(self, listing: ImageFiles, is_part: bool) -> list[Note]:
+        """Of other classes, and of what a split keeps together; of classes of another level, only warnings."""
+        notes = suggest_groups(listing, self.data, None, is_part)
+        if self.data.labels or self.data.class_folders:
+            return notes
+        inner = note_on_inner_classes(listing, self.root)
+        return inner + [note for note in notes if not inner or note.kind == "warning"]
 
     @classmethod
     def splits_of(cls, data: Data) -> Collection[str]:

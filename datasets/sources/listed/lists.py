@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -51,14 +51,14 @@ class Tables(Source):
 
     def read(self, split: str) -> ImageFiles:
         parts = self.parts(self.data)
-        train = parts.get("train") or parts.get("all")
-        is_held_out = train and split != "test" and "val" not in parts
-        part = train if is_held_out else parts.get(split)
-        if not part:
+        is_held_out = split != "test" and "val" not in parts
+        whole = "train" if "train" in parts else "all"
+        name = whole if is_held_out else split
+        if name not in parts:
             raise UserError(f"{self.root}: has no images of the split {split}; add a table or rows of it")
-        listing = read_table(part, train or part, self.data, self.numbers)
-        if train and split == "train":
-            listing.notes += suggest_groups(listing, self.data, train[0], bool(is_held_out))
+        listing = read_table(parts[name], parts.get(whole, parts[name]), self.data, self.numbers)
+        if split == "train":
+            listing.notes += suggest_groups(listing, self.data, parts[name][0], is_held_out)
         if is_held_out and len(listing.paths):
             listing = split_listing(listing, split, self.splitter)
         return self.images(listing, [table for table, _ in parts.values()])
@@ -89,11 +89,13 @@ class Tables(Source):
     @classmethod
     def parts(cls, data: Data) -> dict[str, Part]:
         """The table of each split, and the split of its rows to read; 'all' is one table without splits."""
-        parts: dict[str, Part] = {split: (table, None) for split, table in cls.find(data).items()}
-        name = "all" if "all" in parts else "train"
-        if "val" not in parts and name in parts and (of := find_layout(table := parts[name][0], data).split_of):
-            del parts[name]
-            parts |= {split: (table, split) for split in {*of.values()}}
+        tables = cls.find(data)
+        parts: dict[str, Part] = {split: (table, None) for split, table in tables.items()}
+        for name in [name for name in ("all", "train") if name in parts and "val" not in parts][:1]:
+            splits = {*find_layout(tables[name], data).split_of.values()}
+            if splits:
+                del parts[name]
+            parts |= {split: (tables[name], split) for split in splits}
         return parts
 
     @classmethod
@@ -112,7 +114,7 @@ class Tables(Source):
             return without_labels(part[0].file, "has no column of labels") if part else (False, None)
         labels = [*map(" ".join, filter(None, rows.target_ids))]
         few = len(rows.lines) < _FEW
-        if part[0].has_numbers and not next(iter(rows.target_ids), ()):  # perhaps the number of a path is no label
+        if part[0].label_kind == "number" and not next(iter(rows.target_ids), ()):  # perhaps the number of a path is no label
             labels = []
         if len(labels) == 1 and re.fullmatch(rf"(-1{'' if few else '|0'})(\.0*)?", labels[0]):
             problem = f"all labels of the split test are {labels[0]}, as of images without labels"
@@ -170,19 +172,21 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     Findings: a missing path or label, a label that is no whole number below 10^6, a name that `train_part` lacks.
     Raises UserError: a file cannot be read or lacks a column; several labels per image without DATA.MULTI_LABEL.
     """
-    has_numbers = None if part[0].has_numbers and data.labels else part[0].has_numbers
-    rows = table_rows(part[0], data, part[1])
-    train_rows = rows if has_numbers or part == train_part else table_rows(train_part[0], data, train_part[1])
-    if not data.multi_label and has_numbers is None:
+    table = part[0]
+    kind = table.label_kind
+    if kind == "number" and data.labels:
+        kind = "any"
+    rows = table_rows(table, data, part[1])
+    train_rows = rows
+    if kind != "number" and part != train_part:
+        train_rows = table_rows(train_part[0], data, train_part[1])
+    if kind == "any" and not data.multi_label:
         _refuse_several_labels(train_rows)
     labels_in = _reader_of_labels(train_rows, rows, data.multi_label)
     names_of = [labels_in(target) for target in rows.target_ids]
     known = dict.fromkeys(train_rows.classes or chain.from_iterable(map(labels_in, train_rows.target_ids)))
     used = known | dict.fromkeys(chain.from_iterable(names_of))
-    if has_numbers:
-        numbers = Numbers()
-    are_numbers = False if train_rows.classes else has_numbers
-    class_names, label_of, has_names = _number_labels(used, known, numbers, are_numbers, train_rows.classes)
+    class_names, label_of, has_names = _find_classes(used, known, kind, train_rows.classes, numbers)
     notes = [*rows.notes]
     problem = "is not a class number; number the classes from 0, or write names only"
     if has_names:
@@ -192,20 +196,15 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     if data.multi_label:
         check_target_bytes(rows.file, len(rows.lines), len(class_names))
         of_ids = _multi_hot(labels_of, len(class_names))
-        no_label = None
+        no_label = ""
     else:
         of_ids = np.array([(*labels, -1)[0] for labels in labels_of], np.int64)
-        no_label = _NO_NUMBER if are_numbers else _NO_LABEL
-    target_ids = np.frombuffer(rows.row_target_ids, np.int32)
-    lines = np.frombuffer(rows.lines, np.int32)
-    wrong = _wrong_targets(names_of, labels_of, problem, no_label)
-    findings = [*rows.findings]
-    for index in np.flatnonzero(np.isin(target_ids, list(wrong))):
-        image = shorten(rows.paths.strings()[int(index)])
-        findings.append(f"{rows.place(lines[index])}: {image}: {wrong[target_ids[index]]}")
+        no_label = {"number": _NO_NUMBER}.get(kind, _NO_LABEL)
+    findings = [*rows.findings, *_find_wrong_labels(rows, names_of, labels_of, problem, no_label)]
     if not rows.target_ids and not findings:
         findings.append(f"{rows.file}: lists no images; add one line per image")
-    arrays = listing_arrays(rows.paths, of_ids[target_ids], lines)
+    targets = of_ids[np.frombuffer(rows.row_target_ids, np.int32)]
+    arrays = listing_arrays(rows.paths, targets, np.frombuffer(rows.lines, np.int32))
     listing = ImageFiles(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
     _report_repeated_images(listing)
     return listing
@@ -241,17 +240,19 @@ def _multi_hot(labels_of: Sequence[list[int]], num_classes: int) -> np.ndarray:
     return found[:, :-1]
 
 
-def _wrong_targets(
-    names_of: Sequence[list[str]], labels_of: Sequence[list[int]], problem: str, no_label: str | None
-) -> dict[int, str]:
-    """The problem of each target with a wrong label, or, given the problem `no_label`, without one."""
+def _find_wrong_labels(
+    rows: Rows, names_of: Sequence[list[str]], labels_of: Sequence[list[int]], problem: str, no_label: str
+) -> Iterator[str]:
+    """The rows with a wrong label, or, given the problem `no_label`, without one."""
     wrong = dict[int, str]()
     for target_id, labels in enumerate(labels_of):
         if -1 in labels:
             wrong[target_id] = f"label {shorten(names_of[target_id][labels.index(-1)])} {problem}"
         elif not labels and no_label:
             wrong[target_id] = no_label
-    return wrong
+    for row, target_id in enumerate(rows.row_target_ids):
+        if target_id in wrong:
+            yield f"{rows.place(rows.lines[row])}: {shorten(rows.paths.strings()[row])}: {wrong[target_id]}"
 
 
 def split_labels(target: str, separator: str | None) -> list[str]:
@@ -293,33 +294,48 @@ def _refuse_several_labels(rows: Rows) -> None:
             raise UserError(f"{rows.file}:{line}: target {shorten(text)} has several labels; {fix}")
 
 
-def _number_labels(
-    used: Collection[str], known: Collection[str], numbers: Numbers, are_numbers: bool | None, classes: Sequence[str]
-) -> tuple[list[str], dict[str, int], bool]:
+Numbered = tuple[list[str], dict[str, int], bool]
+
+
+def _find_classes(
+    used: Collection[str], known: Collection[str], kind: str, classes: Sequence[str], numbers: Numbers
+) -> Numbered:
     """The names of the classes, the label of each name in `used`, and whether they are more than the labels.
 
-    known: the names in the training. Most of them are numbers, or the first one for a checkpoint, if all are. A name
-    that is a whole number is '7' of '07' and '7.0'.
+    known: the names in the training. kind: as `Table.label_kind`. Of any kind, they are numbers if most are, or for a
+    checkpoint the first one.
     """
-    if are_numbers is None:
-        are_numbers = _are_numbers(known, numbers)
-    named = {name: name for name in used}
-    if are_numbers:
-        matches = {name: _NUMBER_AS_NAME.fullmatch(name) for name in used}
-        whole = {name: match[1] for name, match in matches.items() if match}
-        named = {name: name if name in numbers.known else str(int(number)) for name, number in whole.items()}
-        in_train = {float(named[name]) for name in known if name in named}
-        are_names = numbers.are_names and in_train != set(range(len(in_train)))
-        if numbers.known:
-            are_names = all(map(_NUMBER_AS_NAME.fullmatch, numbers.known))
-        if not (named and are_names):
-            matches = {name: _WHOLE_NUMBER.fullmatch(name) for name in used}
-            labels = {name: int(match[1]) for name, match in matches.items() if match}
-            return [str(label) for label in range(max(labels.values(), default=0) + 1)], labels, False
-    found = {named[name] for name in known if name in named}
-    class_names = list(classes) or sorted(found, key=float if are_numbers else None)
+    if kind == "number":
+        return _number_labels(used, known, Numbers())
+    if kind == "any" and not classes and _are_numbers(known, numbers):
+        return _number_labels(used, known, numbers)
+    return _named(classes or sorted(known), {name: name for name in used})
+
+
+def _number_labels(used: Collection[str], known: Collection[str], numbers: Numbers) -> Numbered:
+    """The classes of labels that are numbers, as of `_named`: the numbers, or their names.
+
+    They are names of the classes of a checkpoint if all of these are numbers, else if those in the training are not
+    0, 1, 2, ... A whole number is '7' of '07' and '7.0'.
+    """
+    matches = {name: _NUMBER_AS_NAME.fullmatch(name) for name in used}
+    whole = {name: match[1] for name, match in matches.items() if match}
+    names = {name: name if name in numbers.known else str(int(number)) for name, number in whole.items()}
+    in_train = {names[name] for name in known if name in names}
+    are_names = numbers.are_names and {*map(float, in_train)} != set(range(len(in_train)))
+    if numbers.known:
+        are_names = all(map(_NUMBER_AS_NAME.fullmatch, numbers.known))
+    if names and are_names:
+        return _named(sorted(in_train, key=float), names)
+    matches = {name: _WHOLE_NUMBER.fullmatch(name) for name in used}
+    labels = {name: int(match[1]) for name, match in matches.items() if match}
+    return [str(label) for label in range(max(labels.values(), default=0) + 1)], labels, False
+
+
+def _named(class_names: Sequence[str], names: Mapping[str, str]) -> Numbered:
+    """The names of the classes, the label of each text by its name, and whether they are more than the labels."""
     position = {name: label for label, name in enumerate(class_names)}
-    return class_names, {name: position[one] for name, one in named.items() if one in position}, True
+    return [*class_names], {text: position[name] for text, name in names.items() if name in position}, True
 
 
 def _are_numbers(names: Collection[str], numbers: Numbers) -> bool:

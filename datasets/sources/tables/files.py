@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from utils.errors import UserError, error_from
 from utils.files import open_regular_file
@@ -72,11 +72,10 @@ class Table:
     """A file that lists images. Iteration yields the number of a line, and the text in each column of it.
 
     encoding: of a file that is not in UTF-8 or, by its byte order mark, in UTF-16. mistakes: the problem of each line
-    that was not yielded. notes: lines for the log. has_numbers: labels are class numbers, or names; None: their texts
-    decide.
+    that was not yielded. notes: lines for the log. label_kind: labels are class numbers, or names; any: their texts decide.
     """
 
-    has_numbers: bool | None = None
+    label_kind: Literal["any", "name", "number"] = "any"
     root: Path | None = None  # of the paths, if it is not the folder of the table
     columns: Mapping[str, str] = {}  # as DATA.COLUMNS, if the table names them
     classes: Mapping[str, tuple[str, ...]] = {}  # the names of all classes of a column, if the table has them
@@ -154,7 +153,7 @@ class Table:
 class TextList(Table):
     """PaddleViT's lists: a path, which may contain spaces, white space, and a class number, which may lack."""
 
-    has_numbers = True
+    label_kind = "number"
     layout = Layout("path", ("label",))
 
     def __init__(self, file: Path) -> None:
