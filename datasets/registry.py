@@ -1,7 +1,7 @@
 """Reads a data set with all checks, and the images of a prediction: one image, a folder, or a list of images."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -153,24 +153,28 @@ def _has_no_lists(root: Path) -> bool:
     return any(one.name[0] != "." for one in root.iterdir())
 
 
+_OF_SUFFIX = dict.fromkeys(TABLE_SUFFIXES, "csv") | {PARQUET: "parquet"}
+
+
 def _recognize_table(data: Data) -> str | None:
     """The data set of DATA_PATH if it is a table, or a folder of images with train.csv or a table of Hugging Face's."""
     root = Path(data.data_path)
-    if root.suffix.lower() in TABLE_SUFFIXES and root.is_file():
-        return "parquet" if root.suffix.lower() == PARQUET else "csv"
-    tables = [table_file(root, split) for split in ("train", "val")]
+    if root.is_file():
+        return _OF_SUFFIX.get(root.suffix.lower())
+    train, val = (table_file(root, split) for split in ("train", "val"))
+    files = filter(Path.is_file, (*(root / name for name in METADATA), train, val))
     has_parquet = bool(parquet_files(root))
-    if tables[0].is_file() and not (has_parquet or data.class_folders or any(root.glob("*_list.txt"))):
-        is_table = data.image_root or not _are_in_class_folders(root, of_train=True)
-        return "csv" if is_table else None
-    metadata = [root / name for name in METADATA] + [table for table in tables if table.name in METADATA]
-    has_metadata = any(map(Path.is_file, metadata))
-    if not (has_metadata or has_parquet) or _are_in_class_folders(root):
+    others = (has_parquet, data.class_folders, any(root.glob("*_list.txt")))
+    is_train = train.is_file() and not any(others)
+    kinds = {"csv": is_train or any(file.name in METADATA for file in files), "parquet": has_parquet}
+    found = next((kind for kind, applies in kinds.items() if applies), None)
+    is_sure = is_train and data.image_root
+    if found and not is_sure and _are_in_class_folders(root, is_train):
         return None
-    return "csv" if has_metadata else "parquet"
+    return found
 
 
-def _are_in_class_folders(root: Path, of_train: bool = False) -> bool:
+def _are_in_class_folders(root: Path, of_train: bool) -> bool:
     """Whether class folders are in the folders of splits or, without these, in `root`. of_train: only in train's."""
     folders = [path for path in root.glob("*/") if not path.name.startswith(".")]
     splits = [split_of_images(path.name) for path in folders]
@@ -237,19 +241,11 @@ def _read(
     if data.groups:
         _group(samples, data)
     findings += _take_parts(samples, data)
-    unknown = list[str]()
-    for split, of_split in samples.items():
-        of_split.decoding = Decoding(data.grey_range, data.max_pixels)
-        findings += check_names(of_split, data.data_path)
-        if not of_split.findings:
-            needs_all = split == "train" and not predicts
-            unknown = unknown or _number_classes(of_split, data, class_names, needs_all)
+    twice, unknown = _number_all(samples, data, class_names, predicts)
+    findings += twice
     if not (findings or unknown):
         correct(samples, data)
-    has_val = {"train", "val"} <= samples.keys()
-    if data.folds and has_val and not (source.splitter.result or source.has_folds):
-        problem = f"DATA.FOLDS {data.folds}: {data.dataset} has a validation split here"
-        findings.append(f"{problem}; give the training part alone with -data_path, or remove DATA.FOLDS")
+    findings += _misfit_of_folds(source, samples)
     if num_classes is None:
         num_classes = number_of_classes(data.dataset, list(samples.values()))
     trains = len(samples) > 1
@@ -263,6 +259,31 @@ def _read(
     if findings:
         raise _combine(findings, data)
     return list(samples.values())
+
+
+def _number_all(
+    samples: Mapping[str, Samples], data: Data, class_names: Sequence[str], predicts: bool
+) -> tuple[list[str], list[str]]:
+    """Gives the samples of each split their labels; returns the errors of equal names, and those of unknown ones."""
+    twice = list[str]()
+    unknown = list[str]()
+    for split, of_split in samples.items():
+        of_split.decoding = Decoding(data.grey_range, data.max_pixels)
+        twice += check_names(of_split, data.data_path)
+        if not of_split.findings:
+            needs_all = split == "train" and not predicts
+            unknown = unknown or _number_classes(of_split, data, class_names, needs_all)
+    return twice, unknown
+
+
+def _misfit_of_folds(source: Source, samples: Mapping[str, Samples]) -> list[Finding]:
+    """The error of DATA.FOLDS beside a validation split."""
+    data = source.data
+    is_cut = source.splitter.result or source.has_folds
+    if is_cut or not (data.folds and {"train", "val"} <= samples.keys()):
+        return []
+    problem = f"DATA.FOLDS {data.folds}: {data.dataset} has a validation split here"
+    return [f"{problem}; give the training part alone with -data_path, or remove DATA.FOLDS"]
 
 
 def _read_splits(source: Source, splits: Sequence[str]) -> tuple[dict[str, Samples], list[Finding]]:

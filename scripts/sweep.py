@@ -19,7 +19,6 @@ import subprocess
 import sys
 import time
 import zlib
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from configs.help import all_keys
 from configs.load import RUN_OPTIONS
 from configs.schema.section import MAX_NAME_CHARS
 from configs.yaml_io import shorten
-from engine.checkpoint.run_folder import check_writable, decided_run, lock_run_folder, mixed_folds
+from engine.checkpoint.run_folder import check_writable, decided_run, lock_run_folder
 from scripts import report
 from scripts.flags import positive, script_parser, split_flags
 from utils.device import visible_gpus
@@ -63,7 +62,6 @@ def main(argv: list[str]) -> int:
     check_writable(root)
     root.mkdir(parents=True, exist_ok=True)
     with lock_run_folder(root):
-        refuse_mixed_folds(root)
         done = {name for name, run in newest_runs(root).items() if run and run[1] in ("finished", "stopped")}
         left = {name: argv for name, argv in runs.items() if name not in done}
         print(f"{len(runs)} runs in {root}, {len(runs) - len(left)} done, {len(environments)} at a time", flush=True)
@@ -145,17 +143,6 @@ def newest_runs(folder: Path) -> dict[str, tuple[Path, str] | None]:
     return runs
 
 
-def refuse_mixed_folds(root: Path) -> None:
-    """Raises UserError for the folds of a sweep that was begun under another rule: runs that differ in the fold."""
-    folds = defaultdict[str, list[Path]](list)
-    for name, run in newest_runs(root).items():
-        if run:
-            folds[re.sub(r"(^|,)FOLD=\d+", "", name)].append(run[0])
-    for folders in folds.values():
-        if problem := mixed_folds(folders):
-            raise UserError(f"{root}: {problem}")
-
-
 def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, str]]) -> list[str]:
     """Trains the runs; returns a line for each one that failed. On a signal, all runs save and end.
 
@@ -193,7 +180,6 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
             for name in [name for name, (process, _) in running.items() if process.poll() is not None]:
                 process, environment = running.pop(name)
                 free.append(environment)
-                refuse_mixed_folds(root)
                 if process.returncode:
                     lines = (root / f"{name}.log").read_text(errors="replace").splitlines() or ["no output"]
                     failures.append(f"{name}: status {process.returncode}: {lines[-1]}")

@@ -75,20 +75,27 @@ def find_problems(
     if isinstance(samples, ImageFiles) and samples.targets.ndim == 2 and not samples.targets.any():
         fix = "fill in the column target"  # the average precision is not defined
         findings.append(f"{samples.file}: no image of the split {split} has a label; {fix}")
-    ranks = context.world_size
-    trains = trains and split == "train"
-    needed = (data.global_batch_size or data.micro_batch * ranks) if trains else 0  # one batch on every rank
-    if not samples.findings and len(samples) < needed:
-        size = min(data.micro_batch, len(samples) // ranks)
-        fixes = [f"-batch_size={size}"] if size < data.micro_batch else []
-        if data.global_batch_size and size:
-            fixes.append(f"-opts DATA.GLOBAL_BATCH_SIZE={len(samples) // (size * ranks) * size * ranks}")
-        fix = f"use {' '.join(fixes)}" if size else "use fewer devices, or add images"
-        problem = f"{len(samples)} training samples do not fill one batch of {needed} on {ranks} device(s)"
-        findings.append(f"{data.dataset}: {problem}; {fix}")
+    if trains and split == "train" and not samples.findings:
+        findings += _find_short_batch(len(samples), data, context.world_size)
     if context.local_rank == 0:  # each host may have a disk of its own
         findings += samples.find_missing_files()
     return findings
+
+
+def _find_short_batch(number: int, data: Data, ranks: int) -> list[str]:
+    """The error of fewer training images than one batch on every rank."""
+    needed = data.global_batch_size or data.micro_batch * ranks
+    if number >= needed:
+        return []
+    size = min(data.micro_batch, number // ranks)
+    fix = "use fewer devices, or add images"
+    if size:
+        fixes = [f"-batch_size={size}"] if size < data.micro_batch else []
+        if data.global_batch_size:
+            fixes.append(f"-opts DATA.GLOBAL_BATCH_SIZE={number // (size * ranks) * size * ranks}")
+        fix = f"use {' '.join(fixes)}"
+    problem = f"{number} training samples do not fill one batch of {needed} on {ranks} device(s)"
+    return [f"{data.dataset}: {problem}; {fix}"]
 
 
 def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[Note]:
@@ -96,34 +103,52 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
 
     A class without validation or test images is not evaluated.
     """
-    splits = {"training": train, "validation": val} | ({"test": test} if test else {})
-    notes = list(dict.fromkeys(note for samples in splits.values() for note in samples.notes))  # of one list: equal
-    names = max((samples.class_names for samples in splits.values()), key=len)  # of lists: the labels
+    splits = [train, val, *filter(None, [test])]
+    notes = list(dict.fromkeys(note for samples in splits for note in samples.notes))  # of one list: equal
+    names = max((samples.class_names for samples in splits), key=len)  # of lists: the labels
     counts = train.class_counts(len(names))
     order = [label for label in np.argsort(counts, kind="stable").tolist() if counts[label]]
+    notes += _notes_on_training(train, names, counts)
+    if len(order) > 1:
+        lack = f"fewer than {_FEW_VAL_IMAGES} validation images"
+        notes += _notes_on_evaluated(val, names, order, _FEW_VAL_IMAGES, lack, "add images or set DATA.VAL_FRACTION")
+        for samples in splits[2:]:
+            notes += _notes_on_evaluated(samples, names, order, 1, "no test image", "add images")
+        largest = order[-1]
+        smallest = order[0]
+        if counts[largest] >= _IMBALANCE * counts[smallest]:
+            sizes = f"{shorten(names[largest])} has {counts[largest]} training images, {shorten(names[smallest])} "
+            fix = "compare the macro F1, try LOSS.CLASS_WEIGHTS=balanced"
+            notes.append(Note("warning", f"{sizes}{counts[smallest]}: {fix}"))
+    return notes + _notes_on_grey_levels(train)
+
+
+def _notes_on_training(train: Samples, names: Sequence[str], counts: np.ndarray) -> list[Note]:
+    """Of classes and images without a label, and of few images. counts: of the classes `names`, int64 (C,)."""
+    notes = list[Note]()
     if empty := np.flatnonzero(counts == 0).tolist():
         example = shorten(names[empty[-1]])  # of numbers, perhaps a typing error in another split
         text = f"{len(empty)} of {len(names)} classes have no training image, such as {example}"
         notes.append(Note("warning" if train.has_class_names else "log", text))
     if train.targets.ndim == 2:
         notes += _notes_on_unlabelled(train)
-    if order and (typical := np.median(counts[order])) < _FEW_IMAGES:
+    if counts.any() and (typical := np.median(counts[counts > 0])) < _FEW_IMAGES:
         fix = "add images or use pretrained weights, and validate on more images"
         notes.append(Note("warning", f"{typical:g} training images per class (median); {fix}"))
-    for split, samples in [*splits.items()][1:] if len(order) > 1 else ():
-        of_split = samples.class_counts(len(names))
-        least = _FEW_VAL_IMAGES if samples is val else 1
-        if few := [label for label in order if of_split[label] < least]:
-            lowest = min(few, key=lambda label: of_split[label])
-            lack = f"fewer than {least} validation images" if samples is val else f"no {split} image"
-            fix = "add images or set DATA.VAL_FRACTION" if samples is val else "add images"
-            example = f"{shorten(names[lowest])}: {of_split[lowest]}"
-            notes.append(Note("warning", f"{len(few)} of {len(order)} classes have {lack} ({example}); {fix}"))
-    if len(order) > 1 and counts[largest := order[-1]] >= _IMBALANCE * counts[smallest := order[0]]:
-        sizes = f"{shorten(names[largest])} has {counts[largest]} training images, {shorten(names[smallest])} "
-        fix = "compare the macro F1, try LOSS.CLASS_WEIGHTS=balanced"
-        notes.append(Note("warning", f"{sizes}{counts[smallest]}: {fix}"))
-    return notes + _notes_on_grey_levels(train)
+    return notes
+
+
+def _notes_on_evaluated(
+    samples: Samples, names: Sequence[str], order: Sequence[int], least: int, lack: str, fix: str
+) -> list[Note]:
+    """A warning of classes of the training with fewer than `least` images."""
+    counts = samples.class_counts(len(names))
+    few = [label for label in order if counts[label] < least]
+    if not few:
+        return []
+    lowest = min(few, key=lambda label: counts[label])
+    example = f"{shorten(names[lowest])}: {counts[lowest]}"
+    return [Note("warning", f"{len(few)} of {len(order)} classes have {lack} ({example}); {fix}")]
 
 
 def _notes_on_unlabelled(train: Samples) -> list[Note]:

@@ -95,16 +95,22 @@ def names_by_number(content: Any) -> dict[int, str] | None:
     """The names of numbered classes: of a list, of {number: name}, or of {name: number}; else None."""
     if isinstance(content, list | tuple):
         content = dict(enumerate(content))
-    pairs = list(content.items()) if isinstance(content, dict) else []
-    are_numbers = all(
-        isinstance(key, str) and type(value) in (int, str) and re.fullmatch("[0-9]{1,9}", str(value))
-        for key, value in pairs
-    )
-    if are_numbers and not all(isinstance(value, str) and key.isdecimal() for key, value in pairs):
-        pairs = [(value, key) for key, value in pairs]
+    if not isinstance(content, dict) or not content:
+        return None
+    pairs = [*content.items()]
+    if _are_names_of_numbers(pairs):
+        pairs = [(number, name) for name, number in pairs]
     named = [(key, name) for key, name in pairs if name is not None]
     names = {int(key): str(name) for key, name in named if str(key).isdecimal() and isinstance(name, str | int)}
-    return names if pairs and len(names) == len(named) else None
+    return names if len(names) == len(named) else None
+
+
+def _are_names_of_numbers(pairs: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether the second ones are the numbers; where both may be, a text is a name."""
+    if not all(type(name) is str and type(number) in (int, str) for name, number in pairs):
+        return False
+    are_numbers = all(re.fullmatch("[0-9]{1,9}", str(number)) for _, number in pairs)
+    return are_numbers and not all(isinstance(number, str) and name.isdecimal() for name, number in pairs)
 
 
 def map_labels(names: Sequence[str], known: Sequence[str], source: str) -> np.ndarray:
@@ -177,25 +183,28 @@ def number_by(
     labels = map_labels(samples.class_names, known, source)
     used = range(len(labels)) if needs_all else np.flatnonzero(samples.class_counts(len(labels)))
     unknown = [samples.class_names[label] for label in used if labels[label] < 0]
-    missing = sorted(set(known).difference(samples.class_names)) if needs_all else []
+    missing = sorted({*known}.difference(samples.class_names)) if needs_all else []
     others = [name for name in samples.class_names if name not in known]
     advice = _advise_renaming(unknown or others, known, samples.class_names)
     findings = list[str]()
-    path = shlex.quote(data_path)
     if unknown:
-        fix = f"rename or remove it; -predict {path} labels unsorted images"
-        if needs_all:
-            fix = "to train with it, start from the weights: python main_single_gpu.py -cfg=RUN/config.yaml "
-            fix += f"-pretrained=RUN/best.pth -data_path={path} -opts MODEL.NUM_CLASSES=null"
+        fix = _fix_of_unknown(shlex.quote(data_path), needs_all)
         has = f"{source} has {list_names(known)}"
         findings.append(f"{data_path}: {list_names(unknown)}: not a class of {source} ({has}); {fix}{advice}")
+    elif advice:
+        samples.notes.append(Note("warning", f"not evaluated: {list_names(others)}{advice}"))
     if missing:
         findings.append(f"{data_path}: {list_names(missing)}: a class of {source} that the data does not have; add it")
-    if advice and not unknown:
-        samples.notes.append(Note("warning", f"not evaluated: {list_names(others)}{advice}"))
     if not findings and not np.array_equal(labels, np.arange(len(known))):
         samples.number_classes(labels, list(known))
     return findings
+
+
+def _fix_of_unknown(path: str, trains: bool) -> str:
+    if not trains:
+        return f"rename or remove it; -predict {path} labels unsorted images"
+    start = "to train with it, start from the weights: python main_single_gpu.py -cfg=RUN/config.yaml"
+    return f"{start} -pretrained=RUN/best.pth -data_path={path} -opts MODEL.NUM_CLASSES=null"
 
 
 def check_names(samples: Samples, data_path: str) -> list[str]:

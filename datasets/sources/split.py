@@ -38,8 +38,7 @@ class RunSplit:
     seed, fraction: DATA.SPLIT_SEED and DATA.VAL_FRACTION. held_out: the sorted paths of the validation images, in NFC
     and relative to the folder of the data; empty if the data came with splits; None if not known. trained: `hash_paths`
     of the training images, sorted; empty if unknown. fold: DATA.FOLD and DATA.FOLDS; None without folds. groups:
-    DATA.GROUPS. held_out_groups: the sorted names of the groups of the validation images. fold_rule: the version of the
-    rule that cut the folds, see `_cut_folds`: only folds of one version part the images.
+    DATA.GROUPS. held_out_groups: the sorted names of the groups of the validation images.
     """
 
     seed: int
@@ -49,7 +48,6 @@ class RunSplit:
     fold: tuple[int, int] | None = None
     groups: str | None = None
     held_out_groups: tuple[str, ...] = ()
-    fold_rule: int = 1
 
     @property
     def rule(self) -> tuple[object, ...]:
@@ -99,6 +97,7 @@ class Splitter:
         fraction = data.val_fraction or DEFAULT_VAL_FRACTION
         self.data, self.known = data, known
         self._rule = RunSplit(data.split_seed, fraction, None, fold=fold, groups=data.groups)
+        self._is_same = known is not None and known.rule == self._rule.rule
         self.result: RunSplit | None = None
         self.num_trained = 0
 
@@ -114,63 +113,64 @@ class Splitter:
         known = self.known
         paths = _before_renaming(paths, self.data.rename, known)
         hashes = hash_paths(paths)
-        is_same = known is not None and split != "all" and known.rule == self._rule.rule
-        before = RunSplit(0, 0, None)
+        kept = RunSplit(0, 0, None)
+        if known and self._is_same:
+            kept = known
         if split == "all":
             cut = _Cut(np.ones(len(paths), bool))
-        elif known and is_same and known.held_out is not None:
-            before = known
-            cut = _listed(known, hashes, groups)
+        elif kept.held_out is not None:
+            cut = _listed(kept.held_out, kept.held_out_groups, hashes, groups)
         else:
             cut = _cut(self._rule, paths, hashes, targets, groups)
-        notes = cut.notes
+        wanted = cut.is_val
         if known:
-            seen = _find_trained(known, hashes, cut.is_val)
-            notes += _changes(known, paths, hashes, cut.is_val, is_same, seen)
-            self.num_trained = 0 if split == "train" else len(seen)
+            seen = _find_trained(known, hashes, wanted)
+            cut.notes += _changes(known, paths, hashes, wanted, self._is_same and split != "all", seen)
+            self.num_trained = len(seen)
         if split == "train":
+            wanted = ~cut.is_val
+            self.num_trained = 0
             self.result = replace(
                 self._rule,
-                held_out=_names_of(paths, cut.is_val, before.held_out),
-                trained=np.union1d(known.trained if known else hashes[:0], hashes[~cut.is_val]),
-                held_out_groups=_names_of(groups, cut.is_val, before.held_out_groups),
-                fold_rule=cut.fold_rule,
+                held_out=_names_of(paths, cut.is_val, kept.held_out or ()),
+                trained=np.union1d(known.trained if known else hashes[:0], hashes[wanted]),
+                held_out_groups=_names_of(groups, cut.is_val, kept.held_out_groups),
             )
         if not (cut.is_val.any() or cut.findings):
             cut.findings.append(cut.problem)
         findings: list[Finding] = [f"{self.data.data_path}: {problem}" for problem in cut.findings]
-        return Part(np.flatnonzero(~cut.is_val if split == "train" else cut.is_val), findings, notes)
+        return Part(np.flatnonzero(wanted), findings, cut.notes)
 
 
 @dataclass
 class _Cut:
-    """The validation images, bool (N,). problem: the reason if there are none. fold_rule: see `RunSplit`."""
+    """The validation images, bool (N,). problem: the reason if there are none."""
 
     is_val: np.ndarray
     problem: str = "no class has two images or groups, so that none can be held out; add a val split"
     findings: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    fold_rule: int = 1
 
 
-def _names_of(strings: PackedStrings | None, is_val: np.ndarray, before: tuple[str, ...] | None) -> tuple[str, ...]:
+def _names_of(strings: PackedStrings | None, is_val: np.ndarray, before: tuple[str, ...]) -> tuple[str, ...]:
     """The sorted names of the validation images, and those in the list of the run."""
-    names = {*(before or ())}
+    names = {*before}
     if strings:
         names |= {to_nfc(strings[index]) for index in np.flatnonzero(is_val).tolist()}
     return tuple(sorted(names))
 
 
-def _listed(known: RunSplit, hashes: np.ndarray, groups: PackedStrings | None) -> _Cut:
+def _listed(
+    held_out: tuple[str, ...], held_out_groups: tuple[str, ...], hashes: np.ndarray, groups: PackedStrings | None
+) -> _Cut:
     """The images that a run has held out, and new ones of its groups."""
-    held_out = known.held_out or ()
     is_val = np.isin(hashes, _hashes_of(held_out))
     if groups:
-        is_val |= np.isin(hash_paths(groups), _hashes_of(known.held_out_groups))
+        is_val |= np.isin(hash_paths(groups), _hashes_of(held_out_groups))
     problem = f"has none of the {len(held_out)} images that the run held out; set DATA.SPLIT_SEED to split again"
     if not held_out:
         problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"
-    return _Cut(is_val, problem, fold_rule=known.fold_rule)
+    return _Cut(is_val, problem)
 
 
 def _cut(
@@ -179,25 +179,26 @@ def _cut(
     """Holds out a part of the units, in the order of the hashes of their names. A group has its most frequent class."""
     of_units = hash_paths(groups or paths, rule.seed) if groups or rule.seed else hashes
     units, first, unit_of = np.unique(of_units, return_index=True, return_inverse=True)
-    cut = _Cut(np.zeros(len(targets), bool))
+    fold, folds = rule.fold or (0, 0)
+    problems = list[str]()
     if groups:
-        cut.findings = _problems_of_groups(rule, groups, len(units))
-    elif targets.ndim == 1 and rule.fold:
-        cut.findings = _problems_of_classes(rule.fold[1], paths, targets, first)
-    if cut.findings:
-        return cut
+        problems = _problems_of_groups(rule, groups, len(units))
+    elif targets.ndim == 1:
+        problems = _problems_of_classes(folds, paths, targets, first)
+    if problems:
+        return _Cut(np.zeros(len(targets), bool), findings=problems)
     if targets.ndim == 2:
         part_of = _stratify(targets, unit_of, rule)
-    elif rule.fold:
-        part_of, cut.fold_rule = _cut_folds(most_frequent(targets, unit_of), rule.fold[1])
+    elif folds:
+        part_of = _cut_folds(most_frequent(targets, unit_of), folds)
     else:
         part_of = _cut_fraction(most_frequent(targets, unit_of), rule.fraction)
     part_of_image = part_of[unit_of]
-    cut.is_val = part_of_image == (rule.fold[0] if rule.fold else 0)
+    cut = _Cut(part_of_image == fold)
     if groups or targets.ndim == 2:
         cut.notes.append(_describe_split(groups, unit_of, targets, cut.is_val))
-    if groups and rule.fold:
-        cut.notes.append(_describe_folds(groups, part_of_image, rule.fold[1]))
+    if groups and folds:
+        cut.notes.append(_describe_folds(groups, part_of_image, folds))
     return cut
 
 
@@ -316,22 +317,21 @@ def _cut_fraction(classes: np.ndarray, fraction: float) -> np.ndarray:
     return (place >= held_out).astype(np.int64)
 
 
-def _cut_folds(classes: np.ndarray, folds: int) -> tuple[np.ndarray, int]:
-    """The fold of each unit, int64 (U,), and the version of the rule.
+def _cut_folds(classes: np.ndarray, folds: int) -> np.ndarray:
+    """The fold of each unit, int64 (U,).
 
-    1: of a class of n units in the order of their hashes, fold i of k begins at (i n + label) // k, the label modulo k:
+    Of a class of n units in the order of their hashes, fold i of k begins at (i n + label) // k, the label modulo k:
     the folds of a class differ by at most one unit, and classes of one size have the larger fold in turn. One unit more
-    moves at most one unit across each boundary of folds.
-    2: where 1 leaves a fold empty, as of few groups: the units, sorted by class, go to the folds in turn.
+    moves at most one unit across each boundary of folds. Where this leaves a fold empty, as of few groups, the units,
+    sorted by class, go to the folds in turn.
 
     classes: of the units in the order of their hashes, int64 (U,).
     """
     place, sizes = places_in_classes(classes)
     fold_of = ((place + 1) * folds - classes % folds - 1) // sizes
-    if len(np.unique(fold_of)) == folds:
-        return fold_of, 1
-    fold_of[np.argsort(classes, kind="stable")] = np.arange(len(classes)) % folds
-    return fold_of, 2
+    if len(np.unique(fold_of)) < folds:
+        fold_of[np.argsort(classes, kind="stable")] = np.arange(len(classes)) % folds
+    return fold_of
 
 
 def _stratify(targets: np.ndarray, unit_of: np.ndarray, rule: RunSplit) -> np.ndarray:

@@ -5,8 +5,7 @@ recognized, locked by one run at a time and seen by all hosts; its options files
 import os
 import secrets
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -23,7 +22,7 @@ WEIGHTS = ("model", AVERAGE)  # the entries whose values must be finite
 FILE = ".pth"
 LAST, PREVIOUS, BEST = "last.pth", "previous.pth", "best.pth"
 _EPOCH = "epoch-"  # begins the names of periodic checkpoints
-HELD_OUT_FILE, FOLD_RULE = "held_out.json", "fold_rule"  # and its key of `RunSplit.fold_rule`; older files lack it: 1
+HELD_OUT_FILE = "held_out.json"
 
 
 def checkpoints_by_progress(folder: Path) -> list[Path]:
@@ -37,19 +36,6 @@ def _periodic(folder: Path) -> list[Path]:
     found = {path: path.stem.removeprefix(_EPOCH) for path in folder.glob(f"{_EPOCH}*{FILE}")}
     epochs = {path: int(number) for path, number in found.items() if number.isdecimal()}
     return sorted(epochs, key=lambda path: (epochs[path], path.name), reverse=True)
-
-
-def mixed_folds(folders: Iterable[Path]) -> str | None:
-    """The reason why the folds of these runs do not part the images: two rules have cut them. None if one has."""
-    names = defaultdict[int, list[str]](list)
-    for folder in folders:
-        rule = read_json(folder / HELD_OUT_FILE).get(FOLD_RULE, 1)
-        names[rule].append(folder.name)
-    if len(names) < 2:
-        return None
-    older = ", ".join(names[min(names)])
-    fix = "remove their folders, so that they are trained again"
-    return f"an image may be in two folds or in none: an older rule has cut the folds of {older}; {fix}"
 
 
 def modified_time(path: Path) -> int:

@@ -35,7 +35,7 @@ from datasets.sources.class_names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from engine.checkpoint.processor import published_in
-from engine.checkpoint.run_folder import FOLD_RULE, HELD_OUT_FILE
+from engine.checkpoint.run_folder import HELD_OUT_FILE
 from models.timm_model import RESIZE, check_kwargs, preprocessing_of, published_preprocessing
 from models.weights.read import WeightsFile, map_tensor, read_weights, size_of_positions, with_tensors
 from utils.errors import UserError, to_single_line
@@ -75,7 +75,7 @@ def split_to_entry(split: RunSplit | None) -> dict[str, Any] | None:
     trained = torch.from_numpy(split.trained.view(np.int64))
     groups = {"groups": _to_tensor(split.held_out_groups)} if split.held_out_groups else {}
     held_out = _to_tensor(split.held_out or ())
-    return {"digest": split.digest, "held_out": held_out, "trained": trained, FOLD_RULE: split.fold_rule, **groups}
+    return {"digest": split.digest, "held_out": held_out, "trained": trained, **groups}
 
 
 def _to_tensor(names: tuple[str, ...]) -> torch.Tensor:
@@ -105,7 +105,7 @@ def exported_entry(split: RunSplit | None) -> dict[str, Any]:
     if not split.held_out:
         return {ENTRY: None}
     groups = {"groups": list(split.held_out_groups)} if split.held_out_groups else {}
-    entry = {"digest": split.digest, "held_out": list(split.held_out), FOLD_RULE: split.fold_rule, **groups}
+    entry = {"digest": split.digest, "held_out": list(split.held_out), **groups}
     return {ENTRY: entry}
 
 
@@ -133,11 +133,10 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
             held_out=_to_names(held_out),
             held_out_groups=_to_names(entry.get("groups", [])),
             trained=trained,
-            fold_rule=entry.get(FOLD_RULE, 1),
         )
     except (KeyError, TypeError, AttributeError):
         raise ValueError("no split") from None
-    if split.digest != digest or type(split.fold_rule) is not int:
+    if split.digest != digest:
         raise ValueError("a damaged split")
     return split
 

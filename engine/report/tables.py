@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.yaml_io import shorten
-from engine.checkpoint.run_folder import mixed_folds
 from engine.report.charts import number, percent
 from engine.report.contents import Evaluation, RunContents
 from engine.report.overview import tiles_of
@@ -231,9 +230,6 @@ def _group(keys: list[str], members: list[RunContents]) -> Group:
     cells |= {"metric": members[0].metric.name}
     runs = [run for run in members if _is_result(run)]
     notes = [f"{run.name} is left out: {run.short_status}" for run in members if run not in runs]
-    if mixed := mixed_folds(run.folder for run in runs):
-        notes.append(f"No mean over DATA.FOLD: {mixed}")
-        runs = []
     for key, values in derived.items():
         derived_values = ", ".join(dict.fromkeys(map(shorten, values)))
         notes.append(f"The runs have {key} {derived_values}, which data, time or memory decided")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -103,23 +102,6 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
     assert "3 done" in capfd.readouterr().out
     monkeypatch.setattr("engine.checkpoint.run_folder._LOCK_SECONDS", 0.1)
     with lock_run_folder(Path(fake[0])), pytest.raises((Unavailable, UserError), match=fake[0]):  # by another process
-        sweep.main(argv)
-
-
-@pytest.mark.slow
-def test_folds_begun_under_another_rule_are_refused(tmp_path, fake):
-    argv = [f"-output={tmp_path}", "-set=DATA.FOLD=0..1", "-set=DATA.SPLIT_SEED=0,2", *DIGITS]
-    assert sweep.main(argv) == 0
-    (root,) = tmp_path.glob("*-sweep-*")
-    first, *_ = root.glob("FOLD=0,SPLIT_SEED=0-*")
-    (first / "held_out.json").write_text('{"fold_rule": 2}')
-    with refused("FOLD=1,SPLIT_SEED=0-"):
-        sweep.main(argv)
-    second, *_ = root.glob("FOLD=1,SPLIT_SEED=0-*")
-    (second / "held_out.json").write_text('{"fold_rule": 2}')
-    assert sweep.main(argv) == 0  # another split has folds of its own
-    shutil.rmtree(second)
-    with refused("FOLD=1,SPLIT_SEED=0-"):  # begun now, under the first rule
         sweep.main(argv)
 
 

@@ -114,7 +114,9 @@ class Tables(Source):
             return without_labels(part[0].file, "has no column of labels") if part else (False, None)
         labels = [*map(" ".join, filter(None, rows.target_ids))]
         few = len(rows.lines) < _FEW
-        if part[0].label_kind == "number" and not next(iter(rows.target_ids), ()):  # perhaps the number of a path is no label
+        if part[0].label_kind == "number" and not next(
+            iter(rows.target_ids), ()
+        ):  # perhaps the number of a path is no label
             labels = []
         if len(labels) == 1 and re.fullmatch(rf"(-1{'' if few else '|0'})(\.0*)?", labels[0]):
             problem = f"all labels of the split test are {labels[0]}, as of images without labels"

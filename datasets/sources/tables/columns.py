@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from shlex import quote
 from typing import Any
 
@@ -40,10 +41,12 @@ _NO_LABEL = re.compile(  # of a person, a place, a device, an image
     "city|view.*|orientation|side|laterality|format|source|license|url|quality|count|index|unnamed.*)?"
 )
 _OF_THIS_PROGRAM = {"probability_1", "label_probability"}  # columns of predictions and of suspect labels
-_SPLIT = re.compile(r"(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*")
 _MAYBE_SPLITS = {"set", "subset", "dataset", "fold", "phase", "usage", "mode", "part", "stage"}
 _SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
 Values = Mapping[str, Collection[str]]  # of each column
+_NAME_OF_SPLITS = re.compile(rf"{_SPLIT_FLAG.pattern}|(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*")
+_NO_NAME = re.compile(r"(Unnamed: \d+)?")  # pandas' index
+Split = tuple[str | None, Mapping[str, str]]  # `Layout.split` and `split_of`
 _SET_NUMBERS = re.compile("[0-3]")  # of MatConvNet
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
 _BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
@@ -66,53 +69,56 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
 
 
 def _columns_to_predict(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
-    header = table.header
-    path = given.get("path")
-    if path not in header:
-        path = header if len(header) == 1 else None
-    paths = _names(header, path, "image_path", _PATHS)
-    if not _is_one_of(header, paths):
+    paths = table.header
+    if len(paths) > 1:
+        known = [name for name in paths if name == given.get("path")]
+        paths = known or _names(paths, None, "image_path", _PATHS)
+    if not _is_one_of(table.header, paths):
         raise _unclear_columns(table, data, paths)
     return Layout(paths[0], ())
 
 
 def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
-    header = table.header
-    label = given.get("label")
     _check_columns(table, given)
+    header = table.header
     paths = _names(header, given.get("path"), "image_path", _PATHS)
     others = [name for name in header if name not in paths]
-    labels = [] if data.labels else _names(others, label, "target", _LABELS)
+    labels = list[str]()
+    if not data.labels:
+        labels = _names(others, given.get("label"), "target", _LABELS)
     others = [name for name in others if name not in (*labels, data.groups)]
     values = _values_of(table, paths)
     split, split_of = _find_split(table, others, values, data)
-    rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
     is_one_hot = False
     if not data.labels:
-        labels, is_one_hot = _find_labels(labels, label, paths, rest, values)
-    each_once = all(header.count(name) == 1 for name in labels)
-    if not (_is_one_of(header, paths) and each_once and (is_one_hot or data.labels or len(labels) == 1)):
+        rest = [name for name in others if name != split and not _NO_NAME.fullmatch(name)]
+        labels, is_one_hot = _find_labels(labels, given.get("label"), paths, rest, values)
+    are_clear = is_one_hot or len(labels) == (not data.labels)
+    if not (are_clear and _is_one_of(header, paths) and all(_is_one_of(header, [name]) for name in labels)):
         raise _unclear_columns(table, data, paths, labels)
     used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
     table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
-    return Layout(paths[0], tuple(labels), is_one_hot, split, split_of if _are_several(split_of) else {})
+    return Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
 
 
 def _check_columns(table: Table, given: Mapping[str, Any]) -> None:
     """Raises UserError for a given column, or one in a list, that the table lacks."""
-    for value in given.values():
-        names = value if isinstance(value, list) else [value]
-        if isinstance(value, dict):
-            names = [value["column"]]
-        for name in names:
-            if name not in (None, *table.header):
-                problem = f"has no column {shorten(name)} (DATA.COLUMNS, DATA.GROUPS)"
-                known = ", ".join(map(shorten, table.header))
-                raise UserError(f"{table.file}:1: {problem}; it has {known}{table.unread}")
+    for name in chain.from_iterable(map(_columns_in, given.values())):
+        if name not in table.header:
+            problem = f"has no column {shorten(name)} (DATA.COLUMNS, DATA.GROUPS)"
+            known = ", ".join(map(shorten, table.header))
+            raise UserError(f"{table.file}:1: {problem}; it has {known}{table.unread}")
+
+
+def _columns_in(value: Any) -> list[str]:
+    """The columns that a value of DATA.COLUMNS names."""
+    if isinstance(value, dict):
+        return [value["column"]]
+    return value if isinstance(value, list) else [*filter(None, [value])]
 
 
 def _is_one_of(header: Sequence[str], names: Sequence[str]) -> bool:
-    return len(names) == 1 and header.count(names[0]) == 1
+    return [header.count(name) for name in names] == [1]
 
 
 def _values_of(table: Table, paths: Sequence[str]) -> dict[str, set[str]]:
@@ -169,15 +175,17 @@ def _has_objects(values: Iterable[str]) -> bool:
 
 def _unclear_columns(table: Table, data: Data, paths: Sequence[str], labels: Sequence[str] | None = None) -> UserError:
     """The error that names likely columns. labels: None if only paths are needed."""
-    is_path = _is_one_of(table.header, paths)
-    kind, names = ("labels", labels or ()) if is_path else ("paths", paths)
+    kind = "paths"
+    names = paths
+    guesses, _ = likely_columns(table)
+    advice = {"path": "NAME", "label": "NAME", **dict(*guesses[:1])}
+    if _is_one_of(table.header, paths):
+        kind = "labels"
+        names = labels or []
+        advice["path"] = paths[0]
     if not names and any(re.fullmatch(r"(?i)(pixel|px)_?\d*s?", name) for name in table.header):
         fix = "-dataset=torchvision/FER2013 or MNIST reads such sets; of others, write the images to files"
         return UserError(f"{table.file}:1: the pixels of the images are in its columns; {fix}")
-    guesses, _ = likely_columns(table)
-    advice = {"path": "NAME", "label": "NAME", **dict(*guesses[:1])}
-    if is_path:
-        advice["path"] = paths[0]
     if labels:
         advice["label"] = labels[0]
     if labels is None or data.labels:
@@ -199,12 +207,9 @@ def _unclear(table: Table, kind: str, names: Sequence[str], data: Data, advice: 
 
 def _names(header: Sequence[str], given: Any, documented: str, known: Iterable[re.Pattern[str]]) -> list[str]:
     """The given columns, else those with the documented name, else those with a name of the first or second set."""
-    if given:
-        return [given] if isinstance(given, str) else list(given)
-    found = [name for name in header if name == documented]
-    for kind in known:
-        found = found or [name for name in header if kind.fullmatch(_plain(name))]
-    return found
+    exact = [name for name in header if name == documented]
+    by_kind = ([name for name in header if kind.fullmatch(_plain(name))] for kind in known)
+    return next(filter(None, (_columns_in(given), exact, *by_kind)), [])
 
 
 def _plain(name: str) -> str:
@@ -215,32 +220,30 @@ def _are(known: re.Pattern[str], values: Collection[str]) -> bool:
     return bool(values) and all(map(known.fullmatch, values))
 
 
-def _are_several(split_of: Mapping[str, str]) -> bool:
-    return len({*split_of.values()}) > 1
-
-
-def _find_split(
-    table: Table, others: Sequence[str], values: Values, data: Data
-) -> tuple[str | None, Mapping[str, str]]:
-    """`Layout.split` and `split_of`: of DATA.COLUMNS, else of a column among the `others`, else of the paths."""
-    columns = data.columns or {}
+def _find_split(table: Table, others: Sequence[str], values: Values, data: Data) -> Split:
+    """Of DATA.COLUMNS, else of a column among the `others`, else of the paths."""
     splits = {name: _splits_of(name, of) for name, of in values.items()}
-    if "split" in columns:
-        split = columns["split"]
-        if isinstance(split, dict):
-            return split["column"], _split_by_values(table, split, data)
-        if split and not splits.get(split):
-            raise _wrong_values(table, split, "its values are no words of splits", data)
-        return split, splits.get(split, {})
-    usable = [name for name in others if _are_several(splits[name])]
+    several = {name: split_of for name, split_of in splits.items() if len({*split_of.values()}) > 1}
+    if data.columns and "split" in data.columns:
+        return _given_split(table, data.columns["split"], splits, data)
+    usable = [name for name in others if name in several]
     # 0 and 1 of 'train': of an attribute, or of a class
     unclear = [name for name in usable if _plain(name) in SPLIT_NAMES]
     unclear += [name for name in others if not splits[name] and _has_name_of_splits(name, values[name])]
     if len(usable) > 1 or unclear:
         advice = {"split": [*usable, None][0]}
         raise _unclear(table, "splits", list(dict.fromkeys([*usable, *unclear])), data, advice)
-    split = [*usable, FOLDERS][0]
-    return (split, splits[split]) if _are_several(splits[split]) else (None, {})
+    return next(((name, several[name]) for name in (*usable, FOLDERS) if name in several), (None, {}))
+
+
+def _given_split(table: Table, given: Any, splits: Mapping[str, Mapping[str, str]], data: Data) -> Split:
+    """Of DATA.COLUMNS: a column with values, a column with words of splits, or none."""
+    if isinstance(given, dict):
+        return given["column"], _split_by_values(table, given, data)
+    split_of = splits.get(given, {})
+    if given and not split_of:
+        raise _wrong_values(table, given, "its values are no words of splits", data)
+    return given, split_of if len({*split_of.values()}) > 1 else {}
 
 
 def _split_by_values(table: Table, given: Mapping[str, Any], data: Data) -> dict[str, str]:
@@ -250,13 +253,13 @@ def _split_by_values(table: Table, given: Mapping[str, Any], data: Data) -> dict
     """
     listed = [(str(value).lower(), part) for part in ("val", "test") for value in given.get(part, ())]
     part_of = dict(listed)
-    split_of = {value.lower(): part_of.get(value.lower(), "train") for value in table.column(given["column"])}
-    missing = [value for value, _ in listed if value not in split_of]
-    if missing:
-        raise _wrong_values(table, given["column"], f"it has no value {shorten(missing[0])}", data)
-    if len(part_of) < len(listed) or "train" not in split_of.values():
-        raise _wrong_values(table, given["column"], "list each value once, and leave one for train", data)
-    return split_of
+    known = {value.lower() for value in table.column(given["column"])}
+    problems = [f"it has no value {shorten(value)}" for value, _ in listed if value not in known]
+    if len(part_of) < len(listed) or known <= part_of.keys():
+        problems.append("list each value once, and leave one for train")
+    if problems:
+        raise _wrong_values(table, given["column"], problems[0], data)
+    return dict.fromkeys(known, "train") | part_of
 
 
 def _wrong_values(table: Table, column: str, problem: str, data: Data) -> UserError:
@@ -288,10 +291,10 @@ def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
 def _has_name_of_splits(name: str, values: Collection[str]) -> bool:
     """Whether a column with several values, not all of splits, has a name as of splits."""
     plain = _plain(name)
-    if len(values) < 2:
-        return False
-    if plain not in SPLIT_NAMES and (_SPLIT_FLAG.fullmatch(plain) or _SPLIT.fullmatch(plain)):
-        return True
-    if plain in ("set", "subset") and _are(_SET_NUMBERS, values):
-        return True
-    return plain in _MAYBE_SPLITS and not {value.lower() for value in values}.isdisjoint(_SPLIT_WORDS)
+    has_words = not {value.lower() for value in values}.isdisjoint(_SPLIT_WORDS)
+    rules = (
+        plain not in SPLIT_NAMES and _NAME_OF_SPLITS.fullmatch(plain),
+        plain in _MAYBE_SPLITS and has_words,
+        plain in ("set", "subset") and _are(_SET_NUMBERS, values),
+    )
+    return len(values) > 1 and any(rules)

@@ -72,7 +72,8 @@ class Table:
     """A file that lists images. Iteration yields the number of a line, and the text in each column of it.
 
     encoding: of a file that is not in UTF-8 or, by its byte order mark, in UTF-16. mistakes: the problem of each line
-    that was not yielded. notes: lines for the log. label_kind: labels are class numbers, or names; any: their texts decide.
+    that was not yielded. notes: lines for the log. label_kind: labels are class numbers, or names; any: their texts
+    decide.
     """
 
     label_kind: Literal["any", "name", "number"] = "any"

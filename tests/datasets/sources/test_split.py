@@ -244,45 +244,40 @@ def of_hospitals(counts):
 
 
 def folds_of_groups(images, folds):
-    """The groups of each fold, and the version of its rule; every group is in one of them."""
+    """The groups of each fold; every group is in one of them."""
     found = list[set[str]]()
-    versions = set()
     for fold in range(folds):
-        train, _, run = part_of(images, "train", folds=folds, fold=fold)
+        train = part_of(images, "train", folds=folds, fold=fold)[0]
         val = part_of(images, "val", folds=folds, fold=fold)[0]
         assert sorted(train + val) == list(range(len(images)))
         found.append(groups_of(images, val))
-        versions.add(run.fold_rule)
     assert sorted(group for fold in found for group in fold) == sorted({group for *_, group in images})
-    return found, versions
+    return found
 
 
 def test_no_fold_is_empty_if_there_are_as_many_groups():
     """As many folds as groups hold out one each, as scikit-learn's GroupKFold; stratified where groups suffice."""
     hospitals = of_hospitals([(16, 4), (14, 2), (12, 4), (3, 15), (4, 12)])
-    assert folds_of_groups(hospitals, 5)[1] == {2}
-    assert [*map(len, folds_of_groups(hospitals, 5)[0])] == [1] * 5
-    assert sorted(map(len, folds_of_groups(hospitals, 4)[0])) == [1, 1, 1, 2]
+    assert [*map(len, folds_of_groups(hospitals, 5))] == [1] * 5
+    assert sorted(map(len, folds_of_groups(hospitals, 4))) == [1, 1, 1, 2]
     rng = np.random.default_rng(0)
     for number in range(60):
         groups = int(rng.integers(2, 12))
         folds = int(rng.integers(2, groups + 1))
         images = of_hospitals(rng.integers(1, 9, (groups, 2)).tolist())
-        found, versions = folds_of_groups(images, folds)
-        assert min(map(len, found)) >= 1 and len(versions) == 1, number
+        found = folds_of_groups(images, folds)
+        assert min(map(len, found)) >= 1, number
         counts = Counter(image[1:] for image in images)
         ill = [sum(counts[1, group] > counts[0, group] for group in fold) for fold in found]
         assert max(ill) - min(ill) <= 1 and max(map(len, found)) - min(map(len, found)) <= 2, number
 
 
-def test_a_run_keeps_its_list_and_the_version_of_its_rule():
+def test_a_run_keeps_its_list_of_groups():
     hospitals = of_hospitals([(16, 4), (14, 2), (12, 4), (3, 15), (4, 12)])
     run = part_of(hospitals, "train", folds=5, fold=3)[2]
-    assert run.fold_rule == 2
     assert read_again(run, {"GROUPS": "(x)", "FOLDS": 5, "FOLD": 3}) == [run, run]
-    older = replace(run, fold_rule=1, held_out_groups=("h0", "h4"))  # as version 0.3 cut them before
+    older = replace(run, held_out_groups=("h0", "h4"))  # as another version may have cut them
     resumed = part_of(hospitals, "train", older, folds=5, fold=3)[2]
-    assert resumed.fold_rule == 1
     assert resumed.held_out_groups == older.held_out_groups
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import refused
-from run_folders import Reader, make_evaluation_run, make_run, update_json, write_facts, write_json
+from run_folders import Reader, make_evaluation_run, make_run, update_json, write_facts
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 
 from engine.run.facts import EvaluationData, TrainingData
@@ -172,11 +172,6 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
     assert "0.01           top1    6     62.5833  " in printed
     assert "0.01 top1 6 62.5833 " in page.text
     assert "images differ" not in printed  # each fold has images of its own
-    write_json(tmp_path / "0.01-0-1/held_out.json", {"fold_rule": 2})
-    assert main([str(tmp_path)]) == 0
-    mixed, other = read_rows(tmp_path / "groups.csv")
-    assert (mixed["mean"], mixed["std"], other["mean"]) == ("", "", rows[1]["mean"])
-    assert "No mean over DATA.FOLD" in capsys.readouterr().out
 
 
 def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
