@@ -1,9 +1,10 @@
 """The options of model families: their defaults, checks, and options that PaddleViT's code ignores."""
 
 import re
+from ast import literal_eval
 
 import pytest
-from conftest import config_for, refused
+from conftest import cells_of, config_for, refused
 
 from configs.schema.model import FIXED_KEYS
 from configs.yaml_io import format_value
@@ -15,30 +16,30 @@ def parse(*options, flags=()):
 
 # MODEL.TYPE -> values of its config.py in PaddleViT, read apart from our tables: mean, crop share, drop-path; epochs,
 # warm-up, weight decay; base, first and last learning rate, its batch size; average of the weights; erasing.
-DEFAULTS = {
-    "BEiT": (0.5, 0.875, 0.1, 100, 20, 0.05, 4e-3, 0.0, 1e-6, 512, True, 0.25),
-    "cait": (0.485, 0.875, 0.1, 300, 5, 0.05, 5e-4, 1e-6, 0.0, 512, True, 0.25),
-    "xcit": (0.485, 0.875, 0.1, 300, 5, 0.05, 5e-4, 1e-6, 1e-5, 512, False, 0.25),
-    "PiT": (0.485, 0.875, 0.1, 300, 5, 0.05, 5e-4, 1e-6, 0.0, 512, True, 0.25),
-    "CrossViT": (0.485, 0.875, 0.1, 300, 5, 0.05, 5e-4, 1e-6, 1e-5, 512, False, 0.25),
-    "volo": (0.485, 0.875, 0.0, 300, 3, 0.05, 1e-3, 1e-6, 1e-5, 128, False, 0.25),  # END_LR is 49 there
-    "Mixer": (0.5, 0.875, 0.1, 300, 20, 0.1, 1e-3, 1e-6, 1e-5, 512, False, 0.25),
-    "ResMLP": (0.485, 0.875, 0.1, 300, 20, 0.1, 1e-3, 1e-6, 1e-5, 512, False, 0.25),
-    "GatedMLP": (0.5, 0.875, 0.1, 300, 20, 0.1, 1e-3, 1e-6, 1e-5, 512, False, 0.25),
-    "MAE": (0.485, 0.875, 0.0, 800, 40, 0.05, 1.5e-4, 1e-6, 0.0, 256, False, 0.0),
-    "deit": (0.485, 0.875, 0.0, 300, 5, 0.05, 5e-4, 1e-6, 0.0, 512, True, 0.25),
-    "swin": (0.485, 0.9, 0.1, 300, 20, 0.05, 5e-4, 5e-7, 5e-6, 512, False, 0.25),
-    "vit": (0.5, 0.875, 0.0, 300, 32, 0.3, 3e-3, 1e-6, 0.0, None, False, 0.0),
-}  # fmt: skip
+DEFAULTS = """
+BEiT | 0.5, 0.875, 0.1, 100, 20, 0.05, 4e-3, 0.0, 1e-6, 512, True, 0.25
+cait | 0.485, 0.875, 0.1, 300, 5, 0.05, 5e-4, 1e-6, 0.0, 512, True, 0.25
+xcit | 0.485, 0.875, 0.1, 300, 5, 0.05, 5e-4, 1e-6, 1e-5, 512, False, 0.25
+PiT | 0.485, 0.875, 0.1, 300, 5, 0.05, 5e-4, 1e-6, 0.0, 512, True, 0.25
+CrossViT | 0.485, 0.875, 0.1, 300, 5, 0.05, 5e-4, 1e-6, 1e-5, 512, False, 0.25
+volo | 0.485, 0.875, 0.0, 300, 3, 0.05, 1e-3, 1e-6, 1e-5, 128, False, 0.25  # END_LR is 49 there
+Mixer | 0.5, 0.875, 0.1, 300, 20, 0.1, 1e-3, 1e-6, 1e-5, 512, False, 0.25
+ResMLP | 0.485, 0.875, 0.1, 300, 20, 0.1, 1e-3, 1e-6, 1e-5, 512, False, 0.25
+GatedMLP | 0.5, 0.875, 0.1, 300, 20, 0.1, 1e-3, 1e-6, 1e-5, 512, False, 0.25
+MAE | 0.485, 0.875, 0.0, 800, 40, 0.05, 1.5e-4, 1e-6, 0.0, 256, False, 0.0
+deit | 0.485, 0.875, 0.0, 300, 5, 0.05, 5e-4, 1e-6, 0.0, 512, True, 0.25
+swin | 0.485, 0.9, 0.1, 300, 20, 0.05, 5e-4, 5e-7, 5e-6, 512, False, 0.25
+vit | 0.5, 0.875, 0.0, 300, 32, 0.3, 3e-3, 1e-6, 0.0, None, False, 0.0
+"""
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_defaults_are_those_of_the_family(name):
+@pytest.mark.parametrize("name, values", cells_of(DEFAULTS))
+def test_defaults_are_those_of_the_family(name, values):
     config = parse(f"MODEL.TYPE={name}")
     data = config.data
     model = config.model
     train = config.train
-    assert DEFAULTS[name] == (
+    assert literal_eval(values) == (
         *(data.imagenet_mean[0], data.crop_pct, model.droppath, train.num_epochs, train.warmup_epochs),
         *(train.weight_decay, train.base_lr, train.warmup_start_lr, train.end_lr, train.linear_scaled_lr),
         *(train.model_ema, train.random_erase_prob),

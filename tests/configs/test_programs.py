@@ -2,11 +2,12 @@
 
 import re
 import shlex
+from operator import attrgetter
 
 import pytest
 import timm
 import torchvision
-from conftest import ROOT, config_for, line_of
+from conftest import ROOT, cells_of, config_for, line_of
 
 from configs.command_line import Command, parse_command_line
 from configs.compare import non_default_options
@@ -73,89 +74,56 @@ def test_the_recipe_has_each_default_of_timm_that_differs(tmp_path):
     }
 
 
-ROWS = [  # line; optimizer, rate, weight decay, schedule, size, policy; other options
-    (  # timm's documented commands
-        "--data-dir D --model seresnet34 --sched cosine --epochs 150 --warmup-epochs 5 --lr 0.4 --reprob 0.5 "
-        "-b 256 -j 4",
-        ("nesterov", 0.4, 2e-5, "cosine", 224, None),
-        {"TRAIN.RANDOM_ERASE_AFTER_MIXUP": True, "DATA.IMAGENET_MEAN": (0.485, 0.456, 0.406)},
-    ),
-    (
-        "D --model efficientnet_b2 -b 128 --sched step --epochs 450 --decay-epochs 2.4 --decay-rate .97 "
-        "--opt rmsproptf --opt-eps .001 --warmup-lr 1e-6 --weight-decay 1e-5 --drop 0.3 --drop-path 0.2 --model-ema "
-        "--model-ema-decay 0.9999 --aa rand-m9-mstd0.5 --remode pixel --reprob 0.2 --amp --lr .016",
-        ("rmsproptf", 0.016, 1e-5, "step", 224, "rand-m9-mstd0.5"),
-        {"AMP.ENABLED": True, "TRAIN.LR_SCHEDULER.DECAY_EPOCHS": 2.4, "MODEL.DROPPATH": 0.2, "TRAIN.WARMUP_EPOCHS": 5},
-    ),
-    (
-        "D --model resnet50 --opt lamb --batch-size 512 --grad-accum-steps 2 --bce-loss --reprob 0.1 --no-prefetcher",
-        ("lamb", 0.2, 2e-5, "cosine", 224, None),
-        {"LOSS.NAME": "bce", "TRAIN.RANDOM_ERASE_AFTER_MIXUP": False},
-    ),
-    (  # of values that timm refuses, or that are not here
-        "D --model resnet50 --sched cosine --lr-base-size 0 --input-size 1 160 192 --clip-mode agc",
-        ("nesterov", 0.05, 2e-5, "cosine", (160, 192), None),
-        {"DATA.IMAGE_CHANNELS": 1},
-    ),
-    (
-        "D --model vit_small_patch16_224 --task multilabel --opt adamw --opt-betas 0.9 0.95 --opt-kwargs caution=true",
-        ("adamw", 0.1 * 0.5**0.5, 2e-5, "cosine", 224, None),
-        {"DATA.MULTI_LABEL": True, "TRAIN.OPTIMIZER.BETAS": (0.9, 0.95), "TRAIN.OPTIMIZER.KWARGS": {"caution": True}},
-    ),
-    (  # torchvision's
-        "--data-path D --model regnet_y_400mf --epochs 100 --batch-size 128 --wd 0.00005 --lr=0.8 "
-        "--lr-scheduler=cosineannealinglr --lr-warmup-method=linear --lr-warmup-epochs=5 --lr-warmup-decay=0.1",
-        ("SGD", 0.8, 5e-5, "cosine", 224, None),
-        {"MODEL.NAME": "regnety_004", "TRAIN.WARMUP_START_LR": 0.08, "DATA.INTERPOLATION": "bilinear"},
-    ),
-    (
-        "--model convnext_tiny --batch-size 128 --opt adamw --lr 1e-3 --lr-scheduler cosineannealinglr "
-        "--lr-warmup-epochs 5 --auto-augment ta_wide --epochs 600 --random-erase 0.1 --label-smoothing 0.1 "
-        "--mixup-alpha 0.2 --cutmix-alpha 1.0 --weight-decay 0.05 --train-crop-size 176 --model-ema "
-        "--val-resize-size 232",
-        ("AdamW", 1e-3, 0.05, "cosine", 176, "tv_ta_wide"),
-        {
-            "TRAIN.MODEL_EMA_DECAY": pytest.approx(1 - 2e-5 * 128 / 600, abs=1e-8),
-            "DATA.CROP_PCT": pytest.approx(224 / 232, abs=1e-6),
-            "TRAIN.RANDOM_ERASE_MODE": "const",
-        },
-    ),
-    (
-        "--model vit_b_16 --epochs 300 --batch-size 512 --opt adamw --lr 0.003 --wd 0.3 --auto-augment ra "
-        "--ra-magnitude 10 --clip-grad-norm 1 --ra-sampler --amp",
-        ("AdamW", 0.003, 0.3, "step", 224, "tv_ra-m10"),
-        {"MODEL.NAME": "vit_base_patch16_224", "TRAIN.GRAD_CLIP": 1.0, "DATA.REPEATED_AUGMENTATION": 3},
-    ),
-    (  # PyTorch's example
-        "-a resnet18 --dist-backend nccl --multiprocessing-distributed --world-size 1 --lr 0.01",
-        ("SGD", 0.01, 1e-4, "step", 224, None),
-        {"DATA.BATCH_SIZE": 256, "TRAIN.OPTIMIZER.KWARGS": {"filter_bias_and_bn": False}},
-    ),
-    (  # transformers'; the model is a name of timm's, as no repository can be read here
-        "--train_dir D/train --validation_dir D/val --model vit_small_patch16_224 --do_train --do_eval "
-        "--learning_rate 2e-5 --num_train_epochs 5 --per_device_train_batch_size 8 --seed 1337 "
-        "--resume_from_checkpoint auto --fp16",
-        ("AdamW", 2e-5, 0.0, "linear", 224, None),
-        {"AMP.DTYPE": "float16", "SEED": 1337, "MODEL.RESUME": "auto", "DATA.BATCH_SIZE": 8},
-    ),
-]  # fmt: skip
+# Line; optimizer, rate, weight decay, schedule, size, policy; other options
+ROWS = """
+# timm's documented commands
+--data-dir D --model seresnet34 --sched cosine --epochs 150 --warmup-epochs 5 --lr 0.4 --reprob 0.5 -b 256 -j 4 | \
+nesterov 0.4 2e-05 cosine 224 None | TRAIN.RANDOM_ERASE_AFTER_MIXUP=True; DATA.IMAGENET_MEAN=(0.485, 0.456, 0.406)
+D --model efficientnet_b2 -b 128 --sched step --epochs 450 --decay-epochs 2.4 --decay-rate .97 --opt rmsproptf \
+--opt-eps .001 --warmup-lr 1e-6 --weight-decay 1e-5 --drop 0.3 --drop-path 0.2 --model-ema --model-ema-decay 0.9999 \
+--aa rand-m9-mstd0.5 --remode pixel --reprob 0.2 --amp --lr .016 | rmsproptf 0.016 1e-05 step 224 rand-m9-mstd0.5 | \
+AMP.ENABLED=True; TRAIN.LR_SCHEDULER.DECAY_EPOCHS=2.4; MODEL.DROPPATH=0.2; TRAIN.WARMUP_EPOCHS=5
+D --model resnet50 --opt lamb --batch-size 512 --grad-accum-steps 2 --bce-loss --reprob 0.1 --no-prefetcher | lamb \
+0.2 2e-05 cosine 224 None | LOSS.NAME=bce; TRAIN.RANDOM_ERASE_AFTER_MIXUP=False
+# of values that timm refuses, or that are not here
+D --model resnet50 --sched cosine --lr-base-size 0 --input-size 1 160 192 --clip-mode agc | nesterov 0.05 2e-05 \
+cosine (160, 192) None | DATA.IMAGE_CHANNELS=1
+D --model vit_small_patch16_224 --task multilabel --opt adamw --opt-betas 0.9 0.95 --opt-kwargs caution=true | adamw \
+0.070711 2e-05 cosine 224 None | DATA.MULTI_LABEL=True; TRAIN.OPTIMIZER.BETAS=(0.9, 0.95); \
+TRAIN.OPTIMIZER.KWARGS={'caution': True}
+# torchvision's
+--data-path D --model regnet_y_400mf --epochs 100 --batch-size 128 --wd 0.00005 --lr=0.8 \
+--lr-scheduler=cosineannealinglr --lr-warmup-method=linear --lr-warmup-epochs=5 --lr-warmup-decay=0.1 | SGD 0.8 \
+5e-05 cosine 224 None | MODEL.NAME=regnety_004; TRAIN.WARMUP_START_LR=0.08; DATA.INTERPOLATION=bilinear
+--model convnext_tiny --batch-size 128 --opt adamw --lr 1e-3 --lr-scheduler cosineannealinglr --lr-warmup-epochs 5 \
+--auto-augment ta_wide --epochs 600 --random-erase 0.1 --label-smoothing 0.1 --mixup-alpha 0.2 --cutmix-alpha 1.0 \
+--weight-decay 0.05 --train-crop-size 176 --model-ema --val-resize-size 232 | AdamW 0.001 0.05 cosine 176 tv_ta_wide \
+| TRAIN.MODEL_EMA_DECAY=0.99999573; DATA.CROP_PCT=0.965517; TRAIN.RANDOM_ERASE_MODE=const
+--model vit_b_16 --epochs 300 --batch-size 512 --opt adamw --lr 0.003 --wd 0.3 --auto-augment ra --ra-magnitude 10 \
+--clip-grad-norm 1 --ra-sampler --amp | AdamW 0.003 0.3 step 224 tv_ra-m10 | MODEL.NAME=vit_base_patch16_224; \
+TRAIN.GRAD_CLIP=1; DATA.REPEATED_AUGMENTATION=3
+# PyTorch's example
+-a resnet18 --dist-backend nccl --multiprocessing-distributed --world-size 1 --lr 0.01 | SGD 0.01 0.0001 step 224 \
+None | DATA.BATCH_SIZE=256; TRAIN.OPTIMIZER.KWARGS={'filter_bias_and_bn': False}
+# transformers'; the model is a name of timm's, as no repository can be read here
+--train_dir D/train --validation_dir D/val --model vit_small_patch16_224 --do_train --do_eval --learning_rate 2e-5 \
+--num_train_epochs 5 --per_device_train_batch_size 8 --seed 1337 --resume_from_checkpoint auto --fp16 | AdamW 2e-05 \
+0 linear 224 None | AMP.DTYPE=float16; SEED=1337; MODEL.RESUME=auto; DATA.BATCH_SIZE=8
+"""
 
 
-@pytest.mark.parametrize("line, expected, others", ROWS)
+def shown(value: object, digits: int) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize("line, expected, others", cells_of(ROWS))
 def test_the_printed_command_is_the_run_that_was_meant(line, expected, others):
-    found = dict(flatten(translated(line).config.model_dump(by_alias=True)))
-    names = ("OPTIMIZER.NAME", "BASE_LR", "WEIGHT_DECAY", "LR_SCHEDULER.NAME")
-    figures = [found[f"TRAIN.{name}"] for name in names] + [found["DATA.IMAGE_SIZE"], found["TRAIN.AUGMENT_POLICY"]]
-    assert figures == [*expected[:1], pytest.approx(expected[1], rel=1e-5), *expected[2:]]
-    nested = translated(line).config
-    assert {key: found.get(key, _value(nested, key)) for key in others} == others
-
-
-def _value(config, key: str):
-    """The value of a key that holds a mapping."""
-    for part in key.split("."):
-        config = getattr(config, part.lower())
-    return config
+    config = translated(line).config
+    keys = ("optimizer.name", "base_lr", "weight_decay", "lr_scheduler.name")
+    figures = [*attrgetter(*keys)(config.train), config.data.image_size, config.train.augment_policy]
+    assert " ".join(shown(figure, 5) for figure in figures) == expected
+    values = {key: attrgetter(key.lower())(config) for key in re.findall(r"([A-Z_.]+)=", others)}
+    assert "; ".join(f"{key}={shown(value, 8)}" for key, value in values.items()) == others
 
 
 def test_the_devices_are_part_of_timms_rate(monkeypatch):

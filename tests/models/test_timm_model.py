@@ -9,11 +9,12 @@ from inspect import signature
 import pytest
 import timm
 import torch
-from conftest import ROOT, config_for, line_of, model_for, refused, slow
+from conftest import ROOT, cells_of, config_for, line_of, model_for, refused, slow
 from huggingface_hub.errors import LocalEntryNotFoundError
 from timm.models._registry import _model_entrypoints
 
 from configs.command_line import parse_command_line
+from configs.schema import Config
 from models.blocks import FeatureModel, pool_tokens
 from models.build import outputs_of_weights
 from models.kernels import prepare_convolutions
@@ -143,69 +144,56 @@ def test_published_weights(saved, monkeypatch, error):
 
 
 FIXTURES = ROOT / "tests" / "fixtures" / "families"
-DEIT_TINY = "deit_tiny_distilled_patch16_224"
 VIT = "-image_size=32 -opts MODEL.EMBED_DIM=24 MODEL.DEPTH=4 MODEL.NUM_HEADS=3"
+# The words, a pattern of the error. @NAME: the recipe of a family of tests/fixtures/families; %NAME: its weights
+REFUSED = r"""
+-model=resnet5O -opts SEED=0 | MODEL\.NAME.* resnet5O.* resnet50
+-model=deit_smal -opts SEED=0 | did you mean deit_small_
+-model=regnet_y_400mf -opts SEED=0 | timm's name is regnety_004
+-model=zzz -opts SEED=0 | timm\.list_models\(\)
+-model=test_vit.r161_in1k -opts SEED=0 | did you mean test_vit.*\.r160_in1k
+-model=efficientnet_b8 -opts MODEL.PRETRAINED=timm | timm has no weights of efficientnet_b8;
+-model=levit_128s -opts DATA.IMAGE_SIZE=200 | levit_128s.* DATA\.IMAGE_SIZE 200:   # by the forward pass
+# An argument of a parent of the class, and one of timm's function alone
+-model=deit_tiny_distilled_patch16_224 -opts 'MODEL.KWARGS={init_value: 3}' | init_value.* did you mean init_values
+-model=test_vit -opts 'MODEL.KWARGS={img_size: 3}' | img_size.*DATA.IMAGE_SIZE
+-model=naflexvit_base_patch16_gap -opts 'MODEL.KWARGS={cfg: {depth: 2}}' | cfg is no further argument of NaFlexVit
+-model=csatv2 -opts DATA.IMAGE_CHANNELS=1 | IMAGE_SIZE \[512, 512\], IMAGE_CHANNELS 3; change
+-model=coat_tiny -opts MODEL.GRAD_CHECKPOINTING=true | ^MODEL\.GRAD_CHECKPOINTING: .* coat_tiny
+-model=pit_ti_224 -opts MODEL.TUNE=last:1 | last:1: pit_ti_224 .*group_matcher
+-model=inception_v3 -opts MODEL.TUNE=last:1 | last:1: inception_v3 has no list of blocks; use head or full
+-model=lowformer_b0 -opts MODEL.TUNE=lora | lora: lowformer_b0 has no linear layers in a list of blocks
+VIT MODEL.TUNE=last:5 | last:5: vit has 4 blocks
+VIT MODEL.TUNE=lora MODEL.LORA.RANK=25 | RANK 25: blocks\.0\.attn\.qkv is only 24 wide
+VIT MODEL.TUNE=lora MODEL.LORA.TARGETS=[qvk] | TARGETS: qvk .* qkv
+VIT MODEL.FEATURES=token MODEL.GLOBAL_POOL=avg | MODEL.FEATURES token:
+VIT MODEL.STEM=resnet10 | resnet10t
+VIT MODEL.STEM=resnet10t MODEL.PATCH_SIZE=4 | PATCH_SIZE of 8, 16 or 32
+VIT MODEL.STEM=levit_128s | levit_128s has no features of stride 16
+# Families
+@ConvMixer -opts MODEL.DIM=8 | MODEL.DIM; did you mean MODEL.CNN.DIM\?
+@PVTv2 -opts 'MODEL.NUM_HEADS=[1, 2, 3, 5]' | MODEL.TYPE: pvtv2 cannot be built .*num_heads 5
+@SwinTransformer -opts 'MODEL.NUM_HEADS=[1, 2, 4]' | has 3 values, STAGE_DEPTHS 4; give
+@SwinTransformer -opts 'MODEL.NUM_HEADS=[1, 2, 3, 4]' | NUM_HEADS of stage 3 is 3, no divisor
+@MobileOne -opts 'MODEL.CHANNELS=[8, 9, 16, 24, 32]' | gives 9 channels
+@ConvMixer -opts MODEL.DROPPATH=0.1 | convmixer does not accept .*MODEL.DROPPATH; set
+@SwinTransformer -image_size=14 | ^-image_size: .* 14 is not a multiple of 4, .* 16; -model=resnet10t
+# Weights: the file, and the tensor and the values that differ
+@SwinTransformer -eval -pretrained=%DeiT_plain -opts SEED=0 | weights.pdparams: .*position_embedding.* Swin Trans
+@LeViT -eval -pretrained=%LeViT -opts 'MODEL.DEPTH=[1, 1, 1]' | weights.pdparams: .*blocks.3.attn.* LeViT
+@DeiT -eval -pretrained=%DeiT_plain -opts DATA.IMAGE_SIZE=24 | weights.pdparams: missing tensors: dist_token; .* MODEL
+"""
 
 
-def of(family: str, words: str) -> str:
-    return f"-cfg={FIXTURES / family / 'model.yaml'} {words}"
+def config_of(words: str) -> Config:
+    recipes = re.sub(r"@(\w+)", rf"-cfg={FIXTURES}/\1/model.yaml", words.replace("VIT", VIT))
+    return config_for(*shlex.split(re.sub(r"%(\w+)", rf"{FIXTURES}/\1/weights.pdparams", recipes)))
 
 
-def weights(family: str, words: str, of_family: str = "") -> str:
-    file = FIXTURES / (of_family or family) / "weights.pdparams"
-    return of(family, f"-eval -pretrained={file} -opts {words}")
-
-
-def of_timm(name: str, words: str) -> str:
-    return f"-model={name} -opts {words}"
-
-
-REFUSED = [  # command line -> a pattern of the error
-    (of_timm("resnet5O", "SEED=0"), r"MODEL\.NAME.* resnet5O.* resnet50"),
-    (of_timm("deit_smal", "SEED=0"), "did you mean deit_small_"),
-    (of_timm("regnet_y_400mf", "SEED=0"), "timm's name is regnety_004"),
-    (of_timm("zzz", "SEED=0"), r"timm\.list_models\(\)"),
-    (of_timm("test_vit.r161_in1k", "SEED=0"), r"did you mean test_vit.*\.r160_in1k"),
-    (of_timm("efficientnet_b8", "MODEL.PRETRAINED=timm"), "timm has no weights of efficientnet_b8; "),
-    (of_timm("levit_128s", "DATA.IMAGE_SIZE=200"), r"levit_128s.* DATA\.IMAGE_SIZE 200: "),  # by the forward pass
-    # An argument of a parent of the class, and one of timm's function alone
-    (of_timm(DEIT_TINY, "'MODEL.KWARGS={init_value: 3}'"), "init_value.* did you mean init_values"),
-    (of_timm("test_vit", "'MODEL.KWARGS={img_size: 3}'"), "img_size.*DATA.IMAGE_SIZE"),
-    (
-        of_timm("naflexvit_base_patch16_gap", "'MODEL.KWARGS={cfg: {depth: 2}}'"),
-        "cfg is no further argument of NaFlexVit",
-    ),
-    (of_timm("csatv2", "DATA.IMAGE_CHANNELS=1"), r"IMAGE_SIZE \[512, 512\], IMAGE_CHANNELS 3; change"),
-    (of_timm("coat_tiny", "MODEL.GRAD_CHECKPOINTING=true"), r"^MODEL\.GRAD_CHECKPOINTING: .* coat_tiny"),
-    (of_timm("pit_ti_224", "MODEL.TUNE=last:1"), r"last:1: pit_ti_224 .*group_matcher"),
-    (of_timm("inception_v3", "MODEL.TUNE=last:1"), "last:1: inception_v3 has no list of blocks; use head or full"),
-    (of_timm("lowformer_b0", "MODEL.TUNE=lora"), "lora: lowformer_b0 has no linear layers in a list of blocks"),
-    (f"{VIT} MODEL.TUNE=last:5", "last:5: vit has 4 blocks"),
-    (f"{VIT} MODEL.TUNE=lora MODEL.LORA.RANK=25", r"RANK 25: blocks\.0\.attn\.qkv is only 24 wide"),
-    (f"{VIT} MODEL.TUNE=lora MODEL.LORA.TARGETS=[qvk]", "TARGETS: qvk .* qkv"),
-    (f"{VIT} MODEL.FEATURES=token MODEL.GLOBAL_POOL=avg", "MODEL.FEATURES token: "),
-    (f"{VIT} MODEL.STEM=resnet10", "resnet10t"),
-    (f"{VIT} MODEL.STEM=resnet10t MODEL.PATCH_SIZE=4", "PATCH_SIZE of 8, 16 or 32"),
-    (f"{VIT} MODEL.STEM=levit_128s", "levit_128s has no features of stride 16"),
-    # Families
-    (of("ConvMixer", "-opts MODEL.DIM=8"), r"MODEL.DIM; did you mean MODEL.CNN.DIM\?"),
-    (of("PVTv2", "-opts 'MODEL.NUM_HEADS=[1, 2, 3, 5]'"), "MODEL.TYPE: pvtv2 cannot be built .*num_heads 5"),
-    (of("SwinTransformer", "-opts 'MODEL.NUM_HEADS=[1, 2, 4]'"), "has 3 values, STAGE_DEPTHS 4; give"),
-    (of("SwinTransformer", "-opts 'MODEL.NUM_HEADS=[1, 2, 3, 4]'"), "NUM_HEADS of stage 3 is 3, no divisor"),
-    (of("MobileOne", "-opts 'MODEL.CHANNELS=[8, 9, 16, 24, 32]'"), "gives 9 channels"),
-    (of("ConvMixer", "-opts MODEL.DROPPATH=0.1"), "convmixer does not accept .*MODEL.DROPPATH; set"),
-    (of("SwinTransformer", "-image_size=14"), "^-image_size: .* 14 is not a multiple of 4, .* 16; -model=resnet10t"),
-    # Weights: the file, and the tensor and the values that differ
-    (weights("SwinTransformer", "SEED=0", "DeiT_plain"), r"weights.pdparams: .*position_embedding.* Swin Trans"),
-    (weights("LeViT", "'MODEL.DEPTH=[1, 1, 1]'"), "weights.pdparams: .*blocks.3.attn.* LeViT"),
-    (weights("DeiT", "DATA.IMAGE_SIZE=24", "DeiT_plain"), "weights.pdparams: missing tensors: dist_token; .* MODEL to"),
-]
-
-
-@pytest.mark.parametrize("words, pattern", REFUSED)
+@pytest.mark.parametrize("words, pattern", cells_of(REFUSED))
 def test_a_model_that_cannot_be_built(words, pattern):
     def build():
-        config = config_for(*shlex.split(words))
+        config = config_of(words)
         model_for(config, purpose=EVALUATE if config.eval.enabled else FINE_TUNE)
 
     assert re.search(pattern, line_of(build))
@@ -213,7 +201,7 @@ def test_a_model_that_cannot_be_built(words, pattern):
 
 @pytest.mark.parametrize("family, nearest", [("SwinTransformer", 16), ("LeViT", 48)])
 def test_the_image_size_that_is_named_works(family, nearest):
-    config = config_for(*shlex.split(of(family, f"-image_size={nearest}")))
+    config = config_of(f"@{family} -image_size={nearest}")
     model_for(config)
 
 

@@ -4,9 +4,10 @@ import csv
 
 import pandas
 import pytest
-from conftest import CPU, line_of, refused, told
+from conftest import CPU, cells_of, line_of, refused, told
 from source_helpers import classes_of, names_of, options, tree, typed, write_classes, write_image
 
+from configs.yaml_io import parse_value
 from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
 from datasets.sources.checks import check_images
 from datasets.sources.split import RunSplit, Splitter, as_read_before
@@ -259,52 +260,54 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path):
     assert val.open(0, 3).size == (3, 3)
 
 
-@pytest.mark.parametrize(
-    "files, values, dataset",
-    [
-        (["train.csv", "train/0.png", "masks/0.png"], {}, "csv"),
-        (["train.csv", "images/0.png", "test/1.png"], {"image_root": "images"}, "csv"),
-        (["train.csv", "train_images/0.png", "test_images/1.png", "train_tfrecords/0.tfrec"], {}, "csv"),
-        (["train.csv", "train_images/a/0.png", "train_images/b/0.png", "test_images/1.png"], {}, "folder"),
-        (["train.csv", "images/a/0.png", "images/b/0.png"], {}, "folder"),
-        (["train.csv", "train_station/0.png", "car/0.png"], {}, "folder"),
-        (["train.csv", "test_positive/0.png", "test_negative/0.png"], {}, "folder"),
-        (["train.csv", "train/a/0.png", "train/b/0.png", "test/0.png"], {}, "folder"),
-        (["train.csv", "0.png"], {"class_folders": True}, "folder"),
-        (["val.csv", "a/0.png"], {}, "folder"),
-        (["metadata.csv", "car/0.png", "train/0.png"], {}, "folder"),
-        (["train.csv", "train_list.txt", "0.png"], {}, "imagenet2012"),
-        (["train.csv", "data/train-00000-of-00001.parquet"], {}, "parquet"),
-    ],
-)
+TABLE_OR_FOLDERS = """
+train.csv train/0.png masks/0.png |  | csv
+train.csv images/0.png test/1.png | {image_root: images} | csv
+train.csv train_images/0.png test_images/1.png train_tfrecords/0.tfrec |  | csv
+train.csv train_images/a/0.png train_images/b/0.png test_images/1.png |  | folder
+train.csv images/a/0.png images/b/0.png |  | folder
+train.csv train_station/0.png car/0.png |  | folder
+train.csv test_positive/0.png test_negative/0.png |  | folder
+train.csv train/a/0.png train/b/0.png test/0.png |  | folder
+train.csv 0.png | {class_folders: true} | folder
+val.csv a/0.png |  | folder
+metadata.csv car/0.png train/0.png |  | folder
+train.csv train_list.txt 0.png |  | imagenet2012
+train.csv data/train-00000-of-00001.parquet |  | parquet
+"""
+
+
+@pytest.mark.parametrize("files, values, dataset", cells_of(TABLE_OR_FOLDERS))
 def test_a_folder_with_train_csv_is_a_table_unless_it_has_class_folders(tmp_path, files, values, dataset, cpu):
-    tree(tmp_path, *(file if file.endswith(".png") else f"{file}!" for file in files))
-    assert recognize_dataset(options(tmp_path, dataset="imagenet2012", **values), cpu).dataset == dataset
+    given = parse_value(values or "{}")
+    tree(tmp_path, *(file if file.endswith(".png") else f"{file}!" for file in files.split()))
+    assert recognize_dataset(options(tmp_path, dataset="imagenet2012", **given), cpu).dataset == dataset
 
 
-@pytest.mark.parametrize(
-    "table_name, folders, expected",
-    [
-        ("train.csv", ["train_images", "train_masks", "test_images"], "train_images"),
-        ("test.csv", ["train_images", "test_images"], "test_images"),
-        ("Training_set.csv", ["train", "test"], "train"),
-        ("labels.csv", ["train"], "train"),
-        ("labels.csv", ["anything"], "anything"),
-        ("x_GroundTruth/x_Training.csv", ["x_Training_Input", "x_Test_Input"], "x_Training_Input"),  # ISIC 2018
-        ("labels.csv", ["train", "other"], None),
-        ("labels.csv", ["test"], None),
-        ("train.csv", ["train_masks"], None),
-        ("val.csv", ["train"], None),
-    ],
-)
+# The table, folders of images, the one that is read
+FOLDERS = """
+train.csv | train_images train_masks test_images | train_images
+test.csv | train_images test_images | test_images
+Training_set.csv | train test | train
+labels.csv | train | train
+labels.csv | anything | anything
+x_GroundTruth/x_Training.csv | x_Training_Input x_Test_Input | x_Training_Input  # ISIC 2018
+labels.csv | train other |
+labels.csv | test |
+train.csv | train_masks |
+val.csv | train |
+"""
+
+
+@pytest.mark.parametrize("table_name, folders, expected", cells_of(FOLDERS))
 def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
     table, tmp_path, table_name, folders, expected
 ):
     """As in APTOS 2019, Plant Pathology 2020, Cassava, dog breeds; the same ids are in each folder."""
     write_image(tmp_path / "sample" / "other.png")
-    files = [f"{folder}/{number}.png" for folder in folders for number in range(30)]
+    files = [f"{folder}/{number}.png" for folder in folders.split() for number in range(30)]
     file = table(table_name, files, id=range(30), label=LABELS)
-    if expected is None:
+    if not expected:
         with refused(r"DATA\.IMAGE_ROOT"):
             read(file, checked=True)
         return

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from conftest import CPU, config_for, line_of, refused
+from conftest import CPU, cells_of, config_for, line_of, refused
 from timm.data import create_transform, resolve_data_config
 from timm.models import load_state_dict
 from torchvision.transforms import InterpolationMode, v2
@@ -188,19 +188,26 @@ def test_options_come_from_flags_then_the_run_then_the_file(tmp_path):
     assert options_of(tmp_path / "a.safetensors")["embed_dim"] == 24
 
 
-WRONG_VALUES = [
-    ("thresholds", "[2.0, 0.5]", "thresholds.0"), ("thresholds", '"abc"', "thresholds"),
-    ("threshold_logits", "[NaN]", "threshold_logits.0"), ("threshold_logits", "[1e99]", "threshold_logits.0"),
-    ("class_names", '"abc"', "class_names"), ("class_names", "[1, 2]", "class_names.0"),
-    ("class_names", "[]", "class_names"), ("class_names", "{", "property name"),
-    ("preprocessing", "[]", "preprocessing"), ("preprocessing", "NaN", "preprocessing"),
-    ("preprocessing", '{"image_size": 1e99}', "IMAGE_SIZE"), ("preprocessing", '{"edges": "soft"}', "edges is unknown"),
-    ("preprocessing", "{}", "image_size, crop_pct, channels, mean, std, interpolation missing"),
-    ("split", "3", "no split"), ("options", '{"MODEL": {}, "DATA": {"RESIZE": "fold"}}', "RESIZE"),
-]  # fmt: skip
+WRONG_VALUES = """
+thresholds | [2.0, 0.5] | thresholds.0
+thresholds | "abc" | thresholds
+threshold_logits | [NaN] | threshold_logits.0
+threshold_logits | [1e99] | threshold_logits.0
+class_names | "abc" | class_names
+class_names | [1, 2] | class_names.0
+class_names | [] | class_names
+class_names | { | property name
+preprocessing | [] | preprocessing
+preprocessing | NaN | preprocessing
+preprocessing | {"image_size": 1e99} | IMAGE_SIZE
+preprocessing | {"edges": "soft"} | edges is unknown
+preprocessing | {} | image_size, crop_pct, channels, mean, std, interpolation missing
+split | 3 | no split
+options | {"MODEL": {}, "DATA": {"RESIZE": "fold"}} | RESIZE
+"""
 
 
-@pytest.mark.parametrize(("entry", "text", "named"), WRONG_VALUES)
+@pytest.mark.parametrize("entry, text, named", cells_of(WRONG_VALUES))
 def test_a_wrong_value_or_an_unknown_key_of_the_record_is_refused_by_name(entry, text, named, tmp_path):
     """Weights without their preprocessing would see other pixels."""
     changes = {"preprocessing": "null"} if entry == "options" else {}
