@@ -20,7 +20,7 @@ from engine.features.store import embed
 from engine.plan.evaluation import EvaluationPlan
 from engine.report import page
 from engine.report.contents import contents_of
-from engine.report.overview import class_figures, error_of, shift_by_weights
+from engine.report.overview import class_figures, score_text, shift_by_weights
 from engine.run.folder import check_shared, open_new_folder, start_log
 from engine.run.log import RunLogger
 from engine.run.record import REPORT
@@ -66,7 +66,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         logger.record.set_result(**{name: summary[name] for name in names if name in summary})
         logger.record.update(state="finished", exit_status=0)
         contents = contents_of(logger.record, config, files.values)
-        score = f"{metrics.metric.text(metrics.score)}{error_of(contents, contents.evaluation)}"
+        score = score_text(contents, contents.evaluation, metrics.score)
         figure = f"{plan.title} {metrics.metric.title} {plan.images.remark}".rstrip()
         logger.info(f"----- {figure}: {score}")
         if classes := class_figures(contents):

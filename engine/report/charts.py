@@ -1,8 +1,6 @@
-"""Numbers, names and axes as the page shows them, and its charts as SVG.
+"""Numbers as the page shows them, and its charts, which `templates/macros.html` draws as SVG.
 
-A value that is missing is ''. Colours come from the page's style sheet, for light and dark. Each chart has a title and
-a description for screen readers. The elements carry their values, which the page's script reads out at the pointer and
-with the arrow keys.
+A value that is missing is ''.
 """
 
 import math
@@ -11,10 +9,9 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
-
-from markupsafe import Markup
 
 from configs.yaml_io import format_value
 from engine.report.contents import LARGEST, RunContents, points
@@ -115,8 +112,6 @@ def downsample(points: Sequence[Point]) -> list[Point]:
     return [*kept, points[-1]]
 
 
-WIDTH, HEIGHT = 400, 240  # small, so that the text can be read on a telephone
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 34
 NUM_COLOURS = 8  # then the curves are dashed
 
 
@@ -131,7 +126,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves in one frame.
+    """Curves in one frame, which the page draws.
 
     unit: of the values, '' if they have none. log: whether the y axis is logarithmic if the values vary by more than a
     factor of 100. best: a marked point.
@@ -149,55 +144,6 @@ class Chart:
         points = [point for series in self.series for point in series.points]
         x_axis = axis_of([x for x, _ in points], 6, integers=True)
         return x_axis, axis_of([y for _, y in points], 5, log=self.log)
-
-    @property
-    def note(self) -> str:
-        """Unit and scale of the y axis, for the title."""
-        return ", ".join(filter(None, [self.unit, "logarithmic" if self.axes[1].is_log else ""]))
-
-    def svg(self) -> Markup:
-        """The drawing. Its polylines have the values of their points as `data-x` and `data-y`."""
-        x_axis, y_axis = self.axes
-        bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
-
-        def pixel(x: float, y: float) -> Point:
-            return _LEFT + x_axis.position(x) * (right - _LEFT), bottom - y_axis.position(y) * (bottom - _TOP)
-
-        frame = f"{_LEFT} {right} {_TOP} {bottom} {x_axis.low:.10g} {x_axis.high:.10g}"
-        opened = Markup(
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{{0}}" data-frame="{frame}" '
-            'data-x="{1}"><title id="{0}">{2}</title>'
-        ).format(f"{element_id('svg', self.title)}-title", self.x_label, self.title)
-        parts = [opened, Markup("<g>")]
-        for tick in y_axis.ticks:
-            y = pixel(x_axis.low, tick)[1]
-            label = tick_label(tick)
-            parts.append(Markup(f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>'))
-            parts.append(Markup(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'))
-        for tick in x_axis.ticks:
-            x = pixel(tick, y_axis.ticks[0])[0]
-            label = tick_label(tick)
-            parts.append(Markup(f'<path class="tick" d="M{x:.1f} {bottom}v4"/>'))
-            parts.append(Markup(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{label}</text>'))
-        place = f'x="{(_LEFT + right) / 2}" y="{HEIGHT - 4}"'
-        parts.append(Markup(f'<text class="label" {place} text-anchor="middle">{{}}</text></g>').format(self.x_label))
-        for series in self.series:
-            points = downsample(series.points)
-            pixels = [pixel(*point) for point in points]
-            if len(pixels) == 1:  # a line of one point would be invisible
-                pixels = [(pixels[0][0] - 3, pixels[0][1]), (pixels[0][0] + 3, pixels[0][1])]
-            curve = Markup('<polyline class="{}" points="{}" data-name="{}" data-x="{}" data-y="{}"/>').format(
-                series_class(series.index),
-                " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels),
-                series.name,
-                " ".join(f"{x:.10g}" for x, _ in points),
-                " ".join(f"{y:.6g}" for _, y in points),
-            )
-            parts.append(curve)
-        if self.best:
-            x, y = pixel(*self.best)
-            parts.append(Markup('<circle class="best" cx="{}" cy="{}" r="4.5"/>').format(f"{x:.1f}", f"{y:.1f}"))
-        return Markup("").join([*parts, Markup("</svg>")])
 
 
 @dataclass(frozen=True)
@@ -273,47 +219,35 @@ def as_png(charts: Sequence[Chart]) -> bytes:
     return file.getvalue()
 
 
-def reliability(bins: Iterable[Row]) -> Chart | None:
-    """Accuracy by confidence; of a calibrated model, the diagonal. None without a filled bin."""
+def reliability(bins: Iterable[Row], of: str = "") -> Chart | None:
+    """Accuracy by confidence; of a calibrated model, the diagonal. None without a filled bin. of: ends the title."""
     accuracy = points(bins, "confidence", "accuracy")
     curves = [Series("accuracy", accuracy), Series("calibrated", [(0, 0), (100, 100)], NUM_COLOURS)]
-    return Chart("Accuracy by confidence", "confidence (%)", curves, "%") if accuracy else None
+    return Chart(f"Accuracy by confidence{of}", "confidence (%)", curves, "%") if accuracy else None
 
 
-def roc_and_precision(rows: Iterable[Row]) -> list[Chart]:
-    """The ROC curve, and precision by sensitivity, of each class; without curves none."""
-    of_classes: dict[str, list[Row]] = {}
-    for row in rows:
-        of_classes.setdefault(str(row["class"]), []).append(row)
+def coverage(thresholds: Iterable[Row], of: str) -> Chart | None:
+    accuracy = points(thresholds, "coverage", "accuracy")
+    series = [Series("accuracy", accuracy)]
+    return Chart(f"Accuracy by coverage{of}", "coverage (%)", series, "%") if accuracy else None
+
+
+def roc_and_precision(rows: Iterable[Row], of: str) -> list[Chart]:
+    """The ROC curve, and precision by sensitivity, of each class, whose rows are together; without curves none."""
     roc = []
     precision = []
-    for index, (name, found) in enumerate(of_classes.items()):
+    for index, (name, group) in enumerate(groupby(rows, itemgetter("class"))):
+        found = [*group]
         by_specificity = [(100 - x, y) for x, y in points(found, "specificity", "sensitivity")]
-        steps = list[Point]()
-        for x, y in points(found, "sensitivity", "precision"):  # from a threshold to the next one, as in AP
-            steps += [(steps[-1][0] if steps else 0, y), (x, y)]
-        if by_specificity and steps:
-            roc.append(Series(name, [(0, 0), *by_specificity], index))
-            precision.append(Series(name, steps, index))
+        of_thresholds = points(found, "sensitivity", "precision")
+        if by_specificity and of_thresholds:
+            starts = [0.0, *(x for x, _ in of_thresholds)]
+            steps = [(at, y) for start, (x, y) in zip(starts, of_thresholds, strict=False) for at in (start, x)]
+            roc.append(Series(str(name), [(0, 0), *by_specificity], index))
+            precision.append(Series(str(name), steps, index))  # from a threshold to the next one, as in AP
     if not roc:
         return []
     return [
-        Chart("ROC curve", "1 - specificity (%)", roc, "sensitivity, %"),
-        Chart("Precision and recall", "recall, the sensitivity (%)", precision, "precision, %"),
+        Chart(f"ROC curve{of}", "1 - specificity (%)", roc, "sensitivity, %"),
+        Chart(f"Precision and recall{of}", "recall, the sensitivity (%)", precision, "precision, %"),
     ]
-
-
-def coverage(thresholds: Iterable[Row]) -> Chart | None:
-    accuracy = points(thresholds, "coverage", "accuracy")
-    return Chart("Accuracy by coverage", "coverage (%)", [Series("accuracy", accuracy)], "%") if accuracy else None
-
-
-def element_id(kind: str, title: str) -> str:
-    """An HTML id for the title of a chart or section."""
-    return f"{kind}-" + "".join(character if character.isalnum() else "-" for character in title.lower())
-
-
-def series_class(index: int) -> str:
-    """The classes of the style sheet for the curve of this number, and for its entry in the legend."""
-    dash = index // NUM_COLOURS % 4
-    return f"curve c{index % NUM_COLOURS}" + (f" d{dash}" if dash else "")

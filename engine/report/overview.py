@@ -9,7 +9,7 @@ import math
 import os
 import shlex
 from collections.abc import Container
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, harmonic_mean
@@ -28,115 +28,120 @@ from utils.metric_table import METRICS
 from utils.notes import SWEEP
 from utils.tables import to_float
 
-Tiles = list[tuple[str, str, str]]  # (name, value, remark) of numbers; '' for no value
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure of the first screen.
+
+    name: in tables and in the log. value: '' if it is not known. words: the title on the page, if it is not the name.
+    """
+
+    name: str
+    value: str
+    remark: str = ""
+    words: str = ""
 
 
-def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
+_IN_WORDS = {
+    "top1": "correct",
+    "top5": "correct among the five most probable",
+    "balanced_accuracy": "correct, mean over the classes",
+    "min_recall": "correct in the weakest class",
+}
+
+
+def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
     """The result, first, and the figures that say what it is worth; all other figures."""
-    rest = [METRICS[name] for name in run.figures if name not in (run.metric.name, "macro_f1")]
     epoch = "" if run.score is not None else "no evaluation"
-    epoch = f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else epoch
-    if (evaluated := run.fact(facts.EvaluationData)) and evaluated.remark:
+    if run.best:
+        epoch = f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}"
+    evaluated = run.fact(facts.EvaluationData)
+    if evaluated and evaluated.remark:
         epoch = evaluated.remark
-    test_images = f"{number(to_float(run.test_result.get('samples')))} held-out images"
-    speed = run.measured("images_per_second")
-    classes = class_tiles(run)
     split = run.split
-    title = run.metric.title
+    latest, kind = (run.test, "test") if run.test else (run.evaluation, split)
+    best = "" if run.is_evaluation else "best "
     baseline, majority = (percent(run.measured(name)) for name in BASELINES)
     first = [
-        _result_tile(run, run.test, f"test {title}", run.test_score, test_images),
-        ("pixel baseline", baseline, f"majority class {majority}"),
-        ("linear probe", run.metric.text(run.measured("probe_score")), "the start of this run"),
-        *_point_tiles(run.evaluation, split),
-        *_point_tiles(run.test, "test"),
-        *_group_tiles(run, run.evaluation, split),
-        *_group_tiles(run, run.test, "test"),
-        *classes[-1:],
-        ("training time", duration(run.measured("train_seconds")), "without evaluations"),
+        _result_tile(run, run.test, "test", run.test_score),
+        Tile("pixel baseline", baseline, f"majority class {majority}", "colours and shapes of 16x16 pixels alone"),
+        Tile("linear probe", run.metric.text(run.measured("probe_score")), "the start of this run"),
+        *_point_tiles(latest, kind),
+        *_group_tiles(run, latest, kind),
+        *_worst_class(run),
+        Tile("training time", duration(run.measured("train_seconds")), "without evaluations"),
     ]
-    result = _result_tile(
-        run, run.evaluation, f"{'' if run.is_evaluation else 'best '}{split} {title}", run.score, epoch
-    )
+    shown = [metric for name, metric in METRICS.items() if name in run.figures and run.shows(metric)]
     ece = run.evaluation.values.get("ece") if run.evaluation else None
+    speed = run.measured("images_per_second")
     others = [
-        *classes[:-1],
-        *_figures_of_two(run.evaluation),
-        *((f"{split} {one.title}", one.text(run.figures[one.name]), "") for one in rest if run.shows(one)),
-        ("k-NN top-1", percent(run.measured("knn_top1")), "on the features of the start"),
-        ("L2 penalty", number(run.measured("probe_l2")), "of the probe, on standardized features"),
-        ("calibration error", percent(to_float(ece)), "ECE"),
-        ("images/s", "" if speed is None else number(round(speed, 1)), "all devices"),
-        ("peak memory", gigabytes(run.measured("peak_memory_bytes")), ""),
+        *(Tile(f"{split} {one.title}", one.text(run.figures[one.name])) for one in shown if one is not run.metric),
+        *(_point_tiles(run.evaluation, split) if run.test else []),
+        *(_group_tiles(run, run.evaluation, split) if run.test else []),
+        Tile("k-NN top-1", percent(run.measured("knn_top1")), "on the features of the start"),
+        Tile("L2 penalty", number(run.measured("probe_l2")), "of the probe, on standardized features"),
+        Tile("calibration error", percent(to_float(ece)), "ECE"),
+        Tile("images/s", "" if speed is None else number(round(speed, 1)), "all devices"),
+        Tile("peak memory", gigabytes(run.measured("peak_memory_bytes"))),
     ]
-    return [result, *(tile for tile in first if tile[1])], [tile for tile in others if tile[1]]
+    result = _result_tile(run, run.evaluation, f"{best}{split}", run.score, epoch)
+    return [result, *(tile for tile in first if tile.value)], [tile for tile in others if tile.value]
 
 
-def _interval(run: RunContents, evaluation: Evaluation | None) -> tuple[float, float] | None:
-    """The 95% interval of the metric that decides; None without one, and of an earlier epoch than the best."""
-    limits = evaluation.values.get("interval") if evaluation and not _is_older(run, evaluation) else None
-    if not isinstance(limits, list | tuple) or len(limits) != 2:
-        return None
-    low, high = map(to_float, limits)
-    return None if low is None or high is None else (low, high)
+def interval_text(limits: Any) -> str:
+    """'95% interval 88.65 to 98.10%'; '' if they are not two numbers."""
+    given = limits if isinstance(limits, list | tuple) else []
+    numbers = [one for one in map(to_float, given) if one is not None]
+    return f"95% interval {numbers[0]:.2f} to {percent(numbers[1])}" if len(numbers) == 2 else ""
 
 
-def _is_older(run: RunContents, evaluation: Evaluation) -> bool:
-    return bool(run.best) and evaluation.values.get("epoch") not in (None, run.best and run.best[0])
-
-
-def error_of(run: RunContents, evaluation: Evaluation | None) -> str:
-    """' +/- 1.23%', the standard error of the metric that decides: of top-1 the binomial one; '' without an evaluation.
-
-    Of another metric, of 0 and 100%, and by group, it is a quarter of the width of the 95% interval. ' +/- unknown' if
-    too few images show it.
-    """
-    if evaluation is None or _is_older(run, evaluation):
+def interval_of(run: RunContents, evaluation: Evaluation | None) -> str:
+    """The interval of the metric that decides, or why there is none; '' for files of an earlier epoch than the best."""
+    if not evaluation or (run.best and evaluation.values.get("epoch") not in (None, run.best[0])):
         return ""
-    values = evaluation.values
-    limits = _interval(run, evaluation)
-    if limits is None:
-        return " +/- unknown" if values.get("interval_missing") else ""
-    share = (to_float(values.get("top1")) or 0.0) / 100
-    images = to_float(values.get("samples"))
-    error = 0.0
-    if run.metric.name == "top1" and not run.options["DATA.GROUPS"] and images:
-        error = 100 * math.sqrt(share * (1 - share) / images)
-    return f" +/- {error or (limits[1] - limits[0]) / 3.92:.2f}%"
+    reason = evaluation.values.get("interval_missing")
+    return f"no interval: {reason}" if reason else interval_text(evaluation.values.get("interval"))
+
+
+def score_text(run: RunContents, evaluation: Evaluation | None, score: float | None) -> str:
+    """'97.83%, 95% interval 95.72 to 98.92%': the metric that decides."""
+    return ", ".join(filter(None, [run.metric.text(score), interval_of(run, evaluation)]))
 
 
 def _result_tile(
-    run: RunContents, evaluation: Evaluation | None, title: str, score: float | None, *remarks: str
-) -> tuple[str, str, str]:
-    """The value of the metric that decides with its standard error; the 95% interval, or why there is none."""
-    value = f"{run.metric.text(score)}{error_of(run, evaluation)}"
-    limits = _interval(run, evaluation)
-    interval = f"95% interval {limits[0]:.2f} to {limits[1]:.2f}%" if limits else ""
-    if evaluation and value.endswith("unknown"):
-        interval = f"no interval: {evaluation.values['interval_missing']}"
-    return title, value, "; ".join(filter(None, (*remarks, interval)))
+    run: RunContents,
+    evaluation: Evaluation | None,
+    kind: str,
+    score: float | None,
+    remark: str = "",
+    of: str = "images",
+) -> Tile:
+    """The metric that decides. kind: of the images, as 'best validation'. of: images or groups."""
+    title = run.metric.title
+    samples = to_float(evaluation.values.get("samples")) if evaluation else None
+    images = [number(samples), kind.removeprefix("best "), of]
+    remarks = filter(None, [interval_of(run, evaluation), remark])
+    words = f"{_IN_WORDS.get(run.metric.name, title)}, of {' '.join(filter(None, images))}"
+    by_group = " by group" if of == "groups" else ""
+    return Tile(f"{kind} {title}{by_group}".strip(), run.metric.text(score), "; ".join(remarks), words)
 
 
-def pooled_tiles(run: RunContents, title: str, pooled: Evaluation) -> Tiles:
+def pooled_tiles(run: RunContents, title: str, pooled: Evaluation) -> list[Tile]:
     """The result of all folds together, one of which is `run`. title: ', out of fold, 5 folds'."""
-    score = to_float(pooled.values.get(run.metric.name))
-    images = f"{number(to_float(pooled.values.get('samples')))} images"
-    tile = _result_tile(replace(run, epochs=[]), pooled, f"{run.metric.title}{title}", score, images)
-    return [tile, *_point_tiles(pooled, "out of fold")]
+    tile = _result_tile(replace(run, epochs=[]), pooled, "", to_float(pooled.values.get(run.metric.name)))
+    return [replace(tile, words=f"{tile.words}{title}"), *_point_tiles(pooled, "out of fold")]
 
 
-def class_tiles(run: RunContents) -> Tiles:
-    """Macro F1 and the class with the lowest F1 or AP, as `tiles_of`: a high top-1 may hide a class that is lost.
+def _worst_class(run: RunContents) -> list[Tile]:
+    """The class with the lowest F1 or AP: a high top-1 may hide a class that is lost. Empty without such figures.
 
-    Of classes with equal scores, the one with the most images. Empty without figures per class.
+    Of classes with equal scores, the one with the most images.
     """
     evaluation = run.evaluation
     column = "ap" if run.is_multi_label else "f1"
-    classes = []
-    for row in evaluation.classes if evaluation else []:
-        score = to_float(row.get(column))
-        if score is not None:
-            classes.append((score, -(to_float(row.get("count")) or 0), row["class"]))
+    rows = evaluation.classes if evaluation else []
+    figures = ((row["class"], points([row], column, "count")) for row in rows)
+    classes = [(score, -count, name) for name, known in figures for score, count in known]
     if not evaluation or not classes:
         return []
     lowest, negative_count, name = min(classes)
@@ -146,51 +151,44 @@ def class_tiles(run: RunContents) -> Tiles:
         remark += f"; {zeros:,} of {len(classes):,} classes have 0%"
     if run.best and evaluation.values.get("epoch") != run.best[0]:
         remark += f"; epoch {evaluation.values.get('epoch')}"
-    macro_f1 = run.figures.get("macro_f1") if run.metric.name != "macro_f1" else None
-    tiles = [("macro F1", percent(macro_f1), ""), ("worst class", f"{column.upper()} {percent(lowest)}", remark)]
-    return [tile for tile in tiles if tile[1]]
+    return [Tile("worst class", f"{column.upper()} {percent(lowest)}", remark)]
 
 
-def _group_tiles(run: RunContents, evaluation: Evaluation | None, split: str) -> Tiles:
+def _group_tiles(run: RunContents, evaluation: Evaluation | None, split: str) -> list[Tile]:
     """The metric that decides, and the operating point, of the means of groups."""
     groups = evaluation.groups if evaluation else None
     if not groups:
         return []
+    left_out = groups.values.get("unreadable")
+    remark = f"{left_out} have different labels, or no image" if left_out else ""
     score = to_float(groups.values.get(run.metric.name))
-    remark = f"{groups.values.get('samples')} groups"
-    if left_out := groups.values.get("unreadable"):
-        remark += f"; {left_out} have different labels, or no image"
-    title = f"{split} {run.metric.title} by group".strip()
-    return [_result_tile(run, groups, title, score, remark), *_point_tiles(groups, f"{split} group".strip())]
+    tile = _result_tile(run, groups, split, score, remark, "groups")
+    return [tile, *_point_tiles(groups, f"{split} group".strip())]
 
 
-def _point_tiles(evaluation: Evaluation | None, split: str) -> Tiles:
+def _point_tiles(evaluation: Evaluation | None, split: str) -> list[Tile]:
     """The figures at the operating point, on the images of a split."""
     point = evaluation.values.get("operating_point") if evaluation else None
     if not isinstance(point, dict):
         return []
-    figures = {name: percent(to_float(point.get(name))) for name in ("sensitivity", "specificity")}
+    sensitivity, specificity = (percent(to_float(point.get(name))) for name in ("sensitivity", "specificity"))
     logit = to_float(point.get("threshold"))
-    remark = "no threshold reaches the goal"
+    remarks = ["no threshold reaches the goal"]
     if logit is not None:
-        remark = f"specificity {figures['specificity']}, from p {1 / (1 + math.exp(min(-logit, 700))):.4g} on"
-    return [(f"{split} sensitivity, {point.get('class')}".strip(), figures["sensitivity"] or "none", remark)]
-
-
-def _figures_of_two(evaluation: Evaluation | None) -> Tiles:
-    """Of two classes, the sensitivity and the specificity of each one; the means over both are equal."""
-    rows = evaluation.classes if evaluation else []
-    if len(rows) != 2:
-        return []
-    names = (("recall", "sensitivity"), ("specificity", "specificity"))
-    figures = ((row["class"], title, to_float(row.get(name))) for row in rows for name, title in names)
-    return [(f"{title} of {name}", percent(value), "") for name, title, value in figures]
+        probability = 1 / (1 + math.exp(min(-logit, 700)))
+        interval = interval_text(point.get("sensitivity_interval"))
+        remarks = [interval, f"specificity {specificity}, from p {probability:.4g} on"]
+    name = f"{split} sensitivity, {point.get('class')}".strip()
+    return [Tile(name, sensitivity or "none", "; ".join(filter(None, remarks)), f"{point.get('class')} recognized")]
 
 
 def class_figures(run: RunContents) -> str:
     """'macro F1 82.90%, worst class F1 0.00% (newt, 3 images)'; '' without these figures."""
-    tiles = [*_point_tiles(run.evaluation, ""), *_group_tiles(run, run.evaluation, ""), *class_tiles(run)]
-    return ", ".join(f"{name} {value}{f' ({remark})' if remark else ''}" for name, value, remark in tiles)
+    macro_f1 = percent(run.figures.get("macro_f1")) if run.metric.name != "macro_f1" else ""
+    tiles = [*_point_tiles(run.evaluation, ""), *_group_tiles(run, run.evaluation, "")]
+    tiles += [Tile("macro F1", macro_f1), *_worst_class(run)]
+    texts = (f"{one.name} {one.value}{f' ({one.remark})' if one.remark else ''}" for one in tiles if one.value)
+    return ", ".join(texts)
 
 
 def shift_by_weights(run: RunContents) -> str:
@@ -224,28 +222,23 @@ def status_of(run: RunContents) -> tuple[str, str]:
     return str(values.get("message") or values.get("signal") or ""), resume
 
 
-_FACTS: dict[str, tuple[type[facts.Fact], ...]] = {  # on the page by name, with the text of their log lines
-    "Data": (facts.TrainingData, facts.EvaluationData),
-    "Preprocessing": (facts.Preprocessing,),
-    "Devices": (facts.Devices,),
-    "Environment": (facts.Environment,),
-}
-
-
 def details_of(run: RunContents) -> dict[str, str]:
     """Model, data, devices and environment, by name; '' if it is not known."""
     options = run.options
-    trained = run.fact(facts.Model)
+    model = run.fact(facts.Model)
+    data = run.fact(facts.TrainingData) or run.fact(facts.EvaluationData)
     environment = run.fact(facts.Environment)
-    weights = options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"
-    known = {name: next(filter(None, map(run.fact, kinds)), "") for name, kinds in _FACTS.items()}
     dataset = options["DATA.DATASET"]
     resumes = run.values["starts"] - 1
     return {
-        "Model": f"{options['MODEL.NAME']} ({options['MODEL.TYPE']}){f', {trained.size}' if trained else ''}",
-        "Weights" if run.is_evaluation else "Initial weights": str(weights),
+        "Model": f"{options['MODEL.NAME']} ({options['MODEL.TYPE']})",
+        "Size": model.size if model else "",
+        "Initial weights": str(options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"),
         "Data set": f"{dataset}, {options['DATA.DATA_PATH']}" if properties_of(dataset).has_files else dataset,
-        **{name: str(fact).removeprefix(f"{name}: ") for name, fact in known.items()},
+        "Data": str(data or "").removeprefix("Data: "),
+        "Preprocessing": str(run.fact(facts.Preprocessing) or "").removeprefix("Preprocessing: "),
+        "Devices": str(run.fact(facts.Devices) or ""),
+        "Environment": str(environment or ""),
         "Hosts": ", ".join(dict.fromkeys(environment.hosts)) if environment else "",
         "Command": environment.command if environment else "",
         "Started": f"{run.values['started'] or ''}{f', resume {resumes}' if resumes > 0 else ''}",

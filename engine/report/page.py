@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from configs.compare import differing_from_defaults
 from engine.report import charts, tables
 from engine.report.charts import MAX_NAME_CHARS, number, option, percent
 from engine.report.contents import Evaluation, RunContents, read_contents
-from engine.report.overview import details_of, pooled_tiles, shift_by_weights, status_of, tiles_of
+from engine.report.overview import details_of, interval_text, pooled_tiles, shift_by_weights, status_of, tiles_of
 from engine.run.record import PICTURES, REPORT, SUSPECTS, TRAIN_BATCH
 from utils.errors import on_one_line, shortened
 from utils.files import atomic_write
@@ -48,10 +47,11 @@ def write_report(folder: Path) -> Path:
 
 def run_page(run: RunContents, is_shared: bool = False) -> str:
     """The page of one run. is_shared: without what names files, folders, hosts and people, and without pictures."""
-    (status, resume), differing = status_of(run), differing_from_defaults(run.options)
+    status, resume = status_of(run)
     hidden = [*tables.OPTIONS_OF_RUN]
     if run.options["MODEL.TUNE"] == "probe" and not run.is_evaluation:
         hidden += [*unused_keys("probe"), "DATA.BATCH_SIZE"]
+    differing = differing_from_defaults(run.options)
     pictures = (run.folder / SUSPECTS).parent / PICTURES
     values = {
         "run": run,
@@ -69,7 +69,7 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
     return _render("run.html", values, is_shared)
 
 
-def _views(evaluations: dict[str, Evaluation | None], is_multi_label: bool) -> list[dict[str, Any]]:
+def _views(evaluations: Mapping[str, Evaluation | None], is_multi_label: bool) -> list[dict[str, Any]]:
     """What the page shows of evaluations, by the end of their titles, and of their groups."""
     found: dict[str, Evaluation | None] = {}
     for title, evaluation in evaluations.items():
@@ -79,22 +79,16 @@ def _views(evaluations: dict[str, Evaluation | None], is_multi_label: bool) -> l
 
 
 def _view(evaluation: Evaluation, title: str, is_multi_label: bool) -> dict[str, Any]:
-    drawn = [
-        charts.reliability(evaluation.rows("calibration")),
-        charts.coverage(evaluation.rows("coverage")),
-        *charts.roc_and_precision(evaluation.rows("curves", "class")),
-    ]
-    reliability, coverage, *curves = [one and replace(one, title=f"{one.title}{title}") for one in drawn]
     return {
         "of": title,
         "evaluation": evaluation,
         "is_multi_label": is_multi_label,
-        "galleries": list(tables.galleries_of(evaluation)),
+        "gallery": tables.gallery_of(evaluation),
         "confusion": _confusion(evaluation),
         "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20],
-        "reliability": reliability,
-        "coverage": coverage,
-        "curves": curves,
+        "reliability": charts.reliability(evaluation.rows("calibration"), title),
+        "coverage": charts.coverage(evaluation.rows("coverage"), title),
+        "curves": charts.roc_and_precision(evaluation.rows("curves", "class"), title),
     }
 
 
@@ -127,54 +121,16 @@ def comparison_page(
     problems: lines about folders that are left out. folder: of the page; its links are relative to it. pooled: the
     evaluations of all folds together, by the end of their titles. is_shared: as of `run_page`.
     """
-    entries = []
-    for index, run in enumerate(runs):
-        page = run.folder / REPORT
-        link = quote(os.fsencode(os.path.relpath(page, folder))) if page.is_file() else ""
-        entries.append({"name": run.name, "index": index, "link": link, "has_curves": bool(run.epochs or run.reports)})
-    values: dict[str, Any] = {"runs": entries, "results": tables.results(runs), "groups": groups, "problems": problems}
+    pages = [run.folder / REPORT for run in runs]
+    links = [quote(os.fsencode(os.path.relpath(page, folder))) if page.is_file() else "" for page in pages]
+    values: dict[str, Any] = {"runs": runs, "links": links, "results": tables.results(runs), "groups": groups}
     values |= {"options": tables.compared_options(runs), "charts": charts.curves_of(runs, compared=True)}
-    values |= {"views": _views({**pooled}, runs[0].is_multi_label), "shift": ""}
+    values |= {"problems": problems, "views": _views(pooled, runs[0].is_multi_label), "shift": ""}
     values["tiles"] = [tile for title, one in pooled.items() for tile in pooled_tiles(runs[0], title, one)]
     return _render("comparison.html", values, is_shared)
 
 
-_SHARED_DETAILS = ("Model", "Data", "Devices")
-
-
-def _without_names(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a page without names of files, folders, hosts and people, and without pictures."""
-    shared = values | {"problems": [], "status": "", "resume": "", "train_batch": "", "suspects": []}
-    shared["views"] = [view | {"galleries": []} for view in values["views"]]
-    if "details" in values:
-        details = values["details"]
-        shared["details"] = {name: details[name] for name in _SHARED_DETAILS if not set("/\\") & {*details[name]}}
-        shared["off_defaults"] = {key: pair for key, pair in values["off_defaults"].items() if _is_number(pair[0])}
-        shared["run"] = replace(values["run"], problems=[])
-    else:
-        header, rows, notes = values["results"]
-        states = (row[-1].partition(":")[0] for row in rows)  # without the message of a failure
-        shared["results"] = header, [[*row[:-1], state] for row, state in zip(rows, states, strict=True)], notes
-        shared["runs"] = [entry | {"link": ""} for entry in values["runs"]]
-        shared["options"] = {key: row for key, row in values["options"].items() if all(map(_is_number, row))}
-        shared["groups"] = [_without_names_of(group) for group in values["groups"]]
-    return shared
-
-
-def _without_names_of(group: tables.Group) -> tables.Group:
-    """Keys of options are capital letters."""
-    cells = {key: cell if key.islower() or _is_number(cell) else None for key, cell in group.cells.items()}
-    return group._replace(cells=cells, notes=[])
-
-
-def _is_number(value: Any) -> bool:
-    """Whether an option names nothing."""
-    return value is None or isinstance(value, int | float)
-
-
 def _render(template: str, values: dict[str, Any], is_shared: bool) -> str:
-    if is_shared:
-        values = _without_names(values)
     values |= {"is_shared": is_shared, "first": _first_matrix(values["views"])}
     require("The page of a run", "jinja2")
     from markupsafe import Markup  # late, as jinja2: a run continues without its page
@@ -195,14 +151,19 @@ def _environment() -> "Environment":
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"name": _name, "visible": on_one_line, "option": option, "to_float": to_float}
-    environment.filters |= {"number": number, "percent": percent}
-    environment.filters["class_table"] = tables.class_table
-    environment.globals |= {"element_id": charts.element_id, "series_class": charts.series_class}
+    environment.filters |= {"number": number, "percent": percent, "interval": interval_text}
+    environment.filters |= {"downsample": charts.downsample, "tick": charts.tick_label, "digits": "{:.7g}".format}
+    environment.filters |= {"class_table": tables.class_table, "id": _element_id}
     return environment
 
 
 def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _element_id(title: str) -> str:
+    """Of the title of a chart or section: an HTML id has no space."""
+    return "-".join(title.lower().split())
 
 
 def _name(text: object, max_chars: int = MAX_NAME_CHARS) -> "Markup":

@@ -4,12 +4,11 @@ import base64
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.yaml_io import shorten
-from engine.report.charts import number, percent
 from engine.report.contents import Evaluation, RunContents
 from engine.report.overview import tiles_of
 from engine.run.facts import EvaluationData, TrainingData
@@ -20,13 +19,10 @@ from utils.tables import to_float
 MAX_CLASSES = 2000  # rows; a page of more opens slowly
 OPTIONS_OF_RUN = ("NAME", "SAVE", "MODEL.RESUME", "EVAL.ENABLED")
 _CLASS_COLUMNS = {
-    "class": "class", "count": "images", "predicted": "predicted", "precision": "precision", "recall": "recall",
+    "count": "images", "predicted": "predicted", "precision": "precision", "recall": "recall, sensitivity",
     "specificity": "specificity", "f1": "F1", "top1": "top-1", "top5": "top-5", "ap": "AP", "auroc": "AUROC",
     "threshold": "threshold", "probability": "mean probability", "ece": "ECE", **OPERATING,
 }  # fmt: skip
-_COUNTS = ("count", "predicted")
-
-
 _REPEATED = ("SEED", "DATA.FOLD")
 _SHARE = "DATA.FRACTION"
 
@@ -48,21 +44,18 @@ def _score(row: Row) -> float:
     return math.inf if score is None else score
 
 
-def class_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
-    """Names of the columns, and a row per class in the order of the labels.
+def class_table(evaluation: Evaluation) -> tuple[dict[str, str], list[Row]]:
+    """The titles of the columns by name, and a row per class in the order of the labels.
 
     Of more than 2,000 classes, the ones with the lowest F1 or AP, in ascending order.
     """
     rows = evaluation.classes
-    # Recall is the top-1 accuracy of a class: one of the two columns is enough.
-    skipped = {"top1"} if "recall" in rows[0] else set()
+    skipped = {"top1"} if "recall" in rows[0] else set()  # both are the share of the class that is recognized
     skipped |= {"top5"} if len(rows) < METRICS["top5"].min_classes else set()
-    columns = [one for one in _CLASS_COLUMNS if one not in skipped and any(row.get(one, "") != "" for row in rows)]
+    filled = {name for row in rows for name, value in row.items() if value != ""} - skipped
     if len(rows) > MAX_CLASSES:
         rows = sorted(rows, key=_score)[:MAX_CLASSES]
-    texts = dict.fromkeys(columns, percent) | dict.fromkeys(_COUNTS, number)
-    cells = [[str(row["class"]), *(texts[name](to_float(row.get(name))) for name in columns[1:])] for row in rows]
-    return [_CLASS_COLUMNS[column] for column in columns], cells
+    return {name: title for name, title in _CLASS_COLUMNS.items() if name in filled}, rows
 
 
 def ranked(runs: Sequence[RunContents]) -> list[RunContents]:
@@ -86,9 +79,9 @@ def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], li
     """
     rows = []
     for run in runs:
-        (name, score, _), *others = tiles_of(run)[0]
+        result, *others = tiles_of(run)[0]
         epoch = f"{run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
-        rows.append({name: score, "epoch": epoch, **{name: value for name, value, _ in others}})
+        rows.append({result.name: result.value, "epoch": epoch, **{one.name: one.value for one in others}})
     names = dict.fromkeys(name for row in rows for name in row)
     header = [name for name in names if any(row.get(name) for row in rows)]
     cells = [[row.get(name, "") for name in header] for row in rows]
@@ -157,27 +150,19 @@ def learning_curve(runs: Sequence[RunContents]) -> list[str]:
     return [f"{metric.title}: {values}: {gain} per doubling, if each has trained to its end"]
 
 
-_TITLES = {"most_confident": "Most confident mistakes", "highest_loss": "Highest losses"}
 _MAX_FILE_BYTES = 32_000  # of a picture: all of them have less than 5 MB
 _KINDS = {".jpg": ("jpeg", b"\xff\xd8\xff"), ".png": ("png", b"\x89PNG")}  # name and first bytes
+Pictured = tuple[Row, str, str]  # with picture and attention map
 
 
-def galleries_of(evaluation: Evaluation) -> Iterator[tuple[str, list[tuple[Row, str, str]]]]:
-    """The title of each kind, and the rows of `mistakes.csv` with picture and attention map; a sample is shown once."""
-    shown = set[str]()
-    folder = evaluation.folder / PICTURES
-    for kind, title in _TITLES.items():
-        rows = {str(row["index"]): row for row in evaluation.rows("mistakes", *MISTAKES) if row["kind"] == kind}
-        names = {index: index if index.isdecimal() else "none" for index in rows if index not in shown}
-        if rows:
-            yield (
-                title,
-                [
-                    (rows[index], data_uri(folder / f"{name}.jpg"), data_uri(folder / f"{name}-attention.jpg"))
-                    for index, name in names.items()
-                ],
-            )
-        shown |= rows.keys()
+def gallery_of(evaluation: Evaluation) -> tuple[str, list[Pictured]]:
+    """The most confident mistakes with a title; without mistakes, or with several labels, the highest losses."""
+    rows = [row for row in evaluation.rows("mistakes", *MISTAKES) if str(row["index"]).isdecimal()]
+    mistakes = [row for row in rows if row["kind"] == "most_confident"]
+    title = "Most confident mistakes" if mistakes else "Highest losses"
+    paths = [evaluation.folder / PICTURES / str(row["index"]) for row in mistakes or rows]
+    pictures = [(data_uri(Path(f"{path}.jpg")), data_uri(Path(f"{path}-attention.jpg"))) for path in paths]
+    return title, [(row, *found) for row, found in zip(mistakes or rows, pictures, strict=True)]
 
 
 def data_uri(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> str:

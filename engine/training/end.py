@@ -217,17 +217,17 @@ def _say(end: End, command: Command, trainer: Trainer) -> None:
 
 def _say_result(contents: RunContents, result: dict[str, Any], total: str, logger: RunLogger) -> None:
     """Logs the best epoch and the time of the run, its classes, and the raw weights of the last one."""
-    from engine.report.overview import class_figures, error_of, shift_by_weights  # late, as the page
+    from engine.report.overview import class_figures, score_text, shift_by_weights  # late, as the page
 
     metric = contents.metric
     if shift := shift_by_weights(contents):
         logger.warn(shift)
     if result["epoch"] is not None:
         score = math.nan if contents.score is None else contents.score
-        best = f"{metric.text(score)}{error_of(contents, contents.evaluation)} (epoch {result['epoch']})"
+        best = f"{score_text(contents, contents.evaluation, score)} (epoch {result['epoch']})"
         if contents.test_score is not None:
-            of_images = f"{error_of(contents, contents.test)} ({contents.test_result['samples']} images)"
-            best += f"; test: {metric.text(contents.test_score)}{of_images}"
+            test = score_text(contents, contents.test, contents.test_score)
+            best += f"; test: {test} ({contents.test_result['samples']} images)"
         logger.info(f"----- Best {metric.title}: {best}, in {total}")
         if classes := class_figures(contents):
             logger.info(f"----- Classes: {classes}")

@@ -26,7 +26,7 @@ from torch import nn
 from configs.schema.data import properties_of
 from engine.checkpoint.weights_record import exported_entry
 from engine.report.contents import RunContents, read_contents
-from engine.report.overview import error_of
+from engine.report.overview import score_text
 from engine.run.cost import count_parameters
 from engine.run.facts import TrainingData
 from models.build import CONSTRUCTORS
@@ -322,7 +322,7 @@ def _metrics(run: RunContents | None, weights: str) -> str:
     splits = (("validation", run.evaluation, result | run.figures), ("test", run.test, run.test_result))
     for split, evaluation, values in splits:
         texts = {metric: metric.text(to_float(values.get(metric.name))) for metric in shown}
-        texts[run.metric] += error_of(run, evaluation)
+        texts[run.metric] = score_text(run, evaluation, to_float(values.get(run.metric.name)))
         count = int(to_float(values.get("samples")) or 0)
         rows += [[split, f"{count:,}", *texts.values()]] if count else []
     table = markdown_table(["images", "number", *(metric.title for metric in shown)], rows)

@@ -108,8 +108,8 @@ def test_the_card_has_the_figures_of_the_run_and_their_error(card, tmp_path):
         count = values["samples"]
         assert shown["number"] == str(count)
         assert shown["top-1"].startswith(f"{values['top1']:.2f}%")
-    error = (result["top1"] * (100 - result["top1"]) / result["samples"]) ** 0.5
-    assert row(card, "validation")["top-1"].endswith(f" +/- {error:.2f}%")
+    low, high = read_json(folder / "evaluation/summary.json")["interval"]
+    assert row(card, "validation")["top-1"].endswith(f", 95% interval {low:.2f} to {high:.2f}%")
     assert row(card, "test")["macro F1"] == ""
     assert "Acc" not in card.text
     assert "1437 training images of 10 classes, 360 for validation" in card.text

@@ -8,8 +8,14 @@ import pytest
 
 from engine.report.charts import MAX_POINTS, Chart, Series, axis_of, downsample, reliability
 from engine.report.contents import points
+from engine.report.page import _environment
 
+DRAWING = """{% import "macros.html" as m with context %}{{ m.drawing(chart) }}"""
 PIXELS = re.compile(r'points="([^"]*)"')
+
+
+def drawing(chart: Chart) -> str:
+    return _environment().from_string(DRAWING).render(chart=chart, is_shared=False)
 
 
 def values_at_pixels(svg: str) -> list[list[tuple[float, float]]]:
@@ -29,14 +35,14 @@ def values_at_pixels(svg: str) -> list[list[tuple[float, float]]]:
 
 def test_losses_of_several_orders_are_drawn_by_their_logarithms():
     values = [10.0**power for power in range(-2, 8)]
-    svg = str(Chart("Loss", "epoch", [Series("training", list(enumerate(values, 1)))], log=True).svg())
+    svg = drawing(Chart("Loss", "epoch", [Series("training", list(enumerate(values, 1)))], log=True))
     pixels = [float(pair.split(",")[1]) for pair in PIXELS.findall(svg)[0].split()]
     assert np.allclose(np.diff(pixels), np.diff(pixels).mean(), atol=0.2)
 
 
 def test_the_points_of_a_curve_are_its_values():
     points = [(epoch, 2.5 * math.exp(-epoch / 10)) for epoch in range(1, 41)]
-    svg = str(Chart("Loss", "epoch", [Series("training", points)]).svg())
+    svg = drawing(Chart("Loss", "epoch", [Series("training", points)]))
     (drawn,) = values_at_pixels(svg)
     assert np.allclose(drawn, points, atol=0.02)
     xs, ys = (list(map(float, re.search(rf' data-{axis}="([^"]* [^"]*)"/?', svg)[1].split())) for axis in "xy")
@@ -77,7 +83,7 @@ def test_numbers_at_the_limits_of_float64_have_a_chart_or_are_left_out(values, l
         kept = sorted(points(rows, "epoch", "val_loss"))
         assert len(kept) == sum(not value.endswith("e308") for value in (row["epoch"] for row in rows))
         if kept:
-            svg = str(Chart("Loss", "epoch", [Series("validation", kept)], log=log).svg())
+            svg = drawing(Chart("Loss", "epoch", [Series("validation", kept)], log=log))
             pixels = [float(pixel) for pair in PIXELS.findall(svg)[0].split() for pixel in pair.split(",")]
             assert all(map(math.isfinite, pixels))
 
@@ -88,7 +94,7 @@ def test_the_reliability_of_filled_bins_is_beside_the_diagonal():
         {"confidence": 70, "accuracy": 62.5},
         {"confidence": 90, "accuracy": 80},
     ]
-    drawn, diagonal = values_at_pixels(str(reliability(rows).svg()))
+    drawn, diagonal = values_at_pixels(drawing(reliability(rows)))
     assert reliability(rows[:1]) is None
     assert np.allclose(drawn, [(70, 62.5), (90, 80)], atol=0.2)
     assert np.allclose(diagonal, [(0, 0), (100, 100)], atol=0.2)

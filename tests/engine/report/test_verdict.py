@@ -66,7 +66,7 @@ def test_a_model_below_the_baseline(tmp_path, val, options, flag):
     page = read_page(tmp_path / "a b").text
     assert text in page
     assert command in page
-    assert "pixel baseline 78.40% majority class 10.20%" in page
+    assert "78.40% pixel baseline; majority class 10.20%" in page
 
 
 def test_the_command_has_the_options_of_the_data_and_the_processes(tmp_path):
