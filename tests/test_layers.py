@@ -209,19 +209,6 @@ _SEARCH_IN_A_NOTE = re.compile(
 )
 
 
-@pytest.mark.parametrize(
-    "source",
-    [  # as they were once
-        "self.warn(note) if 'Warning: ' in note else self.info(note)",
-        "[note for note in class_notes if not note.startswith(_UNCLEAR)]",
-        "source = _OF_STUDENT.sub('', notes[0])",
-        "[note for note in samples.notes if note.text.startswith('Warning')]",
-    ],
-)
-def test_a_search_in_a_note_is_found(source):
-    assert _SEARCH_IN_A_NOTE.search(source)
-
-
 def test_no_code_searches_in_a_note():
     found = {path: _SEARCH_IN_A_NOTE.findall(path.read_text()) for path in SOURCES}
     assert not any(found.values()), found

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import config_for, line_of, refused, told
+from conftest import cells_of, config_for, line_of, refused, told
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -176,21 +176,22 @@ def test_recipe_that_is_not_a_regular_file_does_not_block(tmp_path):
     assert "cannot be read" in error_of("-cfg=a\0b.yaml")
 
 
-@pytest.mark.parametrize(
-    "recipe, flags, dataset",
-    [
-        ("DATASET: digits, DATA_PATH: x", [], "digits"),  # as in the folder of a run: its DATA_PATH is a default
-        ("DATASET: digits, DATA_PATH: x", ["-data_path=y"], "imagenet2012"),  # which recognizes folders
-        ("DATASET: fake", ["-opts", "DATA.DATA_PATH=y"], "imagenet2012"),
-        ("DATASET: csv, DATA_PATH: y", ["-data_path=x", "-opts", "DATA.DATASET=digits"], None),
-        ("DATASET: csv, DATA_PATH: y", ["-dataset=digits"], "digits"),
-        ("CROP_PCT: 1", ["-dataset=fake", "-data_path=y"], None),
-    ],
-)
+# The recipe, flags, DATA.DATASET or nothing for an error
+DATA_PATHS = """
+DATASET: digits, DATA_PATH: x |  | digits  # as in the folder of a run: its DATA_PATH is a default
+DATASET: digits, DATA_PATH: x | -data_path=y | imagenet2012  # which recognizes folders
+DATASET: fake | -opts DATA.DATA_PATH=y | imagenet2012
+DATASET: csv, DATA_PATH: y | -data_path=x -opts DATA.DATASET=digits |
+DATASET: csv, DATA_PATH: y | -dataset=digits | digits
+CROP_PCT: 1 | -dataset=fake -data_path=y |
+"""
+
+
+@pytest.mark.parametrize("recipe, flags, dataset", cells_of(DATA_PATHS))
 def test_a_data_path_replaces_a_data_set_without_files(tmp_path, recipe, flags, dataset):
     (tmp_path / "recipe.yaml").write_text(f"DATA: {{{recipe}}}")
-    argv = [f"-cfg={tmp_path / 'recipe.yaml'}", *flags]
-    if dataset is None:
+    argv = [f"-cfg={tmp_path / 'recipe.yaml'}", *flags.split()]
+    if not dataset:
         with refused(r"DATASET \w+ .* does not use DATA.DATA_PATH"):
             parse_command_line(argv)
     else:
@@ -208,25 +209,25 @@ def test_a_recipe_data_or_a_model_selects_a_run(capsys):
     assert capsys.readouterr().err.startswith("usage: main_single_gpu.py -data_path FOLDER")
 
 
-MISMATCHES = {
-    "SEED=1": "SEED 0, this run has 1",
-    "DATA={FOLDS: 5, FOLD: 1}": "DATA.FOLD 0, this run has 1",
-    "MODEL.DEPTH=3": "MODEL.DEPTH 12, this run has 3",
-    "DATA.DATA_PATH=./data/": None,
-    "TRAIN.NUM_EPOCHS=299": "TRAIN.NUM_EPOCHS 300, this run has 299",
-    "TRAIN.NUM_EPOCHS=301": None,
-    "TRAIN.ACCUM_ITER=2": None,
-    "MODEL.FUSED_BLOCKS=false": None,
-}
+MISMATCHES = """
+SEED=1 | SEED 0, this run has 1
+DATA={FOLDS: 5, FOLD: 1} | DATA.FOLD 0, this run has 1
+MODEL.DEPTH=3 | MODEL.DEPTH 12, this run has 3
+DATA.DATA_PATH=./data/ |
+TRAIN.NUM_EPOCHS=299 | TRAIN.NUM_EPOCHS 300, this run has 299
+TRAIN.NUM_EPOCHS=301 |
+TRAIN.ACCUM_ITER=2 |
+MODEL.FUSED_BLOCKS=false |
+"""
 
 
-@pytest.mark.parametrize("option", MISMATCHES)
-def test_first_difference(tmp_path, option):
+@pytest.mark.parametrize("option, difference", cells_of(MISMATCHES))
+def test_first_difference(tmp_path, option, difference):
     argv = ["-dataset=csv", "-data_path=data"]
     folds = ", FOLDS: 5, FOLD: 0" if "FOLD" in option else ""
     (tmp_path / "config.yaml").write_text(f"NAME: other\nDATA: {{DATASET: csv, DATA_PATH: data{folds}}}")
     config = config_for(*argv, "-opts", option)
-    assert experiment_mismatch(tmp_path / "config.yaml", config) == MISMATCHES[option]
+    assert experiment_mismatch(tmp_path / "config.yaml", config) == (difference or None)
 
 
 def test_an_evaluation_ignores_options_of_the_training(tmp_path):

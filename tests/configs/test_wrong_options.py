@@ -61,6 +61,7 @@ configs -amp | -data_path=configs
 -batch_size=auto -opts DATA.GLOBAL_BATCH_SIZE=64 MODEL.TUNE=probe | -batch_size_eval
 -batch_size=auto -memory_gb=0 | MEMORY_GB
 -image_size=96x32 | HEIGHT,WIDTH
+-opts DATA.IMAGENET_MEAN=[124,116,104] DATA.IMAGENET_STD=[58,57,57] | 0..1
 -opts 'DATA.IMAGE_SIZE=[96]' | DATA.IMAGE_SIZE
 -image_size=96,30 | the nearest is [96, 32]
 -image_size=256,128 -opts MODEL.TYPE=crossvit | CrossViT

@@ -5,7 +5,6 @@ import random
 import sys
 import warnings
 import zlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -165,36 +164,6 @@ def test_pillow_decodes_jpegs_that_no_other_decoder_does(monkeypatch, decoder):
     assert_like_pillow(KINDS["jpeg 4:2:0"]())
 
 
-# With EXIF data or CMYK Pillow decodes: torchcodec turns the image, and has other values of CMYK.
-@pytest.mark.parametrize("kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg in RGB", "jpeg grey"])
-def test_torchcodec_and_torchvision_decode_equal_pixels(kind):
-    """torchvision's decoders are deprecated, and decode where torchcodec is built for another torch."""
-    codec = pytest.importorskip("torchcodec.decoders")
-    data = torch.frombuffer(bytearray(KINDS[kind]()), dtype=torch.uint8)
-    results = []
-    for read in (lambda: codec.decode_jpeg(data, mode="UNCHANGED"), lambda: torch.ops.image.decode_jpeg(data, 0)):
-        try:
-            results.append(read())
-        except RuntimeError:
-            results.append(torch.empty(0))
-    assert torch.equal(*results)
-
-
-def test_the_first_decoder_that_loads_is_used(monkeypatch):
-    """In this order: torchcodec, torchvision, Pillow."""
-    modes = []
-    codec = SimpleNamespace(decode_jpeg=lambda data, mode: modes.append(mode) or data)
-    monkeypatch.setitem(sys.modules, "torchcodec", SimpleNamespace(decoders=codec))
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", codec)
-    assert decode._find_jpeg_decoder()(torch.ones(1)) == torch.ones(1)
-    assert modes == ["UNCHANGED"]
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)  # its import fails
-    monkeypatch.setattr(torch.ops, "image", SimpleNamespace(decode_jpeg=lambda data, mode: data + mode))
-    assert decode._find_jpeg_decoder()(torch.ones(1)) == torch.ones(1)
-    monkeypatch.setattr(torch.ops, "image", SimpleNamespace())
-    assert decode._find_jpeg_decoder() is None
-
-
 JPEGS = [kind for kind in KINDS if kind.startswith("jpeg")]
 
 
@@ -279,7 +248,7 @@ WHOLE = {f"{kind} {size}": encode(SIZES[size], "JPEG", **OPTIONS[kind]) for kind
 
 
 def damages(data: bytes, rng: random.Random) -> dict[str, bytes]:
-    """Restarted downloads, missing and overwritten middles, zeroed tails with and without the end, and random ones."""
+    """Restarted downloads, missing and overwritten middles, zeroed tails with and without the end, random bytes."""
     length = len(data)
     start = data.index(b"\xff\xda") + 14
     damaged = {"restarted": data[: length // 8] + data, "restarted late": data[: length // 2] + data}
@@ -295,25 +264,16 @@ def damages(data: bytes, rng: random.Random) -> dict[str, bytes]:
             f"many zeros at the end {share}": data[:place] + bytes(5 * length),
             f"zeros before its end {share}": data[:place] + bytes(length - place - 2) + data[-2:],
         }
-    for number in range(12):
-        one = bytearray(data)
+    for number in range(6):
         place = rng.randrange(start, length - 400)
-        part = one[place : place + rng.randrange(1, 400)]
-        if number % 4 == 0:
-            one[place] ^= 1 << rng.randrange(8)
-        elif number % 4 == 1:
-            del one[place : place + len(part)]
-        elif number % 4 == 2:
-            one[place : place + len(part)] = rng.randbytes(len(part))
-        else:
-            one[place:place] = part
-        damaged[f"random {number}"] = bytes(one)
+        part = rng.randbytes(rng.randrange(1, 400))
+        damaged[f"random {number}"] = data[:place] + part + data[place + len(part) :]
     return damaged
 
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_a_damaged_jpeg_has_the_pixels_of_pillow_or_is_refused(kind, capfd):
-    """Whole, and as a crop; no gray that stands for missing pixels. In all 600 files."""
+    """Whole, and as a crop; no gray that stands for missing pixels. In all 500 files."""
     rng = random.Random(kind)
     for damage, data in damages(WHOLE[kind], rng).items():
         crops = []

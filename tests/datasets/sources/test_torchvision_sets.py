@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import line_of, noise_folder, refused
+from conftest import cells_of, line_of, noise_folder, refused
 from source_helpers import options, read_splits, write_image
 from torchvision import datasets as theirs
 
+from configs.yaml_io import parse_value
 from datasets.registry import read_samples
 from tests.models.weights.weight_files import Reduced
 
@@ -181,25 +182,25 @@ def test_caltech_is_downloaded_by_torchvisions_class(tmp_path, monkeypatch):
     assert len(list((tmp_path / "data").iterdir())) == 1
 
 
-REFUSED = {  # the data set, keys of DATA, a part of the error
-    "torchvision/Fod101": ({}, "torchvision/Food101"),
-    "flowers102": ({}, "torchvision/Flowers102"),
-    "torch/Flowers102": ({}, "pip install scipy"),
-    "torchvision/PCAM": ({}, "pip install h5py"),
-    "torchvision/EuroSAT": ({}, "-opts DATA.DOWNLOAD=true"),
-    "torchvision/USPS": ({}, "DATA.DOWNLOAD"),
-    "torchvision/INaturalist": ({"kwargs": {"version": "2022"}}, "DATA.KWARGS"),
-    "torchvision/StanfordCars": ({"download": True}, "pip install scipy"),
-    "torchvision/STL10": ({"data_path": "nowhere"}, "nowhere: "),
-}
+# The data set, keys of DATA, a part of the error
+REFUSED = """
+torchvision/Fod101 | {} | torchvision/Food101
+flowers102 | {} | torchvision/Flowers102
+torch/Flowers102 | {} | pip install scipy
+torchvision/PCAM | {} | pip install h5py
+torchvision/EuroSAT | {} | -opts DATA.DOWNLOAD=true
+torchvision/USPS | {} | DATA.DOWNLOAD
+torchvision/INaturalist | {kwargs: {version: '2022'}} | DATA.KWARGS
+torchvision/StanfordCars | {download: true} | pip install scipy
+torchvision/STL10 | {data_path: nowhere} | nowhere:
+"""
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals(name, tmp_path, monkeypatch):
-    values, part = REFUSED[name]
+@pytest.mark.parametrize("name, values, part", cells_of(REFUSED))
+def test_refusals(name, values, part, tmp_path, monkeypatch):
     for module in ("scipy", "h5py"):
         monkeypatch.setitem(sys.modules, module, None)
-    message = line_of(read, options(tmp_path, dataset=name).model_copy(update=values))
+    message = line_of(read, options(tmp_path, dataset=name).model_copy(update=parse_value(values)))
     assert part in message
     assert len(message) < 600
     assert not list(tmp_path.iterdir())

@@ -142,8 +142,6 @@ def test_all_ranks_raise_the_error_of_a_folder_that_cannot_be_written(contents, 
     "name, damage",
     [
         ("features.npy", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
-        ("features.npy", lambda content: content[:100]),
-        ("features.npy", lambda content: b""),
         ("features.npy", lambda content: content.replace(b"(100,", b"(10, ")),
         ("features.npy.json", lambda content: b"{"),
     ],

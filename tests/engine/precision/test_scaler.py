@@ -185,34 +185,3 @@ def test_fused_clipping_equals_separate_clipping(optimizer_class, max_norm):
         assert scaler.skipped == 1
         results.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     assert torch.allclose(*results, rtol=1e-5, atol=1e-7)
-
-
-def test_waiting_for_a_gpu_uses_no_core(monkeypatch):
-    """The host waits for the count of two steps before, with an event that blocks instead of spinning."""
-    events = []
-
-    class Event:
-        def __init__(self, blocking: bool = False) -> None:
-            self.calls = ["blocking" if blocking else "spinning"]
-            events.append(self.calls)
-
-        def record(self) -> None:
-            self.calls.append("record")
-
-        def synchronize(self) -> None:
-            self.calls.append("synchronize")
-
-    class Counts:
-        """Counts on a GPU."""
-
-        device = torch.device("cuda")
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.zeros(())
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    scaler = Precision(Amp(MAX_SKIPPED_STEPS=2), CPU).scaler
-    scaler._counts = Counts()
-    assert [scaler.skipped_too_often() for _ in range(3)] == [False, False, False]
-    waiting = ["blocking", "record"]
-    assert events == [[*waiting, "synchronize"], waiting, waiting]

@@ -143,9 +143,6 @@ def test_asymmetric_loss_is_that_of_timm(kwargs, weights):
         total.backward()
         reference.backward()
         assert torch.allclose(found.grad, expected.grad, rtol=1e-5)
-    padded = several.clone()
-    padded[[1, 4]] = PADDING
-    assert loss(logits, padded).item() == pytest.approx(theirs(logits[[0, 2, 3, 5]], several[[0, 2, 3, 5]]).item())
 
 
 SEVERAL = np.zeros((400, 4), dtype=np.int8)

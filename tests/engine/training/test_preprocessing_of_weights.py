@@ -2,13 +2,12 @@
 that are no squares."""
 
 from argparse import Namespace
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-from conftest import config_for, log_of, model_for, refused, run_here, train
+from conftest import config_for, log_of, model_for, run_here, train
 from timm.data import create_transform, resolve_data_config
 from timm.layers import resample_abs_pos_embed
 from timm.models import save_for_hf
@@ -74,7 +73,7 @@ def evaluated(name: str, **follows) -> Data:
 
 def test_an_evaluation_of_each_published_model_has_timms_values():
     """With its test size, test crop and crop mode; -embed sees the images as a training does, such as a probe."""
-    names, differing = timm.list_pretrained(), Counter()
+    names = timm.list_pretrained()
     for name in names:
         published = timm.get_pretrained_cfg(name).to_dict()
         expected = resolve_data_config(pretrained_cfg=published, use_test_size=True)
@@ -86,16 +85,7 @@ def test_an_evaluation_of_each_published_model_has_timms_values():
         trained, embedded = resolve_data_config(pretrained_cfg=published), evaluated(name, as_published=False)
         assert ((3, *embedded.input_size), embedded.crop_pct) == (trained["input_size"], trained["crop_pct"])
         assert embedded.resize == "crop"
-        differing["size"] += trained["input_size"] != expected["input_size"]
-        differing["crop"] += trained["crop_pct"] != expected["crop_pct"]
-        differing[data.resize] += 1
-        differing["no square"] += data.input_size[0] != data.input_size[1]
     assert len(names) > 1800
-    assert differing["size"] > 300
-    assert differing["crop"] > 240
-    assert differing["squash"] > 120
-    assert differing["pad"] > 5
-    assert differing["no square"] > 4
 
 
 @pytest.mark.parametrize("name", [
@@ -131,12 +121,6 @@ def test_a_run_of_squashed_images_has_no_crop():
     assert follow_weights(resized, {}, foreign, evaluates=True).options.data.crop_pct == 0.875
     assert follow_weights(resized, {}, own, evaluates=True).options.data.crop_pct == 1
     assert follow_weights(options, ["DATA.RESIZE"], None, evaluates=True).options.data.crop_pct == 1
-
-
-@pytest.mark.parametrize("mean, std", [("[124,116,104]", "[58,57,57]"), ("[0,0,0]", "[255,255,255]")])
-def test_mean_and_deviation_in_units_of_0_to_255_are_refused(mean, std):
-    with refused(r"^-opts: DATA\.IMAGENET_MEAN [^\n]*0\.\.1[^\n]*$"):
-        parse_command_line(["-opts", f"DATA.IMAGENET_MEAN={mean}", f"DATA.IMAGENET_STD={std}"])
 
 
 @pytest.fixture
@@ -182,16 +166,6 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path):
         _, fact = run_on(photos, *recipe, start, "-opts", "TRAIN.MAX_STEPS=3")
         assert [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std] == values
         assert fact.sources.startswith("the checkpoint: IMAGE_SIZE, CROP_PCT, ")
-
-
-@pytest.mark.parametrize("argv", [
-    ["-image_size=96,32"], ["-opts", "DATA.IMAGE_SIZE=[96, 32]"], ["-opts", "DATA.IMAGE_SIZE=(96, 32)"],
-])  # fmt: skip
-def test_the_forms_of_a_size(argv):
-    assert config_for(*argv).data.input_size == (96, 32)
-    square = parse_command_line([word.replace("96", "32") for word in argv]).config.data
-    assert square.image_size == 32
-    assert square.input_size == (32, 32)
 
 
 def test_a_run_of_tall_images(photos, tmp_path):
