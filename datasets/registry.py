@@ -3,7 +3,10 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from configs.schema import Data
 from configs.schema.data import properties_of
@@ -30,12 +33,12 @@ from datasets.sources.listing import forget_listings
 from datasets.sources.path_words import SPLIT_NAMES, split_of_images
 from datasets.sources.samples import ImageFiles, Samples, listing_arrays
 from datasets.sources.share import take_classes, take_share
-from datasets.sources.shared_arrays import StringPacker, to_nfc
+from datasets.sources.shared_arrays import StringPacker, share_arrays, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
-from datasets.sources.split import Splitter
+from datasets.sources.split import RunSplit, Splitter
 from datasets.sources.tables.files import PARQUET, TABLE_SUFFIXES
 from datasets.sources.tables.rows import read_unlabelled_list
-from utils.distributed import ProcessContext, call_on_main, find_on_main, work_while_others_wait
+from utils.distributed import ProcessContext, broadcast_object, call_on_main, find_on_main, work_while_others_wait
 from utils.errors import Finding, Unavailable, UserError, combine_findings
 from utils.notes import Note
 from utils.system import require
@@ -62,8 +65,8 @@ def read_samples(
     a validation split.
     `is_new`: for a new training: labels of a table that are not 0, 1, 2, ... are names, unless `num_classes` is given.
 
-    Every rank must call it, and raises the main process's error. The first rank of each host looks for some files. All
-    ranks compare what they have read.
+    Every rank must call it, and raises the main process's error. One rank of each host reads, and looks for some files;
+    all ranks compare what they have.
     Raises UserError: an unknown data set; or, in one error, all problems of all splits: missing or malformed lists and
     folders, a host without the files, labels that are not below `num_classes`, classes that `class_names` does not
     contain, fewer training samples than one batch on every rank.
@@ -72,16 +75,20 @@ def read_samples(
     names = [to_nfc(name) for name in class_names or ()]
     data = data.model_copy(update={"download": data.download and context.is_main})
 
-    def read() -> list[Samples]:
+    def read() -> _Read:
         kind = _existing_class(data)
         if not kind.reads_archive:
             refuse_archive(data.data_path)
         source = kind(data, splitter)
         has_numbers = num_classes is not None or data.classes not in (None, NATURAL, BYTES)
         source.numbers = Numbers(names, are_names=is_new and not has_numbers)
-        return _read(data, num_classes, context, splits, names, predicts, source)
+        samples = _read(data, num_classes, context, splits, names, predicts, source)
+        return _Read(samples, splitter.result, splitter.num_trained)
 
-    return _on_all_ranks(read, context)
+    found = _on_all_ranks(read, context)
+    splitter.result = found.split
+    splitter.num_trained = found.num_trained
+    return found.samples
 
 
 def read_unlabelled(path: str, data: Data, context: ProcessContext, trained_root: str | None = None) -> Samples:
@@ -89,33 +96,78 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext, trained_root
 
     Raises UserError: no such path, or no images; the main process's error, on every rank.
     """
-    (samples,) = _on_all_ranks(lambda: [unlabelled(path, data, trained_root)], context)
-    if data.groups and isinstance(samples, ImageFiles) and samples.groups is None:
-        try:
-            with_groups(samples, data)
-        except UserError as error:  # DATA.GROUPS may be of the training
-            samples.notes.append(Note("screen", f"no figures of groups: {error}"))
-    samples.decoding = Decoding(data.grey_range, data.max_pixels)
+
+    def read() -> _Read:
+        samples = unlabelled(path, data, trained_root)
+        if data.groups and isinstance(samples, ImageFiles) and samples.groups is None:
+            try:
+                with_groups(samples, data)
+            except UserError as error:  # DATA.GROUPS may be of the training
+                samples.notes.append(Note("screen", f"no figures of groups: {error}"))
+        samples.decoding = Decoding(data.grey_range, data.max_pixels)
+        return _Read([samples])
+
+    (samples,) = _on_all_ranks(read, context).samples
     return samples
 
 
-def _on_all_ranks(read: Callable[[], list[Samples]], context: ProcessContext) -> list[Samples]:
-    """Calls `read` on the main process, and then on the others; every rank raises the main process's error.
+@dataclass(frozen=True)
+class _Read:
+    """The samples of each split, and `result` and `num_trained` of the `Splitter`."""
 
-    Another host that does not have the same data raises an error that names it. `read` may take any time, as indexing
-    shards does.
+    samples: list[Samples]
+    split: RunSplit | None = None
+    num_trained: int = 0
+
+
+_shared = list[Mapping[str, np.ndarray]]()  # until this process exits: workers of other ranks open the files, too
+
+
+def _on_all_ranks(read: Callable[[], _Read], context: ProcessContext) -> _Read:
+    """The result of `read`, which may take any time, as indexing shards does. A collective call.
+
+    Every rank raises the main process's error. Another host that does not have the same data raises an error that
+    names it.
     """
-    of_main = call_on_main(read, context)
     try:
-        splits = work_while_others_wait(read if of_main is None else lambda: of_main, context)
-    except UserError as error:
-        if context.hosts and context.host != context.hosts[0]:
-            error.args = (f"{context.host}, unlike {context.hosts[0]}: {error}",)
-        raise
+        if context.world_size == 1:
+            found = read()
+        else:
+            found = _read_per_host(read, context)
     finally:
         forget_listings()
-    check_same_data(splits, context)
-    return splits
+    check_same_data(found.samples, context)
+    return found
+
+
+def _read_per_host(read: Callable[[], _Read], context: ProcessContext) -> _Read:
+    """The main process reads, then the first rank of each other host, whose data may differ. The others of a host map
+    its arrays; a rank that does not see them, as in a container of its own, reads, too.
+    """
+    hosts = context.hosts
+    readers = [rank for rank, host in enumerate(hosts) if host not in hosts[:rank]]
+
+    def read_and_share() -> _Read:
+        found = read()
+        for samples in found.samples:
+            samples.arrays = share_arrays(samples.arrays)
+            _shared.append(samples.arrays)
+        return found
+
+    of_main = call_on_main(read_and_share, context)
+    reads = context.rank in readers[1:]
+    try:
+        found = work_while_others_wait(read_and_share if reads else lambda: of_main, context)
+        for reader in readers:
+            with suppress(OSError):
+                sent = broadcast_object(found, context, reader)
+                if context.host == hosts[reader]:
+                    found = sent
+        return work_while_others_wait(lambda: found or read(), context)
+    except UserError as error:
+        if context.host != hosts[0]:
+            error.args = (f"{context.host}, unlike {hosts[0]}: {error}",)
+        raise
 
 
 def recognize_dataset(data: Data, context: ProcessContext) -> Data:

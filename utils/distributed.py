@@ -269,12 +269,12 @@ def all_reduce_sum(tensor: torch.Tensor, context: ProcessContext) -> torch.Tenso
     return tensor
 
 
-def broadcast_object(value: T, context: ProcessContext) -> T:
-    """The main process's `value` on every process, sent as a pickle."""
+def broadcast_object(value: T, context: ProcessContext, source: int = 0) -> T:
+    """The `value` of the rank `source` on every process, sent as a pickle."""
     if context.world_size == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, src=source)
     return box[0]
 
 

@@ -1,5 +1,6 @@
 """The data set `parquet`: images and labels in the parquet files of Hugging Face's hub."""
 
+import copy
 import json
 import re
 import shlex
@@ -292,22 +293,28 @@ class ParquetImages(ImageFiles):
 
     def __init__(self, listing: ImageFiles, tables: Sequence["ParquetTable"], shuffled_groups: int) -> None:
         super().__init__(**vars(listing))
-        self._tables = tables
         self._shuffled_groups = shuffled_groups
         self._column = tables[0].columns["path"]
         self._ends = {name: ends for table in tables for name, ends in table.group_ends.items()}
+        self._largest = max(1, *(table.group_bytes for table in tables))
+        self._group()
+
+    def _group(self) -> None:
         self._cache = dict[tuple[str, int], Any]()
-        largest, numbers = max(table.group_bytes for table in tables), dict[tuple[str, int], int]()
+        numbers = dict[tuple[str, int], int]()
         groups = [numbers.setdefault(self._place(index)[:2], len(numbers)) for index in range(len(self))]
         ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(groups))
-        self.windows = ShardWindows(ends, max(1, min(shuffled_groups, _CACHE_BYTES // max(1, largest))))
+        self.windows = ShardWindows(ends, max(1, min(self._shuffled_groups, _CACHE_BYTES // self._largest)))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_cache": {}, "_tables": ()}
+        return {**super().__getstate__(), "_cache": {}}
 
     def select(self, indices: np.ndarray) -> "ParquetImages":
         listing = ImageFiles(**{field.name: getattr(self, field.name) for field in fields(ImageFiles)})
-        return ParquetImages(listing.select(indices), self._tables, self._shuffled_groups)
+        part = copy.copy(self)
+        part.arrays = listing.select(indices).arrays
+        part._group()
+        return part
 
     def _place(self, index: int) -> tuple[str, int, int]:
         """The file, the row group, and the row in it."""

@@ -1,7 +1,9 @@
 """One report at the start names all problems of a data set; notes in the log; ranks with different data end the run."""
 
+import os
 import pickle
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase
@@ -20,9 +22,10 @@ from datasets.sources import checks
 from datasets.sources.checks import check_same_data, digest_of, find_problems, notes_on, notes_on_waiting
 from datasets.sources.sets.in_memory import FakeImages, ImageArray
 from datasets.sources.source import source_class
+from datasets.sources.split import Splitter
 from tests.datasets.photo import png16
 from tests.datasets.shards.tar_files import tar_of
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 
 
@@ -146,6 +149,7 @@ def answers(monkeypatch):
     """Calls a function, which makes one collective call, on two ranks in turn; returns their results or errors."""
     monkeypatch.setattr(registry, "work_while_others_wait", lambda work, context: work())
     monkeypatch.setattr(registry, "call_on_main", lambda call, context: None)
+    monkeypatch.setattr(registry, "broadcast_object", lambda value, context, source: value)
     contexts = [ProcessContext(rank, 0, 2, 1, torch.device("cpu"), ("node1", "node2")) for rank in range(2)]
 
     def call(function):
@@ -249,3 +253,55 @@ def test_the_batch_sizes_of_the_error_fill_a_batch(size, total, ranks):
     config = parse_command_line([*given, *str(finding).partition("; use ")[2].split()]).config
     assert not find_problems(samples, "train", config.data, context)
     assert plan_batches(config, ranks).global_size <= 26
+
+
+def read_and_count(context: ProcessContext, root: Path, hosts: tuple[str, str], sees: bool) -> tuple[int, list]:
+    """The number of times that this rank lists a class folder; what it has read, as a worker receives it."""
+    if hosts[0] != hosts[1]:
+        context = replace(context, hosts=hosts, local_rank=0, local_world_size=1)
+    splitter = Splitter(options(root, dataset="folder"))
+    listed = Counter[str]()
+    scandir = os.scandir
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "scandir", lambda path: listed.update([str(path)]) or scandir(path))
+        if not sees:
+            patch.setattr(registry, "broadcast_object", refuse)
+        splits = registry.read_samples(splitter.data, None, context, "train", "val", splitter=splitter)
+    splits = pickle.loads(pickle.dumps(splits))
+    facts = [(len(samples), digest_of(samples), samples.class_names, samples.read_bytes(0)) for samples in splits]
+    return max(listed[str(root / name)] for name in "ab"), [splitter.result, *facts]
+
+
+def refuse(value: object, context: ProcessContext, source: int) -> object:
+    broadcast_object(value, context, source)
+    raise FileNotFoundError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hosts", "sees", "counts"),
+    [(("a", "a"), True, [1, 0]), (("a", "b"), True, [1, 1]), (("a", "a"), False, [1, 1])],
+    ids=["one host", "two hosts", "a container without the files"],
+)
+def test_one_rank_of_each_host_lists_the_folders(tmp_path, ranks, hosts, sees, counts):
+    write_classes(tmp_path, a=10, b=10)
+    for folder in (tmp_path, tmp_path / "a", tmp_path / "b"):
+        os.utime(folder, (0, 0))  # one that has just changed may be listed again
+    (first, of_main), (other, of_other) = ranks(2)(read_and_count, tmp_path, hosts, sees)
+    assert [first, other] == counts
+    assert of_main == of_other and [one[0] for one in of_main[1:]] == [18, 2]
+
+
+def error_on_two_hosts(context: ProcessContext, root: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        read_and_count(context, root / "ab"[context.rank], ("a", "b"), True)
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_hosts_with_other_data_end_the_run(tmp_path, ranks):
+    write_classes(tmp_path / "a", a=10, b=10)
+    write_classes(tmp_path / "b", a=10, b=9)
+    first, other = ranks(2)(error_on_two_hosts, tmp_path)
+    assert first == other
+    assert first.startswith("rank 1 (b) has other data than rank 0 (a): ")

@@ -98,6 +98,7 @@ def read_on(rank: int, data: Path, monkeypatch: pytest.MonkeyPatch) -> list:
     """`read_samples` on a rank whose rank 0 has found no error."""
     monkeypatch.setattr(registry, "work_while_others_wait", lambda work, context: work())
     monkeypatch.setattr(registry, "call_on_main", lambda call, context: None)
+    monkeypatch.setattr(registry, "broadcast_object", lambda value, context, source: value)
     monkeypatch.setattr(registry, "check_same_data", lambda splits, context: None)
     config = config_for("-dataset=imagenet2012", f"-data_path={data}", "-batch_size=1")
     return registry.read_samples(config.data, 2, on_rank(rank), "train", "val")
