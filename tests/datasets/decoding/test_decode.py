@@ -5,6 +5,7 @@ import random
 import sys
 import warnings
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -162,6 +163,21 @@ def refuse(*_):
 def test_pillow_decodes_jpegs_that_no_other_decoder_does(monkeypatch, decoder):
     monkeypatch.setattr(decode, "_decode_jpeg", decoder)
     assert_like_pillow(KINDS["jpeg 4:2:0"]())
+
+
+def test_the_first_decoder_that_loads_is_used(monkeypatch):
+    """In this order: torchcodec, torchvision, Pillow."""
+    modes = []
+    codec = SimpleNamespace(decode_jpeg=lambda data, mode: modes.append(mode) or data)
+    monkeypatch.setitem(sys.modules, "torchcodec", SimpleNamespace(decoders=codec))
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", codec)
+    assert decode._find_jpeg_decoder()(torch.ones(1)) == torch.ones(1)
+    assert modes == ["UNCHANGED"]
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)  # its import fails
+    monkeypatch.setattr(torch.ops, "image", SimpleNamespace(decode_jpeg=lambda data, mode: data + mode))
+    assert decode._find_jpeg_decoder()(torch.ones(1)) == torch.ones(1)
+    monkeypatch.setattr(torch.ops, "image", SimpleNamespace())
+    assert decode._find_jpeg_decoder() is None
 
 
 JPEGS = [kind for kind in KINDS if kind.startswith("jpeg")]

@@ -344,12 +344,23 @@ def test_a_recomputed_batch_norm_counts_each_batch_once(argv, compiled, mode, co
         assert torch.allclose(value, plain[name], atol=0.01), name  # compiled blocks round differently
 
 
+class Block(nn.Module):
+    """torch 2.10 does not trace a bare nn.Linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x).relu()
+
+
 class CallsOneBlock(nn.Module):
     """Of its two blocks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.blocks = nn.ModuleList([Block(), Block()])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.blocks[0](x)
