@@ -112,6 +112,15 @@ def test_medical_and_ordinal_figures_are_those_of_scikit_learn(classes, scale, d
         assert values[f"{weights}_kappa"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
+def test_a_grade_without_images_keeps_its_place_in_kappa():
+    """scikit-learn without labels= gives 83.3 and 66.7: grades 1 and 3 are neighbours for it."""
+    targets = torch.tensor([0, 0, 0, 1, 1, 1, 3, 3, 3, 4, 4, 4])
+    predicted = torch.tensor([0, 0, 1, 1, 3, 0, 3, 4, 3, 4, 4, 3])
+    values = results_of(9 * torch.eye(5)[predicted], targets).metrics().values
+    assert values["quadratic_kappa"] == pytest.approx(100 * 13 / 15)
+    assert values["linear_kappa"] == pytest.approx(100 * 5 / 7)
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_figure_that_is_not_defined_is_null_and_never_the_best(tmp_path, cpu):
     """Images of one class, which is predicted for all: no other class to rank against, no disagreement by chance."""
