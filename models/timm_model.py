@@ -1,6 +1,7 @@
 """The models of timm by name, and the functions that all models built by timm share."""
 
 import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -108,7 +109,9 @@ def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
     with torch.device("meta"):
         model_class = type(timm.create_model(name))
     entry = inspect.signature(timm.model_entrypoint(name)).parameters.keys()
-    known = (class_arguments(model_class) | entry | {"bn_eps"}) - LOADER_ARGUMENTS  # the latter of EfficientNets
+    known = (class_arguments(model_class) | entry) - LOADER_ARGUMENTS
+    if hasattr(sys.modules[model_class.__module__], "resolve_bn_args"):  # of EfficientNets
+        known |= {"bn_eps"}
     for key in kwargs.keys() - (known - OWN_KEYS.keys()):
         hint = f"; its key is {OWN_KEYS[key]}" if key in OWN_KEYS else did_you_mean(key, known)
         raise UserError(f"MODEL.KWARGS: {key[:80]} is no further argument of {model_class.__name__}{hint}")

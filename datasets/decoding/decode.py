@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +39,8 @@ _MAX_SCANS = 100  # of the largest image; a kilobyte of a progressive JPEG can c
 _PLAIN_PPM = re.compile(rb"P([56])\n(\d{1,5}) (\d{1,5})\n255\n")
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _CHANNELS = 258, 262, 277  # tags of TIFF
 _WHITE_IS_ZERO = 0
-# Pillow keeps the high byte of colors of 16 bits; these unpackers read the low one. Of compressed planes of a TIFF,
-# libtiff gives the high byte for both.
+_PLANES, _APART = 284, 2  # its tag of the order of colors, and the value of planes
+# Pillow keeps the high byte of colors of 16 bits; these unpackers read the low one.
 _GREY_ALPHA = "LA;16B"
 _LOW_BYTES = {_GREY_ALPHA: "ARGB"} | {
     f"{channels};16{order}": f"{channels};16{other}"
@@ -308,25 +309,33 @@ def _deep_values(data: bytes, image: ImageFile) -> np.ndarray | None:
         if values.min() < 0 or values.max() > MAX_VALUE:
             raise ValueError(f"pixels are outside of 0..{MAX_VALUE}: save the image with 8 or 16 bits")
         return MAX_VALUE - values if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else values  # Pillow inverts 8 bits only
-    order = "B" if data.startswith(b"MM") else "L"
-    of_high, of_low = [], []
-    for tile in image.tile:
-        name, *others = (tile.args,) if isinstance(tile.args, str) else tile.args or ("",)
-        if (
-            name in tuple("RGBA") and tags.get(_BITS_PER_SAMPLE, (8,))[0] == 16
-        ):  # a plane, which Pillow reads with 8 bits
-            name = f"{name};16{order}"
-        if name not in _LOW_BYTES:  # of GIF, it is the number of bits
-            return None
-        of_high.append(tile._replace(args=(name, *others)))
-        of_low.append(tile._replace(args=(_LOW_BYTES[name], *others)))
-    if not of_high:
+    tiles = _deep_tiles(image, tags, "B" if data.startswith(b"MM") else "L")
+    if not tiles:
         return None
     low = open_with_pillow(data, str)
-    image.tile = of_high
-    low.tile = of_low
+    image.tile = tiles
+    low.tile = [tile._replace(args=(_LOW_BYTES[tile.args[0]], *tile.args[1:])) for tile in tiles]
     values = np.array(_upright(image), np.uint16) << 8 | np.array(_upright(low))
-    return values[..., 0] if name == _GREY_ALPHA else values[..., :3]
+    return values[..., 0] if tiles[0].args[0] == _GREY_ALPHA else values[..., :3]
+
+
+def _deep_tiles(image: ImageFile, tags: Any, order: str) -> list[Any]:
+    """Pillow's tiles of an image of 16 bits per color, with the unpackers of the high bytes; none of another image.
+
+    tags: of a TIFF. order: of its bytes. Raises ValueError: Pillow reads only its high bytes.
+    """
+    is_deep = tags.get(_BITS_PER_SAMPLE, (8,))[0] == 16
+    tiles = []
+    for tile in image.tile:
+        name, *others = (tile.args,) if isinstance(tile.args, str) else tile.args or ("",)
+        if is_deep and name in tuple("RGBA"):  # a plane, which Pillow reads with 8 bits
+            name = f"{name};16{order}"
+        if name not in _LOW_BYTES:  # of GIF, it is the number of bits
+            return []
+        if tile[0] == "libtiff" and tags.get(_PLANES) == _APART:
+            raise ValueError("planes of 16 bits are compressed: save it uncompressed, or with interleaved colors")
+        tiles.append(tile._replace(args=(name, *others)))
+    return tiles
 
 
 def scale_to_8_bits(values: np.ndarray, grey_range: GreyRange | None) -> np.ndarray:

@@ -266,11 +266,14 @@ def weights_record(model: Model, weights: WeightsFile | None = None, source: str
     record = _record_beside(published, weights)
     if model.type == "timm":
         kwargs = weights.network_arguments(model.name)
+        if getattr(model, "kwargs", None) == {}:  # given: the model has no further arguments
+            kwargs = {}
         try:
             if kwargs:
                 check_kwargs(model.name.partition(".")[0], kwargs)
         except UserError as error:
-            raise UserError(f"{weights.file}: its args cannot be followed: {error}") from None
+            fix = f"-model={model.name} -opts MODEL.KWARGS={{}} reads it without its arguments"
+            raise UserError(f"{weights.file}: its args cannot be followed: {error}; {fix}") from None
         return replace(record, kwargs=kwargs)
     return record if record.data or record.class_names else None
 

@@ -39,19 +39,25 @@ def png16(values: np.ndarray) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(bytes.__add__, chunks, sums))
 
 
-def tiff16(values: np.ndarray, photometric: int = 2, is_planar: bool = False, order: str = "<") -> bytes:
-    """An uncompressed TIFF of 16 bits, which Pillow does not write. values: (H, W, C)."""
+def tiff16(
+    values: np.ndarray, photometric: int = 2, is_planar: bool = False, order: str = "<", compression: int = 1
+) -> bytes:
+    """A TIFF of 16 bits, which Pillow does not write. values: (H, W, C). compression: 1: none, 8: zlib's."""
     height, width, channels = values.shape
     planes = channels if is_planar else 1
     data = (np.moveaxis(values, -1, 0) if is_planar else values).astype(f"{order}u2").tobytes()
     tags = TiffImagePlugin.ImageFileDirectory_v2(prefix=b"II" if order == "<" else b"MM")
     size = len(data) // planes
+    parts = [data[start : start + size] for start in range(0, len(data), size)]
+    if compression == 8:
+        parts = list(map(zlib.compress, parts))
+    ends = np.cumsum([0, *map(len, parts)]).tolist()
     for tag, value in {
-        256: width, 257: height, 258: (16,) * channels, 259: 1, 262: photometric, 277: channels, 278: height,
-        273: tuple(size * plane for plane in range(planes)), 279: (size,) * planes, 284: 1 + is_planar,
+        256: width, 257: height, 258: (16,) * channels, 259: compression, 262: photometric, 277: channels, 278: height,
+        273: tuple(ends[:-1]), 279: tuple(map(len, parts)), 284: 1 + is_planar,
     }.items():  # fmt: skip
         tags[tag] = value
     if channels == 4:
         tags[338] = 2  # alpha
     tags.save(file := io.BytesIO())
-    return file.getvalue() + data
+    return file.getvalue() + b"".join(parts)

@@ -72,7 +72,8 @@ class Parquet(Tables):
         found = parquet_files(root) if root.is_dir() else [root]
         if not found:
             raise UserError(f"{root}: has no {PARQUET} file; -dataset=folder reads images, -dataset=tar tar shards")
-        of_card = _splits_of_card(root)
+        cards = [card for card in _splits_of_card(root) if not card.keys().isdisjoint(found)]
+        of_card = cards[0] if len(cards) == 1 else {}
         for file in filter(of_card.get, found) if of_card else found:
             folder, split, name = _place_of(root, file, of_card)
             folders[folder] = None
@@ -82,6 +83,9 @@ class Parquet(Tables):
         if len(folders) > 1:
             paths = " or ".join(f"-data_path={shlex.quote(str(folder))}" for folder in list(folders)[:4])
             raise UserError(f"{root}: contains several configurations of a data set; give one: {paths}")
+        if len(cards) > 1:
+            problem = f"README.md has {len(cards)} configurations of the files here"
+            raise UserError(f"{root}: {problem}; put the files of one into a folder of their own, and give it")
         is_unclear = "" in names if len(by_split) > 1 else len(names) > 1
         if is_unclear:
             raise UserError(f"{by_split['all'][0]}: is of no split; name the files as train-00000-of-00001{PARQUET}")
@@ -142,15 +146,17 @@ def _card_of(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _splits_of_card(folder: Path) -> dict[Path, str]:
-    """The split of each file of the one configuration of the card; empty without one."""
-    splits = dict[Path, str]()
+def _splits_of_card(folder: Path) -> list[dict[Path, str]]:
+    """The split of each file of each configuration of the card; without those that cannot be parsed."""
+    found = list[dict[Path, str]]()
     with suppress(Exception):
-        (only,) = _card_of(folder)["configs"]
-        for part in only["data_files"]:
-            for pattern in np.atleast_1d(part["path"]).tolist():
-                splits |= dict.fromkeys(folder.glob(pattern), part["split"])
-    return splits
+        for one in _card_of(folder)["configs"]:
+            splits = dict[Path, str]()
+            for part in one["data_files"]:
+                for pattern in np.atleast_1d(part["path"]).tolist():
+                    splits |= dict.fromkeys(folder.glob(pattern), part["split"])
+            found.append(splits)
+    return found
 
 
 def _classes_of_card(folder: Path) -> dict[str, tuple[str, ...]]:

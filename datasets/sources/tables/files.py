@@ -82,6 +82,8 @@ class Table:
     classes: Mapping[str, tuple[str, ...]] = {}  # the names of all classes of a column, if the table has them
     unread = ""  # about columns that are not read, for errors
     layout: Layout | None = None  # see `columns.find_layout`
+    cut_line = 0  # the last line if it has fewer fields than the header and no line end: perhaps cut off
+    _line = ""
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:
         self.file = file
@@ -125,19 +127,25 @@ class Table:
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """The header and the rows of a CSV file; spreadsheets write empty rows, which are left out."""
-        lines = islice(read_lines(self.file, self._encoding), self._start, None)
+        lines = islice(map(self._keep_line, read_lines(self.file, self._encoding)), self._start, None)
         reader = csv.reader(lines, delimiter=self._separator, skipinitialspace=True, strict=True)
         width = 0
         try:
             for row in reader:
                 if any(texts := list(map(_clean, row))):
                     width = width or len(row)
+                    if len(row) < width and not self._line.endswith("\n"):
+                        self.cut_line = reader.line_num + self._start
                     if len(row) <= width:  # spreadsheets leave out the separators of empty cells at the end
                         yield reader.line_num + self._start, [*texts, *[""] * (width - len(row))]
                     else:
                         self.mistakes[reader.line_num + self._start] = _TOO_WIDE
         except csv.Error as error:  # the lines after it cannot be parsed reliably
             self.mistakes[reader.line_num + self._start] = f"is not valid CSV ({error}); correct the line"
+
+    def _keep_line(self, line: str) -> str:
+        self._line = line
+        return line
 
     def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The JSON object of each line."""

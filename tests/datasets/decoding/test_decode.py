@@ -108,6 +108,7 @@ def test_16_bits_are_scaled(kind):
 DEEP = np.random.default_rng(0).integers(0, 4096, (30, 24, 4))
 DEEP_FILES = {
     **{f"png of {channels}": (png16, channels, {}) for channels in (2, 3, 4)},
+    "compressed tiff": (tiff16, 3, {"compression": 8}),
     **{
         f"tiff of {channels}, {order}, planar {is_planar}": (tiff16, channels, {"is_planar": is_planar, "order": order})
         for channels, order, is_planar in itertools.product((3, 4), "<>", (False, True))
@@ -243,6 +244,7 @@ REFUSED = {
     "ppm bomb": lambda: b"P6 99999 99999 255\n",
     "wide": lambda: flat(1001, 10, "PNG"),
     "high": lambda: flat(1, 101, "JPEG"),
+    "compressed planes": lambda: tiff16(np.full((9, 9, 3), 999), is_planar=True, compression=8),
     "13 bands": lambda: tiff16(np.zeros((9, 9, 13)), photometric=1),
     "large integers": lambda: encode(Image.fromarray(np.full((9, 9), 70000, dtype=np.int32)), "TIFF"),
 }

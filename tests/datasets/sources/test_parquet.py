@@ -168,6 +168,10 @@ def test_the_readme_of_the_hub_names_splits_and_classes(tmp_path):
     assert classes_of(val) == {number: NAMES[number % 3] for number in range(10, 20)}
     (tmp_path / "README.md").write_text(re.sub(r".*(path: x/b|unlabeled).*\n", "", CARD).replace("train,", "full,"))
     assert sum(map(len, read(tmp_path))) == 20
+    second = CARD.replace("configs:", "configs:\n- {config_name: b, data_files: [{split: train, path: x/b.parquet}]}")
+    (tmp_path / "README.md").write_text(second)
+    with refused("2 configurations"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize(

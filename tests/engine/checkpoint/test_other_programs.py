@@ -2,6 +2,7 @@
 class names, preprocessing and options, also of one that means harm."""
 
 import json
+import re
 import shutil
 from argparse import Namespace
 from pathlib import Path
@@ -135,6 +136,17 @@ def test_an_argument_that_cannot_be_followed_is_named(given, key, tmp_path):
     torch.save({"state_dict": timm.create_model("resnet10t").state_dict(), "args": args}, tmp_path / "x.pth")
     with refused(key):
         options_of_weights(parse_command_line(["-eval", f"-pretrained={tmp_path / 'x.pth'}"]))
+
+
+@pytest.mark.parametrize("given", [{"bn_eps": 0.1}, {"model_kwargs": {"deepness": 9}}])
+def test_an_argument_that_cannot_be_followed_is_left_out_as_advised(given, tmp_path):
+    args = Namespace(model="resnet10t", crop_pct=0.6, **given)
+    torch.save({"state_dict": timm.create_model("resnet10t").state_dict(), "args": args}, tmp_path / "x.pth")
+    command = ["-eval", f"-pretrained={tmp_path / 'x.pth'}"]
+    message = line_of(options_of_weights, parse_command_line(command))
+    advised = re.findall(r"-model=resnet10t|-opts|MODEL\.KWARGS=\S+", message)
+    config = options_of_weights(parse_command_line([*command, *advised]))[0]
+    assert (config.model.kwargs, config.data.crop_pct) == ({}, 0.6)
 
 
 def test_the_normalization_follows_one_channel():
