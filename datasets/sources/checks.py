@@ -130,8 +130,10 @@ def _notes_on_training(train: Samples, names: Sequence[str], counts: np.ndarray)
         example = shorten(names[empty[-1]])  # of numbers, perhaps a typing error in another split
         text = f"{len(empty)} of {len(names)} classes have no training image, such as {example}"
         notes.append(Note("warning" if train.has_class_names else "log", text))
-    if train.targets.ndim == 2:
-        notes += _notes_on_unlabelled(train)
+    unlabelled = np.flatnonzero(~train.targets.any(axis=-1)) if train.targets.ndim == 2 else ()
+    if len(unlabelled):
+        text = f"{len(unlabelled):,} of {len(train)} training images have no label, such as"
+        notes.append(Note("log", f"{text} {shorten(train.name(unlabelled[0]))}"))
     if counts.any() and (typical := np.median(counts[counts > 0])) < _FEW_IMAGES:
         fix = "add images or use pretrained weights, and validate on more images"
         notes.append(Note("warning", f"{typical:g} training images per class (median); {fix}"))
@@ -149,15 +151,6 @@ def _notes_on_evaluated(
     lowest = min(few, key=lambda label: counts[label])
     example = f"{shorten(names[lowest])}: {counts[lowest]}"
     return [Note("warning", f"{len(few)} of {len(order)} classes have {lack} ({example}); {fix}")]
-
-
-def _notes_on_unlabelled(train: Samples) -> list[Note]:
-    """The number of images without any label, with DATA.MULTI_LABEL."""
-    others, indices = Counts(), np.flatnonzero(~train.targets.any(axis=1)).tolist()
-    if indices:
-        reason = Reason(f"of {len(train)} training images have no label", kind="log")
-        others.add(reason, shorten(train.name(indices[0])), len(indices))
-    return others.notes()
 
 
 def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:

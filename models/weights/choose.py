@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -86,20 +86,16 @@ def choose(weights: WeightsFile, model: nn.Module, options: Model, purpose: Purp
     """
     found = find_candidates(weights, model, options)
     best = _best(found)
-    wanted = options.weights_entry
     averages = [one for one in best if weights.average.search(one.path)]
-    raws = [one for one in best if one not in averages]
-    raw_first = purpose.prefers_raw and not weights.is_result
-    kinds = {"raw": [raws], "average": [averages], None: [raws, averages] if raw_first else [averages, raws]}
-    named = [one for one in found if one.is_named(str(wanted))]
-    exact = [one for one in named if one.path == wanted]
-    chosen = next(filter(None, kinds.get(wanted, [_best(exact or named)])), [])
-    chosen = _without_second_networks(chosen)
+    kinds = {"raw": [one for one in best if one not in averages], "average": averages}
+    order = ["average", "raw"]
+    if purpose.prefers_raw and not weights.is_result:
+        order.reverse()
+    chosen = _without_second_networks(_wanted(found, kinds, order, options.weights_entry))
     if not chosen:
         entries = summarize_names([one.title for one in found], limit=6)
-        raise UserError(
-            f"{weights.file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {entries}; change the key or remove it"
-        )
+        problem = f"has no weights {options.weights_entry} (MODEL.WEIGHTS_ENTRY), but {entries}"
+        raise UserError(f"{weights.file}: {problem}; change the key or remove it")
     one, *equals = chosen
     if not all(map(one.equals, equals)):
         entries = summarize_names([one.title for one in chosen], limit=6)
@@ -108,10 +104,21 @@ def choose(weights: WeightsFile, model: nn.Module, options: Model, purpose: Purp
             fix = "give a file with one of them"  # the key is the student's
         raise UserError(f"{weights.file}: the entries {entries} fit equally well; {fix}")
     others = [summarize_names([other.title]) for other in best if other is not one]
-    key = next(iter(others), "")
-    if averages and raws and one in best:
-        key = "raw" if one in averages else "average"
-    return replace(one, others=others, other_key=key)
+    other_kinds = [kind for kind in order if kinds[kind] and one not in kinds[kind]]
+    return replace(one, others=others, other_key=[*(other_kinds if one in best else []), *others, ""][0])
+
+
+def _wanted(
+    found: list[Candidate], kinds: Mapping[str, list[Candidate]], order: Sequence[str], entry: str | None
+) -> list[Candidate]:
+    """The candidates of MODEL.WEIGHTS_ENTRY: of a kind, or with a name; without it, those of the first kind."""
+    if entry in kinds:
+        return kinds[entry]
+    if entry is None:
+        return next(filter(None, map(kinds.__getitem__, order)), [])
+    named = [one for one in found if one.is_named(entry)]
+    exact = [one for one in named if one.path == entry]
+    return _best(exact or named)
 
 
 def _without_second_networks(chosen: list[Candidate]) -> list[Candidate]:
@@ -166,7 +173,7 @@ def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str]
     outside = {name: state[name] for name in state if name not in {*inside, *part}}
     known = {*body, *part, *outside}
     layers = {name.rpartition(".")[0] for name in outside}
-    notes = [note] if note else []
+    notes = [*filter(None, [note])]
     own_heads = part.keys() & own.keys() - body
     if own_heads and len(layers) == 1 and "".join(layers).endswith("class_head"):  # LightlyTrain's, on its own features
         part = {name: tensor for name, tensor in part.items() if name not in own_heads}
@@ -178,9 +185,8 @@ def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str]
             outside[head] = outside.pop(ends[0])
             if head.endswith(".weight"):
                 of = ends[0].rpartition(".")[0]
-                notes.append(
-                    Note("screen", f"head: {of}, beside the backbone; its input is this model's (global_pool)")
-                )
+                text = f"head: {of}, beside the backbone; its input is this model's (global_pool)"
+                notes.append(Note("screen", text))
     names = body & part.keys()
     shapes = sum(part[name].shape == own[name].shape for name in names)
     return Candidate(f"{entry}.{prefix}".strip("."), part | outside, (shapes, len(names)), notes)

@@ -219,10 +219,7 @@ class Pairs:
             return
         prefix_tokens = target.shape[1] - math.prod(grid)  # class token and others outside the grid
         tokens = source.shape[1] - prefix_tokens
-        patch = to_2tuple(getattr(patches, "patch_size", 1))
-        known = [side // length for side, length in zip(image_size or (), patch, strict=False)]
-        if math.prod(known) != tokens:
-            known = []
+        known = _grid_of(image_size, patches, tokens)
         if "pos_embed" in self.fixed:
             _check_formula(weights.file, source[0, prefix_tokens:], known, target[0, prefix_tokens:], grid)
             return
@@ -231,8 +228,12 @@ class Pairs:
                 text = f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"
                 self.fitted.note(text, kind="screen")
             return
-        old = known or [math.isqrt(max(tokens, 0))] * 2
-        method = {"interpolation": "bilinear", "antialias": False} if weights.kind == NPZ else {}
+        self._resample_positions(known or [math.isqrt(max(tokens, 0))] * 2, grid, prefix_tokens, weights.kind)
+
+    def _resample_positions(self, old: list[int], grid: list[int], prefix_tokens: int, kind: str) -> None:
+        """old, grid: height and width of the grid of the file, and of the model."""
+        source = self.state["pos_embed"]
+        method = {"interpolation": "bilinear", "antialias": False} if kind == NPZ else {}
         with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source
             positions = source[:, prefix_tokens:].unflatten(1, old)
             resized = resample_abs_pos_embed_nhwc(positions, grid, **method)  # also to a grid of as many tokens
@@ -291,17 +292,16 @@ class Pairs:
         shapes = [(source.shape, target.shape) for name, source, target in self if name in new]
         others = [(there, here) for there, here in shapes if there != here and len(there) == len(here) > 1]
         counts = [(there[0], here[0]) for there, here in others if there[1:] == here[1:]]
-        if counts:
-            self.fitted.counts = counts[0]
+        self.fitted.counts = [*counts, self.fitted.counts][0]
+        inputs = [there[1] == here[1] for there, here in others if len(here) == 2]
         reasons = {
-            NewHead.OTHER_NUMBER: bool(counts),
+            NewHead.OTHER_NUMBER: counts,
             NewHead.NOT_IN_FILE: not shapes,
-            NewHead.OTHER_FEATURES: is_pooled and any(there[1] != here[1] for there, here in others if len(here) == 2),
+            NewHead.OTHER_FEATURES: is_pooled and not all(inputs),
             NewHead.NO_KNOWN_CLASS: is_other,
         }
-        applying = [reason for reason, applies in reasons.items() if applies]
-        if new and applying:
-            self.fitted.new_heads[head] = applying[0]
+        if new and any(reasons.values()):
+            self.fitted.new_heads[head] = next(filter(reasons.get, reasons))
             self.state |= new
 
     def _select_rows(self, layers: list[str], rows: torch.Tensor) -> None:
@@ -313,6 +313,13 @@ class Pairs:
             if kept.shape == target.shape and kept.dtype in _FLOAT_DTYPES:
                 is_kept = ((rows >= 0) & (rows < len(source))).view(-1, *[1] * (target.ndim - 1))
                 self.state[name] = torch.where(is_kept, kept.to(target.dtype), 0)  # of a new class, whose row is -1
+
+
+def _grid_of(image_size: tuple[int, int] | None, patches: Any, tokens: int) -> list[int]:
+    """The height and width in patches of the images of a file; empty if not stated, or not of so many tokens."""
+    patch = to_2tuple(getattr(patches, "patch_size", 1))
+    grid = [side // length for side, length in zip(image_size or (), patch, strict=False)]
+    return grid if math.prod(grid) == tokens else []
 
 
 def _check_formula(file: Path, theirs: torch.Tensor, known: list[int], ours: torch.Tensor, grid: list[int]) -> None:
@@ -383,17 +390,25 @@ def _check_tensors(weights: WeightsFile, pairs: Pairs, name: str) -> State:
     refuse(missing, "missing tensors")
     misfits = [name for name in own if state[name].shape != own[name].shape]
     refuse([f"{name} {_shape(state[name])}, not {_shape(own[name])}" for name in misfits], "wrong shapes")
-    parts = {_part(name) for name in own if "." in name} - {_part(head) for head in pairs.heads}
-    parts |= _OF_THE_INPUT if "patch_embed" in parts else set()
-    left = [name for name in state if name not in own and _part(name) in parts]
+    left = _left_over(pairs)
     with_biases = f"{name.partition('.')[0]}_qkvb"  # timm's other model of DINOv3
-    is_biases = is_model(with_biases) and all(one.endswith("qkv.bias") for one in left)
-    refuse(left, "the model has no place for", f"give -model={with_biases}" if is_biases else fix)
+    remedy = fix
+    if is_model(with_biases) and all(one.endswith("qkv.bias") for one in left):
+        remedy = f"give -model={with_biases}"
+    refuse(left, "the model has no place for", remedy)
     kinds = [name for name in own if own[name].is_floating_point() != (state[name].dtype in _FLOAT_DTYPES)]
     refuse([f"{name} {state[name].dtype}" for name in kinds], "wrong dtypes")
     cast = {name: state[name].to(own[name].dtype) for name in own}
     refuse([name for name in own if not cast[name].isfinite().all()], "NaN or infinite values", "give other weights")
     return cast
+
+
+def _left_over(pairs: Pairs) -> list[str]:
+    """The tensors of the file of a part that the model has, apart from heads, or of the input of its blocks."""
+    parts = {_part(name) for name in pairs.own if "." in name} - {_part(head) for head in pairs.heads}
+    if "patch_embed" in parts:
+        parts |= _OF_THE_INPUT
+    return [name for name in pairs.state if name not in pairs.own and _part(name) in parts]
 
 
 def _part(name: str) -> str:

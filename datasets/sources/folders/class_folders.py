@@ -41,7 +41,6 @@ _IGNORED_FOLDERS = re.compile(
 )
 # The name of an image and a word: a mask, a thumbnail, a copy
 _MORE_THAN_A_NAME = re.compile(r"(.+?)[ ._-]+[^\W\d]+(?: ?\(\d+\))?")
-_BROKEN = "broken link"
 _MAX_ENDINGS = 8  # in a note
 CALTECH = {  # the folder in DATA_PATH, or DATA_PATH itself, and the folder that is no class
     "caltech101": ("101_ObjectCategories", "BACKGROUND_Google"),
@@ -62,7 +61,8 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     Findings: a folder that cannot be listed or contains no images; another class.
     Raises UserError: as `list_folder`; `root` contains no folders.
     """
-    found, (folders, files) = FoundFiles(root), list_folder(root, excluded)
+    found = FoundFiles(root)
+    folders, files = list_folder(root, excluded)
     if not folders:
         raise UserError(f"{root}: contains no folders; put the images of each class into a separate folder")
     of_folders = list(map(to_nfc, folders))
@@ -70,14 +70,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     label_of = {name: label for label, name in enumerate(names)}
     paths, targets, notes = StringPacker(), array("q"), list[Note]()
     for folder, name in zip(folders, of_folders, strict=True):
-        num_findings = len(found.findings)
-        images = found.images_in(root / folder)
-        if known is not None and name not in known:
-            fix = f"add or remove it{did_you_mean(name, known)}"
-            found.findings.append(f"{root / folder}: is no class folder of the training; {fix}")
-        elif not images and known is None and len(found.findings) == num_findings:
-            fix = ", or ".join(["add images", "remove the folder", *(reason.fix for reason in found.unread.found)])
-            found.findings.append(f"{root / folder}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}")
+        images = _images_of_class(found, root / folder, name, known)
         for path in images:
             paths.add(path)
             targets.append(label_of[name])
@@ -91,6 +84,20 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
             notes.append(Note("screen", f"{root}: {no_class} is read as a class; -dataset={dataset} leaves it out"))
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
     return ImageFiles(root, names, arrays, findings=found.findings, notes=notes + found.notes(), sizes=found.sizes)
+
+
+def _images_of_class(found: "FoundFiles", folder: Path, name: str, known: Collection[str] | None) -> list[str]:
+    """The paths of the images in a class folder; adds a finding about one that is empty or no class."""
+    num_findings = len(found.findings)
+    images = found.images_in(folder)
+    if known is None:
+        if not images and len(found.findings) == num_findings:
+            fix = ", or ".join(["add images", "remove the folder", *(reason.fix for reason in found.unread.found)])
+            found.findings.append(f"{folder}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}")
+    elif name not in known:
+        fix = f"add or remove it{did_you_mean(name, known)}"
+        found.findings.append(f"{folder}: is no class folder of the training; {fix}")
+    return images
 
 
 def read_images(root: Path) -> ImageFiles:
@@ -154,29 +161,31 @@ class FoundFiles:
 
     def is_image(self, folder: str | Path, name: str) -> bool:
         """Tells whether a file is an image, and counts another one. Only a file with an unknown ending is opened."""
-        is_hidden = name[0] == "."
-        if name.lower().endswith(IMAGE_EXTENSIONS) and not is_hidden:
-            return True
         ending = os.path.splitext(name)[1].lower()
-        if is_hidden:
+        if name[0] == ".":
             self.others[f"hidden {ending or name}"] += 1
             return False
+        if name.lower().endswith(IMAGE_EXTENSIONS):
+            return True
         if not name.lower().endswith(_OTHER_EXTENSIONS):
             path = os.path.join(folder, name)
             kind = kind_of_file(path)
-            fix = missing_decoder(kind or "")
-            if not kind and is_broken_link(path):
-                kind = _BROKEN
-                fix = "restore their targets"
-            if fix:
-                self.unread.add(Reason(f"{kind}(s) cannot be read", fix), shorten(path))
-                return self.predicts and kind != _BROKEN
-            if kind or ending in PHOTO_EXTENSIONS:
+            if kind:
+                return self._has_decoder(kind, path)
+            if is_broken_link(path):
+                self.unread.add(Reason("broken link(s) cannot be read", "restore their targets"), shorten(path))
+                return False
+            if ending in PHOTO_EXTENSIONS:
                 return True  # a damaged photo is an image, too: an error reports it
             if fix := UNREAD.get(ending, UNREAD.get(name[:6])):
                 self.unread.add(Reason(f"{ending} file(s) are not read", fix), shorten(path))
         self.others[ending or name] += 1
         return False
+
+    def _has_decoder(self, kind: str, path: str) -> bool:
+        if fix := missing_decoder(kind):
+            self.unread.add(Reason(f"{kind}(s) cannot be read", fix), shorten(path))
+        return self.predicts or not fix
 
     def walk(self, folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         """Each folder in a folder, the sorted names of the folders in it that are not ignored, and of its files.

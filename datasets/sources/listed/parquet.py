@@ -205,7 +205,8 @@ class ParquetTable(Table):
         """Finds the columns of images, labels and texts. given: the name of the column of images, or None."""
         kinds = {one.name: str(one.type) for one in schema}
         images = [name for name, kind in kinds.items() if _IMAGES.fullmatch(kind)]
-        if given not in images and (given or len(images) != 1):
+        usable = [name for name in images if given in (None, name)]
+        if len(usable) != 1:
             raise self._unclear_images(kinds, images)
         self._flat = [name for name, kind in kinds.items() if _FLAT.fullmatch(kind)]
         others = {name: kind for name, kind in kinds.items() if name not in (*self._flat, *images)}
@@ -218,7 +219,7 @@ class ParquetTable(Table):
                 Note("screen", f"{self.root}: the folders {', '.join(sorted(ignored))}=... are no labels")
             )
         labels: list[str] = [*(self._keys or self.classes)]
-        self.columns = {"path": str(given or images[0])}
+        self.columns = {"path": usable[0]}
         if len(labels) == 1:
             self.columns["label"] = labels[0]
         self.header = [*self._flat, *self._keys, self.columns["path"]]

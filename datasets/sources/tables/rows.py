@@ -24,6 +24,7 @@ from utils.notes import Note
 _MAX_TRIED = 200  # images that show the folder
 _MAX_SEARCHED = 200_000  # files and folders among which images are found by their names
 _ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
+_UNUSUAL = re.compile(r"^/|\.\.|\./|//")  # paths that may lead out of a folder
 _MASKS = re.compile(rf"(.*[ ._-])?({MASK})([ ._-].*)?", re.IGNORECASE)
 
 
@@ -60,8 +61,9 @@ class Rows:
             fix = "save the file as text in UTF-8" if path else "fill it in or remove the line"
             self.add_finding(line, f"{shorten(path)} is not a path; {fix}")
             return
-        path = self._by_name.get(os.path.basename(path), path) if self._by_name else path
-        if not self._anywhere and (path.startswith("/") or ".." in path or "./" in path or "//" in path):
+        if self._by_name:
+            path = self._by_name.get(os.path.basename(path), path)
+        if not self._anywhere and _UNUSUAL.search(path):
             absolute = os.path.abspath(os.path.join(self.root, path))
             roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
             if not absolute.startswith(tuple(roots)):  # often of another machine
@@ -70,9 +72,12 @@ class Rows:
                 return
             path = os.path.relpath(absolute, self.root)
         path = self._with_ending(line, path)
-        if self._labels and not (target := [*filter(None, [label_in(self._labels, path)])]):
-            self.add_finding(line, f"DATA.LABELS {shorten(self._labels)} does not match {shorten(path)}; correct it")
-            return
+        if self._labels:
+            target = [*filter(None, [label_in(self._labels, path)])]
+            if not target:
+                problem = f"DATA.LABELS {shorten(self._labels)} does not match {shorten(path)}"
+                self.add_finding(line, f"{problem}; correct it")
+                return
         self.paths.add(path)
         self.row_target_ids.append(self.target_ids.setdefault(tuple(map(to_nfc, target)), len(self.target_ids)))
         self.lines.append(line)
