@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import BaseModel, FiniteFloat, NonNegativeInt, ValidationError
 
 from configs.batch_plan import EpochLayout
 from configs.load import RUN_OPTIONS
@@ -20,7 +21,6 @@ from configs.weights import PADDLE, read_entries, refuse_sharded
 from configs.yaml_io import format_value, parse_value
 from datasets.sources.class_names import list_names
 from engine.checkpoint.run_folder import (
-    AVERAGE,
     BEST,
     FILE,
     FORMAT,
@@ -48,11 +48,25 @@ from utils.torch_compat import tree_map_only
 
 _PADDLE_OPTIMIZER = ".pdopt"  # beside the .pdparams of PaddleViT's earlier checkpoints
 LARGE = (*WEIGHTS, "optimizer")  # the entries whose tensors are on rank 0 only
-_CONTENT = {
-    "model": dict, AVERAGE: dict | None, "optimizer": dict, "precision": dict, "epoch": int,
-    "done_steps": int, "sums": torch.Tensor, "geometry": dict, "best": dict | None, "train_seconds": float,
-    "total_seconds": float, "images": int, "options": str, "class_names": list | None,
-}  # fmt: skip
+
+
+class _Content(BaseModel, strict=True, arbitrary_types_allowed=True):
+    """The entries of a checkpoint."""
+
+    model: dict[str, torch.Tensor]
+    state_dict_ema: dict[str, torch.Tensor] | None  # AVERAGE
+    optimizer: dict[Any, Any]
+    precision: dict[Any, Any]
+    epoch: NonNegativeInt
+    done_steps: NonNegativeInt
+    sums: torch.Tensor
+    geometry: dict[Any, Any]
+    best: dict[str, FiniteFloat | None] | None
+    train_seconds: FiniteFloat
+    total_seconds: FiniteFloat
+    images: int
+    options: str
+    class_names: list[Any] | None
 
 
 class Place(NamedTuple):
@@ -79,7 +93,7 @@ def read_places(folder: Path) -> list[Place]:
     for path in checkpoints_by_progress(folder):
         with suppress(AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
             place = _place_of(path, read_entries(path))
-            if place.best is None or _is_best(place.best):
+            if _is_best(place.best):
                 places.append(place)
     return places
 
@@ -254,16 +268,17 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def _check_content(path: Path, state: dict[str, Any]) -> None:
     if state.get("format") != FORMAT:
         raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
-    wrong = [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]
-    if wrong and isinstance(state.get("model"), dict):
-        weights = shlex.quote(str(path))
-        fix = f"use its weights, -pretrained={weights} or export.py {weights}, or resume with that version"
-        raise UserError(f"{path}: is of another version, by {', '.join(wrong[:9])}; {fix}")
-    if not wrong:
-        wrong = [name for name, one in _named_weights(state) if not isinstance(one, torch.Tensor)]
-    if wrong:
-        listed = ", ".join(wrong[:9])
-        raise UserError(f"{path}: is not a checkpoint of this program: {listed} missing or of a wrong type")
+    try:
+        _Content.model_validate(state)
+    except ValidationError as error:
+        places = [one["loc"] for one in error.errors(include_input=False)]
+        listed = ", ".join(" ".join(map(str, place)) for place in places[:9])
+        if isinstance(state.get("model"), dict) and max(map(len, places)) == 1:
+            weights = shlex.quote(str(path))
+            fix = f"use its weights, -pretrained={weights} or export.py {weights}, or resume with that version"
+            raise UserError(f"{path}: is of another version, by {listed}; {fix}") from None
+        problem = f"{path}: is not a checkpoint of this program: {listed} missing or of a wrong type"
+        raise UserError(f"{problem}; use another") from None
     try:
         check_description(state)
     except ValueError as error:
@@ -293,28 +308,20 @@ def _is_consistent(state: dict[str, Any]) -> bool:
         read_split(state, {})
         steps = EpochLayout.of_geometry(state["geometry"]).steps_per_epoch
         options = parse_value(state["options"])
-        sections = options["MODEL"], options["DATA"]
+        _sections = {**options["MODEL"], **options["DATA"]}
     except (KeyError, TypeError, ValueError, ZeroDivisionError, UserError):
         return False
-    return (
-        all(isinstance(section, dict) for section in sections)
-        and state["epoch"] >= 0
-        and 0 <= state["done_steps"] <= steps
-        and state["sums"].shape == (NUM_SUMS,)
-        and bool(state["sums"][1:].isfinite().all())  # the loss of a step with finite gradients may be infinite
-        and math.isfinite(state["train_seconds"] + state["total_seconds"])
-        and (state["best"] is None or _is_best(state["best"]))
-    )
+    sums = state["sums"]
+    has_sums = sums.shape == (NUM_SUMS,) and sums[1:].isfinite().all()  # the loss of finite gradients may be infinite
+    return bool(has_sums) and state["done_steps"] <= steps and _is_best(state["best"])
 
 
-def _is_best(entry: dict[str, Any]) -> bool:
+def _is_best(entry: dict[str, Any] | None) -> bool:
     """Returns whether `best_entry` of `engine.training.snapshot` can have made the entry."""
-    values = [value for name, value in entry.items() if name != "epoch" and value is not None]
-    return (
-        {"epoch", "loss"} <= entry.keys() <= {"epoch", *METRICS}  # an earlier version had fewer metrics
-        and type(entry["epoch"]) is int
-        and all(type(value) is float and math.isfinite(value) for value in values)
-    )
+    if entry is None:
+        return True
+    # an earlier version had fewer metrics
+    return {"epoch", "loss"} <= entry.keys() <= {"epoch", *METRICS} and type(entry["epoch"]) is int
 
 
 OnWritten = Callable[[Path, dict[str, Any]], None]
