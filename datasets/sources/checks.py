@@ -130,10 +130,9 @@ def _notes_on_training(train: Samples, names: Sequence[str], counts: np.ndarray)
         example = shorten(names[empty[-1]])  # of numbers, perhaps a typing error in another split
         text = f"{len(empty)} of {len(names)} classes have no training image, such as {example}"
         notes.append(Note("warning" if train.has_class_names else "log", text))
-    unlabelled = np.flatnonzero(~train.targets.any(axis=-1)) if train.targets.ndim == 2 else ()
-    if len(unlabelled):
+    if train.targets.ndim == 2 and len(unlabelled := np.flatnonzero(~train.targets.any(axis=1))):
         text = f"{len(unlabelled):,} of {len(train)} training images have no label, such as"
-        notes.append(Note("log", f"{text} {shorten(train.name(unlabelled[0]))}"))
+        notes.append(Note("log", f"{text} {shorten(train.name(int(unlabelled[0])))}"))
     if counts.any() and (typical := np.median(counts[counts > 0])) < _FEW_IMAGES:
         fix = "add images or use pretrained weights, and validate on more images"
         notes.append(Note("warning", f"{typical:g} training images per class (median); {fix}"))

@@ -272,7 +272,7 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
         _Content.model_validate(state)
     except ValidationError as error:
         places = [one["loc"] for one in error.errors(include_input=False)]
-        listed = ", ".join(" ".join(map(str, place)) for place in places[:9])
+        listed = ", ".join(" ".join(map(format_value, place)) for place in places[:9])
         if isinstance(state.get("model"), dict) and max(map(len, places)) == 1:
             weights = shlex.quote(str(path))
             fix = f"use its weights, -pretrained={weights} or export.py {weights}, or resume with that version"

@@ -112,10 +112,10 @@ def _wanted(
     found: list[Candidate], kinds: Mapping[str, list[Candidate]], order: Sequence[str], entry: str | None
 ) -> list[Candidate]:
     """The candidates of MODEL.WEIGHTS_ENTRY: of a kind, or with a name; without it, those of the first kind."""
-    if entry in kinds:
-        return kinds[entry]
     if entry is None:
         return next(filter(None, map(kinds.__getitem__, order)), [])
+    if entry in kinds:
+        return kinds[entry]
     named = [one for one in found if one.is_named(entry)]
     exact = [one for one in named if one.path == entry]
     return _best(exact or named)
