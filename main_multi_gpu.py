@@ -39,6 +39,9 @@ def main(argv: list[str]) -> int:
         return _launch(command, argv)
     exit_with_launcher()
     with without_collections():
+        from utils.torch_compat import import_dynamo_late
+
+        import_dynamo_late()
         from engine.commands.run import run
         from engine.plan.recipe import choose_recipe
         from utils.distributed import process_group

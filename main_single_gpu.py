@@ -32,6 +32,9 @@ def main(argv: list[str]) -> int:
         raise UserError(f"-ngpus {command.num_processes}: this script uses one process; start main_multi_gpu.py")
     check_is_alone()
     with without_collections():  # after the options are checked: importing torch takes seconds
+        from utils.torch_compat import import_dynamo_late
+
+        import_dynamo_late()
         from datasets.loading.workers import start_worker_server
         from engine.commands.run import run
         from engine.plan.recipe import choose_recipe

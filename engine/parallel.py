@@ -9,15 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from configs.schema import Parallel, Train
@@ -30,6 +28,7 @@ from utils.processes.launch import inherited_import_path
 from utils.torch_compat import (
     BatchNorm,
     allow_recompilations,
+    can_have_compiled,
     compile_cache_folders,
     is_compiled,
     on_next_compiled_call,
@@ -40,6 +39,9 @@ from utils.torch_compat import (
     tree_leaves,
     tree_map_only,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 _SHARD, _REPLICATE = "shard", "replicate"
 DtypeOf = Callable[[nn.Module], torch.dtype | None]
@@ -209,7 +211,8 @@ class FSDP(Strategy):
     The ranks share the parameters, the gradients and the moments: all ranks one copy of the model (fsdp), or each group
     of `shards` ranks (hsdp). The parameters of a block are gathered before its passes; its gradients are averaged, and
     each rank keeps its part of them. As in DINOv3 and torchtitan, the order is gradient checkpointing, compilation,
-    sharding, optimizer. Nothing is wrapped: paths, classes and names of the state dict stay.
+    sharding, optimizer. Nothing is wrapped: paths, classes and names of the state dict stay. Other runs do not import
+    these parts of torch, which take half a second.
     """
 
     is_sharded = True
@@ -263,6 +266,8 @@ class FSDP(Strategy):
         reshard: whether the gathered parameters of blocks and norms are freed after a forward pass.
         reshard_rest: the same for the other gathered parameters.
         """
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
         # Autocast casts the inputs, as it does without sharding. The default of reduce_dtype differs between versions.
         half = dtype_of(model)
         policy = MixedPrecisionPolicy(half, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -282,6 +287,8 @@ class FSDP(Strategy):
 
         Only the exchange between groups waits for the last micro-step.
         """
+        from torch.distributed.fsdp import FSDPModule
+
         assert isinstance(wrapped, FSDPModule)
         wrapped.set_requires_all_reduce(False)
         try:
@@ -311,6 +318,8 @@ class FSDP(Strategy):
             unit.reshard()
 
     def gather(self, content: dict[str, Any]) -> dict[str, Any]:
+        from torch.distributed.tensor import DTensor
+
         def to_host(tensor: torch.Tensor) -> torch.Tensor | None:
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             return whole.detach().to("cpu", copy=True) if self.is_main else None
@@ -319,6 +328,8 @@ class FSDP(Strategy):
         return gathered
 
     def receive(self, tensor: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
         if not (isinstance(own, DTensor) and own.shape == tensor.shape):
             return _broadcast(tensor, self.device)
         return distribute_tensor(_on_device(tensor, self.device), own.device_mesh, own.placements)
@@ -334,8 +345,10 @@ def _separate_blocks(model: nn.Module) -> list[nn.Module]:
     return [block for block in blocks_of(model) if all(total[key] == number for key, number in uses(block).items())]
 
 
-def _units(model: nn.Module) -> list[FSDPModule]:
+def _units(model: nn.Module) -> "list[FSDPModule]":
     """Outer ones first."""
+    from torch.distributed.fsdp import FSDPModule
+
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
@@ -423,7 +436,7 @@ class CompiledParts:
 
 def run_eagerly() -> AbstractContextManager[None]:
     """The context in which compiled modules run eagerly."""
-    return torch.compiler.set_stance("force_eager")
+    return torch.compiler.set_stance("force_eager") if can_have_compiled() else nullcontext()
 
 
 def check_compiler(device: torch.device) -> None:

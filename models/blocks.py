@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from timm.layers import DropPath
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from models.timm_model import classifiers
 from utils.errors import UserError
@@ -130,13 +129,14 @@ def share_drop_path(model: nn.Module) -> None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Returns whether a parameter of the model is sharded. Such a model cannot be copied."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    """Returns whether a parameter of the model is sharded: a `DTensor`. Such a model cannot be copied."""
+    return any(hasattr(parameter, "to_local") for parameter in model.parameters())
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a sharded tensor that this rank holds, of the same memory; another tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 class FeatureModel(nn.Module):

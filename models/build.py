@@ -38,6 +38,7 @@ from models.weights.choose import EVALUATE, FINE_TUNE, Purpose, choose
 from models.weights.fit import Fitted, fit_published, load_pretrained, output_layers
 from models.weights.names import head_names
 from models.weights.read import WeightsFile, read_weights
+from utils.device import on_meta_device
 from utils.errors import UserError
 from utils.library_compat import init_weights_of
 
@@ -276,7 +277,7 @@ def outputs_of_weights(options: Model, data: Data, weights: WeightsFile | None =
 
 def build_on_meta(options: Model, data: Data) -> nn.Module:
     """The model without memory and weights. Raises UserError: as `build_model`."""
-    with torch.device("meta"):
+    with on_meta_device():
         return _construct(options.model_copy(update={"pretrained": None}), data)
 
 

@@ -19,7 +19,7 @@ from configs.programs import name_of_model
 from configs.schema import Data
 from configs.schema.families.family import OWN_KEYS, TimmModel
 from configs.schema.model import Model
-from utils.device import find_shortage
+from utils.device import find_shortage, on_meta_device
 from utils.errors import UserError, did_you_mean, first_line
 from utils.file_formats.hf_folder import ANSWER_SECONDS, WEIGHTS, download, explained
 from utils.torch_compat import BatchNorm
@@ -106,7 +106,7 @@ def published_on_hub(name: str) -> tuple[str, tuple[str, ...]]:
 
 def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
     """Raises UserError for a key of MODEL.KWARGS that the class of the model does not have, or that has its own key."""
-    with torch.device("meta"):
+    with on_meta_device():
         model_class = type(timm.create_model(name))
     entry = inspect.signature(timm.model_entrypoint(name)).parameters.keys()
     known = (class_arguments(model_class) | entry) - LOADER_ARGUMENTS

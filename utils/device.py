@@ -24,6 +24,7 @@ import torch
 
 from utils.errors import Unavailable, UserError, exception_chain
 from utils.system import DEVICE_FILES, EXCLUDES_GPUS
+from utils.torch_compat import WithoutValues
 
 _ON_CPU = 'to run on the CPU: -device cpu (entry scripts), or CUDA_VISIBLE_DEVICES=""'
 
@@ -155,9 +156,17 @@ def use_deterministic_algorithms(enabled: bool) -> None:
     """
     if enabled:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(enabled)
+    if enabled != torch.are_deterministic_algorithms_enabled():  # the next line imports torch's compiler
+        torch.use_deterministic_algorithms(enabled)
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False  # no op of ours reads uninitialized memory
+
+
+@contextmanager
+def on_meta_device() -> Iterator[None]:
+    """The context in which a model is built without memory."""
+    with torch.device("meta"), WithoutValues():  # type: ignore[no-untyped-call]
+        yield
 
 
 @contextmanager

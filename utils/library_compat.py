@@ -6,12 +6,29 @@ Checked: timm 1.0.31, torchvision 0.29, transformers 5.24, Python 3.11 to 3.14.
 import multiprocessing
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver, util
 from typing import Any
 
 PythonUnpickler: Any = pickle._Unpickler  # `pickle.Unpickler` in Python, for subclasses
+
+
+def import_timm_optimizers() -> None:
+    """Imports timm's optimizers without torch's sharded tensors, which take a fifth of all imports.
+
+    timm's Muon imports them for its steps on such tensors, which this project does not use.
+    """
+    sharded = "torch.distributed.tensor"
+    hides = sharded not in sys.modules
+    if hides:
+        sys.modules[sharded] = None  # type: ignore[assignment]  # an ImportError, for which timm is prepared
+    try:
+        import timm.optim  # noqa: F401
+    finally:
+        if hides:
+            del sys.modules[sharded]
 
 
 def register_timm_optimizer(name: str, optimizer: type, **facts: bool) -> None:

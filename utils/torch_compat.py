@@ -3,17 +3,23 @@
 `torch._foreach_*` is used directly elsewhere: optimizers outside of torch (timm's among them) rely on these names.
 """
 
+import importlib
 import logging
 import os
+import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves  # nested tuples, lists and dicts
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_map_only as tree_map_only
@@ -97,6 +103,17 @@ def is_attention_without_dropout(op: Any, arguments: tuple[Any, ...]) -> bool:
 logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in str(record.msg))
 
 
+# Ops that initialize weights. On the meta device torch runs them in Python, for which it imports sympy.
+_OF_VALUES = {torch.ops.aten.clamp_, torch.ops.aten.erfinv_, torch.ops.aten.normal_, torch.ops.aten.uniform_}
+
+
+class WithoutValues(TorchDispatchMode):
+    """The context in which tensors have no values: ops that set them do nothing."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        return arguments[0] if op.overloadpacket in _OF_VALUES else op(*arguments, **(keywords or {}))
+
+
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor of which this one is a view, else the tensor itself."""
     return tensor if tensor._base is None else tensor._base
@@ -109,6 +126,80 @@ def has_forward_hooks(module: nn.Module) -> bool:
 def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
     """The module's hooks before and after its forward and backward pass; the dicts change with the hooks."""
     return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
+_DYNAMO = "torch._dynamo"  # torch's compiler
+
+
+def import_dynamo_late() -> None:
+    """Lets torch import its compiler when something compiles; call it before torchvision and timm are imported.
+
+    The compiler takes a quarter of the seconds of all imports. It is asked for a few names where nothing compiles: by
+    torchvision's module of region pooling, by timm's Kron, and by torch's optimizers in each step. Until another name
+    or module of it is asked for, `_LateModule` has these.
+    """
+    if _DYNAMO in sys.modules:
+        return
+    config = _LateModule(f"{_DYNAMO}.config")
+    names = {"__path__": [], "graph_break": lambda: None, "disable": lambda function, *_, **__: function}
+    sys.modules[_DYNAMO] = _LateModule(_DYNAMO, **names, config=config)
+    utils = _LateModule(f"{_DYNAMO}.utils")
+    utils.__dict__["is_compile_supported"] = lambda device: utils.__getattr__("is_compile_supported")(device)
+    sys.modules[utils.__name__] = utils
+    sys.meta_path.insert(0, _LateModules())
+
+
+class _LateModule(ModuleType):
+    """Has the place of a module until a name is asked for that it lacks."""
+
+    def __init__(self, name: str, **names: Any) -> None:
+        super().__init__(name)
+        vars(self).update(names)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked of all modules, such as by `inspect`
+            raise AttributeError(name)
+        _import_dynamo()
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+class _LateModules(MetaPathFinder, Loader):
+    """Imports a module of the compiler after the compiler itself, in whose place there is a `_LateModule`."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if not name.startswith(f"{_DYNAMO}."):
+            return None
+        _import_dynamo()
+        self._module = importlib.import_module(name)
+        self._spec = self._module.__spec__
+        vars(self._module)["__spec__"] = None  # else Python would run the module again
+        return ModuleSpec(name, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """The module has run."""
+        vars(module)["__spec__"] = self._spec
+
+
+def _import_dynamo() -> Any:
+    """The compiler, with the settings that were made before its import."""
+    late = sys.modules.get(_DYNAMO)
+    if not isinstance(late, _LateModule):
+        return importlib.import_module(_DYNAMO)
+    del sys.modules[_DYNAMO], sys.modules[f"{_DYNAMO}.utils"]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _LateModules)]
+    dynamo: Any = importlib.import_module(_DYNAMO)
+    for name, value in vars(late.config).items():
+        if not name.startswith("__"):
+            setattr(dynamo.config, name, value)
+    return dynamo
+
+
+def can_have_compiled() -> bool:
+    """Returns whether the compiler has been imported."""
+    return not isinstance(sys.modules.get(_DYNAMO), _LateModule | None)
 
 
 def disable_autocast_in_compiled_backward() -> None:

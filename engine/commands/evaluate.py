@@ -18,9 +18,6 @@ from engine.evaluation.results import TOP_K
 from engine.evaluation.session import EvaluationSession, build_eval_files, build_session
 from engine.features.store import embed
 from engine.plan.evaluation import EvaluationPlan
-from engine.report import page
-from engine.report.contents import contents_of
-from engine.report.overview import class_figures, score_text, shift_by_weights
 from engine.run.folder import check_shared, open_new_folder, start_log
 from engine.run.log import RunLogger
 from engine.run.record import REPORT
@@ -47,6 +44,10 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     precision = evaluator.precision.name
     log_validation(logger, _title(plan), metrics, config.model.num_logits, len(samples), seconds, plan.title, precision)
     if results:  # on the main process
+        from engine.report import page  # late: the answer has been printed
+        from engine.report.contents import contents_of
+        from engine.report.overview import class_figures, score_text, shift_by_weights
+
         about = {"split": plan.split, "checkpoint": absolute_file(str(config.model.pretrained))}
         logger.record.set_result(
             **metrics.values,

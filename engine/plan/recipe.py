@@ -17,6 +17,7 @@ from configs.weights import OF_EVERY_MODEL
 from configs.yaml_io import format_value
 from datasets.registry import recognize_dataset
 from datasets.sources.source import source_class
+from utils.device import on_meta_device
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, single_process
 from utils.errors import UserError, to_single_line
 from utils.file_formats.hf_folder import HUB, LOCAL, find_on_hub, weight_file
@@ -190,7 +191,7 @@ def _timms_model(name: str) -> Any:
     import timm
     import torch
 
-    with suppress(RuntimeError), torch.device("meta"):
+    with suppress(RuntimeError), on_meta_device():
         if timm.is_model(name):
             return timm.create_model(name)
     return torch.nn.Module()

@@ -35,6 +35,7 @@ from engine.run.facts import Preprocessing
 from engine.run.log import RunLogger
 from engine.run.loggers import check_loggers
 from models.build import build_model
+from utils.device import on_meta_device
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
 from utils.notes import Note
@@ -254,7 +255,7 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     if device.type != "cuda" or plan.found or always.train.compile == config.train.compile:
         return config
     model: Any = nn.Module()
-    with suppress(UserError), torch.device("meta"):  # a pass that reads values fails there, not on a device
+    with suppress(UserError), on_meta_device():  # a pass that reads values fails there, not on a device
         model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("meta"))
     number = 0
     if config.model.fused_blocks:

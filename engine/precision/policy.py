@@ -73,8 +73,12 @@ class LossScaler(torch.amp.GradScaler):
         return int(self._counts[1])
 
     def backward(self, loss: torch.Tensor, samples: int) -> None:
-        """The backward pass of `scale(loss / samples)`, with the same bits and without ops for that expression."""
-        loss.backward(torch_compat.loss_scale(self) / samples)
+        """The backward pass of `scale(loss / samples)`, with the same bits."""
+        factor = torch_compat.loss_scale(self) / samples
+        if loss.is_cuda:
+            loss.backward(factor)  # without kernels for the product
+        else:
+            (loss * factor).backward()  # torch imports sympy to check the shape of an argument
 
     def step(  # type: ignore[override]  # no closure; the norm instead of the closure's loss
         self, optimizer: torch.optim.Optimizer, max_norm: float | None = None

@@ -27,7 +27,6 @@ import torch
 import yaml
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from configs.schema import Data
 from datasets.batch import Batch
@@ -248,6 +247,8 @@ def flops_per_image(model: nn.Module, data: Data, trains: bool = True) -> int:
     A copy on the meta device runs, with explicit attention and without gradient checkpointing: recomputed values do not
     count as model FLOPs; torch would count the ones of fused attention and checkpointing.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # late: it imports Triton
+
     images = torch.empty((1, data.image_channels, *data.input_size), device="meta")
     meta_model = copy_to_meta(model)
     if not trains:  # not by `no_grad`: torch's counter fails on views of parameters, such as an expanded class token
@@ -281,5 +282,7 @@ def _convolution_backward_flops(
     grad: list[int], images: list[int], weight: list[int], *others: Any, out_shape: object
 ) -> int:
     """Each required gradient costs as much as the forward pass. torch's own formula ignores groups (depthwise)."""
+    from torch.utils.flop_counter import conv_flop_count
+
     transposed, output_mask = others[4], others[7]
     return conv_flop_count(images, weight, grad, transposed) * (output_mask[0] + output_mask[1])

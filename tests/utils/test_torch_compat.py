@@ -1,10 +1,13 @@
 """The private names of torch behave as utils/torch_compat.py expects. A failure here means that torch has changed."""
 
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import ROOT, environment
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -45,6 +48,65 @@ def test_compiled_backward_without_autocast():
         assert config.backward_pass_autocast == "off"
     finally:
         config.backward_pass_autocast = before
+
+
+LATE_DYNAMO = """
+import os, sys
+import torch
+from utils import torch_compat
+torch_compat.import_dynamo_late()
+from timm.optim import NAdamW
+from timm.optim.kron import Kron
+from torchvision.ops import roi_align
+
+weight = torch.nn.Parameter(torch.ones(2, 2))
+weight.grad = torch.ones(2, 2)
+for kind in (torch.optim.AdamW, torch.optim.SGD, NAdamW):
+    optimizer = kind([weight], lr=0.1)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+assert not torch_compat.can_have_compiled() and "torch._dynamo.eval_frame" not in sys.modules
+
+def compiles():
+    calls = []
+    def backend(graph, inputs):
+        calls.append(graph)
+        return graph.forward
+    assert torch.compile(lambda x: x.sin(), backend=backend)(torch.zeros(2)).sum() == 0 and calls
+
+def imports_settings():
+    import torch._dynamo.config as config
+    assert config is torch._dynamo.config and config.__spec__.name == "torch._dynamo.config"
+
+def imports_a_module():
+    import torch._dynamo.testing
+    from torch._dynamo.utils import counters
+    assert counters is torch._dynamo.utils.counters and torch._dynamo.utils.__spec__.origin
+
+def asks_torchvision():
+    assert roi_align.__globals__["is_compile_supported"]("cpu") is True
+
+def steps():
+    Kron([weight], lr=0.1).step()
+
+for number, use in enumerate((compiles, imports_settings, imports_a_module, asks_torchvision, steps)):
+    if not os.fork():
+        use()
+        assert torch_compat.can_have_compiled() and torch._dynamo is sys.modules["torch._dynamo"]
+        assert torch._dynamo.config.cache_size_limit == 1_000_000  # timm's Kron has set it, before the import
+        compiles()
+        print("passed", flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.mark.slow
+def test_dynamo_is_imported_when_it_is_used():
+    command = [sys.executable, "-c", LATE_DYNAMO]
+    run = subprocess.run(command, cwd=ROOT, env=environment(""), capture_output=True, text=True)
+    assert run.stdout.split() == 5 * ["passed"], run.stderr
 
 
 def test_release_loader_event():
