@@ -40,6 +40,13 @@ def _near(name: str, known: list[str]) -> str:
     return hint or '; python -c "import timm; print(*timm.list_models())" lists all'
 
 
+def check_name(name: str) -> None:
+    """Raises UserError: timm has no model of this name."""
+    known = timm.list_models(include_tags="." in name)
+    if not timm.is_model(name) or ("." in name and name not in known):
+        raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{_near(name, known)}")
+
+
 def build_timm(options: TimmModel, data: Data) -> nn.Module:
     """The timm model `MODEL.NAME`; `MODEL.PRETRAINED: timm` downloads its published weights.
 
@@ -47,9 +54,7 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
     """
     name = options.name
     kwargs = options.kwargs or {}
-    known = timm.list_models(include_tags="." in name)
-    if not timm.is_model(name) or ("." in name and name not in known):
-        raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{_near(name, known)}")
+    check_name(name)
     arguments = {"img_size": data.image_size} | shared_arguments(options, data) | kwargs
     with errors_of_building(f"MODEL.NAME: {name}", data):
         if kwargs:

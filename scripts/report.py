@@ -11,6 +11,7 @@ folders give a line, and files are ignored.
 """
 
 import csv
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,7 +99,7 @@ def main(argv: list[str]) -> int:
             print(_tables(runs, groups), end="\n\n")
     if flags.csv:
         _print_csv(runs)
-    print(f"Page: {escape_control_characters(str(page))}", file=sys.stderr if flags.csv else sys.stdout)
+    print(f"Page: {escape_control_characters(os.path.abspath(page))}", file=sys.stderr if flags.csv else sys.stdout)
     return 0
 
 
@@ -117,7 +118,7 @@ def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[st
             name += f"-{number}"
             title += f" of {group.runs[0].name}"
         try:
-            found[title] = pool_folds(group.runs, folder / name)
+            found[title] = pool_folds(group.runs, folder / name, problems)
         except UserError as error:
             problems.append(f"no figures out of fold: {error}")
             continue

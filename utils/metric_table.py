@@ -55,11 +55,11 @@ class Metric:
         first, second = (-math.inf if x is None or not math.isfinite(x) else sign * x for x, sign in signed)
         return first, second
 
-    def text(self, value: float | None) -> str:
-        """'97.83%', a loss '0.0931', '' for no value, 'undefined' for a metric that is NaN."""
+    def text(self, value: float | None, unit: str = "%") -> str:
+        """'97.83%', a loss '0.0931', '' for no value, 'undefined' for a metric that is NaN. unit: but of the loss."""
         if value is None or self.name == "loss":
             return "" if value is None else f"{value:.4f}"
-        return "undefined" if math.isnan(value) else f"{value:.2f}%"
+        return "undefined" if math.isnan(value) else f"{value:.2f}{unit}"
 
 
 METRICS: dict[str, Metric] = {

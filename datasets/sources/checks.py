@@ -242,13 +242,13 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
     num_images = sum(map(len, files))
     skips = data.on_bad_image == "skip"
 
-    def check() -> None:
+    def check(seconds: float = decode_seconds) -> None:
         bad: dict[str, BadImage] = {}  # by path: two splits may share images
         fingerprints = list[np.ndarray]()
         for samples in files:
             root = samples.root
             share = len(samples) / num_images
-            found = check_files(samples, data.image_channels, _MAX_SECONDS * share, decode_seconds * share)
+            found = check_files(samples, data.image_channels, _MAX_SECONDS * share, seconds * share)
             fingerprints.append(found.fingerprints)
             bad |= {image.path: image for image in found.bad}
             if found.number < len(samples):
@@ -258,6 +258,8 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
                 text = f"{len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
                 example = f"{found.bad[0].path!r} in {root}: {found.bad[0].reason}"
                 samples.notes.append(Note("warning", f"{text}, such as {example}"))
+        if bad and not skips and not seconds:
+            check(_MAX_SECONDS)  # the run ends in any case: one error names what only decoding finds, too
         if bad and not skips:
             raise error_of(list(bad.values()))
         if files:

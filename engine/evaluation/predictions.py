@@ -24,7 +24,7 @@ from utils.tables import aligned_table, safe_cell, table_text
 BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
 CSV_FILE, JSON_FILE, GROUPS_FILE = "predictions.csv", "predictions.json", "groups.csv"
 UNKNOWN = "unknown"
-_SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_CHARS = 10, 3, 48
+_SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_COLUMNS, _SHOWN_CHARS = 10, 3, 8, 48
 
 _Image = tuple[str, list[tuple[int, float]], dict[str, str], str | None]
 
@@ -74,19 +74,14 @@ class Predictions:
         for file in self._folder.glob(".predictions.*.tmp"):  # of a killed process
             file.unlink()
         paths = [self._folder / CSV_FILE, *[self._folder / JSON_FILE] * self._options.json]
-        header = self._header(self._num_ranks)
-        cells_of = self._cells
-        if not self._options.top_k:
-            header = [self._samples.column, *self._class_names, *self._text_columns]
-            cells_of = self._wide_cells
         with ExitStack() as stack:
             table, *others = (stack.enter_context(open_atomically(path)) for path in paths)
             table.write("\ufeff" * self._options.excel)  # a byte order mark, for spreadsheets
             rows = csv.writer(table, lineterminator="\n")
-            rows.writerow(map(safe_cell, header))
+            rows.writerow(map(safe_cell, self._header(self._num_ranks)))
             for results in parts:
                 images = [*self._images(results)]
-                rows.writerows(cells_of(image, self._num_ranks) for image in images)
+                rows.writerows(self._cells(image, self._num_ranks) for image in images)
                 for image in images:
                     path, ranked, texts, error = image
                     predictions = [{"class": self._class_names[label], "probability": one} for label, one in ranked]
@@ -160,26 +155,27 @@ class Predictions:
         return [point.name if is_chosen else other for is_chosen in chosen]
 
     def _header(self, num_ranks: int) -> list[str]:
+        if not self._options.top_k:
+            return [self._samples.column, *self._class_names, *self._text_columns]
         columns = [f"{name}_{rank}" for rank in range(1, num_ranks + 1) for name in ("class", "probability")]
         return [self._samples.column, *columns, *self._text_columns, "error"]
 
     def _cells(self, image: _Image, num_ranks: int) -> list[str]:
         path, ranked, texts, error = image
         names = self._class_names
+        if not self._options.top_k:  # the probability of each class; empty cells for an unreadable image
+            probabilities = dict(ranked)
+            wide = [f"{probabilities[label]:.6f}" if ranked else "" for label in range(len(names))]
+            return [safe_cell(path), *wide, *map(safe_cell, texts.values())]
         cells = [cell for label, value in ranked[:num_ranks] for cell in (safe_cell(names[label]), f"{value:.6f}")]
         cells += [""] * (2 * num_ranks - len(cells))
         return [safe_cell(path), *cells, *map(safe_cell, texts.values()), safe_cell(error or "")]
 
-    def _wide_cells(self, image: _Image, num_ranks: int) -> list[str]:
-        """The probability of each class; empty cells for an unreadable image."""
-        path, ranked, texts, _ = image
-        probabilities = dict(ranked)
-        cells = (f"{probabilities[label]:.6f}" if ranked else "" for label in range(len(self._class_names)))
-        return [safe_cell(path), *cells, *map(safe_cell, texts.values())]
-
     def table(self) -> str:
-        """The first predictions, and as many later errors, with at most three classes, for a terminal."""
+        """The first predictions, and as many later errors, for a terminal: at most three ranks, or eight columns."""
         num_ranks = min(_SHOWN_RANKS, self._num_ranks)
         more = self.num_done - len(self._shown)
-        rows = [self._cells(image, num_ranks) for image in self._shown]
-        return aligned_table(self._header(num_ranks), rows, _SHOWN_CHARS) + (f"\n... and {more} more" if more else "")
+        header, *rows = [self._header(num_ranks), *(self._cells(image, num_ranks) for image in self._shown)]
+        if not self._options.top_k and len(header) > _SHOWN_COLUMNS:
+            header, *rows = [[*row[:_SHOWN_COLUMNS], "..."] for row in (header, *rows)]
+        return aligned_table(header, rows, _SHOWN_CHARS) + (f"\n... and {more} more" if more else "")

@@ -179,7 +179,9 @@ def _check_threshold(options: Prediction | None, config: Config) -> None:
     number = config.model.num_logits
     if options.threshold <= 1 / number:
         problem = f"-threshold={options.threshold:g}: labels no image unknown, as the most probable of {number} classes"
-        fix = f"give a higher one, such as -threshold={(1 + 1 / number) / 2:.2g}"
+        fix = "leave it out"
+        if number > 1:
+            fix = f"give a higher one, such as -threshold={(1 + 1 / number) / 2:.2g}"
         raise UserError(f"{problem} has a probability of at least {1 / number:.3g}; {fix}")
 
 

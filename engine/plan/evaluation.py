@@ -324,7 +324,8 @@ def _match_imagenet(
     wrong = [name for name, output in zip(names, outputs, strict=True) if output < 0 or outputs.count(output) > 1]
     if not wrong:
         if all(map(_wordnet_id, names)):
-            return outputs, ids, "ImageNet's, by WordNet id"
+            shown = dict(zip(outputs, names, strict=True))  # such as n01494475_hammerhead
+            return outputs, [shown.get(output, one) for output, one in enumerate(ids)], "ImageNet's, by WordNet id"
         return outputs, texts, f"timm's of {subset}, by their English names"
     if subset and (len(names) < number or 2 * len(wrong) < len(names)):
         problem = f"{list_names(wrong)}: not timm's name of exactly one class of {subset}"

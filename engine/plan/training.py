@@ -35,6 +35,7 @@ from engine.run.facts import Preprocessing
 from engine.run.log import RunLogger
 from engine.run.loggers import check_loggers
 from models.build import build_model
+from models.timm_model import check_name
 from utils.device import on_meta_device
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
@@ -160,8 +161,10 @@ def plan_training(
     record = of_run
     if not found:
         record = weights_record(config.model, source=command.source) or NO_RECORD
-    plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
+    plan_batches(config, ranks)  # a wrong global batch, metric or model ends the run before the data is read
     check_best_metric(config)
+    if config.model.type == "timm":
+        check_name(config.model.name)
     followed = follow_weights(config, {f"DATA.{field.upper()}" for field in config.data.model_fields_set}, record)
     config, data = followed.options, followed.options.data
     place = as_read_before(data, of_run.split)

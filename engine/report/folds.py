@@ -1,7 +1,9 @@
 """Folds as one result: the evaluation of all their held-out images together, out of fold."""
 
+import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from zipfile import BadZipFile
@@ -15,18 +17,21 @@ from engine.evaluation.results import join
 from engine.evaluation.suspects import margins, write_suspects
 from engine.evaluation.tables import SCORES, ResultTables, read_scores
 from engine.report.contents import Evaluation, RunContents
-from engine.run.record import EVALUATION, SUSPECTS, read_evaluation
+from engine.run.record import EVALUATION, PICTURES, SUSPECTS, read_evaluation
 from utils.errors import UserError
+from utils.files import make_own_folder
 
 OUT_OF_FOLD = "out-of-fold"
 
 
-def pool_folds(runs: Sequence[RunContents], folder: Path) -> Evaluation:
+def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -> Evaluation:
     """Writes the evaluation of the held-out images of all runs, each a fold, and their suspect labels to `folder`.
 
-    Raises UserError: the scores of a run are missing, or of other classes; an image is in several runs. OSError.
+    problems: receives a line if there are no suspect labels. Raises UserError: the scores of a run are missing, or of
+    other classes; an image is in several runs. OSError.
     """
     parts = []
+    pictures = dict[str, Path]()
     names = list[str]()
     classes = list[str]()
     for run in runs:
@@ -37,11 +42,15 @@ def pool_folds(runs: Sequence[RunContents], folder: Path) -> Evaluation:
         if classes and of_run != classes:
             raise UserError(f"{run.name} has other classes than {runs[0].name}")
         parts.append(results)
+        mistakes = run.evaluation.rows("mistakes", "path", "index") if run.evaluation else []
+        pictures |= {row["path"]: run.folder / EVALUATION / PICTURES / f"{row['index']}.jpg" for row in mistakes}
         names += paths
         classes = of_run
     name, number = Counter(names).most_common(1)[0]
     if number > 1 and not properties_of(runs[0].options["DATA.DATASET"]).in_memory:  # whose images have numbers
         raise UserError(f"{name} is in {number} runs; give the folds of one seed")
+    if number > 1:
+        pictures = {}
     results = join(parts)
     goal = runs[0].options["EVAL.OPERATING_POINT"]
     if goal and goal["class"] in classes:
@@ -51,9 +60,18 @@ def pool_folds(runs: Sequence[RunContents], folder: Path) -> Evaluation:
         found = margins(torch.from_numpy(results.scores).sigmoid(), torch.from_numpy(results.targets))
         images = [("val", name, classes[label]) for name, label in zip(names, results.targets, strict=True)]
         options = runs[0].options
-        decided = decided_rows(options["DATA.CORRECTIONS"], options["DATA.ENCODING"]).values()
-        suspects = write_suspects(folder / SUSPECTS, found, images, classes, decided, options["DATA.DATA_PATH"])
-        about["suspects"] = len(suspects)
+        try:
+            decided = decided_rows(options["DATA.CORRECTIONS"], options["DATA.ENCODING"]).values()
+            suspects = write_suspects(folder / SUSPECTS, found, images, classes, decided, options["DATA.DATA_PATH"])
+            about["suspects"] = len(suspects)
+        except UserError as error:
+            problems.append(f"no suspect labels out of fold: {error}")
     tables = ResultTables(folder, classes, names.__getitem__)
     tables.write(results.metrics(runs[0].metric.name), results, about)
-    return Evaluation(folder, read_evaluation(folder))
+    pooled = Evaluation(folder, read_evaluation(folder))
+    shutil.rmtree(folder / PICTURES, ignore_errors=True)
+    make_own_folder(folder / PICTURES)
+    for row in pooled.rows("mistakes", "path", "index"):  # the worst ones of all folds are among those of their fold
+        with suppress(KeyError, OSError):
+            shutil.copyfile(pictures[row["path"]], folder / PICTURES / f"{row['index']}.jpg")
+    return pooled

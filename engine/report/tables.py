@@ -145,7 +145,7 @@ def learning_curve(runs: Sequence[RunContents]) -> list[str]:
         scores[run.options[_SHARE]].append(run.score or 0.0)
     (less, before), (more, after) = [(share, statistics.mean(scores[share])) for share in sorted(scores)[-2:]]
     metric = trained[0].metric
-    gain = metric.text((after - before) / math.log2(more / less)).replace("%", " points")
+    gain = metric.text((after - before) / math.log2(more / less), " points")
     values = f"{metric.text(before)} with {less:.0%} of the training images, {metric.text(after)} with {more:.0%}"
     return [f"{metric.title}: {values}: {gain} per doubling, if each has trained to its end"]
 

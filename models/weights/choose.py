@@ -144,7 +144,9 @@ def find_candidates(weights: WeightsFile, model: nn.Module, options: Model) -> l
     most = max([0, *(one.score[1] for one in found)])
     if 4 * most < len(body):
         largest = max(weights.tensors.states.values(), key=len, default={})
-        fix = weights.advice(options.name) or "give weights of this model with timm's names"
+        fix = (
+            weights.advice(options.name) or "name the model of the file with -model, or give weights with timm's names"
+        )
         if options.type == "transformers":
             fix = "give the folder that the model's save_pretrained writes"
         problem = f"contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors"

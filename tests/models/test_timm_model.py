@@ -9,7 +9,7 @@ from inspect import signature
 import pytest
 import timm
 import torch
-from conftest import ROOT, cells_of, config_for, line_of, model_for, refused, slow
+from conftest import ROOT, cells_of, config_for, line_of, model_for, refused, session_for, slow
 from huggingface_hub.errors import LocalEntryNotFoundError
 from timm.models._registry import _model_entrypoints
 
@@ -216,3 +216,9 @@ def test_parts_of_a_plugin_or_of_a_sharded_model_that_do_not_fit(monkeypatch):
     check_kwargs("own_net", {"width": 3})  # an argument of the function that timm registers
     with refused("pretrained is no further argument of Linear"):
         check_kwargs("own_net", {"pretrained": True})
+
+
+def test_a_training_of_an_unknown_model_ends_before_images_are_read(monkeypatch):
+    monkeypatch.setattr("engine.plan.training.read_samples", lambda *_, **__: pytest.fail("the images are read"))
+    with refused("resnet5O.* resnet50"):
+        session_for(["-model=resnet5O", "-dataset=digits"])

@@ -119,6 +119,16 @@ def test_the_log_counts_the_images_that_were_checked_in_time(tmp_path, cpu, monk
     assert "50 of 118 images" in samples.notes[0].text
 
 
+def test_a_run_that_ends_at_an_unreadable_image_names_those_that_only_decoding_finds(tmp_path, cpu):
+    write_classes(tmp_path, a=15, b=15)
+    damaged = [*(tmp_path / "a").iterdir()][:2]
+    damaged[0].write_bytes(b"")
+    damaged[1].write_bytes(REFUSED["pixels.png"]())
+    samples = ClassFolders(options(tmp_path, val_fraction=0.01)).read("train")
+    with pytest.raises(Findings, match="2 images"):
+        check_images([samples], options(tmp_path), cpu)
+
+
 def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
     for split in ("train", "val"):
         write_classes(tmp_path / split, a=15, b=2)

@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import line_of, only_run, read_result, refused, run_here
+from conftest import config_for, line_of, only_run, read_result, refused, run_here
 from PIL import Image
 from timm.data import ImageNetInfo
 from timm.models import save_for_hf
 from timm.utils.misc import natural_key
 from torch.nn.functional import cross_entropy
 
+from configs.flags import Prediction
 from configs.schema.families.family import TimmModel
 from datasets.sources.class_names import find_ambiguity, map_labels, names_of_labels, read_class_list
 from engine.checkpoint.weights_record import weights_record
+from engine.evaluation.session import _check_threshold
 from utils.files import read_json
 from utils.tables import read_rows
 
@@ -135,6 +137,9 @@ def test_folders_of_imagenet_classes(folder, tmp_path):
         pixels = write_images(data := tmp_path / names[0], names)
         expected = figures(model, pixels, [ids.index(name) for name in WORDNET])
         assert evaluate(folder, data, weights="1000.pth") == pytest.approx(expected, abs=1e-4)
+        if names is not ENGLISH:
+            shown = {row["class"] for row in read_rows([*folder.glob("out*/eval*/evaluation/per_class.csv")][-1])}
+            assert shown >= {*names[:1]}  # as the folder is named
     (data / "flamingo").rename(data / "crane")  # a bird and a machine
     with refused("'crane': not timm's name of exactly one class of imagenet-1k"):
         evaluate(folder, data, weights="1000.pth")
@@ -185,6 +190,9 @@ def test_a_threshold_that_the_most_probable_class_always_reaches_is_refused(fold
     given = [f"-model={NAME}", f"-image_size={SIZE}", f"-pretrained={folder / '12.pth'}"]
     with refused(r"such as -threshold=0\.54"):
         predicted(tmp_path, *given, "-threshold=0.08", "-opts", *DATA)
+    config = config_for("-opts", "MODEL.NUM_CLASSES=1")
+    with refused("leave it out"):  # no threshold is higher than the probability of the only class
+        _check_threshold(Prediction(None, 1, None, False, threshold=1.0), config)
     assert predicted(tmp_path, *given, "-threshold=0.54", "-opts", *DATA)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import refused
-from run_folders import Reader, make_evaluation_run, make_run, update_json, write_facts
+from run_folders import Reader, add_evaluation, make_evaluation_run, make_run, update_json, write_facts
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 
 from engine.run.facts import EvaluationData, TrainingData
@@ -220,13 +220,20 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
         folder = make_run(
             tmp_path / f"fold{fold}", 3, ["DATA.DATASET=folder", "DATA.FOLDS=3", f"DATA.FOLD={fold}", goal]
         )
-        (folder / "evaluation").mkdir(exist_ok=True)
         paths = np.array([f"{fold}/{number}.png" for number in range(50)])
+        add_evaluation(folder, ["a", "b", "c"])
+        mistakes = [{"kind": "most_confident", "index": number, "path": f"{fold}/{number}.png"} for number in range(50)]
+        update_json(folder / "evaluation/tables.json", mistakes=mistakes)
+        for number in range(50):
+            (folder / f"evaluation/pictures/{number}.jpg").write_bytes(b"\xff\xd8\xff" + f"{fold}/{number}".encode())
         arrays = {"labels": labels[fold], "scores": scores[fold], "paths": paths, "classes": np.array(["a", "b", "c"])}
         np.savez(folder / "evaluation/scores.npz", **arrays)
         folders.append(folder)
     page, *_ = compare(*folders)
     summary = read_json(tmp_path / "out-of-fold/summary.json")
+    for row in read_json(tmp_path / "out-of-fold/tables.json")["mistakes"]:  # the pictures are of these images
+        picture = (tmp_path / f"out-of-fold/pictures/{row['index']}.jpg").read_bytes()
+        assert picture.endswith(f"/{row['path']}".removesuffix(".png").encode()[1:])
     labels, scores = labels.ravel(), scores.reshape(-1, 3)
     assert summary["top1"] == pytest.approx(100 * (scores.argmax(1) == labels).mean())
     assert summary["auroc"] == pytest.approx(
@@ -253,6 +260,14 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     np.savez(folder / "evaluation/scores.npz", **(arrays | {"paths": np.char.replace(paths, "2/", "1/")}))
     _, _, problems = compare(*folders)
     assert any("1/0.png is in 2 runs" in problem for problem in problems)
+    np.savez(folder / "evaluation/scores.npz", **arrays)
+    options = (folders[0] / "config.yaml").read_text().replace("CORRECTIONS: null", "CORRECTIONS: gone.csv")
+    for one in folders:
+        (one / "config.yaml").write_text(options.replace("FOLD: 0", f"FOLD: {one.name[-1]}"))
+    page, _, problems = compare(*folders)
+    assert any("gone.csv" in problem for problem in problems)
+    assert "ROC curve, out of fold, 3 folds" in page.html
+    assert "suspects" not in read_json(tmp_path / "out-of-fold/summary.json")
     (folder / "evaluation/scores.npz").write_bytes(b"PK")
     _, _, problems = compare(*folders)
     assert any("scores.npz cannot be read" in problem for problem in problems)
