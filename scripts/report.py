@@ -14,14 +14,18 @@ import csv
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.flags import Parser, add_flag
 from configs.load import RUN_OPTIONS
 from configs.yaml_io import format_value
-from engine.report.charts import as_png, curves_of, option
+from engine.report.charts import Chart, curves_of, option
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.tables import (
@@ -74,7 +78,7 @@ def main(argv: list[str]) -> int:
     if is_single:
         runs = [read_contents(folders[0])]
         write_output(page, run_page(runs[0], flags.share))
-        if curves := as_png(curves_of(runs)):
+        if curves := _as_png(curves_of(runs)):
             write_output(page.with_name(CURVES), curves)
     else:
         runs, problems = list[RunContents](), list[str]()
@@ -101,6 +105,22 @@ def main(argv: list[str]) -> int:
         _print_csv(runs)
     print(f"Page: {escape_control_characters(os.path.abspath(page))}", file=sys.stderr if flags.csv else sys.stdout)
     return 0
+
+
+def _as_png(charts: Sequence[Chart]) -> bytes:
+    """The curves below each other, for documents; b"" without curves or without matplotlib."""
+    if not charts or not find_spec("matplotlib"):
+        return b""
+    figure: Any = import_module("matplotlib.figure").Figure((7, 3 * len(charts)), layout="constrained")
+    for axes, chart in zip(figure.subplots(len(charts), squeeze=False).flat, charts, strict=True):
+        for series in chart.series:
+            axes.plot(*zip(*series.points, strict=True), label=series.name)
+        axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.unit)
+        axes.set_yscale("log" if chart.axes[1].is_log else "linear")
+        axes.legend()
+    file = BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
 
 
 def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[str, Evaluation]:

@@ -6,9 +6,6 @@ A value that is missing is ''.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
-from io import BytesIO
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -28,7 +25,7 @@ def number(value: float | None) -> str:
         return ""
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.4g}" if abs(value) >= 0.0001 else f"{value:.3e}".replace("e-0", "e-")
+    return f"{value:.4g}".replace("e-0", "e-")
 
 
 def percent(value: float | None) -> str:
@@ -83,13 +80,15 @@ def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log
         return replace(axis, ticks=tuple(10.0**power for power in axis.ticks), is_log=True)
     if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
         margin = abs(low) / 2 or 1.0
-        low, high = (low, high + max(1, 1e-9 * high)) if integers else (low - margin, high + margin)
+        low, high = low - margin, high + margin
     at_least = (high - low) / max_ticks
     power = 10.0 ** math.floor(math.log10(at_least))  # the step is the next of 1, 2, 5, 10, 20, 50 and so on
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= at_least * (1 - 1e-9))
-    step = max(step, 1) if integers else step
-    outward = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    first, last = (math.ceil(low / step), math.floor(high / step)) if integers else outward
+    if integers:
+        step = max(step, 1)
+        first, last = math.ceil(low / step), math.floor(high / step)
+    else:
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(step * number for number in range(first, last + 1))
     return Axis(low, high, ticks) if integers else Axis(ticks[0], ticks[-1], ticks)
 
@@ -103,13 +102,12 @@ def downsample(points: Sequence[Point]) -> list[Point]:
     """Keeps at most `MAX_POINTS` points, in order: the first, the last, and the extremes of each part between."""
     if len(points) <= MAX_POINTS:
         return list(points)
-    inner = points[1:-1]
-    parts = (MAX_POINTS - 2) // 2
-    kept = [points[0]]
-    for part in range(parts):
-        chunk = inner[len(inner) * part // parts : len(inner) * (part + 1) // parts]
-        kept += sorted({min(chunk, key=itemgetter(1)), max(chunk, key=itemgetter(1))})
-    return [*kept, points[-1]]
+    size = math.ceil(len(points) / (MAX_POINTS // 2 - 1))
+    kept = {points[0], points[-1]}
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        kept |= {min(part, key=itemgetter(1)), max(part, key=itemgetter(1))}
+    return sorted(kept)
 
 
 NUM_COLOURS = 8  # then the curves are dashed
@@ -189,47 +187,28 @@ def curves_of(runs: Sequence[RunContents], compared: bool = False) -> list[Chart
     charts = []
     metrics = (METRICS["loss"], METRICS["top1"], *(run.metric for run in runs), METRICS["macro_f1"])
     for table in (*map(_curves_of_metric, dict.fromkeys(metrics)), *_CURVES):
-        first = next(iter(table.columns))
-        curves = [(run, first, run.name) for run in runs if compared]
-        curves = curves or [(runs[0], column, name) for column, name in table.columns.items()]
-        found = ((name, table.points(run, column), index) for index, (run, column, name) in enumerate(curves))
-        series = [Series(name, of_curve, index) for name, of_curve, index in found if of_curve]
+        title = table.title[0].upper() + table.title[1:]
+        best = runs[0].best if table.metric is runs[0].metric else None
+        curves = [(runs[0], column, name) for column, name in table.columns.items()]
+        if compared:
+            title = f"Validation {table.title}" if table.metric else table.title
+            best = None
+            curves = [(run, next(iter(table.columns)), run.name) for run in runs]
+        found = [Series(name, table.points(run, column), index) for index, (run, column, name) in enumerate(curves)]
+        series = [one for one in found if one.points]
         if any(len(one.points) > 1 for one in series):  # one epoch, as of a probe, is no curve
-            title = (
-                f"Validation {table.title}" if compared and table.metric else table.title[0].upper() + table.title[1:]
-            )
-            best = runs[0].best if table.metric is runs[0].metric and not compared else None
             charts.append(Chart(title, table.x_label, series, table.unit, table.log, best))
     return charts
 
 
-def as_png(charts: Sequence[Chart]) -> bytes:
-    """The curves below each other, for documents; b"" without curves or without matplotlib."""
-    if not charts or not find_spec("matplotlib"):
-        return b""
-    figure: Any = import_module("matplotlib.figure").Figure((7, 3 * len(charts)), layout="constrained")
-    for axes, chart in zip(figure.subplots(len(charts), squeeze=False).flat, charts, strict=True):
-        for series in chart.series:
-            axes.plot(*zip(*series.points, strict=True), label=series.name)
-        axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.unit)
-        axes.set_yscale("log" if chart.axes[1].is_log else "linear")
-        axes.legend()
-    file = BytesIO()
-    figure.savefig(file, format="png")
-    return file.getvalue()
+CALIBRATED = Series("calibrated", [(0, 0), (100, 100)], NUM_COLOURS)
 
 
-def reliability(bins: Iterable[Row], of: str = "") -> Chart | None:
-    """Accuracy by confidence; of a calibrated model, the diagonal. None without a filled bin. of: ends the title."""
-    accuracy = points(bins, "confidence", "accuracy")
-    curves = [Series("accuracy", accuracy), Series("calibrated", [(0, 0), (100, 100)], NUM_COLOURS)]
-    return Chart(f"Accuracy by confidence{of}", "confidence (%)", curves, "%") if accuracy else None
-
-
-def coverage(thresholds: Iterable[Row], of: str) -> Chart | None:
-    accuracy = points(thresholds, "coverage", "accuracy")
-    series = [Series("accuracy", accuracy)]
-    return Chart(f"Accuracy by coverage{of}", "coverage (%)", series, "%") if accuracy else None
+def accuracy_by(column: str, rows: Iterable[Row], of: str, *others: Series) -> Chart | None:
+    """Accuracy by confidence or coverage, beside other curves; None without a value. of: ends the title."""
+    accuracy = points(rows, column, "accuracy")
+    series = [Series("accuracy", accuracy), *others]
+    return Chart(f"Accuracy by {column}{of}", f"{column} (%)", series, "%") if accuracy else None
 
 
 def roc_and_precision(rows: Iterable[Row], of: str) -> list[Chart]:

@@ -65,12 +65,17 @@ class Evaluation:
     @property
     def groups(self) -> "Evaluation | None":
         """The evaluation of the means of groups, if there is one."""
-        values = read_evaluation(self.folder / GROUPS)
-        return Evaluation(self.folder / GROUPS, values) if values else None
+        return evaluation_in(self.folder / GROUPS)
 
     @property
     def classes(self) -> list[Row]:
         return self.rows("per_class", "class")
+
+
+def evaluation_in(folder: Path) -> Evaluation | None:
+    """The evaluation whose files are in the folder; None without files that can be read."""
+    values = read_evaluation(folder)
+    return Evaluation(folder, values) if values else None
 
 
 @dataclass(frozen=True)
@@ -202,8 +207,7 @@ def contents_of(record: RunRecord, config: Config, evaluation: Mapping[str, Any]
     """What the last lines of a run in this process show. evaluation: the values of its evaluation."""
     found = Evaluation(record.folder / EVALUATION, evaluation) if evaluation else None
     options = dict(flatten(config.model_dump(by_alias=True, mode="json")))
-    folder = record.folder / TEST_EVALUATION
-    test = Evaluation(folder, read_evaluation(folder)) if record.values["result"]["test"] else None
+    test = evaluation_in(record.folder / TEST_EVALUATION) if record.values["result"]["test"] else None
     return RunContents(record.folder, options, record.values, [*record.epochs.values()], found, test)
 
 
@@ -234,17 +238,13 @@ def read_contents(folder: Path) -> RunContents:
         pass
     except (OSError, ValueError, csv.Error) as error:
         problems.append(f"{SUSPECTS} cannot be read: {error}")
-    evaluations = [
-        Evaluation(folder / name, read_evaluation(folder / name)) if (folder / name).is_dir() else None
-        for name in (EVALUATION, TEST_EVALUATION)
-    ]
     return RunContents(
         folder=folder,
         options=options,
         values=values,
         epochs=[*by_epoch(rows).values()],
-        evaluation=evaluations[0],
-        test=evaluations[1],
+        evaluation=evaluation_in(folder / EVALUATION),
+        test=evaluation_in(folder / TEST_EVALUATION),
         reports=[row for row in rows if row["kind"] == "report"],
         suspects=suspects,
         problems=problems,

@@ -60,6 +60,7 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
         epoch = evaluated.remark
     split = run.split
     latest, kind = (run.test, "test") if run.test else (run.evaluation, split)
+    before = run.evaluation if run.test else None
     best = "" if run.is_evaluation else "best "
     baseline, majority = (percent(run.measured(name)) for name in BASELINES)
     first = [
@@ -76,8 +77,8 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
     speed = run.measured("images_per_second")
     others = [
         *(Tile(f"{split} {one.title}", one.text(run.figures[one.name])) for one in shown if one is not run.metric),
-        *(_point_tiles(run.evaluation, split) if run.test else []),
-        *(_group_tiles(run, run.evaluation, split) if run.test else []),
+        *_point_tiles(before, split),
+        *_group_tiles(run, before, split),
         Tile("k-NN top-1", percent(run.measured("knn_top1")), "on the features of the start"),
         Tile("L2 penalty", number(run.measured("probe_l2")), "of the probe, on standardized features"),
         Tile("calibration error", percent(to_float(ece)), "ECE"),
@@ -196,14 +197,17 @@ def shift_by_weights(run: RunContents) -> str:
 
     '' for a difference below 5 points.
     """
-    evaluation = run.evaluation if run.options["LOSS.CLASS_WEIGHTS"] else None
-    images = (to_float(evaluation.values.get("samples")) if evaluation else None) or math.inf
-    rows = evaluation.classes if evaluation else []
-    figures = ((row["class"], points([row], "probability", "count")) for row in rows)
+    evaluation = run.evaluation
+    if not evaluation or not run.options["LOSS.CLASS_WEIGHTS"]:
+        return ""
+    images = to_float(evaluation.values.get("samples")) or math.inf
+    figures = ((row["class"], points([row], "probability", "count")) for row in evaluation.classes)
     shifts = [(mean, 100 * count / images, name) for name, known in figures for mean, count in known]
     mean, share, name = max(shifts, key=lambda one: abs(one[0] - one[1]), default=(0.0, 0.0, ""))
+    if abs(mean - share) <= 5:
+        return ""
     text = f"of {name} is {percent(mean)} on average, and {percent(share)} of the images have it"
-    return f"LOSS.CLASS_WEIGHTS shifts the probabilities: that {text}" if abs(mean - share) > 5 else ""
+    return f"LOSS.CLASS_WEIGHTS shifts the probabilities: that {text}"
 
 
 def status_of(run: RunContents) -> tuple[str, str]:
@@ -227,7 +231,7 @@ def details_of(run: RunContents) -> dict[str, str]:
     options = run.options
     model = run.fact(facts.Model)
     data = run.fact(facts.TrainingData) or run.fact(facts.EvaluationData)
-    environment = run.fact(facts.Environment)
+    environment = run.fact(facts.Environment) or facts.Environment("", {}, [])
     dataset = options["DATA.DATASET"]
     resumes = run.values["starts"] - 1
     return {
@@ -238,9 +242,9 @@ def details_of(run: RunContents) -> dict[str, str]:
         "Data": str(data or "").removeprefix("Data: "),
         "Preprocessing": str(run.fact(facts.Preprocessing) or "").removeprefix("Preprocessing: "),
         "Devices": str(run.fact(facts.Devices) or ""),
-        "Environment": str(environment or ""),
-        "Hosts": ", ".join(dict.fromkeys(environment.hosts)) if environment else "",
-        "Command": environment.command if environment else "",
+        "Environment": str(environment),
+        "Hosts": ", ".join(dict.fromkeys(environment.hosts)),
+        "Command": environment.command,
         "Started": f"{run.values['started'] or ''}{f', resume {resumes}' if resumes > 0 else ''}",
     }
 
@@ -430,8 +434,8 @@ def _other_tuning(run: RunContents) -> str:
     given = {key: options[key] for key in differing if key in _OF_DATA}
     recipe = Path(__file__).parents[2] / "configs" / f"{'finetune' if is_probe else 'probe'}.yaml"
     flags = [f"-cfg={recipe}", f"-dataset={options['DATA.DATASET']}"]
-    paths = {"data_path": "DATA.DATA_PATH", "output": "SAVE"}
-    flags += [f"-{flag}={given.pop(key)}" for flag, key in paths.items() if key in given]
+    if "DATA.DATA_PATH" in given:
+        flags.append(f"-data_path={given.pop('DATA.DATA_PATH')}")
     if weights and options["MODEL.TYPE"] == "transformers":  # config.json beside the weights has the MODEL.KWARGS
         folder = os.path.dirname(weights) if os.path.isfile(weights) else weights
         flags.append(f"-model={weights if weights.startswith(HUB) else LOCAL + folder}")

@@ -86,8 +86,8 @@ def _view(evaluation: Evaluation, title: str, is_multi_label: bool) -> dict[str,
         "gallery": tables.gallery_of(evaluation),
         "confusion": _confusion(evaluation),
         "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20],
-        "reliability": charts.reliability(evaluation.rows("calibration"), title),
-        "coverage": charts.coverage(evaluation.rows("coverage"), title),
+        "reliability": charts.accuracy_by("confidence", evaluation.rows("calibration"), title, charts.CALIBRATED),
+        "coverage": charts.accuracy_by("coverage", evaluation.rows("coverage"), title),
         "curves": charts.roc_and_precision(evaluation.rows("curves", "class"), title),
     }
 

@@ -81,13 +81,11 @@ def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], li
     for run in runs:
         result, *others = tiles_of(run)[0]
         epoch = f"{run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
-        rows.append({result.name: result.value, "epoch": epoch, **{one.name: one.value for one in others}})
-    names = dict.fromkeys(name for row in rows for name in row)
-    header = [name for name in names if any(row.get(name) for row in rows)]
-    cells = [[row.get(name, "") for name in header] for row in rows]
-    states = [run.short_status for run in runs]
-    notes = _notes_on_images(runs) + learning_curve(runs)
-    return [*header, "state"], [[*row, state] for row, state in zip(cells, states, strict=True)], notes
+        values = {result.name: result.value, "epoch": epoch} | {one.name: one.value for one in others}
+        rows.append({name: value for name, value in values.items() if value})
+    header = [*dict.fromkeys(name for row in rows for name in row)]
+    cells = [[*(row.get(name, "") for name in header), run.short_status] for row, run in zip(rows, runs, strict=True)]
+    return [*header, "state"], cells, _notes_on_images(runs) + learning_curve(runs)
 
 
 def evaluated_images(run: RunContents) -> tuple[int, str] | None:

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from engine.report.charts import MAX_POINTS, Chart, Series, axis_of, downsample, reliability
+from engine.report.charts import CALIBRATED, MAX_POINTS, Chart, Series, accuracy_by, axis_of, downsample
 from engine.report.contents import points
 from engine.report.page import _environment
 
@@ -94,7 +94,7 @@ def test_the_reliability_of_filled_bins_is_beside_the_diagonal():
         {"confidence": 70, "accuracy": 62.5},
         {"confidence": 90, "accuracy": 80},
     ]
-    drawn, diagonal = values_at_pixels(drawing(reliability(rows)))
-    assert reliability(rows[:1]) is None
+    drawn, diagonal = values_at_pixels(drawing(accuracy_by("confidence", rows, "", CALIBRATED)))
+    assert accuracy_by("confidence", rows[:1], "", CALIBRATED) is None
     assert np.allclose(drawn, [(70, 62.5), (90, 80)], atol=0.2)
     assert np.allclose(diagonal, [(0, 0), (100, 100)], atol=0.2)

@@ -73,8 +73,8 @@ def test_the_curves_are_a_picture_where_matplotlib_is_installed(run, monkeypatch
     assert width == 700
     assert height % 300 == 0
     assert height > 300
-    monkeypatch.setattr(charts, "find_spec", lambda name: None)
-    assert charts.as_png(charts.curves_of([read_contents(folder)])) == b""
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    assert report._as_png(charts.curves_of([read_contents(folder)])) == b""
 
 
 def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
