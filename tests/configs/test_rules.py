@@ -1,10 +1,11 @@
 """The rules of options (configs/resolve.py): -model, presets, old keys, defaults, facts of the data -> one `Config`."""
 
 import json
+from ast import literal_eval
 from operator import attrgetter
 
 import pytest
-from conftest import ROOT, config_for, line_of, refused, told
+from conftest import ROOT, cells_of, config_for, line_of, refused, told
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -214,22 +215,26 @@ def test_a_folder_without_a_model_of_timms_is_refused(tmp_path, content):
 values = attrgetter(
     "enabled", "level", "init_loss_scaling", "incr_every_n_steps", "incr_ratio", "decr_every_n_nan_or_inf", "decr_ratio"
 )
-PUBLISHED = {
-    "fp32": (False, "O1", 65536, 2000, 2.0, 1, 0.5),
-    "torch": (True, "O1", 65536, 2000, 2.0, 1, 0.5),
-    "naive": (True, "O2", 65536, 1000, 2.0, 2, 0.5),
-    "apex_o1": (True, "O1", 65536, 2000, 2.0, 1, 0.5),
-    "apex_o2": (True, "O2", 65536, 2000, 2.0, 1, 0.5),
-    "fleet": (True, "O1", 32768, 1000, 2.0, 2, 0.5),
-    "paddle": (True, "O1", 1024, 2000, 2.0, 1, 0.5),
-    "bf16_stream": (True, "O1", 65536, 2000, 2.0, 1, 0.5),
-}
+PUBLISHED = """
+fp32 | False, 'O1', 65536, 2000, 2.0, 1, 0.5
+torch | True, 'O1', 65536, 2000, 2.0, 1, 0.5
+naive | True, 'O2', 65536, 1000, 2.0, 2, 0.5
+apex_o1 | True, 'O1', 65536, 2000, 2.0, 1, 0.5
+apex_o2 | True, 'O2', 65536, 2000, 2.0, 1, 0.5
+fleet | True, 'O1', 32768, 1000, 2.0, 2, 0.5
+paddle | True, 'O1', 1024, 2000, 2.0, 1, 0.5
+bf16_stream | True, 'O1', 65536, 2000, 2.0, 1, 0.5
+"""
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_has_its_published_values(preset):
+def test_each_preset_has_its_row():
+    assert {preset for preset, _ in cells_of(PUBLISHED)} == PRESETS.keys()
+
+
+@pytest.mark.parametrize("preset, published", cells_of(PUBLISHED))
+def test_a_preset_has_its_published_values(preset, published):
     command = parse_command_line(["-opts", f"AMP.PRESET={preset}"])
-    assert values(command.config.amp) == PUBLISHED[preset]
+    assert values(command.config.amp) == literal_eval(published)
     assert len(told(command.notes, f"AMP.PRESET {preset}: ")) == len(told(command.notes, "PRESET")) == 1
 
 

@@ -203,23 +203,6 @@ class CallsWhatIsInside(nn.Module):
         return self.blocks[0].fc(x)
 
 
-class CallsOne(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(2)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.blocks[0](x)
-
-
-def test_a_block_that_is_not_called():
-    model = CallsOne()
-    store_products(model, copy_to_meta(model), (4,), "NAME")
-    model(torch.randn(2, 4)).sum().backward()
-    assert model.blocks[0][0].weight.grad is not None
-    assert model.blocks[1][0].weight.grad is None
-
-
 @pytest.mark.parametrize(
     "model, reason",
     [

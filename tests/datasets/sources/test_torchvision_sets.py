@@ -71,7 +71,7 @@ def textures(root, patch):
 def inat(root, patch):
     kinds = (f"{number:05d}_Animalia_Mollusca_Gastropoda_A_B_C_{name}" for number, name in enumerate(("pomum", "alba")))
     folders = [f"2021_{split}/{kind}" for kind in kinds for split in ("train_mini", "valid")]
-    for path, number in product([*folders, "2019/A/0", "2019/B/1"], range(11)):
+    for path, number in product(folders, range(11)):
         write_image(root / path / f"{number}.jpg", pixels(8, 8, 3))
 
 
@@ -93,7 +93,6 @@ SAME = {  # the data set, DATA.KWARGS, the maker of the files, and the arguments
     "CIFAR10": ("torchvision/CIFAR10", {}, cifar, FLAG | {"test": {"train": False}}),
     "DTD": ("torchvision/dtd", {"partition": 2}, textures, TRAIN_TEST | {"val": {"split": "val"}}),
     "INaturalist": ("torch/inaturalist", MINI, inat, {"train": {}, "val": {"version": "2021_valid"}}),
-    "INaturalist of 2019": ("torchvision/INaturalist", {"version": 2019}, inat, {"train": {"version": "2019"}}),
     "EMNIST": ("torchvision/EMNIST", {"split": "letters"}, handwriting, FLAG | {"test": {"train": False}}),
     "cifar10": ("cifar10", {}, cifar, FLAG | {"val": {"train": False}}),
 }

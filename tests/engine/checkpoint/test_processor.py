@@ -4,18 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import refused
+from conftest import cells_of, refused
 
 from configs.schema import Data
+from configs.yaml_io import parse_value
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
 from engine.checkpoint.processor import published_in
 from models.timm_model import preprocessing_of
 from tests.datasets.photo import PHOTO, as_tensor
-
-HALF, RAW = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}, {"do_rescale": False, "image_mean": [127.5] * 3}
-SIDES = {"height": 128, "width": 128}
 
 
 def saved(name: str, options: dict, folder: Path):
@@ -25,26 +23,30 @@ def saved(name: str, options: dict, folder: Path):
     return processor
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("Levit", {}),  # 256/224
-        ("EfficientNet", {"size": SIDES, "resample": 0} | HALF),  # normalizes twice; nearest
-        ("EfficientNet", {"size": SIDES, "rescale_offset": True, "rescale_factor": 1 / 127.5}),
-        ("ViT", {"size": SIDES, "rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3}),
-        ("ViT", {"size": SIDES, "image_std": [60.0, 70.0, 80.0]} | RAW),
-        ("ViT", {"size": {"height": 96, "width": 128}, "do_normalize": False}),
-        ("ViT", {"size": SIDES, "resample": 1}),  # Lanczos
-        ("DeiT", {}),
-        ("Perceiver", {}),  # crops before it resizes
-        ("MobileViT", {"crop_size": {"height": 192, "width": 192}}),  # BGR
-        ("ConvNext", {"size": {"shortest_edge": 224}}),
-        ("ConvNext", {"size": {"shortest_edge": 384}}),
-        ("PoolFormer", {"size": {"shortest_edge": 384}, "crop_size": {"height": 384, "width": 384}, "crop_pct": 0.95}),
-        ("CLIP", {}),
-    ],
-)
+SHORT = {"SIDES": "{height: 128, width: 128}", "HALF": "[0.5, 0.5, 0.5]", "ONES": "[1.0, 1.0, 1.0]"}
+PROCESSORS = """
+Levit | {}  # 256/224
+EfficientNet | {size: SIDES, resample: 0, image_mean: HALF, image_std: HALF}  # normalizes twice; nearest
+EfficientNet | {size: SIDES, rescale_offset: true, rescale_factor: 0.00784313725490196}
+ViT | {size: SIDES, rescale_factor: 0.00784313725490196, image_mean: ONES, image_std: ONES}
+ViT | {size: SIDES, image_std: [60.0, 70.0, 80.0], do_rescale: false, image_mean: [127.5, 127.5, 127.5]}
+ViT | {size: {height: 96, width: 128}, do_normalize: false}
+ViT | {size: SIDES, resample: 1}  # Lanczos
+DeiT | {}
+Perceiver | {}  # crops before it resizes
+MobileViT | {crop_size: {height: 192, width: 192}}  # BGR
+ConvNext | {size: {shortest_edge: 224}}
+ConvNext | {size: {shortest_edge: 384}}
+PoolFormer | {size: {shortest_edge: 384}, crop_size: {height: 384, width: 384}, crop_pct: 0.95}
+CLIP | {}
+"""
+
+
+@pytest.mark.parametrize("name, options", cells_of(PROCESSORS))
 def test_an_evaluation_shows_the_pixels_of_the_processor(name, options, tmp_path):
+    for word, meaning in SHORT.items():
+        options = options.replace(word, meaning)
+    options = parse_value(options)
     processor = saved(name, options, tmp_path)
     training, evaluation = preprocessing_of(published_in(tmp_path))
     data = Data.model_validate(training | evaluation)

@@ -230,7 +230,8 @@ def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, mon
     monkeypatch.setattr("engine.training.session.build_strategy", FullyShardedDataParallel)  # one rank would use none
 
     def argv(output: str, *more: str) -> list[str]:
-        options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3", CLIP, *AVERAGE, "SAVE_FREQ_STEPS=9", "DETERMINISTIC=true"]
+        options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3", CLIP, *AVERAGE, "SAVE_FREQ_STEPS=9", "TRAIN.NUM_EPOCHS=1"]
+        options.append("DETERMINISTIC=true")
         options += [BF16, "AMP.DTYPE=float16"] if group_of_one.device.type == "cuda" else []
         flags = ["-dataset=digits", "-batch_size=96", f"-output={tmp_path / output}"]
         return [*flags, "-opts", *options, f"PARALLEL.STRATEGY={strategy}", *more]

@@ -7,10 +7,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import config_for
+from conftest import cells_of, config_for
 from run_folders import add_evaluation, make_run, read_page, update_json, write_facts, write_rows
 
 from configs.command_line import parse_command_line
+from configs.yaml_io import parse_value
 from engine.report.contents import read_contents
 from engine.report.overview import first_epoch_of, verdict_of
 from engine.run.facts import Model, PixelBaseline, Start
@@ -94,51 +95,52 @@ def kind_of(found: tuple[str, str]) -> str:
     return "longer" if flags[0].startswith("-resume=") and flags[1].startswith("-epochs=") else ""
 
 
-TO_PLATEAU = [30, 50, 60, 60, 59, 61, 60, 61, 60]
+FLAT_VALIDATION = """
+30 50 60 50 50 50 50 50 50 | 90 | 360 | another probe
+30 50 50 60 50 50 50 50 50 | 90 | 360 |  # the best epoch is late
+30 50 60 60 59 61 60 61 60 | 90 | 360 | another probe  # a late best epoch by chance
+30 50 60 60 59 61 60 61 60 | 69 | 360 |
+30 50 60 60 59 61 60 61 60 | 75 | 3600 | another probe
+30 50 60 60 59 61 60 61 60 | 75 | 60 |  # a gap of 15 points, with a standard error of 8
+81.05 81.7 80.39 | 94 | 153 | another probe
+81.05 | 94 | 153 |
+"""
 
 
-@pytest.mark.parametrize(
-    ("val", "last", "images", "kind"),
-    [
-        ([30, 50, 60, 50, 50, 50, 50, 50, 50], 90, 360, "another probe"),
-        ([30, 50, 50, 60, 50, 50, 50, 50, 50], 90, 360, ""),  # the best epoch is late
-        (TO_PLATEAU, 90, 360, "another probe"),  # a late best epoch by chance
-        (TO_PLATEAU, 69, 360, ""),
-        (TO_PLATEAU, 75, 3600, "another probe"),
-        (TO_PLATEAU, 75, 60, ""),  # a gap of 15 points, with a standard error of 8
-        ([81.05, 81.70, 80.39], 94, 153, "another probe"),
-        ([81.05], 94, 153, ""),
-    ],
-)
+@pytest.mark.parametrize("val, last, images, kind", cells_of(FLAT_VALIDATION))
 def test_training_above_a_flat_validation(tmp_path, val, last, images, kind):
-    train = [last * (epoch + 1) / len(val) for epoch in range(len(val))]
-    assert kind_of(verdict(tmp_path / "run", train, val, result={"samples": images})) == kind
+    scores = [*map(float, val.split())]
+    train = [float(last) * epoch / len(scores) for epoch in range(1, len(scores) + 1)]
+    assert kind_of(verdict(tmp_path / "run", train, scores, result={"samples": int(images)})) == kind
 
 
 HYM = [80.39, 81.70, 81.05]  # of 153 images; k-NN 96.08, probe 94.77
 BOTH = {"knn_top1": 96.08, "probe_score": 94.77}
 
 
-@pytest.mark.parametrize(
-    ("val", "images", "result", "options", "kind"),
-    [
-        (HYM, 153, BOTH, [], "lower rate"),
-        (HYM, 153, BOTH, ["MODEL.TUNE=lora"], "lower rate"),
-        (HYM, 153, BOTH | {"probe_score": 0.2}, ["EVAL.BEST_METRIC=loss"], "another probe"),  # a loss has no noise here
-        ([60, 71, 81.7], 153, BOTH, [], "longer"),
-        (HYM, 153, {"probe_score": 94.77}, [], "lower rate"),
-        (HYM[:1], 153, BOTH, ["TRAIN.NUM_EPOCHS=1", "TRAIN.EPOCH_STEPS=5", "TRAIN.MINUTES=2"], "longer"),
-        (HYM, 153, BOTH | {"probe_score": 80.39}, [], "another probe"),  # its own is as bad
-        (HYM, 153, {"knn_top1": 96.08}, ["MODEL.TUNE=probe"], "finetune"),
-        ([93.46] * 3, 153, BOTH, [], ""),  # 2.6 points below, with a standard error of 2.6
-        ([93.46] * 3, 1530, BOTH, [], "lower rate"),
-        ([97] * 3, 1530, BOTH, [], ""),
-        (HYM, 153, BOTH, ["DATA.BALANCED_SAMPLING=true"], ""),
-        ([99.4] * 3, 153, {"knn_top1": 100.0}, [], ""),  # an image
-    ],
-)
+# Validation top-1 of each epoch, images, the result of the run, options, the fix that is named
+BELOW_PROBE = """
+80.39 81.7 81.05 | 153 | BOTH |  | lower rate
+80.39 81.7 81.05 | 153 | BOTH | MODEL.TUNE=lora | lower rate
+80.39 81.7 81.05 | 153 | {knn_top1: 96.08, probe_score: 0.2} | EVAL.BEST_METRIC=loss | another probe  # no noise
+60 71 81.7 | 153 | BOTH |  | longer
+80.39 81.7 81.05 | 153 | {probe_score: 94.77} |  | lower rate
+80.39 | 153 | BOTH | TRAIN.NUM_EPOCHS=1 TRAIN.EPOCH_STEPS=5 TRAIN.MINUTES=2 | longer
+80.39 81.7 81.05 | 153 | {knn_top1: 96.08, probe_score: 80.39} |  | another probe  # its own is as bad
+80.39 81.7 81.05 | 153 | {knn_top1: 96.08} | MODEL.TUNE=probe | finetune
+93.46 93.46 93.46 | 153 | BOTH |  |  # 2.6 points below, with a standard error of 2.6
+93.46 93.46 93.46 | 1530 | BOTH |  | lower rate
+97 97 97 | 1530 | BOTH |  |
+80.39 81.7 81.05 | 153 | BOTH | DATA.BALANCED_SAMPLING=true |
+99.4 99.4 99.4 | 153 | {knn_top1: 100.0} |  |  # an image
+"""
+
+
+@pytest.mark.parametrize("val, images, result, options, kind", cells_of(BELOW_PROBE))
 def test_a_model_below_its_probe_or_k_nn(tmp_path, val, images, result, options, kind):
-    assert kind_of(verdict(tmp_path / "run", val, val, options, result=result | {"samples": images})) == kind
+    scores = [*map(float, val.split())]
+    known = parse_value(result.replace("BOTH", str(BOTH))) | {"samples": int(images)}
+    assert kind_of(verdict(tmp_path / "run", scores, scores, options.split(), result=known)) == kind
 
 
 @pytest.mark.parametrize(("top1", "lower"), [(60.0, "-lr=0.0003"), (90.2, ""), (97.0, "")])

@@ -16,7 +16,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[2]))  # as a program: pytest has it already
 
-from conftest import ROOT, noise_folder, train
+from conftest import ROOT, noise_folder, slow, train
 
 FILE = ROOT / "tests/fixtures/golden_curves.json"
 _TOLERANCE = 5e-3  # of a loss, relative; other kernels of a CPU differ by 1e-3
@@ -47,7 +47,7 @@ def torch_minor(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
 
 
-@pytest.mark.parametrize("recipe", ["vit_digits", "folder_small", "finetune"])
+@pytest.mark.parametrize("recipe", ["vit_digits", slow("folder_small"), "finetune"])
 def test_losses_are_the_recorded_ones(tmp_path, recipe):
     if recipe == "vit_digits":
         pytest.importorskip("sklearn")
