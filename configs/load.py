@@ -191,7 +191,12 @@ def add_recipe(table: OptionTable, path: Path) -> None:
         nonlocal num_files
         num_files += 1
         values, paths = read_yaml(path, named_in)
-        lines = {".".join(keys): line for keys, line in paths.items()}
+        lines = dict[str, int]()
+        for keys, line in paths.items():
+            key = ".".join(keys)
+            if key in lines:  # as KEY of its section, and as SECTION.KEY
+                raise UserError(f"{path}:{line}: {key} is given twice, first in line {lines[key]}; remove one")
+            lines[key] = line
         chain = (*chain, os.path.realpath(path))
         bases = values.pop("BASE", None) or []
         at_base = f"{path}:{lines.get('BASE')}: BASE"

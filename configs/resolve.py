@@ -248,6 +248,17 @@ def loss_follows_labels(options: OptionTable) -> list[Note]:
     return []
 
 
+def classes_follow_choice(options: OptionTable) -> list[Note]:
+    """In a training, MODEL.NUM_CLASSES of a lower layer than DATA.ONLY_CLASSES is the number of these classes."""
+    names, number = (options.row(key) for key in ("DATA.ONLY_CLASSES", "MODEL.NUM_CLASSES"))
+    is_lower = number.value is not None and number.level < names.level
+    if not is_lower or not isinstance(names.value, list) or options.get("EVAL.ENABLED"):
+        return []
+    classes = len({*map(str, names.value)})
+    options.set("MODEL.NUM_CLASSES", classes)
+    return [Note("screen", f"MODEL.NUM_CLASSES is {classes} in place of {number.value}: DATA.ONLY_CLASSES")]
+
+
 def batch_of_rate_follows_rate(options: OptionTable) -> list[Note]:
     """A BASE_LR of a higher layer than BASE_LR_BATCH_SIZE removes the latter, which belongs to another rate."""
     if options.row("TRAIN.BASE_LR").level > options.row("TRAIN.BASE_LR_BATCH_SIZE").level:
@@ -293,6 +304,7 @@ RULES: tuple[Callable[[OptionTable], list[Note]], ...] = (
     defaults_follow_family,
     amp_keys_need_amp,
     loss_follows_labels,
+    classes_follow_choice,
     batch_of_rate_follows_rate,
     distillation_follows_teacher,
     token_follows_distillation,

@@ -292,10 +292,13 @@ def _read(
     samples, findings = _read_splits(source, splits)
     if data.groups:
         _group(samples, data)
+    corrects_first = bool(data.only_classes)  # the right class of an image may be one that stays
+    if corrects_first and not any(of_split.findings for of_split in samples.values()):
+        correct(samples, data)
     findings += _take_parts(samples, data)
     twice, unknown = _number_all(samples, data, class_names, predicts)
     findings += twice
-    if not (findings or unknown):
+    if not (corrects_first or findings or unknown):
         correct(samples, data)
     findings += _misfit_of_folds(source, samples)
     if num_classes is None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.class_names import list_names
+from datasets.sources.class_names import list_names, new_names
 from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.tables.files import Cells, Table
@@ -71,7 +71,7 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
             raise UserError(f"DATA.CORRECTIONS: {data.corrections}: drops all {split} images; keep some of them")
         used |= {line for line in lines if line}
     others = [rows[line][PATH] for line in rows if line not in used]
-    is_whole = data.fraction == 1 and not data.only_classes  # else rows may name images that are left out
+    is_whole = data.fraction == 1 or data.only_classes  # else rows may name images that are left out
     if "train" in splits and others and is_whole:
         text = f"DATA.CORRECTIONS: {data.corrections}: {len(others)} of {len(rows)} rows name no image of the data"
         text += f", such as {shorten(others[0])}"
@@ -82,7 +82,7 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
 
 def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data) -> ImageFiles:
     """found: the correction of some images by their indices. Raises UserError: no such class."""
-    names = samples.class_names
+    names = new_names(samples.class_names, data.rename)
     targets = samples.targets.copy()
     if {KEEP, DROP} & {*names}:
         raise UserError(f"DATA.CORRECTIONS: {KEEP} or {DROP} is also the name of a class; rename it with DATA.RENAME")

@@ -108,6 +108,10 @@ YAML_MISTAKES = {
     "unknown key": ("TRAIN:\n    BASE_LRR: 1", r":2: unknown key TRAIN.BASE_LRR; did you mean TRAIN.BASE_LR\?"),
     "nothing left": ("TRAIN: {LAST_EPOCH: 300}", r":1: TRAIN.LAST_EPOCH 300 of NUM_EPOCHS 300: no epoch is left"),
     "out of range": ("DATA: {BATCH_SIZE: 0}", r":1: DATA.BATCH_SIZE is 0: .*greater than or equal to 1"),
+    "twice as a section and with a dot": (
+        "DATA: {NUM_WORKERS: 1}\nDATA.NUM_WORKERS: 2",
+        r":2: DATA.NUM_WORKERS is given twice, first in line 1",
+    ),
     "twice": ("SEED: 1\nSEED: 2", r":2: SEED is given twice, first in line 1"),
     "alias": ("SEED: &a 1\nSAVE_FREQ: *a", r":2: aliases are not allowed"),
     "tag": ("SAVE: !!python/name:os.system", r":1: the tag .* is not allowed"),

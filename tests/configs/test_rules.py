@@ -40,6 +40,18 @@ def test_accumulation_follows_from_the_number_of_ranks():
     assert steps_of(7, "TRAIN.ACCUM_ITER=3") == 3
 
 
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        (["DATA.ONLY_CLASSES=[3, 8]"], 2),
+        (["DATA.ONLY_CLASSES=[3, 8]", "MODEL.NUM_CLASSES=10"], 10),
+        (["DATA.ONLY_CLASSES=[3, 8]", "EVAL.ENABLED=true", "MODEL.PRETRAINED=x.pth"], 10),
+    ],
+)
+def test_a_recipe_has_as_many_classes_as_are_chosen(words, number):
+    assert config_for("-cfg=configs/vit_digits.yaml", "-opts", *words).model.num_classes == number
+
+
 def test_dinov3_takes_bfloat16_unless_a_dtype_is_given():
     words = ["-model=vit_small_patch16_dinov3", "-amp"]
     dtypes = [config_for(*words, *more).amp.dtype for more in ([], ["-amp_dtype=float16"])]

@@ -74,6 +74,19 @@ def test_rows_of_images_outside_of_a_part_are_not_called_wrong(data, part):
     assert not any("name no image" in note.text for note in train.notes)
 
 
+@pytest.mark.parametrize("renames", [None, {"dog": "hound"}])
+def test_an_image_is_moved_into_and_out_of_the_classes_that_stay(data, renames):
+    train, _ = read_splits(data)
+    fox, dog = (next(name for name in names_of(train) if name.startswith(kind)) for kind in ("=fox", "dog"))
+    new = (renames or {}).get("dog", "dog")
+    part = data.model_copy(update={"only_classes": ["cat", "dog"], "rename": renames})
+    before, _ = read_splits(part)
+    after, _ = corrected(part, f"path,correction\n{fox},{new}\n{dog},'=fox\n")
+    assert after.class_names == ["cat", new]
+    assert {*names_of(after)} == {*names_of(before), fox} - {dog}
+    assert classes_of(after)[fox] == new
+
+
 def test_a_class_with_the_name_of_a_correction_is_refused(tmp_path):
     write_classes(tmp_path / "data", keep=20, dog=20)
     with refused("also the name of a class"):
