@@ -45,7 +45,8 @@ class Command:
     config: the checked options. given: those that files, flags and -opts give, by dotted key; the others are defaults.
     notes: lines for the log about the model family, and about options that differ from the given ones.
     script: the entry script. recipe: the file of -cfg. reason: why the program chose it.
-    prediction: of -predict or -embed. source: MODEL.NAME as given, perhaps a folder or a repository.
+    prediction: of -predict or -embed. num_processes: of -ngpus. device: 'cuda' or 'cpu', of -device. split: of -split,
+    to evaluate or to predict. source: MODEL.NAME as given, perhaps a folder or a repository.
     """
 
     argv: tuple[str, ...]
@@ -56,6 +57,9 @@ class Command:
     recipe: Path | None
     notes: tuple[Note, ...]
     prediction: Prediction | None
+    num_processes: int | None
+    device: str | None
+    split: Split | None
     reason: str = ""
     source: str = ""
 
@@ -70,24 +74,6 @@ class Command:
     @property
     def debug(self) -> bool:
         return bool(self.flags.debug)
-
-    @property
-    def num_processes(self) -> int | None:
-        """The number of processes of -ngpus."""
-        number: int | None = self.flags.ngpus
-        return number
-
-    @property
-    def device(self) -> str | None:
-        """'cuda' or 'cpu', of -device."""
-        device: str | None = self.flags.device
-        return device
-
-    @property
-    def split(self) -> Split | None:
-        """The split of -split, to evaluate or to predict."""
-        split: Split | None = self.flags.split
-        return split
 
     @property
     def states_precision(self) -> bool:
@@ -177,6 +163,9 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
         recipe=recipe,
         notes=(*replaced, *plugin_notes, *notes),
         prediction=prediction,
+        num_processes=flags.ngpus,
+        device=flags.device,
+        split=flags.split,
         source=source,
     )
     return replace(command, notes=(*command.notes, *_warn_of_unused(table, command)))

@@ -13,7 +13,7 @@ from configs.schema.families.family import ViT
 from configs.schema.families.registry import MODEL_SECTIONS, AnyModel, type_of
 from configs.schema.model import FIXED_KEYS, FREEZE_BACKBONE
 from configs.schema.operating_point import Goal
-from configs.schema.section import Name, Names, Path, Section, as_names, option
+from configs.schema.section import Name, Names, Path, Section, as_names, option, texts_of
 from configs.schema.train import Loss, Train
 from utils.metric_table import Metric, MetricName, best_metric
 
@@ -122,53 +122,79 @@ class Config(Section):
 
     def _problems_of_weights(self) -> Iterator[str]:
         model, train = self.model, self.train
-        if model.pretrained == "timm" and model.type != "timm":
-            yield f"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not {model.type}; use -model=NAME -pretrained=timm"
-        if self.eval.enabled and not (model.pretrained or model.resume):
-            yield "EVAL.ENABLED needs weights, also for -eval and -predict; give -resume=RUN or -pretrained"
-        if train.teacher_weights and train.distillation_type == "none" and not self.eval.enabled:
-            fix = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
-            yield f"TRAIN.TEACHER_WEIGHTS needs a distillation; {fix}"
-        if self.eval_raw and not train.model_ema:
-            yield "EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW"
+        needs_timm = f"needs MODEL.TYPE timm, not {model.type}; use -model=NAME -pretrained=timm"
+        as_paddlevit = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
+        teaches = train.teacher_weights and not self.eval.enabled
+        return texts_of(
+            (model.pretrained == "timm" and model.type != "timm", f"MODEL.PRETRAINED timm {needs_timm}"),
+            (
+                self.eval.enabled and not (model.pretrained or model.resume),
+                "EVAL.ENABLED needs weights, also for -eval and -predict; give -resume=RUN or -pretrained",
+            ),
+            (
+                teaches and train.distillation_type == "none",
+                f"TRAIN.TEACHER_WEIGHTS needs a distillation; {as_paddlevit}",
+            ),
+            (
+                self.eval_raw and not train.model_ema,
+                "EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW",
+            ),
+        )
 
     def _problems_of_batches(self) -> Iterator[str]:
         data = self.data
-        if data.batch_size != AUTO:
-            return
         has_steps = not (self.eval.enabled or self._is_probe)
-        if has_steps and not data.global_batch_size:
-            yield "DATA.BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"
-        if not has_steps and not data.batch_size_eval:
-            yield "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
+        given, text = data.batch_size_eval, "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
+        if has_steps:
+            given = data.global_batch_size
+            text = "DATA.BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"
+        return texts_of((data.batch_size == AUTO and not given, text))
 
     def _problems_of_training(self) -> Iterator[str]:
         model, data, train = self.model, self.data, self.train
-        if self.eval.suspects and not self.eval.enabled and (not self._is_probe or data.multi_label):
-            yield "EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false"
-        if self._is_probe and self.parallel.strategy != "ddp":
-            yield f"PARALLEL.STRATEGY {self.parallel.strategy}: MODEL.TUNE probe needs whole models; set it to ddp"
-        if model.tune.kind == "lora" and "lamb" in train.optimizer.name.lower() and not self.eval.enabled:
-            steps = "LAMB's steps are in proportion to the weights, and LoRA's B starts as zero"
-            yield f"TRAIN.OPTIMIZER.NAME: {steps}; set it to AdamW"
-        if self.deterministic and train.compile == "max":
-            yield "DETERMINISTIC excludes TRAIN.COMPILE max, which times kernels; use default or model"
-        if data.balanced_sampling and self.loss.class_weights == "balanced":
-            same = "correct the same imbalance twice"
-            yield f"DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced {same}; remove one of them"
-        if train.patience is not None and train.patience < self.validate_freq:
-            between = "the epochs between two evaluations; raise the first or lower the second"
-            yield f"TRAIN.PATIENCE {train.patience} is less than VALIDATE_FREQ {self.validate_freq}, {between}"
+        trains = not self.eval.enabled
+        has_suspects = self._is_probe and not data.multi_label
+        is_lamb = "lamb" in train.optimizer.name.lower()
+        steps = "LAMB's steps are in proportion to the weights, and LoRA's B starts as zero"
+        strategy, patience = self.parallel.strategy, train.patience
+        between = "the epochs between two evaluations; raise the first or lower the second"
+        return texts_of(
+            (
+                self.eval.suspects and trains and not has_suspects,
+                "EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false",
+            ),
+            (
+                self._is_probe and strategy != "ddp",
+                f"PARALLEL.STRATEGY {strategy}: MODEL.TUNE probe needs whole models; set it to ddp",
+            ),
+            (
+                model.tune.kind == "lora" and is_lamb and trains,
+                f"TRAIN.OPTIMIZER.NAME: {steps}; set it to AdamW",
+            ),
+            (
+                self.deterministic and train.compile == "max",
+                "DETERMINISTIC excludes TRAIN.COMPILE max, which times kernels; use default or model",
+            ),
+            (
+                data.balanced_sampling and self.loss.class_weights == "balanced",
+                "DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced correct the same imbalance twice; remove one "
+                "of them",
+            ),
+            (
+                patience is not None and patience < self.validate_freq,
+                f"TRAIN.PATIENCE {patience} is less than VALIDATE_FREQ {self.validate_freq}, {between}",
+            ),
+        )
 
     def _problems_of_several_labels(self) -> Iterator[str]:
-        loss, distillation = self.loss, self.train.distillation_type
+        name, distillation = self.loss.name, self.train.distillation_type
         needed = "needs one label per image, but DATA.MULTI_LABEL is on"
-        if loss.name == "cross_entropy":
-            yield f"LOSS.NAME cross_entropy {needed}; set LOSS.NAME=bce or asl"
-        if loss.class_weights and loss.name not in ("bce", "asl"):
-            yield f"LOSS.NAME {loss.name} with CLASS_WEIGHTS {needed}; set LOSS.NAME=bce or asl"
-        if distillation != "none":
-            yield f"TRAIN.DISTILLATION_TYPE {distillation} {needed}; set it to none"
+        has_weights = self.loss.class_weights and name not in ("bce", "asl")
+        return texts_of(
+            (name == "cross_entropy", f"LOSS.NAME cross_entropy {needed}; set LOSS.NAME=bce or asl"),
+            (has_weights, f"LOSS.NAME {name} with CLASS_WEIGHTS {needed}; set LOSS.NAME=bce or asl"),
+            (distillation != "none", f"TRAIN.DISTILLATION_TYPE {distillation} {needed}; set it to none"),
+        )
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from unicodedata import normalize
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
-from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, Range, Section, option
+from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, Range, Section, option, texts_of
 from configs.yaml_io import shorten
 from utils.errors import did_you_mean
 
@@ -201,39 +201,48 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         yield from self._problems_of_data_set()
         yield from self._problems_of_tables()
         yield from self._problems_of_split()
-        yield from self._problems_of_expressions()
 
     def _problems_of_pixels(self) -> Iterator[str]:
-        for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
-            if len(values) != self.image_channels:
-                yield f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}"
-        if self.grey_range and not 0 <= self.grey_range[0] < self.grey_range[1] <= 65535:
-            yield f"GREY_RANGE {list(self.grey_range)} must ascend, within 0..65535"
-        if min(self.imagenet_std) <= 0:
-            yield "IMAGENET_STD must be greater than 0"
-        if max(*self.imagenet_mean, *self.imagenet_std) > 1:
-            yield "IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide both by 255"
-        if [round(value, 3) for value in self.imagenet_mean] == [0.406, 0.456, 0.485]:  # Caffe's
-            yield "IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD"
-        if self.random_crop_scale[1] > 1:
-            yield "RANDOM_CROP_SCALE is a fraction of the image, at most 1"
+        mean, std = self.imagenet_mean, self.imagenet_std
+        channels = self.image_channels
+        low, high = self.grey_range or (0, 1)
+        is_bgr = [round(value, 3) for value in mean] == [0.406, 0.456, 0.485]  # Caffe's
+        return texts_of(
+            (len(mean) != channels, f"IMAGENET_MEAN has {len(mean)} values for IMAGE_CHANNELS {channels}"),
+            (len(std) != channels, f"IMAGENET_STD has {len(std)} values for IMAGE_CHANNELS {channels}"),
+            (not 0 <= low < high <= 65535, f"GREY_RANGE {[low, high]} must ascend, within 0..65535"),
+            (min(std, default=1) <= 0, "IMAGENET_STD must be greater than 0"),
+            (max(*mean, *std, 0) > 1, "IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide both by 255"),
+            (is_bgr, "IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD"),
+            (self.random_crop_scale[1] > 1, "RANDOM_CROP_SCALE is a fraction of the image, at most 1"),
+        )
 
     def _problems_of_data_set(self) -> Iterator[str]:
         data_set = properties_of(self.dataset)
         is_of = f"DATASET is {shorten(self.dataset)}"
-        if self.multi_label and not (data_set.multi_label or data_set.may_be_table):  # else `recognize_dataset` checks
-            yield f"MULTI_LABEL needs the data set csv or tar, but {is_of}; use -dataset=csv"
-        if self.multi_label and self.balanced_sampling:
-            fix = "use LOSS.CLASS_WEIGHTS=balanced instead"
-            yield f"BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on; {fix}"
-        if self.corrections and (self.multi_label or data_set.in_memory):
-            yield f"CORRECTIONS needs image files of one label, but {is_of}, MULTI_LABEL {self.multi_label}; remove it"
-        if self.groups and data_set.in_memory:
-            yield f"GROUPS needs images in files, but {is_of}; remove GROUPS"
-        if self.labels and not data_set.may_be_table:
-            yield f"LABELS needs a path of each image, but {is_of}; use -dataset=folder or csv"
-        if self.download and not (data_set.torchvision or self.dataset in CALTECH):
-            yield f"DOWNLOAD needs {', '.join(CALTECH)} or a data set {TORCHVISION}NAME, but {is_of}"
+        may_have_several = data_set.multi_label or data_set.may_be_table  # else `recognize_dataset` checks
+        is_downloaded = data_set.torchvision or self.dataset in CALTECH
+        one_label = "needs one label per image, but MULTI_LABEL is on; use LOSS.CLASS_WEIGHTS=balanced instead"
+        yield from texts_of(
+            (
+                self.multi_label and not may_have_several,
+                f"MULTI_LABEL needs the data set csv or tar, but {is_of}; use -dataset=csv",
+            ),
+            (self.multi_label and self.balanced_sampling, f"BALANCED_SAMPLING {one_label}"),
+            (
+                self.corrections and (self.multi_label or data_set.in_memory),
+                f"CORRECTIONS needs image files of one label, but {is_of}, MULTI_LABEL {self.multi_label}; remove it",
+            ),
+            (self.groups and data_set.in_memory, f"GROUPS needs images in files, but {is_of}; remove GROUPS"),
+            (
+                self.labels and not data_set.may_be_table,
+                f"LABELS needs a path of each image, but {is_of}; use -dataset=folder or csv",
+            ),
+            (
+                self.download and not is_downloaded,
+                f"DOWNLOAD needs {', '.join(CALTECH)} or a data set {TORCHVISION}NAME, but {is_of}",
+            ),
+        )
         yield from self._problems_of_kwargs(data_set)
 
     def _problems_of_kwargs(self, data_set: "DataSet") -> Iterator[str]:
@@ -261,18 +270,15 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
             yield f"ENCODING {shorten(self.encoding)}: no such encoding; such as gb18030, cp1252"
 
     def _problems_of_split(self) -> Iterator[str]:
-        if self.fold is not None and not self.folds:
-            yield f"FOLD {self.fold} needs FOLDS, the number of folds"
-        if not self.folds:
-            return
-        if self.val_fraction:
-            yield "FOLDS and VAL_FRACTION both choose the held-out images; remove one"
-        if self.fold is None or self.fold >= self.folds:
-            yield f"FOLD is {shorten(self.fold)}: with FOLDS {self.folds} it must be 0 to {self.folds - 1}"
-
-    def _problems_of_expressions(self) -> Iterator[str]:
-        if self.labels and (problem := problem_of_expression(self.labels)):
-            yield f"LABELS {problem}"
+        fold, folds = self.fold, self.folds
+        places = f"with FOLDS {folds} it must be 0 to {(folds or 0) - 1}"
+        problem = problem_of_expression(self.labels) if self.labels else None
+        return texts_of(
+            (fold is not None and not folds, f"FOLD {fold} needs FOLDS, the number of folds"),
+            (folds and self.val_fraction, "FOLDS and VAL_FRACTION both choose the held-out images; remove one"),
+            (folds and (fold is None or fold >= folds), f"FOLD is {shorten(fold)}: {places}"),
+            (problem, f"LABELS {problem}"),
+        )
 
 
 def _lists_values(split: Any) -> bool:

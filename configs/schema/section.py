@@ -73,6 +73,11 @@ def option(default: Any, meaning: str, **limits: Any) -> Any:
     return Field(default, description=meaning, **limits)
 
 
+def texts_of(*rows: tuple[object, str]) -> Iterator[str]:
+    """The text of each row (applies, text) that applies."""
+    return (text for applies, text in rows if applies)
+
+
 class Section(BaseModel):
     """A section of options.
 

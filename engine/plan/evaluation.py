@@ -110,13 +110,8 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     check_same_options(config, context)
     if not prediction:
         check_images([samples], config.data, context, _DECODE_SECONDS)
+    images = _describe(samples, config, prediction, command.split, split, num_trained)
     notes += [note.on("Data") for note in samples.notes]
-    images = EvaluationData(len(samples), path=path)
-    if not path:
-        has_split = command.split or properties_of(config.data.dataset).may_lack_splits
-        images = _describe(samples, config, split if has_split else None, num_trained)
-    if not prediction:
-        images = replace(images, digest=digest_of(samples))
     notes.append(images)
     if split_note:
         notes.append(Note("screen", f"Data: {split_note}"))
@@ -175,10 +170,19 @@ def _choose_split(
     return options, *split_to_evaluate(options.data, context)
 
 
-def _describe(samples: Samples, config: Config, split: str | None, num_trained: int) -> EvaluationData:
+def _describe(
+    samples: Samples, config: Config, prediction: Prediction | None, asked: str | None, split: str, num_trained: int
+) -> EvaluationData:
+    """asked: of -split."""
+    if prediction and prediction.path:
+        return EvaluationData(len(samples), path=prediction.path)
     outputs = config.model.num_logits
     present = int(np.count_nonzero(samples.class_counts(outputs)))
-    return EvaluationData(len(samples), present, outputs, split, trained=num_trained)
+    has_split = asked or properties_of(config.data.dataset).may_lack_splits
+    digest = "" if prediction else digest_of(samples)
+    return EvaluationData(
+        len(samples), present, outputs, split if has_split else None, trained=num_trained, digest=digest
+    )
 
 
 def options_of_weights(command: Command) -> tuple[Config, WeightsRecord, list[Note | Fact]]:
