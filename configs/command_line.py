@@ -76,6 +76,16 @@ class Command:
         return bool(self.flags.debug)
 
     @property
+    def embeds(self) -> bool:
+        """Whether it writes features, of -embed."""
+        return self.prediction is not None and self.prediction.embeds
+
+    @property
+    def path(self) -> str | None:
+        """The images to label or to embed; None: the data."""
+        return self.prediction.path if self.prediction else None
+
+    @property
     def states_precision(self) -> bool:
         """Whether mixed precision is switched on or off by a given option."""
         return "AMP.ENABLED" in self.given
@@ -246,9 +256,8 @@ def unused_keys(command: str, path: str | None = None) -> list[str]:
 
 def _warn_of_unused(table: OptionTable, command: Command) -> list[Note]:
     """A warning that names the flags, and the keys of -opts, that the command does not use; none for keys of files."""
-    prediction = command.prediction
-    name = "embed" if prediction and prediction.embeds else command.checked_name
-    patterns = unused_keys(name, prediction.path if prediction else None)
+    name = "embed" if command.embeds else command.checked_name
+    patterns = unused_keys(name, command.path)
     flags: dict[str, list[bool]] = {}  # by flag or, of -opts, by key: is each key unused?
     for key in table.given():
         source = table.row(key).source
@@ -257,5 +266,5 @@ def _warn_of_unused(table: OptionTable, command: Command) -> list[Note]:
             flags.setdefault(flag, []).append(any(fnmatchcase(key, pattern) for pattern in patterns))
     unused = [flag for flag, are_unused in flags.items() if all(are_unused)]
     title = "MODEL.TUNE probe" if name == "probe" else f"-{name}"
-    title += " PATH" if prediction and prediction.path else ""
+    title += " PATH" if command.path else ""
     return [Note("warning", f"{title} does not use {', '.join(unused)}")] if unused else []

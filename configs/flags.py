@@ -55,8 +55,6 @@ def _batch_size(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is neither a number nor {AUTO}") from None
 
 
-_PRETRAINED = "initial weights: a file, a folder, hf-hub:ORG/NAME, or timm, as the flag alone"
-
 FLAGS = {
     "run": (
         Flag("amp", "AMP.ENABLED", bool, "mixed precision in training and evaluation"),
@@ -245,17 +243,17 @@ def _refuse(words: list[str], unknown: list[str], arguments: argparse.Namespace,
     names = [word for word, _ in split_words(unknown)]
     program = program_of(names, (word for word, _ in given)) or Program("another program", "", None, {})
     translated = translate(program, given, lambda word: word not in names)
-    predicts = bool(arguments.predict or arguments.embed)
-    has_path = bool(predicts or arguments.data_path or arguments.resume)
+    has_path = any((arguments.predict, arguments.embed, arguments.data_path, arguments.resume))
     wrong = list[str]()
     for word, values in translated.unknown.items():
-        key = key_of_flag(word) if word.startswith("-") else None
+        is_flag = word.startswith("-")
+        key = key_of_flag(word) if is_flag else None
         if key:
             translated.add(f"{key}={as_yaml(values)}")
-        elif not (word.startswith("-") or has_path) and os.path.exists(word):
-            translated.add(f"-data_path={word}")
-        else:
+        elif is_flag or has_path or not os.path.exists(word):
             wrong.append(word[:80])
+        else:
+            translated.add(f"-data_path={word}")
     problem = _problem_of(names, wrong, arguments)
     if len(wrong) == len(names):
         parser.error(problem)

@@ -156,17 +156,11 @@ def _read_words(
 ) -> Values:
     """The values of the flags, by name. Adds the words that are understood without the table to the result."""
     values: Values = {}
-    takes_path = "data" in program.flags
     for word, its_values in given:
-        name = word.lstrip("-")
-        is_flag = word.startswith("-")
-        if is_flag and name in program.names:
-            takes_one = name in program.flags and _takes_value(program.flags[name])
-            if takes_path and len(its_values) > takes_one and os.path.isdir(its_values[-1]):
-                values["data"] = its_values[-1:]  # it may follow a switch or the value of a flag
-                its_values = its_values[:-1]
-            values[name] = its_values
-        elif is_flag and is_own(word):
+        name = word.lstrip("-") if word.startswith("-") else ""
+        if name in program.names:
+            values |= _split_path(program, name, its_values)
+        elif name and is_own(word):
             result.flags += [word, *its_values]
             values[name] = its_values
         elif word.isupper() and its_values:
@@ -174,7 +168,7 @@ def _read_words(
         elif word.endswith((".yaml", ".yml")):
             result.add(f"-cfg={word}")
             values["cfg"] = [word]
-        elif takes_path and not is_flag:
+        elif "data" in program.flags and not name:
             values["data"] = [word]
         else:
             result.unknown[word] = its_values
@@ -183,6 +177,14 @@ def _read_words(
         if len(size) == 3:
             values["in-chans"] = size[:1]
     return values
+
+
+def _split_path(program: Program, name: str, values: list[str]) -> Values:
+    """The values of a flag; the path of the data may follow a switch or the value of a flag."""
+    takes_one = name in program.flags and _takes_value(program.flags[name])
+    if "data" in program.flags and len(values) > takes_one and os.path.isdir(values[-1]):
+        return {"data": values[-1:], name: values[:-1]}
+    return {name: values}
 
 
 def _takes_value(target: Any) -> bool:

@@ -144,7 +144,8 @@ class Config(Section):
     def _problems_of_batches(self) -> Iterator[str]:
         data = self.data
         has_steps = not (self.eval.enabled or self._is_probe)
-        given, text = data.batch_size_eval, "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
+        given = data.batch_size_eval
+        text = "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
         if has_steps:
             given = data.global_batch_size
             text = "DATA.BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"

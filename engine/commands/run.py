@@ -59,11 +59,12 @@ def run(command: Command, context: ProcessContext) -> int:
             raise Unavailable(_describe_shortage(shortage, config, context)) from error
         if op := op_without_deterministic_algorithm(error):
             raise UserError(f"DETERMINISTIC: {op} has no deterministic algorithm here; set it to false") from error
-        if isinstance(error, OSError):
-            where = os.fsdecode(error.filename) if error.filename else "the system"
-            fix = f"; {space_fix(error.strerror)}" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
-            raise error_from(error, f"{where}: {error.strerror or error}{fix}") from error
-        raise
+        if not isinstance(error, OSError):
+            raise
+        problem = str(error.strerror or error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            problem += f"; {space_fix(error.strerror)}"
+        raise error_from(error, f"{os.fsdecode(error.filename or 'the system')}: {problem}") from error
     finally:
         print_waiting_notes()
         kill_children()

@@ -13,7 +13,6 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm.models import get_arch_pretrained_cfgs, is_model
 
 from configs.command_line import Command
-from configs.flags import Prediction
 from configs.parts import check_plugins
 from configs.resolve import Facts, follow_facts
 from configs.schema import Config, Data
@@ -92,32 +91,30 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     if command.config.model.resume:
         command = command.with_weights(_checkpoint_of(command, context, logger))
     prediction = command.prediction
-    path = prediction.path if prediction else None
     data = recognize_dataset(command.config.data, context)
     given = command.config.model_copy(update={"data": data})
-    embeds = prediction is not None and prediction.embeds
     options, record, notes = options_of_weights(replace(command, config=given))
     split = "all"
     split_note = None
-    if not path:
+    if not command.path:
         options, split, split_note = _choose_split(command.split, options, record, context)
     if prediction:
-        options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)
+        options = prediction_needs_no_labels(options, record, has_path=command.path is not None)
     record, merged = _rename(record, options.data)
-    samples, names_note, num_trained = _read(options, record, split, prediction, context)
+    samples, names_note, num_trained = _read(options, record, split, command, context)
     facts = Facts(context.world_size, classes=number_of_classes(options.data.dataset, [samples]))
     config = follow_facts(options, facts).with_data(columns=data.columns, encoding=data.encoding)
     check_same_options(config, context)
     if not prediction:
         check_images([samples], config.data, context, _DECODE_SECONDS)
-    images = _describe(samples, config, prediction, command.split, split, num_trained)
+    images = _describe(samples, config, command, split, num_trained)
     notes += [note.on("Data") for note in samples.notes]
     notes.append(images)
     if split_note:
         notes.append(Note("screen", f"Data: {split_note}"))
     notes.append(Note("screen", f"Class names: {names_note or name_outputs(samples, record, config)}"))
     mask = None
-    if not path and properties_of(config.data.dataset).synsets:
+    if not command.path and properties_of(config.data.dataset).synsets:
         mask = class_mask(config.data.dataset, samples.class_names)
         masked = f"{np.count_nonzero(~mask)} of {len(mask)} classes"
         notes.append(Note("log", f"{config.data.dataset}: the logits of {masked} are masked"))
@@ -129,7 +126,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         merged=merged,
         split=split,
         title=_TITLES.get(split, "Validation"),
-        purpose=FEATURES if embeds else EVALUATE,
+        purpose=FEATURES if command.embeds else EVALUATE,
         notes=notes,
         record=record,
     )
@@ -170,16 +167,13 @@ def _choose_split(
     return options, *split_to_evaluate(options.data, context)
 
 
-def _describe(
-    samples: Samples, config: Config, prediction: Prediction | None, asked: str | None, split: str, num_trained: int
-) -> EvaluationData:
-    """asked: of -split."""
-    if prediction and prediction.path:
-        return EvaluationData(len(samples), path=prediction.path)
+def _describe(samples: Samples, config: Config, command: Command, split: str, num_trained: int) -> EvaluationData:
+    if command.path:
+        return EvaluationData(len(samples), path=command.path)
     outputs = config.model.num_logits
     present = int(np.count_nonzero(samples.class_counts(outputs)))
-    has_split = asked or properties_of(config.data.dataset).may_lack_splits
-    digest = "" if prediction else digest_of(samples)
+    has_split = command.split or properties_of(config.data.dataset).may_lack_splits
+    digest = "" if command.prediction else digest_of(samples)
     return EvaluationData(
         len(samples), present, outputs, split if has_split else None, trained=num_trained, digest=digest
     )
@@ -191,17 +185,18 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord, list[No
     Raises UserError: no such weights, or damaged ones; a preprocessing that contradicts the options.
     """
     weights = command.config.model.pretrained
-    file = read_weights(weights) if weights not in (None, "timm") else None
-    record = record_in(file) if file else None
+    file = record = None
+    if weights not in (None, "timm"):
+        file = read_weights(weights)
+        record = record_in(file)
     options = command.config
     notes = list[Note | Fact]()
     if not record:
         options, notes = _follow_named_model(command, file)
         record = weights_record(options.model, file, command.source) or NO_RECORD
-    if record.model:
-        changed = check_plugins(record.plugins, options.plugins, f"{weights}: ")
-        notes += [warning for warning in changed if warning not in command.notes]
-    embeds = command.prediction is not None and command.prediction.embeds  # images as a probe, a training, sees them
+    changed = check_plugins(record.plugins, options.plugins, f"{weights}: ")
+    notes += [warning for warning in changed if warning not in command.notes]
+    embeds = command.embeds  # images as a probe, a training, sees them
     followed = follow_weights(options, command.given, record, evaluates=True, as_published=not embeds)
     options = followed.options
     if options.model.num_classes is None and weights and not embeds:
@@ -225,14 +220,14 @@ def _follow_named_model(command: Command, file: WeightsFile | None) -> tuple[Con
 
 
 def _read(
-    options: Config, record: WeightsRecord, split: str, prediction: Prediction | None, context: ProcessContext
+    options: Config, record: WeightsRecord, split: str, command: Command, context: ProcessContext
 ) -> tuple[Samples, str | None, int]:
     """The samples, with the labels of the model if they have labels; the source of its class names, if the data show
     it; the number of samples that the model was trained on.
     """
     data, model = options.data, options.model
-    if prediction and prediction.path:
-        return read_unlabelled(prediction.path, data, context, record.data.get("IMAGE_ROOT")), None, 0
+    if command.path:
+        return read_unlabelled(command.path, data, context, record.data.get("IMAGE_ROOT")), None, 0
     names, known = record.class_names, record.split
     if known and not known.held_out and not record.is_of(data):
         known = None
@@ -240,12 +235,12 @@ def _read(
         names = names or wordnet_ids(model.num_classes or IMAGENET_CLASSES)
         class_mask(data.dataset, names)
     splitter = Splitter(data, known)
-    predicts = prediction is not None
+    predicts = command.prediction is not None
     (samples,) = read_samples(
         data, model.num_classes, context, split, class_names=names, predicts=predicts, splitter=splitter
     )
     source = None
-    if not names and samples.has_class_names and not (prediction and prediction.embeds):
+    if not (names or command.embeds) and samples.has_class_names:
         outputs, names, source = match_outputs(samples.class_names, model, record, data.classes)
         samples.number_classes(np.array(outputs, np.int64), names)
     return samples, source, splitter.num_trained

@@ -247,8 +247,8 @@ def _follow_model(command: Command) -> Command:
     from utils.torch_compat import BatchNorm
 
     backbone = _timms_model(model.name)
-    norms = {type(one) for one in backbone.modules() if isinstance(one, BatchNorm | torch.nn.LayerNorm)}
-    has_batch_norms_only = bool(norms) and all(issubclass(one, BatchNorm) for one in norms)
+    norms = [one for one in backbone.modules() if isinstance(one, BatchNorm | torch.nn.LayerNorm)]
+    has_batch_norms_only = {isinstance(one, BatchNorm) for one in norms} == {True}
     is_large = sum(one.numel() for one in backbone.parameters()) > _LARGE
     is_lora = model.tune.kind == "lora"
     if has_batch_norms_only and not is_lora:
