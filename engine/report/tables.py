@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from configs.yaml_io import shorten
 from engine.report.contents import Evaluation, RunContents
-from engine.report.overview import tiles_of
+from engine.report.overview import interval_of, tiles_of
 from engine.run.facts import EvaluationData, TrainingData
 from engine.run.record import MISTAKES, PICTURES, Row
 from utils.metric_table import METRICS, OPERATING
@@ -81,7 +81,9 @@ def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], li
     for run in runs:
         result, *others = tiles_of(run)[0]
         epoch = f"{run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
-        values = {result.name: result.value, "epoch": epoch} | {one.name: one.value for one in others}
+        interval = interval_of(run, run.evaluation).removeprefix("95% interval ")
+        values = {result.name: result.value, "95% interval": interval, "epoch": epoch}
+        values |= {one.name: one.value for one in others}
         rows.append({name: value for name, value in values.items() if value})
     header = [*dict.fromkeys(name for row in rows for name in row)]
     cells = [[*(row.get(name, "") for name in header), run.short_status] for row, run in zip(rows, runs, strict=True)]

@@ -190,8 +190,10 @@ def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
     """The page itself has each of them; class names and figures are in both."""
     options = ["MODEL.PRETRAINED=backbone7.pth", "DATA.CLASSES=klassen7.txt", "DATA.IMAGE_ROOT=/home/anna7/bilder7"]
     options += ["DATA.DATASET=csv", "DATA.DATA_PATH=befunde7.csv", "DATA.GROUPS=patient7", "TRAIN.BASE_LR=0.01"]
+    options += ["MODEL.TYPE=timm", "MODEL.NAME=resnet18"]
     folder = make_run(tmp_path / "digits-2", options=options)
     add_evaluation(folder, ["cat", "dog", "fox"])
+    (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("resnet18", "local-dir:modell7"))
     facts = [Environment("python main.py -data_path=/home/anna7/bilder7", {"torch": "2.14"}, ["klinik7"])]
     write_facts(folder, [*facts, TrainingData(20, 10, 0, 3, 3)])
     warnings = {"bilder7/P100.jpg cannot be read": 1}
@@ -202,20 +204,8 @@ def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
     shutil.copytree(folder, tmp_path / "digits-3")
     update_json(tmp_path / "digits-3/run.json", state="finished")
     (tmp_path / "digits-3/report.html").touch()
-    private = [
-        "7.pth",
-        "klassen7",
-        "anna7",
-        "bilder7",
-        "befunde7",
-        "patient7",
-        "klinik7",
-        "P100",
-        "P200",
-        ".jpg",
-        ".png",
-    ]
-    private += [str(tmp_path), "data:image", 'href="digits']
+    private = ["7.pth", "klassen7", "anna7", "bilder7", "befunde7", "patient7", "klinik7", "P100", "P200"]
+    private += [".jpg", ".png", ".csv", ".yaml", str(tmp_path), "data:image", 'href="digits']
     page = read_page(folder).html
     assert all(word in page for word in private[:9])
     report.main([str(folder), "-share"])
@@ -227,6 +217,8 @@ def test_a_copy_to_share_names_no_file_folder_host_or_person(run, tmp_path):
         assert "digits-2" in text
     assert "TRAIN.BASE_LR" in (folder / "share.html").read_text()
     assert "Confusion matrix" in page
+    assert "modell7" in page
+    assert "modell7" not in (folder / "share.html").read_text()
 
 
 HOSTILE = (
