@@ -65,8 +65,9 @@ def print_help(topic: str) -> None:
     if not found:
         near = did_you_mean(topic, {key.name for key in keys} | {key.section for key in keys} - {""})
         near = f"; use {other}" if (other := key_of_flag(topic.rpartition(".")[2])) else near
-        near = near or "; -h alone lists the flags, docs/options.md all keys"
-        raise UserError(f"-h {topic[:80]}: no such key or section{near}")
+        raise UserError(
+            f"-h {topic[:80]}: no such key or section{near}; -h alone lists the flags, docs/options.md all keys"
+        )
     for key in found:
         models = f"; MODEL.TYPE {', '.join(key.types)}" if key.types else ""
         bounds = f" {key.range}" if key.range else ""
