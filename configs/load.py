@@ -235,10 +235,9 @@ def _add_files(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -
         if WRITTEN_BY not in stored:
             keep_old_meanings(table)
     if evaluates and not flags.cfg:
-        table.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
-        for key, row in list(table.rows.items()):
-            if key in GONE_KEYS or is_gone_value(key, row.value):  # of the training of that run
-                table.remove(key)
+        gone = [key for key, row in table.rows.items() if key in GONE_KEYS or is_gone_value(key, row.value)]
+        for key in ("MODEL.WEIGHTS_ENTRY", *gone):  # of the initial weights and of the training of that run
+            table.remove(key)
 
 
 def _forget_choices_of_run(table: OptionTable, file: Path, continues: bool) -> None:

@@ -142,8 +142,6 @@ def old_keys_are_renamed(options: OptionTable) -> list[Note]:
         unused += _OF_STEP_DECAY
     removed, renamed = list[str](), list[str]()
     for key, row in list(options.rows.items()):
-        if key in known and key not in unused:
-            continue
         present = _present_name(key, known)
         is_off = key in _UNUSED_IF_OFF and present not in known and row.value in (None, False, "")
         is_off |= key in GONE_KEYS and row.value == GONE_KEYS[key][0]
@@ -189,7 +187,8 @@ def precision_follows_preset(options: OptionTable) -> list[Note]:
 def dtype_follows_model(options: OptionTable) -> list[Note]:
     """AMP.DTYPE is bfloat16 for DINOv3's models, whose activations exceed the range of float16."""
     is_dinov3 = "dinov3" in str(options.get("MODEL.NAME")).lower()
-    if not (is_dinov3 and options.get("AMP.ENABLED") is True and options.set_default("AMP.DTYPE", "bfloat16")):
+    is_half = is_dinov3 and options.get("AMP.ENABLED") is True
+    if not (is_half and options.set_default("AMP.DTYPE", "bfloat16")):
         return []
     return [Note("screen", "AMP.DTYPE is bfloat16: the activations of DINOv3's models exceed the range of float16")]
 
@@ -380,12 +379,15 @@ def compilation_follows_steps(options: Config, facts: Facts) -> Config:
     10 s: with AMP 15% of their time in O1, 6% in O2; on a GPU a resumed run keeps its value. Else it stays auto, which
     is none: also with fused blocks (faster: MODEL.FUSED_BLOCKS), DETERMINISTIC, -profile, plugins, a sharded model.
     """
-    if options.train.compile != AUTO or facts.compile:
-        return options if options.train.compile != AUTO else options.with_train(compile=facts.compile)
-    share = SAVED_SHARE.get(options.amp.level, 0.0) if options.amp.enabled else 0.0
-    if options.deterministic or options.plugins or options.parallel.strategy != "ddp":
-        share = 0.0
-    return options.with_train(compile="default") if share * facts.eager_seconds > COMPILE_SECONDS else options
+    if options.train.compile != AUTO:
+        return options
+    if facts.compile:
+        return options.with_train(compile=facts.compile)
+    excluded = (options.deterministic, options.plugins, options.parallel.strategy != "ddp", not options.amp.enabled)
+    saved_seconds = SAVED_SHARE.get(options.amp.level, 0.0) * facts.eager_seconds
+    if any(excluded) or saved_seconds <= COMPILE_SECONDS:
+        return options
+    return options.with_train(compile="default")
 
 
 FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (

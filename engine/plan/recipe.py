@@ -13,7 +13,7 @@ from configs.load import model_sections, read_layers
 from configs.programs import program_of, shown_path, split_words, translate
 from configs.resolve import model_follows_source, recipe_follows_data
 from configs.schema.config import known_keys
-from configs.weights import OF_EVERY_MODEL
+from configs.weights import OF_EVERY_MODEL, keys_of
 from configs.yaml_io import format_value
 from datasets.registry import recognize_dataset
 from datasets.sources.source import source_class
@@ -79,8 +79,9 @@ def _choice_for(command: Command) -> Choice | None:
         return _choose(command) if _may_choose(command) else None
     flags, given = command.flags, command.given
     fine_tunes = given.get("MODEL.HEAD") == "probe" or given.get("MODEL.TUNE")  # a recipe with timm's weights
-    names_model = flags.model or any(word.startswith(("MODEL.TYPE=", "MODEL.NAME=")) for word in flags.opts)
-    if not fine_tunes or names_model or flags.eval or flags.resume or not os.path.isdir(flags.pretrained or ""):
+    names_model = any(word.startswith(("MODEL.TYPE=", "MODEL.NAME=")) for word in flags.opts)
+    is_other = any((flags.model, names_model, flags.eval, flags.resume))
+    if is_other or not (fine_tunes and os.path.isdir(flags.pretrained or "")):
         return None
     weights = _describe_given_weights(command)
     return Choice(command.recipe, weights.reason, weights.flags) if weights.flags else None
@@ -107,17 +108,17 @@ def _may_choose(command: Command) -> bool:
     given, config = command.given, command.config
     if config.model.resume not in (None, "auto") or config.eval.enabled:
         return False
-    if given.get("DATA.DATASET") == "digits":
-        return not any(key.startswith("MODEL.") and key != "MODEL.RESUME" for key in given)
-    if "DATA.DATA_PATH" not in given or given.get("DATA.DATASET", "folder") not in _OWN_IMAGES:
-        return False
-    return bool(command.flags.model) or not _has_own_architecture(command)
+    data_set = given.get("DATA.DATASET", "folder")
+    if data_set == "digits":
+        return keys_of("MODEL", given) <= {"RESUME"}
+    is_own = "DATA.DATA_PATH" in given and data_set in _OWN_IMAGES
+    return is_own and (bool(command.flags.model) or not _has_own_architecture(command))
 
 
 def _has_own_architecture(command: Command) -> bool:
     """Whether keys of MODEL give an architecture that is neither timm's nor the one of a recipe."""
     given, model = command.given, command.config.model
-    if any(key.startswith("MODEL.") and key not in known_keys("timm") for key in given):
+    if not {f"MODEL.{key}" for key in keys_of("MODEL", given)} <= {*known_keys("timm")}:
         return True
     if "MODEL.TYPE" not in given or model.pretrained == "timm":
         return False
