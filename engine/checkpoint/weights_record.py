@@ -249,11 +249,7 @@ def weights_record(model: Model, weights: WeightsFile | None = None, source: str
         return None
     published = WeightsRecord("", {}, {})
     if source.startswith((*HUB, LOCAL)):
-        folder = model_folder(source, f"-model={LOCAL}FOLDER")
-        beside = _record_in_folder(folder, model.type == "transformers")
-        if beside:
-            sources = dict.fromkeys(beside.data | beside.evaluation, beside.source)
-            published = replace(beside, model={}, sources=sources)
+        published = _record_of_source(source, model.type == "transformers")
     elif model.type == "timm":
         data, evaluation, source = published_preprocessing(model.name)
         published = WeightsRecord(source, {}, data, evaluation=evaluation)
@@ -265,17 +261,29 @@ def weights_record(model: Model, weights: WeightsFile | None = None, source: str
         return record
     record = _record_beside(published, weights)
     if model.type == "timm":
-        kwargs = weights.network_arguments(model.name)
-        if getattr(model, "kwargs", None) == {}:  # given: the model has no further arguments
-            kwargs = {}
-        try:
-            if kwargs:
-                check_kwargs(model.name.partition(".")[0], kwargs)
-        except UserError as error:
-            fix = f"-model={model.name} -opts MODEL.KWARGS={{}} reads it without its arguments"
-            raise UserError(f"{weights.file}: its args cannot be followed: {error}; {fix}") from None
-        return replace(record, kwargs=kwargs)
+        return replace(record, kwargs=_arguments_of(weights, model))
     return record if record.data or record.class_names else None
+
+
+def _record_of_source(source: str, is_of_transformers: bool) -> WeightsRecord:
+    """The data that a folder of -model states, for weights of another file."""
+    beside = _record_in_folder(model_folder(source, f"-model={LOCAL}FOLDER"), is_of_transformers)
+    if not beside:
+        return WeightsRecord("", {}, {})
+    return replace(beside, model={}, sources=dict.fromkeys(beside.data | beside.evaluation, beside.source))
+
+
+def _arguments_of(weights: WeightsFile, model: Model) -> dict[str, Any]:
+    """The arguments of timm's model that the file states. MODEL.KWARGS={}: none. Raises UserError: an unknown one."""
+    kwargs = weights.network_arguments(model.name)
+    if not kwargs or getattr(model, "kwargs", None) == {}:
+        return {}
+    try:
+        check_kwargs(model.name.partition(".")[0], kwargs)
+    except UserError as error:
+        fix = f"-model={model.name} -opts MODEL.KWARGS={{}} reads it without its arguments"
+        raise UserError(f"{weights.file}: its args cannot be followed: {error}; {fix}") from None
+    return kwargs
 
 
 # Arguments of timm's train.py and of DeiT, beside the size of the images -> key of DATA

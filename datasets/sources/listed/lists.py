@@ -256,6 +256,8 @@ def _find_wrong_labels(
             wrong[target_id] = f"label {shorten(names_of[target_id][labels.index(-1)])} {problem}"
         elif not labels and no_label:
             wrong[target_id] = no_label
+    if not wrong:  # of most tables
+        return
     for row, target_id in enumerate(rows.row_target_ids):
         if target_id in wrong:
             yield f"{rows.place(rows.lines[row])}: {shorten(rows.paths.strings()[row])}: {wrong[target_id]}"

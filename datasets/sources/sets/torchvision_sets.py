@@ -144,33 +144,41 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
     classes = {name: label for label, name in enumerate(getattr(data, "classes", getattr(data, "all_categories", ())))}
     by_name = getattr(data, "class_to_idx", classes)  # of a label's several names in Imagenette the first counts
     names = {label: to_nfc(class_name) for class_name, label in reversed(by_name.items())}
-
-    def names_of(labels: Any) -> list[str]:
-        return [names.get(label, str(label)) for label in range(len(names) or max(labels) + 1)]
-
-    images, labels = getattr(data, "data", None), getattr(data, "targets", getattr(data, "labels", ()))
+    if name == "FER2013":
+        images, labels = zip(*map(data.__getitem__, range(len(data))), strict=True)
+        if None in labels:
+            raise ValueError("test.csv has no labels, unlike fer2013.csv and icml_face_data.csv")
+        return _in_memory(images, labels, names)
+    if getattr(data, "data", None) is not None:
+        return _in_memory(data.data, getattr(data, "targets", getattr(data, "labels", ())), names)
     pairs: Any = listed_images(data) or map(data.__getitem__, range(len(data)))
     if name == "OxfordIIITPet":
         pairs = pet_images(data)
-    elif name == "FER2013":
-        images, labels = zip(*pairs, strict=True)
-        if None in labels:
-            raise ValueError("test.csv has no labels, unlike fer2013.csv and icml_face_data.csv")
-    if images is not None:  # (N, H, W), (N, H, W, 3) or (N, 3, H, W)
-        images = np.asarray(images)
-        images = images[:, None] if images.ndim == 3 else images
-        images = np.ascontiguousarray(images.transpose(0, 3, 1, 2) if images.shape[3] == 3 else images)
-        labels = np.reshape(labels, (len(images), -1))[:, 0]  # of QMNIST the first of several columns
-        samples = ImageArray(images, labels, names_of(labels))
-        samples.has_class_names = bool(names)
-        return samples
     # Sorted: INaturalist and SUN397 list the files in the order of the disk.
     files = sorted((str(path).removeprefix(os.path.join(root, "")), label) for path, label in pairs)
     if outside := [path for path, _ in files if path.startswith("/") or ".." in path.split("/")]:
         raise ValueError(f"{shorten(outside[0])} is outside of the folder")
     labels = np.array([label for _, label in files])
     arrays = listing_arrays(StringPacker(path for path, _ in files), labels)
-    return ImageFiles(root, names_of(labels), arrays, has_class_names=bool(names))
+    return ImageFiles(root, _names_of(labels, names), arrays, has_class_names=bool(names))
+
+
+def _names_of(labels: Any, names: Mapping[int, str]) -> list[str]:
+    """The names of all labels; a label without a name is its own."""
+    return [names.get(label, str(label)) for label in range(len(names) or max(labels) + 1)]
+
+
+def _in_memory(images: Any, labels: Any, names: Mapping[int, str]) -> ImageArray:
+    """images: (N, H, W), (N, H, W, 3) or (N, 3, H, W). labels: (N,) or, of QMNIST, (N, columns), of which the first."""
+    images = np.asarray(images)
+    if images.ndim == 3:
+        images = images[:, None]
+    if images.shape[3] == 3:
+        images = images.transpose(0, 3, 1, 2)
+    labels = np.reshape(labels, (len(images), -1))[:, 0]
+    samples = ImageArray(np.ascontiguousarray(images), labels, _names_of(labels, names))
+    samples.has_class_names = bool(names)
+    return samples
 
 
 class PcamImages(EncodedImages):
