@@ -66,26 +66,18 @@ class Parquet(Tables):
     @classmethod
     def find(cls, data: Data) -> dict[str, Table]:
         root = Path(data.data_path)
-        folders = dict[Path, None]()  # with the files of a configuration, in the order in which they are found
-        by_split = defaultdict[str, list[Path]](list)
-        names = dict[str, None]()  # of files without a split
         found = parquet_files(root) if root.is_dir() else [root]
         if not found:
             raise UserError(f"{root}: has no {PARQUET} file; -dataset=folder reads images, -dataset=tar tar shards")
         cards = [card for card in _splits_of_card(root) if not card.keys().isdisjoint(found)]
         of_card = cards[0] if len(cards) == 1 else {}
-        for file in filter(of_card.get, found) if of_card else found:
-            folder, split, name = _place_of(root, file, of_card)
-            folders[folder] = None
+        used = [*filter(of_card.get, found)] or found
+        places = {file: _place_of(root, file, of_card) for file in used}
+        _refuse_configurations(root, list(dict.fromkeys(folder for folder, _, _ in places.values())), len(cards))
+        names = dict.fromkeys(name for _, split, name in places.values() if not split)
+        by_split = defaultdict[str, list[Path]](list)
+        for file, (_, split, _) in places.items():
             by_split[split or "all"].append(file)
-            if not split:
-                names[name] = None
-        if len(folders) > 1:
-            paths = " or ".join(f"-data_path={shlex.quote(str(folder))}" for folder in list(folders)[:4])
-            raise UserError(f"{root}: contains several configurations of a data set; give one: {paths}")
-        if len(cards) > 1:
-            problem = f"README.md has {len(cards)} configurations of the files here"
-            raise UserError(f"{root}: {problem}; put the files of one into a folder of their own, and give it")
         is_unclear = "" in names if len(by_split) > 1 else len(names) > 1
         if is_unclear:
             raise UserError(f"{by_split['all'][0]}: is of no split; name the files as train-00000-of-00001{PARQUET}")
@@ -109,6 +101,16 @@ class Parquet(Tables):
         assert table.root
         arrays = listing_arrays(StringPacker(table.column(table.columns["path"])))
         return self.images(ImageFiles(table.root, ["0"], arrays, has_class_names=False), [table])
+
+
+def _refuse_configurations(root: Path, folders: Sequence[Path], number: int) -> None:
+    """Raises UserError: the files are in the folders of several configurations, or of a `number` in README.md."""
+    if len(folders) > 1:
+        paths = " or ".join(f"-data_path={shlex.quote(str(folder))}" for folder in folders[:4])
+        raise UserError(f"{root}: contains several configurations of a data set; give one: {paths}")
+    if number > 1:
+        problem = f"README.md has {number} configurations of the files here"
+        raise UserError(f"{root}: {problem}; put the files of one into a folder of their own, and give it")
 
 
 def _place_of(root: Path, file: Path, of_card: Mapping[Path, str]) -> tuple[Path, str | None, str]:

@@ -144,14 +144,14 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
     classes = {name: label for label, name in enumerate(getattr(data, "classes", getattr(data, "all_categories", ())))}
     by_name = getattr(data, "class_to_idx", classes)  # of a label's several names in Imagenette the first counts
     names = {label: to_nfc(class_name) for class_name, label in reversed(by_name.items())}
+    pairs: Any = listed_images(data) or map(data.__getitem__, range(len(data)))
     if name == "FER2013":
-        images, labels = zip(*map(data.__getitem__, range(len(data))), strict=True)
+        images, labels = zip(*pairs, strict=True)
         if None in labels:
             raise ValueError("test.csv has no labels, unlike fer2013.csv and icml_face_data.csv")
         return _in_memory(images, labels, names)
     if getattr(data, "data", None) is not None:
         return _in_memory(data.data, getattr(data, "targets", getattr(data, "labels", ())), names)
-    pairs: Any = listed_images(data) or map(data.__getitem__, range(len(data)))
     if name == "OxfordIIITPet":
         pairs = pet_images(data)
     # Sorted: INaturalist and SUN397 list the files in the order of the disk.
