@@ -79,6 +79,14 @@ class TableBeside(NamedTuple):
     labels: dict[str, str]
     advice: str
 
+    def or_folders(self, listing: ImageFiles, confirmed: Path) -> UserError:
+        """The error that asks if the labels are here or the folders. confirmed: DATA_PATH with DATA.CLASS_FOLDERS."""
+        path, label = next(iter(self.labels.items()))
+        question = f"are the folders the classes, or is {shorten(path)} {shorten(label)}, as in {self.file}"
+        folders = f"-data_path={quote(str(confirmed))} -opts DATA.CLASS_FOLDERS=true trains on the folders"
+        names = list_names(listing.class_names, _MAX_SHOWN)
+        return UserError(f"{listing.root}: {question}? {self.advice}; {folders}, {names}")
+
 
 def tables_beside(root: Path, folder: Path, paths: Sequence[str]) -> Iterator[TableBeside]:
     """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`.

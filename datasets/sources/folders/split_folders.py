@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from shlex import quote
 
 from configs.schema import Data
 from configs.yaml_io import shorten
@@ -329,22 +328,14 @@ def _find_error(found: SplitFolders, listing: ImageFiles, trains: bool) -> UserE
 
 
 def _other_labels(found: SplitFolders, listing: ImageFiles) -> UserError | None:
-    """The error of a table with other labels than the folders, with the flags for each."""
+    """The error of a table with other labels than the folders."""
     class_of = {path: path.partition("/")[0] for path in listing.paths}
     for table in tables_beside(found.root, listing.root, [*class_of]):
         pairs = {(class_of[path], label) for path, label in table.labels.items()}
         if not len(pairs) == len(dict(pairs)) == len({*table.labels.values()}):  # not only other names of the classes
-            break
-    else:
-        return None
-    path, label = next(iter(table.labels.items()))
-    question = f"are the folders the classes, or is {shorten(path)} {shorten(label)}, as in {table.file}"
-    confirmed = found.given
-    if SplitFolders(confirmed, all_classes=True).folders != found.folders:
-        confirmed = listing.root
-    folders = f"-data_path={quote(str(confirmed))} -opts DATA.CLASS_FOLDERS=true trains on the folders"
-    names = list_names(listing.class_names, _MAX_SHOWN)
-    return UserError(f"{listing.root}: {question}? {table.advice}; {folders}, {names}")
+            is_same = SplitFolders(found.given, all_classes=True).folders == found.folders
+            return table.or_folders(listing, found.given if is_same else listing.root)
+    return None
 
 
 def _is_data_set(folder: Path) -> bool:

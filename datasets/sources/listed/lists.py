@@ -92,12 +92,13 @@ class Tables(Source):
         """The table of each split, and the split of its rows to read; 'all' is one table without splits."""
         tables = cls.find(data)
         parts: dict[str, Part] = {split: (table, None) for split, table in tables.items()}
-        for name in [name for name in ("all", "train") if name in parts and "val" not in parts][:1]:
-            splits = {*find_layout(tables[name], data).split_of.values()}
-            if splits:
-                del parts[name]
-            parts |= {split: (tables[name], split) for split in splits}
-        return parts
+        whole = "all" if "all" in tables else "train"
+        if "val" in tables or whole not in tables:
+            return parts
+        splits = {*find_layout(tables[whole], data).split_of.values()}
+        if splits:
+            del parts[whole]
+        return parts | {split: (tables[whole], split) for split in splits}
 
     @classmethod
     def splits_of(cls, data: Data) -> Collection[str]:
