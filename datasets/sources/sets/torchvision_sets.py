@@ -158,9 +158,9 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
     files = sorted((str(path).removeprefix(os.path.join(root, "")), label) for path, label in pairs)
     if outside := [path for path, _ in files if path.startswith("/") or ".." in path.split("/")]:
         raise ValueError(f"{shorten(outside[0])} is outside of the folder")
-    labels = np.array([label for _, label in files])
-    arrays = listing_arrays(StringPacker(path for path, _ in files), labels)
-    return ImageFiles(root, _names_of(labels, names), arrays, has_class_names=bool(names))
+    targets = np.array([label for _, label in files])
+    arrays = listing_arrays(StringPacker(path for path, _ in files), targets)
+    return ImageFiles(root, _names_of(targets, names), arrays, has_class_names=bool(names))
 
 
 def _names_of(labels: Any, names: Mapping[int, str]) -> list[str]:
