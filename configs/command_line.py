@@ -118,7 +118,10 @@ class Command:
         """Returns whether this run probably starts loading workers, or measures its batch size in a process."""
         data = self.config.data
         loads_in_workers = not properties_of(data.dataset).in_memory and data.num_workers != 0
-        return self.name not in ("dry_run", "predict") and (loads_in_workers or data.batch_size == AUTO)
+        path = self.prediction.path if self.prediction else None
+        if self.name == "dry_run" or (path and not os.path.isdir(path)):  # one image needs no worker
+            return False
+        return loads_in_workers or data.batch_size == AUTO
 
     def require_selection(self, is_main: bool = True) -> None:
         """Prints the usage and first commands, and exits, if neither a YAML file nor data nor a model is named."""

@@ -360,6 +360,9 @@ def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
         (["-dataset=folder", "-data_path=.", "-num_workers=0"], False),
         (["-dataset=cifar10", "-data_path=."], False),
         (["-dataset=cifar10", "-data_path=.", "-batch_size=auto", "-opts", "DATA.GLOBAL_BATCH_SIZE=64"], True),
+        (["-predict=tests", "-pretrained=tests/conftest.py"], True),
+        (["-predict=README.md", "-pretrained=tests/conftest.py"], False),
+        (["-dataset=folder", "-data_path=.", "-dry_run"], False),
     ],
 )
 def test_which_commands_start_the_server_early(argv, expected):
