@@ -108,7 +108,7 @@ None | DATA.BATCH_SIZE=256; TRAIN.OPTIMIZER.KWARGS={'filter_bias_and_bn': False}
 # transformers'; the model is a name of timm's, as no repository can be read here
 --train_dir D/train --validation_dir D/val --model vit_small_patch16_224 --do_train --do_eval --learning_rate 2e-5 \
 --num_train_epochs 5 --per_device_train_batch_size 8 --seed 1337 --resume_from_checkpoint auto --fp16 | AdamW 2e-05 \
-0 linear 224 None | AMP.DTYPE=float16; SEED=1337; MODEL.RESUME=auto; DATA.BATCH_SIZE=8
+0 linear 224 None | AMP.DTYPE=float16; SEED=1337; MODEL.RESUME=auto; DATA.BATCH_SIZE=8; DATA.DATA_PATH=D
 """
 
 

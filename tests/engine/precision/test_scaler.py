@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -185,3 +186,15 @@ def test_fused_clipping_equals_separate_clipping(optimizer_class, max_norm):
         assert scaler.skipped == 1
         results.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     assert torch.allclose(*results, rtol=1e-5, atol=1e-7)
+
+
+def test_waiting_for_a_gpu_uses_no_core(monkeypatch):
+    """The host waits for the count of two steps before, with an event that blocks instead of spinning."""
+    event = MagicMock()
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    scaler = Precision(Amp(MAX_SKIPPED_STEPS=2), CPU).scaler
+    scaler._counts = MagicMock(device=torch.device("cuda"))
+    scaler._counts[1].to.return_value = torch.zeros(())
+    assert [scaler.skipped_too_often() for _ in range(3)] == [False] * 3
+    event.assert_called_with(blocking=True)
+    event().synchronize.assert_called_once_with()
