@@ -70,8 +70,8 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         score = score_text(contents, contents.evaluation, metrics.score)
         figure = f"{plan.title} {metrics.metric.title} {plan.images.remark}".rstrip()
         logger.info(f"----- {figure}: {score}")
-        if classes := class_figures(contents):
-            logger.info(f"----- Classes: {classes}")
+        for line in class_figures(contents):
+            logger.info(f"----- {line}")
         try:
             logger.info(f"----- Report: {page.write_report(folder)}")
         except (OSError, UserError) as error:  # the result is more important

@@ -183,13 +183,20 @@ def _point_tiles(evaluation: Evaluation | None, split: str) -> list[Tile]:
     return [Tile(name, sensitivity or "none", "; ".join(filter(None, remarks)), f"{point.get('class')} recognized")]
 
 
-def class_figures(run: RunContents) -> str:
-    """'macro F1 82.90%, worst class F1 0.00% (newt, 3 images)'; '' without these figures."""
+def class_figures(run: RunContents) -> list[str]:
+    """Lines for the log: 'Classes: macro F1 82.90%, worst class F1 0.00% (newt, 3 images)', the operating point and
+    groups, of the test images if there are some; empty without these figures.
+    """
+    latest, kind = (run.test, "test") if run.test else (run.evaluation, run.split)
     macro_f1 = percent(run.figures.get("macro_f1")) if run.metric.name != "macro_f1" else ""
-    tiles = [*_point_tiles(run.evaluation, ""), *_group_tiles(run, run.evaluation, "")]
-    tiles += [Tile("macro F1", macro_f1), *_worst_class(run)]
-    texts = (f"{one.name} {one.value}{f' ({one.remark})' if one.remark else ''}" for one in tiles if one.value)
-    return ", ".join(texts)
+    classes = [_text_of_tile(one) for one in (Tile("macro F1", macro_f1), *_worst_class(run)) if one.value]
+    lines = [f"Classes: {', '.join(classes)}"] if classes else []
+    others = [*_point_tiles(latest, kind), *_group_tiles(run, latest, kind)]
+    return lines + [_text_of_tile(one) for one in others]
+
+
+def _text_of_tile(tile: Tile) -> str:
+    return f"{tile.name} {tile.value}{f' ({tile.remark})' if tile.remark else ''}"
 
 
 def shift_by_weights(run: RunContents) -> str:

@@ -229,8 +229,8 @@ def _say_result(contents: RunContents, result: dict[str, Any], total: str, logge
             test = score_text(contents, contents.test, contents.test_score)
             best += f"; test: {test} ({contents.test_result['samples']} images)"
         logger.info(f"----- Best {metric.title}: {best}, in {total}")
-        if classes := class_figures(contents):
-            logger.info(f"----- Classes: {classes}")
+        for line in class_figures(contents):
+            logger.info(f"----- {line}")
     average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0
     if abs(average - raw) > 1:
         both = f"of the average {metric.text(average)}, of the raw weights {metric.text(raw)}"
