@@ -1,4 +1,4 @@
-"""Checks of system and packages, settings of OpenMP, and the cores of a process. It imports no other package.
+"""Checks of system and packages, settings of OpenMP, cores and free memory of a process. It imports no other package.
 
 The cores that a process may use: its affinity, shared with other ranks, and the CPU quota of its container.
 """
@@ -185,3 +185,24 @@ def cpu_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float:
             quota, period = map(int, (group / "cpu.max").read_text().split())
             quotas.append(quota / period)
     return min(quotas)
+
+
+def available_bytes() -> float:
+    """Free host memory without swapping, within the limit of the job's control group; 0 if it is unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        on_host = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 0
+    return min(on_host, *map(_free_bytes_in, control_groups()))
+
+
+def _free_bytes_in(group: Path) -> float:
+    """Pages of files that were not used lately count as free, as Docker and Kubernetes count them."""
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        pages = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return limit - used + int(pages["inactive_file"])
+    except (OSError, ValueError):  # no such group, or the limit is 'max'
+        return math.inf

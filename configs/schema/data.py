@@ -132,6 +132,12 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     shuffle_shards: int = option(16, "data set tar: samples are shuffled in windows of so many shards", ge=1, le=10**6)
     cache_dir: Path | None = option(None, "data set tar: folder for indexes and shards; null: ~/.cache/ampvit")
     cache_gb: float = option(0.0, "data set tar: size of the cache of remote shards, GB; 0: no cache", ge=0, le=10**6)
+    cache: Literal["auto"] | bool = option(
+        AUTO,
+        "decoded image files of training and validation in host memory, shared by the workers and ranks of a host: "
+        "files are decoded once in a run, with equal results; auto: in a run of several epochs, if all images fit into "
+        "half of the free memory (the rest is for optimizer, workers and other programs); true: as many as fit",
+    )
     num_workers: int | None = option(None, "per rank; null: one per core, 2 fewer with a GPU; data in memory: 0", ge=0)
     imagenet_mean: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1; of RGB averaged for gray images")
     imagenet_std: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1")

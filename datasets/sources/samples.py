@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from datasets.sources.shared_arrays import (
 from utils.errors import Finding, Unavailable, UserError
 from utils.files import file_state, read_regular_file
 from utils.notes import Note
+
+if TYPE_CHECKING:  # it imports this module
+    from datasets.loading.image_cache import ImageCache
 
 _MAX_TARGET_BYTES = 10**10
 MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color, and metadata
@@ -179,7 +182,13 @@ class Samples:
 
 
 class EncodedImages(Samples):
-    """Images that are stored encoded, such as JPEG files."""
+    """Images that are stored encoded, such as JPEG files.
+
+    cache: their decoded images, from `cache_start` on.
+    """
+
+    cache: "ImageCache | None" = None
+    cache_start = 0
 
     @property
     def max_file_bytes(self) -> int:
@@ -194,7 +203,10 @@ class EncodedImages(Samples):
         return self.name(index).removeprefix(os.path.join(folder, ""))
 
     def open(self, index: int, channels: int) -> LazyImage:
-        return open_image(self.read_bytes(index), channels, partial(self.name, index), self.decoding)
+        def decode() -> LazyImage:
+            return open_image(self.read_bytes(index), channels, partial(self.name, index), self.decoding)
+
+        return self.cache.open(self.cache_start + index, decode) if self.cache else decode()
 
 
 def read_error(error: OSError, path: str, name: str, fix: str) -> UserError:

@@ -227,10 +227,10 @@ def resize(image: torch.Tensor, height: int, width: int, interpolation: str = "b
     """Resamples torch.uint8 (C, H, W) to (C, height, width): bicubic or bilinear, antialiased, or nearest, as Pillow
     does.
 
-    An image that already has this size is returned unchanged.
+    An image that already has this size is copied: operations of plugins may change the result.
     """
     if image.shape[1:] == (height, width):
-        return image
+        return image.clone()
     if interpolation == "nearest":
         return interpolate(image[None], size=(height, width), mode="nearest-exact")[0]
     return interpolate(image[None], size=(height, width), mode=interpolation, antialias=True)[0]

@@ -1,6 +1,5 @@
 """Finding, reading and writing checkpoints: every file is verified before it is used."""
 
-import math
 import os
 import re
 import shlex
@@ -43,7 +42,7 @@ from utils.errors import REFUSED, Unavailable, UserError, error_from
 from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import atomic_save, tensor_bytes, tensors_in, verify_checksum
 from utils.metric_table import METRICS
-from utils.system import control_groups
+from utils.system import available_bytes
 from utils.torch_compat import tree_map_only
 
 _PADDLE_OPTIMIZER = ".pdopt"  # beside the .pdparams of PaddleViT's earlier checkpoints
@@ -380,20 +379,3 @@ class CheckpointWriter:
         atomic_save(last, content, previous=self.folder / PREVIOUS if is_later else None)
         link_copies(last, is_best, periodic, self.keep)
         self.on_written(self.folder / (BEST if is_best else LAST), content)
-
-
-def available_bytes() -> float:
-    """Free host memory without swapping, within the limit of the job's control group; 0 if it is unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        on_host = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return 0
-    return min(on_host, *map(_free_bytes_in, control_groups()))
-
-
-def _free_bytes_in(group: Path) -> float:
-    try:
-        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no such group, or the limit is 'max'
-        return math.inf

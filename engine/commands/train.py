@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from configs.command_line import Command
+from datasets.loading.image_cache import cache_images
 from engine.checkpoint.run_folder import check_writable
 from engine.evaluation.session import build_session as build_eval_session
 from engine.plan.training import plan_training
@@ -36,6 +37,9 @@ def train(command: Command, context: ProcessContext) -> int:
         plan = plan_training(command, context, logger, find_batch_size, locks)
         solved = solve_new_head(plan, context, logger)
         plan = fit_into_minutes(plan, context, logger, solved)
+        reads = plan.steps * plan.batch.global_size
+        if note := cache_images([plan.train, plan.val], plan.config.data, reads, context):
+            logger.note(note.on("Data"))
         session = build_session(plan, context, logger, solved)
         outputs = open_outputs(command, session, logger, locks)
         locks.callback(outputs.reporter.close)  # if training fails

@@ -108,6 +108,13 @@ class Plan:
         return epoch_layout(self.config, self.train, self.batch)
 
     @property
+    def steps(self) -> int:
+        """Of a new run."""
+        train = self.config.train
+        steps = (train.num_epochs - train.last_epoch) * self.layout.steps_per_epoch
+        return min(steps, train.max_steps) if train.max_steps else steps
+
+    @property
     def weights_size(self) -> tuple[int, int] | None:
         """Height and width of the images of the initial weights, if they state it."""
         return self.weights.image_size
@@ -295,10 +302,7 @@ def _eager_seconds(plan: Plan, model: nn.Module, context: ProcessContext) -> flo
         return 30 * train.minutes  # -minutes compiles twice
     about = describe_model(model, config.data, compute_dtype(config.amp, context.device), False, context)
     peak = about.peak_flops_per_second or context.world_size * _H200_FLOPS
-    steps = (train.num_epochs - train.last_epoch) * plan.layout.steps_per_epoch
-    if train.max_steps:
-        steps = min(steps, train.max_steps)
-    return steps * plan.batch.global_size * (about.flops_per_image or 0) / (_EAGER_MFU * peak)
+    return plan.steps * plan.batch.global_size * (about.flops_per_image or 0) / (_EAGER_MFU * peak)
 
 
 def check_same_options(config: Config, context: ProcessContext, **flags: str | int | None) -> None:

@@ -16,7 +16,7 @@ from configs.parts import running_plugins
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
 from configs.yaml_io import format_value
-from engine.checkpoint.files import LARGE, FoundCheckpoint, available_bytes, find_best
+from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
 from engine.checkpoint.weights_record import ENTRY, decision_to_entries, read_decision
 from engine.progress import EpochProgress, Metrics, Observer, TrainClock
@@ -29,6 +29,7 @@ from utils.errors import Unavailable, UserError
 from utils.files import tensor_bytes
 from utils.notes import Note
 from utils.signals import Interrupted, PendingSignal
+from utils.system import available_bytes
 
 _SAVE = 1  # a request of the main process; a signal requests _SAVE + its number
 

@@ -28,6 +28,7 @@ from configs.schema import Config, Data, Train
 from datasets.batch import PREFETCH_FACTOR
 from datasets.decoding.decode import open_image
 from datasets.decoding.partial_jpeg import Box
+from datasets.loading.image_cache import cache_images
 from datasets.loading.loader import TrainBatches, epoch_layout
 from datasets.loading.sampler import TrainSampler
 from datasets.registry import read_samples
@@ -61,10 +62,12 @@ ENDLESS_EPOCHS = 10**6
 EPOCH = 20_000  # links of the loaders: long enough that pauses between epochs do not count
 NUM_CLASSES = 1000
 _LIMIT_CROPS = 4096
+_CACHED = 1000  # images in memory
 
 Streams = dict[str, Callable[[], Iterator[int]]]  # name -> starts a stream; its items are numbers of ready images
 OURS, UINT8, TIMM, LIMIT = "ours", "ours, uint8", "timm create_loader", "decode and resize"
-RATIOS = [(OURS, TIMM), (OURS, LIMIT), (UINT8, LIMIT)]
+CACHED = "ours, uint8, second epoch"  # with DATA.CACHE
+RATIOS = [(OURS, TIMM), (OURS, LIMIT), (UINT8, LIMIT), (CACHED, UINT8)]
 
 
 def main(argv: list[str]) -> int:
@@ -89,10 +92,13 @@ def main(argv: list[str]) -> int:
         images = flags.data or make_images(folder / "images")
         link_images(images, folder / "linked", EPOCH)
         linked = config.with_data(dataset="folder", data_path=str(folder / "linked"))
+        link_images(images, folder / "few", _CACHED)
+        few = config.with_data(dataset="folder", data_path=str(folder / "few"))
         streams: Streams = {
             TIMM: lambda: timm_batches(linked.data, context.device),
             OURS: lambda: our_batches(linked, context),
             UINT8: lambda: our_batches(linked, context, normalizes=False),
+            CACHED: lambda: our_batches(few, context, normalizes=False, is_cached=True),
             LIMIT: lambda: limit_batches(linked, context),
         }
         if flags.timm_train:
@@ -151,8 +157,14 @@ def measure_turn(
         return {SPEED: images / elapsed, PER_CPU: images / max(cpu_seconds, 0.01)}
 
 
-def our_batches(config: Config, context: ProcessContext, normalizes: bool = True) -> Iterator[int]:
+def our_batches(
+    config: Config, context: ProcessContext, normalizes: bool = True, is_cached: bool = False
+) -> Iterator[int]:
     (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
+    if is_cached:
+        cache_images([samples], config.data, EPOCH * len(samples), context)
+        for index in range(len(samples)):
+            samples.open(index, config.data.image_channels)
     layout = epoch_layout(config, samples, plan_batches(config, context.world_size))
     transform = TrainTransform(config.data, config.train, NUM_CLASSES).to(context.device)
     for batch in TrainBatches(config, samples, context, layout).iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):

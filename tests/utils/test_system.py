@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from utils import system
-from utils.system import core_share, cpu_quota, limit_spinning, why_unusable
+from utils.system import available_bytes, core_share, cpu_quota, limit_spinning, why_unusable
 
 PROJECT = {"configs", "datasets", "engine", "models", "scripts", "utils"}
 PROGRAMS = [
@@ -125,3 +125,11 @@ def test_cpu_quota(tmp_path, groups, files, expected):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert cpu_quota(tmp_path / "groups", tmp_path / "mount") == expected
+
+
+@pytest.mark.parametrize("limit, expected", [("5000", 5000 - 4000 + 700), ("max", None)])
+def test_pages_of_files_in_a_control_group_are_free_memory(tmp_path, monkeypatch, limit, expected):
+    for name, text in {"max": limit, "current": "4000", "stat": "anon 3000\ninactive_file 700\nactive_file 9"}.items():
+        (tmp_path / f"memory.{name}").write_text(text + "\n")
+    monkeypatch.setattr("utils.system.control_groups", lambda: [tmp_path])
+    assert available_bytes() == expected or (expected is None and available_bytes() > 10**6)

@@ -1,0 +1,176 @@
+"""Decoded images in memory: batches are equal without them, with workers and ranks, also of unusual files."""
+
+import gc
+import os
+from functools import partialmethod
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import config_for, samples_for, slow, train_batches_for
+from PIL import Image
+
+from datasets.loading import image_cache
+from datasets.loading.image_cache import cache_images, open_cache
+from datasets.sources.samples import ImageFiles
+from tests.datasets.photo import PHOTO, encode
+
+DAMAGED, WARNED = "damaged.jpg", "warned.jpg"
+NOT_KEPT = {DAMAGED, WARNED}
+ROTATED = Image.Exif()
+ROTATED[0x0112] = 5
+
+
+def resampled(subsampling: int, factors: int) -> bytes:
+    """Colors with other sampling factors (horizontal << 4 | vertical), whose blocks have the same order."""
+    data = bytearray(encode(PHOTO.resize((256, 256)), "JPEG", subsampling=subsampling))
+    data[data.index(b"\xff\xc0") + 11] = factors
+    return bytes(data)
+
+
+def cut_before_its_end() -> bytes:
+    """Crops of its upper part can be decoded."""
+    data = encode(PHOTO, "JPEG", quality=90)
+    return data[: int(0.7 * len(data))] + data[-2:]
+
+
+def with_bytes_before_its_end() -> bytes:
+    """Crops that do not reach its end are decoded without a warning."""
+    data = encode(PHOTO, "JPEG", quality=90)
+    return data[:-2] + bytes(range(1, 60)) + data[-2:]
+
+
+FILES = {
+    "plain.jpg": lambda: encode(PHOTO, "JPEG", quality=90),
+    "progressive.jpg": lambda: encode(PHOTO, "JPEG", progressive=True),
+    "411.jpg": lambda: resampled(2, 0x41),
+    "440.jpg": lambda: resampled(1, 0x12),
+    "444.jpg": lambda: encode(PHOTO, "JPEG", subsampling=0),
+    "gray.jpg": lambda: encode(PHOTO.convert("L"), "JPEG"),
+    "rotated.jpg": lambda: encode(PHOTO, "JPEG", exif=ROTATED),
+    "small.jpg": lambda: encode(PHOTO.resize((32, 32)), "JPEG"),
+    "png.png": lambda: encode(PHOTO, "PNG"),
+    "palette.png": lambda: encode(PHOTO.quantize(64), "PNG"),
+    "cmyk.jpg": lambda: encode(PHOTO.convert("CMYK"), "JPEG"),
+    DAMAGED: cut_before_its_end,
+    WARNED: with_bytes_before_its_end,
+    "tall.png": lambda: encode(PHOTO.crop((0, 0, 5, 199)), "PNG"),
+    "webp.webp": lambda: encode(PHOTO, "WEBP"),
+    "bmp.bmp": lambda: encode(PHOTO, "BMP"),
+}
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    for number, (name, write) in enumerate(FILES.items()):
+        for split in ("train", "val"):
+            folder = tmp_path / split / f"class{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(write())
+    return tmp_path
+
+
+def batches(context, root: Path, workers: int, cache: str, *options: str) -> tuple[list, list[list[str]]]:
+    """Images, warnings and unusable files of each batch of two epochs; the files that this process reads in each epoch.
+
+    Crops have as few columns as one, or the whole height.
+    """
+    given = ["-dataset=folder", f"-data_path={root}", "-batch_size=2", f"-num_workers={workers}", "-image_size=32"]
+    given += ["-opts", "TRAIN.NUM_EPOCHS=2", "DATA.ON_BAD_IMAGE=skip", "DATA.RANDOM_CROP_RATIO=[0.004, 4]"]
+    config = config_for(*given, f"DATA.CACHE={cache}", *options)
+    splits = samples_for(config, context, "train", "val")
+    cache_images(splits, config.data, 2 * len(splits[0]), context)
+    found, read = [], [[], []]
+    read_bytes = ImageFiles.read_bytes
+
+    def noted(samples, index, files):
+        files.append(Path(samples.name(index)).name)
+        return read_bytes(samples, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        loaded = iter(train_batches_for(config, splits[0], context))
+        per_epoch = len(splits[0]) // (2 * context.world_size)
+        for number in range(2 * per_epoch):
+            patch.setattr(ImageFiles, "read_bytes", partialmethod(noted, files=read[number // per_epoch]))
+            if context.world_size > 1:
+                dist.barrier()
+            batch = next(loaded)
+            found.append((batch.images.clone(), batch.samples, batch.warnings, [one.path for one in batch.bad]))
+    return found, read
+
+
+def assert_equal(one: list, other: list) -> None:
+    assert len(one) == len(other)
+    for (images, *facts), (of_other, *facts_of_other) in zip(one, other, strict=True):
+        assert torch.equal(images, of_other)
+        assert facts == facts_of_other
+
+
+@pytest.mark.parametrize("workers", [0, slow(2)])
+def test_batches_are_equal_and_the_second_epoch_reads_damaged_files_only(root, cpu, workers):
+    expected, without = batches(cpu, root, workers, "false")
+    found, read = batches(cpu, root, workers, "auto")
+    assert_equal(found, expected)
+    if not workers:
+        assert [len(files) for files in without] == [len(FILES), len(FILES)]
+        assert sorted({*read[0]}) == sorted(FILES) and {*read[1]} == NOT_KEPT
+
+
+@pytest.mark.slow
+def test_ranks_share_one_cache(root, cpu, ranks):
+    """Each file is decoded by one rank."""
+    without = [found for found, _ in ranks(2)(batches, root, 0, "false")]
+    results = ranks(2)(batches, root, 0, "true")
+    for (found, read), expected in zip(results, without, strict=True):
+        assert_equal(found, expected)
+        assert {*read[1]} <= NOT_KEPT
+    intact = [name for _, read in results for name in read[0] if name not in NOT_KEPT]
+    assert sorted(intact) == sorted({*FILES} - NOT_KEPT)
+
+
+@pytest.mark.parametrize("free", [0, 10**4, 4 * 10**5])
+def test_images_that_do_not_fit_are_read_from_their_files(root, cpu, monkeypatch, free):
+    """With auto all or none are kept, with true as many as fit."""
+    expected, _ = batches(cpu, root, 0, "false")
+    monkeypatch.setattr(image_cache, "available_bytes", lambda: free)
+    found, read = batches(cpu, root, 0, "auto")
+    assert_equal(found, expected)
+    assert len(read[1]) == len(FILES)
+    found, read = batches(cpu, root, 0, "true")
+    assert_equal(found, expected)
+    assert (len({*read[1]}) < len(FILES)) == (free > 10**5)
+
+
+def test_a_cache_stops_growing_where_memory_is_scarce(root, cpu, monkeypatch):
+    """Another program has taken the memory since the start."""
+    expected, _ = batches(cpu, root, 0, "false")
+    answers = iter([10**9])
+    monkeypatch.setattr(image_cache, "_CHECKED_BYTES", 2**18)
+    monkeypatch.setattr(image_cache, "available_bytes", lambda: next(answers, 0))
+    found, read = batches(cpu, root, 0, "auto")
+    assert_equal(found, expected)
+    assert 0 < len({*read[1]} - NOT_KEPT) < len({*FILES} - NOT_KEPT)
+
+
+@pytest.mark.parametrize("reads, cache", [(len(FILES), "auto"), (10**6, "false")])
+def test_a_run_that_reads_no_image_twice_has_no_cache(root, cpu, reads, cache):
+    config = config_for("-dataset=folder", f"-data_path={root}", "-batch_size=2", "-opts", f"DATA.CACHE={cache}")
+    (samples,) = samples_for(config, cpu, "train")
+    assert cache_images([samples], config.data, reads, cpu) is None
+    assert samples.cache is None
+
+
+def test_memory_and_descriptors_are_released(root, cpu):
+    batches(cpu, root, 0, "true")
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        batches(cpu, root, 0, "true")
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+@pytest.mark.parametrize("path", ["/proc/self/fd/0", "/proc/self/fd/999", "/dev/null"])
+def test_a_path_of_another_host_gives_no_cache(path):
+    assert open_cache(path, "ampvit-0", 1, 3) is None
