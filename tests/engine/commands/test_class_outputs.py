@@ -165,7 +165,7 @@ def test_incomplete_names_in_config_json(folder, tmp_path):
     expected = pytest.approx(figures(model, pixels, list(range(12))), abs=1e-4)
     with refused(r"names a part of 12 outputs; complete label_names, or set DATA\.CLASSES"):
         evaluate(folder, tmp_path / "data", weights="hf")
-    (folder / "12.txt").write_text("\n".join(NUMBERS))
+    (folder / "12.txt").write_text(" \n".join(NUMBERS))
     found = evaluate(folder, tmp_path / "data", f"DATA.CLASSES={folder / '12.txt'}", weights="hf")
     assert found == expected
     assert set(predicted(tmp_path, f"-pretrained={folder / 'hf'}")) == {*NUMBERS, "4 (3)", "4 (4)"} - {"4", "5"}

@@ -209,6 +209,12 @@ def test_flags_of_another_program_are_answered_by_its_recipe(words, part, images
     assert all(part.format(images) in text for text in notes)
 
 
+def test_many_images_are_told_the_flags_of_larger_ones(images):
+    command = parse_command_line([f"-data_path={images}"])
+    assert not recipe._another_recipe(command, 20_000)
+    assert "-image_size=224" in recipe._another_recipe(command, 20_001)
+
+
 def test_a_start_parses_its_words_once_and_applies_the_rules_again_for_the_recipe_alone(
     images, place, tmp_path, monkeypatch
 ):
