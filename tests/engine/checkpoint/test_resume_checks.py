@@ -22,6 +22,7 @@ from conftest import (
     run_here,
     session_for,
     states,
+    step_rows,
     train,
 )
 
@@ -85,6 +86,17 @@ def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_ar
     monkeypatch.setattr("engine.checkpoint.files.lock_run_folder", write_then_lock)
     train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=5"])
     assert "Resume: epoch 1, step 5" in log_of(stopped)
+
+
+@pytest.mark.slow
+def test_more_epochs_continue_the_schedule_of_a_run_that_had_them_from_the_start(digits_argv):
+    argv = [*digits_argv, "REPORT_FREQ=1", "TRAIN.NUM_EPOCHS=1"]
+    folder = train(argv)
+    train([f"-resume={folder}", "-epochs=3", "-opts", "TRAIN.MAX_STEPS=30"])
+    longer = train([*argv, "TRAIN.NUM_EPOCHS=3", "TRAIN.MAX_STEPS=30"])
+    rates, expected = ([row["lr"] for row in step_rows(run)[22:]] for run in (folder, longer))  # 22 steps per epoch
+    assert len(rates) == 8
+    assert rates == expected
 
 
 @pytest.mark.parametrize("kind", ["full", "probe", "stopped early"])

@@ -156,6 +156,24 @@ def test_training_is_bit_equal_without_it_and_a_resumed_run_keeps_it(digits_argv
     assert_same_state(states(folder), states(other))
 
 
+def test_the_picture_has_the_images_that_the_model_gets(digits_argv, monkeypatch):
+    given = list[torch.Tensor]()
+
+    def keep(session, outputs):
+        session.state.wrapped.register_forward_pre_hook(lambda model, inputs: given.append(inputs[0].clone()))
+        return TrainBatch(session, outputs)
+
+    monkeypatch.setattr("engine.training.trainer.TrainBatch", keep)
+    colors = ["DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.4,0.5,0.6]", "DATA.IMAGENET_STD=[0.2,0.3,0.4]"]
+    grid = picture(train([*digits_argv, *AUGMENTED, *colors, "TRAIN.MAX_STEPS=1"])).astype(int)
+    scale = torch.tensor([[0.4, 0.5, 0.6], [0.2, 0.3, 0.4]]).view(2, 3, 1, 1)
+    values = (255 * (given[0] * scale[1] + scale[0])).clamp(0, 255).permute(0, 2, 3, 1).numpy()
+    for number, image in enumerate(values[:16]):  # of 8 x 8 pixels, enlarged; two lines of text below each
+        row, column = divmod(number, 4)
+        shown = grid[16 + 196 * row :, 164 * column :][:160, :160]
+        assert abs(shown - image.repeat(20, 0).repeat(20, 1)).max() <= 1
+
+
 def test_nan_and_padding(tmp_path, cpu):
     """Of three positions one has no sample, and one an image with NaN and infinite values."""
     data = SimpleNamespace(imagenet_mean=(0.5,), imagenet_std=(0.5,))
