@@ -141,12 +141,20 @@ def import_dynamo_late() -> None:
     if _DYNAMO in sys.modules:
         return
     config = _LateModule(f"{_DYNAMO}.config")
-    names = {"__path__": [], "graph_break": lambda: None, "disable": lambda function, *_, **__: function}
+    names = {"__path__": [], "graph_break": lambda: None, "disable": _disable}
     sys.modules[_DYNAMO] = _LateModule(_DYNAMO, **names, config=config)
     utils = _LateModule(f"{_DYNAMO}.utils")
     utils.__dict__["is_compile_supported"] = lambda device: utils.__getattr__("is_compile_supported")(device)
     sys.modules[utils.__name__] = utils
     sys.meta_path.insert(0, _LateModules())
+
+
+def _disable(function: Any = None, *arguments: Any, **keywords: Any) -> Any:
+    """`torch._dynamo.disable`: no block calls the functions of these packages; a plugin's function may be compiled."""
+    package, _, _ = getattr(function, "__module__", "").partition(".")
+    if package in ("torch", "torchvision", "timm"):
+        return function
+    return _import_dynamo().disable(function, *arguments, **keywords)
 
 
 class _LateModule(ModuleType):

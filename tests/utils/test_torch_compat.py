@@ -90,7 +90,17 @@ def asks_torchvision():
 def steps():
     Kron([weight], lr=0.1).step()
 
-for number, use in enumerate((compiles, imports_settings, imports_a_module, asks_torchvision, steps)):
+def a_plugin_excludes_a_function():
+    @torch.compiler.disable(recursive=False)
+    def own(x):
+        assert not torch.compiler.is_compiling()
+        return x
+    def calls(x):
+        return own(x) + 1
+    assert torch.compile(calls, backend="eager")(torch.zeros(2)).sum() == 2
+
+uses = (compiles, imports_settings, imports_a_module, asks_torchvision, steps, a_plugin_excludes_a_function)
+for use in uses:
     if not os.fork():
         use()
         assert torch_compat.can_have_compiled() and torch._dynamo is sys.modules["torch._dynamo"]
@@ -106,7 +116,7 @@ for number, use in enumerate((compiles, imports_settings, imports_a_module, asks
 def test_dynamo_is_imported_when_it_is_used():
     command = [sys.executable, "-c", LATE_DYNAMO]
     run = subprocess.run(command, cwd=ROOT, env=environment(""), capture_output=True, text=True)
-    assert run.stdout.split() == 5 * ["passed"], run.stderr
+    assert run.stdout.split() == 6 * ["passed"], run.stderr
 
 
 def test_release_loader_event():

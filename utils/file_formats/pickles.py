@@ -107,6 +107,11 @@ class TensorRecord:
     strides: tuple[int, ...] = (1,)
 
 
+def _from_buffer(data: Any, dtype: DtypeRecord, shape: Any, order: str) -> ArrayRecord:
+    """An array of pickle protocol 5."""
+    return ArrayRecord(shape, dtype, order == "F", data)
+
+
 # Types of elements that have no storage of their own.
 _WITHOUT_STORAGE = {
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "uint16", "uint32", "uint64",
@@ -138,6 +143,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 }
 for _core in ("core", "_core"):
     _CALLS[f"numpy.{_core}.multiarray._reconstruct"] = lambda *_: ArrayRecord()
+    _CALLS[f"numpy.{_core}.numeric._frombuffer"] = _from_buffer
     _CALLS[f"numpy.{_core}.multiarray.scalar"] = lambda dtype, data: ScalarRecord((), dtype, False, data)
 _STORAGES = {  # torch's names of the type of a storage, and of its elements
     "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
@@ -221,8 +227,12 @@ class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without t
             set_state(state)
 
     def load_bytearray8(self) -> None:
-        """Python's own would allocate the size that the file states."""
-        raise ValueError("bytearray")
+        """Python's own would allocate the size that the file states, which may be larger than the file."""
+        (size,) = struct.unpack("<Q", self.read(8))
+        content = self.read(size)
+        if len(content) != size:
+            raise EOFError("bytearray")
+        self.append(bytearray(content))
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = PythonUnpickler.dispatch | {
         pickle.BUILD[0]: load_build,

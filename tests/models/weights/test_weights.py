@@ -94,7 +94,7 @@ def test_paddlevits_regnet_is_timms_with_the_biases_in_the_running_means():
     torch.testing.assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_pdparams_in_every_protocol_and_memory_order(tmp_path, protocol):
     state = {
         name: Reduced(tuple, ("linear_0.w_0", np.asfortranarray(array)))  # as PaddlePaddle's own tensors

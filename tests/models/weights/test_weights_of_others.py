@@ -76,8 +76,7 @@ def objects() -> dict:
 def test_objects_beside_the_weights_the_ending_and_the_protocol_do_not_matter(tmp_path, zipped, ending, protocol):
     model = small_vit()
     path = tmp_path / f"x{ending}"
-    others = objects() if protocol < 5 else {}  # arrays of protocol 5 are refused
-    content = others | {"state_dict": State(states()), "args": collections.defaultdict(int, a=1)}
+    content = objects() | {"state_dict": State(states()), "args": collections.defaultdict(int, a=1)}
     content |= {"loss": torch.nn.CrossEntropyLoss()} if zipped else {}  # else with its source, which is refused
     torch.save(content, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
     load_pretrained(model, str(path))
