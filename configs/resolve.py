@@ -253,7 +253,9 @@ def classes_follow_choice(options: OptionTable) -> list[Note]:
     is_lower = number.value is not None and number.level < names.level
     if not is_lower or not isinstance(names.value, list) or options.get("EVAL.ENABLED"):
         return []
-    classes = len({*map(str, names.value)})
+    merged = options.get("DATA.RENAME")
+    new_names = {str(old): new for old, new in merged.items()} if isinstance(merged, dict) else {}
+    classes = len({str(new_names.get(name, name)) for name in map(str, names.value)})
     options.set("MODEL.NUM_CLASSES", classes)
     return [Note("screen", f"MODEL.NUM_CLASSES is {classes} in place of {number.value}: DATA.ONLY_CLASSES")]
 

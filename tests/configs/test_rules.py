@@ -44,6 +44,7 @@ def test_accumulation_follows_from_the_number_of_ranks():
     ("words", "number"),
     [
         (["DATA.ONLY_CLASSES=[3, 8]"], 2),
+        (["DATA.ONLY_CLASSES=[3, 6, 8]", "DATA.RENAME={6: 8}"], 2),
         (["DATA.ONLY_CLASSES=[3, 8]", "MODEL.NUM_CLASSES=10"], 10),
         (["DATA.ONLY_CLASSES=[3, 8]", "EVAL.ENABLED=true", "MODEL.PRETRAINED=x.pth"], 10),
     ],
