@@ -44,8 +44,7 @@ STATUS_KEYS = (
 )  # fmt: skip
 _STATE_KEYS = (*STATUS_KEYS, "signal", "stopped_early", "reason", "slow_rank", "world_size", "started")
 BASELINES = ("pixel_baseline", "majority_class")
-# A new key of the result: here, in docs/operation.md, and where it is measured, such as by `_record_training` of
-# engine/training/end.py.
+# A new key of the result: here, in docs/operation.md, and where it is measured (CONTRIBUTING.md names the places).
 RESULT_KEYS = (
     *METRICS, "samples", "split", "precision", "recall", "f1", "ece", "epoch", "checkpoint", "average_score",
     "raw_score", "probe_score", "knn_top1", "probe_l2", *BASELINES, "test", "finished", "stopped_early", "reason",

@@ -206,11 +206,15 @@ def _say(end: End, command: Command, trainer: Trainer) -> None:
         logger.info(f"----- Report: {record.folder / REPORT}")
     if result["epoch"] is not None:
         logger.info(f"----- Predict: {from_here(next_command(command, run, '-predict', 'FOLDER'))}")
-    if advised:
-        log = logger.log if end.why else logger.info  # the screen has one command that trains on
-        log(f"----- Try: {from_here(advised)}")
-    if end.why or (not advised and not trainer.config.model.tune.solves_head):
+    # The screen has one command that trains on: an unfinished run is continued, a finished one follows the advice.
+    if end.why:
+        if advised:
+            logger.log(f"----- Try: {from_here(advised)}")
         logger.info(f"----- {end.why}Continue: {from_here(resume)}")
+    elif advised:
+        logger.info(f"----- Try: {from_here(advised)}")
+    elif not trainer.config.model.tune.solves_head:
+        logger.info(f"----- Continue: {from_here(resume)}")
     evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
     logger.log(f"----- Evaluate it: {from_here(evaluate)}")
 
