@@ -154,16 +154,24 @@ def _read_per_host(read: Callable[[], _Read], context: ProcessContext) -> _Read:
             _shared.append(samples.arrays)
         return found
 
+    def read_if_due() -> _Read | UserError | None:
+        try:
+            return read_and_share() if context.rank in readers[1:] else of_main
+        except UserError as error:  # of all ranks of this host
+            return error
+
     of_main = call_on_main(read_and_share, context)
-    reads = context.rank in readers[1:]
+    found = work_while_others_wait(read_if_due, context)
+    for reader in readers:
+        with suppress(OSError):
+            sent = broadcast_object(found, context, reader)
+            if context.host == hosts[reader]:
+                found = sent
     try:
-        found = work_while_others_wait(read_and_share if reads else lambda: of_main, context)
-        for reader in readers:
-            with suppress(OSError):
-                sent = broadcast_object(found, context, reader)
-                if context.host == hosts[reader]:
-                    found = sent
-        return work_while_others_wait(lambda: found or read(), context)
+        if isinstance(found, UserError):
+            raise found
+        read_else = read if found is None else lambda: found
+        return work_while_others_wait(read_else, context)
     except UserError as error:
         if context.host != hosts[0]:
             error.args = (f"{context.host}, unlike {hosts[0]}: {error}",)

@@ -11,7 +11,7 @@ from string import ascii_lowercase
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, samples_for, told
+from conftest import CPU, refused, samples_for, told
 from PIL import Image
 from source_helpers import options, tree, write_classes, write_image
 
@@ -290,6 +290,22 @@ def test_one_rank_of_each_host_lists_the_folders(tmp_path, ranks, hosts, sees, c
     (first, of_main), (other, of_other) = ranks(2)(read_and_count, tmp_path, hosts, sees)
     assert [first, other] == counts
     assert of_main == of_other and [one[0] for one in of_main[1:]] == [18, 2]
+
+
+def test_all_ranks_of_a_host_have_the_error_of_the_one_that_reads(tmp_path, monkeypatch):
+    sent = {}
+    monkeypatch.setattr(registry, "call_on_main", lambda call, context: None)
+    monkeypatch.setattr(registry, "work_while_others_wait", lambda work, context: work())
+    monkeypatch.setattr(
+        registry, "broadcast_object", lambda value, context, source: sent.setdefault((source, context.rank), value)
+    )
+    data = options(tmp_path / "data", dataset="folder")
+    for rank in (1, 2):
+        sent[1, 2] = sent.get((1, 1))
+        context = replace(CPU, rank=rank, world_size=3, hosts=("a", "b", "b"))
+        with refused("^b, unlike a: .*data"):
+            registry.read_samples(data, None, context, "train", "val")
+        write_classes(tmp_path / "data", a=10, b=10)  # the other rank does not read it
 
 
 def error_on_two_hosts(context: ProcessContext, root: Path) -> str:
