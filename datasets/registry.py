@@ -224,8 +224,7 @@ def _recognize_table(data: Data) -> str | None:
     train, val = (table_file(root, split) for split in ("train", "val"))
     files = filter(Path.is_file, (*(root / name for name in METADATA), train, val))
     has_parquet = bool(parquet_files(root))
-    others = (has_parquet, data.class_folders, any(root.glob("*_list.txt")))
-    is_train = train.is_file() and not any(others)
+    is_train = train.is_file() and not (has_parquet or data.class_folders or any(root.glob("*_list.txt")))
     kinds = {"csv": is_train or any(file.name in METADATA for file in files), "parquet": has_parquet}
     found = next((kind for kind, applies in kinds.items() if applies), None)
     is_sure = is_train and data.image_root
