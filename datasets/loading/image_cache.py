@@ -109,8 +109,10 @@ class ImageCache:
         """The lock of a process that is killed is released."""
         with self._threads:
             fcntl.lockf(self._file, fcntl.LOCK_EX)
-            yield
-            fcntl.lockf(self._file, fcntl.LOCK_UN)
+            try:
+                yield
+            finally:  # a signal may end this process later, after a collective with the ranks that wait for the lock
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
 
 
 def open_cache(path: str, name: str, images: int, channels: int) -> ImageCache | None:

@@ -1,7 +1,10 @@
 """Decoded images in memory: batches are equal without them, with workers and ranks, also of unusual files."""
 
+import fcntl
 import gc
 import os
+import subprocess
+import sys
 from functools import partialmethod
 from pathlib import Path
 
@@ -169,6 +172,17 @@ def test_memory_and_descriptors_are_released(root, cpu):
         batches(cpu, root, 0, "true")
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+def test_an_interrupted_process_does_not_keep_the_lock(root, cpu, monkeypatch):
+    """Other ranks wait for it, and this one for them in a collective, before it ends."""
+    (samples,) = samples_for(config_for("-dataset=folder", f"-data_path={root}"), cpu, "train")
+    cache_images([samples], config_for("-opts", "DATA.CACHE=true").data, 0, cpu)
+    monkeypatch.setattr(samples.cache, "_table", None)  # as a signal, an error within the lock
+    with pytest.raises(TypeError):
+        samples.cache._add(0, torch.zeros(3, 2, 2, dtype=torch.uint8))
+    lock = f"import fcntl; fcntl.lockf(open({samples.cache.source[0]!r}, 'r+b'), {fcntl.LOCK_EX | fcntl.LOCK_NB})"
+    assert subprocess.run([sys.executable, "-c", lock], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("path", ["/proc/self/fd/0", "/proc/self/fd/999", "/dev/null"])
