@@ -48,7 +48,8 @@ def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
             weakref.finalize(mapped, on_failure.pop_all().close)
             return mapped
     except OSError as error:
-        problem = f"the list of images cannot be written ({error.strerror}); {space_fix(error.strerror)} or set TMPDIR"
+        reason = error.strerror or str(error)  # numpy's own has no number: '360 requested and 0 written'
+        problem = f"the list of images cannot be written ({reason}); {space_fix(reason)} or set TMPDIR"
         raise error_from(error, f"{tempfile.gettempdir()}: {problem}") from error
 
 
