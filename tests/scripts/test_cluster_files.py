@@ -47,7 +47,8 @@ def test_sbatch_passes_flags_that_resume(tmp_path):
     assert (config.model.resume, config.seed, config.amp.enabled) == ("auto", 3, True)
 
 
-_STOPPED = "signal.signal(15, lambda *_: sys.exit({})); os.kill(os.getppid(), 15); time.sleep(60)"
+# After a second the launcher knows its ranks.
+_STOPPED = "time.sleep(1); signal.signal(15, lambda *_: sys.exit({})); os.kill(os.getppid(), 15); time.sleep(60)"
 
 
 @pytest.mark.slow
