@@ -99,16 +99,17 @@ def test_the_mean_of_several_runs_is_by_class_name(tmp_path, monkeypatch):
     code = page.partition("### Several runs")[2].partition("```python")[2].partition("```")[0]
     tables = {
         "a": "path,Cat,ant\n1.jpg,0.9,0.1\n2.jpg,0.5,0.5\n3.jpg,0.2,0.8\n",
-        "b": "path,ant,Cat\n1.jpg,0.3,0.7\n2.jpg,,\n3.jpg,0.6,0.4\n",
+        "b": "path,ant,Cat,decision\n1.jpg,0.3,0.7,Cat\n2.jpg,,,\n3.jpg,0.6,0.4,ant\n",
     }
     for name, text in tables.items():
         (tmp_path / "predictions" / name).mkdir(parents=True)
         (tmp_path / "predictions" / name / "predictions.csv").write_text(text)
     monkeypatch.chdir(tmp_path)
     exec(code, names := {})
-    assert names["classes"] == ["Cat", "ant"]
-    assert names["images"] == ["1.jpg", "3.jpg"]
-    assert names["means"] == pytest.approx(np.array([[0.8, 0.2], [0.3, 0.7]]))
+    means = names["means"]
+    assert [*means.columns] == ["Cat", "ant"]
+    assert [*means.index] == ["1.jpg", "3.jpg"]
+    assert means.to_numpy() == pytest.approx(np.array([[0.8, 0.2], [0.3, 0.7]]))
     (tmp_path / "predictions/b/predictions.csv").write_text(tables["b"].replace("Cat", "cat"))
     with pytest.raises(AssertionError, match="different classes"):
         exec(code, {})
