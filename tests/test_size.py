@@ -56,7 +56,7 @@ CEILINGS = {
     "tests/models": 30483,
     "tests/scripts": 13292,
     "tests/stress": 14192,
-    "tests/utils": 11835,
+    "tests/utils": 11841,
 }
 MAX_PRODUCT_FILES = 181
 MAX_BRANCHES = 15

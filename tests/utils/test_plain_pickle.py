@@ -48,7 +48,7 @@ def test_objects_are_inert_and_the_functions_of_the_reader_cannot_be_changed(tmp
     assert _encode.__defaults__ is None
     content = pickle.dumps(bytearray(b"abc"), protocol=5)
     assert read(content, tmp_path) == b"abc"
-    with pytest.raises(EOFError):  # more bytes are stated than there are
+    with pytest.raises((EOFError, pickle.UnpicklingError)):  # more bytes are stated than there are
         read(content[: content.index(b"abc") + 1], tmp_path)
 
 
