@@ -1,9 +1,11 @@
 """Reads a data set with all checks, and the images of a prediction: one image, a folder, or a list of images."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -307,6 +309,8 @@ def _read(
     findings += twice
     if not (corrects_first or findings or unknown):
         correct(samples, data)
+    if "train" in samples:
+        _warn_of_shared_groups(samples, data)
     findings += _misfit_of_folds(source, samples)
     if num_classes is None:
         num_classes = number_of_classes(data.dataset, list(samples.values()))
@@ -416,9 +420,9 @@ def _combine(findings: Sequence[Finding], data: Data) -> UserError:
 
 
 def _group(samples: dict[str, Samples], data: Data) -> None:
-    """Gives the images of data with splits their groups; notes groups in the training and the validation images.
+    """Gives the images of data with splits their groups.
 
-    Only these two must have groups; the others count in the interval of an evaluation.
+    Only those of train and val must have groups; the others count in the interval of an evaluation.
     """
     both = ("train", "val") if {"train", "val"} <= samples.keys() else ()
     for split, of_split in samples.items():
@@ -427,11 +431,27 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
                 with_groups(of_split, data)
             elif of_split.groups:
                 check_groups(of_split.groups, data, of_split.name)
-    of_both = [set(map(to_nfc, samples[split].groups or ())) for split in both] or [set()]
-    if shared := sorted(set.intersection(*of_both) - {""}):
+
+
+def _warn_of_shared_groups(samples: Mapping[str, Samples], data: Data) -> None:
+    """Notes the groups of training, validation and test images that are in two of these."""
+    counts = {split: Counter(map(to_nfc, of_split.groups or ())) for split, of_split in samples.items()}
+    texts = list[str]()
+    for one, other in combinations(counts, 2):
+        shared = sorted(counts[one].keys() & counts[other].keys() - {""})
+        if not shared:
+            continue
+        images = [f"{sum(counts[split][group] for group in shared)} of {split}" for split in (one, other)]
         shown = ", ".join(map(shorten, shared[:_SHOWN]))
-        text = f"{len(shared)} group(s) are in both train and val, such as {shown}"
-        samples["train"].notes.append(Note("warning", f"the figures are too high: {text}", misleads=True))
+        texts.append(f"{len(shared)} group(s) are in both {one} and {other} ({' and '.join(images)}), such as {shown}")
+    if not texts:
+        return
+    fix = "leave their images out of one of them"
+    if isinstance(samples["train"], ImageFiles) and not data.multi_label:
+        fix += ": a table path,correction with rows PATH,drop and -opts DATA.CORRECTIONS=TABLE.csv"
+    samples["train"].notes.append(
+        Note("warning", f"the figures are too high: {'; '.join(texts)}; {fix}", misleads=True)
+    )
 
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")

@@ -144,6 +144,20 @@ def test_the_advised_values_of_a_column_are_the_test_images(site, problem, table
     assert names_of(test) == FILES[24:]
 
 
+def test_groups_in_training_and_test_are_named_until_their_images_are_dropped(table, tmp_path):
+    patients = [number // 2 for number in range(30)]
+    patients[24] = 0  # of the test
+    file = table(files=FILES, **TWO, site=SITES, patient=patients)
+    given = {"columns": {"split": {"column": "site", "test": ["Süd"], "val": [7]}}, "groups": "patient"}
+    (note,) = told(read(file, **given)[0].notes, "both", "warning")
+    assert "1 group(s) are in both train and test (2 of train and 1 of test), such as '0'" in note
+    corrections = tmp_path / "drop.csv"
+    corrections.write_text(f"path,correction\n{tmp_path / FILES[24]},drop\n")
+    train, *_, test = read(file, corrections=str(corrections), **given)
+    assert len(test) == 5
+    assert not told(train.notes, "both", "warning")
+
+
 def test_a_run_that_exists_keeps_its_split_and_encoding(table):
     file = table(files=FILES, file=FILES, label=["Gräser", "dog"] * 15, split=SPLITS, encoding="cp1252")
     assert list(map(len, read(file, is_new=False))) == [18, 6, 6]
