@@ -17,6 +17,7 @@ import numpy as np
 from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
+from datasets.sources.class_names import list_names
 from datasets.sources.groups import with_groups
 from datasets.sources.samples import ImageFiles, label_pairs
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_nfc
@@ -25,6 +26,7 @@ from utils.notes import Note
 
 DEFAULT_VAL_FRACTION = 0.1
 _UNEVEN = 1.5  # the largest fold / the mean one
+_MAX_NAMED_GROUPS = 3
 _NO_LIST = (
     "the figures may be too high: the checkpoint has no list of held-out images, and was trained on images to evaluate "
     "if images were added or removed, or DATA.SPLIT_SEED or DATA.VAL_FRACTION was changed, since then"
@@ -398,7 +400,12 @@ def _describe_split(groups: PackedStrings | None, unit_of: np.ndarray, targets: 
     shares = 100 * np.stack([totals / number, held_out / max(is_val.sum(), 1)])
     whole, part = shares[:, np.abs(shares[0] - shares[1]).argmax()]
     num_units = len(np.unique(unit_of))
-    units = f"{len(np.unique(unit_of[is_val]))} of {num_units} are held out, {is_val.sum()} of {number} images"
+    units_held_out, first = np.unique(unit_of[is_val], return_index=True)
+    units = f"{len(units_held_out)} of {num_units} are held out"
+    if groups and len(units_held_out) <= _MAX_NAMED_GROUPS:
+        names = sorted(groups[int(index)] for index in np.flatnonzero(is_val)[first])
+        units += f" ({list_names(names)})"
+    units += f", {is_val.sum()} of {number} images"
     deviation = f"{abs(part - whole):.1f} points ({whole:.1f}% of all, {part:.1f}% of the held-out)"
     kind = "groups" if groups else "images"
     return Note("log", f"{kind}: {units}; the shares of {words} deviate by up to {deviation}")

@@ -272,7 +272,8 @@ def test_damaged_files_leave_their_parts_out(run):
     (run / "evaluation" / "pictures" / "2.jpg").write_bytes(b"not a picture")
     (run / "evaluation" / "pictures" / "3.jpg").write_bytes(b"\xff\xd8\xff" + bytes(40_000))
     (run / "evaluation" / "summary.json").write_text("[1]")
-    damaged = [{"class": "cat", "f1": "x"}], [["a"], [[1, 2]]], [{"low": 0, "high": "x", "count": 1, "accuracy": 1}], 7
+    classes = [{"class": "cat", "f1": "x", "count": 1}, {"class": "dog"}]
+    damaged = classes, [["a"], [[1, 2]]], [{"low": 0, "high": "x", "count": 1, "accuracy": 1}], 7
     names = ("per_class", "confusion", "calibration", "coverage")
     update_json(run / "evaluation/tables.json", **dict(zip(names, damaged, strict=True)))
     page = read_page(run)
