@@ -13,7 +13,7 @@ from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
 from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_of, options_to_export
 from configs.yaml_io import parse_value
-from datasets.sources.class_names import BYTES, NATURAL, read_class_list
+from datasets.sources.class_names import BYTES, NATURAL, merged_outputs, read_class_list, rename_classes
 from datasets.sources.samples import Samples
 from datasets.sources.sets.imagenet_sets import wordnet_ids
 from datasets.sources.split import RunSplit
@@ -117,5 +117,14 @@ def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fac
         names = read_class_list(Path(classes))
     elif not names and not classes and imagenet_subset(config.model, record):
         names = wordnet_ids(config.model.num_classes)
+    decision = record.decision
+    renames = config.data.rename
+    if names and renames:
+        if merged_outputs(names, renames):
+            raise UserError("DATA.RENAME: an export cannot merge classes; give each class a name of its own")
+        names = rename_classes(names, renames)
+        if decision.point:
+            new = renames.get(decision.point.name, decision.point.name)
+            decision = decision._replace(point=decision.point.model_copy(update={"name": new}))
     split = record.split if record.is_of(config.data) else None
-    return TrainedModel(config, names, notes, split, weights_size=record.image_size, decision=record.decision)
+    return TrainedModel(config, names, notes, split, weights_size=record.image_size, decision=decision)

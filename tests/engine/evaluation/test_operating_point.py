@@ -15,7 +15,7 @@ from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 from test_results import results_for, results_of
 
 from configs.schema.operating_point import OperatingPoint
-from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision
+from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision, read_record
 from engine.evaluation.intervals import figures_at
 from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
 from scripts.export import main as export
@@ -117,6 +117,14 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
         run_here("-predict", f"-pretrained={weights}", "-split=val", *data)
         rows = read_rows(tmp_path / f"{weights.name}-predictions/predictions.csv")
         assert [row["decision"] for row in rows] == np.where(expected, "3", "not 3").tolist()
+    renamed = tmp_path / "renamed.safetensors"
+    for check in ([], ["-no_check"]):
+        export([str(folder), "-format=safetensors", f"-output={renamed}", *check, "-opts", "DATA.RENAME={3: three}"])
+        record = read_record(str(renamed))
+        assert record.class_names == [*"012", "three", *"456789"]
+        assert record.decision.point.name == "three"
+    with refused("DATA.RENAME: an export cannot merge classes"):
+        export([str(folder), "-format=hf", "-no_check", "-opts", "DATA.RENAME={3: 4}"])
     again = evaluate(tmp_path / "eval", f"-pretrained={folder / 'best.pth'}", "-split=train")
     used = read_json(again / "evaluation/summary.json")["operating_point"]
     assert used["threshold"] == found["threshold"]
