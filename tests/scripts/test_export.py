@@ -209,7 +209,7 @@ def export_bytes(argv: list[str], kind: str, folder: Path) -> bytes:
 def test_an_export_without_paths_and_without_data(kind, private, tmp_path, capsys):
     weights, data = private
     argv = [str(weights), "-no_check"]
-    paths = [str(data).encode(), b"class0/", b"jane_doe"]
+    paths = [str(data).encode(), b"class0/", b"jane_doe", b"GROUPS", b"COLUMNS"]
     if kind == "safetensors":
         named = export_bytes(argv, kind, tmp_path)
         assert all(path in named for path in paths)
