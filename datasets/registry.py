@@ -330,7 +330,7 @@ def _read(
 def _number_all(
     samples: Mapping[str, Samples], data: Data, class_names: Sequence[str], predicts: bool
 ) -> tuple[list[str], list[str]]:
-    """Gives the samples of each split their labels; returns the errors of equal names, and those of unknown ones."""
+    """Gives the samples of each split their labels; returns the errors of equal names, and of unknown names."""
     twice = list[str]()
     unknown = list[str]()
     for split, of_split in samples.items():
@@ -422,7 +422,7 @@ def _combine(findings: Sequence[Finding], data: Data) -> UserError:
 def _group(samples: dict[str, Samples], data: Data) -> None:
     """Gives the images of data with splits their groups.
 
-    Only those of train and val must have groups; the others count in the interval of an evaluation.
+    Images of train and val must have groups; groups of other splits count in the interval of an evaluation.
     """
     both = ("train", "val") if {"train", "val"} <= samples.keys() else ()
     for split, of_split in samples.items():

@@ -71,7 +71,7 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
     pooled = Evaluation(folder, read_evaluation(folder))
     shutil.rmtree(folder / PICTURES, ignore_errors=True)
     make_own_folder(folder / PICTURES)
-    for row in pooled.rows("mistakes", "path", "index"):  # the worst ones of all folds are among those of their fold
+    for row in pooled.rows("mistakes", "path", "index"):  # the worst of all folds are among the worst of a fold
         with suppress(KeyError, OSError):
             shutil.copyfile(pictures[row["path"]], folder / PICTURES / f"{row['index']}.jpg")
     return pooled

@@ -111,7 +111,7 @@ def choose(weights: WeightsFile, model: nn.Module, options: Model, purpose: Purp
 def _wanted(
     found: list[Candidate], kinds: Mapping[str, list[Candidate]], order: Sequence[str], entry: str | None
 ) -> list[Candidate]:
-    """The candidates of MODEL.WEIGHTS_ENTRY: of a kind, or with a name; without it, those of the first kind."""
+    """The candidates of MODEL.WEIGHTS_ENTRY: of a kind, or with a name; without it, the ones of the first kind."""
     if entry is None:
         return next(filter(None, map(kinds.__getitem__, order)), [])
     if entry in kinds:
