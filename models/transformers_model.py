@@ -32,6 +32,7 @@ _RATES = {  # of configurations
 }  # fmt: skip
 _TOKENS = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
 _AVERAGES = ("beit", "clip", "data2vec-vision", "metaclip_2")  # have a class token, which their classifiers do not read
+_INTERPOLATES = "interpolate_pos_encoding"  # an argument of a pass
 _FILES: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -90,28 +91,19 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
         vision = getattr(config, "vision_config", config)
         config.num_labels = options.num_logits
         vision.num_channels = data.image_channels
-        own = _set_rates(vision, options)
+        own_rates = _set_rates(vision, options)
         model: Any = auto.from_config(config, dtype=torch.float32)
         blocks = _blocks_of(model)
-        is_uniform = len({(type(block), *(weight.shape for weight in block.parameters())) for block in blocks}) == 1
-        for key in set(_RATES.values()) - {*own.values()}:
-            if getattr(options, key) and not (key == "droppath" and is_uniform):
-                raise UserError(f"MODEL.{key.upper()}: {options.name} has none; set it to 0")
-        last_rate = 0.0 if "drop_path_rate" in own else options.droppath
-        for index, block in enumerate(blocks):
-            add_mixin(block, _Block).drop_rate = last_rate * index / max(1, len(blocks) - 1)
+        shapes = {(type(block), *(weight.shape for weight in block.parameters())) for block in blocks}
+        is_uniform = len(shapes) == 1
+        _check_rates(options, own_rates, is_uniform)
+        _drop_blocks(blocks, 0.0 if "drop_path_rate" in own_rates else options.droppath)
         for module in [one for one in model.modules() if hasattr(one, "inv_freq")]:
             add_mixin(module, _KeepsBuffers)
-        accepted = inspect.signature(getattr(model, "vision_model", model).forward).parameters
-        is_resized = getattr(vision, "image_size", data.image_size) != data.image_size
-        model.arguments = {name: True for name in ("interpolate_pos_encoding",) if is_resized and name in accepted}
         model.own_blocks = blocks
         model.blocks = blocks if is_uniform and not options.droppath else []
-        patch = getattr(vision, "patch_size", None)
-        if isinstance(patch, int):
-            model.patch_embed = SimpleNamespace(grid_size=[side // patch for side in data.input_size])
-        tokens = [one for name, one in model.named_parameters() if name.endswith(_TOKENS)]
-        model.num_prefix_tokens = sum(one.shape[1] if one.ndim == 3 else 1 for one in tokens)
+        model.arguments = _arguments(model, vision, data)
+        _describe_tokens(model, vision, data)
         model.attn_drop = nn.Identity()  # each layer calls its hooks with the attention
         model.global_pool = "avg" if config.model_type in _AVERAGES else "token"
         if not add_mixin(model, _Classifier).get_classifier():
@@ -119,6 +111,36 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
             model.classifier = nn.Linear(_pooled_width(model.outputs(image), options.name), options.num_logits)
     check_image_size(model, options.name, data)
     return model
+
+
+def _check_rates(options: TransformersModel, own: dict[str, str], is_uniform: bool) -> None:
+    """Raises UserError: a rate that the configuration lacks is set; equal blocks can be dropped without it."""
+    replaced = {"droppath"} if is_uniform else set()
+    for key in {*_RATES.values()} - {*own.values()} - replaced:
+        if getattr(options, key):
+            raise UserError(f"MODEL.{key.upper()}: {options.name} has none; set it to 0")
+
+
+def _drop_blocks(blocks: list[nn.Module], last_rate: float) -> None:
+    """Gives the blocks a drop path whose rate grows from 0 to `last_rate`."""
+    for index, block in enumerate(blocks):
+        add_mixin(block, _Block).drop_rate = last_rate * index / max(1, len(blocks) - 1)
+
+
+def _arguments(model: Any, vision: Any, data: Data) -> dict[str, bool]:
+    """The arguments of each pass: whether it interpolates position embeddings of another size."""
+    accepted = inspect.signature(getattr(model, "vision_model", model).forward).parameters
+    is_resized = getattr(vision, "image_size", data.image_size) != data.image_size
+    return {_INTERPOLATES: True} if is_resized and _INTERPOLATES in accepted else {}
+
+
+def _describe_tokens(model: Any, vision: Any, data: Data) -> None:
+    """Sets the grid of patches, and the number of tokens before them, as timm's models have them."""
+    patch = getattr(vision, "patch_size", None)
+    if isinstance(patch, int):
+        model.patch_embed = SimpleNamespace(grid_size=[side // patch for side in data.input_size])
+    tokens = [one for name, one in model.named_parameters() if name.endswith(_TOKENS)]
+    model.num_prefix_tokens = sum(one.shape[1] if one.ndim == 3 else 1 for one in tokens)
 
 
 class _KeepsBuffers(nn.Module):
@@ -138,7 +160,9 @@ class _Block(nn.Module):
         if self.training and self.is_recomputed:
             run = partial(checkpoint, run, use_reentrant=False)
         result = run(x, *args, **kwargs)
-        return x + drop_path(result - x, self.drop_rate, True) if self.training and self.drop_rate else result
+        if not self.training or not self.drop_rate:
+            return result
+        return x + drop_path(result - x, self.drop_rate, True)
 
 
 class _Classifier(nn.Module):
@@ -152,8 +176,9 @@ class _Classifier(nn.Module):
         images = images.flip(1) if getattr(self.config, FLIPS, False) else images
         is_read = has_forward_hooks(self.attn_drop)
         result = super().forward(pixel_values=images, output_attentions=is_read, **self.arguments)
-        for maps in (getattr(result, "attentions", None) or images[:1, 0]) if is_read else ():
-            self.attn_drop(maps)  # (B, H, T, T) of a layer; a matrix if the model has none
+        if is_read:
+            for maps in getattr(result, "attentions", None) or images[:1, 0]:
+                self.attn_drop(maps)  # (B, H, T, T) of a layer; a matrix if the model has none
         return result
 
     @property

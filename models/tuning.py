@@ -11,6 +11,7 @@ Legend: O output features, I input features, R rank.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,29 +51,35 @@ def _freeze_backbone(model: nn.Module) -> None:
 
 
 def _train_last_blocks(model: nn.Module, count: int, name: str) -> None:
-    """Trains the head, the last `count` blocks and all after them, in the order of timm's `group_matcher`.
-
-    The matcher names the blocks; without such names, the items of the model's containers of blocks count.
-    """
+    """Trains the head, the last `count` blocks and all after them, in the order of timm's `group_matcher`."""
     get_matcher: Any = getattr(model, "group_matcher", None)
-    matcher = get_matcher(coarse=False) if get_matcher else None
-    layer_of = group_parameters(model, matcher, reverse=True) if matcher else {}
-    in_blocks = {parameter for block in blocks_of(model) for parameter in block.parameters()}
-    paths = [path for path, parameter in model.named_parameters() if parameter in in_blocks]
-    if isinstance(matcher, dict) and (patterns := {key: value for key, value in matcher.items() if "block" in key}):
-        *groups, _ = group_parameters(model, patterns).values()  # the last group is outside of blocks
-        paths = [group[0] for group in groups]
-    blocks = sorted({layer_of[path] for path in paths}) if matcher else []
+    if get_matcher is None:
+        problem = f"{name} has no group_matcher, which defines its layers"
+        raise UserError(f"MODEL.TUNE last:{count}: {problem}; use head or full")
+    matcher = get_matcher(coarse=False)
+    layer_of = group_parameters(model, matcher, reverse=True)
+    blocks = sorted({layer_of[path] for path in _paths_in_blocks(model, matcher)})
     if not blocks:
-        lacks = "list of blocks" if matcher else "group_matcher, which defines its layers"
-        raise UserError(f"MODEL.TUNE last:{count}: {name} has no {lacks}; use head or full")
+        raise UserError(f"MODEL.TUNE last:{count}: {name} has no list of blocks; use head or full")
     if count > len(blocks):
         raise UserError(f"MODEL.TUNE last:{count}: {name} has {len(blocks)} blocks; give at most that number")
-    fixed = {path for path, parameter in model.named_parameters() if not parameter.requires_grad}
+    trained = {path for path, parameter in model.named_parameters() if parameter.requires_grad}
     _freeze_backbone(model)
     for path, parameter in model.named_parameters():
-        if layer_of[path] >= blocks[-count] and path not in fixed:
+        if path in trained and layer_of[path] >= blocks[-count]:
             parameter.requires_grad_(True)
+
+
+def _paths_in_blocks(model: nn.Module, matcher: Any) -> list[str]:
+    """Parameters in blocks: one in each that timm's matcher names, else all in the model's containers of blocks."""
+    named = {}
+    if isinstance(matcher, dict):
+        named = {key: pattern for key, pattern in matcher.items() if "block" in key}
+    if named:
+        *groups, _ = group_parameters(model, named).values()  # the last group is outside of blocks
+        return [group[0] for group in groups]
+    inside = {parameter for block in blocks_of(model) for parameter in block.parameters()}
+    return [path for path, parameter in model.named_parameters() if parameter in inside]
 
 
 def set_training(model: nn.Module, options: Model) -> None:
@@ -100,6 +107,7 @@ def _set_modes(module: nn.Module, after: bool) -> bool:
 
 
 A, B = "lora_A", "lora_B"
+_Layers = dict[str, nn.Linear]  # by their paths
 
 
 def effective_weight(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -137,23 +145,15 @@ def add_adapters(model: nn.Module, options: Lora, name: str) -> None:
     attention heads (CaiT) may have fewer features than the rank, and stay as they are.
     """
     in_heads = {module for head in classifiers(model) for module in head.modules()}
-    layers = {
+    linear = {
         path: module
         for path, module in model.named_modules()
         if isinstance(module, nn.Linear) and module not in in_heads and "weight" in module._parameters
     }
     if options.targets is None:
-        inside = {module for block in blocks_of(model) for module in block.modules()}
-        layers = {path: layer for path, layer in layers.items() if layer in inside}
-        if not layers:
-            raise UserError(f"MODEL.TUNE lora: {name} has no linear layers in a list of blocks; use head or full")
-        layers = {path: one for path, one in layers.items() if min(one.weight.shape) >= options.rank} or layers
+        layers = _layers_in_blocks(model, linear, options.rank, name)
     else:
-        ends = {target: [path for path in layers if f".{path}".endswith(f".{target}")] for target in options.targets}
-        for target in (target for target, found in ends.items() if not found):
-            hint = did_you_mean(target, {path.rpartition(".")[2] for path in layers})
-            raise UserError(f"MODEL.LORA.TARGETS: {target[:80]} is no linear layer of {name}{hint}")
-        layers = {path: layer for path, layer in layers.items() if any(path in found for found in ends.values())}
+        layers = _named_layers(linear, options.targets, name)
     model.requires_grad_(False)
     for path, layer in layers.items():
         width = min(layer.in_features, layer.out_features)
@@ -162,10 +162,32 @@ def add_adapters(model: nn.Module, options: Lora, name: str) -> None:
         a = layer.weight.new_empty((options.rank, layer.in_features))
         b = layer.weight.new_zeros((layer.out_features, options.rank))
         adapted = add_mixin(layer, _Adapted)
-        adapted.lora_A, adapted.lora_B = nn.Parameter(nn.init.kaiming_uniform_(a, 5**0.5)), nn.Parameter(b)
-        adapted.lora_alpha, adapted.lora_dropout = options.alpha, options.dropout
+        adapted.lora_A = nn.Parameter(nn.init.kaiming_uniform_(a, 5**0.5))
+        adapted.lora_B = nn.Parameter(b)
+        adapted.lora_alpha = options.alpha
+        adapted.lora_dropout = options.dropout
     for head in classifiers(model):
         head.requires_grad_(True)
+
+
+def _layers_in_blocks(model: nn.Module, linear: _Layers, rank: int, name: str) -> _Layers:
+    """Raises UserError: there is none."""
+    inside = {module for block in blocks_of(model) for module in block.modules()}
+    layers = {path: layer for path, layer in linear.items() if layer in inside}
+    if not layers:
+        raise UserError(f"MODEL.TUNE lora: {name} has no linear layers in a list of blocks; use head or full")
+    wide = {path: layer for path, layer in layers.items() if min(layer.weight.shape) >= rank}
+    return wide or layers  # all are narrower: the caller names one
+
+
+def _named_layers(linear: _Layers, targets: Sequence[str], name: str) -> _Layers:
+    """Raises UserError: a target is the end of no path."""
+    ends = tuple(f".{target}" for target in targets)
+    for target, end in zip(targets, ends, strict=True):
+        if not any(f".{path}".endswith(end) for path in linear):
+            hint = did_you_mean(target, {path.rpartition(".")[2] for path in linear})
+            raise UserError(f"MODEL.LORA.TARGETS: {target[:80]} is no linear layer of {name}{hint}")
+    return {path: layer for path, layer in linear.items() if f".{path}".endswith(ends)}
 
 
 def adapter_size(model: nn.Module) -> int:
