@@ -40,21 +40,25 @@ def visible_gpus(wanted: str | None = None) -> int:
     'cpu'. CUDA_VISIBLE_DEVICES wants the GPUs that it names, and none if it is empty.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted == "cpu" or (wanted != "cuda" and visible in EXCLUDES_GPUS):
+    must_have = wanted == "cuda"
+    if wanted == "cpu" or (visible in EXCLUDES_GPUS and not must_have):
         return 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of the driver
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     named = list(takewhile(lambda name: name.strip() not in EXCLUDES_GPUS, (visible or "").split(",")))
-    asked = "-device cuda, " if wanted == "cuda" else ""
-    asked += f"CUDA_VISIBLE_DEVICES {visible or 'not set'}"
-    if gpus == 0:
-        reason = _why_unusable(visible)
-        if wanted == "cuda" or named or (torch.version.cuda and _has_nvidia_gpu()) or "is too old" in reason:
-            raise Unavailable(f"{asked}: torch {torch.__version__} can use no GPU: {reason}; {_ON_CPU}")
-    elif len(named) > gpus:
+    asked = f"CUDA_VISIBLE_DEVICES {visible or 'not set'}"
+    if must_have:
+        asked = f"-device cuda, {asked}"
+    if 0 < gpus < len(named):
         raise Unavailable(f"{asked}: torch can use {gpus} of these GPUs; name only GPUs that nvidia-smi -L lists")
-    return gpus
+    if gpus:
+        return gpus
+    reason = _why_unusable(visible)
+    is_expected = must_have or named or "is too old" in reason
+    if is_expected or (torch.version.cuda and _has_nvidia_gpu()):
+        raise Unavailable(f"{asked}: torch {torch.__version__} can use no GPU: {reason}; {_ON_CPU}")
+    return 0
 
 
 def _why_unusable(visible: str | None) -> str:

@@ -68,31 +68,43 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     """
     _check_numbers(env)
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
-        if (name := find_outer_count(env)) and not _is_elastic(env):
+        name = find_outer_count(env)
+        if name and not _is_elastic(env):
             fix = f"give torchrun --nnodes, or leave it out (docs/clusters.md); unset {name} for independent runs"
             raise UserError(f"{name} is {env[name]!r}: each torchrun would train alone on its host; {fix}")
         return "torchrun"
-    launcher, count = None, "1"
-    if mpi := _mpi_variables(env):
-        launcher = "mpirun"
-        count = env.get(mpi[1], "1")
-    elif int(env.get(_SRUN[1], 1)) > 1:
-        launcher = "srun"
-        count = env[_SRUN[1]]
-    elif "RANK" in env and env.get("WORLD_SIZE") == "1":
-        launcher = "torchrun"
+    launcher, count = _launcher_and_count(env)
     if env.get("WORLD_SIZE", count) != count or (launcher is None and "RANK" in env):
         found = " and ".join(name for name in ("RANK", "WORLD_SIZE") if name in env)
         # A PyTorchJob of Kubernetes sets RANK to the pod, WORLD_SIZE to pods x processes (kubeflow/trainer#1840).
         problem = f"{found} without LOCAL_RANK: this process cannot know its rank"
         fix = "start torchrun on every host or pod, or unset RANK and WORLD_SIZE to train on this host alone"
         raise UserError(f"{problem}; {fix}")
+    if launcher in (None, "torchrun"):
+        _refuse_several(env)
+    return launcher
+
+
+def _launcher_and_count(env: Mapping[str, str]) -> tuple[str | None, str]:
+    """The launcher of a process without torchrun's variables, and its number of processes."""
+    mpi = _mpi_variables(env)
+    if mpi:
+        return "mpirun", env.get(mpi[1], "1")
+    tasks = env.get(_SRUN[1], "1")
+    if int(tasks) > 1:
+        return "srun", tasks
+    if "RANK" in env and env.get("WORLD_SIZE") == "1":
+        return "torchrun", "1"
+    return None, "1"
+
+
+def _refuse_several(env: Mapping[str, str]) -> None:
+    """Raises UserError: another program has started this script, or torchrun, several times."""
     for name, alone in _ALONE.items():
-        if launcher in (None, "torchrun") and env.get(name, alone) != alone:
+        if env.get(name, alone) != alone:
             problem = f"{name} is {env[name]!r}: every node or process would train apart"
             fix = f"start torchrun on each host (docs/clusters.md), or unset {name} to train on this host alone"
             raise UserError(f"{problem}; {fix}")
-    return launcher
 
 
 def find_outer_count(env: Mapping[str, str] = os.environ) -> str | None:
@@ -140,16 +152,17 @@ def _check_numbers(env: Mapping[str, str]) -> None:
 
 def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
     if _OPEN_MPI[0] in env:
-        if missing := next((name for name in _OPEN_MPI[1:3] if name not in env), None):
-            raise UserError(f"{_OPEN_MPI[0]} without {missing}: start this script with mpirun, which sets both")
+        for name in _OPEN_MPI[1:3]:
+            if name not in env:
+                raise UserError(f"{_OPEN_MPI[0]} without {name}: start this script with mpirun, which sets both")
         return _OPEN_MPI
-    return _MPICH if _MPICH[0] in env and _MPICH[2] in env else None
+    return _MPICH if {_MPICH[0], _MPICH[2]} <= env.keys() else None
 
 
 def rank_of_process() -> int:
     """The rank in a launcher's variables, before the process has joined its group; 0 if there is none."""
-    rank = next((os.environ[names[0]] for names in _LAUNCHERS if names[0] in os.environ), "")
-    return int(rank) if rank.isdecimal() else 0
+    ranks = [os.environ[names[0]] for names in _LAUNCHERS if names[0] in os.environ]
+    return int(ranks[0]) if ranks and ranks[0].isdecimal() else 0
 
 
 def check_is_alone(env: Mapping[str, str] = os.environ) -> None:
