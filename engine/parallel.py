@@ -391,26 +391,32 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
         return None
     check_compiler(context.device)
     select_compiled_kernels_by_time(not torch.are_deterministic_algorithms_enabled())
-    mode = None
-    if options.compile == "max" and context.device.type != "cpu":  # whose default is faster than torch's other kernels
-        # A replay of CUDA graphs overwrites the outputs of the previous one, so it would overwrite accumulated
-        # gradients; graphs are not tried with DDP. Otherwise a step reads no logits and no gradients of earlier steps,
-        # and needs no `cudagraph_mark_step_begin`: for torch a forward pass that follows a backward pass begins a step.
-        graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
-        mode = "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
+    mode = _compile_mode(options, context)
     blocks = (blocks_of(model) or [model]) if is_sharded else list(getattr(model, "blocks", ()))
     if getattr(model, "grad_checkpointing", False):
         blocks = inside_stages(blocks)
     by_block = is_sharded or (options.compile == "default" and bool(blocks))
-    split_graphs_at_ddp_buckets(not by_block)  # a block ends before its gradients fill a bucket
-    parts = blocks if by_block else [model]
+    parts = [model]
     if by_block:
+        parts = blocks
         share_drop_path(model)
         allow_recompilations(len(parts))
+    split_graphs_at_ddp_buckets(not by_block)  # a block ends before its gradients fill a bucket
     for part in parts:
         part.compile(dynamic=False, mode=mode)
     about = f"{len(parts)} blocks" if by_block else "the whole model"
     return f"{about}, {mode}" if mode else about
+
+
+def _compile_mode(options: Train, context: ProcessContext) -> str | None:
+    """torch's mode of `max` on a GPU; on a CPU torch's default is faster than its other kernels."""
+    if options.compile != "max" or context.device.type == "cpu":
+        return None
+    # A replay of CUDA graphs overwrites the outputs of the previous one, so it would overwrite accumulated gradients;
+    # graphs are not tried with DDP. Otherwise a step reads no logits and no gradients of earlier steps, and needs no
+    # `cudagraph_mark_step_begin`: for torch a forward pass that follows a backward pass begins a step.
+    graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
+    return "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
 
 
 class CompiledParts:

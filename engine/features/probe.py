@@ -3,7 +3,8 @@
 Legend: N samples, F width of the features, C classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -170,45 +171,70 @@ def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str
 
 
 def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
-    config, samples, logger, matmul = task.config, task.train, task.logger, torch.backends.cuda.matmul
-    loss, classes = task.loss, config.model.num_logits
-    tf32 = matmul.allow_tf32
-    matmul.allow_tf32 = False  # its rounding errors end the line search
-    group_of = np.unique(hash_paths(samples.groups)[train.indices], return_inverse=True)[1] if samples.groups else None
-    if group_of is not None and not group_of.any():
-        logger.warn("Probe: one group has all training images: its folds, too, are of images (DATA.GROUPS)")
-        group_of = None
-    folds = stratified_folds(train.targets, group_of)
-    lone = classes_of_one_fold(train.targets, folds)
-    if len(lone):
-        names = names_of_labels(samples, classes)
-        text = f"classes with all training images in one of five folds: {list_names([names[label] for label in lone])}"
-        logger.log(f"----- Probe: {text}; these images neither choose the L2 penalty nor are suspects")
-    if task.solved:
-        weight = task.solved.weight.to(train.values)
-        bias = task.solved.bias.to(train.values)
-        l2 = task.solved.l2
-    else:
-        weight, bias, l2 = fit_probe(train.values, train.targets, classes, loss, folds)
-        logger.log(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
-    knn = None
-    if not config.data.multi_label:
-        knn = knn_top1(train.values, train.targets, val.values, val.targets, classes)
-        logger.log(f"----- k-NN top-1 on the same features: {knn:.2f}%")
-    if task.suspects:
-        of_train = out_of_fold_margins(train.values, train.targets, classes, loss, l2, folds)
-        of_val = margins(F.linear(val.values, weight, bias).softmax(1), val.targets)
-        known = ~have_label(train.targets, lone).cpu().numpy()
-        trained = torch.isin(val.targets, train.targets).cpu().numpy()
-        parts = [(samples, train.indices[known], of_train.take(known))]
-        parts.append((task.val, val.indices[trained], of_val.take(trained)))
-        logger.info(f"Suspects: {_list_suspects(task, names_of_labels(samples, classes), parts)}")
-    sums = []
-    for rows, labels in zip(train.values.split(ROWS), train.targets.split(ROWS), strict=True):
-        logits = F.linear(rows, weight, bias)
-        sums.append(BatchSums.of(loss(logits, labels), logits, labels, len(labels)))
-    matmul.allow_tf32 = tf32
+    classes = task.config.model.num_logits
+    with _products_in_float32():
+        folds = _folds_of(task, train)
+        lone = classes_of_one_fold(train.targets, folds)
+        if len(lone):
+            _log_lone_classes(task, lone)
+        weight, bias, l2 = _fit(task, train, folds)
+        knn = None
+        if not task.config.data.multi_label:
+            knn = knn_top1(train.values, train.targets, val.values, val.targets, classes)
+            task.logger.log(f"----- k-NN top-1 on the same features: {knn:.2f}%")
+        if task.suspects:
+            of_train = out_of_fold_margins(train.values, train.targets, classes, task.loss, l2, folds)
+            of_val = margins(F.linear(val.values, weight, bias).softmax(1), val.targets)
+            known = ~have_label(train.targets, lone).cpu().numpy()
+            trained = torch.isin(val.targets, train.targets).cpu().numpy()
+            parts = [(task.train, train.indices[known], of_train.take(known))]
+            parts.append((task.val, val.indices[trained], of_val.take(trained)))
+            task.logger.info(f"Suspects: {_list_suspects(task, names_of_labels(task.train, classes), parts)}")
+        sums = []
+        for rows, labels in zip(train.values.split(ROWS), train.targets.split(ROWS), strict=True):
+            logits = F.linear(rows, weight, bias)
+            sums.append(BatchSums.of(task.loss(logits, labels), logits, labels, len(labels)))
     return Solved(weight.cpu(), bias.cpu(), l2, knn, reduce(add, sums), None)
+
+
+@contextmanager
+def _products_in_float32() -> Iterator[None]:
+    """The rounding errors of TF32 end the line search of a fit."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
+
+
+def _folds_of(task: ProbeTask, train: Features) -> torch.Tensor:
+    """The fold of each readable training image, (N,): of whole groups, where there are several."""
+    groups = task.train.groups
+    if not groups:
+        return stratified_folds(train.targets)
+    group_of = np.unique(hash_paths(groups)[train.indices], return_inverse=True)[1]
+    if group_of.any():
+        return stratified_folds(train.targets, group_of)
+    task.logger.warn("Probe: one group has all training images: its folds, too, are of images (DATA.GROUPS)")
+    return stratified_folds(train.targets)
+
+
+def _log_lone_classes(task: ProbeTask, lone: torch.Tensor) -> None:
+    names = names_of_labels(task.train, task.config.model.num_logits)
+    listed = list_names([names[label] for label in lone])
+    text = f"classes with all training images in one of five folds: {listed}"
+    task.logger.log(f"----- Probe: {text}; these images neither choose the L2 penalty nor are suspects")
+
+
+def _fit(task: ProbeTask, train: Features, folds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Weight (C, F), bias (C,) and L2 penalty of the head."""
+    if task.solved:
+        return task.solved.weight.to(train.values), task.solved.bias.to(train.values), task.solved.l2
+    fitted = fit_probe(train.values, train.targets, task.config.model.num_logits, task.loss, folds)
+    task.logger.log(f"----- Probe: L2 penalty {fitted[2]:g} of the weights for standardized features")
+    return fitted
 
 
 def _list_suspects(task: ProbeTask, names: Sequence[str], parts: Sequence[tuple[Samples, np.ndarray, Margins]]) -> str:
