@@ -54,20 +54,29 @@ def run(command: Command, context: ProcessContext) -> int:
         where = f"{frame.filename}:{frame.lineno}"
         raise UserError(f"{where}: ends the program ({error!r}); raise another exception there") from error
     except Exception as error:
-        shortage = find_shortage(error)
-        if shortage:
-            raise Unavailable(_describe_shortage(shortage, config, context)) from error
-        if op := op_without_deterministic_algorithm(error):
-            raise UserError(f"DETERMINISTIC: {op} has no deterministic algorithm here; set it to false") from error
-        if not isinstance(error, OSError):
+        explained = _explain(error, config, context)
+        if explained is None:
             raise
-        problem = str(error.strerror or error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            problem += f"; {space_fix(error.strerror)}"
-        raise error_from(error, f"{os.fsdecode(error.filename or 'the system')}: {problem}") from error
+        raise explained from error
     finally:
         print_waiting_notes()
         kill_children()
+
+
+def _explain(error: Exception, config: Config, context: ProcessContext) -> UserError | None:
+    """An error that says what to do about `error`; None for one that this program does not know."""
+    shortage = find_shortage(error)
+    if shortage:
+        return Unavailable(_describe_shortage(shortage, config, context))
+    op = op_without_deterministic_algorithm(error)
+    if op:
+        return UserError(f"DETERMINISTIC: {op} has no deterministic algorithm here; set it to false")
+    if not isinstance(error, OSError):
+        return None
+    problem = str(error.strerror or error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        problem += f"; {space_fix(error.strerror)}"
+    return error_from(error, f"{os.fsdecode(error.filename or 'the system')}: {problem}")
 
 
 def _describe_shortage(shortage: Shortage, config: Config, context: ProcessContext) -> str:
@@ -75,17 +84,28 @@ def _describe_shortage(shortage: Shortage, config: Config, context: ProcessConte
     evaluates = config.eval.enabled or shortage.in_evaluation
     flag, size = ("-batch_size_eval", data.eval_batch_size) if evaluates else ("-batch_size", data.batch_size)
     setup = f"{config.model.name} at {flag} {size}, DATA.IMAGE_SIZE {data.image_size}"
+    memory = "host"
     if shortage.on_gpu:
+        memory = "GPU"
         peak = f"peak {peak_memory_bytes(context.device) / 1e9:.2f} GB"
         setup += f", {precision_name(config.amp, context.device)}; {peak}"
-    if shortage.on_gpu or (context.device.type == "cpu" and not shortage.in_loading):
-        can_accumulate = not evaluates and not data.global_batch_size  # else the accumulation steps follow from it
-        fixes = [f"lower {flag}{' and raise -accum_iter' * can_accumulate}"]
-        if not evaluates and config.model.less_memory:
-            fixes.append(f"set {config.model.less_memory}")
-        if shortage.on_gpu and precision_name(config.amp, context.device) == FLOAT32:
-            fixes.append("use -amp")
+    in_model = shortage.on_gpu or (context.device.type == "cpu" and not shortage.in_loading)
+    if in_model:
+        fixes = _fixes_in_model(flag, evaluates, config)
     else:
-        fixes = [f"lower {flag}" if data.num_workers == 0 else f"lower -num_workers or {flag}"]
-    memory = "GPU" if shortage.on_gpu else "host"
+        fixes = [f"lower -num_workers or {flag}" if data.num_workers else f"lower {flag}"]
+    if shortage.on_gpu and precision_name(config.amp, context.device) == FLOAT32:
+        fixes.append("use -amp")
     return f"out of {memory} memory with {setup}: {', or '.join(fixes)} ({shortage.reason})"
+
+
+def _fixes_in_model(flag: str, evaluates: bool, config: Config) -> list[str]:
+    """What to do if the activations of the model need the memory."""
+    if evaluates:
+        return [f"lower {flag}"]
+    fixes = [f"lower {flag} and raise -accum_iter"]
+    if config.data.global_batch_size:  # from which the accumulation steps follow
+        fixes = [f"lower {flag}"]
+    if config.model.less_memory:
+        fixes.append(f"set {config.model.less_memory}")
+    return fixes
