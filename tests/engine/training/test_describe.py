@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, cells_of, config_for, session_for
+from conftest import ROOT, cells_of, config_for
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.schema import Config, Train
@@ -84,19 +84,6 @@ def test_the_advice_about_another_batch_size_sets_the_rate_that_it_names(optimiz
     assert build_schedule(Train.model_validate(options | {key: 6400}), 10, 64).peak_lr == pytest.approx(lr)
     for fitting in ({key: 6400}, {"BASE_LR_BATCH_SIZE": None}, {"BASE_LR_BATCH_SIZE": 64}):
         assert misfits(options | fitting) == []
-
-
-@pytest.mark.parametrize(
-    "size, expected",
-    [
-        (100, "2 epochs of 4 steps of 400 images (the last of 200), 1 minute;"),
-        (400, "2 epochs of 1 step of 1,200 images, 1 minute;"),  # three batches
-    ],
-)
-def test_a_step_has_at_most_the_batches_of_an_epoch(size, expected, digits_argv):
-    pytest.importorskip("sklearn")
-    options = [f"-batch_size={size}", "-accum_iter=4", "-minutes=1"]
-    assert session_for([*digits_argv, *options]).lines[2].startswith(f"Training: {expected}")
 
 
 COMMANDS = {

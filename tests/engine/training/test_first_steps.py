@@ -4,7 +4,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +14,8 @@ from conftest import (
     assert_same_state,
     digits_flags,
     environment,
-    log_of,
     noise_folder,
     only_run,
-    refused,
     states,
     train,
 )
@@ -27,9 +24,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from datasets.sources.samples import EncodedImages
-from engine.progress import EpochProgress, MetricSums, Observer
+from engine.progress import Observer
 from engine.training import trainer
-from engine.training.train_batch import TrainBatch, target_text
+from engine.training.train_batch import TrainBatch
 
 FOLDER = ["-dataset=folder", "-batch_size=4", "-image_size=32"]
 
@@ -70,7 +67,6 @@ def test_no_image_is_decoded_and_no_pass_is_made_before_the_first_step(data, tmp
         hook.remove()
     assert before == [(0, 0)]
     assert passes[0] > 0
-    assert (decoded[0] > 0) == (data == "folder")
 
 
 LOADED_LATE = (
@@ -118,22 +114,6 @@ def test_a_plain_run_imports_no_package_that_it_can_do_without_before_its_first_
     assert lines("-eval", f"-pretrained={weights}", f"-output={out / 'eval'}") == ["loaded:", "frozen: True"]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_unreadable_validation_images_end_a_run_before_its_first_validation(workers, tmp_path, monkeypatch):
-    """With a worker and a second core, while the first epoch runs; else before the evaluation."""
-    monkeypatch.setattr("engine.evaluation.evaluate.usable_cores", lambda: {0, 1})
-    data = noise_folder(tmp_path / "data", train=64, val=6, shape=(40, 50, 3))
-    for name in ("class0/2.png", "class1/5.png"):
-        path = data / "val" / name
-        content = path.read_bytes()
-        path.write_bytes(content[:2000] + bytes(400) + content[2400:])
-    flags = [f"-data_path={data}", *FOLDER, f"-output={tmp_path / 'out'}", "-opts", *TINY_VIT, "TRAIN.NUM_EPOCHS=400"]
-    freq = "VALIDATE_FREQ=1" if workers == 0 else "VALIDATE_FREQ=400"
-    with refused("2 images cannot be read"):
-        train([*flags, f"DATA.NUM_WORKERS={workers}", freq])
-    assert "Validation" not in log_of(only_run(tmp_path / "out"))
-
-
 AUGMENTED = [
     "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "DATA.AFFINE_DEGREES=20",
     "TRAIN.RANDOM_ERASE_PROB=0.5",
@@ -172,36 +152,6 @@ def test_the_picture_has_the_images_that_the_model_gets(digits_argv, monkeypatch
         row, column = divmod(number, 4)
         shown = grid[16 + 196 * row :, 164 * column :][:160, :160]
         assert abs(shown - image.repeat(20, 0).repeat(20, 1)).max() <= 1
-
-
-def test_nan_and_padding(tmp_path, cpu):
-    """Of three positions one has no sample, and one an image with NaN and infinite values."""
-    data = SimpleNamespace(imagenet_mean=(0.5,), imagenet_std=(0.5,))
-    state = SimpleNamespace(context=cpu, transform=nn.Identity())
-    plan = SimpleNamespace(config=SimpleNamespace(data=data), class_names=None)
-    outputs = SimpleNamespace(folder=tmp_path, logger=None)
-    (tmp_path / "details").mkdir()
-    shown = TrainBatch(SimpleNamespace(plan=plan, state=state), outputs)
-    images = torch.ones(3, 1, 2, 2)
-    images[2, 0] = torch.tensor([[torch.nan, torch.inf], [-torch.inf, 0]])
-    state.transform((images, torch.tensor([[1, 1], [-1, -1], [0, 0]], dtype=torch.int8)))
-    images.zero_()
-    shown.after_step(EpochProgress(0, 1, 0, MetricSums(cpu.device)))
-    grid = picture(tmp_path)
-    assert grid.shape[0] == 16 + 164 + 2 * 16
-    assert (grid[16:176, :160] == 255).all()
-    assert (grid[16:176:80, 164:324:80, 0] == [[0, 255], [0, 128]]).all()
-    assert (grid[16:, 328:] == 255).all()
-
-
-@pytest.mark.parametrize("name, text",
-    [
-        ("Jacken & Mäntel", "Jacken & Mantel"), ("Straße Øst Łódź", "Strasse Ost Lodz"), ("Ma\u0308ntel", "Mantel"),
-        ("ﬁg", "fig"), ("帽子", "class 0"), ("", "class 0"),
-    ],
-)  # fmt: skip
-def test_a_name_is_written_in_the_letters_of_the_font(name, text):
-    assert target_text(torch.tensor(0), [name]) == text
 
 
 @pytest.mark.parametrize("epochs", [1, 2])

@@ -3,17 +3,13 @@
 import re
 
 import pytest
-from conftest import assert_same_state, digits_flags, rows, slow, states, train
+from conftest import assert_same_state, digits_flags, rows, states, train
 
 from configs.batch_plan import BatchPlan, EpochLayout
-from configs.command_line import parse_command_line
 from configs.schema.train import Train
 from configs.yaml_io import parse_value
 from datasets.loading.sampler import TrainSampler
-from engine.plan.training import plan_training
-from engine.run.log import RunLogger
-from engine.training.batch_size import find_batch_size
-from engine.training.minutes import epochs_in, evaluation_seconds, fit_into_minutes, halfway_remark
+from engine.training.minutes import epochs_in, evaluation_seconds, halfway_remark
 from tests.engine.report.run_folders import write_json
 from utils.files import read_json
 
@@ -53,35 +49,6 @@ def test_an_evaluation_starts_its_workers_once(timed, images):
     ends = [5.0, *(8 + 0.1 * min(done, timed) for done in range(10, timed + 10, 10))]
     expected = 0.4 * images if timed == 10 else 3 + 0.1 * images
     assert evaluation_seconds(ends, timed, 10, images) == pytest.approx(expected)
-
-
-def counts_of(context, argv):
-    """The batches that are timed, their images, those of the first one, and all; the pause and steps of an epoch."""
-    calls = []
-    logger = RunLogger(context)
-    with pytest.MonkeyPatch.context() as patch:
-        record = lambda ends, *images: calls.append((len(ends) - 1, *images)) or 1.0  # noqa: E731
-        patch.setattr("engine.training.minutes.evaluation_seconds", record)
-        patch.setattr("engine.training.minutes.epochs_in", lambda *figures: calls.append(figures[2:]) or (1, 1))
-        plan = plan_training(parse_command_line(argv), context, logger, find_batch_size)
-        fit_into_minutes(plan, context, logger, None)
-    return calls
-
-
-@pytest.mark.parametrize(
-    "count, batch, timed, steps",
-    [
-        (1, 16, (16, 248, 16, 360), 22),
-        (1, 50, (8, 360, 50, 360), 22),
-        slow(2, 8, (16, 256, 16, 360), 11),
-    ],
-)
-def test_the_last_sixteen_batches_of_each_rank_are_timed(tmp_path, cpu, ranks, count, batch, timed, steps):
-    """Of the 1,437 training images and 360 validation images of the digits."""
-    pytest.importorskip("sklearn")
-    argv = [*digits_flags(tmp_path), "VALIDATE_FREQ=2", f"DATA.BATCH_SIZE_EVAL={batch}", "-minutes=30", "-device=cpu"]
-    found = [counts_of(cpu, argv)] if count == 1 else ranks(count)(counts_of, argv)
-    assert found == [[timed, (0.5, steps)]] * count
 
 
 def test_short_epochs_have_the_first_images_of_the_order():
@@ -127,13 +94,6 @@ def test_halfway_a_run_of_another_length_says_so(monkeypatch, epochs_done, secon
     line = halfway_remark(Train(NUM_EPOCHS=40, LAST_EPOCH=13, MINUTES=10), epochs_done, left, "python -resume=/run")
     assert bool(line) == bool(expected)
     assert not line or (expected[0] in line and line.endswith(f": python -resume=/run -epochs={expected[1]}"))
-
-
-def test_halfway_a_run_without_another_length_has_no_advice(monkeypatch):
-    """Of three epochs, one is left, and none of it fits."""
-    monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: 50)
-    line = halfway_remark(Train(NUM_EPOCHS=3, WARMUP_EPOCHS=0, MINUTES=1), 2, 26, "python -resume=/run")
-    assert line == "TRAIN.MINUTES 1: the run will end about 20s too late"
 
 
 def test_a_run_of_a_sweep_takes_over_the_epochs_of_a_run_of_its_speed(tmp_path, monkeypatch):

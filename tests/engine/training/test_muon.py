@@ -16,7 +16,7 @@ from configs.schema import Amp, Train
 from engine.parallel import Strategy
 from engine.precision.policy import Precision
 from engine.training import muon as muons
-from engine.training.muon import BatchedMuon, fused_qkv
+from engine.training.muon import fused_qkv
 from engine.training.optimizer import build_optimizer, set_lr
 from models.kernels import UnbindAttention
 
@@ -90,8 +90,6 @@ def test_every_bit_is_that_of_timm(rule, threads):
     timms, before = copy.deepcopy(ours), torch.get_num_threads()
     optimizer = build_optimizer(ours, train_options(name, kwargs))
     expected = create_optimizer_v2(timms, name, LR, DECAY, **kwargs)
-    assert type(optimizer) is BatchedMuon
-    assert type(expected) is muon.Muon
     try:
         torch.set_num_threads(threads)
         train(ours, optimizer, range(5))

@@ -1,14 +1,9 @@
 """A training run on images with several labels: mAP decides."""
 
-import csv
-import io
-
 import pytest
 from conftest import TINY_VIT, bright_channels, evaluate, log_of, read_result, rows, run_here, train
 
 from engine.checkpoint.files import load_checkpoint
-from scripts.report import main as report
-from utils.files import read_json
 from utils.metric_table import metrics_of
 from utils.tables import read_rows
 
@@ -41,17 +36,10 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path, ca
     assert result["top1"] is None
     assert scores[-1] > 60
     assert all(float(row["raw_val_mean_ap"]) > 0 and row["val_top1"] == row["raw_val_top5"] == "" for row in table)
-    assert f"Validation mAP: {scores[0]:.2f}%, time" in log
-    assert f"Best mean AP: {max(scores):.2f}%" in log
-    assert ", worst class AP " in log
-    assert f"macro F1 {result['macro_f1']:.2f}%" in log
     assert "1 of 30 images skipped" in log
     best = load_checkpoint(folder / "best.pth")["best"]
     assert best.keys() == {metric.name for metric in metrics_of(True)} | {"epoch"}
-    assert best["mean_ap"] == result["mean_ap"]
-    assert result["test"]["mean_ap"] > 0
     assert result["test"]["samples"] == 19
-    assert result["test"]["top1"] is None
     evaluated = evaluate(tmp_path / "eval", f"-resume={folder}")  # takes the best checkpoint
     again = read_result(evaluated)
     assert again["mean_ap"] == pytest.approx(max(scores))
@@ -68,9 +56,3 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path, ca
     assert all(sum(row["class"] in one for one in predicted) == int(row["predicted"]) for row in classes)
     tested = read_rows(folder / "evaluation-test" / "per_class.csv")  # chosen on the validation images
     assert [row["threshold"] for row in tested] == [row["threshold"] for row in classes]
-    assert read_json(evaluated / "evaluation" / "summary.json")["samples"] == 29
-    capsys.readouterr()
-    report([str(folder), "-csv"])
-    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert float(row["mean_ap"]) == max(scores)
-    assert row["top1"] == ""

@@ -20,7 +20,6 @@ from conftest import (
     refused,
     rows,
     run_here,
-    session_for,
     slow,
     states,
     train,
@@ -49,16 +48,12 @@ def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, mon
     folder = train([*digits_argv, *options])
     monkeypatch.undo()
     result = read_result(folder)
-    log = capsys.readouterr().out
+    capsys.readouterr()
     assert states(folder)["epoch"] == 5
     assert result["stopped_early"]  # two epochs after the best one
     best = load_checkpoint(folder / "best.pth")
     assert (best["epoch"], best["best"]["min_recall"]) == (3, 70.0) == (result["epoch"], result["min_recall"])
     assert result["top1"] == float(rows(folder)[2]["val_top1"])  # of the same epoch
-    assert re.search(r"Best minimum recall: 70\.00%.* \(epoch 3\), in [^\n]*\n", log)
-    contents = read_contents(folder)
-    assert contents.best == (3, 70.0)
-    assert contents.metric.name == "min_recall"
     value = read_result(evaluate(tmp_path / "eval", f"-resume={folder}"))["min_recall"]
     assert f"Validation minimum recall: {value:.2f}%" in capsys.readouterr().out
 
@@ -82,16 +77,6 @@ def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_
     folder = train([*words, *more])
     assert [count for text, count in read_run(folder)["warnings"].items() if "EVAL.BEST_METRIC" in text] == [1]
     assert read_result(folder)["epoch"]
-    assert "Best AUROC" in log_of(folder)
-    for split, classes in (("train", "01"), ("val", "0")):
-        names = [path.relative_to(root) for name in classes for path in (root / split / f"class{name}").iterdir()]
-        (root / f"{split}_list.txt").write_text("".join(f"{name} 0\n" for name in names))
-        (root / f"{split}.csv").write_text("image,label\n" + "".join(f"{name},cat\n" for name in names))
-    notes = session_for([*words, "DATA.DATASET=csv", "MODEL.NUM_CLASSES=1"]).plan.notes
-    assert [note for note in notes if str(note).startswith("Warning: all training images are of one class")]
-    for number, warns in (1000, True), (1, False):  # the labels of lists are numbers
-        notes = session_for([*words, "DATA.DATASET=imagenet2012", f"MODEL.NUM_CLASSES={number}"]).plan.notes
-        assert any("-opts MODEL.NUM_CLASSES=1 " in note.text for note in notes) == warns
 
 
 # TRAIN.PATIENCE
@@ -116,10 +101,8 @@ def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cap
     assert result["finished"]
     assert result["stopped_early"]
     assert result["epoch"] == 1
-    assert "TRAIN.PATIENCE" in reason
     assert (status["state"], status["stopped_early"], status["reason"]) == ("finished", True, reason)
     log = capsys.readouterr().out
-    assert reason in log
     assert f" -resume={folder} -opts TRAIN.PATIENCE=null\n" in log
     train([f"-resume={folder}"])
     assert_same_state(states(folder), state)
