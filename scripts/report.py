@@ -12,13 +12,17 @@ folders give a line, and files are ignored.
 
 import csv
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from tqdm.utils import disp_len
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -32,13 +36,14 @@ from engine.report.tables import (
     Group,
     compared_options,
     evaluated_images,
+    group_columns,
     groups_of,
     ranked,
     results,
 )
 from engine.run.record import BASELINES, REPORT
 from scripts.flags import write_output
-from utils.errors import UserError, escape_control_characters, print_escaped
+from utils.errors import UserError, escape_control_characters, on_one_line, print_escaped, shortened
 from utils.metric_table import METRICS
 from utils.processes.entry import run_script
 from utils.tables import aligned_table, table_text
@@ -52,7 +57,7 @@ COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric", *
 SHARED = "share.html"
 CURVES = "curves.png"  # beside the page of one run
 GROUPS = "groups.csv"  # beside the page of several runs
-_MAX_OPTIONS, _MAX_COLUMN_CHARS = 6, 1000  # in the terminal
+_MAX_OPTIONS, _MAX_STATE_CHARS, _MAX_CELL_CHARS, _MIN_WIDTH = 6, 24, 40, 100  # in the terminal
 
 
 def main(argv: list[str]) -> int:
@@ -128,7 +133,7 @@ def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[st
     found = {}
     folds = [group for group in groups if group.are_folds]
     for group in groups if folds else ():
-        group.cells["out_of_fold"] = None
+        group.figures["out_of_fold"] = None
     for number, group in enumerate(folds, 1):
         from engine.report.folds import OUT_OF_FOLD, pool_folds  # late: torch
 
@@ -142,7 +147,7 @@ def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[st
         except UserError as error:
             problems.append(f"no figures out of fold: {error}")
             continue
-        group.cells["out_of_fold"] = found[title].values.get(group.runs[0].metric.name)
+        group.figures["out_of_fold"] = found[title].values.get(group.runs[0].metric.name)
         print_escaped(f"Out of fold: {folder / name}", file=sys.stderr)
     return found
 
@@ -160,26 +165,53 @@ def _options(runs: Sequence[RunContents]) -> list[list[str]]:
 
 
 def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
-    """The tables of the page, '-' where a run has no value; below them, the first options that differ."""
+    """The tables of the page in the width of the terminal, '-' without a value; then the first options that differ."""
     header, cells, notes = results(runs)
-    rows = [[run.name, *(text or "-" for text in texts)] for run, texts in zip(runs, cells, strict=True)]
-    parts = ["\n".join([aligned_table(["run", *header], rows, _MAX_COLUMN_CHARS), *notes])]
+    rows = []
+    for run, (*texts, state) in zip(runs, cells, strict=True):
+        rows.append([run.name, *(text or "-" for text in texts), shortened(state, _MAX_STATE_CHARS)])
+    parts = ["\n".join([*_fitted(["run", *header], rows), *notes])]
     if groups:
-        hidden = [key for key in groups[0].cells if key.isupper()][_MAX_OPTIONS:]
-        shown = [column for column in groups[0].cells if column not in hidden]
+        keys = [*groups[0].options]
+        columns = group_columns(groups)
         rows = []
         for group in groups:
-            cells = (group.cells[name] for name in shown)
-            rows.append(["-" if cell is None else option(cell) for cell in cells])
+            values = (group.options[key] for key in keys[:_MAX_OPTIONS])
+            texts = ("-" if value is None else option(value) for value in values)
+            rows.append([*texts, *(group.texts[name] or "-" for name in columns)])
         notes = [note for group in groups for note in group.notes]
-        notes += [f"{len(hidden)} more options that differ are in {GROUPS}"] if hidden else []
-        lines = ["Runs that differ only in seed or fold:", aligned_table(shown, rows, _MAX_COLUMN_CHARS), *notes]
-        parts.append("\n".join(lines))
-    rows = []
+        if len(keys) > _MAX_OPTIONS:
+            notes.append(f"{len(keys) - _MAX_OPTIONS} more options that differ are in {GROUPS}")
+        table = _fitted([*keys[:_MAX_OPTIONS], *columns], rows)
+        parts.append("\n".join(["Runs that differ only in seed or fold:", *table, *notes]))
+    lines = ["Options that differ:"]
     for run, options in zip(runs, _options(runs), strict=True):
         more = [f"{len(options) - _MAX_OPTIONS} more in the CSV"] if len(options) > _MAX_OPTIONS else []
-        rows.append([run.name, ", ".join([*options[:_MAX_OPTIONS], *more]) or "-"])
-    return "\n\n".join([*parts, aligned_table(["run", "options that differ"], rows, _MAX_COLUMN_CHARS)])
+        text = on_one_line(f"{run.name}: {', '.join([*options[:_MAX_OPTIONS], *more]) or '-'}")
+        lines += textwrap.wrap(text, _width(), subsequent_indent="    ", break_on_hyphens=False)
+    return "\n\n".join([*parts, "\n".join(lines)])
+
+
+def _width() -> int:
+    return max(_MIN_WIDTH, shutil.get_terminal_size((_MIN_WIDTH, 24)).columns)
+
+
+def _fitted(header: list[str], rows: list[list[str]]) -> list[str]:
+    """The lines of a table with its first column, its last one, and the others that fit; a line names the rest."""
+    cells = [[shortened(on_one_line(cell), _MAX_CELL_CHARS) for cell in row] for row in (header, *rows)]
+    widths = [2 + max(map(disp_len, column)) for column in zip(*cells, strict=True)]
+    room = _width() + 2 - widths[0] - widths[-1]
+    shown = []
+    for index, width in enumerate(widths[1:-1], 1):
+        if width <= room:
+            shown.append(index)
+            room -= width
+    left_out = [header[index] for index in range(1, len(header) - 1) if index not in shown]
+    first, *others = [[row[0], *(row[index] for index in shown), row[-1]] for row in cells]
+    lines = aligned_table(first, others, _MAX_CELL_CHARS).splitlines()
+    if left_out:
+        lines += textwrap.wrap(f"On the page, not here: {'; '.join(left_out)}", _width())
+    return lines
 
 
 def _print_csv(runs: Sequence[RunContents]) -> None:

@@ -30,17 +30,17 @@ CEILINGS = {
     "engine": 4021,
     "engine/checkpoint": 7670,
     "engine/commands": 2068,
-    "engine/evaluation": 14971,
+    "engine/evaluation": 15179,
     "engine/features": 5017,
     "engine/plan": 6483,
     "engine/precision": 6933,
     "engine/profiling": 4622,
-    "engine/report": 10928,
+    "engine/report": 11767,
     "engine/run": 11413,
     "engine/training": 20152,
     "models": 17335,
     "models/weights": 9069,
-    "scripts": 6782,
+    "scripts": 7065,
     "scripts/benchmarks": 9358,
     "scripts/exporting": 3901,
     "scripts/kubernetes": 238,
@@ -51,14 +51,14 @@ CEILINGS = {
     "tests": 11972,
     "tests/configs": 7261,
     "tests/datasets": 72132,
-    "tests/engine": 117323,
+    "tests/engine": 118476,
     "tests/fixtures": 378,
     "tests/models": 30483,
     "tests/scripts": 13296,
     "tests/stress": 14192,
     "tests/utils": 11841,
 }
-MAX_PRODUCT_FILES = 181
+MAX_PRODUCT_FILES = 182
 MAX_BRANCHES = 15
 
 FORMATTING = {

@@ -4,6 +4,7 @@ Legend: N samples, M readable samples, C classes.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
@@ -61,6 +62,20 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
     low, high = _wilson(share, n, 1.96 + 2.4 / freedom)  # Student's t
     limits = max(min(low, share - below), 0.0), min(max(high, share + above), 1.0)
     return [100 * float(limit) for limit in limits], ""
+
+
+def ranking_of(results: SampleResults, label: int, names: Sequence[str]) -> dict[str, Any] | None:
+    """The AUROC of a class against the others, in percent, and its interval or why there is none; None if undefined."""
+    if results.scores is None:
+        return None
+    scores, is_own = results.of_class(label)
+    targets = is_own[:, None].astype(np.int8)
+    binary = replace(results.take(results.readable), targets=targets, scores=scores[:, None], thresholds=None)
+    auroc = binary.ranking.mean_auroc
+    if math.isnan(auroc):
+        return None
+    interval, reason = confidence_interval(binary, METRICS["auroc"])
+    return {"class": names[label], "auroc": auroc, "interval": interval, "interval_missing": reason or None}
 
 
 def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.evaluation.intervals import confidence_interval, figures_at
+from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
 from engine.evaluation.ranking import roc_points
 from engine.evaluation.results import (
     NUM_BINS,
@@ -75,6 +75,12 @@ class ResultTables:
         self._write_curves(results)
         self._write_groups(metrics, results, about)
         point = results.used_point
+        is_binary = len(self.class_names) == 2 and results.targets.ndim == 1
+        ranked = None
+        if point:
+            ranked = ranking_of(results, point.label, self.class_names)
+        elif is_binary and metrics.best != "auroc":  # else the interval above has it
+            ranked = ranking_of(results, 1, self.class_names)
         interval, reason = confidence_interval(results, metrics.metric)
         atomic_write(self.folder / TABLES, json.dumps(self._tables) + "\n")
         summary = {
@@ -87,6 +93,7 @@ class ResultTables:
             "interval": interval,  # of the metric that decides
             "interval_missing": reason or None,
             "operating_point": point and figures_at(results, point),
+            "class_auroc": ranked,
             **more,
         }
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")

@@ -135,6 +135,11 @@ class RunContents:
             return SPLITS["val"]
         return self.evaluation.split if self.evaluation else ""
 
+    @property
+    def latest(self) -> tuple[Evaluation | None, str]:
+        """The evaluation of the test images if there is one, else of the result; and the name of its images."""
+        return (self.test, SPLITS["test"]) if self.test else (self.evaluation, self.split)
+
     @cached_property
     def figures(self) -> dict[str, float]:
         """The metrics of the best epoch, or of the evaluation, by name; without unknown ones."""

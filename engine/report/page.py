@@ -125,6 +125,7 @@ def comparison_page(
     links = [quote(os.fsencode(os.path.relpath(page, folder))) if page.is_file() else "" for page in pages]
     values: dict[str, Any] = {"runs": runs, "links": links, "results": tables.results(runs), "groups": groups}
     values |= {"options": tables.compared_options(runs), "charts": charts.curves_of(runs, compared=True)}
+    values |= {"group_columns": tables.group_columns(groups), "share_chart": tables.share_chart(runs)}
     values |= {"problems": problems, "views": _views(pooled, runs[0].is_multi_label), "shift": ""}
     values["tiles"] = [tile for title, one in pooled.items() for tile in pooled_tiles(runs[0], title, one)]
     return _render("comparison.html", values, is_shared)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.yaml_io import shorten
+from engine.report.charts import Chart, Point, Series, unit_of
 from engine.report.contents import Evaluation, RunContents
 from engine.report.overview import interval_of, tiles_of
 from engine.run.facts import EvaluationData, TrainingData
@@ -78,14 +79,17 @@ def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], li
     The first row of a page has the same figures.
     """
     rows = []
+    found = set[str]()  # the names of results, whose columns are first
     for run in runs:
         result, *others = tiles_of(run)[0]
+        found.add(result.name)
         epoch = f"{run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
         interval = interval_of(run, run.evaluation).removeprefix("95% interval ")
         values = {result.name: result.value, "95% interval": interval, "epoch": epoch}
         values |= {one.name: one.value for one in others}
         rows.append({name: value for name, value in values.items() if value})
-    header = [*dict.fromkeys(name for row in rows for name in row)]
+    names = sorted((name for row in rows for name in row), key=lambda name: name not in found)
+    header = [*dict.fromkeys(names)]
     cells = [[*(row.get(name, "") for name in header), run.short_status] for row, run in zip(rows, runs, strict=True)]
     return [*header, "state"], cells, _notes_on_images(runs) + learning_curve(runs)
 
@@ -132,22 +136,48 @@ def _is_result(run: RunContents) -> bool:
     return run.state in ("finished", "stopped") and run.score is not None
 
 
-def learning_curve(runs: Sequence[RunContents]) -> list[str]:
-    """What a doubling of the images brought, between the two largest shares of runs that differ in DATA.FRACTION.
-
-    Means over seeds and folds of the finished runs; empty for runs that differ in other options, too.
-    """
+def _scores_by_share(runs: Sequence[RunContents]) -> dict[float, list[float]]:
+    """The metric of the finished runs by DATA.FRACTION, ascending; empty for runs that differ in other options, too."""
     trained = [run for run in runs if not run.is_evaluation and _is_result(run)]
     if asked_options(trained) != [_SHARE]:
-        return []
+        return {}
     scores = defaultdict[float, list[float]](list)
     for run in trained:
         scores[run.options[_SHARE]].append(run.score or 0.0)
-    (less, before), (more, after) = [(share, statistics.mean(scores[share])) for share in sorted(scores)[-2:]]
-    metric = trained[0].metric
+    return dict(sorted(scores.items()))
+
+
+def learning_curve(runs: Sequence[RunContents]) -> list[str]:
+    """What a doubling of the images brought, between the two largest shares of runs that differ in DATA.FRACTION.
+
+    Means over seeds and folds.
+    """
+    scores = _scores_by_share(runs)
+    if not scores:
+        return []
+    (less, before), (more, after) = [(share, statistics.mean(found)) for share, found in scores.items()][-2:]
+    metric = runs[0].metric
     gain = metric.text((after - before) / math.log2(more / less), " points")
     values = f"{metric.text(before)} with {less:.0%} of the training images, {metric.text(after)} with {more:.0%}"
     return [f"{metric.title}: {values}: {gain} per doubling, if each has trained to its end"]
+
+
+def share_chart(runs: Sequence[RunContents]) -> list[Chart]:
+    """The metric by the share of the training images, where `learning_curve` has a line: mean, and the deviation."""
+    scores = _scores_by_share(runs)
+    if not scores:
+        return []
+    curves = defaultdict[str, list[Point]](list)
+    for share, found in scores.items():
+        mean = statistics.mean(found)
+        curves["mean"].append((100 * share, mean))
+        if len(found) > 1:
+            deviation = statistics.stdev(found)
+            curves["mean - std"].append((100 * share, mean - deviation))
+            curves["mean + std"].append((100 * share, mean + deviation))
+    series = [Series(name, points, index) for index, (name, points) in enumerate(curves.items())]
+    title = f"Validation {runs[0].metric.title} by training images"
+    return [Chart(title, "share of the training images (%)", series, unit_of(runs[0].metric))]
 
 
 _MAX_FILE_BYTES = 32_000  # of a picture: all of them have less than 5 MB
@@ -175,17 +205,43 @@ def data_uri(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}" if data.startswith(first_bytes) else ""
 
 
+_MEANS = {"": "", "test_": "test ", "macro_f1_": "macro F1 "}  # beginnings of figures, and of their columns
+
+
 class Group(NamedTuple):
     """Runs of which only SEED or DATA.FOLD was asked to differ.
 
-    cells: by column: the options in which groups differ, by dotted key; the number of finished runs; mean and standard
-    deviation (n - 1) of their metric, its value on test images, and macro F1; None without a value. The script
-    adds `out_of_fold`, the metric of the held-out images of all folds together.
+    options: in which groups differ, by dotted key; None for one that rules made differ.
+    figures: the metric that decides, the number of finished runs; mean and standard deviation (n - 1) of their metric,
+    its value on test images, and macro F1; None without a value. The script adds `out_of_fold`, the metric of the
+    held-out images of all folds together.
     """
 
-    cells: dict[str, Any]
+    options: dict[str, Any]
+    figures: dict[str, Any]
     notes: list[str]  # runs that are left out, and options that rules made differ
     runs: Sequence[RunContents] = ()  # finished ones
+
+    @property
+    def cells(self) -> dict[str, Any]:
+        """A row of `groups.csv`."""
+        return self.options | self.figures
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The figures as the ones of a run are written, by column: '62.58% ± 9.92'; '' without a value."""
+        figures = self.figures
+        metric = METRICS[figures["metric"]]
+        texts = {"metric": metric.title, "runs": str(figures["runs"])}
+        for prefix, title in _MEANS.items():
+            of = METRICS["macro_f1"] if prefix == "macro_f1_" else metric
+            text = of.text(figures[f"{prefix}mean"])
+            if (deviation := figures[f"{prefix}std"]) is not None:
+                text += f" ± {of.text(deviation, '')}"
+            texts[f"{title}mean ± std"] = text
+        if "out_of_fold" in figures:
+            texts["out of fold"] = metric.text(figures["out_of_fold"])
+        return texts
 
     @property
     def are_folds(self) -> bool:
@@ -211,18 +267,22 @@ def groups_of(runs: Sequence[RunContents]) -> tuple[list[Group], list[str]]:
 
 def _group(keys: list[str], members: list[RunContents]) -> Group:
     derived = {key: values for key, values in compared_options(members).items() if key not in _REPEATED}
-    cells = {key: None if key in derived else members[0].options.get(key) for key in keys}
-    cells |= {"metric": members[0].metric.name}
+    options = {key: None if key in derived else members[0].options.get(key) for key in keys}
     runs = [run for run in members if _is_result(run)]
     notes = [f"{run.name} is left out: {run.short_status}" for run in members if run not in runs]
     for key, values in derived.items():
         derived_values = ", ".join(dict.fromkeys(map(shorten, values)))
         notes.append(f"The runs have {key} {derived_values}, which data, time or memory decided")
-    figures = {"": [run.score for run in runs], "test_": [run.test_score for run in runs]}
-    figures["macro_f1_"] = [run.figures.get("macro_f1") for run in runs]
-    cells |= {"runs": len(runs)}
-    for name, found in figures.items():
+    scores = {"": [run.score for run in runs], "test_": [run.test_score for run in runs]}
+    scores["macro_f1_"] = [run.figures.get("macro_f1") for run in runs]
+    figures: dict[str, Any] = {"metric": members[0].metric.name, "runs": len(runs)}
+    for name, found in scores.items():
         values = [value for value in found if value is not None]
-        cells[f"{name}mean"] = statistics.mean(values) if values else None
-        cells[f"{name}std"] = statistics.stdev(values) if len(values) > 1 else None
-    return Group(cells, notes, runs)
+        figures[f"{name}mean"] = statistics.mean(values) if values else None
+        figures[f"{name}std"] = statistics.stdev(values) if len(values) > 1 else None
+    return Group(options, figures, notes, runs)
+
+
+def group_columns(groups: Sequence[Group]) -> list[str]:
+    """The columns of `Group.texts` that have a value."""
+    return list(dict.fromkeys(name for group in groups for name, text in group.texts.items() if text))

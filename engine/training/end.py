@@ -197,7 +197,7 @@ def _say(end: End, command: Command, trainer: Trainer) -> None:
     result = record.values["result"]
     _say_result(contents, result, total, logger)
 
-    from engine.report.overview import verdict_of  # late, as the page
+    from engine.report.verdict import verdict_of  # late, as the page
 
     verdict, advised = verdict_of(contents)
     if verdict:

@@ -217,7 +217,7 @@ class Trainer:
             self._save()
 
     def _judge_first_epoch(self, report: RunReport, epochs_done: int) -> None:
-        from engine.report.overview import first_epoch_of  # late, as the page
+        from engine.report.verdict import first_epoch_of  # late, as the page
 
         if epochs_done <= self.config.validate_freq and (text := first_epoch_of(report.contents)):
             self.logger.note(Note("screen", text))

@@ -56,10 +56,10 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, mon
     assert f"Epoch 2, best.pth, Test Loss: {best:.4f}, Test Acc@1: " in log
     assert "24 for validation, 34 for the test at the end" in log
     best = read_json(folder / "evaluation" / "summary.json")
-    assert f"macro F1 {best['f1']:.2f}%, worst class F1 " in log
     assert f"Best top-1: {best['top1']:.2f}%" in log
     assert f" (epoch 2); test: {test['top1']:.2f}%" in log
     summary = read_json(folder / "evaluation-test" / "summary.json")
+    assert f"Classes: test macro F1 {summary['f1']:.2f}%, test worst class F1 " in log
     assert (summary["epoch"], summary["samples"], summary["top1"]) == (2, 34, test["top1"])
     classes = read_rows(folder / "evaluation-test" / "per_class.csv")
     assert [(row["class"], row["count"]) for row in classes] == [("blue", "17"), ("red", "17")]

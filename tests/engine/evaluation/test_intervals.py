@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from scipy.stats import binomtest, norm
 from test_results import results_for, results_of
 
-from engine.evaluation.intervals import confidence_interval
+from engine.evaluation.intervals import confidence_interval, ranking_of
 from engine.evaluation.results import SampleResults
 from utils.metric_table import METRICS, metrics_of
 
@@ -55,6 +55,20 @@ def test_an_interval_by_group_has_the_true_value_in_about_95_of_100_samples(name
             covered[place] += low <= true <= high
     assert 88 <= covered[0] <= 100
     assert covered[1] < covered[0] - 5
+
+
+def test_the_auroc_of_a_class_against_the_others_is_that_of_two_classes():
+    generator = np.random.default_rng(0)
+    targets = torch.from_numpy(generator.integers(0, 3, 300))
+    logits = torch.from_numpy(generator.normal(size=(300, 3)).astype(np.float32))
+    logits[:, 1] += targets == 1
+    found = ranking_of(results_of(logits, targets), 1, "abc")
+    others = logits[:, [0, 2]].logsumexp(1)
+    binary = results_of(torch.stack([others, logits[:, 1]], 1), (targets == 1).long())
+    assert found["class"] == "b"
+    assert found["auroc"] == pytest.approx(METRICS["auroc"].compute(binary))
+    assert found["interval"] == pytest.approx(interval_of(binary, METRICS["auroc"])[0])
+    assert ranking_of(results_of(logits, torch.zeros(300, dtype=torch.int64)), 1, "abc") is None  # of no image
 
 
 def drawn_results(targets: np.ndarray, recalls: np.ndarray, uniform: np.ndarray) -> SampleResults:

@@ -111,6 +111,17 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     assert "macro F1 82.90%" in more
     figures = "macro F1 82.90%, worst class F1 0.00% (fox, 9 images; 2 of 3 classes have 0%)"
     assert class_figures(read_contents(run)) == [f"Classes: {figures}"]
+    shutil.copytree(run / "evaluation", run / "evaluation-test")
+    test = [{"class": "cat", "count": 5, "f1": 80.0}]
+    update_json(run / "evaluation-test/tables.json", per_class=test)
+    update_json(run / "run.json", result={"top1": 30.0, "test": {"top1": 25.0, "macro_f1": 12.5}})
+    first, _, more = read_page(run).text.partition("Model and data")[0].partition("More figures")
+    assert "test worst class F1 80.00% cat, 5 images" in first
+    assert "validation worst class F1 0.00%" in more
+    assert class_figures(read_contents(run)) == [
+        "Classes: test macro F1 12.50%, test worst class F1 80.00% (cat, 5 images)"
+    ]
+    shutil.rmtree(run / "evaluation-test")
     update_json(summary, epoch=2)
     assert class_figures(read_contents(run))[0].endswith("have 0%; epoch 2)")
 

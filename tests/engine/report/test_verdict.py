@@ -13,7 +13,7 @@ from run_folders import add_evaluation, make_run, read_page, update_json, write_
 from configs.command_line import parse_command_line
 from configs.yaml_io import parse_value
 from engine.report.contents import read_contents
-from engine.report.overview import first_epoch_of, verdict_of
+from engine.report.verdict import first_epoch_of, verdict_of
 from engine.run.facts import Model, PixelBaseline, Start
 
 RISING = [10 * epoch for epoch in range(1, 7)]
@@ -25,7 +25,7 @@ BELOW = {"baseline": (78.4, 10.2)}
 def reachable(monkeypatch) -> dict[str, bool]:
     """Whether timm's weights of the recipes can be read."""
     answer = {"weights": True}
-    monkeypatch.setattr("engine.report.overview._finds_weights_of_probe", lambda: answer["weights"])
+    monkeypatch.setattr("engine.report.verdict._finds_weights_of_probe", lambda: answer["weights"])
     return answer
 
 
@@ -203,6 +203,24 @@ def test_weights_that_cannot_be_reached_are_not_advised(tmp_path, reachable):
     assert not command
     model = ["MODEL.TYPE=timm", "MODEL.NAME=resnet18", "MODEL.PRETRAINED=/w.pth"]
     assert "MODEL.TUNE=probe" in verdict(tmp_path / "tuned", FLAT, FLAT, model, **BELOW)[1]
+
+
+@pytest.mark.parametrize(("val", "kind"), [([60] * 6, "another probe"), (RISING, "longer"), ([60], "longer")])
+@pytest.mark.parametrize(("predicted", "says"), [((10, 0), True), ((9, 1), False)])
+def test_a_model_of_one_answer_does_not_overfit(tmp_path, val, kind, predicted, says):
+    """Whatever the training: nine tenths of the training are right, and each validation image is a cat."""
+    verdict(tmp_path / "run", [15 * epoch for epoch in range(1, len(val) + 1)], val)
+    add_evaluation(tmp_path / "run", ["cat", "dog"])
+    table = [{"class": "cat", "count": 6, "predicted": predicted[0]}]
+    table += [{"class": "dog", "count": 4, "predicted": predicted[1]}]
+    update_json(tmp_path / "run/evaluation/tables.json", per_class=table)
+    found = verdict_of(read_contents(tmp_path / "run"))
+    assert ("cat" in found[0]) == says
+    if says:
+        assert kind_of(found) == kind
+    table[1]["count"] = 0  # no other answer is right
+    update_json(tmp_path / "run/evaluation/tables.json", per_class=table)
+    assert "cat" not in verdict_of(read_contents(tmp_path / "run"))[0]
 
 
 @pytest.mark.parametrize(("tune", "advised"), [("full", ["MODEL.TUNE=head"]), ("head", [])])
