@@ -263,10 +263,12 @@ def split_to_evaluate(data: Data, context: ProcessContext) -> tuple[str, str | N
     def find() -> tuple[str, str | None]:
         kind = _existing_class(data)
         splits = kind.splits_of(data)
-        split = next((name for name in ("val", "test") if name in splits), "val" if splits else "all")
-        if split in (*splits, "all"):
-            return split, None
-        return split, f"{data.data_path}: no val or test has labels: of train, only images that a training holds out"
+        if not splits:
+            return "all", None
+        for split in ("val", "test"):
+            if split in splits:
+                return split, None
+        return "val", f"{data.data_path}: no val or test has labels: of train, only images that a training holds out"
 
     return find_on_main(find, context)
 
@@ -274,15 +276,14 @@ def split_to_evaluate(data: Data, context: ProcessContext) -> tuple[str, str | N
 def _existing_class(data: Data) -> type[Source]:
     """The class of the data set. Raises UserError as `source_class`; DATA_PATH is its default, which does not exist."""
     kind = source_class(data.dataset)
-    has_files = properties_of(data.dataset).has_files
     default = Data.model_fields["data_path"].default
-    if has_files and data.data_path == default and not os.path.exists(default):
+    has_default = data.data_path == default and properties_of(data.dataset).has_files
+    if has_default and not os.path.exists(default):
         raise Unavailable(f"{default}: does not exist (the default of -data_path); give -data_path=FOLDER")
-    if has_files and "://" in data.data_path and not kind.reads_archive:
-        download = "hf download ORG/NAME --repo-type=dataset --local-dir=DIR"
+    if "://" in data.data_path and not kind.reads_archive:
         raise UserError(
-            f"{data.data_path}: is a URL, which -dataset=tar reads for tar shards of http, https, s3 and gs; "
-            f"download other data, as with {download}, and give -data_path=DIR"
+            f"{data.data_path}: is a URL, which -dataset=tar reads for tar shards of http, https, s3 and gs; download "
+            "other data, as with hf download ORG/NAME --repo-type=dataset --local-dir=DIR, and give -data_path=DIR"
         )
     return kind
 
@@ -319,7 +320,7 @@ def _read(
         if data.multi_label:
             of_split.fit_targets(num_classes)
         findings += of_split.findings
-        findings += unknown or find_invalid_labels(of_split, split, num_classes, trains=trains)
+        findings += unknown or find_invalid_labels(of_split, split, num_classes)
         if not predicts:
             findings += find_problems(of_split, split, data, context, trains=trains)
     if findings:

@@ -24,7 +24,7 @@ from datasets.shards.store import ShardStore
 from datasets.sources.groups import check_groups
 from datasets.sources.samples import check_target_bytes
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in
-from datasets.sources.source import Source
+from datasets.sources.source import Source, part_to_read
 from datasets.sources.split import Part, Splitter
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import atomic_write, locked, open_regular_file
@@ -132,13 +132,8 @@ class TarShards(Source):
 
     def _part(self, split: str) -> Part:
         """The rows of the index that belong to a split."""
-        splits = self.found.splits
-        is_part = split != "test" and "val" not in splits
-        whole = "all" if "all" in splits else "train"
-        if (wanted := whole if is_part else split) not in splits:
-            known = f"there are shards of {', '.join(splits)}" if "all" not in splits else "no name contains a split"
-            raise UserError(f"{self.data.data_path}: has no shard of the split {split}; {known}")
-        rows = self.index.rows_of(set(splits[wanted]))
+        name, is_part = part_to_read(split, self.found.splits, self.data.data_path)
+        rows = self.index.rows_of(set(self.found.splits[name]))
         if not is_part:
             return Part(rows)
         groups = strings_in(self.index.arrays, "groups").select(rows) if self.data.groups and split != "all" else None

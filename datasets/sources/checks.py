@@ -37,7 +37,7 @@ from datasets.decoding.images import (
 )
 from datasets.decoding.partial_jpeg import can_decode_parts
 from datasets.sources.class_names import names_of_labels
-from datasets.sources.samples import EncodedImages, ImageFiles, Samples, label_pairs
+from datasets.sources.samples import EncodedImages, ImageFiles, Samples, label_pairs, spread
 from utils.distributed import ProcessContext, call_on_main, gather_objects
 from utils.errors import Finding, UserError, combine_findings
 from utils.files import open_descriptor, open_regular_file
@@ -56,15 +56,15 @@ _decoding = threading.Semaphore(4)  # a large image takes 200 MB
 _CHUNK = 256  # images between two looks at the clock
 
 
-def find_invalid_labels(samples: Samples, split: str, num_classes: int, trains: bool = True) -> list[str]:
-    """Finds labels for which the model has no class. trains: the model is new, so that its number can change."""
+def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[str]:
+    """Finds labels for which the model has no class."""
     indices, labels = label_pairs(samples.targets)
-    if not len(wrong := np.flatnonzero(labels >= num_classes)):
+    wrong = np.flatnonzero(labels >= num_classes)
+    if not len(wrong):
         return []
     text = f"{samples.location(indices[wrong[0]])}: label {labels[wrong[0]]}, but MODEL.NUM_CLASSES is {num_classes}"
     images = f"{len(np.unique(indices[wrong]))} image(s) of {split} have labels >= {num_classes}"
-    fix = f"{'set it to' if trains else 'give weights of'} {labels.max() + 1} or more"
-    return [f"{text} ({images}); {fix}, or correct the labels"]
+    return [f"{text} ({images}); use a model of {labels.max() + 1} classes or more, or correct the labels"]
 
 
 def find_problems(
@@ -88,12 +88,11 @@ def _find_short_batch(number: int, data: Data, ranks: int) -> list[str]:
     if number >= needed:
         return []
     size = min(data.micro_batch, number // ranks)
-    fix = "use fewer devices, or add images"
-    if size:
-        fixes = [f"-batch_size={size}"] if size < data.micro_batch else []
-        if data.global_batch_size:
-            fixes.append(f"-opts DATA.GLOBAL_BATCH_SIZE={number // (size * ranks) * size * ranks}")
-        fix = f"use {' '.join(fixes)}"
+    fix = f"use -batch_size={size}"
+    if not size:
+        fix = "use fewer devices, or add images"
+    elif data.global_batch_size:
+        fix += f" -opts DATA.GLOBAL_BATCH_SIZE={number // (size * ranks) * size * ranks}"
     problem = f"{number} training samples do not fill one batch of {needed} on {ranks} device(s)"
     return [f"{data.dataset}: {problem}; {fix}"]
 
@@ -125,15 +124,18 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
 
 def _notes_on_training(train: Samples, names: Sequence[str], counts: np.ndarray) -> list[Note]:
     """Of classes and images without a label, and of few images. counts: of the classes `names`, int64 (C,)."""
-    notes = list[Note]()
-    if empty := np.flatnonzero(counts == 0).tolist():
+    notes = []
+    empty = np.flatnonzero(counts == 0)
+    if len(empty):
         example = shorten(names[empty[-1]])  # of numbers, perhaps a typing error in another split
         text = f"{len(empty)} of {len(names)} classes have no training image, such as {example}"
         notes.append(Note("warning" if train.has_class_names else "log", text))
-    if train.targets.ndim == 2 and len(unlabelled := np.flatnonzero(~train.targets.any(axis=1))):
+    unlabelled = np.setdiff1d(np.arange(len(train)), label_pairs(train.targets)[0])
+    if len(unlabelled):
         text = f"{len(unlabelled):,} of {len(train)} training images have no label, such as"
         notes.append(Note("log", f"{text} {shorten(train.name(int(unlabelled[0])))}"))
-    if counts.any() and (typical := np.median(counts[counts > 0])) < _FEW_IMAGES:
+    typical = np.median(counts[counts > 0]) if counts.any() else _FEW_IMAGES
+    if typical < _FEW_IMAGES:
         fix = "add images or use pretrained weights, and validate on more images"
         notes.append(Note("warning", f"{typical:g} training images per class (median); {fix}"))
     return notes
@@ -157,7 +159,7 @@ def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:
     others = Counts()
     paths = list[str]()
     for files in splits:
-        paths += [files.name(index) for index in range(0, len(files), -(-len(files) // _FRAMED_IMAGES) or 1)]
+        paths += map(files.name, spread(len(files), _FRAMED_IMAGES))
     for path in filter(has_frames, paths):
         others.add(Reason(f"of {len(paths)} images have further frames or pages, which are not read"), shorten(path))
     return others.notes(place)
@@ -165,9 +167,9 @@ def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:
 
 def notes_on_waiting(samples: Samples, wait_share: float) -> list[Note]:
     """The package to install if a GPU waits for data over 5% of the time, and most images are JPEGs, decoded whole."""
-    names = [samples.name(index).lower() for index in range(0, len(samples), -(-len(samples) // 8))]
-    are_jpegs = sum(name.endswith((".jpg", ".jpeg")) for name in names) > len(names) / 2
-    if wait_share <= _WAIT_SHARE or samples.in_memory or not are_jpegs or can_decode_parts():
+    names = [samples.name(index).lower() for index in spread(len(samples), 8)]
+    are_jpegs = sum(name.endswith((".jpg", ".jpeg")) for name in names) > len(names) / 2  # not of images in memory
+    if wait_share <= _WAIT_SHARE or not are_jpegs or can_decode_parts():
         return []
     text = f"{wait_share:.0%} of the time waiting for data, and JPEGs are decoded whole; decode only their crops"
     return [Note("screen", f"{text}: pip install nvidia-nvimgcodec-cu13")]
@@ -178,7 +180,7 @@ def _notes_on_grey_levels(samples: Samples) -> list[Note]:
     if not isinstance(samples, EncodedImages):
         return []
     histogram = np.zeros(MAX_VALUE + 1, dtype=np.int64)
-    for index in range(0, len(samples), -(-len(samples) // _GREY_IMAGES) or 1):
+    for index in spread(len(samples), _GREY_IMAGES):
         try:
             values = read_deep_values(samples.read_bytes(index), samples.name(index), samples.decoding.max_pixels)
         except BadImage:
@@ -240,33 +242,38 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
     """
     files = [samples for samples in splits if isinstance(samples, ImageFiles)]
     num_images = sum(map(len, files))
-    skips = data.on_bad_image == "skip"
 
-    def check(seconds: float = decode_seconds) -> None:
-        bad: dict[str, BadImage] = {}  # by path: two splits may share images
-        fingerprints = list[np.ndarray]()
-        for samples in files:
-            root = samples.root
-            share = len(samples) / num_images
-            found = check_files(samples, data.image_channels, _MAX_SECONDS * share, seconds * share)
-            fingerprints.append(found.fingerprints)
-            bad |= {image.path: image for image in found.bad}
-            if found.number < len(samples):
-                text = f"{root}: checked the headers of {found.number} of {len(samples)} images"
-                samples.notes.append(Note("log", f"{text}; the others are checked when they are read"))
-            if found.bad and skips:
-                text = f"{len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
-                example = f"{found.bad[0].path!r} in {root}: {found.bad[0].reason}"
-                samples.notes.append(Note("warning", f"{text}, such as {example}"))
-        if bad and not skips and not seconds:
-            check(_MAX_SECONDS)  # the run ends in any case: one error names what only decoding finds, too
-        if bad and not skips:
-            raise error_of(list(bad.values()))
+    def check_all(seconds: float) -> list[CheckedFiles]:
+        shares = [len(samples) / num_images for samples in files]
+        pairs = zip(files, shares, strict=True)
+        return [check_files(one, data.image_channels, _MAX_SECONDS * share, seconds * share) for one, share in pairs]
+
+    def check() -> None:
+        checked = check_all(decode_seconds)
+        bad = [image for found in checked for image in found.bad]
+        if bad and data.on_bad_image == "error":
+            if not decode_seconds:  # the run ends in any case: one error names what only decoding finds, too
+                bad = [image for found in check_all(_MAX_SECONDS) for image in found.bad]
+            raise error_of(list({image.path: image for image in bad}.values()))  # two splits may share images
+        for samples, found in zip(files, checked, strict=True):
+            samples.notes += _notes_on_check(samples, found)
         if files:
-            files[0].notes += _notes_on_equal_files(files, np.concatenate(fingerprints))
+            files[0].notes += _notes_on_equal_files(files, np.concatenate([found.fingerprints for found in checked]))
             files[0].notes += _notes_on_frames(files, data.data_path)
 
     call_on_main(check, context)
+
+
+def _notes_on_check(samples: ImageFiles, found: "CheckedFiles") -> list[Note]:
+    notes = []
+    if found.number < len(samples):
+        text = f"{samples.root}: checked the headers of {found.number} of {len(samples)} images"
+        notes.append(Note("log", f"{text}; the others are checked when they are read"))
+    if found.bad:
+        text = f"{len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
+        example = f"{found.bad[0].path!r} in {samples.root}: {found.bad[0].reason}"
+        notes.append(Note("warning", f"{text}, such as {example}"))
+    return notes
 
 
 def error_of(bad: Sequence[BadImage]) -> UserError:
@@ -275,7 +282,8 @@ def error_of(bad: Sequence[BadImage]) -> UserError:
     for image in bad:
         groups.setdefault(image.fix if isinstance(image, MissingImage) else id(image), []).append(image)
     for first, *others in groups.values():
-        first.reason += f", and {len(others)} others" if others else ""
+        if others:
+            first.reason += f", and {len(others)} others"
     problems = [first if len(bad) > 1 else first.with_hint() for first, *_ in groups.values()]
     return combine_findings(f"{len(bad)} images cannot be read; {HOW_TO_SKIP}", problems)
 

@@ -80,29 +80,31 @@ def read_class_list(file: Path) -> list[str]:
     try:
         with open_regular_file(file) as opened:
             text = opened.read(_MAX_BYTES).decode("utf-8-sig")
-        names = names_by_number(json.loads(text) if text.lstrip()[:1] in ("[", "{") else text.rstrip().splitlines())
+        is_json = text.lstrip().startswith(("[", "{"))
+        numbered = names_by_number(json.loads(text) if is_json else text.rstrip().splitlines())
     except OSError as error:
         raise error_from(error, f"DATA.CLASSES: {file}: cannot be read ({error.strerror}); check the path") from error
     except (ValueError, RecursionError):
-        names = None
-    if not names or sorted(names) != list(range(len(names))) or not all(name.strip() for name in names.values()):
+        numbered = {}
+    names = [to_nfc(numbered.get(number, "").strip()) for number in range(len(numbered))]
+    if not all(names) or not names:
         fix = "write one name per line in UTF-8, or a JSON list"
         raise UserError(f"DATA.CLASSES: {file}: is no list of the names of classes; {fix}")
-    return [to_nfc(names[number].strip()) for number in range(len(names))]
+    return names
 
 
-def names_by_number(content: Any) -> dict[int, str] | None:
-    """The names of numbered classes: of a list, of {number: name}, or of {name: number}; else None."""
+def names_by_number(content: Any) -> dict[int, str]:
+    """The names of numbered classes: of a list, of {number: name}, or of {name: number}; else none."""
     if isinstance(content, list | tuple):
         content = dict(enumerate(content))
-    if not isinstance(content, dict) or not content:
-        return None
+    if not isinstance(content, dict):
+        return {}
     pairs = [*content.items()]
     if _are_names_of_numbers(pairs):
         pairs = [(number, name) for name, number in pairs]
     named = [(key, name) for key, name in pairs if name is not None]
     names = {int(key): str(name) for key, name in named if str(key).isdecimal() and isinstance(name, str | int)}
-    return names if len(names) == len(named) else None
+    return names if len(names) == len(named) else {}
 
 
 def _are_names_of_numbers(pairs: Sequence[tuple[Any, Any]]) -> bool:
@@ -181,16 +183,21 @@ def number_by(
         samples.notes.append(Note("log", "the data has no class names; its labels are used as they are"))
         return []
     labels = map_labels(samples.class_names, known, source)
-    used = range(len(labels)) if needs_all else np.flatnonzero(samples.class_counts(len(labels)))
-    unknown = [samples.class_names[label] for label in used if labels[label] < 0]
-    missing = sorted({*known}.difference(samples.class_names)) if needs_all else []
+    used = samples.class_counts(len(labels)) > 0
+    missing = list[str]()
+    fix = f"rename or remove it; -predict {shlex.quote(data_path)} labels unsorted images"
+    if needs_all:
+        used = np.ones(len(labels), bool)
+        missing = sorted({*known}.difference(samples.class_names))
+        start = "to train with it, start from the weights: python main_single_gpu.py -cfg=RUN/config.yaml"
+        fix = f"{start} -pretrained=RUN/best.pth -data_path={shlex.quote(data_path)} -opts MODEL.NUM_CLASSES=null"
+    unknown = [samples.class_names[label] for label in np.flatnonzero(used & (labels < 0))]
     others = [name for name in samples.class_names if name not in known]
     advice = _advise_renaming(unknown or others, known, samples.class_names)
     findings = list[str]()
     if unknown:
-        fix = _fix_of_unknown(shlex.quote(data_path), needs_all)
-        has = f"{source} has {list_names(known)}"
-        findings.append(f"{data_path}: {list_names(unknown)}: not a class of {source} ({has}); {fix}{advice}")
+        text = f"{list_names(unknown)}: not a class of {source} ({source} has {list_names(known)})"
+        findings.append(f"{data_path}: {text}; {fix}{advice}")
     elif advice:
         samples.notes.append(Note("warning", f"not evaluated: {list_names(others)}{advice}"))
     if missing:
@@ -198,13 +205,6 @@ def number_by(
     if not findings and not np.array_equal(labels, np.arange(len(known))):
         samples.number_classes(labels, list(known))
     return findings
-
-
-def _fix_of_unknown(path: str, trains: bool) -> str:
-    if not trains:
-        return f"rename or remove it; -predict {path} labels unsorted images"
-    start = "to train with it, start from the weights: python main_single_gpu.py -cfg=RUN/config.yaml"
-    return f"{start} -pretrained=RUN/best.pth -data_path={path} -opts MODEL.NUM_CLASSES=null"
 
 
 def check_names(samples: Samples, data_path: str) -> list[str]:

@@ -20,7 +20,7 @@ from datasets.sources.path_words import label_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import Table
+from datasets.sources.tables.files import Table, open_table
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError, combine_findings
 from utils.notes import Note
@@ -143,7 +143,7 @@ def with_groups(listing: ImageFiles, data: Data) -> None:
     """
     assert data.groups
     file = listing.file if properties_of(data.dataset).groups_by == "column" else None
-    is_column = file is not None and data.groups in Table(file, data.encoding).header
+    is_column = file is not None and data.groups in open_table(file, data.encoding).header
     if "(" in data.groups and not is_column:
         if problem := problem_of_expression(data.groups):
             raise UserError(f"DATA.GROUPS {problem}")
@@ -167,7 +167,7 @@ def _groups_in(
     Raises UserError: the table cannot be read, or an image has two groups.
     """
     changes = {"image_root": root, "labels": None, "columns": {**columns, "split": None}}
-    rows, group_of = table_rows(Table(file, data.encoding), data.model_copy(update=changes)), dict[str, str]()
+    rows, group_of = table_rows(open_table(file, data.encoding), data.model_copy(update=changes)), dict[str, str]()
     names = list(map("".join, rows.target_ids))
     for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
         if group_of.setdefault(path, names[target_id]) != names[target_id]:

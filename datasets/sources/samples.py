@@ -6,6 +6,7 @@ Names are Unicode text in the form NFC: macOS decomposes the names of files (NFD
 import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from datasets.sources.shared_arrays import (
     MappedArrays,
     PackedStrings,
     StringPacker,
+    select_rows,
     share_arrays,
     strings_in,
     to_arrays,
@@ -40,12 +42,19 @@ _FIX = "restore the file or remove it from the list"
 _FEW_FILES = 20
 
 
+def spread(number: int, most: int) -> range:
+    """At most `most` indices of `number`, evenly spread."""
+    return range(0, number, max(1, -(-number // most)))
+
+
 def check_target_bytes(place: object, num_images: int, num_classes: int) -> None:
     """Raises UserError if multi-hot targets take more than 10 GB."""
-    if (num_bytes := num_images * num_classes) > _MAX_TARGET_BYTES:
-        need = f"{num_images} images of {num_classes} classes need {num_bytes / 1e9:.0f} GB for their labels"
-        fix = "check the highest label, or divide the data"
-        raise UserError(f"{place}: {need}, more than {_MAX_TARGET_BYTES / 1e9:.0f}; {fix}")
+    num_bytes = num_images * num_classes
+    if num_bytes > _MAX_TARGET_BYTES:
+        raise UserError(
+            f"{place}: the labels of {num_images} images of {num_classes} classes need {num_bytes / 1e9:.0f} GB, more "
+            f"than {_MAX_TARGET_BYTES / 1e9:.0f}; check the highest label, or divide the data"
+        )
 
 
 def label_pairs(targets: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -259,10 +268,7 @@ class ImageFiles(EncodedImages):
 
     def select(self, indices: np.ndarray) -> "ImageFiles":
         """The images at `indices` (M,), sorted and unique, with all `findings` and `notes`."""
-        per_image = self.arrays.keys() & {"targets", "paths_crcs", "lines"}
-        columns = {name: self.arrays[name][indices] for name in per_image}
-        columns |= to_arrays(self.groups.select(indices), "groups") if self.groups else {}
-        return replace(self, arrays=to_arrays(self.paths.select(indices), "paths") | columns)
+        return replace(self, arrays=select_rows(self.arrays, indices))
 
     def name(self, index: int) -> str:
         """The file's path: a str, because each Path interns its parts, which would add up to millions of strings."""
@@ -289,7 +295,8 @@ class ImageFiles(EncodedImages):
         """Of the relative paths in NFC, combined with the sizes of a few files; the order does not matter."""
         checksums = self.arrays["paths_crcs"].copy()
         for index in self._few:
-            checksums[index] ^= os.path.getsize(path) % 2**32 if os.path.isfile(path := self.name(index)) else 0
+            with suppress(OSError):
+                checksums[index] ^= os.path.getsize(self.name(index)) % 2**32
         return checksums
 
     def states(self) -> np.ndarray:
@@ -301,16 +308,18 @@ class ImageFiles(EncodedImages):
         return sorted(self.arrays["paths_crcs"].argsort()[:_FEW_FILES].tolist())
 
     def find_missing_files(self) -> Sequence[Finding]:
-        errors = [self.missing_image(index) for index in self._few]
-        return [error for error in errors[:1] if error and all(errors)]
+        errors = [error for error in map(self.missing_image, self._few) if error]
+        return errors[:1] if len(errors) == len(self._few) else []
 
     def missing_image(self, index: int) -> MissingImage | None:
         """The error for an image that is not a file; None for a file."""
-        if os.path.isfile(path := self.name(index)):
+        path = self.name(index)
+        if os.path.isfile(path):
             return None
-        if is_broken_link(path):
-            reason = f"{shorten(self.paths[index])} is a broken link, to {shorten(os.readlink(path))}"
-            return MissingImage(self.location(index), reason, "restore its target, or remove the link")
         reason = f"{shorten(self.paths[index])} is not a file in {self.root}"
-        fix = "correct the path, or set DATA.IMAGE_ROOT to the folder of these paths"
-        return MissingImage(self.location(index), reason, fix if self.file else "restore it")
+        fix = "restore it"
+        if is_broken_link(path):
+            reason += f", but a link to {shorten(os.readlink(path))}"
+        elif self.file:
+            fix = "correct the path, or set DATA.IMAGE_ROOT to the folder of these paths"
+        return MissingImage(self.location(index), reason, fix)

@@ -119,6 +119,17 @@ class StringPacker:
         return np.frombuffer(self._crcs, np.uint32)
 
 
+def select_rows(arrays: Mapping[str, np.ndarray], indices: np.ndarray) -> dict[str, np.ndarray]:
+    """The rows at `indices`, (M,), sorted and unique, of arrays of N rows and of packed strings."""
+    selected = dict[str, np.ndarray]()
+    for name, values in arrays.items():
+        if f"{name}_ends" in arrays:
+            selected |= to_arrays(strings_in(arrays, name).select(indices), name)
+        elif not name.endswith("_ends"):
+            selected[name] = values[indices]
+    return selected
+
+
 def strings_in(arrays: Mapping[str, np.ndarray], name: str) -> PackedStrings:
     """The strings that are stored as the arrays `name` and `name`_ends."""
     return PackedStrings(arrays[name], arrays[f"{name}_ends"])

@@ -62,6 +62,20 @@ class Source:
         return "test" in cls.splits_of(data), None
 
 
+def part_to_read(split: str, splits: Collection[str], place: object) -> tuple[str, bool]:
+    """The split of the data that has a split of the run, and whether it is a part of this: without val, train is cut.
+
+    splits: of the data in `place`; 'all': it has none. Raises UserError: it lacks the split.
+    """
+    is_part = split != "test" and "val" not in splits
+    name = split
+    if is_part:
+        name = "all" if "all" in splits else "train"
+    if name not in splits:
+        raise UserError(f"{place}: has no split {split}, only {', '.join(splits)}; add it, or choose another split")
+    return name, is_part
+
+
 def without_labels(path: Path, problem: str) -> tuple[bool, str]:
     """The result of `Source.find_test` for test images without labels."""
     return False, f"{path}: {problem}, so that it is not evaluated; -predict {path} labels its images"
@@ -91,15 +105,13 @@ _PACKAGES |= dict.fromkeys(("torchvision/Flowers102", "torchvision/StanfordCars"
 def source_class(dataset: str) -> type[Source]:
     """Returns the class of a data set. Raises UserError: an unknown data set; a package is not installed."""
     if dataset not in DATA_SETS:
-        is_torchvisions = dataset.startswith(TORCHVISION)
-        known = [name for name in DATA_SETS if name.startswith(TORCHVISION) == is_torchvisions]
-        of_torchvision = TORCHVISION + dataset
-        hint = did_you_mean(of_torchvision, DATA_SETS, 1.0) or did_you_mean(dataset, [*known, *_OF_IMAGENET])
-        hint = hint or did_you_mean(of_torchvision, DATA_SETS, 0.9)
+        hint = did_you_mean(TORCHVISION + dataset, DATA_SETS, 0.95)
+        hint = hint or did_you_mean(dataset, [*DATA_SETS, *_OF_IMAGENET])
         if hint.endswith(tuple(f" {name}?" for name in _OF_IMAGENET)):
             hint = "; use -dataset=imagenet2012 with -data_path=FOLDER, which contains train/ and val/"
-        names = ", ".join(known).replace(TORCHVISION, "") + ("" if is_torchvisions else f", {TORCHVISION}NAME")
-        raise UserError(f"DATA.DATASET: unknown data set {dataset[:80]}{hint} (known: {names})")
+        names = [name for name in DATA_SETS if not name.startswith(TORCHVISION)]
+        known = f"{', '.join(names)}, and {TORCHVISION}NAME as in docs/data.md"
+        raise UserError(f"DATA.DATASET: unknown data set {dataset[:80]}{hint} (known: {known})")
     require(f"DATA.DATASET {dataset}", *_PACKAGES.get(dataset, ()))
     source = "sources.sets.torchvision_sets:TorchvisionSet" if DATA_SETS[dataset].torchvision else _SOURCES[dataset]
     return cast(type[Source], resolve_name(f"datasets.{source}"))

@@ -332,7 +332,7 @@ def _stated_names(weights: WeightsFile) -> list[str] | None:
         entries |= {str(key).lower(): value for key, value in place.items()}  # the last place decides
     for key in (*_NAME_ENTRIES, *_MAYBE_NAMES):
         with suppress(Exception):  # a damaged array
-            by_number = names_by_number(_plain(entries.get(key))) or {}
+            by_number = names_by_number(_plain(entries.get(key)))
             names = [to_nfc(by_number[output]) for output in range(len(by_number))]  # KeyError: some have no name
             no_names = _NUMBER if key in _MAYBE_NAMES else _NO_NAME
             if not all(map(no_names.fullmatch, names)):
@@ -467,7 +467,7 @@ def _record_of_config(folder: Path) -> WeightsRecord:
 def _names_of_config(entries: Mapping[str, Any]) -> tuple[list[str] | None, list[str] | None]:
     """The names of all classes, None if some have none; and the names for a reader."""
     stated = next(filter(None, map(entries.get, ("label_names", "labels", "id2label"))), None)
-    names = names_by_number(stated) or {}  # may leave outputs out
+    names = names_by_number(stated)  # may leave outputs out
     if all(map(_NO_NAME.fullmatch, names.values())):
         return None, None
     outputs = range(_count(entries.get("num_classes")) or len(names))

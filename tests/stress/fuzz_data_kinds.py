@@ -25,7 +25,7 @@ from datasets.sources.class_names import BYTES, NATURAL, find_ambiguity, read_cl
 from datasets.sources.listed.lists import Lists, read_table
 from datasets.sources.listed.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
-from datasets.sources.tables.files import Table
+from datasets.sources.tables.files import open_table
 from datasets.transforms.host import eval_crop
 from tests.datasets.shards.tar_files import tar_of
 from utils.errors import UserError
@@ -101,7 +101,7 @@ def read_list_file(data: bytes, folder: Path) -> None:
     if file.suffix == ".txt":
         Lists(Data(DATA_PATH=str(folder))).read("train")
     else:
-        whole = Table(file), None
+        whole = open_table(file), None
         read_table(whole, whole, Data())
 
 

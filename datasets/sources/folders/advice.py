@@ -27,8 +27,8 @@ from datasets.sources.path_words import SPLIT_NAMES, label_in, split_of, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.tables.columns import likely_columns
-from datasets.sources.tables.files import JSON_LINES, TABLE_SUFFIXES, TEXT_LIST
-from datasets.sources.tables.rows import open_table, table_rows
+from datasets.sources.tables.files import JSON_LINES, TABLE_SUFFIXES, TEXT_LIST, open_table
+from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError
 from utils.files import open_regular_file
 from utils.notes import Note
@@ -146,15 +146,15 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
     if not images and found.unread.found:
         return found.lacks_images("")
     levels = Levels({folder: number for folder, number in found.sizes.items() if folder})
-    seen = [f"{found.sizes['']} images"] if found.sizes[""] else []
+    seen = list[str]()
+    if found.sizes[""]:
+        seen.append(f"{found.sizes['']} images")
     seen += [f"{shorten(name)} ({number} images)" for name, number in levels.sizes.most_common(_MAX_SHOWN)]
-    if len(levels.sizes) > _MAX_SHOWN:
-        seen.append(f"{len(levels.sizes) - _MAX_SHOWN} more folders")
     seen += [f"{number} {kind}" for kind, number in found.others.most_common(_MAX_SHOWN)]
     data_sets = islice(filter(is_data_set, _candidates(root, levels, images)), _MAX_SHOWN)
     paths = " or ".join(f"-data_path={quote(str(path))}" for path in data_sets)
-    advice = f"if it is the data set, give {paths}" if paths else _advise_tables(root, images) or advise_labels(given)
-    advice = advice or _other_data(root)
+    advice = paths and f"if it is the data set, give {paths}"
+    advice = advice or _advise_tables(root, images) or advise_labels(given) or _other_data(root)
     if len(levels.sizes) > 1 and not {*map(str.lower, levels.sizes)} <= SPLIT_NAMES.keys():
         advice += "; if each folder is a class, -opts DATA.CLASS_FOLDERS=true"
     return UserError(f"{root}: {problem}: {', '.join(seen) or 'it is empty'}; {_advise_lists(root)}{advice}")
@@ -167,8 +167,9 @@ def _candidates(root: Path, levels: Levels, images: Sequence[str]) -> Iterator[P
     places = Counter(os.path.splitext(path)[0].partition("/")[2] for path in images)
     are_variants = 4 * len(places) < 3 * len(images)  # of the same images
     for name, inside in sorted(levels.inside.items()):
-        is_part = not (are_variants or word_in(name)) and any(classes[one] > 1 for one in inside)
-        is_usable = len(levels.sizes) == 1 or word_in(name) in (None, "train")
+        word = word_in(name)
+        is_part = not (are_variants or word) and any(classes[one] > 1 for one in inside)
+        is_usable = len(levels.sizes) == 1 or word in (None, "train")
         if is_usable and not is_part and len(inside) > 1 and kinds[IDENTIFIER.sub("", name)] == 1:
             yield root / name / levels.tops[name]
 
@@ -197,15 +198,16 @@ def _advise_lists(folder: Path) -> str:
 
 def _other_data(root: Path) -> str:
     """The flags that read other data: the table of the training, or of all images, if there is one in or beside it."""
-    tables = [path for path in sorted(root.iterdir()) if path.suffix.lower() in TABLE_SUFFIXES]
-    tables = [path for path in tables if split_of(path.name) != "test" and not _SUBMISSION.search(path.name)]
-    if table := next(filter(Path.is_file, tables), None):
-        path = table.parent if table.name == "train.csv" else table
-        return f"-dataset=csv -data_path={quote(str(path))} reads a table"
+    for path in sorted(root.iterdir()):
+        is_of_tests = split_of(path.name) == "test" or _SUBMISSION.search(path.name)
+        if path.suffix.lower() in TABLE_SUFFIXES and path.is_file() and not is_of_tests:
+            place = root if path.name == "train.csv" else path
+            return f"-dataset=csv -data_path={quote(str(place))} reads a table"
     lists = [str(path) for path in files_beside(root) if names_images(path)]
-    unread = f"not read: {', '.join(lists[:_MAX_SHOWN])}; " if lists else ""
     others = "-dataset=csv reads tables, -dataset=tar tar shards, -dataset=torchvision/NAME files of public data sets"
-    return f"{unread}{others}, DATA.LABELS labels in paths; -predict {quote(str(root))} labels images"
+    if lists:
+        others = f"not read: {', '.join(lists[:_MAX_SHOWN])}; {others}"
+    return f"{others}, DATA.LABELS labels in paths; -predict {quote(str(root))} labels images"
 
 
 def advise_labels(root: Path) -> str | None:

@@ -74,9 +74,10 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
         for path in images:
             paths.add(path)
             targets.append(label_of[name])
-    if known is not None and not paths and not found.findings:
+    if not (paths or found.findings):  # those of a known class may be missing, but not all
         found.findings.append(f"{root}: contains no images of the training's classes; add images, or remove the folder")
-    if beside := [name for name in files if found.is_image(root, name)]:
+    beside = [name for name in files if found.is_image(root, name)]
+    if beside:
         reason = Reason("image(s) beside the class folders are not read", "move them into the folders of their classes")
         found.unread.add(reason, shorten(beside[0]), len(beside))
     for dataset, (_, no_class) in CALTECH.items():
@@ -279,11 +280,9 @@ def _named_after_others(names: Sequence[str]) -> list[str]:
 
 def _cannot_list(error: OSError) -> UserError:
     path = Path(error.filename)
-    fix = "change its permissions, or check -data_path (DATA.DATA_PATH)"
+    fix = "give a folder that can be read (-data_path)"
     if is_broken_link(path):
         fix = f"it is a broken link, to {os.readlink(path)}"
-    elif path.is_file():
-        fix = "give a folder; -dataset=csv reads a table, -dataset=tar tar shards"
-    elif not path.exists() and path.parent.is_dir():
-        fix = f"check -data_path (DATA.DATA_PATH){did_you_mean(path.name, os.listdir(path.parent))}"
+    elif not path.exists():
+        fix += did_you_mean(path.name, (one.name for one in path.parent.glob("*")))
     return error_from(error, f"{path}: cannot be listed ({error.strerror}); {fix}")

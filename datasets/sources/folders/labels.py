@@ -61,8 +61,8 @@ class LabelledPaths(Table):
     layout = Layout("path", (), split="split", split_of=dict(zip(_PARTS, _PARTS, strict=True)))
 
     def __init__(self, data: Data) -> None:
-        self.root = self.file = Path(data.data_path)
-        self.mistakes = {}
+        super().__init__(Path(data.data_path))
+        self.root = self.file
         self._data = data
         self._files = FoundFiles(self.root)
         paths, self.notes = without_masks(self._files.images_in(self.root), data.labels or "")

@@ -18,7 +18,7 @@ from datasets.sources.groups import suggest_groups
 from datasets.sources.path_words import SPLIT_NAMES, split_of_images, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
-from datasets.sources.source import Source, without_labels
+from datasets.sources.source import Source, part_to_read, without_labels
 from datasets.sources.split import Splitter, split_listing
 from utils.errors import UserError
 from utils.notes import Note
@@ -100,8 +100,7 @@ class SplitFolders:
         found = [folder for folder in found if folder.is_named] or found
         if len(found) > 1:
             names = list_names([folder.name for folder in found], _MAX_SHOWN)
-            problem = f"which of {names} is {split}? Rename the others"
-            raise unclear(self.given, self.root, problem, _is_data_set)
+            raise unclear(self.given, self.root, f"which of {names} is {split}? Rename the others", _is_data_set)
         return {split: found[0]} if found else {}
 
     def sharing(self, train: Folder) -> Splits:
@@ -137,12 +136,13 @@ class SplitFolders:
         if found:
             return found | val | self.sharing(found["train"])
         found = self.choose("train", [folder for folder in trains if len(folder.inside) >= 2 - folder.is_named])
+        inside_val = val["val"].inside if val else ()
         if val and found:
-            if len(val["val"].inside) > 1:
+            if len(inside_val) > 1:
                 problem = f"{shorten(val['val'].name)} has none of the class folders of {shorten(found['train'].name)}"
                 raise UserError(f"{self.root}: {problem}; give both the same folders of classes")
             return {}
-        if val and val["val"].inside:
+        if inside_val:
             found = val
         used = {folder.name for folder in (found | self.named("test")).values()}
         beside = {*self.names} - used - {*self.bare()}
@@ -152,17 +152,19 @@ class SplitFolders:
         """{cat,dog}, perhaps beside {val,test}/{cat,dog} and images to predict; empty if it does not fit."""
         splits = {"train": self.top} | self.sharing(self.top)
         classes = {*self.names} - {folder.name for folder in splits.values()} - {*self.unread(splits)}
-        trains = [*self.named("train").values()]
-        of_train = [train for train in trains if train.inside]
+        if not any(map(self._is_class, classes)):
+            return {}
+        train = self.named("train").get("train", _UNMARKED)
         if self.all_classes:
-            of_train = [*filter(self.sharing, of_train)]
-        misfits = [bool(of_train), not any(map(self._is_class, classes))]
-        if not self.all_classes:
-            words = {folder.word for folder in self.marked.values()}
-            are_splits = len(self.marked) == len(self.names) and len(words) >= min(2, len(self.names))
-            has_all_images = len(classes) > 1 and any(map(_ALL_IMAGES.fullmatch, classes))
-            others = classes - {train.name for train in trains}
-            misfits += [are_splits, has_all_images, any(map(self._is_no_class, others))]
+            is_split = train.inside and self.sharing(train)
+            return {} if is_split else splits
+        words = {folder.word for folder in self.marked.values()}
+        misfits = [
+            train.inside,
+            len(self.marked) == len(self.names) and len(words) >= min(2, len(self.names)),
+            len(classes) > 1 and any(map(_ALL_IMAGES.fullmatch, classes)),
+            any(map(self._is_no_class, classes - {train.name})),
+        ]
         return {} if any(misfits) else splits
 
     def _is_class(self, name: str) -> bool:
@@ -222,18 +224,12 @@ class ClassFolders(Source):
         self._error: UserError | None = None
 
     def read(self, split: str) -> ImageFiles:
-        folders = self._found.folders
-        is_part = split != "test" and "val" not in folders
-        name = "train" if is_part else split
+        name, is_part = part_to_read(split, self._found.folders, self._found.root)
+        whole = self._listing(name)
         if isinstance(self._found, SplitFolders) and not (self.numbers.known or self._error):
-            first = name if name in folders else next(iter(folders))
-            self._error = _find_error(self._found, self._listing(first), trains=split == "train")
+            self._error = _find_error(self._found, whole, trains=split == "train")
         if self._error:  # one error for all splits
             raise self._error
-        if name not in folders:
-            names = list_names([folder.name for folder in folders.values()])
-            raise UserError(f"{self._found.root}: has no folder {name} beside {names}; add it, or choose another split")
-        whole = self._listing(name)
         listing = replace(whole, findings=[*whole.findings], notes=[*whole.notes])
         if split == "train":
             listing.notes += self._suggestions(listing, is_part)
@@ -341,9 +337,7 @@ def _other_labels(found: SplitFolders, listing: ImageFiles) -> UserError | None:
 def _is_data_set(folder: Path) -> bool:
     try:
         found = SplitFolders(folder)
-        listing = found.read("train") if "train" in found.folders else None
-        if listing is None or listing.findings or _wrong_level(listing, False):
-            return False
-        return not _other_labels(found, listing)
-    except UserError:
+        listing = found.read("train")
+    except (UserError, KeyError):  # KeyError: it has no train
         return False
+    return not (listing.findings or _find_error(found, listing, trains=True))

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from datasets.sources.class_names import list_names
 from datasets.sources.groups import suggest_groups
 from datasets.sources.path_words import SPLIT_NAMES
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays
-from datasets.sources.source import Numbers, Source, without_labels
+from datasets.sources.source import Numbers, Source, part_to_read, without_labels
 from datasets.sources.split import split_listing
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import CHOICES, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList
-from datasets.sources.tables.rows import Rows, open_table, table_rows
+from datasets.sources.tables.files import CHOICES, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, open_table
+from datasets.sources.tables.rows import Rows, table_rows
 from utils.errors import Unavailable, UserError, did_you_mean
 from utils.notes import Note
 
@@ -52,15 +53,12 @@ class Tables(Source):
 
     def read(self, split: str) -> ImageFiles:
         parts = self.parts(self.data)
-        is_held_out = split != "test" and "val" not in parts
-        whole = "train" if "train" in parts else "all"
-        name = whole if is_held_out else split
-        if name not in parts:
-            raise UserError(f"{self.root}: has no images of the split {split}; add a table or rows of it")
-        listing = read_table(parts[name], parts.get(whole, parts[name]), self.data, self.numbers)
+        name, is_part = part_to_read(split, parts, self.root)
+        of_train = parts.get("train", parts.get("all", parts[name]))
+        listing = read_table(parts[name], of_train, self.data, self.numbers)
         if split == "train":
-            listing.notes += suggest_groups(listing, self.data, parts[name][0], is_held_out)
-        if is_held_out and len(listing.paths):
+            listing.notes += suggest_groups(listing, self.data, parts[name][0], is_part)
+        if is_part and len(listing.paths):
             listing = split_listing(listing, split, self.splitter)
         return self.images(listing, [table for table, _ in parts.values()])
 
@@ -76,16 +74,15 @@ class Tables(Source):
             return {"all": open_table(root, data.encoding)}
         files = {split: table_file(root, split) for split in ("train", "val", "test")}
         found = {split: file for split, file in files.items() if file.is_file()}
-        if not {"train", "val"} & found.keys():
-            metadata = [root / name for name in METADATA if (root / name).is_file()]
+        metadata = [root / name for name in METADATA if (root / name).is_file()]
+        if metadata and found.keys().isdisjoint(("train", "val")):
+            found["all"] = metadata[0]
+        if not found:
             tables = [shlex.quote(str(one)) for one in sorted(root.iterdir()) if one.suffix.lower() in TABLE_SUFFIXES]
-            if tables and not found and not metadata:
+            if tables:
                 raise UserError(f"{root}: has no train.csv; -dataset=csv -data_path={tables[0]} reads a table")
-            if metadata:
-                found["all"] = metadata[0]
-            elif not found:
-                found["train"] = files["train"]
-        return {split: Table(file, data.encoding) for split, file in found.items()}
+            found = files  # the error names a file that is not there
+        return {split: open_table(file, data.encoding) for split, file in found.items()}
 
     @classmethod
     def parts(cls, data: Data) -> dict[str, Part]:
@@ -108,22 +105,24 @@ class Tables(Source):
     @classmethod
     def find_test(cls, data: Data) -> tuple[bool, str | None]:
         part = None
+        with suppress(UserError):  # an unreadable table is reported when it is read
+            part = cls.parts(data).get("test")
+        if not part:
+            return False, None
+        table, split = part
         try:
-            if not (part := cls.parts(data).get("test")):
-                return False, None
-            rows = table_rows(part[0], data, part[1])
-        except UserError:  # an unreadable table is reported when it is read
-            return without_labels(part[0].file, "has no column of labels") if part else (False, None)
+            rows = table_rows(table, data, split)
+        except UserError:
+            return without_labels(table.file, "has no column of labels")
         labels = [*map(" ".join, filter(None, rows.target_ids))]
-        few = len(rows.lines) < _FEW
-        if part[0].label_kind == "number" and not next(
-            iter(rows.target_ids), ()
-        ):  # perhaps the number of a path is no label
-            labels = []
-        if len(labels) == 1 and re.fullmatch(rf"(-1{'' if few else '|0'})(\.0*)?", labels[0]):
+        first = next(iter(rows.target_ids), ())
+        if not labels or (table.label_kind == "number" and not first):  # perhaps the number of a path is no label
+            return without_labels(table.file, "no row of the split test has a label")
+        unknown = "-1" if len(rows.lines) < _FEW else "-1|0"
+        if len(labels) == 1 and re.fullmatch(rf"({unknown})(\.0*)?", labels[0]):
             problem = f"all labels of the split test are {labels[0]}, as of images without labels"
-            return without_labels(rows.file, problem)
-        return (True, None) if labels else without_labels(rows.file, "no row of the split test has a label")
+            return without_labels(table.file, problem)
+        return True, None
 
 
 class Lists(Tables):
@@ -138,10 +137,9 @@ class Lists(Tables):
         needed = "a folder with train/ and val/, or with train_list.txt and val_list.txt"
         if root.is_file():
             raise UserError(f"{root}: is a file; give {needed}, or a table ({', '.join(TABLE_SUFFIXES)})")
-        if not root.is_dir() or not any(root.iterdir()):  # perhaps a disk that is not mounted yet
-            beside = (one.name for one in islice(root.parent.glob("*"), 1000))
-            problem, near = ("is empty", "") if root.is_dir() else ("no such folder", did_you_mean(root.name, beside))
-            raise Unavailable(f"{root}: {problem}; give class folders, {needed} (-data_path){near}")
+        if not any(root.glob("*")):  # perhaps a disk that is not mounted yet
+            near = did_you_mean(root.name, {one.name for one in islice(root.parent.glob("*"), 1000)} - {root.name})
+            raise Unavailable(f"{root}: no such folder, or empty; give class folders, {needed} (-data_path){near}")
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
         return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}
 
@@ -272,19 +270,21 @@ def split_labels(target: str, separator: str | None) -> list[str]:
     if separator == CHOICES:
         return _choices_in(target)
     bare = target.strip()
-    is_bracketed = bare[:1] in "[(" and bare[-1:] in "])" if bare else False
-    parts = (bare[1:-1] if is_bracketed else bare).split(separator)
-    names = (part.strip().strip("'\"") if is_bracketed else part.strip() for part in parts)
+    quotes = ""
+    bracketed = re.fullmatch(r"[\[(](.*)[\])]", bare, re.DOTALL)
+    if bracketed:
+        bare = bracketed[1]
+        quotes = "'\""
+    names = (part.strip().strip(quotes) for part in bare.split(separator))
     return list(dict.fromkeys(filter(None, names)))
 
 
 def _choices_in(target: str) -> list[str]:
-    if not target.startswith(CHOICES):
-        return [target] if target else []
-    try:
-        return list(dict.fromkeys(json.loads(target)["choices"]))
-    except ValueError:  # cut off
-        return [target]
+    names = [target]
+    if target.startswith(CHOICES):
+        with suppress(ValueError):  # cut off
+            names = json.loads(target)["choices"]
+    return list(dict.fromkeys(filter(None, names)))
 
 
 def _refuse_several_labels(rows: Rows) -> None:

@@ -169,7 +169,7 @@ def _classes_of_card(folder: Path) -> dict[str, tuple[str, ...]]:
         features += _card_of(folder)["dataset_info"]["features"]
     for column in features:
         with suppress(Exception):  # a column of other values, such as a list of boxes
-            names = names_by_number(column["dtype"]["class_label"]["names"]) or {}
+            names = names_by_number(column["dtype"]["class_label"]["names"])
             classes[column["name"]] = tuple(to_nfc(names[label]) for label in range(len(names)))
     return classes
 
@@ -182,10 +182,8 @@ class ParquetTable(Table):
     """
 
     def __init__(self, root: Path, files: Sequence[Path], data: Data) -> None:
-        self.file = files[0]
+        super().__init__(files[0])
         self.files = list(files)
-        self.mistakes = {}
-        self.notes = []
         self.root = files[0].parent if root == files[0] else root
         self._of_card = _classes_of_card(self.root)
         shard = _SHARD.fullmatch(files[0].stem)

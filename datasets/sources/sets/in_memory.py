@@ -1,5 +1,6 @@
 """Samples that are held in memory: arrays of images, scikit-learn's digits, and noise."""
 
+import copy
 import zlib
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ import torch
 
 from datasets.decoding.decode import LazyImage, convert_channels
 from datasets.sources.samples import Samples
+from datasets.sources.shared_arrays import select_rows
 from datasets.sources.source import Source
 from utils.errors import UserError
 
@@ -28,8 +30,8 @@ class ImageArray(Samples):
         return self.arrays["images"]
 
     def select(self, indices: np.ndarray) -> "ImageArray":
-        part = ImageArray(self.images[indices], self.targets[indices], self.class_names)
-        part.has_class_names, part.notes, part.findings = self.has_class_names, self.notes, self.findings
+        part = copy.copy(self)
+        part.arrays = select_rows(self.arrays, indices)
         return part
 
     def checksums(self) -> np.ndarray:

@@ -49,8 +49,9 @@ class TorchvisionSet(Source):
         assert isinstance(whole, ImageArray)
         names = StringPacker(f"train/{index}" for index in range(len(whole))).strings()
         part = self.splitter.part(names, whole.targets, split)
-        samples = ImageArray(whole.images[part.indices], whole.targets[part.indices], whole.class_names)
-        samples.has_class_names, samples.findings, samples.notes = whole.has_class_names, part.findings, part.notes
+        samples = whole.select(part.indices)
+        samples.findings = part.findings
+        samples.notes = part.notes
         return samples
 
     @classmethod

@@ -8,7 +8,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -69,11 +69,10 @@ class Layout:
 
 
 class Table:
-    """A file that lists images. Iteration yields the number of a line, and the text in each column of it.
+    """A list of images. Iteration yields the number of a line, and the text in each column of it.
 
-    encoding: of a file that is not in UTF-8 or, by its byte order mark, in UTF-16. mistakes: the problem of each line
-    that was not yielded. notes: lines for the log. label_kind: labels are class numbers, or names; any: their texts
-    decide.
+    mistakes: the problem of each line that was not yielded. notes: lines for the log. label_kind: labels are class
+    numbers, or names; any: their texts decide.
     """
 
     label_kind: Literal["any", "name", "number"] = "any"
@@ -83,47 +82,62 @@ class Table:
     unread = ""  # about columns that are not read, for errors
     layout: Layout | None = None  # see `columns.find_layout`
     cut_line = 0  # the last line if it has fewer fields than the header and no line end: perhaps cut off
-    _line = ""
 
-    def __init__(self, file: Path, encoding: str | None = None) -> None:
+    def __init__(self, file: Path, header: Iterable[str] = ()) -> None:
         self.file = file
+        self.header = [*header]
         self.notes = list[Note]()
         self.mistakes = dict[int, str]()
-        self._separator = ""
+
+    def __iter__(self) -> Iterator[tuple[int, Cells]]:
+        raise NotImplementedError
+
+    def column(self, name: str) -> Iterator[str]:
+        return (cells[name] for _, cells in self)
+
+
+def open_table(file: Path, encoding: str | None = None) -> Table:
+    """A table or, in a .txt file, a list. Raises UserError: it cannot be read."""
+    suffix = file.suffix.lower()
+    if suffix == TEXT_LIST:
+        return TextList(file)
+    found = _find_encoding(file, encoding)
+    return JsonLines(file, found) if suffix == JSON_LINES else CsvTable(file, found)
+
+
+def _find_encoding(file: Path, given: str | None) -> str:
+    """UTF-8, by its byte order mark UTF-16, or the given one: in some encoding of one byte, any file is text."""
+    for encoding in filter(None, ("utf-8-sig", "utf-16", given)):
+        with contextlib.suppress(UnicodeError):
+            if not any("\0" in line for line in read_lines(file, encoding, "strict")):
+                return encoding
+    problem = f"{file}: is not text in {given or 'UTF-8'}"
+    raise UserError(f"{problem}; name its encoding, such as -opts DATA.ENCODING=cp1252; save a workbook as CSV")
+
+
+class CsvTable(Table):
+    """A file of fields between separators, with a header."""
+
+    _line = ""
+
+    def __init__(self, file: Path, encoding: str) -> None:
+        super().__init__(file)
+        self._encoding = encoding
+        first = next(read_lines(file, encoding), "")
+        marked = re.fullmatch(r"\"?sep=(.)\"?\s*", first)  # a line for Excel, before the header
         self._start = 0
-        for self._encoding in ("utf-8-sig", "utf-16", *([encoding] if encoding else [])):
-            with contextlib.suppress(UnicodeError):  # any file is text in some encoding of one byte, so none is guessed
-                if not any("\0" in line for line in read_lines(file, self._encoding, "strict")):
-                    break
-        else:
-            problem = f"{file}: is not text in UTF-8{f' or {encoding}' if encoding else ''}"
-            raise UserError(f"{problem}; name its encoding, such as -opts DATA.ENCODING=cp1252; save a workbook as CSV")
-        if file.suffix.lower() == JSON_LINES:
-            self.header = list(dict.fromkeys(key for _, record in self._objects() for key in record))
-            return
-        first, second = [*islice(read_lines(file, self._encoding), 2), "", ""][:2]
-        if marked := re.fullmatch(r"\"?sep=(.)\"?\s*", first):  # a line for Excel, before the header
+        self._separator = max(_SEPARATORS, key=first.count)
+        if marked:
             self._start = 1
-            first = second
-        self._separator = marked[1] if marked else max(_SEPARATORS, key=first.count)
-        name = self._encoding.removesuffix("-sig")
+            self._separator = marked[1]
+        name = encoding.removesuffix("-sig")
         if (self._separator, name) != (",", "utf-8"):
             self.notes.append(Note("log", f"{file}: separator {self._separator!r}, encoding {name}"))
         self.header = next(self._lines(), (0, list[str]()))[1]
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
-        if self._separator:
-            yield from (
-                (line, dict(zip(self.header, row, strict=True))) for line, row in islice(self._lines(), 1, None)
-            )
-            return
-        for line, record in self._objects():
-            values = ((name, record.get(name)) for name in self.header)
-            texts = ((name, one[0] if isinstance(one, list) and len(one) == 1 else one) for name, one in values)
-            yield line, {name: "" if one is None else _clean(str(one)) for name, one in texts}
-
-    def column(self, name: str) -> Iterator[str]:
-        return (cells[name] for _, cells in self)
+        for line, row in islice(self._lines(), 1, None):
+            yield line, dict(zip(self.header, row, strict=True))
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """The header and the rows of a CSV file; spreadsheets write empty rows, which are left out."""
@@ -147,6 +161,21 @@ class Table:
         self._line = line
         return line
 
+
+class JsonLines(Table):
+    """A file with a JSON object of one image in each line."""
+
+    def __init__(self, file: Path, encoding: str) -> None:
+        super().__init__(file)
+        self._encoding = encoding
+        self.header = list(dict.fromkeys(key for _, record in self._objects() for key in record))
+
+    def __iter__(self) -> Iterator[tuple[int, Cells]]:
+        for line, record in self._objects():
+            values = ((name, record.get(name)) for name in self.header)
+            texts = ((name, one[0] if isinstance(one, list) and len(one) == 1 else one) for name, one in values)
+            yield line, {name: "" if one is None else _clean(str(one)) for name, one in texts}
+
     def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The JSON object of each line."""
         for number, line in enumerate(read_lines(self.file, self._encoding), 1):
@@ -166,16 +195,15 @@ class TextList(Table):
     layout = Layout("path", ("label",))
 
     def __init__(self, file: Path) -> None:
-        self.file = file
-        self.notes = []
-        self.mistakes = {}
-        self.header = ["path", "label"]
+        super().__init__(file, ("path", "label"))
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         for number, line in enumerate(map(str.strip, read_lines(self.file)), 1):
-            if line:
-                labelled = _LABELLED.fullmatch(line)
-                yield number, {"path": labelled[1] if labelled else line, "label": labelled[2] if labelled else ""}
+            labelled = _LABELLED.fullmatch(line)
+            if labelled:
+                yield number, {"path": labelled[1], "label": labelled[2]}
+            elif line:
+                yield number, {"path": line, "label": ""}
 
 
 def _clean(text: str) -> str:

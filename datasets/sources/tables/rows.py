@@ -14,10 +14,10 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.path_words import MASK, label_in, split_of, split_of_images, word_in
-from datasets.sources.samples import ImageFiles, listing_arrays
+from datasets.sources.samples import ImageFiles, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import TEXT_LIST, Table, TextList
+from datasets.sources.tables.files import Table, open_table
 from utils.errors import Finding, UserError, combine_findings
 from utils.notes import Note
 
@@ -42,13 +42,13 @@ class Rows:
         by_name: Mapping[str, str],
         notes: Sequence[Note] = (),
         anywhere: bool = False,
-        labels: str | None = None,
     ) -> None:
         self.file = file
         self.root = root
         self._by_name = by_name
         self.notes = [*notes]
-        self._anywhere, self._labels = anywhere, labels
+        self._anywhere = anywhere
+        self.labels: str | None = None
         self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
         self.target_ids: dict[tuple[str, ...], int] = {}
         self.classes: tuple[str, ...] = ()
@@ -57,11 +57,10 @@ class Rows:
 
     def add(self, line: int, path: str, target: Iterable[str] = ()) -> None:
         if not path or "\0" in path:
-            fix = "save the file as text in UTF-8" if path else "fill it in or remove the line"
+            fix = "fill it in or remove the line; save the file as text in UTF-8"
             self.add_finding(line, f"{shorten(path)} is not a path; {fix}")
             return
-        if self._by_name:
-            path = self._by_name.get(os.path.basename(path), path)
+        path = self._by_name.get(os.path.basename(path), path)
         if not self._anywhere and _may_lead_out(path):
             absolute = os.path.abspath(os.path.join(self.root, path))
             roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
@@ -71,12 +70,13 @@ class Rows:
                 return
             path = os.path.relpath(absolute, self.root)
         path = self._with_ending(line, path)
-        if self._labels:
-            target = [*filter(None, [label_in(self._labels, path)])]
-            if not target:
-                problem = f"DATA.LABELS {shorten(self._labels)} does not match {shorten(path)}"
+        if self.labels:
+            label = label_in(self.labels, path)
+            if not label:
+                problem = f"DATA.LABELS {shorten(self.labels)} does not match {shorten(path)}"
                 self.add_finding(line, f"{problem}; correct it")
                 return
+            target = [label]
         self.paths.add(path)
         self.row_target_ids.append(self.target_ids.setdefault(tuple(map(to_nfc, target)), len(self.target_ids)))
         self.lines.append(line)
@@ -113,11 +113,6 @@ def _may_lead_out(path: str) -> bool:
     return path.startswith("/") or ".." in path or "./" in path or "//" in path
 
 
-def open_table(file: Path, encoding: str | None = None) -> Table:
-    """A table or, in a .txt file, a list. Raises UserError: it cannot be read."""
-    return TextList(file) if file.suffix.lower() == TEXT_LIST else Table(file, encoding)
-
-
 def table_rows(table: Table, data: Data, split: str | None = None, others: Sequence[Path] | None = None) -> Rows:
     """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`.
 
@@ -125,7 +120,6 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
     are not read, and which may be anywhere.
     """
     predicts = others is not None
-    labels = data.labels if others is None else None
     layout = find_layout(table, data, predicts)
     inside = os.path.join(os.path.abspath(table.file.parent), "")
 
@@ -135,7 +129,9 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
 
     paths = filter(may_be_read, table.column(layout.path))
     place = _find_images(table.file, paths, table.root or data.image_root, others or ())
-    rows = Rows(table.file, *place, anywhere=predicts or table.root is not None, labels=labels)
+    rows = Rows(table.file, *place, anywhere=predicts or table.root is not None)
+    if not predicts:
+        rows.labels = data.labels
     rows.notes[:0] = table.notes
     rows.classes = layout.labels if layout.is_one_hot else table.classes.get([*layout.labels, ""][0], ())
     for line, cells in table:
@@ -163,7 +159,7 @@ def _find_images(
     sample = list[str]()
     for some in (islice(paths, _MAX_TRIED), paths):  # of most tables, the others need not be read for this
         listed += some
-        sample = listed[:: -(-len(listed) // _MAX_TRIED) or 1]
+        sample = [listed[index] for index in spread(len(listed), _MAX_TRIED)]
         if _contains(root, file, sample):
             return root, {}, []
     if _MASKS.fullmatch(root.name):  # ISIC's x_GroundTruth, x_Input
@@ -179,8 +175,7 @@ def _find_images(
     by_name = _paths_of_names(root, files) if is_complete else {}
     if sample and all(os.path.basename(path) in by_name for path in sample):
         return root, by_name, [Note("log", f"{file}: the images are in {root}, found by their names")]
-    number = f"{len(files):,}" if is_complete else f"{len(files):,} or more"
-    searched = f"nor, by unique names, among {number} files in it"
+    searched = f"nor, by unique names, among the first {len(files):,} files in it"
     text = f"no image of {file} is found in {root} {searched}; set DATA.IMAGE_ROOT"
     return file.parent, {}, [Note("warning", text)]
 
@@ -219,7 +214,9 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Im
     """
     table = open_table(file, data.encoding)
     given = data.model_copy(update={"image_root": data.image_root if data.image_root != trained_root else None})
-    others = [file.with_suffix(""), *([Path(trained_root)] if trained_root else [])]
+    others = [file.with_suffix("")]
+    if trained_root:
+        others.append(Path(trained_root))
     rows = table_rows(table, given, others=others)
     column = find_layout(table, given, predicts=True).path
     if rows.findings:
