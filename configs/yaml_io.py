@@ -6,7 +6,7 @@ objects from tags.
 
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,15 @@ def parse_value(text: str) -> Any:
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         reason = getattr(error, "problem", type(error).__name__)
         raise UserError(f"{shorten(text)} cannot be read as a value: {reason}") from None
+
+
+def find_name(given: str, names: Sequence[str]) -> str:
+    """A name that a file or `-opts` gives, or the only one of `names` that YAML reads as it: 007 as 7, true as True."""
+    if given in names:
+        return given
+    tag_of = _StrictLoader("").resolve
+    fitting = [name for name in names if given == str(_READERS[tag_of(yaml.ScalarNode, name, (True, False))](name))]
+    return fitting[0] if len(fitting) == 1 else given
 
 
 def shorten(value: Any) -> str:

@@ -302,12 +302,12 @@ def _read(
     samples, findings = _read_splits(source, splits)
     if data.groups:
         _group(samples, data)
+    findings += _name_all(samples, data)
     corrects_first = bool(data.only_classes)  # the right class of an image may be one that stays
     if corrects_first and not any(of_split.findings for of_split in samples.values()):
         correct(samples, data)
     findings += _take_parts(samples, data)
-    twice, unknown = _number_all(samples, data, class_names, predicts)
-    findings += twice
+    unknown = _number_all(samples, data, class_names, predicts)
     if not (corrects_first or findings or unknown):
         correct(samples, data)
     if "train" in samples:
@@ -328,19 +328,27 @@ def _read(
     return list(samples.values())
 
 
-def _number_all(
-    samples: Mapping[str, Samples], data: Data, class_names: Sequence[str], predicts: bool
-) -> tuple[list[str], list[str]]:
-    """Gives the samples of each split their labels; returns the errors of equal names, and of unknown names."""
+def _name_all(samples: Mapping[str, Samples], data: Data) -> list[str]:
+    """Gives the classes of each split their names of DATA.RENAME; returns the errors of equal names."""
     twice = list[str]()
+    for of_split in samples.values():
+        twice += check_names(of_split, data.data_path)
+        if data.rename and of_split.has_class_names and not of_split.findings:
+            renamed = new_names(of_split.class_names, data.rename)
+            names = list(dict.fromkeys(renamed))
+            of_split.number_classes(map_labels(renamed, names, "DATA.RENAME"), names)
+    return twice
+
+
+def _number_all(samples: Mapping[str, Samples], data: Data, class_names: Sequence[str], predicts: bool) -> list[str]:
+    """Gives the samples of each split their labels; returns the errors of unknown names."""
     unknown = list[str]()
     for split, of_split in samples.items():
         of_split.decoding = Decoding(data.grey_range, data.max_pixels)
-        twice += check_names(of_split, data.data_path)
         if not of_split.findings:
             needs_all = split == "train" and not predicts
             unknown = unknown or _number_classes(of_split, data, class_names, needs_all)
-    return twice, unknown
+    return unknown
 
 
 def _misfit_of_folds(source: Source, samples: Mapping[str, Samples]) -> list[Finding]:
@@ -373,7 +381,7 @@ def _take_parts(samples: dict[str, Samples], data: Data) -> list[Finding]:
             continue
         try:
             if data.only_classes:
-                samples[split] = take_classes(samples[split], data.only_classes)
+                samples[split] = take_classes(samples[split], new_names(data.only_classes, data.rename))
             if data.fraction < 1 and split == "train":
                 samples[split] = take_share(samples[split], data)
         except UserError as error:
@@ -395,12 +403,8 @@ def _check_split(source: Source, split: str) -> None:
 
 def _number_classes(samples: Samples, data: Data, class_names: Sequence[str], needs_all: bool) -> list[str]:
     """Gives the samples the labels of a checkpoint's classes, else of DATA.CLASSES; see `number_by`."""
-    if data.rename and samples.has_class_names:
-        renamed = new_names(samples.class_names, data.rename)
-        names = list(dict.fromkeys(renamed))
-        samples.number_classes(map_labels(renamed, names, "DATA.RENAME"), names)
     if class_names:
-        return number_by(class_names, samples, data.data_path, needs_all)
+        return number_by(class_names, samples, data.data_path, needs_all, renames=data.rename)
     if not data.classes:
         return []
     listed = sort_names(samples.class_names, data.classes)

@@ -155,8 +155,10 @@ def new_names(names: Sequence[str], renames: Mapping[str, str] | None) -> list[s
     return [(renames or {}).get(name, name) for name in names]
 
 
-def _advise_renaming(unknown: Sequence[str], known: Sequence[str], names: Sequence[str]) -> str:
-    """The option for a class that was renamed, or for two or three that were merged.
+def _advise_renaming(
+    unknown: Sequence[str], known: Sequence[str], names: Sequence[str], renames: Mapping[str, str]
+) -> str:
+    """The option for a class that was renamed, or for two or three that were merged, beside the given `renames`.
 
     unknown: names in the data that are none of `known`. names: of all classes of the data.
     """
@@ -165,16 +167,23 @@ def _advise_renaming(unknown: Sequence[str], known: Sequence[str], names: Sequen
         return ""
     if len(unknown) > 1 or len(lost) > 3:
         lost = lost[:1]
-    option = json.dumps(dict.fromkeys(lost, unknown[0]), ensure_ascii=False)
+    old_names = {new: old for old, new in renames.items()}
+    added = {old_names.get(name, name): unknown[0] for name in lost}
+    option = json.dumps({**renames, **added}, ensure_ascii=False)
     return f"; if {unknown[0]!r} is the new name of {list_names(lost)}: -opts {shlex.quote(f'DATA.RENAME={option}')}"
 
 
 def number_by(
-    known: Sequence[str], samples: Samples, data_path: str, needs_all: bool, source: str = "the checkpoint"
+    known: Sequence[str],
+    samples: Samples,
+    data_path: str,
+    needs_all: bool,
+    source: str = "the checkpoint",
+    renames: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Gives the samples the labels of the classes `known`, by name. Samples without class names keep their labels.
 
-    source: of `known`, for messages.
+    source: of `known`, for messages. renames: the given DATA.RENAME.
 
     Returns error messages: a class with images is not in `known`; with `needs_all`, also: the samples lack a class of
     `known`. If there are any, it changes nothing. Raises UserError: as `map_labels`.
@@ -193,7 +202,7 @@ def number_by(
         fix = f"{start} -pretrained=RUN/best.pth -data_path={shlex.quote(data_path)} -opts MODEL.NUM_CLASSES=null"
     unknown = [samples.class_names[label] for label in np.flatnonzero(used & (labels < 0))]
     others = [name for name in samples.class_names if name not in known]
-    advice = _advise_renaming(unknown or others, known, samples.class_names)
+    advice = _advise_renaming(unknown or others, known, samples.class_names, renames or {})
     findings = list[str]()
     if unknown:
         text = f"{list_names(unknown)}: not a class of {source} ({source} has {list_names(known)})"

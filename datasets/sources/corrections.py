@@ -3,12 +3,14 @@
 import os
 from collections import Counter
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 
 from configs.schema import Data
-from configs.yaml_io import shorten
+from configs.yaml_io import find_name, shorten
 from datasets.sources.class_names import list_names, new_names
 from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import to_nfc
@@ -36,10 +38,18 @@ def decided_rows(file: str | None, encoding: str | None) -> dict[int, Cells]:
     return {line: cells for line, cells in table if cells[CORRECTION]}
 
 
-def places_of(cells: Cells, data_path: str) -> list[str]:
-    """The files that a row may name: its path is absolute, or relative to the current folder or to DATA_PATH."""
+def places_of(cells: Cells, data_path: str, renames: Mapping[str, str] | None) -> list[str]:
+    """The files that a row may name: its path is absolute, or relative to the current folder or to DATA_PATH.
+
+    In place of a folder that is gone, it also names the one that DATA.RENAME gives.
+    """
     path = unescaped_cell(cells[PATH])
-    return [place_of(path), place_of(os.path.join(data_path, path))]
+    places = [place_of(path), place_of(os.path.join(data_path, path))]
+    for (old, new), place in product((renames or {}).items(), places[:]):
+        folder, is_in_old, file = place.rpartition(f"/{old}/")
+        if is_in_old and not any(os.path.exists(f"{folder}/{normalize(form, old)}") for form in ("NFC", "NFD")):
+            places.append(f"{folder}/{new}/{file}")
+    return places
 
 
 def place_of(path: str) -> str:
@@ -59,30 +69,32 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
     rows = decided_rows(data.corrections, data.encoding)
     line_of: dict[str, int] = {}
     for line, cells in rows.items():
-        line_of |= dict.fromkeys(places_of(cells, data.data_path), line)
+        line_of |= dict.fromkeys(places_of(cells, data.data_path, data.rename), line)
     used = set[int]()
     for split, samples in splits.items():
         if type(samples) is not ImageFiles:
             raise UserError(f"DATA.CORRECTIONS needs images in files, but the data set is {data.dataset}; remove it")
         lines = [line_of.get(place_of(samples.name(index))) for index in range(len(samples))]
         found = {index: unescaped_cell(rows[line][CORRECTION]) for index, line in enumerate(lines) if line}
-        splits[split] = _corrected(samples, found, data)
+        splits[split] = _corrected(samples, found, data, split)
         if not len(splits[split]):
             raise UserError(f"DATA.CORRECTIONS: {data.corrections}: drops all {split} images; keep some of them")
         used |= {line for line in lines if line}
-    others = [rows[line][PATH] for line in rows if line not in used]
-    is_whole = data.fraction == 1 or data.only_classes  # else rows may name images that are left out
-    if "train" in splits and others and is_whole:
+    known = set(used)
+    if "train" not in splits or (data.fraction < 1 and not data.only_classes):  # other images of the data are not here
+        known |= {line for place, line in line_of.items() if os.path.exists(place)}
+    others = [rows[line][PATH] for line in rows if line not in known]
+    if others:
         text = f"DATA.CORRECTIONS: {data.corrections}: {len(others)} of {len(rows)} rows name no image of the data"
         text += f", such as {shorten(others[0])}"
-        if not used:
+        if "train" in splits and not used:
             raise UserError(f"{text}; write paths relative to {data.data_path}, or absolute ones")
-        splits["train"].notes.append(Note("warning", text))
+        next(iter(splits.values())).notes.append(Note("warning", text))
 
 
-def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data) -> ImageFiles:
+def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data, split: str) -> ImageFiles:
     """found: the correction of some images by their indices. Raises UserError: no such class."""
-    names = new_names(samples.class_names, data.rename)
+    names = samples.class_names
     targets = samples.targets.copy()
     if {KEEP, DROP} & {*names}:
         raise UserError(f"DATA.CORRECTIONS: {KEEP} or {DROP} is also the name of a class; rename it with DATA.RENAME")
@@ -92,10 +104,12 @@ def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data) -> Ima
         counts[kind] += 1
         if kind != "other class":
             continue
-        if to_nfc(text) not in names:
+        (name,) = new_names([to_nfc(text)], data.rename)
+        name = find_name(name, names)
+        if name not in names:
             hint = did_you_mean(text, names) or f"; write {KEEP}, {DROP}, or one of {list_names(names)}"
             raise UserError(f"DATA.CORRECTIONS: {data.corrections}: {shorten(text)} is no class of the data{hint}")
-        targets[index] = names.index(to_nfc(text))
+        targets[index] = names.index(name)
     dropped = [index for index, text in found.items() if text == DROP]
     left = np.setdiff1d(np.arange(len(samples)), dropped)
     corrected = samples.select(left)
@@ -103,5 +117,5 @@ def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data) -> Ima
     corrected.targets = targets[left]
     if counts:
         numbers = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))
-        corrected.notes.append(Note("screen", f"DATA.CORRECTIONS: {numbers}"))
+        corrected.notes.append(Note("screen", f"DATA.CORRECTIONS, {split}: {numbers}"))
     return corrected

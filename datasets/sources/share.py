@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from configs.schema import Data
-from configs.yaml_io import shorten
+from configs.yaml_io import find_name, shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths, most_frequent, places_in_classes
@@ -37,6 +37,7 @@ def take_classes(samples: Samples, names: Sequence[str]) -> Samples:
     """
     if samples.targets.ndim == 2 or not samples.has_class_names:
         raise UserError("DATA.ONLY_CLASSES: needs one label per image and names of classes; remove it")
+    names = [find_name(name, samples.class_names) for name in names]
     for name in sorted({*names}.difference(samples.class_names)):
         hint = did_you_mean(name, samples.class_names)
         raise UserError(f"DATA.ONLY_CLASSES: the data have no class {shorten(name)}{hint}")

@@ -16,7 +16,7 @@ from configs.schema.data import properties_of
 from configs.schema.model import Tune
 from configs.schema.operating_point import UNDECIDED, Goal, OperatingPoint
 from configs.weights import WeightsRecord
-from configs.yaml_io import shorten
+from configs.yaml_io import find_name, shorten
 from datasets.sources.class_names import list_names, names_of_labels
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc
@@ -165,11 +165,11 @@ def operating_goal(config: Config, names: Sequence[str]) -> OperatingPoint | Non
         return None
     if not config.data.multi_label and len(names) > MAX_SCORED_CLASSES:
         raise UserError(f"EVAL.OPERATING_POINT: {len(names)} classes, more than {MAX_SCORED_CLASSES}; remove it")
-    name = to_nfc(goal.name)
+    name = find_name(to_nfc(goal.name), names)
     if name not in names:
         fix = did_you_mean(name, names) or f"; give one of {list_names(names)}"
         raise UserError(f"EVAL.OPERATING_POINT: no class is {shorten(name)}{fix}")
-    return OperatingPoint(label=names.index(name), **goal.model_dump())
+    return OperatingPoint(label=names.index(name), **{**goal.model_dump(), "name": name})
 
 
 def _check_threshold(options: Prediction | None, config: Config) -> None:

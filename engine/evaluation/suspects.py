@@ -3,7 +3,7 @@
 Legend: N samples, C classes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +58,7 @@ def write_suspects(
     names: Sequence[str],
     decided: Iterable[Cells],
     data_path: str,
+    renames: Mapping[str, str] | None,
 ) -> list[int]:
     """Writes the suspects with an empty correction, and below them the rows that have one: the next DATA.CORRECTIONS.
 
@@ -65,7 +66,7 @@ def write_suspects(
     as `places_of`; an image in it is no suspect. Returns the indices of the suspects in their order. Raises OSError.
     """
     decided = [*decided]
-    known = {place for cells in decided for place in places_of(cells, data_path)}
+    known = {place for cells in decided for place in places_of(cells, data_path, renames)}
     suspects = [index for index in found.suspects if place_of(images[index][1]) not in known]
     rows = []
     for index in suspects:

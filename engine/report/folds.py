@@ -12,6 +12,7 @@ import torch
 
 from configs.schema.data import properties_of
 from configs.schema.operating_point import OperatingPoint
+from configs.yaml_io import find_name
 from datasets.sources.corrections import decided_rows
 from engine.evaluation.results import join
 from engine.evaluation.suspects import margins, write_suspects
@@ -53,8 +54,10 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
         pictures = {}
     results = join(parts)
     goal = runs[0].options["EVAL.OPERATING_POINT"]
-    if goal and goal["class"] in classes:
-        results = replace(results, point=OperatingPoint.model_validate({**goal, "label": classes.index(goal["class"])}))
+    name = find_name(goal["class"], classes) if goal else None
+    if name in classes:
+        point = {**goal, "class": name, "label": classes.index(name)}
+        results = replace(results, point=OperatingPoint.model_validate(point))
     about = {"split": OUT_OF_FOLD, "folds": len(runs)}
     if results.scores is not None and results.targets.ndim == 1:
         found = margins(torch.from_numpy(results.scores).sigmoid(), torch.from_numpy(results.targets))
@@ -62,7 +65,8 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
         options = runs[0].options
         try:
             decided = decided_rows(options["DATA.CORRECTIONS"], options["DATA.ENCODING"]).values()
-            suspects = write_suspects(folder / SUSPECTS, found, images, classes, decided, options["DATA.DATA_PATH"])
+            places = options["DATA.DATA_PATH"], options["DATA.RENAME"]
+            suspects = write_suspects(folder / SUSPECTS, found, images, classes, decided, *places)
             about["suspects"] = len(suspects)
         except UserError as error:
             problems.append(f"no suspect labels out of fold: {error}")

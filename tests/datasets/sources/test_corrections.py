@@ -1,10 +1,13 @@
 """DATA.CORRECTIONS: labels that were checked by hand are applied after the split, so that no image changes sides."""
 
+import os
+
 import pytest
-from conftest import refused
+from conftest import CPU, config_for, refused
 from source_helpers import classes_of, names_of, options, read_splits, write_classes
 
 from configs.schema import Data
+from datasets.registry import read_samples
 from utils.tables import safe_cell
 
 
@@ -40,7 +43,7 @@ def test_checked_labels_are_changed_and_images_left_out_on_their_side_of_the_spl
     expected = classes_of(train, val) | {held_out: "dog", moved: "=fox"}
     assert classes_of(*after) == {name: label for name, label in expected.items() if name not in dropped}
     texts = [note.text for note in after[0].notes if "CORRECTIONS" in note.text]
-    assert texts == ["DATA.CORRECTIONS: 1 drop, 1 keep, 1 other class"]
+    assert texts == ["DATA.CORRECTIONS, train: 1 drop, 1 keep, 1 other class"]
 
 
 def test_rows_of_other_images_and_wrong_words_are_named(data):
@@ -57,6 +60,33 @@ def test_rows_of_other_images_and_wrong_words_are_named(data):
             corrected(data, rows)
     with pytest.raises(ValueError, match="CORRECTIONS needs image files of one label"):
         Data.model_validate({"DATASET": "digits", "CORRECTIONS": "a.csv"})
+
+
+def test_rows_of_a_renamed_folder_follow_it(data, tmp_path):
+    """A folder that is still there, merged by name alone, keeps its rows."""
+    hound = data.model_copy(update={"rename": {"dog": "hound"}})
+    rows = f"path,correction\ndog/003.jpg,cat\n{tmp_path}/data/dog/004.jpg,drop\ncat/005.jpg,dog\ndog/gone.jpg,drop\n"
+    os.rename(tmp_path / "data/dog", tmp_path / "data/hound")
+    splits = corrected(hound, rows)
+    found = classes_of(*splits)
+    assert (found["hound/003.jpg"], found["cat/005.jpg"]) == ("cat", "hound")
+    assert "hound/004.jpg" not in found
+    assert sum("1 of 4 rows name no image" in note.text for one in splits for note in one.notes) == 1
+    merged = data.model_copy(update={"rename": {"hound": "cat"}})
+    found = classes_of(*corrected(merged, "path,correction\nhound/003.jpg,drop\n"))
+    assert "hound/003.jpg" not in found
+    assert "cat/003.jpg" in found
+
+
+def test_an_evaluation_counts_the_rows_without_a_file_not_those_of_other_splits(data, tmp_path):
+    splits = read_splits(data)
+    rows = [f"{name},keep" for split in splits for name in names_of(split)] + ["cat/gone.jpg,drop"]
+    (tmp_path / "checked.csv").write_text("\n".join(["path,correction", *rows, ""]))
+    data = data.model_copy(update={"corrections": str(tmp_path / "checked.csv")})
+    (val,) = read_samples(data, None, CPU, "val")
+    texts = [note.text for note in val.notes if "CORRECTIONS" in note.text]
+    assert texts[0] == f"DATA.CORRECTIONS, val: {len(splits[1])} keep"
+    assert f" 1 of {len(rows)} rows name no image of the data, such as 'cat/gone.jpg'" in texts[1]
 
 
 def test_a_split_must_keep_an_image(data):
@@ -85,6 +115,28 @@ def test_an_image_is_moved_into_and_out_of_the_classes_that_stay(data, renames):
     assert after.class_names == ["cat", new]
     assert {*names_of(after)} == {*names_of(before), fox} - {dog}
     assert classes_of(after)[fox] == new
+
+
+@pytest.mark.parametrize("only", [["pet", "=fox"], ["dog", "=fox"]])
+@pytest.mark.parametrize("name", ["pet", "cat", "dog"])
+def test_an_image_is_moved_into_a_merged_class_that_stays(data, only, name):
+    """Old names of classes mean their new ones."""
+    train, _ = read_splits(data)
+    moved = next(one for one in names_of(train) if one.startswith("=fox"))
+    part = data.model_copy(update={"only_classes": only, "rename": {"cat": "pet", "dog": "pet"}})
+    found = classes_of(*corrected(part, f"path,correction\n{moved},{name}\n"))
+    assert len(found) == 60
+    assert found[moved] == "pet"
+
+
+def test_a_number_is_the_only_class_that_yaml_reads_as_it(tmp_path):
+    write_classes(tmp_path / "data", **{"007": 4, "8": 4, "true": 4, "08": 4})
+    for given, names in (("[007, 8]", ["007", "8"]), ("[true, 08]", ["8", "true"])):
+        part = config_for("-opts", f"DATA.ONLY_CLASSES={given}").data.only_classes
+        data = options(tmp_path / "data", dataset="folder", only_classes=part)
+        assert read_splits(data)[0].class_names == names
+    train, val = corrected(data, "path,correction\n8/000.jpg,True\n")
+    assert classes_of(train, val)["8/000.jpg"] == "true"
 
 
 def test_a_class_with_the_name_of_a_correction_is_refused(tmp_path):

@@ -186,6 +186,20 @@ def test_a_renamed_class_keeps_its_images_its_output_and_its_row(images, tmp_pat
     train([f"-resume={folder}", "-epochs=4", "-num_workers=0"])  # config.yaml has the option
 
 
+def test_the_advice_on_a_second_renamed_class_keeps_the_first(trained, images, tmp_path):
+    """YAML reads 7 in {bee: 007}."""
+    data = shutil.copytree(images, tmp_path / "data")
+    rename = "DATA.RENAME={bee: 007}"
+    for old, new in (("bee", "007"), ("ant", "Käfer")):
+        (data / old).rename(data / new)
+        with pytest.raises(UserError) as error:
+            evaluate(trained / "best.pth", data, tmp_path / new, rename)
+        rename = advised_rename(str(error.value))
+    assert rename == 'DATA.RENAME={"bee": "007", "ant": "Käfer"}'
+    result, _ = evaluate(trained / "best.pth", data, tmp_path / "last", rename)
+    assert result["samples"] == 80
+
+
 def test_merged_classes_add_their_probabilities(trained, images, tmp_path):
     def figures(data: Path, name: str, *options: str) -> tuple[dict, np.ndarray, np.ndarray]:
         result, _ = evaluate(trained / "best.pth", data, tmp_path / name, "EVAL.SAVE_LOGITS=true", *options)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import TINY_VIT, evaluate, log_of, refused, run_here, train
+from conftest import TINY_VIT, config_for, evaluate, log_of, refused, run_here, train
 from PIL import Image
 from scipy.special import expit
 from scipy.stats import binomtest
@@ -18,6 +18,7 @@ from configs.schema.operating_point import OperatingPoint
 from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision, read_record
 from engine.evaluation.intervals import figures_at
 from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
+from engine.evaluation.session import operating_goal
 from scripts.export import main as export
 from utils.files import read_json
 from utils.tables import read_rows
@@ -137,6 +138,14 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
 def test_an_unknown_class_is_named(digits_argv):
     with refused(r"EVAL\.OPERATING_POINT: no class is 'ill'"):
         run_here(*digits_argv, GOAL.replace("3", "ill"))
+
+
+@pytest.mark.parametrize(("typed", "label"), [("008", 1), ("8", 1), ("1.50", 2), ("true", 3), ("'007'", 0)])
+def test_a_class_is_found_by_the_value_that_yaml_reads(typed, label):
+    config = config_for("-opts", f"EVAL.OPERATING_POINT={{class: {typed}, specificity: 0.9}}")
+    names = ["007", "008", "1.50", "true", "7"]
+    point = operating_goal(config, names)
+    assert (point.label, point.name) == (label, names[label])
 
 
 def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_learn(tmp_path):
