@@ -129,7 +129,7 @@ def find_name(given: str, names: Sequence[str]) -> str:
     """A name that a file or `-opts` gives, or the only one of `names` that YAML reads as it: 007 as 7, true as True."""
     if given in names:
         return given
-    tag_of = _StrictLoader("").resolve
+    tag_of: Callable[..., str] = _StrictLoader("").resolve
     fitting = [name for name in names if given == str(_READERS[tag_of(yaml.ScalarNode, name, (True, False))](name))]
     return fitting[0] if len(fitting) == 1 else given
 

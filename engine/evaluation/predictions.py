@@ -104,12 +104,13 @@ class Predictions:
         """A row per group: its readable images, and the mean probability of each class."""
         names, counts = np.unique(groups[results.readable], return_counts=True)
         grouped = mean_by_group(replace(results, groups=groups).take(results.readable))
-        decisions = self._decisions(grouped, self._point.group_threshold if self._point else None)
-        columns = names, counts, grouped.label_probabilities.tolist(), decisions
-        rows = []
-        for name, number, shares, decision in zip(*columns, strict=True):
-            rows.append([safe_cell(name), number, *(f"{share:.6f}" for share in shares), safe_cell(decision)])
-        header = ["group", "images", *map(safe_cell, self._class_names), "decision"]
+        columns = [map(safe_cell, names), counts]
+        columns += [[f"{share:.6f}" for share in shares] for shares in grouped.label_probabilities.T.tolist()]
+        header = ["group", "images", *map(safe_cell, self._class_names)]
+        if self._point and self._point.group_threshold is not None:
+            columns.append(map(safe_cell, self._decisions(grouped, self._point.group_threshold)))
+            header.append("decision")
+        rows = zip(*columns, strict=True)
         atomic_write(self._folder / GROUPS_FILE, table_text(header, rows))
 
     def metrics(self, best: str | None) -> Metrics:
@@ -122,7 +123,9 @@ class Predictions:
         names = self._class_names
         ranked = results.labels.tolist(), results.probabilities.tolist()
         with_thresholds = replace(results, thresholds=self._thresholds)
-        decisions = self._decisions(results, self._point.threshold if self._point else None)
+        decisions = list[str]()
+        if self._point and self._point.threshold is not None:
+            decisions = self._decisions(results, self._point.threshold)
         for row, (labels, probabilities) in enumerate(zip(*ranked, strict=True)):
             index = self.num_done + row
             error = results.errors.get(index)
@@ -131,7 +134,7 @@ class Predictions:
             if self._thresholds is not None:
                 found = (names[label] for label in labels if with_thresholds.predicted[row, label])
                 texts["predicted"] = "" if error else " | ".join(found)
-            if "decision" in self._text_columns:
+            if decisions:
                 texts["decision"] = "" if error else decisions[row]
             if self._options.threshold is not None:
                 possible = classes[:1] if self._thresholds is None else classes
@@ -143,11 +146,10 @@ class Predictions:
                 texts["explanation"] = "" if error else explanation_file(index, self._samples.name(index))
             yield self._samples.listed_name(index), [] if error else classes[: self._num_ranks], texts, error
 
-    def _decisions(self, results: SampleResults, threshold: float | None) -> list[str]:
+    def _decisions(self, results: SampleResults, threshold: float) -> list[str]:
         """The class of the operating point if the score reaches the threshold, else the other class, or 'not X'."""
         point = self._point
-        if point is None or threshold is None or results.scores is None:
-            return [""] * len(results.targets)
+        assert point and results.scores is not None
         other = f"not {point.name}"
         if len(self._class_names) == 2 and self._thresholds is None:
             other = self._class_names[1 - point.label]

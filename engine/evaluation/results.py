@@ -51,7 +51,10 @@ def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
 
 
 def choose_threshold(results: "SampleResults", point: OperatingPoint) -> float | None:
-    """The threshold that reaches the goal, with the highest other figure; None if none does, or without both kinds."""
+    """The threshold that reaches the goal, with the highest other figure.
+
+    None if the goal is reached only where no sample is predicted, or without samples of both kinds.
+    """
     every, sensitivity, specificity, _ = roc_points(*results.of_class(point.label))
     is_possible = (sensitivity >= 100 * (point.sensitivity or 0)) & (specificity >= 100 * (point.specificity or 0))
     if not is_possible.any():

@@ -73,7 +73,8 @@ def build_eval_model(
     decision = record.decision if record else UNDECIDED
     if decision.point and decision.point.label < config.model.num_logits:
         evaluator = replace(evaluator, point=decision.point)
-        notes.append(Note("log", f"Operating point of {decision.point.name}, from the weights: {decision.point.title}"))
+        title = f"{decision.point.title}{' (no threshold)' * (decision.point.threshold is None)}"
+        notes.append(Note("log", f"Operating point of {decision.point.name}, from the weights: {title}"))
     if config.data.multi_label:
         known = len(decision.thresholds or ()) == config.model.num_logits
         thresholds = np.array(decision.thresholds) if known else np.zeros(config.model.num_logits)

@@ -54,9 +54,9 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
         pictures = {}
     results = join(parts)
     goal = runs[0].options["EVAL.OPERATING_POINT"]
-    name = find_name(goal["class"], classes) if goal else None
-    if name in classes:
-        point = {**goal, "class": name, "label": classes.index(name)}
+    chosen = find_name(goal["class"], classes) if goal else ""
+    if chosen in classes:
+        point = {**goal, "class": chosen, "label": classes.index(chosen)}
         results = replace(results, point=OperatingPoint.model_validate(point))
     about = {"split": OUT_OF_FOLD, "folds": len(runs)}
     if results.scores is not None and results.targets.ndim == 1:

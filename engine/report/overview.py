@@ -193,7 +193,8 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
     logit = to_float(point.get("threshold"))
     sensitivity = percent(to_float(point.get("sensitivity"))) or "none"
     if logit is None:
-        return Tile(name, sensitivity, "no threshold reaches the goal", words)
+        reason = f"the images that choose it reach the goal only if none is called {point.get('class')}"
+        return Tile(name, sensitivity, f"no threshold: {reason}, are of one kind, or have no groups", words)
     specificity = percent(to_float(point.get("specificity")))
     probability = 1 / (1 + math.exp(min(-logit, 700)))
     remarks = [interval_text(point.get("sensitivity_interval"))]

@@ -71,7 +71,11 @@ def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
 
 
 def test_a_goal_that_no_threshold_reaches_and_a_lone_class_have_none():
+    """scikit-learn's curve reaches it only at its first point, where no image is predicted."""
     scores = torch.tensor([[0.0, 9.0], [0.0, 1.0], [0.0, 0.0]])
+    false, true, first = roc_curve([0, 1, 1], scores[:, 1], drop_intermediate=False)
+    assert np.flatnonzero(false <= 0.1).tolist() == [0]
+    assert (true[0], first[0]) == (0, np.inf)
     for targets in ([0, 1, 1], [1, 1, 1]):
         results = replace(results_of(scores, torch.tensor(targets)), point=point_of(specificity=0.9))
         assert results.used_point.is_chosen
@@ -192,3 +196,7 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     argv = ["-predict", str(tmp_path / "new.csv"), f"-resume={folder}", f"-output={tmp_path / 'q'}"]
     run_here(*argv, "-opts", "DATA.GROUPS=patient")  # a column
     assert (tmp_path / "q/groups.csv").read_text() == (tmp_path / "p/groups.csv").read_text()
+    lone = train([*flags, "-name=lone", "-opts", *(key for key in keys if "GROUPS" not in key), point])
+    run_here("-predict", str(tmp_path / "data"), f"-resume={lone}", f"-output={tmp_path / 'r'}", "-opts", keys[-3])
+    assert "decision" in read_rows(tmp_path / "r/predictions.csv")[0]
+    assert "decision" not in read_rows(tmp_path / "r/groups.csv")[0]  # as an evaluation has none
