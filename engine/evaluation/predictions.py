@@ -107,8 +107,8 @@ class Predictions:
         columns = [map(safe_cell, names), counts]
         columns += [[f"{share:.6f}" for share in shares] for shares in grouped.label_probabilities.T.tolist()]
         header = ["group", "images", *map(safe_cell, self._class_names)]
-        if self._point and self._point.group_threshold is not None:
-            columns.append(map(safe_cell, self._decisions(grouped, self._point.group_threshold)))
+        if decisions := self._decisions(grouped, self._point.group_threshold if self._point else None):
+            columns.append(map(safe_cell, decisions))
             header.append("decision")
         rows = zip(*columns, strict=True)
         atomic_write(self._folder / GROUPS_FILE, table_text(header, rows))
@@ -123,9 +123,7 @@ class Predictions:
         names = self._class_names
         ranked = results.labels.tolist(), results.probabilities.tolist()
         with_thresholds = replace(results, thresholds=self._thresholds)
-        decisions = list[str]()
-        if self._point and self._point.threshold is not None:
-            decisions = self._decisions(results, self._point.threshold)
+        decisions = self._decisions(results, self._point.threshold if self._point else None)
         for row, (labels, probabilities) in enumerate(zip(*ranked, strict=True)):
             index = self.num_done + row
             error = results.errors.get(index)
@@ -146,10 +144,14 @@ class Predictions:
                 texts["explanation"] = "" if error else explanation_file(index, self._samples.name(index))
             yield self._samples.listed_name(index), [] if error else classes[: self._num_ranks], texts, error
 
-    def _decisions(self, results: SampleResults, threshold: float) -> list[str]:
-        """The class of the operating point if the score reaches the threshold, else the other class, or 'not X'."""
+    def _decisions(self, results: SampleResults, threshold: float | None) -> list[str]:
+        """The class of the operating point if the score reaches the threshold, else the other class, or 'not X'.
+
+        Empty without a threshold.
+        """
         point = self._point
-        assert point and results.scores is not None
+        if point is None or threshold is None or results.scores is None:
+            return []
         other = f"not {point.name}"
         if len(self._class_names) == 2 and self._thresholds is None:
             other = self._class_names[1 - point.label]
