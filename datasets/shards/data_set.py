@@ -23,7 +23,7 @@ from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_f
 from datasets.shards.store import ShardStore
 from datasets.sources.groups import check_groups
 from datasets.sources.samples import check_target_bytes
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in
+from datasets.sources.shared_arrays import strings_in
 from datasets.sources.source import Source, part_to_read
 from datasets.sources.split import Part, Splitter
 from utils.errors import UserError, combine_findings, error_from
@@ -73,8 +73,6 @@ class TarShards(Source):
                 source = f"cached in {cache.folder.parent}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
             size = sum(shard.num_bytes for shard in shards) / 1e9
             notes.append(Note("log", f"{self._reader.store.root}: {len(shards)} shards, {size:.3g} GB, {source}"))
-        elif data.cache_gb:
-            notes.append(Note("log", "DATA.CACHE_GB is not used: the shards are files of this machine"))
         number = sum(shard.num_further for shard in shards)
         if number:
             rule = "of a sample, up to the first dot of a name, KEY.jpg goes before KEY.png and KEY.name.jpg"
@@ -112,7 +110,7 @@ class TarShards(Source):
         Raises UserError: there are no shards of the split, or they have no image.
         """
         part = self._part(split)
-        if not len(part.indices) and not (part.findings and len(self.index)):
+        if not len(self.index) or not (len(part.indices) or part.findings):
             of_index = [note.text for note in self.notes if note.kind == "log"]  # if it was read
             fix = [*of_index, "add some"][0]
             raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; {fix}")
@@ -122,12 +120,12 @@ class TarShards(Source):
         samples.has_class_names = bool(self._names)
         samples.notes += self.notes + part.notes
         samples.findings += part.findings
-        if len(missing := np.flatnonzero(samples.targets < 0)):
+        missing = np.flatnonzero(samples.targets < 0)
+        if len(missing):
             share = f"{len(missing):,} of the {len(samples):,} images of the split {split} have none"
             fix = "add KEY.cls, a label in KEY.json, or a folder per class"
             samples.findings.append(f"{samples.name(missing[0])}: has no label ({share}); {fix}")
-        if self._several is not None:
-            samples.targets = self._several[samples.targets]
+        samples.targets = self._targets(index)
         return samples
 
     def _part(self, split: str) -> Part:
@@ -136,19 +134,18 @@ class TarShards(Source):
         rows = self.index.rows_of(set(self.found.splits[name]))
         if not is_part:
             return Part(rows)
-        groups = strings_in(self.index.arrays, "groups").select(rows) if self.data.groups and split != "all" else None
-        if groups:
-            check_groups(groups, self.data, lambda row: self._paths(rows[row : row + 1])[0])
-        targets = self.index.arrays["targets"][rows]
-        targets = targets if self._several is None else self._several[targets]
-        part = self.splitter.part(self._paths(rows), targets, split, groups)
+        whole = self.index.select(rows)
+        paths = whole.paths()
+        groups = None
+        if self.data.groups and split != "all":
+            groups = strings_in(whole.arrays, "groups")
+            check_groups(groups, self.data, paths.__getitem__)
+        part = self.splitter.part(paths, self._targets(whole), split, groups)
         return replace(part, indices=rows[part.indices])
 
-    def _paths(self, rows: np.ndarray) -> PackedStrings:
-        """The paths of images, such as 'train-0001.tar/cat/1.jpg': their names are unique in a shard only."""
-        shards = (self.index.shards[shard].name for shard in self.index.shard_of[rows].tolist())
-        names = strings_in(self.index.arrays, "names").select(rows)
-        return StringPacker(f"{shard}/{name}" for shard, name in zip(shards, names, strict=True)).strings()
+    def _targets(self, index: Index) -> np.ndarray:
+        targets = index.arrays["targets"]
+        return targets if self._several is None else self._several[targets]
 
     @classmethod
     def splits_of(cls, data: Data) -> Collection[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from datasets.shards.records import Label, Record, is_class_name
 from datasets.sources.samples import MAX_FILE_BYTES
-from datasets.sources.shared_arrays import StringPacker, strings_in, to_arrays, to_nfc
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in, to_arrays, to_nfc
 from datasets.sources.tables.files import LABEL_DIGITS
 from utils.errors import UserError
 
@@ -89,6 +89,12 @@ class Index:
         """The positions of the images in the shards with these names, sorted."""
         is_wanted = np.array([shard.name in names for shard in self.shards], bool)
         return np.flatnonzero(is_wanted[self.shard_of])
+
+    def paths(self) -> PackedStrings:
+        """The paths of the images, such as 'train-0001.tar/cat/1.jpg': their names are unique in a shard only."""
+        shards = np.array([shard.name for shard in self.shards], object)[self.shard_of]
+        names = strings_in(self.arrays, "names")
+        return StringPacker(f"{shard}/{name}" for shard, name in zip(shards, names, strict=True)).strings()
 
     def of_shard(self, position: int) -> "Index":
         """The index of the shard at `position`, with views of the arrays."""

@@ -129,11 +129,12 @@ class _Info(BaseModel, strict=True):
     def _check(self) -> "_Info":
         splits = list(map(SPLIT_NAMES.get, self.splits))
         shards = [name for split in self.splits.values() for name in split.filenames]
-        if None in splits or len(set(splits)) < len(splits):
+        if None in splits:
             raise ValueError(f"the splits {shorten(list(self.splits))} are not train, val and test")
-        if len(set(shards)) < len(shards) or len(set(self.class_names or ())) < len(self.class_names or ()):
-            raise ValueError("names a shard or a class twice")
-        if len({split.alt_label or "" for split in self.splits.values()}) > 1:
+        for names in (splits, shards, self.class_names or ()):
+            if len(set(names)) < len(names):
+                raise ValueError("names a split, a shard or a class twice")
+        if len({split.alt_label for split in self.splits.values()}) > 1:
             raise ValueError("has several values of 'alt_label'")
         return self
 
@@ -157,16 +158,16 @@ def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundS
     """
     if names:
         return _split_by_name(names, store)
-    if (data := store.read_small(INFO_FILE, _MAX_INFO_BYTES)) is not None:  # of timm, or of anyone
+    data = store.read_small(INFO_FILE, _MAX_INFO_BYTES)  # of timm, or of anyone
+    if data is not None:
         try:
             info = _Info.model_validate_json(data)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            key = f"{shorten('.'.join(map(str, first['loc'])))}: " if first["loc"] else ""
-            raise UserError(
-                f"{store.url(INFO_FILE)}: {key}{first['msg'].removeprefix('Value error, ')}; "
-                "correct it, or give a pattern of names instead"
-            ) from None
+            key = ".".join(map(str, first["loc"])) or "splits"
+            problem = f"{shorten(key)}: {first['msg'].removeprefix('Value error, ')}"
+            fix = "correct it, or give a pattern of names instead"
+            raise UserError(f"{store.url(INFO_FILE)}: {problem}; {fix}") from None
         splits = {SPLIT_NAMES[name]: sorted(split.filenames) for name, split in info.splits.items()}
         label_key = next(iter(info.splits.values())).alt_label or ""
         return FoundShards(splits, class_names=info.class_names, label_key=label_key)
@@ -179,12 +180,11 @@ def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundS
     for folder in folders:
         if split_of(folder):
             files += store.list_folder(folder)[0]
-    if shards := [file for file in files if not _name_problem(file) and not file.split("/")[-1].startswith(".")]:
-        return _split_by_name(shards, store)
-    raise UserError(
-        f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}, not compressed); "
-        "check it, or use -dataset=folder for images"
-    )
+    shards = [file for file in files if not (_name_problem(file) or "/." in f"/{file}")]
+    if not shards:
+        fix = "check it, or use -dataset=folder for images"
+        raise UserError(f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}, not compressed); {fix}")
+    return _split_by_name(shards, store)
 
 
 def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:

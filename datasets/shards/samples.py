@@ -32,7 +32,7 @@ from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSample
 from datasets.shards.index import INDEX_NAME, Index, Shard
 from datasets.shards.store import RangesNotSupported, ShardStore, changed
 from datasets.sources.samples import EncodedImages, read_error
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in
+from datasets.sources.shared_arrays import PackedStrings, strings_in
 from utils.errors import Unavailable, UserError, error_from, to_single_line
 from utils.files import file_state, locked, open_regular_file, own_file
 from utils.notes import RUN_LOG
@@ -316,9 +316,7 @@ class TarSamples(EncodedImages):
 
     @property
     def paths(self) -> PackedStrings:
-        shards = np.repeat([shard.name for shard in self.shards], np.diff(self.arrays["ends"], prepend=0))
-        names = strings_in(self.arrays, "names")
-        return StringPacker(f"{shard}/{name}" for shard, name in zip(shards, names, strict=True)).strings()
+        return replace(self._index, arrays=self.arrays).paths()
 
     def relative_name(self, index: int, folder: str) -> str:
         """Returns the name of the image in its shard."""

@@ -3,20 +3,22 @@
 A pickled `MappedArrays` is the path of its folder; the receiving process opens the files again.
 """
 
+import logging
 import tempfile
 import weakref
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
 import numpy as np
 
-from utils.errors import error_from
-from utils.files import TemporaryFolder, space_fix
+from utils.files import TemporaryFolder
+from utils.notes import RUN_LOG
 
 
 class MappedArrays(dict[str, np.ndarray]):
@@ -32,11 +34,10 @@ class MappedArrays(dict[str, np.ndarray]):
         return MappedArrays, (self.folder, list(self))
 
 
-def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
-    """Writes the arrays to a temporary folder and maps them.
+def share_arrays(arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """Writes the arrays to a temporary folder and maps them; without room for it, each process gets a copy of them.
 
     The folder exists as long as the returned object, at most until this process exits.
-    Raises UserError: the folder cannot be written.
     """
     try:
         with ExitStack() as on_failure:
@@ -47,10 +48,15 @@ def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
             mapped = MappedArrays(Path(folder.name), arrays)
             weakref.finalize(mapped, on_failure.pop_all().close)
             return mapped
-    except OSError as error:
-        reason = error.strerror or str(error)  # numpy's own has no number: '360 requested and 0 written'
-        problem = f"the list of images cannot be written ({reason}); {space_fix(reason)} or set TMPDIR"
-        raise error_from(error, f"{tempfile.gettempdir()}: {problem}") from error
+    except OSError:
+        _warn_of_copies()
+        return arrays
+
+
+@cache
+def _warn_of_copies() -> None:
+    problem = f"{tempfile.gettempdir()}: has no room for the list of images, of which each process has a copy now"
+    logging.getLogger(RUN_LOG).warning(f"{problem}; free space, or set TMPDIR")
 
 
 def to_nfc(text: str) -> str:

@@ -67,6 +67,7 @@ class Kind:
 
 KINDS = {
     "images": Kind(data_kinds.image_examples, data_kinds.read_image, data_kinds.repair_png),
+    **({"dicom": Kind(data_kinds.dicom_examples, data_kinds.read_image)} if is_installed("pydicom") else {}),
     "lists": Kind(data_kinds.list_examples, data_kinds.read_list_file, is_text=True),
     "class-lists": Kind(data_kinds.class_list_examples, data_kinds.read_class_names, is_text=True),
     **({"parquet": Kind(data_kinds.parquet_examples, data_kinds.read_parquet)} if is_installed("pyarrow") else {}),

@@ -59,6 +59,19 @@ def image_examples() -> list[bytes]:
     return written
 
 
+def dicom_examples() -> list[bytes]:
+    """Gray with and without a window, colors, and a frame that is a JPEG."""
+    import pydicom
+
+    from tests.datasets.decoding.test_dicom import CASES, dicom
+
+    jpeg = image_examples()[0]
+    color = np.asarray(Image.open(io.BytesIO(jpeg)))
+    frame = {"syntax": pydicom.uid.JPEGBaseline8Bit, "PixelData": pydicom.encaps.encapsulate([jpeg])}
+    grey = [dicom(values, **elements) for values, elements, _ in CASES.values()]
+    return [*grey, dicom(color, "RGB", 8), dicom(color, "YBR_FULL_422", 8, **frame)]
+
+
 def read_image(data: bytes, folder: Path) -> None:
     image = open_image(data, 3 if len(data) % 2 else 1, lambda: "image")
     height, width = image.size

@@ -81,8 +81,6 @@ class TorchvisionSet(Source):
         for read in tries:
             try:
                 return read()
-            except UserError:  # TMPDIR is full
-                raise
             except Exception as problem:  # damaged files raise many types
                 errors.append(problem)
         error = errors[-1 if self.data.download else 0]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import refused
 from source_helpers import options, read_splits
 
 from datasets.sources import shared_arrays
+from datasets.sources.sets.in_memory import ImageArray
 from datasets.sources.shared_arrays import share_arrays
 from datasets.sources.source import source_class
 from tests.datasets.shards.tar_files import numbered, tar_of
@@ -72,11 +72,16 @@ def test_the_temporary_folder_is_removed_with_the_arrays(temporary):
 
 
 @pytest.mark.parametrize("error", [(28, "No space left on device"), ("5 requested and 0 written",)])  # of numpy
-def test_a_full_disk_is_one_line(error, temporary, monkeypatch):
+def test_on_a_full_disk_each_process_has_a_copy_and_the_log_one_line(error, temporary, monkeypatch, caplog):
     def full(*_, **__):
         raise OSError(*error)
 
     monkeypatch.setattr(shared_arrays.np, "save", full)
-    with refused(rf"cannot be written \({error[-1]}\); free space or set TMPDIR$"):
-        share_arrays({"a": np.arange(5)})
+    shared_arrays._warn_of_copies.cache_clear()
+    samples = ImageArray(np.arange(48, dtype=np.uint8).reshape(4, 3, 2, 2), [0, 1, 1, 0], ["a", "b"])
+    for _ in range(2):
+        received = pickle.loads(pickle.dumps(samples))
+        assert np.array_equal(received.images, samples.images) and np.array_equal(received.targets, samples.targets)
+    (line,) = caplog.messages
+    assert str(temporary) in line and "TMPDIR" in line
     assert not list(temporary.iterdir())
