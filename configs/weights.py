@@ -62,7 +62,7 @@ def find_weights(path: str) -> Path:
         refuse_sharded(path)
         files = [one for end in WEIGHTS_EXTENSIONS for one in sorted(Path(path).glob(f"*{end}"))]
         file = min(files, key=lambda one: one.stem != "best", default=None)
-        fix = f"give a file in it, such as {file}" if file else "name the file of weights"
+        fix = f"give a file in it, such as {file}" if file else "name the file of weights, or the folder in it"
         raise UserError(f"{path}: is a folder; {fix}")
     raise Unavailable(f"{path}: no such file, also with {', '.join(WEIGHTS_EXTENSIONS)} added; check the path")
 

@@ -7,6 +7,7 @@ versions have no `split`, and the preprocessing in an entry of its own.
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -259,10 +260,8 @@ def weights_record(model: Model, weights: WeightsFile | None = None, source: str
     record = record_in(weights)
     if record:
         return record
-    record = _record_beside(published, weights)
-    if model.type == "timm":
-        return replace(record, kwargs=_arguments_of(weights, model))
-    return record if record.data or record.class_names else None
+    record = replace(_record_beside(published, weights), kwargs=_arguments_of(weights, model))
+    return record if record.data or record.class_names or record.kwargs else None
 
 
 def _record_of_source(source: str, is_of_transformers: bool) -> WeightsRecord:
@@ -274,8 +273,15 @@ def _record_of_source(source: str, is_of_transformers: bool) -> WeightsRecord:
 
 
 def _arguments_of(weights: WeightsFile, model: Model) -> dict[str, Any]:
-    """The arguments of timm's model that the file states. MODEL.KWARGS={}: none. Raises UserError: an unknown one."""
-    kwargs = weights.network_arguments(model.name)
+    """The arguments of timm's model that the file states. MODEL.KWARGS={}: none. Raises UserError: an unknown one, also
+    of MODEL.TYPE vit.
+    """
+    kwargs = weights.network_arguments(model.name) if model.type in ("timm", "vit") else {}
+    if model.type == "vit":
+        if all(getattr(model, name, None) == value for name, value in kwargs.items()):
+            return {}
+        fix = f"give -model={model.name} -opts {shlex.quote(f'MODEL.KWARGS={json.dumps(kwargs)}')}"
+        raise UserError(f"{weights.file}: is of another network than this MODEL; {fix}")
     if not kwargs or getattr(model, "kwargs", None) == {}:
         return {}
     try:
@@ -291,8 +297,8 @@ _OF_ARGUMENTS = {
     "in_chans": "IMAGE_CHANNELS",
     "mean": "IMAGENET_MEAN",
     "std": "IMAGENET_STD",
-    "eval_crop_ratio": "CROP_PCT",
     "crop_pct": "CROP_PCT",
+    "eval_crop_ratio": "CROP_PCT",
     "interpolation": "INTERPOLATION",
 }
 
@@ -306,7 +312,7 @@ def _record_beside(published: WeightsRecord, weights: WeightsFile) -> WeightsRec
     for sized in (size_of_positions(weights.tensors.states.values(), own), weights.trained_size):  # the last decides
         found = data_of_size(sized)
         size = found.image_size if found else size
-    arguments = {name: value for name, value in weights.program_arguments.items() if value not in (None, "")}
+    arguments = weights.program_arguments
     stated = {key: arguments[name] for name, key in _OF_ARGUMENTS.items() if name in arguments}
     if size and size != own:
         stated["IMAGE_SIZE"] = size
@@ -413,7 +419,8 @@ def _record_in_folder(folder: Path, is_of_transformers: bool) -> WeightsRecord |
             raise
         reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         problem = f"{folder}: {CONFIG} or {PREPROCESSOR} is missing, damaged, or of a newer transformers"
-        raise UserError(f"{problem} ({reason}); update the package, or download the whole folder again") from error
+        fix = "save the image processor of the training there (its save_pretrained), download the whole folder again"
+        raise UserError(f"{problem} ({reason}); {fix}, or update the package") from error
 
 
 def read_record(path: str) -> WeightsRecord | None:

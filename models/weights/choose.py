@@ -21,6 +21,7 @@ _MAX_PREFIX, _MAX_PREFIXES = 8, 32  # parts of a prefix; prefixes of an entry
 _ROOT = "the file itself"
 # Modules that PyTorch puts around parts of a model: torch.compile, FSDP, activation checkpointing
 _WRAPPERS = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_OF_LOSS = re.compile(r"(?:^|[._])(?:loss|criterion)")  # whose weights are of classes
 # Two networks of one training, the one that its program uses last: DINO, iBOT and DINOv2; MoCo; MoCo v3; BYOL
 _PAIRS = {"student": "teacher", "encoder_k": "encoder_q"}
 _PAIRS |= {"momentum_encoder": "base_encoder", "target_encoder": "online_encoder"}
@@ -172,7 +173,7 @@ def _large_prefixes(names: State, least: float) -> list[str]:
 def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str], convert: Convert) -> Candidate:
     inside = [name for name in state if name.startswith(prefix)]
     part, note = convert({name.removeprefix(prefix): state[name] for name in inside})
-    outside = {name: state[name] for name in state if name not in {*inside, *part}}
+    outside = {name: state[name] for name in state if name not in {*inside, *part} and not _OF_LOSS.search(name)}
     known = {*body, *part, *outside}
     layers = {name.rpartition(".")[0] for name in outside}
     notes = [*filter(None, [note])]

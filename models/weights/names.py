@@ -194,7 +194,23 @@ def _renamed(name: str, renames: Iterable[Rename]) -> str:
     return name
 
 
-# The authors' own programs
+# The programs of others
+
+# ViTs of torchvision and MMPretrain, whose blocks are numbered in order: pattern and replacement
+_OF_OTHERS = r"""
+^(?:encoder\.)?layers\.(?:encoder_layer_)?(\d+)\. blocks.\1.
+^class_token$ cls_token
+^encoder\.pos_embedding$ pos_embed
+^(?:conv_proj|patch_embed\.projection)\. patch_embed.proj.
+^(?:encoder\.ln|ln1)\. norm.
+\.ln_?([12])\. .norm\1.
+\.self_attention\.in_proj_ .attn.qkv.
+\.self_attention\.out_proj\. .attn.proj.
+\.(?:mlp\.(?:0|linear_1)|ffn\.layers\.0\.0)\. .mlp.fc1.
+\.(?:mlp\.(?:3|linear_2)|ffn\.layers\.1)\. .mlp.fc2.
+^heads(?:\.head)?\. head.
+"""
+_FIRST_NAMES = {"encoder.layers.encoder_layer_0.ln_1.weight", "layers.0.ln1.weight"}
 
 
 def head_names(model: nn.Module) -> list[str]:
@@ -212,12 +228,15 @@ def body_names(model: nn.Module) -> set[str]:
 def to_model_names(model: nn.Module, state: State) -> tuple[State, Note | None]:
     """The state with the names of timm's `model`, and a line for the log; `state` itself if it is of another model.
 
-    Sources: the names of the authors, by the `checkpoint_filter_fn` of timm's model (Swin, ConvNeXt, DeiT III, BEiT,
-    DINOv2 with registers); the blocks of DINOv2's training in chunks.
+    Sources: torchvision's and MMPretrain's ViT; the names of the authors, by the `checkpoint_filter_fn` of timm's model
+    (Swin, ConvNeXt, DeiT III, BEiT, DINOv2 with registers); the blocks of DINOv2's training in chunks.
     """
     body = body_names(model)
     if body <= state.keys():
         return state, None
+    if _FIRST_NAMES & state.keys():
+        rules: Any = [line.split() for line in _OF_OTHERS.split("\n")[1:-1]]
+        return {_renamed(name, rules): tensor for name, tensor in state.items()}, None
     if "blocks.0.norm1.weight" in body:
         state = {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in state.items()}
     for module in dict.fromkeys(one.__module__ for one in type(model).__mro__):

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import is_model
 
 from configs.schema.families.family import OWN_KEYS
@@ -24,6 +23,7 @@ from configs.yaml_io import parse_value
 from models.transformers_model import read_folder
 from models.tuning import A, merge_adapters
 from models.weights.names import State, google_to_timm, summarize_names
+from models.weights.programs import fixed_arguments
 from utils.errors import UserError
 from utils.file_formats.hf_folder import LOCAL, SHARDS
 from utils.file_formats.pickles import (
@@ -42,9 +42,13 @@ _AVERAGE = re.compile(r"(?:^|[._-])(?:ema|swa|avg|averaged?|shadow)\d*(?:[._-]|$
 _OF_OPTIMIZER = re.compile(
     r"(?:^|[._])(?:optim(?:izer)?s?|exp_avg(?:_sq)?|(?:max_)?exp_avg_sqs?|momentum_buffer)(?:$|[._])"
 )
+_ADAPTER = re.compile(r"(?:^|[._])lora_|\.base_layer\.")  # of peft, loralib
 # Entries of programs whose `state_dict` is the average, which they evaluate: mmengine, Lightning
 _SWAPPED = ({"message_hub", "ema_state_dict"}, {"current_model_state"})
-LOST = "{}: is damaged, quantized or sparse: it has not all numbers of {}; save plain tensors, or give another file"
+LOST = (
+    "{}: is damaged, quantized, sparse or a part: it has not all numbers of {}; save plain tensors (of DeepSpeed's "
+    "parts, with its zero_to_fp32.py), or give another file"
+)
 _RESULT = re.compile(r"^state_dict\b")
 _OF_NETWORK = {"gp": "global_pool", "bn_eps": "bn_eps"}  # arguments of timm's train.py and of its models
 
@@ -72,7 +76,12 @@ class WeightsFile(Header):
     def tensors(self) -> Tensors:
         """Raises UserError: a damaged file, without tensors, or a pickle that calls a function."""
         with self.explained():
-            return _READERS[self.kind](self)
+            tensors = _READERS[self.kind](self)
+        adapters = [name for state in tensors.states.values() for name in state if _ADAPTER.search(name)]
+        if adapters:
+            fix = "save the weights with them merged, as peft's merge_and_unload() returns the model"
+            raise UserError(f"{self.file}: has adapters beside the weights ({summarize_names(adapters)}); {fix}")
+        return tensors
 
     @property
     def entries(self) -> Mapping[str, Any]:
@@ -97,14 +106,12 @@ class WeightsFile(Header):
     def program_arguments(self) -> dict[str, Any]:
         """The entry `args`: the options of the program that wrote the file: timm, DeiT, MAE, torchvision.
 
-        Of torchvision's references, whose normalization is fixed, with the names that timm has for the preprocessing.
+        With what the program fixes without an option, by the names of timm's arguments.
         """
-        stated = _named(self.entries.get("args"))
-        match stated:
-            case {"val_resize_size": int(side), "val_crop_size": int(shown)} if side > 0:
-                stated |= {"img_size": shown, "crop_pct": shown / side}
-                stated |= {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
-        return stated
+        arguments = _named(self.entries.get("args"))
+        sections = {name: _named(section) for name, section in _named(self.entries.get("config")).items()}
+        stated = {name: value for name, value in arguments.items() if value not in (None, "")}
+        return fixed_arguments(self.entries, sections | arguments) | stated
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -116,8 +123,10 @@ class WeightsFile(Header):
         """-model of the file, by its name in timm or its folder; '' if it names none."""
         if self.is_of_transformers:
             return f"{LOCAL}{self.file.parent}"
-        names = (self.entries.get("arch"), self.arguments.get("model"), self.arguments.get("arch"))
-        return next((name for name in names if isinstance(name, str) and is_model(name)), "")
+        stated = [self.entries.get("arch"), *map(self.arguments.get, ("model", "arch", "model_name"))]
+        names = [name for name in stated if isinstance(name, str)]
+        of_mae = [f"{name}_224" for name in names]
+        return next(filter(is_model, [*names, *of_mae]), "")
 
     def network_arguments(self, name: str) -> dict[str, Any]:
         """The arguments of timm's model `name` by the arguments of timm's train.py; empty for another architecture."""
@@ -230,7 +239,7 @@ def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any],
             elif not isinstance(one, TensorRecord):
                 if isinstance(name, str) and depth < _MAX_DEPTH:
                     found.append((f"{path}.{name}" if path else name, one, depth + 1))
-            elif is_in_file(one):
+            elif is_in_file(one) and 0 not in one.shape:
                 state[str(name)] = map_tensor(one)
             else:
                 tensors.lost.append(str(name))
@@ -281,7 +290,8 @@ def _read_pickled(header: Header) -> Tensors:
     from_numpy = _as_tensor if header.kind == PADDLE else torch.from_numpy
     tensors = find_tensors(content, checked_archive_bytes(file), from_numpy)
     for entry, state in tensors.states.items():
-        if any(name.endswith(f".{A}") for name in state):  # of MODEL.TUNE lora; the options have their scale
+        is_own = OPTIONS_ENTRY in content  # with the scale of MODEL.TUNE lora
+        if is_own and any(name.endswith(f".{A}") for name in state):
             scale = parse_value(content["options"])["MODEL"]["LORA"]["ALPHA"]
             tensors.states[entry] = merge_adapters(state, scale)
     if tensors.states:

@@ -314,6 +314,22 @@ def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path, saved)
             read_record(str(tmp_path))
 
 
+@torch.no_grad()
+def test_a_model_of_timm_that_transformers_saved(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    published = timm.create_model("test_vit").pretrained_cfg | {"mean": [0.4] * 3, "std": [0.3] * 3}
+    names = {"id2label": {0: "b", 1: "a"}, "label2id": {"b": 0, "a": 1}}
+    described = transformers.TimmWrapperConfig(architecture="test_vit", pretrained_cfg=published, **names)
+    model = transformers.TimmWrapperForImageClassification(described).eval()
+    model.save_pretrained(tmp_path)
+    record = read_record(str(tmp_path))
+    assert (record.class_names, record.data["IMAGENET_MEAN"]) == (["b", "a"], [0.4] * 3)
+    options = options_of_weights(parse_command_line(["-eval", f"-pretrained={tmp_path}"]))[0]
+    images = torch.randn(2, 3, 160, 160)
+    model_here = model_for(options)[0].eval()
+    assert torch.allclose(model_here(images), model(pixel_values=images).logits, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["transformers", "timm"])
 def test_the_folder_of_a_model_describes_a_file_that_states_nothing(kind, tmp_path):
     """Its preprocessing and its class names; what the file itself states stays."""

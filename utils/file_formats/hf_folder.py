@@ -58,7 +58,8 @@ def weight_file(source: str) -> str:
     names = WEIGHTS if is_of_timm(read_config(folder)) else (WEIGHTS[0], SHARDS)
     if found := next(filter(os.path.isfile, (folder / name for name in names)), None):
         return str(found)
-    raise UserError(f"{folder}: has {CONFIG}, but no {' or '.join(names)}; add the weights")
+    fix = "add them; from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers makes them of a pytorch_model.bin"
+    raise UserError(f"{folder}: has {CONFIG}, but no {' or '.join(names)}; {fix}")
 
 
 def is_of_timm(config: dict[str, Any]) -> bool:
@@ -77,7 +78,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         processor = nested if isinstance(nested, dict) else read_json(folder / PREPROCESSOR)
         flips = processor.get(FLIPS, str(content["model_type"]).startswith("mobilevit"))
         return content | ({FLIPS: True} if flips else {})
-    config = {"pretrained_cfg": content, "model_args": {}, "architecture": None} | content
+    stated = {name: value for name, value in content.items() if value is not None}  # transformers' TimmWrapper has null
+    config = {"pretrained_cfg": content, "model_args": {}, "architecture": None} | stated
     types = {"pretrained_cfg": dict, "model_args": dict, "architecture": str}
     if not all(isinstance(config[name], kind) for name, kind in types.items()):
         problem = "is damaged, or names no architecture of timm's" if os.path.isfile(folder / CONFIG) else "is missing"

@@ -3,6 +3,7 @@ class names, preprocessing and options, also of one that means harm."""
 
 import json
 import re
+import shlex
 import shutil
 from argparse import Namespace
 from pathlib import Path
@@ -119,6 +120,59 @@ def test_the_args_of_a_file_decide_its_pixels_and_its_network(name, given, tmp_p
     assert (pixels_of(tuned.data) == pixels_of(changed)).all()
     kept = parse_command_line(["-eval", weights, "-opts", "DATA.IMAGENET_MEAN=[0.4, 0.4, 0.4]"])
     assert options_of_weights(kept)[0].data.imagenet_mean == (0.4, 0.4, 0.4)
+
+
+SWIN = {"DATA": {"IMG_SIZE": 64, "INTERPOLATION": "bilinear"}, "TEST": {"CROP": False}}
+OF_PROGRAMS = {  # model, what the file has beside the weights, side or size after the resize, filter
+    "PyTorch's example": ("test_resnet", {"arch": "test_resnet", "epoch": 1}, 182, "bilinear"),
+    "DeiT of 2021": ("test_vit", {"args": Namespace(model="test_vit", nb_classes=3, input_size=96)}, 109, "bicubic"),
+    "ConvNeXt": (
+        "test_convnext",
+        {"args": Namespace(model="test_convnext", nb_classes=3, input_size=384, crop_pct=None)},
+        (384, 384), "bicubic",
+    ),
+    "MAE": (
+        "test_vit",
+        {"args": Namespace(model="test_vit", nb_classes=3, input_size=256, global_pool=True)},
+        256, "bicubic",
+    ),
+    "Swin": ("test_convnext", {"config": SWIN}, (64, 64), "bilinear"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", OF_PROGRAMS)
+def test_what_a_program_fixes_decides_pixels_and_network(program, tmp_path):
+    name, beside, resized, method = OF_PROGRAMS[program]
+    size = vars(beside.get("args", Namespace())).get(
+        "input_size", SWIN["DATA"]["IMG_SIZE"] if program == "Swin" else 160
+    )
+    changes = {"img_size": size} if name == "test_vit" else {}
+    changes |= {"global_pool": "avg"} if program == "MAE" else {}
+    model = timm.create_model(name, num_classes=3, **changes).eval()
+    torch.save({"state_dict": model.state_dict(), **beside}, tmp_path / "x.pth")
+    resize = v2.Resize(resized, InterpolationMode(method))
+    normalize = v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    shown = v2.Compose([resize, v2.CenterCrop(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), normalize])
+    expected = shown(PHOTO.resize((131, 96)))[None]
+    words = ["-eval", f"-pretrained={tmp_path / 'x.pth'}", *([f"-model={name}"] if program == "Swin" else [])]
+    options = options_of_weights(parse_command_line(words))[0]
+    pixels = pixels_of(options.data)
+    assert (pixels - expected).abs().mean() < 0.02
+    assert torch.allclose(build_eval_model(options, CPU).fp32.eval()(pixels), model(pixels), atol=1e-5)
+
+
+def test_a_vit_small_of_moco_v3_has_twelve_heads(tmp_path):
+    """Its tensors fit six heads as well. The recipe of this name has six: the line for twelve works."""
+    small = {"img_size": 16, "depth": 1, "num_classes": 3}
+    state = timm.create_model("vit_small_patch16_224", **small, num_heads=12).state_dict()
+    content = {"arch": "vit_small", "epoch": 1, "state_dict": {f"module.{name}": one for name, one in state.items()}}
+    torch.save(content, tmp_path / "x.pth")
+    command = ["-eval", f"-pretrained={tmp_path / 'x.pth'}"]
+    reduced = parse_command_line([*command, "-model=vit_small_patch16_224", "-opts", "MODEL.KWARGS={depth: 1}"])
+    assert options_of_weights(reduced)[0].model.kwargs == {"num_heads": 12, "depth": 1}
+    message = line_of(options_of_weights, parse_command_line([*command, "-model=vit_small_patch16_224"]))
+    advised = shlex.split(message.partition("; give ")[2])
+    assert parse_command_line([*command, *advised]).config.model.kwargs == {"num_heads": 12}
 
 
 @pytest.mark.parametrize(

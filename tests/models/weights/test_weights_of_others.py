@@ -300,7 +300,23 @@ def dinov3(model: torch.nn.Module) -> dict:
     return state | {"mask_token": torch.ones(1, 48), "rope_embed.periods": torch.ones(16)}
 
 
+OF_TORCHVISION = (
+    *((r"^blocks\.(\d+)", r"encoder.layers.encoder_layer_\1"), ("^cls_token", "class_token")),
+    *(("^pos_embed", "encoder.pos_embedding"), (r"patch_embed\.proj", "conv_proj"), (r"^norm\.", "encoder.ln.")),
+    *(
+        (r"\.norm(\d)", r".ln_\1"),
+        (r"attn\.qkv\.", "self_attention.in_proj_"),
+        (r"attn\.proj", "self_attention.out_proj"),
+    ),
+    *((r"mlp\.fc1", "mlp.0"), (r"mlp\.fc2", "mlp.3"), ("^head", "heads.head")),
+)
+OF_MMPRETRAIN = (
+    *((r"^blocks", "layers"), (r"patch_embed\.proj", "patch_embed.projection"), (r"^norm\.", "ln1.")),
+    *((r"\.norm(\d)", r".ln\1"), (r"mlp\.fc1", "ffn.layers.0.0"), (r"mlp\.fc2", "ffn.layers.1")),
+)
 AUTHORS = {
+    "torchvision's ViT": (vit, lambda model: renamed(model, *OF_TORCHVISION)),
+    "MMPretrain's ViT": (vit, lambda model: renamed(model, *OF_MMPRETRAIN)),
     "DINOv3 with biases": (lambda: vit("vit_tiny_patch16_dinov3_qkvb", num_classes=5), dinov3),
     "Swin": (
         lambda: timm.create_model("swin_tiny_patch4_window7_224", **SWIN),
@@ -371,7 +387,14 @@ def test_a_head_of_the_training_beside_a_model_with_a_head_is_not_taken(saved):
     assert all(torch.equal(tensor, read.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize("place, others", [("class_head", {}), ("a.head", {"projector.weight": torch.ones(2, 2)})])
+BESIDE = [
+    ("class_head", {}),
+    ("class_head", {"criterion.weight": torch.ones(3)}),
+    ("a.head", {"projector.weight": torch.ones(2, 2)}),
+]
+
+
+@pytest.mark.parametrize("place, others", BESIDE)
 def test_a_head_beside_the_backbone_is_named_on_the_screen(saved, place, others):
     model = vit(num_classes=3)
     state = renamed(model, (r"^(?!head)", "backbone._model."), ("^head", place)) | others

@@ -73,6 +73,12 @@ REFUSED = {  # ending, content or what writes it, words of the line
     "NaN": ("pth", VIT | {"norm.bias": torch.full((48,), torch.nan)}, "NaN or infinite values: norm.bias;"),
     "DINOv2's scale": ("pth", VIT | {"blocks.0.ls1.gamma": torch.ones(48)}, "no place for: blocks.0.ls1.gamma;"),
     "registers": ("pth", VIT | {"register_tokens": torch.ones(1, 4, 48)}, "no place for: register_tokens;"),
+    "adapters of peft": ("pth", VIT | {"head.lora_A.default.weight": torch.ones(4, 48)}, "adapters [^\n]*lora_A"),
+    "adapters of loralib": ("pth", VIT | {"blocks.0.attn.qkv.lora_A": torch.ones(4, 48)}, "adapters [^\n]*merged"),
+    "a part of DeepSpeed's": ("pth", {"module": dict.fromkeys(VIT, torch.ones(0))}, "not all [^\n]*zero_to_fp32"),
+    "average pooling": (
+        "pth", without(VIT, "norm.weight", "norm.bias") | {"fc_norm.weight": torch.ones(48)}, "{global_pool: avg}",
+    ),
     "more elements than bytes": ("pth", VIT | {"norm.bias": HUGE}, "not all numbers of norm.bias"),
     "sparse": ("pth", VIT | {"norm.bias": torch.ones(48).to_sparse()}, "not all numbers of norm.bias"),
     "another model": ("pth", LONG, "and 6 more"),

@@ -1,0 +1,37 @@
+"""What other programs do without stating it in their files: their code fixes the preprocessing and the network."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+_IMAGENET = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
+_OF_DEIT = _IMAGENET | {"interpolation": "bicubic", "crop_pct": 224 / 256}
+_WHOLE = {"crop_pct": 1.0, "crop_mode": "squash"}
+_OF_MOCO = {"model": "vit_small_patch16_224", "model_kwargs": {"num_heads": 12}}  # MoCo v3; DeiT's has 6 heads
+
+
+def fixed_arguments(entries: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """By the names of timm's arguments; empty for a program that is not known.
+
+    entries: of the file. options: its `args`, with the sections of its `config`, which Swin's program writes.
+    Sources: PyTorch's example for ImageNet and MoCo, torchvision's references, DeiT, MAE, ConvNeXt, Swin, DINO, iBOT.
+    BEiT and EVA have the normalization of timm's model.
+    """
+    match options:
+        case {"imagenet_default_mean_and_std": False}:
+            return {}
+        case {"val_resize_size": int(side), "val_crop_size": int(shown)} if side > 0:
+            return _IMAGENET | {"img_size": shown, "crop_pct": shown / side}
+        case {"nb_classes": _, "crop_pct": None, "input_size": int(side)} if side >= 384:  # ConvNeXt
+            return _OF_DEIT | _WHOLE
+        case {"nb_classes": _, "global_pool": is_average, "input_size": int(side)}:  # MAE
+            crop = {"crop_pct": 1.0} if side > 224 else {}
+            return _OF_DEIT | {"gp": "avg" if is_average else None} | crop
+        case {"nb_classes": _} | {"teacher_temp": _} | {"norm_pix_loss": _}:  # DINO; MAE before the fine-tuning
+            return _OF_DEIT
+        case {"DATA": {"IMG_SIZE": size, "INTERPOLATION": method}, "TEST": {"CROP": is_cropped}}:
+            return _OF_DEIT | {"img_size": size, "interpolation": method} | ({} if is_cropped else _WHOLE)
+    if "args" in entries or not {"arch", "epoch", "state_dict"} <= entries.keys():
+        return {}
+    return _OF_DEIT | {"interpolation": "bilinear"} | (_OF_MOCO if entries["arch"] == "vit_small" else {})
