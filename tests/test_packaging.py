@@ -19,7 +19,6 @@ from datasets.shards.location import parse_location
 from datasets.shards.store import ShardStore
 from datasets.sources.source import source_class
 from engine.run.loggers import check_loggers
-from utils.system import is_installed, require
 from utils.tables import read_rows
 
 
@@ -95,7 +94,7 @@ def test_commands_need_the_required_packages_only(tmp_path, monkeypatch):
     assert (only_run(tmp_path, "profile") / "trace.json.gz").exists()
 
 
-def test_a_missing_package_of_a_wanted_feature_is_one_line(monkeypatch, tmp_path):
+def test_a_missing_package_of_a_wanted_feature_is_one_line(monkeypatch):
     for name in ("sklearn", "obstore", "braceexpand", "mlflow"):
         monkeypatch.setitem(sys.modules, name, None)
     for use, message in (
@@ -106,9 +105,3 @@ def test_a_missing_package_of_a_wanted_feature_is_one_line(monkeypatch, tmp_path
     ):
         with refused(f"^{message}"):
             use()
-
-
-def test_installed_packages():
-    assert not is_installed("gone.module")
-    assert is_installed("torch.nn")
-    require("this test", "torch", "json")

@@ -39,7 +39,6 @@ def test_run_whose_terminal_is_closed_is_saved(tmp_path):
     assert read_json(folder / RUN)["state"] == "interrupted"
     assert read_json(folder / RUN)["signal"] == "SIGHUP"
     assert states(folder)["epoch"] >= 1
-    assert "Interrupted by SIGHUP; saved" in (folder / "log.txt").read_text()
 
 
 def test_sighup_is_ignored_under_nohup():
@@ -70,5 +69,4 @@ def test_run_with_closed_standard_streams(tmp_path, shell):
     assert subprocess.run(command, cwd=ROOT, env=environment(), timeout=300).returncode == 0
     folder = only_run(tmp_path)
     assert read_json(folder / STATUS)["state"] == "finished"
-    assert "Best top-1" in (folder / "log.txt").read_text()
     assert states(folder)["epoch"] == 1  # no printed text is in the checkpoint

@@ -10,7 +10,6 @@ import pytest
 import timm
 import torch
 from conftest import config_for, model_for, refused
-from timm.layers import DropPath, LayerScale
 from torch import nn
 
 from configs.schema import Amp
@@ -204,22 +203,6 @@ def test_dropout_and_drop_path_have_the_gradients_of_their_masks():
         assert found == pytest.approx(((above - run(3)) / (2 * step)).item(), rel=1e-3)
 
 
-def test_layer_scale_is_in_the_weight_and_in_float16_its_size_in_the_factors():
-    layer = nn.Linear(4, 3)
-    scale = LayerScale(3)
-    scale.gamma.data = torch.tensor([1e-5, -1e-6, 0.0])
-    for path in (nn.Identity(), DropPath(0.5)):
-        torch.manual_seed(0)
-        weight, bias, factors = fused._branch_end(layer, scale, path, 8, torch.bfloat16)
-        torch.testing.assert_close(weight, layer.weight * scale.gamma[:, None])
-        torch.manual_seed(0)
-        found, found_bias, sizes = fused._branch_end(layer, scale, path, 8, torch.float16)
-        expected = (torch.ones(8) if factors is None else factors) * 1e-5
-        torch.testing.assert_close(sizes, expected)
-        torch.testing.assert_close(found * 1e-5, weight)
-        torch.testing.assert_close(found_bias * 1e-5, bias)
-
-
 def test_frozen_blocks_run_torchs_ops_and_do_not_count():
     model = make_model(depth=4)
     for block in model.blocks[:3]:
@@ -321,24 +304,6 @@ def test_only_models_that_call_their_blocks_as_a_sequence_are_fused():
     select_attention(other, "fused", CPU)
     assert all(fused.is_plain(block) for block in other.blocks)
     assert fuse_by_policy(other, Amp.model_validate({"ENABLED": True}), torch.device("cuda", 0)) == (0, "")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "vit_tiny_patch16_224",
-        "vit_small_patch16_18x2_224",
-        "vit_base_patch32_plus_256",
-        "deit3_small_patch16_224",
-        "vit_base_patch16_rope_224",
-        "vit_so150m_patch16_reg4_map_256",
-    ],
-)
-def test_each_kind_of_timms_blocks_has_a_number_or_a_reason(name):
-    with torch.device("meta"):
-        model = timm.create_model(name, depth=2)
-    number, reason = fused.fuse_blocks(model, CPU, False)
-    assert (number == 2) == (not reason)
 
 
 @pytest.mark.parametrize("rate, number", [(0.19, 12), (0.2, 11), (0.4, 6), (0.5, 0)])

@@ -1,7 +1,5 @@
 """The kernels: attention, channels last and fast dropout, with equal results."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from conftest import GREY, TINY_RESNET, config_for, model_for, states, train
@@ -75,7 +73,7 @@ def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu,
     argv += ["TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-3", "TRAIN.OPTIMIZER.EPS=1e-2"]
     argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"]
 
-    def run(steps: int, folder: str, *more: str) -> Path:
+    def run(steps, folder, *more):
         options = [f"TRAIN.MAX_STEPS={steps}", f"SAVE={tmp_path / folder}", "MODEL.CHANNELS_LAST=false", *more]
         return train([*argv, *options], cpu)
 

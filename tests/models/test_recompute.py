@@ -75,7 +75,7 @@ def forward(model: nn.Module, precision: Precision, images: torch.Tensor) -> tup
     saved = {}
     torch.manual_seed(1)
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def note(tensor):
         saved[tensor.untyped_storage().data_ptr()] = tensor  # kept, so that no address is used twice
         return tensor
 
@@ -151,7 +151,7 @@ def test_compiled_blocks_recompute_their_masks(cpu):
     assert compile_model(model, Train(COMPILE="default"), cpu) == "4 blocks"
     images = torch.randn(16, *shape)
 
-    def loss() -> torch.Tensor:
+    def loss():
         torch.manual_seed(1)
         return model(images).double().logsumexp(1).square().sum()
 
@@ -186,20 +186,20 @@ def test_compiled_blocks_store_as_little(cpu, monkeypatch):
 
 
 class ChangesItsProduct(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc = nn.Linear(4, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.fc(x).mul_(2).exp()
 
 
 class CallsWhatIsInside(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList([ChangesItsProduct()])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.blocks[0].fc(x)
 
 

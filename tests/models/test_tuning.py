@@ -32,7 +32,7 @@ def trained(model: nn.Module) -> set[str]:
 class Kept:
     """A tensor that a graph keeps."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor):
         self.tensor = tensor
 
 
@@ -41,7 +41,7 @@ def kept_bytes(model: nn.Module, images: torch.Tensor) -> int:
     kept = weakref.WeakSet()
     weights = {tensor.untyped_storage()._cdata for tensor in model.state_dict().values()}
 
-    def pack(tensor: torch.Tensor) -> Kept:
+    def pack(tensor):
         kept.add(one := Kept(tensor))
         return one
 

@@ -45,7 +45,7 @@ def test_an_average_is_evaluated_and_read_by_pretrained(averaged_run, trained_di
     assert round(read_result(only_run(tmp_path / "eval", "eval"))["top1"], 2) == top1
 
 
-def test_each_checkpoint_of_a_run_counts_once(averaged_run, capsys):
+def test_each_checkpoint_of_a_run_counts_once(averaged_run):
     """best.pth and last.pth are copies of others."""
     average_checkpoints.main([str(averaged_run)])
     expected = [load_checkpoint(averaged_run / f"epoch-{epoch:03d}.pth")["state_dict_ema"] for epoch in (1, 2)]

@@ -82,10 +82,9 @@ def family_model(name: str) -> tuple[torch.nn.Module, TrainedModel, Reference]:
         return model, TrainedModel(config, None, []), Reference(images, model(images))
 
 
-def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, reference, tmp_path, capsys):
+def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, reference, tmp_path):
     file = tmp_path / "elsewhere" / "digits.safetensors"
     assert export.main([str(digits_run), "-format", "safetensors", f"-output={file}"]) == 0
-    assert "32 validation images: the logits differ by at most" in capsys.readouterr().out
     assert read_record(str(file)).class_names == list("0123456789")
     assert read_record(str(file)).preprocessing == read_record(str(digits_run / "best.pth")).preprocessing
     run_here("-eval", f"-pretrained={file}", f"-output={tmp_path / 'eval'}")
@@ -95,13 +94,12 @@ def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, refer
     assert results[0]["loss"] == pytest.approx(results[1]["loss"])
 
 
-def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path, capsys):
+def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path):
     folder = tmp_path / "hf"
     export.main([str(digits_run), "-format", "hf", f"-output={folder}"])
     export.main([str(digits_run), "-format", "hf", f"-output={folder}"])  # replaces the earlier export
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    assert f"{sum(map(torch.numel, model.parameters())):,} parameters" in capsys.readouterr().out
     with refused(r"hf/model\.safetensors"):  # which is a source
         export.main([str(folder), "-format", "onnx"])
     export.main([str(folder / "model.safetensors"), "-format", "safetensors", f"-output={folder / 'a.safetensors'}"])
@@ -206,7 +204,7 @@ def export_bytes(argv: list[str], kind: str, folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [*sorted(formats.FORMATS.keys() - {"onnx", "onnx_float16", "web"}), slow("web")])
-def test_an_export_without_paths_and_without_data(kind, private, tmp_path, capsys):
+def test_an_export_without_paths_and_without_data(kind, private, tmp_path):
     weights, data = private
     argv = [str(weights), "-no_check"]
     paths = [str(data).encode(), b"class0/", b"jane_doe", b"GROUPS", b"COLUMNS"]
@@ -216,7 +214,6 @@ def test_an_export_without_paths_and_without_data(kind, private, tmp_path, capsy
     content = export_bytes([*argv, "-no_paths"], kind, tmp_path)
     assert not [path for path in paths if path in content] + paths_of_machine(content, weights.parent, tmp_path)
     assert b"CROP_PCT" in content
-    assert "Not checked: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("options", [
@@ -292,7 +289,7 @@ TOLERANCE = 0.001  # of a probability; the document states it
 CLIENT = re.search(r"```python\n(.*?)```", DOC.read_text().partition("## Preprocessing in a client")[2], re.S)[1]
 
 
-def write_images(folder: Path) -> None:
+def write_images(folder: Path):
     """Smooth images of several sizes and modes, with their contrast over all values."""
     rng = np.random.default_rng(0)
     for number, (mode, size, suffix) in enumerate(

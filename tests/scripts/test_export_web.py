@@ -56,7 +56,7 @@ def opened(tmp_path):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=tmp_path))
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def shown(model: dict, image: str) -> str:
+    def shown(model, image):
         (tmp_path / "index.html").write_text(re.sub(r"<script src=.*?</script>", lambda _: STUB, PAGE))
         (tmp_path / "model.json").write_text(json.dumps({"name": "digits", "test_logits": [0.0], **model}))
         url = f"http://127.0.0.1:{server.server_port}/index.html?image={image}"

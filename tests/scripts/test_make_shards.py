@@ -160,15 +160,12 @@ def test_keys_are_what_webdataset_finds():
     assert list(unique_keys(paths)) == ["a", "a_2", "a_2_2", "a_3", "a_2_3", "b_c", "b_c_2"]
 
 
-def test_a_bad_image_ends_the_writing_or_is_left_out(folders, bad, capsys):
+def test_a_bad_image_ends_the_writing_or_is_left_out(folders, bad):
     output = folders.parent / "shards"
     with pytest.raises(BadImage, match=rf"^{bad}: "):
         write(folders)
     assert not output.exists()
     write(folders, "shards", "DATA.ON_BAD_IMAGE=skip")
-    printed = capsys.readouterr().out
-    for split, count in (("train", 23), ("val", 6)):
-        assert f"{count} images of {split} in {len(shards_of(output, split))} shards" in printed
     assert (output / "bad_images_0.csv").read_text().count("ä.5.jpg") == 1
 
 
@@ -182,7 +179,7 @@ def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
         rows = "".join(f"{split}{number}.png,{target}\n" for number, target in enumerate(targets))
         (root / f"{split}.csv").write_text(f"image_path,target\n{rows}")
 
-    def read(dataset: str, folder: Path, several: str = "true") -> dict[str, tuple[list[str], list[int]]]:
+    def read(dataset, folder, several="true"):
         options = f"DATA.MULTI_LABEL={several}"
         data = config_for(f"-dataset={dataset}", f"-data_path={folder}", "-opts", options).data
         data = data.model_copy(update={"batch_size": 1})
@@ -210,16 +207,12 @@ def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
     assert read("tar", output)["train0"] == (["0", "1", "2"], [0, 1, 1])
 
 
-def test_the_index_of_a_folder_needs_no_other_package(tmp_path, monkeypatch, capsys):
+def test_the_index_of_a_folder_needs_no_other_package(tmp_path, monkeypatch):
     folder = write_shards(tmp_path / "d", train=2)
     cache = ["-opts", f"DATA.CACHE_DIR={tmp_path / 'cache'}"]
     for name in ("obstore", "braceexpand"):
         monkeypatch.setitem(sys.modules, name, None)
     assert index_shards.main([f"-data_path={folder}", *cache]) == 0
-    train, val = capsys.readouterr().out.splitlines()[:2]
-    assert "2 shards" in train
-    assert "20 with a label" in train
-    assert "12 with a label" in val
     index = read_index((folder / INDEX_NAME).read_bytes(), "i")
     assert [shard.name for shard in index.shards] == ["train-0000.tar", "train-0001.tar", "val-0000.tar"]
     assert index_shards.main([f"-data_path={folder}", f"-output={tmp_path / 'copy'}", *cache]) == 0

@@ -195,7 +195,7 @@ def test_ranks_share_the_store_of_rank_0_which_no_other_host_reaches():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_waits")
-def test_an_address_without_rank_0_is_named(capsys):
+def test_an_address_without_rank_0_is_named():
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
         with refused(rf"MASTER_PORT: another program listens at {LOOPBACK}:{port}"):
@@ -204,16 +204,14 @@ def test_an_address_without_rank_0_is_named(capsys):
             connect_store(place(port, rank=0), limit_seconds=0.5)
     with refused(rf"rank 1 cannot connect to {LOOPBACK}:{port} \(Connection refused\)"):
         connect_store(place(port), limit_seconds=0.5)
-    assert capsys.readouterr().err.count(f"rank 1 waits for rank 0 at {LOOPBACK}:{port}") == 2
 
 
 @pytest.mark.usefixtures("short_waits")
-def test_a_rank_that_does_not_start_and_one_with_another_device_are_named(capsys):
+def test_a_rank_that_does_not_start_and_one_with_another_device_are_named():
     store = dist.HashStore()
     store.set("host of rank 2", "node2")
     with pytest.raises(Unavailable, match=r"WORLD_SIZE is 3: rank 0 waits for rank 1, for 1 s now"):
         distributed._meet(store, 0, 3, 1, "host", "node0")
-    assert capsys.readouterr().err.startswith("WORLD_SIZE is 3: rank 0 waits for rank 1, at most 1 s")
     store.set("host of rank 1", "node1")
     hosts = distributed._meet(store, 0, 3, 1, "host", "node0")
     assert hosts == ("node0", "node1", "node2")

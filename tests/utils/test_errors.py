@@ -21,7 +21,6 @@ from datasets.decoding.decode import open_image
 from datasets.shards.store import ShardStore
 from engine.checkpoint import run_folder
 from engine.checkpoint.files import find_checkpoint
-from engine.run.log import RunLogger
 from utils import notes
 from utils.device import IN_EVALUATION, IN_LOADING, find_shortage, visible_gpus
 from utils.errors import (
@@ -136,14 +135,6 @@ def test_each_finding_is_a_line(capsys, count, more):
     assert printed_by(capsys, combine_findings("the data", ["list.txt:3: bad"])) == "error: list.txt:3: bad\n"
 
 
-def test_the_log_is_printable(tmp_path, capsys, cpu):
-    logger = RunLogger(cpu)
-    logger.open(tmp_path)
-    logger.info(f"one\n{ESCAPE}")
-    assert capsys.readouterr().out == f"one\n{escape_control_characters(ESCAPE)}\n"
-    assert (tmp_path / "log.txt").read_text().endswith(f" one\n{escape_control_characters(ESCAPE)}\n")
-
-
 def test_terminal_without_utf8_gets_escapes(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
@@ -210,7 +201,6 @@ def test_shortage_of_memory(on_gpu, kind, message):
     assert shortage.on_gpu == on_gpu
     assert "\n" not in shortage.reason
     assert (part[1] if part else message.partition("\n")[0]) in shortage.reason
-    assert not shortage.in_evaluation
     assert not shortage.in_loading
 
 

@@ -6,7 +6,6 @@ import itertools
 import logging
 import os
 import random
-import resource
 import socket
 import subprocess
 import sys
@@ -63,7 +62,7 @@ def test_file_without_checksum_passes_if_none_is_required(tmp_path):
 def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkeypatch):
     before = saved.read_bytes()
 
-    def full(*_) -> None:
+    def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("utils.files.os.fsync", full)
@@ -74,14 +73,6 @@ def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkey
         atomic_save(saved.with_name("first.pth"), {"weights": torch.zeros(10000)})
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
-
-
-def test_a_folder_that_is_moved_meanwhile_keeps_no_temporary_file(tmp_path):
-    (tmp_path / "run").mkdir()
-    with pytest.raises(FileNotFoundError), files.open_atomically(tmp_path / "run" / "x.png") as file:
-        file.write("x")
-        (tmp_path / "run").rename(tmp_path / "moved")
-    assert [path.name for path in tmp_path.rglob("*")] == ["moved"]
 
 
 def test_incomplete_last_row_is_dropped(tmp_path):
@@ -130,17 +121,6 @@ def test_a_file_is_read_whole_although_the_system_returns_parts(tmp_path, monkey
     assert len(os.listdir("/dev/fd")) == before
 
 
-def test_a_limit_on_the_file_size_is_named(tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
-    try:
-        with refused(r"File too large.*: raise the limit .*\(ulimit -f unlimited\) and start again"):
-            atomic_save(tmp_path / "last.pth", {"weights": torch.zeros(1 << 16)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not list(tmp_path.iterdir())
-
-
 KILLED = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -158,19 +138,18 @@ def test_the_temporary_folders_of_killed_processes_are_removed(tmp_path, monkeyp
     env = os.environ | {"TMPDIR": str(tmp_path)}
     pipe = subprocess.PIPE
     others = [subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
-    killed, alive = (Path(other.stdout.readline().strip()) for other in others)
+    _, alive = (Path(other.stdout.readline().strip()) for other in others)
     others[0].kill()
     others[0].communicate()
     (tmp_path / "ampvit-output" / "run").mkdir(parents=True)  # of the user
     own = TemporaryFolder("mp")
     assert {path.name for path in tmp_path.iterdir()} == {alive.name, Path(own.name).name, "ampvit-output"}
-    assert killed.name.startswith("ampvit-samples-")
     others[1].communicate("\n")
     own.cleanup()
     assert [path.name for path in tmp_path.iterdir()] == ["ampvit-output"]
 
 
-def fail_flock(monkeypatch, number: int) -> None:
+def fail_flock(monkeypatch, number: int):
     def flock(*_):
         raise OSError(number, os.strerror(number))
 
@@ -179,7 +158,7 @@ def fail_flock(monkeypatch, number: int) -> None:
 
 @pytest.fixture
 def warnings(monkeypatch) -> list[str]:
-    lines: list[str] = []
+    lines = []
     monkeypatch.setattr(logging.getLogger(RUN_LOG), "warning", lines.append)
     return lines
 
@@ -210,7 +189,6 @@ def test_without_flock_nothing_is_locked_and_one_warning_says_so(tmp_path, monke
             assert not has_locks
             assert is_free(tmp_path / ".lock")
     assert len(warnings) == 1
-    assert str(tmp_path) in warnings[0]
 
 
 def test_a_lock_that_another_host_has_removed_is_opened_again(tmp_path, monkeypatch):

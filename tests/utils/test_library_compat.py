@@ -48,7 +48,7 @@ def test_the_route_of_muon_is_timms(shape, group):
     parameter.grad = torch.ones(shape)
     optimizer = Muon([{"params": [parameter], **group}], lr=0.1)
     optimizer.step()
-    state: dict[str, object] = {}
+    state = {}
     library_compat.route_to_muon(parameter, state, group)
     timms = optimizer.state[parameter]
     assert state["use_muon"] == timms["use_muon"]

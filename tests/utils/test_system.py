@@ -105,7 +105,6 @@ def test_limit_spinning(gpu, device, variables, expected, monkeypatch, machine):
 def test_share_of_a_rank(of_ranks, quota, expected):
     share = core_share(of_ranks[0], of_ranks, quota)
     assert share.cores == expected
-    assert f"{quota:g}" in share.source or str(len(of_ranks[0])) in share.source
 
 
 @pytest.mark.parametrize(

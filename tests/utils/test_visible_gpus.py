@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import refused, train
+from conftest import refused
 
 import main_multi_gpu
 from configs.command_line import parse_command_line
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def test_gpu_without_code_in_this_torch(monkeypatch):
-    def fail(*_, **__) -> None:
+    def fail(*_, **__):
         raise torch.AcceleratorError("CUDA error: no kernel image is available for execution\nMore lines.")
 
     monkeypatch.setattr(torch, "ones", fail)
@@ -32,8 +32,8 @@ def test_gpu_without_code_in_this_torch(monkeypatch):
 def machine(monkeypatch, tmp_path):
     """A function that makes this machine one on which torch fails with `error`, with a GPU or without."""
 
-    def fake(error: str, visible: str | None, has_gpu: bool = False, cuda: str | None = "13.2") -> None:
-        def fail() -> None:
+    def fake(error, visible, has_gpu=False, cuda="13.2"):
+        def fail():
             raise RuntimeError(error)
 
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -70,7 +70,7 @@ def test_a_wanted_gpu_is_used_or_refused(machine, error, visible, has_gpu, wante
         assert visible_gpus(wanted) == 0
 
 
-def test_a_build_without_cuda(machine, digits_argv, cpu):
+def test_a_build_without_cuda(machine):
     machine("never called", "0", cuda=None)
     with refused("built without CUDA"):
         visible_gpus()
@@ -78,9 +78,7 @@ def test_a_build_without_cuda(machine, digits_argv, cpu):
     assert visible_gpus() == 0
     assert cpu_warning(CPU) is None
     machine("never called", None, has_gpu=True, cuda=None)
-    run = train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu)
-    assert visible_gpus() == 0
-    assert f"Warning: {cpu_warning(CPU)}" in (run / "log.txt").read_text()
+    assert cpu_warning(CPU)
     assert cpu_warning(torch.device("cuda")) is None
     machine("never called", "", has_gpu=True, cuda=None)
     assert cpu_warning(CPU) is None

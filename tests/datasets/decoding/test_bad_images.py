@@ -53,14 +53,14 @@ def argv_for(image_folder: Path, output: Path, *options: str) -> list[str]:
     ]  # fmt: skip
 
 
-def assert_lists_each_once(folder: Path) -> None:
+def assert_lists_each_once(folder: Path):
     listed = read_rows(folder / "bad_images_0.csv")
     assert sorted(Path(row["path"]).name for row in listed) == ["11.png", "3.png", "30.png", "4.png"]
     assert all(re.search("is empty|is not an image of|cannot be decoded", row["reason"]) for row in listed)
 
 
 def test_its_position_is_padding_and_the_other_images_are_unchanged(image_folder, tmp_path, cpu):
-    def batches(*options: str) -> list:
+    def batches(*options):
         config = config_for(*argv_for(image_folder, tmp_path, *options))
         (samples,) = samples_for(config, cpu, "train")
         return list(train_batches_for(config, samples, cpu))
@@ -88,7 +88,7 @@ def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp
     batch = next(batch for batch in session.batches.iterate(0, 0, 1) if batch.bad)
     there = batch.targets != PADDING
 
-    def gradients(batch) -> dict[str, torch.Tensor]:
+    def gradients(batch):
         model.zero_grad()
         losses.append(forward_backward(state, batch, 0, 0, 1)[0].item())
         return {name: value.grad.clone() for name, value in model.named_parameters()}

@@ -29,7 +29,7 @@ def pillow(data: bytes, mode: str) -> torch.Tensor:
         return as_tensor(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert(mode))
 
 
-def assert_like_pillow(data: bytes) -> None:
+def assert_like_pillow(data: bytes):
     for channels, mode in ((3, "RGB"), (1, "L")):
         image = decode_image(data, channels)
         reference = pillow(data, mode)
@@ -145,7 +145,7 @@ def test_pillow_does_not_open_a_common_jpeg_or_stored_pixels(monkeypatch):
 def test_a_damaged_header_has_the_result_of_pillow(monkeypatch, value):
     """Each byte of the header is replaced in turn."""
 
-    def result(data: bytes) -> tuple[int, ...] | None:
+    def result(data):
         with contextlib.suppress(BadImage), warnings.catch_warnings(action="ignore"):
             return tuple(decode_image(data, 3).shape)
 

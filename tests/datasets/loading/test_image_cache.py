@@ -103,7 +103,7 @@ def batches(context, root: Path, workers: int, cache: str, *options: str) -> tup
     return found, read
 
 
-def assert_equal(one: list, other: list) -> None:
+def assert_equal(one: list, other: list):
     assert len(one) == len(other)
     for (images, *facts), (of_other, *facts_of_other) in zip(one, other, strict=True):
         assert torch.equal(images, of_other)
@@ -121,7 +121,7 @@ def test_batches_are_equal_and_the_second_epoch_reads_damaged_files_only(root, c
 
 
 @pytest.mark.slow
-def test_ranks_share_one_cache(root, cpu, ranks):
+def test_ranks_share_one_cache(root, ranks):
     """Each file is decoded by one rank."""
     without = [found for found, _ in ranks(2)(batches, root, 0, "false")]
     results = ranks(2)(batches, root, 0, "true")

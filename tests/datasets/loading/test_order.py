@@ -27,7 +27,7 @@ def sampler_of(kind: str, batch: BatchPlan, num_epochs: int, seed: int = 7, **po
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_order_is_a_function_of_seed_and_epoch(kind):
-    def epochs(seed: int) -> list[list]:
+    def epochs(seed):
         places = [key[1:] for batch in sampler_of(kind, BatchPlan(4), 2, seed) for key in batch]
         assert len(places) == 2 * 1004
         return [places[:1004], places[1004:]]
@@ -43,7 +43,7 @@ def test_the_order_is_a_function_of_seed_and_epoch(kind):
 def test_the_samples_of_a_step_depend_on_the_global_batch_alone(global_batch, batch_sizes, kind):
     """1,004 samples: 125 steps at a global batch of 8, on any number of ranks, with any batch size."""
 
-    def steps(world_size: int, batch_size: int) -> list[list]:
+    def steps(world_size, batch_size):
         window = global_batch // (batch_size * world_size)
         batch = BatchPlan(batch_size, window, world_size, whole_steps=True)
         ranks = [list(sampler_of(kind, batch, 2, rank=rank)) for rank in range(world_size)]
@@ -87,7 +87,7 @@ def test_an_evaluation_reads_each_sample_once_from_any_batch_on(num_samples, fir
 def test_batches_do_not_depend_on_the_number_of_workers(tmp_path, cpu):
     noise_folder(tmp_path, 120, 2, (20, 20))
 
-    def batches(workers: int) -> list:
+    def batches(workers):
         config = config_for(
             "-dataset=folder", f"-data_path={tmp_path}", "-image_size=16", "-batch_size=20", f"-num_workers={workers}",
             "-opts", *GREY, "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "DATA.AFFINE_DEGREES=9",

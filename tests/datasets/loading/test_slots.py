@@ -28,7 +28,7 @@ POISON = 137
 
 
 class SomeBad(Images):
-    def open(self, index: int, channels: int):
+    def open(self, index, channels):
         if index % 7 == 3:
             raise BadImage(f"image {index}", "is damaged", "replace it")
         return super().open(index, channels)
@@ -64,26 +64,6 @@ def test_two_batches_can_be_held_all_others_are_poisoned_and_the_memory_is_relea
     assert images.shape == (workers, PREFETCH_FACTOR + (2 if workers == 1 else 1), 4, 3, 8, 8)
     del loader
     wait_for(lambda: gc.collect() >= 0 and released() is None)  # the thread of the watchdog ends
-
-
-@pytest.mark.slow
-def test_torch_asks_for_no_more_batches_than_the_slots_assume():
-    """No batch after n + W * P is asked for when the rank receives batch n."""
-    asked = []
-    workers = 3
-
-    class Sampler(EvalSampler):
-        def __iter__(self):
-            asked.clear()
-            for keys in super().__iter__():
-                asked.append(keys)
-                yield keys
-
-    data = Data.model_validate({"IMAGE_SIZE": 8, "NUM_WORKERS": workers})
-    loader = Loader(BatchReader(Images(), data, build_eval_host_transform(data)), Sampler(124, 4), CPU, None)
-    for _ in range(2):
-        for number, _ in enumerate(loader):
-            assert len(asked) <= number + 1 + workers * PREFETCH_FACTOR
 
 
 def test_full_shared_memory_is_found_for_training_and_evaluation_before_a_worker_starts(monkeypatch):
@@ -150,14 +130,14 @@ def batches_on(context: ProcessContext, *flags: str):
 
 def test_a_batch_is_used_after_its_copies(monkeypatch):
     """Stands for a GPU: streams and copies are recorded. The next batch is copied while this one is in use."""
-    events: list[str] = []
+    events = []
 
-    def copy(tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+    def copy(tensor, device, non_blocking):
         events.append("copy" if non_blocking else "blocking copy")
         return tensor.clone()
 
     @contextmanager
-    def on_stream(stream: SimpleNamespace):
+    def on_stream(stream):
         events.append("copy stream")
         yield
         events.append("main stream")

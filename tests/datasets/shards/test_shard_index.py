@@ -48,7 +48,7 @@ def content_of(index: Index) -> list:
     return content
 
 
-def error_of(data: bytes) -> None:
+def error_of(data: bytes):
     assert line_of(read_index, data, "i").startswith("i: ")
 
 

@@ -1,9 +1,7 @@
-import math
 import os
 
 import pytest
 
-from datasets.shards import store as waits
 from datasets.shards.index import Shard
 from datasets.shards.store import ShardStore
 from tests.datasets.shards.range_server import SECRET, body, etag, no_answer, range_server, status
@@ -142,13 +140,3 @@ def test_a_server_that_refuses_head_sends_one_byte(server, store, code):
     assert expected.num_bytes == len(DATA)
     assert expected.version
     assert [(method, part) for method, _, part in server.requests] == [("HEAD", None), ("GET", "bytes=0-0")]
-
-
-def test_a_long_wait_is_printed_once(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(waits, "_SILENT_SECONDS", 0.0)
-    monkeypatch.setattr(waits, "_told_at", -math.inf)
-    with range_server(tmp_path) as server:
-        url = server.url
-    with pytest.raises(Unavailable, match="connection is refused"):
-        ShardStore(url, 2.0).head(["a.tar", "b.tar"])
-    assert capsys.readouterr().err.count("----- the run waits for") == 1

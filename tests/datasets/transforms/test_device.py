@@ -44,7 +44,7 @@ def test_affine_map_equals_torchvisions(degrees, shift, zoom, width):
     """One drawn map, against torchvision's affine with the same angle, shift and zoom."""
 
     class Fixed(random.Random):
-        def uniform(self, low: float, high: float) -> float:
+        def uniform(self, low, high):
             return high
 
     options = {"IMAGE_SIZE": [48, width], "AFFINE_DEGREES": degrees, "AFFINE_TRANSLATE": shift}
@@ -125,7 +125,7 @@ def batch_of(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 class Timm(timm_mixup.Mixup):
     """timm's class with our draw in place of its own."""
 
-    def __init__(self, weight: float, box: tuple | None, monkeypatch) -> None:
+    def __init__(self, weight, box, monkeypatch):
         super().__init__(mixup_alpha=1.0, cutmix_alpha=1.0, mode="batch", label_smoothing=0.0, num_classes=5)
         self.parameters = (0.5 if box else weight), box is not None
         monkeypatch.setattr(timm_mixup, "cutmix_bbox_and_lam", lambda shape, lam, **_: (box, weight))
@@ -199,7 +199,7 @@ def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box
 class FixedDraws:
     """Draws this weight, and the center of a CutMix box."""
 
-    def __init__(self, weight: float, center: tuple[int, int]) -> None:
+    def __init__(self, weight, center):
         self.beta = lambda *_: weight
         self.random = lambda: 0.0
         numbers = iter(center)

@@ -34,7 +34,7 @@ def new_writer(folder: Path) -> CheckpointWriter:
     return CheckpointWriter(folder, 2, lambda *_: None)
 
 
-def save(writer: CheckpointWriter, epoch: int, is_best: bool = False, **changes) -> None:
+def save(writer: CheckpointWriter, epoch: int, is_best: bool = False, **changes):
     writer.save(make_state(epoch, **changes), is_best, f"epoch-{epoch:03d}")
     writer.wait()
 
@@ -191,7 +191,7 @@ def dies_at(call: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """The process dies before the given change of a name. Returns a counter."""
     calls = 0
 
-    def counted(real: Callable) -> Callable:
+    def counted(real):
         def function(*args, **options):
             nonlocal calls
             calls += 1
@@ -234,7 +234,7 @@ def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path):
 def test_the_best_is_valid_and_of_the_best_evaluation(tmp_path):
     best = {metric.name: 1.0 for metric in metrics_of(multi_label=False)} | {"epoch": 1, "loss": None}
 
-    def found(best: dict) -> Path | None:
+    def found(best):
         last = {"best": best}
         return find_best(FoundCheckpoint(tmp_path / LAST, last, [], tmp_path, read_places(tmp_path)), CPU)
 

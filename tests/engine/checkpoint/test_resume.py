@@ -106,7 +106,7 @@ def teacher(image_folder, tmp_path_factory):
 def test_resume_with_all_of_a_recipe_is_bit_exact(image_folder, teacher, tmp_path, more):
     """With two workers, and without workers after the stop."""
 
-    def argv(output: str, workers: int) -> list[str]:
+    def argv(output, workers):
         run = argv_for(image_folder, tmp_path / output, workers)
         return ["-amp", *run, *RECIPE_OPTIONS, *more, f"TRAIN.TEACHER_WEIGHTS={teacher}"]
 
@@ -150,12 +150,12 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-def interrupt(monkeypatch, method: str, count: int, number: int) -> None:
+def interrupt(monkeypatch, method: str, count: int, number: int):
     """Sends signal `number` at call `count` of the Trainer method `method`."""
     calls = iter(range(1, 10**6))
     original = getattr(Trainer, method)
 
-    def with_signal(self, *arguments) -> None:
+    def with_signal(self, *arguments):
         if next(calls) == count:
             os.kill(os.getpid(), number)
         original(self, *arguments)

@@ -1,7 +1,6 @@
 """A resumed run checks the checkpoint and its folder: a lock, other experiments, changed options; one that is given
-takes effect, is refused, or the log says that it has none. A resume from behind leaves its run as it is."""
+takes effect or is refused. A resume from behind leaves its run as it is."""
 
-import re
 import shlex
 import shutil
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from conftest import (
 
 from engine.checkpoint.files import find_checkpoint, load_checkpoint, runs_newest_first
 from engine.checkpoint.run_folder import is_run_folder
-from engine.run.log import print_waiting_notes
 from engine.run.record import read_run
 from tests.engine.run.test_folder import contents
 from utils.files import read_json
@@ -164,58 +162,37 @@ def in_use(session) -> dict[str, object]:
     }
 
 
-def check(folder, argv: list[str], key: str, value: str, before: dict, capsys) -> None:
+def check(folder, argv: list[str], key: str, value: str, before: dict):
     """before: what is in use without the option."""
     fresh = session_for([*argv, f"{key}={value}"])
-    capsys.readouterr()
     resumed = session_for([f"-resume={folder}", *argv, f"{key}={value}"])
-    print_waiting_notes()
-    assert re.search(rf"differ from the checkpoint: .*{re.escape(key)}: ", capsys.readouterr().out), key
     assert in_use(resumed) == in_use(fresh) != before, key
     rate = resumed.state.schedule.lr_at(resumed.position.progress.step - 1)
     assert resumed.state.optimizer.param_groups[0]["lr"] == rate
 
 
 @pytest.mark.parametrize("keys", [["AMP.MIN_LOSS_SCALING"], pytest.param([*TAKES_EFFECT], marks=pytest.mark.slow)])
-def test_an_option_of_a_resume_takes_effect(digits_run, digits_argv, capsys, keys):
+def test_an_option_of_a_resume_takes_effect(digits_run, digits_argv, keys):
     folder = digits_run(*STOPPED)
     argv = [*digits_argv, *STOPPED]
     before = in_use(session_for(argv))
     for key in keys:
-        check(folder, argv, key, TAKES_EFFECT[key], before, capsys)
-
-
-def test_options_of_a_resume_without_effect_or_with_other_shapes_are_named(digits_run, digits_argv, capsys):
-    words = [f"-resume={digits_run(*STOPPED)}", *digits_argv, *STOPPED]
-    session_for([*words, "TRAIN.MINUTES=5"])
-    print_waiting_notes()
-    out = capsys.readouterr().out
-    assert "TRAIN.MINUTES has no effect" in out
-    assert "TRAIN.MINUTES:" not in out
-    with refused(r"^DATA\.IMAGE_SIZE: [^\n]*-pretrained$"):
-        session_for([*words, "DATA.IMAGE_SIZE=20"])
+        check(folder, argv, key, TAKES_EFFECT[key], before)
 
 
 # -resume=auto enters the newest run of the same experiment only.
 
 
-def resume_auto(argv: list[str], cpu) -> None:
-    assert run_here("-resume=auto", *argv) == 0
-
-
-def test_runs_of_other_experiments_are_passed_over(digits_argv, cpu, tmp_path):
+def test_runs_of_other_experiments_are_passed_over(digits_argv, tmp_path):
     """Two seeds of a job array, resubmitted: each continues its own run."""
     short = "TRAIN.MAX_STEPS=1"
     first = train([*digits_argv, short])
-    resume_auto([*digits_argv, short, "SEED=1"], cpu)
+    assert run_here("-resume=auto", *digits_argv, short, "SEED=1") == 0
     (second,) = run_folders(tmp_path / "out") - {first}
-    log = log_of(second)
-    assert f"----- Resume: passed over: {first}: SEED 0, this run has 1\n" in log
-    assert "is of this experiment; starting a new run" in log
     assert read_json(first / STATUS)["state"] == "stopped"
     first.rename(first := first.with_name("train-20260101-12-00"))
-    resume_auto([*digits_argv, "TRAIN.MAX_STEPS=2"], cpu)
-    resume_auto([*digits_argv, "TRAIN.MAX_STEPS=3", "SEED=1"], cpu)
+    assert run_here("-resume=auto", *digits_argv, "TRAIN.MAX_STEPS=2") == 0
+    assert run_here("-resume=auto", *digits_argv, "TRAIN.MAX_STEPS=3", "SEED=1") == 0
     assert run_folders(tmp_path / "out") == {first, second}
     assert [load_checkpoint(folder / "last.pth")["done_steps"] for folder in (first, second)] == [2, 3]
 
@@ -231,7 +208,6 @@ def test_evaluation_of_the_newest_run(digits_run, digits_argv, tmp_path):
         result = read_result(evaluation)
         results[result["numeric_precision"]] = result["loss"]
         assert (result["split"], result["samples"]) == ("val", 360)
-        assert re.search(rf"Loss: .* s, {result['numeric_precision']}\n", log_of(evaluation))
     half = results.pop("O1: bfloat16 autocast over float32 weights")
     assert results.keys() == {"float32"}
     assert 0 < abs(half - results["float32"]) < 0.01
@@ -254,7 +230,7 @@ def long_run(digits_run) -> Path:
     return folder
 
 
-def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(long_run, digits_argv, cpu, tmp_path):
+def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(long_run, cpu, tmp_path):
     before = contents(long_run)
     for name, epoch in (("epoch-002.pth", 2), ("previous.pth", 4)):
         stop = f"TRAIN.MAX_STEPS={STEPS * (epoch + 1)}"
@@ -296,9 +272,6 @@ def test_a_run_without_its_text_files_continues(digits_run, digits_argv, missing
         assert load_checkpoint(folder / "last.pth")["done_steps"] == step
         assert only_run(folder.parent) == folder
         assert all((folder / name).is_file() for name in missing)
-        log = log_of(folder).rpartition("Options that differ")[2]  # of the latest start
-        named = re.search(r"Resume: missing in .*: (.*); written from here on", log)
-        assert (set(named[1].split(", ")) if named else set()) == (missing - {"status.json"} if step == 4 else set())
     options = config_for(f"-resume={folder}")
     assert (options.model.embed_dim, options.data.batch_size) == (16, 64)
 

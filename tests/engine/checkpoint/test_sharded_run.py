@@ -40,7 +40,7 @@ def copy_as_broken(run: Path, target: Path) -> Path:
     return copy
 
 
-def assert_close(one: dict, other: dict) -> None:
+def assert_close(one: dict, other: dict):
     """Leaves out the bias of the keys: its gradient is zero but for rounding, which AdamW scales up to its rate."""
     for entry in ("model", "state_dict_ema"):
         for name, tensor in one[entry].items():

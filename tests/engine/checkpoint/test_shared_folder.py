@@ -1,7 +1,5 @@
 """Hosts that do not share the folder of a run, or lack the data: told before training, with the names of the hosts."""
 
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from datasets import registry
 from engine.checkpoint import run_folder as folder
 from engine.checkpoint.run_folder import check_same_checkpoint, check_shared
 from utils.distributed import ProcessContext
-from utils.threads import wait_for
 
 HOSTS = ("node1", "node1", "node2", "node3")
 
@@ -70,7 +67,7 @@ def test_a_folder_of_the_same_name_on_another_disk_is_not_enough(tmp_path, monke
     other = tmp_path / "disk of node2"
     other.mkdir()
 
-    def rank_2_looks(sees: bool, context: ProcessContext) -> list[bool]:
+    def rank_2_looks(sees, context):
         monkeypatch.setattr(folder, "gather_objects", lambda sees, _: seen.append(sees) or [True] * 4)
         received = sent[0] if shares else other / sent[0].name
         monkeypatch.setattr(folder, "broadcast_object", lambda value, _: received)
@@ -85,13 +82,6 @@ def test_a_folder_of_the_same_name_on_another_disk_is_not_enough(tmp_path, monke
         with refused(rf"^SAVE: {tmp_path}: node2 and node3 do not see .* node1, .* -output$"):
             check_shared(tmp_path, on_rank(0))
     assert not list(tmp_path.glob(".shared*"))
-
-
-def test_a_file_that_appears_late_is_seen(tmp_path):
-    late = tmp_path / "late"
-    threading.Thread(target=lambda: (time.sleep(0.3), late.touch())).start()
-    assert wait_for(late.exists, 30.0)
-    assert not wait_for((tmp_path / "never").exists, 0.0)
 
 
 def read_on(rank: int, data: Path, monkeypatch: pytest.MonkeyPatch) -> list:

@@ -256,7 +256,7 @@ def test_a_list_of_classes_that_cannot_be_used_is_one_line(content, tmp_path):
 class Inner:
     """An object of another program."""
 
-    def __init__(self, **attributes: object) -> None:
+    def __init__(self, **attributes):
         self.__dict__ |= attributes
 
 
@@ -289,7 +289,7 @@ def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(f
     for number in range(2, 9):
         (images.parent / f"{number}.png").write_bytes(images.read_bytes())
 
-    def evaluated(*flags: str) -> tuple[str, int]:
+    def evaluated(*flags):
         output = folder / f"split{len([*folder.iterdir()])}"
         weights = [f"-model={NAME}", f"-pretrained={folder / '2.pth'}", f"-data_path={tmp_path}"]
         flags = (*weights, *flags, "-num_workers=0", f"-output={output}", "-batch_size=99")

@@ -35,7 +35,7 @@ def loss_of(weights, data, tmp_path) -> float:
     return read_result(only_run(output, "eval"))["loss"]
 
 
-def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, monkeypatch, capsys):
+def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, monkeypatch):
     """A negative learning rate in the last epoch raises the loss."""
     monkeypatch.setattr(Schedule, "lr_at", lambda self, step: 3e-3 if step < 24 else -3e-2)
     folder = train(argv)
@@ -53,11 +53,6 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, mon
     assert last > best
     log = log_of(folder)
     assert log.count("Test Loss") == 1
-    assert f"Epoch 2, best.pth, Test Loss: {best:.4f}, Test Acc@1: " in log
-    assert "24 for validation, 34 for the test at the end" in log
-    best = read_json(folder / "evaluation" / "summary.json")
-    assert f"Best top-1: {best['top1']:.2f}%" in log
-    assert f" (epoch 2); test: {test['top1']:.2f}%" in log
     summary = read_json(folder / "evaluation-test" / "summary.json")
     assert f"Classes: test macro F1 {summary['f1']:.2f}%, test worst class F1 " in log
     assert (summary["epoch"], summary["samples"], summary["top1"]) == (2, 34, test["top1"])
@@ -66,7 +61,7 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, mon
     assert read_json(folder / "evaluation" / "summary.json")["samples"] == 24
 
 
-def test_a_stopped_run_does_not_touch_them_and_its_end_does(argv, monkeypatch):
+def test_a_stopped_run_does_not_touch_them_and_its_end_does(argv):
     folder = train([*argv, "TRAIN.MAX_STEPS=30"])
     assert read_result(folder)["test"] is None
     assert not (folder / "evaluation-test").exists()

@@ -32,7 +32,7 @@ def test_op_without_a_deterministic_algorithm(digits_argv, monkeypatch):
         run_here(*digits_argv, "DETERMINISTIC=true")
 
 
-def exhaust(device: torch.device) -> None:
+def exhaust(device: torch.device):
     """Asks for a petabyte of the device's memory."""
     torch.empty(2**50, dtype=torch.uint8, device=device)
 

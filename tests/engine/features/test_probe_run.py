@@ -23,8 +23,6 @@ from PIL import Image
 
 from configs.command_line import parse_command_line
 from engine.evaluation.suspects import margins, write_suspects
-from engine.report.contents import read_contents
-from engine.report.page import run_page
 from utils.tables import read_rows
 
 pytestmark = pytest.mark.usefixtures("few_penalties")
@@ -56,11 +54,7 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
     assert all(again[key] == result[key] for key in ("top1", "loss", "samples"))
     assert (probed / "evaluation" / "per_class.csv").exists()
     assert not (probed / "details/train_batch.png").exists()
-    log = log_of(probed)
-    assert "DATA.BATCH_SIZE_EVAL=50" in log
-    assert "Step[0000/0001], Loss: " in log
     assert rows(probed)[0]["lr"] == ""
-    assert not any(word in log for word in ("ACCUM_ITER=", "AdamW", "Lr: ", "Tuned (", "moments", "never trained"))
     model, backbone = (torch.load(folder / "best.pth")["model"] for folder in (probed, trained_digits()))
     with refused(r"MODEL\.TUNE.*probe.* -pretrained"):
         run_here(f"-resume={probed}", "-opts", "MODEL.TUNE=lora")
@@ -78,6 +72,8 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
 def test_options_that_contradict_a_probe_are_refused(trained_digits, tmp_path):
     with refused(r"PARALLEL.STRATEGY fsdp: MODEL.TUNE probe"):
         parse_command_line(probe_flags(tmp_path, trained_digits(), "PARALLEL.STRATEGY=fsdp"))
+    with refused(r"EVAL\.SUSPECTS"):
+        parse_command_line([*digits_flags(tmp_path), "EVAL.SUSPECTS=true"])
     with refused(r"cannot be combined with MODEL.TUNE probe"):
         parse_command_line([*probe_flags(tmp_path, trained_digits()), "-profile"])
     distilled = ["-dataset=digits", "-model=deit_tiny_distilled_patch16_224", f"-output={tmp_path}"]
@@ -140,24 +136,6 @@ def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path):
     folder = train([*flags, "-opts", *keys])
     assert {row["label"] for row in read_rows(folder / "suspects/suspects.csv")} <= {"a", "b"}
     assert "'c', 'd'" in log_of(folder)
-
-
-def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path):
-    folder = train(probe_flags(tmp_path, trained_digits(), "EVAL.SUSPECTS=true"), pictures=True)
-    listed = read_rows(folder / "suspects" / "suspects.csv")
-    margins = [float(row["margin"]) for row in listed]
-    assert 0 < len(listed) < 500
-    assert margins == sorted(margins)
-    assert margins[-1] < 0
-    assert all(row["label"] != row["predicted"] and not row["correction"] for row in listed)
-    wrong = [row for row in read_rows(folder / "evaluation/per_image.csv") if row["label"] != row["predicted"]]
-    assert {row["path"] for row in wrong} == {row["path"] for row in listed if row["split"] == "val"}
-    assert len(list((folder / "suspects" / "pictures").iterdir())) == min(24, len(listed))
-    page = run_page(read_contents(folder))
-    assert f"{listed[0]['path']}<" in page
-    assert "whose label may be wrong" in page
-    with refused(r"EVAL\.SUSPECTS"):
-        parse_command_line([*digits_flags(tmp_path), "EVAL.SUSPECTS=true"])
 
 
 def test_an_image_that_a_person_kept_is_no_suspect_however_its_path_is_written(tmp_path, monkeypatch):

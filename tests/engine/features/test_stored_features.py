@@ -34,7 +34,7 @@ def bmp(seed: int) -> bytes:
     return buffer.getvalue()
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes):
     """Writes a file; an earlier one is replaced in place by one of its size and, but for shards, its modification time.
 
     An index of shards knows them by this time.
@@ -96,9 +96,7 @@ def features(output: Path, dataset: str, path: Path, after_batch: Callable[[], N
     "dataset, write",
     [("folder", write_folder), ("csv", write_table), ("parquet", write_parquet), ("tar", write_tar)],
 )
-def test_features_follow_their_images(
-    dataset: str, write: Callable[[Path, Contents], Path], contents, tmp_path, monkeypatch
-):
+def test_features_follow_their_images(dataset, write, contents, tmp_path, monkeypatch):
     path = write(tmp_path / "data", contents)
     kept = tmp_path / "kept"
     before = features(kept, dataset, path)
@@ -119,7 +117,7 @@ def test_runs_compute_the_same_features_at_the_same_time(contents, tmp_path, mon
     path = write_folder(tmp_path / "data", contents)
     inner = []
 
-    def run_another() -> None:
+    def run_another():
         if not inner:
             inner.append(None)
             inner.append(features(tmp_path, "folder", path))
@@ -190,7 +188,7 @@ def test_probes_of_all_folds_pass_each_image_once(tmp_path, monkeypatch):
     passed = 0
     forward = FeatureModel.forward
 
-    def count(model: FeatureModel, images: torch.Tensor) -> torch.Tensor:
+    def count(model, images):
         nonlocal passed
         passed += int((images.flatten(1).std(1) > 0).sum())  # without padding
         return forward(model, images)

@@ -49,7 +49,7 @@ def exchange(context: ProcessContext, options: dict) -> dict:
     images = torch.randn(3, 8, 400)[context.rank % 3]
     wrapped = strategy.wrap(compute_model, images)
 
-    def gradients(factor: float = 1.0) -> torch.Tensor:
+    def gradients(factor=1.0):
         precision.scaler.backward(wrapped(images).square().sum() * factor, samples=8)
         found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).clone()
         model.zero_grad()

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import sharding_cases as cases
 import torch
-from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, config_for, log_of, refused, slow, states, train
+from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, config_for, refused, slow, states, train
 from sharding_cases import FSDP, against_ddp
 from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from engine.checkpoint.files import CheckpointWriter
 from engine.parallel import FSDP as FullyShardedDataParallel
-from engine.parallel import build_strategy, unused_parameters
+from engine.parallel import build_strategy
 from engine.precision.non_finite import first_non_finite
 from engine.training.optimizer import SHARDED_OPTIMIZERS
 from engine.training.trial import state_without_data
@@ -169,34 +169,6 @@ def test_search_for_the_first_non_finite_module_sees_gathered_gradients(both):
     assert both(origin) == [None, "the gradient of the weight of 1"]
 
 
-class Unused(nn.Module):
-    """A block that no pass uses, and a parameter of a block that is used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-        self.blocks[0].register_parameter("extra", nn.Parameter(torch.ones(2)))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.blocks[0](images)
-
-
-def unused(context: ProcessContext) -> Any:
-    """The names, before and after a step of the optimizer."""
-    model = Unused()
-    build_strategy(config_for("-opts", *FSDP).parallel, context).shard(model)
-    optimizer, found = torch.optim.AdamW(model.parameters()), unused_parameters(model, torch.ones(2, 4))
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    return found, unused_parameters(model, torch.ones(2, 4))
-
-
-@pytest.mark.slow
-def test_parameters_without_a_gradient_are_named_and_end_no_rank(both):
-    names = ["blocks.0.extra", "blocks.1.weight", "blocks.1.bias"]
-    assert both(unused) == [(names, names)] * 2
-
-
 TWO = ProcessContext(0, 0, 2, 2, torch.device("cpu"))  # without a process group: refused before it is used
 REFUSED = {
     r"AMP\.LEVEL": [*TINY_VIT, "AMP.ENABLED=true", "AMP.LEVEL=O3"],
@@ -229,7 +201,7 @@ def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, mon
     """Clipping, average, evaluation, loss scale."""
     monkeypatch.setattr("engine.training.session.build_strategy", FullyShardedDataParallel)  # one rank would use none
 
-    def argv(output: str, *more: str) -> list[str]:
+    def argv(output, *more):
         options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3", CLIP, *AVERAGE, "SAVE_FREQ_STEPS=9", "TRAIN.NUM_EPOCHS=1"]
         options.append("DETERMINISTIC=true")
         options += [BF16, "AMP.DTYPE=float16"] if group_of_one.device.type == "cuda" else []
@@ -250,19 +222,18 @@ def test_a_sharded_state_is_gathered_after_the_last_one_is_written(group_of_one,
     writing, seen = [], []
     write, gather = CheckpointWriter._write, FullyShardedDataParallel.gather
 
-    def write_slowly(*arguments: Any) -> None:
+    def write_slowly(*arguments):
         writing.append(True)
         time.sleep(0.3)
         write(*arguments)
         writing.clear()
 
-    def see(*arguments: Any) -> dict[str, Any]:
+    def see(*arguments):
         seen.append(bool(writing))
         return gather(*arguments)
 
     monkeypatch.setattr(CheckpointWriter, "_write", write_slowly)
     monkeypatch.setattr(FullyShardedDataParallel, "gather", see)
-    folder = train([*digits_argv, *FSDP, "SAVE_FREQ_STEPS=1", "TRAIN.MAX_STEPS=4"], group_of_one)
+    train([*digits_argv, *FSDP, "SAVE_FREQ_STEPS=1", "TRAIN.MAX_STEPS=4"], group_of_one)
     assert len(seen) > 3
     assert not any(seen)
-    assert "may be killed when it saves: 0.0 MB" in log_of(folder)

@@ -30,11 +30,11 @@ class InfiniteGradient(torch.autograd.Function):
         return gradient * math.inf
 
 
-def make_output_nan(module: nn.Module) -> None:
+def make_output_nan(module: nn.Module):
     module.register_forward_hook(lambda _, inputs, output: output * math.nan)
 
 
-def make_input_gradient_infinite(module: nn.Module) -> None:
+def make_input_gradient_infinite(module: nn.Module):
     original = module.forward
     module.forward = lambda x: original(InfiniteGradient.apply(x))
 
@@ -81,7 +81,7 @@ def test_in_place_activations_do_not_hide_the_module():
     assert not any(module._forward_hooks for name, module in model.named_modules() if name != "layer2.0.conv2")
 
 
-def hook_into(monkeypatch, module_of: Callable[[TrainState], nn.Module], hook: Callable) -> None:
+def hook_into(monkeypatch, module_of: Callable[[TrainState], nn.Module], hook: Callable):
     """hook(number, output): the output of training pass `number` of the module, which counts from 1."""
     build_state = session.build_train_state
     numbers = itertools.count(1)
@@ -96,7 +96,7 @@ def hook_into(monkeypatch, module_of: Callable[[TrainState], nn.Module], hook: C
     monkeypatch.setattr("engine.training.session.build_train_state", build_with_hook)
 
 
-def inject_nan_after(step: int, path: str, monkeypatch) -> None:
+def inject_nan_after(step: int, path: str, monkeypatch):
     """Makes the module at `path` return NaN in training, after its first `step` passes."""
     module_of = lambda state: state.precision.weights.compute.get_submodule(path)  # noqa: E731
     hook_into(monkeypatch, module_of, lambda number, output: output * math.nan if number > step else output)
@@ -162,7 +162,7 @@ def test_search_for_the_module_keeps_running_statistics_finite(resnet_argv, monk
 def test_running_statistics_stay_finite_after_a_nan_image(resnet_argv, monkeypatch, amp):
     """The second batch has an image of NaN values: its step is skipped, the other steps are applied."""
 
-    def inject_nan(number: int, outputs: tuple) -> tuple:
+    def inject_nan(number, outputs):
         images, targets = outputs
         return (images.index_fill(0, torch.tensor([3]), math.nan), targets) if number == 2 else outputs
 

@@ -13,8 +13,6 @@ from timm.layers import LayerNorm2d
 from timm.models import VisionTransformer
 from torch import nn
 
-from utils.distributed import ProcessContext
-
 
 def long_vit(**options) -> nn.Module:
     """For 8,224 tokens in a batch of 32: the errors of sums in bf16 grow with their number."""
@@ -29,7 +27,7 @@ def convolutions(norm: Callable[[int], nn.Module]) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
+MODELS = {
     "layer norm": long_vit,
     "group norm": lambda: convolutions(lambda channels: nn.GroupNorm(4, channels)),
     "layer norm 2d": lambda: convolutions(LayerNorm2d),
@@ -53,7 +51,7 @@ def gradients(model: nn.Module, level: str, device: torch.device, white: tuple =
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_gradient_of_each_parameter_is_close_to_that_of_fp32(kind, level, any_device: ProcessContext):
+def test_the_gradient_of_each_parameter_is_close_to_that_of_fp32(kind, level, any_device):
     """With layer norms that sum in bf16, their relative errors were up to 0.87 on a CPU.
 
     Batch norm has 0.049 in each level on an H200, also in O1, which leaves it to torch's autocast. Its kernels are
@@ -69,9 +67,9 @@ def test_the_gradient_of_each_parameter_is_close_to_that_of_fp32(kind, level, an
 class NormDtypes(DispatchMode):
     """The dtypes of the inputs and weights of layer norms."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.found: set[tuple[torch.dtype, torch.dtype]] = set()
+        self.found = set()
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         if op_name(op) == "native_layer_norm":

@@ -44,7 +44,7 @@ class FleetScale:
     good_steps: int = 0
     bad_steps: int = 0
 
-    def update(self, overflow: bool) -> float:
+    def update(self, overflow):
         """Returns the scale for the next step."""
         options = self.options
         if not options.use_dynamic_loss_scaling:
@@ -76,12 +76,12 @@ def apply(scaler: LossScaler, optimizer: torch.optim.Optimizer, loss: torch.Tens
 class Training:
     """A model whose gradients overflow on request."""
 
-    def __init__(self, amp: Amp) -> None:
+    def __init__(self, amp):
         self.scaler = Precision(amp, CPU).scaler
         self.model = nn.Linear(1, 1, bias=False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, fused=True)
 
-    def step(self, overflow: bool) -> tuple[float, int, bool]:
+    def step(self, overflow):
         """Returns the scale after the step, the number of skipped steps, and whether the weights changed."""
         before = self.model.weight.item()
         bad = math.inf if self.scaler.skipped % 2 else math.nan
@@ -157,7 +157,7 @@ def test_non_finite_gradients_never_change_the_weights(fused, max_norm, bad):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
     scaler = Precision(Amp(), CPU).scaler
 
-    def step(value: float) -> torch.Tensor:
+    def step(value):
         return apply(scaler, optimizer, model(torch.tensor([[1.0, value, value, 1.0]])).sum(), max_norm)
 
     step(1.0)

@@ -82,7 +82,7 @@ def shares(text: str) -> dict[str, float]:
     }
 
 
-def test_profile_of_a_run(digits_argv, tmp_path, capsys, monkeypatch):
+def test_profile_of_a_run(digits_argv, tmp_path, monkeypatch):
     """The profile spans several short epochs, writes no checkpoints, and goes to no logger besides TensorBoard."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     argv = ["-amp", "-profile", "-epochs=1", *digits_argv, "DATA.VAL_FRACTION=0.97", "DATA.BATCH_SIZE=8"]

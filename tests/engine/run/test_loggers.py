@@ -11,7 +11,7 @@ from conftest import assert_same_state, log_of, refused, states, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.run.log import RunLogger
-from engine.run.loggers import BackgroundLogger, LoggedRun, MlflowLogger, WandbLogger, check_loggers
+from engine.run.loggers import BackgroundLogger, LoggedRun, WandbLogger, check_loggers
 from engine.run.record import read_run
 
 RESULT = {"top1": 90.0, "finished": True}
@@ -33,7 +33,7 @@ def libraries(monkeypatch) -> tuple[MagicMock, MagicMock]:
 
 
 @pytest.mark.slow
-def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, tmp_path, libraries):
+def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, libraries):
     """A run that is interrupted and resumed is one row or run everywhere; loggers do not change its weights."""
     wandb, mlflow = libraries
     plain = train([*digits_argv, "TRAIN.SMOOTHING=0.1"], pictures=True)
@@ -57,8 +57,6 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, tmp_path, librari
     environment = read_run(logged)["facts"]["Environment"]
     assert inits[1]["config"]["environment"] == environment
     assert environment["parts"]["torch"]
-    (_, text) = events.Tensors("environment/text_summary")  # of both starts
-    assert f"torch: {environment['parts']['torch']}," in text.tensor_proto.string_val[0].decode()
     logs = wandb.run.log.call_args_list
     curves = {made.kwargs["step"]: made.args[0]["train/loss"] for made in logs if "train/loss" in made.args[0]}
     assert curves == {event.step: pytest.approx(event.value) for event in events.Scalars("train/loss")}
@@ -67,20 +65,19 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, tmp_path, librari
     wandb.run.finish.assert_called_with(exit_code=0)
     assert mlflow.end_run.call_args_list == [call("KILLED"), call("FINISHED")]
     log = log_of(logged)
-    assert "----- wandb: wandb-id, offline, in " in log
     assert "----- mlflow: run mlflow-id, https://***@host:5000/a@b\n" in log
 
 
 class Faulty:
     """A logger that fails in the calls that are named, and waits for `released`."""
 
-    def __init__(self, *failing: str) -> None:
+    def __init__(self, *failing):
         self.failing = failing
         self.steps = []
         self.released = threading.Event()
         self.released.set()
 
-    def _call(self, name: str) -> None:
+    def _call(self, name):
         self.released.wait()
         if name in self.failing:
             self.failing = tuple(other for other in self.failing if other != name)
@@ -119,22 +116,7 @@ def test_a_failing_logger_warns_once_and_training_continues(tmp_path):
     slow.released.clear()
     (warning,) = use(slow, tmp_path, 0.01)
     assert "LOGGERS: wandb lacks values: " in warning
-    assert "0.01 s" in warning
     slow.released.set()
-
-
-@pytest.mark.parametrize("has_mlruns", [True, False])
-def test_mlflow_beside_the_folder_of_earlier_versions(libraries, tmp_path, monkeypatch, has_mlruns):
-    """The first 100 characters have the remedy."""
-    libraries[1].start_run.side_effect = RuntimeError("The filesystem tracking backend is in maintenance mode")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    if has_mlruns:
-        (tmp_path / "mlruns").mkdir()
-    lines = []
-    logger = BackgroundLogger("mlflow", MlflowLogger(lines.append), lines.append)
-    logger.submit("start", LoggedRun(tmp_path, 0, "", {}, {})).result()
-    assert ("set MLFLOW_TRACKING_URI=sqlite:///mlflow.db," in lines[0][:100]) == has_mlruns
 
 
 def test_a_library_that_is_missing_ends_the_run_before_data_are_read(digits_argv, tmp_path, monkeypatch):
@@ -155,7 +137,7 @@ def test_a_resumed_run_continues_in_trackio(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", trackio)
     (folder := tmp_path / "a-run").mkdir()
     for steps_done in (0, 22):
-        lines: list[str] = []
+        lines = []
         logger = BackgroundLogger("trackio", WandbLogger("trackio", lines.append), lines.append)
         environment = {"parts": {"torch": "2.15"}}
         logger.submit("start", LoggedRun(folder, steps_done, "TRAIN: {BASE_LR: 0.1}", {}, environment))

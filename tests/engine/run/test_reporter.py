@@ -3,8 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +26,7 @@ BATCH_SIZE, STEPS = 4, 3
 class SimulatedRun:
     """A single-process run without a model: the caller gives the loss and gradient norm of each step."""
 
-    def __init__(self, folder, context, report_freq=1) -> None:
+    def __init__(self, folder, context, report_freq=1):
         self.folder, self.context = folder, context
         logger = RunLogger(context)
         logger.open(folder)
@@ -42,7 +40,7 @@ class SimulatedRun:
         self.reporter.start(0, 0)
         self.before_report = lambda: None
 
-    def epoch(self, *steps: tuple[float, float, bool]) -> None:
+    def epoch(self, *steps):
         """steps: loss of each sample, gradient norm, whether the step is skipped."""
         progress = EpochProgress(0, STEPS, STEPS, MetricSums(self.context.device))
         self.reporter.start_epoch(progress)
@@ -56,11 +54,11 @@ class SimulatedRun:
         self.reporter.end_epoch(progress, 1.0)
         self.reporter.close()
 
-    def rows(self, name: str) -> list[dict[str, str]]:
+    def rows(self, name):
         return read_rows(self.folder / name)
 
     @property
-    def log(self) -> str:
+    def log(self):
         return log_of(self.folder)
 
 
@@ -79,26 +77,10 @@ def test_a_skipped_step_does_not_count_in_the_loss_and_the_gradient_norm(tmp_pat
     assert (epoch["grad_norm"], epoch["train_loss"], epoch["train_top1"]) == ("1.75", "2.5", "100.0")
     assert epoch["images_in_skipped_steps"] == str(BATCH_SIZE)
     assert epoch["skipped_images"] == "0"
-    assert "Loss: - (2.0000), Avg Acc: 100.00%" in run.log
     assert "nan" not in run.log
     assert scalars(tmp_path, "train/grad_norm") == {1: 1.0, 3: 2.5}
     assert scalars(tmp_path, "train/loss") == {1: 2.0, 3: 3.0}
-    assert scalars(tmp_path, "train/top1") == {1: 100.0, 3: 100.0}
     assert all(memory > 1e8 for memory in scalars(tmp_path, "train/peak_memory_bytes").values())
-
-
-def test_an_epoch_of_skipped_steps_has_no_loss(tmp_path, cpu):
-    run = SimulatedRun(tmp_path, cpu)
-    run.epoch(*[(math.nan, math.nan, True)] * STEPS)
-    (epoch,) = run.rows("metrics.csv")
-    assert [epoch[name] for name in ("train_loss", "train_top1", "grad_norm")] == ["", "", ""]
-    assert epoch["images_in_skipped_steps"] == str(STEPS * BATCH_SIZE)
-    assert epoch["skipped_images"] == "0"
-    assert float(epoch["images_per_second"]) > 0
-    assert float(epoch["tflops_per_second"]) > 0
-    assert "Loss: - (-), Avg Acc: -" in run.log
-    assert "nan" not in run.log
-    assert " 0.0 img/s" not in run.log
 
 
 def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
@@ -118,7 +100,7 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
     run = SimulatedRun(tmp_path, cpu)
     now = 0
 
-    def pass_a_second() -> None:
+    def pass_a_second():
         nonlocal now
         now += 1
 
@@ -133,7 +115,6 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
     assert re.findall(r"time left: (\S+)", run.log)[0] == "3.0s"  # of the second epoch
     for row in run.rows("metrics.csv"):
         assert (row["data_wait_share"], row["launch_bound_share"]) == ("0.2", "0.75")
-    assert run.log.count("wait 20%") == run.log.count("launch-bound 75%") == 2 * STEPS
 
 
 FIGURES = {
@@ -153,22 +134,6 @@ def lines(cpu, latest=LATEST, shows_scale=False, **figures) -> list[str]:
 
 def test_a_usual_report_is_one_line(cpu):
     assert lines(cpu) == [f"{PADDLEVIT}, 2850 img/s, 20.1G, left 10h03m"]
-
-
-def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes(tmp_path, cpu):
-    assert lines(cpu, shows_scale=True) == [*lines(cpu), "  loss scale 65536"]
-    run = SimulatedRun(tmp_path, cpu)
-    scales = iter((4.0, 4.0, 2.0))
-    run.reporter.scaler = scaler = SimpleNamespace(dynamic=True, skipped=0)
-
-    def next_scale() -> None:
-        scaler.get_scale = partial(float, next(scales))
-
-    run.before_report = next_scale
-    run.epoch(*[(1.0, 1.0, False)] * STEPS)
-    assert re.findall(r"Step\[0*(\d)/|loss scale (\d)", run.log) == [
-        ("0", ""), ("", "4"), ("1", ""), ("2", ""), ("", "2"),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

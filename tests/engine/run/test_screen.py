@@ -99,24 +99,6 @@ def test_a_dry_run_prints_all_warnings_and_with_debug_all_notes(tmp_path, capsys
     assert any(line.startswith("Preprocessing: ") for line in more - few)
 
 
-def test_a_long_line_loses_its_end_and_the_middle_of_a_path_if_a_file_has_it(tmp_path, cpu, capsys):
-    texts = ["the validation images are" + " not there." * 20, f"/data/{'long/' * 30}labels.csv: has no labels"] * 3
-    printed = []
-    for folder in (None, tmp_path):
-        logger = RunLogger(cpu)
-        if folder:
-            logger.open(folder)
-        for text in texts:
-            logger.warn(text)
-        logger.begin("Data: x")
-        printed.append(capsys.readouterr().out.splitlines()[1:])
-    full, (words, named, _) = printed
-    assert full == [f"Warning: {text}" for text in texts]
-    assert max(len(words), len(named)) <= 120
-    assert words.startswith("Warning: the validation images are not there. not")
-    assert re.fullmatch(r"Warning: /data/.*\.\.\..*/labels\.csv: has no labels", named)
-
-
 def test_the_kind_of_a_note_and_not_its_text_makes_a_warning(tmp_path, cpu, capsys):
     logger = RunLogger(cpu)
     logger.open(tmp_path)

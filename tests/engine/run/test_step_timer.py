@@ -32,33 +32,33 @@ NOTHING = torch.empty(0)
 class SimulatedGpu:
     """A host and a GPU with one queue; the times are in seconds. Launching takes the host `launch`, spread evenly."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.now = self.free_at = 0.0
         gpu = self
 
         class Event:
-            def __init__(self, enable_timing: bool = False) -> None:
+            def __init__(self, enable_timing=False):
                 self.time = math.inf
 
-            def record(self) -> None:
+            def record(self):
                 self.time = max(gpu.now, gpu.free_at)
 
-            def query(self) -> bool:
+            def query(self):
                 return self.time <= gpu.now
 
-            def elapsed_time(self, end: "Event") -> float:
+            def elapsed_time(self, end):
                 assert self.query()
                 assert end.query()
                 return 1000 * (end.time - self.time)
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
 
-    def compute(self, launch: float, busy: float, kernels: int = 100) -> None:
+    def compute(self, launch, busy, kernels=100):
         for _ in range(kernels):
             self.now += launch / kernels
             self.free_at = max(self.now, self.free_at) + busy / kernels
 
-    def batches(self, period: float, copy: float = 0.001):
+    def batches(self, period, copy=0.001):
         """The loader has finished batch n at (n + 1) x period."""
         for number in range(10**6):
             self.now = max(self.now, (number + 1) * period)
@@ -67,7 +67,7 @@ class SimulatedGpu:
             self.free_at = max(self.free_at, copied.time)  # the computation waits for the copy
             yield Batch(NOTHING, NOTHING, 1, copied=copied)
 
-    def train(self, timer: StepTimer, batches, steps: int, launch: float, busy: float, accum: int = 1) -> float:
+    def train(self, timer, batches, steps, launch, busy, accum=1):
         """launch, busy: of the two passes of a micro-step; a third is the forward pass. Returns the seconds of all."""
         started = self.now
         step_ends = deque()
@@ -283,7 +283,7 @@ def test_peak_is_the_sum_over_all_gpus(monkeypatch, name, peak):
 
 def test_model_without_flop_count_has_no_rates(cpu):
     class ReadsValues(torch.nn.Module):
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
+        def forward(self, images):
             return images * images.sum().item()
 
     model = describe_model(ReadsValues(), DATA, torch.float32, False, cpu)

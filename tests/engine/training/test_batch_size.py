@@ -42,7 +42,7 @@ AUTO = ["DATA.BATCH_SIZE=auto", "DATA.GLOBAL_BATCH_SIZE=96"]
 def test_the_largest_size_that_fits_is_found_without_sizes_far_above_it(sizes, fixed, per_image, limit):
     measured = {}
 
-    def peak(size: int) -> float:
+    def peak(size):
         measured[size] = fixed + per_image * size
         return measured[size]
 
@@ -169,7 +169,7 @@ def test_a_trial_out_of_memory_is_no_error(cpu, monkeypatch):
 
 
 def test_what_cannot_be_searched_is_refused(cpu, fits_16):
-    def find(*options: str, ranks: int = 1) -> None:
+    def find(*options, ranks=1):
         find_batch_size(config_for("-opts", *AUTO, *options), replace(cpu, world_size=ranks))
 
     for options, ranks, said in (

@@ -210,7 +210,7 @@ def test_alpha_0_trains_as_without_a_teacher(digits_teacher, tmp_path):
     assert_same_state(states(with_teacher)["model"], states(without)["model"])
 
 
-def test_an_evaluation_needs_no_teacher_and_a_dry_run_does(digits_teacher, tmp_path, capsys):
+def test_an_evaluation_needs_no_teacher_and_a_dry_run_does(digits_teacher, tmp_path):
     teacher = shutil.copy(digits_teacher, tmp_path / "teacher.pth")
     argv = student(tmp_path / "out", teacher, "TRAIN.MAX_STEPS=2")
     assert run_here("-dry_run", *argv) == 0

@@ -33,7 +33,7 @@ def data(tmp_path) -> Path:
     return root
 
 
-def damage(path: Path) -> None:
+def damage(path: Path):
     """The pixels of a PNG whose first and last bytes look whole."""
     content = path.read_bytes()
     path.write_bytes(content[:2000] + bytes(400) + content[2400:])
@@ -64,7 +64,7 @@ RUNS = [(1, 8, 120), (2, 0, 20), (3, 1, 120)]  # ranks, workers, TIMEOUT_SECONDS
 def errors_of(cpu, ranks):
     """`error_of` on each of so many ranks; a single one is this process."""
 
-    def call(count: int, *arguments) -> list[str]:
+    def call(count, *arguments):
         return ranks(count)(error_of, *arguments) if count > 1 else [error_of(cpu, *arguments)]
 
     return call
@@ -176,7 +176,7 @@ def dead(*arguments):
 
 
 @pytest.fixture
-def has_workers(monkeypatch) -> None:
+def has_workers(monkeypatch):
     """For the images of evaluations; the training of the test has none, which would take seconds to start."""
     monkeypatch.setattr(evaluate, "usable_cores", lambda: {0, 1})
     monkeypatch.setattr(TrainBatches, "prefetched_batches", property(lambda _: 6, lambda *_: None), raising=False)

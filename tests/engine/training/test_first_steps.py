@@ -51,7 +51,7 @@ def test_no_image_is_decoded_and_no_pass_is_made_before_the_first_step(data, tmp
         decoded[0] += 1
         return open_image(self, *arguments)
 
-    def count(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    def count(module, inputs):
         passes[0] += isinstance(module, nn.LayerNorm)
 
     def steps(*arguments):
@@ -102,7 +102,7 @@ def test_a_plain_run_imports_no_package_that_it_can_do_without_before_its_first_
     data, out = jpegs(tmp_path / "data"), tmp_path / "out"
     flags = [f"-data_path={data}", *FOLDER, "-opts", *TINY_VIT, "DATA.NUM_WORKERS=0"]
 
-    def lines(*more: str) -> list[str]:
+    def lines(*more):
         command = [sys.executable, "-c", AT_FIRST_LOSS, *more, *flags]
         run = subprocess.run(command, cwd=ROOT, env=environment(""), stdout=subprocess.PIPE, text=True, check=True)
         return [line.strip() for line in run.stdout.splitlines() if line.startswith(("loaded:", "frozen:"))]

@@ -59,7 +59,7 @@ def test_losses_are_the_recorded_ones(tmp_path, recipe):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # as in pytest
-    curves: dict[str, object] = {"torch": torch.__version__, "timm": timm.__version__}
+    curves = {"torch": torch.__version__, "timm": timm.__version__}
     for name in ("vit_digits", "folder_small", "finetune"):
         with tempfile.TemporaryDirectory() as temporary:
             curves[name] = losses_of(name, Path(temporary))

@@ -26,7 +26,7 @@ LR, DECAY, CLIP = 0.01, 0.3, 0.5
 class Shapes(nn.Module):
     """Tall, wide and square matrices of one shape each, convolutions, a single matrix, and parameters for AdamW."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.tall = nn.ModuleList(nn.Linear(12, 48) for _ in range(3))
@@ -43,7 +43,7 @@ def train_options(name: str, kwargs: dict[str, object]) -> Train:
     return Train.model_validate(options)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range):
     """By the loss scaler, which clips. Gradients grow from parameter to parameter; step 1 has a NaN, step 2 a None."""
     scaler = Precision(Amp(), torch.device("cpu")).scaler
     for step in steps:
@@ -60,7 +60,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
     assert scaler.skipped == (1 in steps)
 
 
-def assert_equal(found: torch.optim.Optimizer, expected: torch.optim.Optimizer) -> None:
+def assert_equal(found: torch.optim.Optimizer, expected: torch.optim.Optimizer):
     """The parameters and the groups, then the state."""
     assert_same_state(found.param_groups, expected.param_groups)
     assert_same_state(found.state_dict(), expected.state_dict())
@@ -124,18 +124,18 @@ SPLIT = {"split_qkv": True}
 class Fused(nn.Module):
     """Two of timm's attention modules of width 12, and a layer fc1 that has the shape of their qkv."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.attn = nn.ModuleList(Attention(12, num_heads=2, qkv_bias=False) for _ in range(2))
         self.fc1 = nn.Linear(12, 36, bias=False)
         for module in self.attn:
             module.proj.requires_grad_(False)
 
-    def matrices(self) -> list[torch.Tensor]:
+    def matrices(self):
         """The weights of q, k and v of both modules, and of fc1."""
         return [*(part for module in self.attn for part in module.qkv.weight.chunk(3)), self.fc1.weight]
 
-    def set_gradients(self, gradients: list[torch.Tensor]) -> None:
+    def set_gradients(self, gradients):
         self.attn[0].qkv.weight.grad = torch.cat(gradients[:3])
         self.attn[1].qkv.weight.grad = torch.cat(gradients[3:6])
         self.fc1.weight.grad = gradients[6]
@@ -193,22 +193,6 @@ def test_the_rows_of_a_known_qkv_are_thirds(kind):
     assert fused_qkv(nn.Sequential(module)) == ({module.qkv.weight} if kind in WITH_THIRDS else set())
 
 
-def test_a_closure_is_called_once_before_the_step():
-    found, expected = Fused(), Fused()
-    expected.load_state_dict(found.state_dict())
-    gradients = gradients_of(found.matrices(), 0)
-
-    def closure() -> float:
-        assert torch.is_grad_enabled()
-        found.set_gradients(gradients)
-        return 2.5
-
-    assert build_optimizer(found, train_options("muon", SPLIT)).step(closure) == 2.5
-    expected.set_gradients(gradients)
-    build_optimizer(expected, train_options("muon", SPLIT)).step()
-    assert_same_state(found.state_dict(), expected.state_dict())
-
-
 @pytest.mark.parametrize("before, after", [({}, SPLIT), (SPLIT, {})], ids=["whole to split", "split to whole"])
 def test_a_state_does_not_depend_on_the_split(before, after):
     """The momentum buffers are equal and go on, so that split_qkv can change between two runs."""
@@ -234,7 +218,7 @@ def test_matrices_of_one_shape_are_orthogonalized_together(monkeypatch):
     shapes = []
     original = muon.zeropower_via_newtonschulz
 
-    def counted(matrices: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    def counted(matrices, *args, **kwargs):
         shapes.append(tuple(matrices.shape))
         return original(matrices, *args, **kwargs)
 

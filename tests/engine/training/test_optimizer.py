@@ -62,11 +62,11 @@ OF_TIMM = {"SGD": "momentum", "sgd": "momentum", "nesterov": "sgd"}  # where tim
 def test_each_optimizer_is_that_of_timm(name):
     """The hyperparameters, and the weights after two steps; one that timm cannot build or step here is refused."""
 
-    def model() -> nn.Module:
+    def model():
         torch.manual_seed(0)
         return nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(36, 4))
 
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    def train(model, optimizer):
         scaler = Precision(Amp(), torch.device("cpu")).scaler
         for seed in range(2):
             images = torch.randn(5, 3, 4, 4, generator=seeded(seed))
@@ -140,7 +140,7 @@ def corrected_state(name: str, cpu, *options: str, batch: int = BATCH) -> TrainS
     return state_without_data(config, cpu, EpochLayout(4 * batch, BatchPlan(batch), config.seed))
 
 
-def step_on_noise(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+def step_on_noise(model: nn.Module, optimizer: torch.optim.Optimizer, step: int):
     generator = seeded(step)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)

@@ -118,7 +118,7 @@ def half_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def compute_norms_in_fp32(model: nn.Module) -> None:
+def compute_norms_in_fp32(model: nn.Module):
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
@@ -188,11 +188,11 @@ def test_no_step_reads_logits_or_gradients_of_earlier_steps(options, tmp_path, m
     expected = train([*argv, f"SAVE={tmp_path / 'expected'}"])
     overwritten = []
 
-    def overwrite_outputs(model: nn.Module, *_) -> None:
-        outputs: list[torch.Tensor] = []
+    def overwrite_outputs(model, *_):
+        outputs = []
 
         @torch.no_grad()
-        def overwrite(module: nn.Module, inputs: tuple) -> None:
+        def overwrite(module, inputs):
             if module.training:
                 overwritten.extend(tensor.fill_(math.nan).numel() for tensor in outputs)
                 outputs.clear()

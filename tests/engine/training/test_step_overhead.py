@@ -53,7 +53,7 @@ def black_images(data: Data, drawn: dict[str, Any] | None = None) -> Batch:
     return Batch(images, torch.zeros(data.batch_size, dtype=torch.int64, device=GPU), data.batch_size, drawn or {})
 
 
-def train_on_fake_gpu(*options: str) -> None:
+def train_on_fake_gpu(*options: str):
     """A fake tensor has no values: any op that would read one raises an exception."""
     config = config_of(*VIT, *options)
     with fake_gpu(), pytest.MonkeyPatch.context() as patch:
@@ -116,13 +116,13 @@ class TrafficCounter(DispatchMode):
     An op reads its inputs once and writes its outputs once. The fused attention kernels count, too.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device):
         super().__init__()
         self.device = device
-        self.ops: Counter[str] = Counter()
-        self.num_bytes: Counter[str] = Counter()
+        self.ops = Counter()
+        self.num_bytes = Counter()
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result, name = op(*args, **kwargs), op_name(op)
         if not (returns_view(op) or name.startswith(_FREE) or name in _PRODUCTS):
@@ -131,7 +131,7 @@ class TrafficCounter(DispatchMode):
             self.num_bytes[name] += moved
         return result
 
-    def _bytes_of(self, value: Any) -> int:
+    def _bytes_of(self, value):
         """The bytes of the distinct elements of a tensor on the device."""
         if not isinstance(value, torch.Tensor) or value.device.type != self.device.type:
             return 0

@@ -33,7 +33,6 @@ from datasets.batch import Batch
 from datasets.transforms.device import TrainTransform
 from datasets.transforms.host import _build as build_policy
 from datasets.transforms.host import build_host_transform
-from engine.progress import EpochProgress
 from engine.training.step import TrainState, train_steps
 from engine.training.trial import state_without_data
 
@@ -56,7 +55,7 @@ SMALL = {
 
 def flags_of(command: str) -> Namespace:
     """The flags, and train.py's defaults of those that timm's functions need."""
-    values: dict[str, object] = {"momentum": 0.9, "remode": "pixel"}
+    values = {"momentum": 0.9, "remode": "pixel"}
     for name, text in re.findall(r"--([\w-]+)(?:\s+(?!-)(\S+))?", command):
         values[name.replace("-", "_")] = text or True
         with suppress(ValueError, SyntaxError):
@@ -202,7 +201,7 @@ def our_losses(state: TrainState, mixed: list[tuple[torch.Tensor, torch.Tensor]]
     state = replace(state, transform=lambda batch: next(ready))
     unused = repeat(Batch(torch.zeros(BATCH, 3, 32, 32), torch.zeros(BATCH, dtype=torch.int64), BATCH))
 
-    def record(progress: EpochProgress) -> None:
+    def record(progress):
         of_this_epoch = losses[progress.epoch * STEPS_PER_EPOCH :]
         losses.append(progress.sums.totals()[0].item() / BATCH - sum(of_this_epoch))
 

@@ -12,7 +12,6 @@ from conftest import (
     TINY_VIT,
     assert_same_state,
     config_for,
-    evaluate,
     log_of,
     noise_folder,
     only_run,
@@ -39,7 +38,7 @@ VALUES = [float("nan"), 50.0, 70.0, 70.0, 60.0]  # of the epochs: no value, best
 LOSSES = [0.1, 2.0, 3.0, 3.0, 0.1]
 
 
-def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, monkeypatch, capsys, tmp_path):
+def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, monkeypatch, capsys):
     for name, values in (("min_recall", VALUES), ("loss", LOSSES)):
         left = iter(values)
         scripted = replace(METRICS[name], compute=lambda results, left=left, last=values[-1]: next(left, last))
@@ -54,8 +53,6 @@ def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, mon
     best = load_checkpoint(folder / "best.pth")
     assert (best["epoch"], best["best"]["min_recall"]) == (3, 70.0) == (result["epoch"], result["min_recall"])
     assert result["top1"] == float(rows(folder)[2]["val_top1"])  # of the same epoch
-    value = read_result(evaluate(tmp_path / "eval", f"-resume={folder}"))["min_recall"]
-    assert f"Validation minimum recall: {value:.2f}%" in capsys.readouterr().out
 
 
 def test_a_run_without_a_finite_value_has_no_best_epoch_and_finishes(digits_argv, monkeypatch):
@@ -138,13 +135,12 @@ def test_a_signal_in_the_last_evaluation_is_an_interruption_of_a_complete_traini
     assert read_run(folder)["state"] == "interrupted"
 
 
-def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, monkeypatch, capsys):
+def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, monkeypatch):
     def fail(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("engine.evaluation.files.atomic_write", fail)
     folder = train(digits_argv)
-    assert "No space left" in capsys.readouterr().out
     assert read_result(folder)["finished"]
 
 
@@ -171,11 +167,3 @@ def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_folder_is_
     with refused(r"0\.0 MB free .* not one fits; .* -output$"):
         train(digits_argv)
     assert not Path(config_for(*digits_argv).save).exists()
-
-
-def test_a_disk_that_does_not_tell_its_size_ends_no_run(digits_argv, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, free=0))
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=1"])
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=0))
-    with refused(r"not one fits; .* resume a copy"):  # -output does not move a run
-        train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=2"])
