@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -105,7 +105,7 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext, trained_root
             try:
                 with_groups(samples, data)
             except UserError as error:  # DATA.GROUPS may be of the training
-                samples.notes.append(Note("screen", f"no figures of groups: {error}"))
+                samples.notes.append(Note("screen", f"no groups.csv: {error}"))
         samples.decoding = Decoding(data.grey_range, data.max_pixels)
         return _Read([samples])
 
@@ -431,11 +431,15 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
     """
     both = ("train", "val") if {"train", "val"} <= samples.keys() else ()
     for split, of_split in samples.items():
-        with nullcontext() if split in both else suppress(UserError):
+        try:
             if isinstance(of_split, ImageFiles) and of_split.groups is None:
                 with_groups(of_split, data)
             elif of_split.groups:
                 check_groups(of_split.groups, data, of_split.name)
+        except UserError as error:
+            if split in both:
+                raise
+            of_split.notes.append(Note("screen", f"no figures of groups: {error}"))
 
 
 def _warn_of_shared_groups(samples: Mapping[str, Samples], data: Data) -> None:

@@ -26,6 +26,7 @@ from datasets.batch import Batch, is_padding
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import Key
 from datasets.sources.samples import Samples
+from datasets.sources.shared_arrays import to_nfc
 from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.results import SampleResults
@@ -170,8 +171,12 @@ _CELLS = 14  # of a gradient map on a side: patches of 16 pixels of 224
 
 
 def explanation_file(index: int, name: str) -> str:
-    """The file of the map of image `index`, relative to the folder of the prediction, in characters that are safe."""
-    return f"{EXPLANATIONS}/{index:06d}-{re.sub('[^A-Za-z0-9_-]+', '_', PurePath(name).stem)[:60]}.png"
+    """The file of the map of image `index`, relative to the folder of the prediction: letters, digits, '_' and '-'.
+
+    60 characters of UTF-8 are at most 240 bytes, and names of files at most 255.
+    """
+    stem = re.sub(r"[^\w-]+", "_", to_nfc(PurePath(name).stem))
+    return f"{EXPLANATIONS}/{index:06d}-{stem[:60]}.png"
 
 
 def write_maps(

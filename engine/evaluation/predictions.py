@@ -95,6 +95,7 @@ class Predictions:
                 self._kept += [results] * (self._labelled or self._samples.groups is not None)
             for objects in others:
                 objects.write("\n]\n")
+        (self._folder / GROUPS_FILE).unlink(missing_ok=True)  # of other images
         if self._samples.groups is not None and self._kept[0].scores is not None:
             self._write_groups(join(self._kept), np.array([*self._samples.groups]))
             paths.append(self._folder / GROUPS_FILE)

@@ -4,7 +4,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
 from shlex import quote
 from typing import Any
 
@@ -79,7 +78,7 @@ def _columns_to_predict(table: Table, data: Data, given: Mapping[str, Any]) -> L
 
 
 def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
-    _check_columns(table, given)
+    _check_columns(table, data, given)
     header = table.header
     paths = _names(header, given.get("path"), "image_path", _PATHS)
     others = [name for name in header if name not in paths]
@@ -101,13 +100,23 @@ def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layo
     return Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
 
 
-def _check_columns(table: Table, given: Mapping[str, Any]) -> None:
-    """Raises UserError for a given column, or one in a list, that the table lacks."""
-    for name in chain.from_iterable(map(_columns_in, given.values())):
-        if name not in table.header:
-            problem = f"has no column {shorten(name)} (DATA.COLUMNS, DATA.GROUPS)"
-            known = ", ".join(map(shorten, table.header))
-            raise UserError(f"{table.file}:1: {problem}; it has {known}{table.unread}")
+def _check_columns(table: Table, data: Data, given: Mapping[str, Any]) -> None:
+    """Raises UserError for a given column, or one in a list, that the table lacks; names an option without it."""
+    lost = {key: name for key, value in given.items() for name in _columns_in(value) if name not in table.header}
+    if not lost:
+        return
+    guesses, are_known = likely_columns(table)
+    likely = {"path": "NAME", "label": "NAME", **dict(*guesses[:are_known])}
+    option = _columns_option(data, {key: likely.get(key) for key in lost})
+    if data.groups in lost.values():
+        option = "DATA.GROUPS=null"
+    problem = f"has no column {list_names([*lost.values()])} (DATA.COLUMNS, DATA.GROUPS)"
+    raise UserError(f"{table.file}:1: {problem}; it has {list_names(table.header)}{table.unread}; give -opts {option}")
+
+
+def _columns_option(data: Data, changes: Mapping[str, Any]) -> str:
+    """DATA.COLUMNS with these changes, as a shell reads it."""
+    return quote(f"DATA.COLUMNS={json.dumps({**(data.columns or {}), **changes}, ensure_ascii=False)}")
 
 
 def _columns_in(value: Any) -> list[str]:
@@ -194,8 +203,7 @@ def _unclear_columns(table: Table, data: Data, paths: Sequence[str], labels: Seq
 
 
 def _unclear(table: Table, kind: str, names: Sequence[str], data: Data, advice: Mapping[str, Any]) -> UserError:
-    option = quote(f"DATA.COLUMNS={json.dumps({**(data.columns or {}), **advice}, ensure_ascii=False)}")
-    fix = f"name them: -opts {option}"
+    fix = f"name them: -opts {_columns_option(data, advice)}"
     if len({*table.header}) < len(table.header):
         fix = f"give each column a name of its own in the first line, and {fix}"
     if kind == "splits":
@@ -271,9 +279,8 @@ def _wrong_values(table: Table, column: str, problem: str, data: Data) -> UserEr
     if len(counts) > 1:
         advised = {"split": {"column": column, "test": [counts[-1][0]]}}
         fix = "tests on one (null in place of {...}: splits by no column)"
-    option = quote(f"DATA.COLUMNS={json.dumps({**(data.columns or {}), **advised}, ensure_ascii=False)}")
     found = f"DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}"
-    return UserError(f"{table.file}:1: {found}; -opts {option} {fix}")
+    return UserError(f"{table.file}:1: {found}; -opts {_columns_option(data, advised)} {fix}")
 
 
 def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:

@@ -125,6 +125,21 @@ def test_the_advice_about_unclear_columns_works(case, table):
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        {"path": "file", "label": "breed", "split": "site"},
+        {"path": "file", "label": "breed", "split": {"column": "site", "test": ["a"]}},
+        {"path": "datei", "label": "breed"},
+        {"path": "datei", "label": "kind", "split": None},
+    ],
+)
+def test_the_advice_about_a_column_of_another_table_works(given, table):
+    file = table(files=FILES, file=FILES, breed=LABELS, age=range(30))
+    (option,) = typed(line_of(read, file, columns=given), options(file))
+    assert read(file, columns=option.columns)[0].class_names == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
     "site, problem",
     [
         ("site", "its values are no words of splits"),

@@ -224,3 +224,5 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     run_here("-predict", str(tmp_path / "data"), f"-resume={lone}", f"-output={tmp_path / 'r'}", "-opts", keys[-3])
     assert "decision" in read_rows(tmp_path / "r/predictions.csv")[0]
     assert "decision" not in read_rows(tmp_path / "r/groups.csv")[0]  # as an evaluation has none
+    run_here("-predict", str(tmp_path / "data"), f"-resume={lone}", f"-output={tmp_path / 'r'}")
+    assert not (tmp_path / "r/groups.csv").exists()  # of the images before
