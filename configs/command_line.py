@@ -150,7 +150,7 @@ def parse_command_line(
     if flags.help is not None:
         for path in flags.plugin:
             open_plugin(path)
-        print_help(flags.help) if flags.help else parser.print_help()
+        print_help(flags.help, parser.format_help()) if flags.help else parser.print_help()
         parser.exit()
     flags.set = list(set_options)
     return read_options(tuple(argv), flags, script)

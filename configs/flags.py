@@ -183,8 +183,8 @@ def entry_parser(prog: str) -> Parser:
     add_flag(group, "json", action="store_true", default=None, help=json_help)
     explain_help = "-predict: write a heat map of each image: the pixels that decide its class"
     add_flag(group, "explain", action="store_true", default=None, help=explain_help)
-    format_help = "-predict: wide: a column of probabilities for each class; excel: with a byte order mark, for "
-    format_help += "spreadsheets (default: csv)"
+    format_help = "-predict: wide: a column of probabilities for each class; excel: also "
+    format_help += "predictions.xlsx (default: csv)"
     add_flag(group, "format", choices=("csv", "wide", "excel"), help=format_help)
     threshold_help = '-predict: images whose highest probability is below X are labelled "unknown"'
     add_flag(group, "threshold", type=float, metavar="X", help=threshold_help)

@@ -5,7 +5,9 @@ python -m configs.help > docs/options.md
 
 import functools
 import inspect
+import re
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -24,6 +26,7 @@ from configs.yaml_io import format_value
 from utils.errors import UserError, did_you_mean
 
 _COLUMNS = 120
+_MAX_FOUND = 10  # keys by words
 _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _PAGE = """# Options
 
@@ -53,9 +56,13 @@ class Key:
         return self.name.rpartition(".")[0]
 
 
-def print_help(topic: str) -> None:
-    """Prints the key `topic`, all keys of the section `topic`, or the rules of the options (RULES)."""
-    topic, keys = topic.upper().rstrip("."), all_keys()
+def print_help(topic: str, flags: str = "") -> None:
+    """Prints the key `topic`, all keys of the section `topic`, or the rules of the options (RULES); for other words the
+    keys and flags whose names or descriptions have all of them. flags: the text of `-h`.
+    """
+    words = topic.lower().split()
+    keys = all_keys()
+    topic = topic.upper().rstrip(".")
     if topic == "RULES":
         for number, rule in enumerate(ALL_RULES, 1):
             paragraph = inspect.cleandoc(rule.__doc__ or "").partition("\n\n")[0]
@@ -63,17 +70,35 @@ def print_help(topic: str) -> None:
         return
     found = [key for key in keys if f"{key.name.upper()}.".startswith(f"{topic}.")]
     if not found:
-        near = did_you_mean(topic, {key.name for key in keys} | {key.section for key in keys} - {""})
-        near = f"; use {other}" if (other := key_of_flag(topic.rpartition(".")[2])) else near
-        raise UserError(
-            f"-h {topic[:80]}: no such key or section{near}; -h alone lists the flags, docs/options.md all keys"
-        )
+        lines = [line for line in flags.splitlines() if line.startswith("  -") and _has_words(line, words)]
+        found = sorted(_keys_about(keys, words), key=lambda key: key.name.rpartition(".")[2] != topic)
+        if not lines and not found:
+            near = did_you_mean(topic, {key.name for key in keys} | {key.section for key in keys} - {""})
+            near = f"; use {other}" if (other := key_of_flag(topic.rpartition(".")[2])) else near
+            problem = f"-h {topic[:80]}: no such key or section{near}"
+            raise UserError(f"{problem}; -h alone lists the flags, docs/options.md all keys")
+        more = f"; the first {_MAX_FOUND} of {len(found)} keys" if len(found) > _MAX_FOUND else ""
+        print(f"No key or section has this name; flags and keys about it{more}:", *lines, sep="\n")
+        found = found[:_MAX_FOUND]
     for key in found:
         models = f"; MODEL.TYPE {', '.join(key.types)}" if key.types else ""
         bounds = f" {key.range}" if key.range else ""
         wrap = functools.partial(textwrap.fill, width=_COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
         print(wrap(f"{key.name}: {key.type}{bounds}; default {key.default}{models}"))
         print(wrap(key.meaning, initial_indent="    "))
+
+
+def _has_words(text: str, words: Sequence[str]) -> bool:
+    """Whether each word, in the singular or the plural, begins a word of the text."""
+    text = text.lower().replace("_", " ")
+    return all(re.search(rf"\b{re.escape(word.removesuffix('s'))}", text) for word in words)
+
+
+def _keys_about(keys: Sequence[Key], words: Sequence[str]) -> list[Key]:
+    """The keys whose names have the words, then the ones whose meanings have them."""
+    named = [key for key in keys if _has_words(key.name.replace(".", " "), words)]
+    meant = [key for key in keys if key not in named and _has_words(f"{key.name} {key.meaning}", words)]
+    return [*named, *meant] if words else []
 
 
 def options_page() -> str:

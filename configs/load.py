@@ -439,7 +439,10 @@ def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
     if is_contradiction(error):  # the message begins with the key
         name = message.split()[0].rstrip(":")
         full = f"{key}.{name}".lstrip(".")
-        return f"{table.origin(full)}{full}{message.removeprefix(name)}"
+        origin = table.origin(full)
+        if full == "EVAL.ENABLED" and origin in ("-eval: ", "-predict: ", "-embed: "):  # nobody has typed the key
+            return f"{origin.removesuffix(': ')}{message.removeprefix(name)}"
+        return f"{origin}{full}{message.removeprefix(name)}"
     if error["type"] == "model_type":
         message = "must be true, false or a section of keys" if key in ("AMP", "EVAL") else "must be a section of keys"
         if f"{key}.NAME" in known_keys(family):

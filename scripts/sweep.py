@@ -65,8 +65,7 @@ def main(argv: list[str]) -> int:
         done = {name for name, run in newest_runs(root).items() if run and run[1] in ("finished", "stopped")}
         left = {name: argv for name, argv in runs.items() if name not in done}
         print(f"{len(runs)} runs in {root}, {len(runs) - len(left)} done, {len(environments)} at a time", flush=True)
-        if speeds:
-            atomic_write(root / SWEEP, json.dumps(read_json(root / SWEEP) | speeds))
+        atomic_write(root / SWEEP, json.dumps(read_json(root / SWEEP) | speeds))
         failures = _train(root, left, environments)
     if len(failures) < len(runs):
         report.main([str(root)])

@@ -129,7 +129,7 @@ class Config(Section):
             (model.pretrained == "timm" and model.type != "timm", f"MODEL.PRETRAINED timm {needs_timm}"),
             (
                 self.eval.enabled and not (model.pretrained or model.resume),
-                "EVAL.ENABLED needs weights, also for -eval and -predict; give -resume=RUN or -pretrained",
+                "EVAL.ENABLED needs weights; give -resume=RUN or -pretrained=FILE",
             ),
             (
                 teaches and train.distillation_type == "none",

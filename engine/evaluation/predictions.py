@@ -19,10 +19,11 @@ from engine.evaluation.files import explanation_file
 from engine.evaluation.results import SampleResults, join, mean_by_group, name_of_target
 from engine.progress import Metrics
 from utils.files import atomic_write, open_atomically
-from utils.tables import aligned_table, safe_cell, table_text
+from utils.tables import aligned_table, safe_cell, table_text, write_workbook
 
 BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
 CSV_FILE, JSON_FILE, GROUPS_FILE = "predictions.csv", "predictions.json", "groups.csv"
+XLSX_FILE = "predictions.xlsx"
 UNKNOWN = "unknown"
 _SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_COLUMNS, _SHOWN_CHARS = 10, 3, 8, 48
 
@@ -95,7 +96,16 @@ class Predictions:
                 self._kept += [results] * (self._labelled or self._samples.groups is not None)
             for objects in others:
                 objects.write("\n]\n")
-        (self._folder / GROUPS_FILE).unlink(missing_ok=True)  # of other images
+        for name in (GROUPS_FILE, XLSX_FILE):  # of other images
+            (self._folder / name).unlink(missing_ok=True)
+        if self._options.excel:
+            numbers = range(2, 2 * self._num_ranks + 1, 2)  # the probabilities
+            with (
+                open_atomically(self._folder / XLSX_FILE, "wb") as book,
+                open(paths[0], newline="", encoding="utf-8-sig") as table,
+            ):
+                write_workbook(book, csv.reader(table), numbers)
+            paths.append(self._folder / XLSX_FILE)
         if self._samples.groups is not None and self._kept[0].scores is not None:
             self._write_groups(join(self._kept), np.array([*self._samples.groups]))
             paths.append(self._folder / GROUPS_FILE)

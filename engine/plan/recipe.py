@@ -81,9 +81,11 @@ def _choice_for(command: Command) -> Choice | None:
     fine_tunes = given.get("MODEL.HEAD") == "probe" or given.get("MODEL.TUNE")  # a recipe with timm's weights
     names_model = any(word.startswith(("MODEL.TYPE=", "MODEL.NAME=")) for word in flags.opts)
     is_other = any((flags.model, names_model, flags.eval, flags.resume))
-    if is_other or not (fine_tunes and os.path.isdir(flags.pretrained or "")):
+    if is_other or not (fine_tunes and os.path.exists(flags.pretrained or "")):
         return None
     weights = _describe_given_weights(command)
+    if f"MODEL.NAME={command.config.model.name}" in weights.flags.get("opts", ()):
+        return None  # the recipe is for this model, and may have other options of it
     return Choice(command.recipe, weights.reason, weights.flags) if weights.flags else None
 
 
@@ -91,7 +93,11 @@ def _with_choice(command: Command, choice: Choice) -> Command:
     """The command as if the words of the choice stood before its own."""
     words = choice.words()
     chosen = read_options(command.argv, _with_flags(command.flags, choice), command.script)
-    notes = [Note("log", f"The same: {shlex.join(['python', command.script, *words, *command.argv])}")]
+    from engine.run.folder import started_processes  # late: torch
+
+    processes = [] if command.num_processes else started_processes()  # else they are in argv
+    same = shlex.join(["python", command.script, *processes, *words, *command.argv])
+    notes = [Note("log", f"The same: {same}")]
     if choice.warning:
         notes.append(Note("warning", choice.warning))
     file = Path(words[0].removeprefix("-cfg="))

@@ -90,7 +90,10 @@ def describe_safe(values: Values) -> list[str]:
     lost = max(map(lost_share, values.groups.values()))
     gradients = f"the largest gradient, {three_digits(gradient)} in {place(steepest)}, {margin(gradient)}"
     safe = f"float16 is safe at loss scale {values.scale:g}: {fits},"
-    return [safe, f"{gradients}; at most {lost:.2%} of the gradients of a block are lost."]
+    lost_gradients = f"at most {lost:.2%} of the gradients of a block are lost."
+    if values.precision.scaler.dynamic:
+        lost_gradients += " The first steps, whose gradients are others, may be skipped until the scale fits them."
+    return [safe, f"{gradients}; {lost_gradients}"]
 
 
 def place(pair: Pair) -> str:

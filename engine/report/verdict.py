@@ -229,6 +229,8 @@ def _other_tuning(run: RunContents) -> str:
         return ""
     differing = differing_from_defaults(options)
     given = {key: options[key] for key in differing if key in _OF_DATA}
+    if _is_in_sweep(run):
+        given["SAVE"] = str(_output_of(run))
     recipe = Path(__file__).parents[2] / "configs" / f"{'finetune' if is_probe else 'probe'}.yaml"
     flags = [f"-cfg={recipe}", f"-dataset={options['DATA.DATASET']}"]
     if "DATA.DATA_PATH" in given:
@@ -267,11 +269,20 @@ def _with_lower_rate(run: RunContents) -> str:
 
 
 def _again(run: RunContents, *options: str) -> str:
-    """The run with other options, beside it, but not in a sweep."""
-    folder = run.folder.absolute()
-    is_beside = "SAVE" in differing_from_defaults(run.options)
-    output = [f"-output={folder.parent}"] if is_beside and not (folder.parent / SWEEP).exists() else []
-    return command_of(run, f"-cfg={folder / RUN_OPTIONS}", *output, "-opts", *options)
+    """The run with other options, beside it."""
+    output = [f"-output={_output_of(run)}"] if "SAVE" in differing_from_defaults(run.options) else []
+    return command_of(run, f"-cfg={run.folder.absolute() / RUN_OPTIONS}", *output, "-opts", *options)
+
+
+def _is_in_sweep(run: RunContents) -> bool:
+    """Another run beside this one would be compared with the sweep's."""
+    return (run.folder.absolute().parent / SWEEP).exists()
+
+
+def _output_of(run: RunContents) -> Path:
+    """The folder of the run, or of its sweep."""
+    folder = run.folder.absolute().parent
+    return folder.parent if _is_in_sweep(run) else folder
 
 
 def command_of(run: RunContents, *flags: str) -> str:

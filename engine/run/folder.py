@@ -121,15 +121,19 @@ def enter_folder(
     logger.note(Start(str(folder), steps_done, next_command(command)))
 
 
+def started_processes() -> list[str]:
+    """-ngpus of the processes that a launcher has started on this host; empty for several hosts."""
+    count = os.environ.get("WORLD_SIZE")
+    return [f"-ngpus={count}"] if count and count == os.environ.get("LOCAL_WORLD_SIZE") else []
+
+
 def next_command(command: Command, *flags: str) -> str:
     """The command line with these flags for the script of `command`, its number of processes and its device.
 
     It works in any folder, if the paths in `flags` are absolute; `from_here` makes it shorter. It needs no launcher.
     The processes of several hosts, where each needs a launcher, are not in it.
     """
-    count = os.environ.get("WORLD_SIZE")
-    number = command.num_processes or (count if count == os.environ.get("LOCAL_WORLD_SIZE") else None)
-    processes = [f"-ngpus={number}"] if number else []
+    processes = [f"-ngpus={command.num_processes}"] if command.num_processes else started_processes()
     device = [f"-device={command.device}"] if command.device else []
     plugins = [f"-plugin={entry.partition(HASH)[0]}" for entry in command.config.plugins]
     return shlex.join([sys.executable, str(_PROJECT / command.script), *processes, *device, *plugins, *flags])

@@ -137,3 +137,28 @@ def test_help_on_rules_has_each_rule(capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert end.value.code == 0
     assert all(" ".join(rule.__doc__.partition("\n\n")[0].split()) in printed for rule in ALL_RULES)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("threshold", ["EVAL.OPERATING_POINT: ", "-threshold X"]),
+        ("operating point", ["EVAL.OPERATING_POINT: "]),
+        ("patients", ["DATA.GROUPS: "]),
+        ("folds", ["DATA.FOLDS: ", "DATA.FOLD: "]),
+        ("resize", ["DATA.RESIZE: "]),
+        ("learning rate", ["-lr X", "TRAIN.BASE_LR: "]),
+        ("gpu", ["-ngpus N"]),
+    ],
+)
+def test_help_finds_keys_and_flags_by_words_of_their_descriptions(words, found, capsys):
+    with pytest.raises(SystemExit):
+        parse_command_line(["-h", words])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for text in found:
+        assert any(line.startswith(text) for line in lines)
+
+
+def test_help_on_an_unknown_word_names_a_near_key():
+    with refused(r"-h BASELR: .*TRAIN\.BASE_LR"):
+        parse_command_line(["-h", "baselr"])

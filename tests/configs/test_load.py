@@ -273,3 +273,10 @@ def test_sgd_keeps_its_nesterov_momentum_in_runs_of_before_alone(tmp_path):
     ):
         (tmp_path / name).write_text(text)
         assert config_for(f"-cfg={tmp_path / name}").train.optimizer.name == meaning
+
+
+@pytest.mark.parametrize("flag", ["-eval", "-predict", "-embed"])
+def test_weights_that_are_missing_are_named_by_the_flag_that_was_typed(flag):
+    message = error_of(flag)
+    assert message.startswith(f"{flag} needs weights")
+    assert "EVAL" not in message

@@ -3,9 +3,11 @@
 import csv
 import json
 import os
+import zipfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -181,8 +183,26 @@ def write(
     samples.targets = np.arange(count)
     options = Prediction(None if labelled else "photos", top_k, None, True, excel, threshold)
     made = Predictions(folder, samples, list(classes), options, thresholds)
-    assert made.write(results()) == [folder / "predictions.csv", folder / "predictions.json"]
+    files = [folder / "predictions.csv", folder / "predictions.json", *[folder / "predictions.xlsx"] * excel]
+    assert made.write(results()) == files
     return made
+
+
+def test_a_workbook_has_probabilities_as_numbers_and_all_other_cells_as_text(make, tmp_path):
+    make(excel=True, names=("007", "=1+1", "<é&>.jpg"))
+    with zipfile.ZipFile(tmp_path / "predictions.xlsx") as book:
+        parts = {name: ElementTree.fromstring(book.read(name)) for name in book.namelist()}
+    space = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
+    rows = [list(row) for row in parts["xl/sheet.xml"].iter(f"{space}row")]
+    texts = [["".join(cell.itertext()) for cell in row] for row in rows]
+    assert [row[:3] for row in texts] == [
+        ["path", "class_1", "probability_1"],
+        ["007", "cat", "0.700000"],
+        ["=1+1", "", ""],
+        ["<é&>.jpg", "cat", "0.700000"],
+    ]
+    kinds = [cell.get("t") for cell in rows[1][:5]]
+    assert kinds == ["inlineStr", "inlineStr", None, "inlineStr", None]
 
 
 def read_json(folder) -> list:

@@ -195,6 +195,31 @@ def test_a_folder_of_weights_names_the_model_of_a_recipe_that_fine_tunes(recipe,
     assert models == [VIT if recipe == VIT else "test_resnet", "resnet18"]
 
 
+@pytest.mark.parametrize(("recipe", "name"), [("probe", "vit_digits"), ("finetune", "vit_digits"), (VIT, VIT)])
+def test_own_weights_name_the_model_of_a_recipe_that_fine_tunes(recipe, name, images, tmp_path, monkeypatch):
+    """And its size, also where the recipe is for the same model with other options."""
+    monkeypatch.chdir(ROOT)
+    options = parse_command_line(["-cfg=configs/vit_digits.yaml", "-opts", "MODEL.DEPTH=3"]).config.model_dump(
+        by_alias=True, mode="json"
+    )
+    torch.save({"model": {}, "config": options}, tmp_path / "best.pth")
+    monkeypatch.setattr("engine.checkpoint.weights_record.record_in", lambda file: Mock(model=options["MODEL"]))
+    given = [f"-data_path={images}", f"-cfg=configs/{recipe}.yaml", f"-pretrained={tmp_path / 'best.pth'}"]
+    model = chosen(*given).config.model
+    assert model.name == name
+    assert (model.depth == 3) == (name == "vit_digits")
+    own = ["-cfg=configs/vit_digits.yaml", "-opts", "MODEL.TUNE=probe"]  # the same model: the recipe's options stay
+    assert chosen(*given[::2], *own).config.model.depth == 4
+
+
+def test_the_same_command_has_the_number_of_started_processes(images, place, monkeypatch):
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    lines = [told(chosen(f"-data_path={images}", *flags).notes, kind="log") for flags in ([], ["-ngpus=2"])]
+    same = [next(line for line in found if line.startswith("The same: ")) for found in lines]
+    assert [line.count("-ngpus=2") for line in same] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

@@ -82,6 +82,17 @@ def test_the_command_has_the_options_of_the_data_and_the_processes(tmp_path):
     assert (probe.save, probe.model.tune.kind) == ("/runs", "probe")
 
 
+@pytest.mark.parametrize("train, val, options", [(FLAT, [9] * 6, []), (FLAT, FLAT, ["DATA.DATASET=folder"])])
+def test_the_advised_run_does_not_join_a_sweep(tmp_path, train, val, options):
+    """A tenth of the rate, or another recipe: beside the sweep, in whose comparison it would be."""
+    sweep = tmp_path / "sweep"
+    _, command = verdict(sweep / "run", train, val, [f"SAVE={sweep}", *options], **BELOW)
+    assert str(sweep) in {config_for(*shlex.split(command)[2:]).save}
+    (sweep / "sweep.json").write_text("{}")
+    _, command = verdict_of(read_contents(sweep / "run"))
+    assert config_for(*shlex.split(command)[2:]).save == str(tmp_path)
+
+
 def kind_of(found: tuple[str, str]) -> str:
     """The fix of a verdict: '' if there is none, longer, lower rate, another probe, or finetune."""
     flags = flags_of(found[1]) if found[1] else [""]
