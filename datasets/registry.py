@@ -446,11 +446,14 @@ def _warn_of_shared_groups(samples: Mapping[str, Samples], data: Data) -> None:
     """Notes the groups of training, validation and test images that are in two of these."""
     counts = {split: Counter(map(to_nfc, of_split.groups or ())) for split, of_split in samples.items()}
     texts = list[str]()
+    effect = "the test images are not independent of the validation images, which choose the epoch and thresholds"
     for one, other in combinations(counts, 2):
         shared = sorted(counts[one].keys() & counts[other].keys() - {""})
         if not shared:
             continue
         images = [f"{sum(counts[split][group] for group in shared)} of {split}" for split in (one, other)]
+        if one == "train":
+            effect = "the figures are too high"
         shown = ", ".join(map(shorten, shared[:_SHOWN]))
         texts.append(f"{len(shared)} group(s) are in both {one} and {other} ({' and '.join(images)}), such as {shown}")
     if not texts:
@@ -458,9 +461,7 @@ def _warn_of_shared_groups(samples: Mapping[str, Samples], data: Data) -> None:
     fix = "leave their images out of one of them"
     if isinstance(samples["train"], ImageFiles) and not data.multi_label:
         fix += ": a table path,correction with rows PATH,drop and -opts DATA.CORRECTIONS=TABLE.csv"
-    samples["train"].notes.append(
-        Note("warning", f"the figures are too high: {'; '.join(texts)}; {fix}", misleads=True)
-    )
+    samples["train"].notes.append(Note("warning", f"{effect}: {'; '.join(texts)}; {fix}", misleads=True))
 
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")

@@ -132,6 +132,7 @@ class RunLogger:
         self._run, self._rank = _new_logger(RUN_LOG), _new_logger(RANK_LOG)
         self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else LOG, _new_buffer())]
         self._console: _Console | None = None
+        self._skipped: dict[str, int] = {}  # images that the run has warned of, by split
         if context.is_main:
             self._console = _Console(self.record, shows_all)
             self._run.addHandler(self._console)
@@ -178,6 +179,16 @@ class RunLogger:
     def warn(self, text: str) -> None:
         """Records a problem that does not end the run, and logs it."""
         self._run.warning(text)
+
+    def warn_of_skipped(self, images: str, skipped: int, number: int) -> None:
+        """Warns of unreadable images once in a start of the run, and again if there are more.
+
+        images: their split, such as 'training'. number: with the readable ones.
+        """
+        if skipped > self._skipped.get(images, 0):
+            self._skipped[images] = skipped
+            counts = f"{skipped} of {number} {images} images"
+            self.warn(f"Data: {counts} cannot be read and are skipped: see bad_images_*.csv")
 
     def note(self, note: Note | Fact) -> None:
         """Logs a note or the line of a fact; a fact or a warning is recorded."""

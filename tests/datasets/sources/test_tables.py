@@ -159,13 +159,16 @@ def test_the_advised_values_of_a_column_are_the_test_images(site, problem, table
     assert names_of(test) == FILES[24:]
 
 
-def test_groups_in_training_and_test_are_named_until_their_images_are_dropped(table, tmp_path):
+@pytest.mark.parametrize(("patient", "split", "is_too_high"), [(0, "train", True), (9, "val", False)])
+def test_groups_in_two_splits_are_named_until_their_images_are_dropped(patient, split, is_too_high, table, tmp_path):
+    """Validation images of a patient of the test choose thresholds; the model has not seen them."""
     patients = [number // 2 for number in range(30)]
-    patients[24] = 0  # of the test
+    patients[24] = patient  # of the test
     file = table(files=FILES, **TWO, site=SITES, patient=patients)
     given = {"columns": {"split": {"column": "site", "test": ["Süd"], "val": [7]}}, "groups": "patient"}
     (note,) = told(read(file, **given)[0].notes, "both", "warning")
-    assert "1 group(s) are in both train and test (2 of train and 1 of test), such as '0'" in note
+    assert f"1 group(s) are in both {split} and test (2 of {split} and 1 of test), such as '{patient}'" in note
+    assert ("figures are too high" in note) == is_too_high
     corrections = tmp_path / "drop.csv"
     corrections.write_text(f"path,correction\n{tmp_path / FILES[24]},drop\n")
     train, *_, test = read(file, corrections=str(corrections), **given)
