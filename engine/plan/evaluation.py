@@ -228,7 +228,7 @@ def _read(
     data, model = options.data, options.model
     if command.path:
         return read_unlabelled(command.path, data, context, record.data.get("IMAGE_ROOT")), None, 0
-    names, known = record.class_names, record.split
+    names, known = (None if _has_english_names(record) else record.class_names), record.split
     if known and not known.held_out and not record.is_of(data):
         known = None
     if properties_of(data.dataset).synsets:
@@ -293,12 +293,12 @@ def match_outputs(
     if classes and len(names) >= number:
         return in_order, list(names), f"in the order of DATA.CLASSES {classes}"
     if not classes:
-        if record.output_names:
-            problem = f"{model.pretrained}: its config.json names a part of {number} outputs"
-            raise UserError(f"{problem}; complete label_names, or {fix}")
         found = _match_imagenet(names, number, model, record)
         if found:
             return found
+        if record.output_names:
+            problem = f"{model.pretrained}: its config.json names a part of {number} outputs"
+            raise UserError(f"{problem}; complete label_names, or {fix}")
     if len(names) < number:
         problem = f"{model.pretrained}: has {number} outputs without names, and the data {len(names)} classes"
         raise UserError(f"{problem}; {fix}")
@@ -336,15 +336,23 @@ def _match_imagenet(
 def imagenet_subset(model: Model, record: WeightsRecord) -> str | None:
     """timm's name of the part of ImageNet whose classes the outputs are; None for other models.
 
-    The evidence is the model's name: timm publishes weights of it for this part, with as many outputs as this model
-    has. The runs of this program are of their own data.
+    The evidence is the names of the outputs, or the model's name: timm publishes weights of it for this part, with as
+    many outputs as this model has. The runs of this program are of their own data.
     """
+    if _has_english_names(record):
+        return infer_imagenet_subset({"num_classes": IMAGENET_CLASSES})
     architecture = model.name.partition(".")[0]
     if not model.pretrained or not is_model(architecture) or record.is_own:
         return None
     published = get_arch_pretrained_cfgs(architecture).values()
     counts = [cfg.num_classes for cfg in published if re.search(r"in(1|12|21|22)k", cfg.tag or "")]
     return infer_imagenet_subset({"num_classes": model.num_classes}) if model.num_classes in counts else None
+
+
+def _has_english_names(record: WeightsRecord) -> bool:
+    """Returns whether the outputs have the English names of ImageNet, as of the models of transformers."""
+    names = record.output_names or [""]
+    return len(names) == IMAGENET_CLASSES and names[0].startswith("tench") and not record.is_own
 
 
 def descriptions(subset: str) -> list[str]:

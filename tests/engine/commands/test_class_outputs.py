@@ -128,6 +128,17 @@ def test_orders_that_all_programs_share_need_no_key(folder, tmp_path):
     assert found == pytest.approx(figures(model, pixels[2:], list(range(1, 12))), abs=1e-4)
 
 
+def test_english_names_of_imagenet_in_the_file_are_wordnet_ids(folder, tmp_path):
+    """As models of transformers name their outputs, with crane and maillot twice."""
+    info = ImageNetInfo()
+    model = write_weights(folder / "english", 1000, label_names=info.label_descriptions())
+    for names in (WORDNET[:4], ["tench", "Carassius auratus", "flamingo", "church building"]):
+        pixels = write_images(tmp_path / names[1], names)
+        expected = figures(model, pixels, [info.label_names().index(name) for name in WORDNET[:4]])
+        found = evaluate(folder / "english", tmp_path / names[1], weights="hf")
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.slow
 def test_folders_of_imagenet_classes(folder, tmp_path):
     """By WordNet id, or by timm's English names if each is of one class; otherwise each fix is right."""
