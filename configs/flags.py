@@ -245,6 +245,9 @@ def _refuse(words: list[str], unknown: list[str], arguments: argparse.Namespace,
     translated = translate(program, given, lambda word: word not in names)
     has_path = any((arguments.predict, arguments.embed, arguments.data_path, arguments.resume))
     wrong = list[str]()
+    for word in filter(translated.flags.__contains__, names):  # behind the value of a flag
+        translated.flags.remove(word)
+        translated.unknown[word] = []
     for word, values in translated.unknown.items():
         is_flag = word.startswith("-")
         key = key_of_flag(word) if is_flag else None

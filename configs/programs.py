@@ -47,7 +47,7 @@ class Program:
 @cache
 def programs() -> dict[str, Program]:
     """The programs by the stems of their files; timm first, which wins where others have the same flags."""
-    order = ("timm", "torchvision", "pytorch_imagenet", "transformers", "colossalai")
+    order = ("timm", "torchvision", "pytorch_imagenet", "transformers", "deit", "colossalai")
     return {stem: _read(_FOLDER / f"{stem}.flags.yaml") for stem in order}
 
 

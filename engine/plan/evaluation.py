@@ -228,7 +228,8 @@ def _read(
     data, model = options.data, options.model
     if command.path:
         return read_unlabelled(command.path, data, context, record.data.get("IMAGE_ROOT")), None, 0
-    names, known = (None if _has_english_names(record) else record.class_names), record.split
+    names = None if _has_english_names(record) else record.class_names
+    known = record.split
     if known and not known.held_out and not record.is_of(data):
         known = None
     if properties_of(data.dataset).synsets:

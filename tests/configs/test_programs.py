@@ -105,6 +105,12 @@ TRAIN.GRAD_CLIP=1; DATA.REPEATED_AUGMENTATION=3
 # PyTorch's example
 -a resnet18 --dist-backend nccl --multiprocessing-distributed --world-size 1 --lr 0.01 | SGD 0.01 0.0001 step 224 \
 None | DATA.BATCH_SIZE=256; TRAIN.OPTIMIZER.KWARGS={'filter_bias_and_bn': False}
+# DeiT's and MAE's
+--model deit_small_patch16_224 --batch-size 64 --data-path D --output_dir out --input-size 192 --drop-path 0.2 \
+--aa rand-m9 --weight-decay 0.05 --dist-eval | AdamW 0.003 0.05 cosine 192 rand-m9 | MODEL.DROPPATH=0.2; \
+DATA.BATCH_SIZE=64; MODEL.NAME=deit_small_patch16_224
+--model resnet18 --finetune mae.pth --blr 5e-4 --layer_decay 0.65 --epochs 7 --data_path D --accum_iter 4 | AdamW \
+0.003 0.3 cosine 224 None | TRAIN.LAYER_DECAY=0.65; MODEL.PRETRAINED=mae.pth; TRAIN.ACCUM_ITER=4
 # transformers'; the model is a name of timm's, as no repository can be read here
 --train_dir D/train --validation_dir D/val --model vit_small_patch16_224 --do_train --do_eval --learning_rate 2e-5 \
 --num_train_epochs 5 --per_device_train_batch_size 8 --seed 1337 --resume_from_checkpoint auto --fp16 | AdamW 2e-05 \
@@ -130,6 +136,12 @@ def test_the_devices_are_part_of_timms_rate(monkeypatch):
     assert translated("D --model resnet50 --sched cosine -ngpus 8").config.train.base_lr == pytest.approx(0.4)
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert translated("D --model resnet50 --sched cosine -b 128").config.train.base_lr == pytest.approx(0.2)
+
+
+def test_the_folder_behind_the_value_of_a_flag_is_the_data(tmp_path):
+    """As in the commands of MoCo, and of PyTorch's example."""
+    config = translated(f"-a resnet18 --lr 3 {tmp_path}").config
+    assert (config.data.data_path, config.train.base_lr, config.model.name) == (str(tmp_path), 3, "resnet18")
 
 
 def test_pretrained_alone_is_timms():

@@ -14,7 +14,7 @@ from utils.errors import Unavailable, UserError
 from utils.files import expand_home, read_json
 from utils.threads import DaemonPool
 
-HUB = ("hf-hub:", "hf:")
+HUB = ("hf-hub:", "hf:", "hf_hub:")
 LOCAL = "local-dir:"  # prefixes of a model name; timm's but for the short one
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
