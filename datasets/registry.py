@@ -192,10 +192,10 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     source_class(data.dataset)  # its packages are installed
 
     def recognize() -> str:
-        found = _recognize_table(data)
-        if not found and properties.may_be_folder and _has_no_lists(Path(data.data_path)):
-            found = "folder"
-        return found or data.dataset
+        if found := _recognize_table(data):
+            return found
+        is_folder = properties.may_be_folder and _has_no_lists(Path(data.data_path))
+        return "folder" if is_folder else data.dataset
 
     found = find_on_main(recognize, context)
     if data.multi_label and not properties_of(found).multi_label:
@@ -227,24 +227,24 @@ def _recognize_table(data: Data) -> str | None:
     files = filter(Path.is_file, (*(root / name for name in METADATA), train, val))
     has_parquet = bool(parquet_files(root))
     is_train = train.is_file() and not (has_parquet or data.class_folders or any(root.glob("*_list.txt")))
-    kinds = {"csv": is_train or any(file.name in METADATA for file in files), "parquet": has_parquet}
-    found = next((kind for kind, applies in kinds.items() if applies), None)
-    is_sure = is_train and data.image_root
-    if found and not is_sure and _are_in_class_folders(root, is_train):
+    if is_train and data.image_root:
+        return "csv"
+    is_csv = is_train or any(file.name in METADATA for file in files)
+    if not (is_csv or has_parquet) or _are_in_class_folders(root, is_train):
         return None
-    return found
+    return "csv" if is_csv else "parquet"
 
 
 def _are_in_class_folders(root: Path, of_train: bool) -> bool:
     """Whether class folders are in the folders of splits or, without these, in `root`. of_train: only in train's."""
     folders = [path for path in root.glob("*/") if not path.name.startswith(".")]
     splits = [split_of_images(path.name) for path in folders]
-    are_splits = None not in splits and splits.count("") < 2
-    places = folders if are_splits else [root]
-    if of_train:
-        if not are_splits:  # masks may be beside train/
-            splits = [SPLIT_NAMES.get(path.name.lower()) for path in folders]
-        places = [path for path, split in zip(folders, splits, strict=True) if split == "train"] or places
+    places = folders
+    if None in splits or splits.count("") > 1:
+        places = [root]
+        splits = [SPLIT_NAMES.get(path.name.lower()) for path in folders]  # masks may be beside train/
+    if of_train and "train" in splits:
+        places = [path for path, split in zip(folders, splits, strict=True) if split == "train"]
     return any(map(has_class_folders, places))
 
 
@@ -330,7 +330,7 @@ def _read(
 
 def _name_all(samples: Mapping[str, Samples], data: Data) -> list[str]:
     """Gives the classes of each split their names of DATA.RENAME; returns the errors of equal names."""
-    twice = list[str]()
+    twice = []
     for of_split in samples.values():
         twice += check_names(of_split, data.data_path)
         if data.rename and of_split.has_class_names and not of_split.findings:

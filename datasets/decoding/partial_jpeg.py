@@ -46,7 +46,7 @@ def read_header(data: bytes) -> JpegHeader | None:
             if marker in _FRAMES and not frame:
                 bits, height, width, components = struct.unpack_from(">BHHB", data, position + 4)
                 sampling = data[position + 11 : position + 2 + length : 3]
-                if bits != 8 or components not in (1, 3, 4) or length != 8 + 3 * components or not height * width:
+                if (bits, length) != (8, 8 + 3 * components) or components not in (1, 3, 4) or not height * width:
                     return None
                 frame = marker, height, width, components
             elif marker == _DRI:

@@ -271,11 +271,11 @@ def num_workers(reader: BatchReader, context: ProcessContext) -> tuple[int, str]
     share = context.core_share or own_share()
     given = reader.data.num_workers
     if given is not None:
-        return given, "DATA.NUM_WORKERS" + (f", more than {share.source}" if given > max(1, share.cores) else "")
+        return given, f"DATA.NUM_WORKERS, for {share.source}"
     on_gpu = context.device.type == "cuda"
     if reader.samples.in_memory and not (on_gpu and reader.transform.is_costly):
-        return 0, "the images are in memory" + (" and not augmented" if on_gpu else "")
-    return default_num_workers(share, on_gpu), share.source + (", two per rank reserved for training" if on_gpu else "")
+        return 0, "the images are in memory, and take little time"
+    return default_num_workers(share, on_gpu), share.source
 
 
 def _identity(batch: Any) -> Any:

@@ -268,30 +268,34 @@ class _WorkerWait:
             try:
                 return receive()
             except Exception as error:
-                problem = _exhausted_resource(error) or self._death
                 timed_out = str(error).startswith("DataLoader timed out")
                 if timed_out and pinning_has_ended(iterator):
                     ended = "the thread that pins batches has ended; its error is above, probably too many open files"
-                    problem = f"{ended}; {_FILES_FIX}"
-                elif timed_out and self.seconds < self.limit_seconds:
+                    raise Unavailable(f"{ended}; {_FILES_FIX}") from error
+                if timed_out and self.seconds < self.limit_seconds:
                     continue
-                elif timed_out or self._has_expired:
-                    problem = problem or (
-                        f"no loading worker has answered for {self.limit_seconds:.0f} s; check that the disk of "
-                        "DATA.DATA_PATH responds, or raise TIMEOUT_SECONDS"
-                    )
-                else:
-                    problem = problem or _death_message(self._workers)
-                if problem is None:
+                problem = _exhausted_resource(error) or self._death
+                if not problem:
+                    problem = self._silence if timed_out or self._has_expired else _death_message(self._workers)
+                if not problem:
                     raise
                 raise Unavailable(problem) from error
+
+    @property
+    def _silence(self) -> str:
+        return (
+            f"no loading worker has answered for {self.limit_seconds:.0f} s; check that the disk of DATA.DATA_PATH "
+            "responds, or raise TIMEOUT_SECONDS"
+        )
 
 
 def _exhausted_resource(error: Exception) -> str | None:
     code = getattr(error, "errno", None)
     if code == errno.EMFILE or str(error).startswith("Too many open files"):
         return f"too many open files for loading workers; {_FILES_FIX}"
-    return f"shared memory is full: no room for loading workers; {SHARED_MEMORY_FIX}" if code == errno.ENOSPC else None
+    if code == errno.ENOSPC:
+        return f"shared memory is full: no room for loading workers; {SHARED_MEMORY_FIX}"
+    return None
 
 
 def _death_message(workers: list[BaseProcess]) -> str | None:

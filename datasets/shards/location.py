@@ -22,7 +22,7 @@ from utils.system import require
 
 _SUFFIX = ".tar"
 MAX_NAMES = 10**6
-_MAX_NAME_CHARS = 1024
+_NAME = re.compile(rf"[^\\:]{{0,1020}}{re.escape(_SUFFIX)}")
 _MAX_INFO_BYTES = 64 << 20
 _BEFORE_PATTERN = re.compile(r"([^{]*)/")  # up to the last slash before a brace
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
@@ -104,8 +104,7 @@ def _expand(pattern: str) -> list[str]:
 
 def _name_problem(name: str) -> str | None:
     """Returns why this text is no name of a shard relative to the root, or None. It may come from a foreign file."""
-    is_path = name.isprintable() and "\\" not in name and ":" not in name and len(name) <= _MAX_NAME_CHARS
-    if is_path and name.endswith(_SUFFIX) and not {"", ".", ".."}.intersection(name.split("/")):
+    if name.isprintable() and _NAME.fullmatch(name) and {"", ".", ".."}.isdisjoint(name.split("/")):
         return None
     return f"is not a short relative path of a {_SUFFIX} file without '..', ':', backslashes and control characters"
 

@@ -29,6 +29,8 @@ LABELS_KEY = "labels"  # in the .json of a sample with several labels, written b
 LEFT_OUT = -1  # timm's mark of a sample that is not part of a selection of classes
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _LABELS = ("cls", "json")
+_IGNORED = re.compile("|(?=__).*(?<=__)", re.DOTALL)  # no name, or one between underscores
+_NUMBER = re.compile(rf"\s*(\d{{1,{LABEL_DIGITS}}})\s*".encode())
 _JSON_KEYS = ("label", "cls", "target", "class", "class_id", "class_name")
 _IMAGES = [extension.removeprefix(".") for extension in (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)]
 FURTHER = Reason("further images of samples are not read", kind="log")
@@ -47,7 +49,7 @@ def join_labels(labels: Iterable[int | str]) -> str:
 
 def labels_in(label: str) -> list[str]:
     """The labels in a result of `join_labels`; another label as it is."""
-    return [one for one in label[1:].split("\0") if one] if label.startswith("\0") else [label]
+    return list(filter(None, label.split("\0")))
 
 
 class DamagedShard(UserError):
@@ -290,7 +292,7 @@ def _files(archive: Archive) -> Iterator[_File]:
     for member in archive.members():
         folder, slash, name = member.name.rpartition("/")
         stem, dot, extension = name.partition(".")
-        if not stem or not dot or (stem.startswith("__") and stem.endswith("__")):
+        if not dot or _IGNORED.fullmatch(stem):
             continue
         extension = extension.lower()
         kind = extension.rpartition(".")[2]
@@ -316,9 +318,8 @@ def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
     if label_key:
         return _label_of_key(_value_of(files, label_key), label_key)
     if "cls" in files:
-        text = files["cls"][:100].decode("latin-1").strip()
-        is_number = text.isascii() and text.isdecimal() and len(text) <= LABEL_DIGITS and len(files["cls"]) <= 100
-        return _checked(int(text) if is_number else text, ".cls", names=False)
+        number = _NUMBER.fullmatch(files["cls"])
+        return _checked(int(number[1]) if number else files["cls"][:100].decode("latin-1"), ".cls", names=False)
     if "json" in files:
         value = _parse_json(files["json"])
         if isinstance(value, dict):

@@ -325,7 +325,7 @@ def check_files(samples: ImageFiles, channels: int, seconds: float, decode_secon
     start, fingerprints = time.monotonic(), np.zeros(len(samples), np.uint64)
 
     def check(indices: np.ndarray) -> list[tuple[int, BadImage | None]]:
-        found = list[tuple[int, BadImage | None]]()
+        found = []
         for index in indices.tolist() if time.monotonic() <= start + seconds else ():
             is_intact = _looks_intact(samples, index, fingerprints)
             problem = None
@@ -356,9 +356,12 @@ def _looks_intact(samples: ImageFiles, index: int, fingerprints: np.ndarray) -> 
             os.close(descriptor)
     except Exception:  # Pillow raises many types on damaged files
         return False
-    if sides is None and kind not in (None, "JPEG", "PNG"):  # decoded in the first epoch, or beside the first steps
-        return not missing_decoder(kind) and size <= samples.max_file_bytes
-    return sides is not None and size <= samples.max_file_bytes and is_affordable(*sides, samples.decoding.max_pixels)
+    if size > samples.max_file_bytes:
+        return False
+    if sides:
+        return is_affordable(*sides, samples.decoding.max_pixels)
+    # Others are decoded in the first epoch, or beside the first steps.
+    return kind not in (None, "JPEG", "PNG") and not missing_decoder(kind)
 
 
 def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray) -> list[Note]:
@@ -389,7 +392,7 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     equal = defaultdict[bytes, list[tuple[bytes, str, bytes, int]]](list)
     for one in files:
         equal[one[0]].append(one)
-    notes = list[Note]()
+    notes = []
     for fact, effect, problem, advice in (
         (2, "some labels are wrong", "have different labels", "remove all but one"),
         (3, "the figures are too high", "are in two splits", "remove one of each"),

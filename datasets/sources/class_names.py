@@ -193,7 +193,7 @@ def number_by(
         return []
     labels = map_labels(samples.class_names, known, source)
     used = samples.class_counts(len(labels)) > 0
-    missing = list[str]()
+    missing = []
     fix = f"rename or remove it; -predict {shlex.quote(data_path)} labels unsorted images"
     if needs_all:
         used = np.ones(len(labels), bool)
@@ -203,7 +203,7 @@ def number_by(
     unknown = [samples.class_names[label] for label in np.flatnonzero(used & (labels < 0))]
     others = [name for name in samples.class_names if name not in known]
     advice = _advise_renaming(unknown or others, known, samples.class_names, renames or {})
-    findings = list[str]()
+    findings = []
     if unknown:
         text = f"{list_names(unknown)}: not a class of {source} ({source} has {list_names(known)})"
         findings.append(f"{data_path}: {text}; {fix}{advice}")

@@ -229,13 +229,10 @@ def is_broken_link(path: str | Path) -> bool:
     return os.path.islink(path) and not os.path.exists(path)
 
 
-def listing_arrays(
-    paths: StringPacker, targets: np.ndarray | None = None, lines: np.ndarray | None = None
-) -> dict[str, np.ndarray]:
-    """The `arrays` of `ImageFiles`; without `targets` each image has the label 0."""
-    targets = np.zeros(len(paths), np.int64) if targets is None else targets
-    columns = {"paths_crcs": paths.crcs(), "targets": targets} | ({} if lines is None else {"lines": lines})
-    return to_arrays(paths.strings(), "paths") | columns
+def listing_arrays(paths: StringPacker, **columns: np.ndarray) -> dict[str, np.ndarray]:
+    """The `arrays` of `ImageFiles`. columns: `targets`, without which each image has the label 0, and `lines`."""
+    defaults = {"paths_crcs": paths.crcs(), "targets": np.zeros(len(paths), np.int64)}
+    return to_arrays(paths.strings(), "paths") | defaults | columns
 
 
 @dataclass(eq=False)

@@ -77,6 +77,9 @@ def hash_paths(paths: PackedStrings, seed: int = 0) -> np.ndarray:
     return np.frombuffer(b"".join(digests), "<u8")
 
 
+_NO_SPLIT = RunSplit(0, 0, None)
+
+
 @dataclass
 class Part:
     """The sorted indices of the images of a part of the data, error messages, and notes for the log."""
@@ -112,12 +115,10 @@ class Splitter:
 
         targets: int64 (N,), or multi-hot int8 (N, C).
         """
-        known = self.known
+        known = self.known or _NO_SPLIT
         paths = _before_renaming(paths, self.data.rename, known)
         hashes = hash_paths(paths)
-        kept = RunSplit(0, 0, None)
-        if known and self._is_same:
-            kept = known
+        kept = known if self._is_same else _NO_SPLIT
         if split == "all":
             cut = _Cut(np.ones(len(paths), bool))
         elif kept.held_out is not None:
@@ -125,7 +126,7 @@ class Splitter:
         else:
             cut = _cut(self._rule, paths, hashes, targets, groups)
         wanted = cut.is_val
-        if known:
+        if self.known:
             seen = _find_trained(known, hashes, wanted)
             cut.notes += _changes(known, paths, hashes, wanted, self._is_same and split != "all", seen)
             self.num_trained = len(seen)
@@ -135,7 +136,7 @@ class Splitter:
             self.result = replace(
                 self._rule,
                 held_out=_names_of(paths, cut.is_val, kept.held_out or ()),
-                trained=np.union1d(known.trained if known else hashes[:0], hashes[wanted]),
+                trained=np.union1d(known.trained, hashes[wanted]),
                 held_out_groups=_names_of(groups, cut.is_val, kept.held_out_groups),
             )
         if not (cut.is_val.any() or cut.findings):
@@ -182,20 +183,14 @@ def _cut(
     of_units = hash_paths(groups or paths, rule.seed) if groups or rule.seed else hashes
     units, first, unit_of = np.unique(of_units, return_index=True, return_inverse=True)
     fold, folds = rule.fold or (0, 0)
-    problems = list[str]()
+    problems = []
     if groups:
         problems = _problems_of_groups(rule, groups, len(units))
     elif targets.ndim == 1:
         problems = _problems_of_classes(folds, paths, targets, first)
     if problems:
         return _Cut(np.zeros(len(targets), bool), findings=problems)
-    if targets.ndim == 2:
-        part_of = _stratify(targets, unit_of, rule)
-    elif folds:
-        part_of = _cut_folds(most_frequent(targets, unit_of), folds)
-    else:
-        part_of = _cut_fraction(most_frequent(targets, unit_of), rule.fraction)
-    part_of_image = part_of[unit_of]
+    part_of_image = _parts_of_units(rule, targets, unit_of)[unit_of]
     cut = _Cut(part_of_image == fold)
     if groups or targets.ndim == 2:
         cut.notes.append(_describe_split(groups, unit_of, targets, cut.is_val))
@@ -204,12 +199,18 @@ def _cut(
     return cut
 
 
-def _before_renaming(paths: PackedStrings, renames: Mapping[str, str] | None, known: RunSplit | None) -> PackedStrings:
+def _parts_of_units(rule: RunSplit, targets: np.ndarray, unit_of: np.ndarray) -> np.ndarray:
+    """The fold of each unit; without folds 0 if it is held out, else 1: int64 (U,)."""
+    if targets.ndim == 2:
+        return _stratify(targets, unit_of, rule)
+    classes = most_frequent(targets, unit_of)
+    return _cut_folds(classes, rule.fold[1]) if rule.fold else _cut_fraction(classes, rule.fraction)
+
+
+def _before_renaming(paths: PackedStrings, renames: Mapping[str, str] | None, known: RunSplit) -> PackedStrings:
     """The paths that the run knows, before the folders of classes were renamed (DATA.RENAME)."""
-    if not renames or not known:
-        return paths
     hashes_of_run = np.append(known.trained, _hashes_of(known.held_out or ()))
-    for old, new in renames.items():
+    for old, new in (renames or {}).items():
         before = [f"/{to_nfc(path)}".replace(f"/{new}/", f"/{old}/", 1)[1:] for path in paths]
         were = StringPacker(before).strings()
         is_old = np.isin(hash_paths(were), hashes_of_run) & ~np.isin(hash_paths(paths), hashes_of_run)

@@ -51,7 +51,7 @@ _MAX_NAMES = 4  # classes, and numbers in names of files
 
 def files_beside(root: Path) -> list[Path]:
     """The tables, lists and .json files in `root`, in the folders in it, and near it."""
-    found = list[Path]()
+    found = []
     for name in ("", *_PLACES, *FoundFiles(root).top()[0]):
         folder = Path(os.path.normpath(root / name))
         with suppress(OSError):
@@ -146,7 +146,7 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
     if not images and found.unread.found:
         return found.lacks_images("")
     levels = Levels({folder: number for folder, number in found.sizes.items() if folder})
-    seen = list[str]()
+    seen = []
     if found.sizes[""]:
         seen.append(f"{found.sizes['']} images")
     seen += [f"{shorten(name)} ({number} images)" for name, number in levels.sizes.most_common(_MAX_SHOWN)]
@@ -224,7 +224,7 @@ def advise_labels(root: Path) -> str | None:
     train = of_split["train"]
     val = of_split.get("val", [])
     paths = train + val
-    found = list[str]()
+    found = []
     for expression, of_labels in _expressions(paths, level):
         if not all(label_in(expression, path) for path in train):
             continue

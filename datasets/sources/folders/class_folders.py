@@ -83,7 +83,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     for dataset, (_, no_class) in CALTECH.items():
         if no_class in names:
             notes.append(Note("screen", f"{root}: {no_class} is read as a class; -dataset={dataset} leaves it out"))
-    arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
+    arrays = listing_arrays(paths, targets=np.frombuffer(targets, np.int64))
     return ImageFiles(root, names, arrays, findings=found.findings, notes=notes + found.notes(), sizes=found.sizes)
 
 
@@ -220,7 +220,7 @@ class FoundFiles:
 
     def images_in(self, folder: Path) -> list[str]:
         """The paths of the images in a folder, relative to the root, sorted by the names of their parts."""
-        paths = list[str]()
+        paths = []
         for path, _, files in self.walk(folder):
             prefix = os.path.join(path, "").removeprefix(os.path.join(self.root, ""))
             if images := [name for name in files if self.is_image(path, name)]:
@@ -236,7 +236,7 @@ class FoundFiles:
 
     def notes(self) -> list[Note]:
         """Notes about the files; a warning if a quarter of the images have the name of another one, or more."""
-        notes = list[Note]()
+        notes = []
         if len(self.copies) > self.sizes.total() / 4 and not self.predicts:
             shown = f"{len(self.copies)} of {self.sizes.total()} images have the name of another image"
             text = f"masks or copies are used: {shown}, such as {shorten(self.copies[0])}; move them out of {self.root}"

@@ -100,8 +100,9 @@ def without_masks(paths: list[str], labels: str = "") -> tuple[list[str], list[N
     """
     of_masks = set[str]()
     for path in paths:
-        if named := {one for one in path.split("/")[:-1] if re.fullmatch(MASK, one, re.IGNORECASE)}:
-            of_masks |= {path} if named - {*label_in(labels, path).split("/")} else set()
+        named = {one for one in path.split("/")[:-1] if re.fullmatch(MASK, one, re.IGNORECASE)}
+        if named and named - {*label_in(labels, path).split("/")}:
+            of_masks.add(path)
     images = [path for path in paths if path not in of_masks]
     of_both = [{os.path.splitext(os.path.basename(path))[0] for path in part} for part in (of_masks, images)]
     if not of_masks or not of_both[0] <= of_both[1]:

@@ -209,7 +209,7 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     if not rows.target_ids and not findings:
         findings.append(f"{rows.file}: lists no images; add one line per image")
     targets = of_ids[np.frombuffer(rows.row_target_ids, np.int32)]
-    arrays = listing_arrays(rows.paths, targets, np.frombuffer(rows.lines, np.int32))
+    arrays = listing_arrays(rows.paths, targets=targets, lines=np.frombuffer(rows.lines, np.int32))
     listing = ImageFiles(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
     _report_repeated_images(listing)
     return listing
@@ -227,7 +227,7 @@ def _reader_of_labels(train_rows: Rows, rows: Rows, multi_label: bool) -> Callab
 
 
 def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
-    notes = list[Note]()
+    notes = []
     if all(map(_NUMBER.fullmatch, names)):
         text = f"{file}: the numbers are names of {len(names)} classes: {list_names(names)}"
         notes.append(Note("log", f"{text} (MODEL.NUM_CLASSES keeps the numbers as they are)"))
@@ -249,7 +249,7 @@ def _find_wrong_labels(
     rows: Rows, names_of: Sequence[list[str]], labels_of: Sequence[list[int]], problem: str, no_label: str
 ) -> Iterator[str]:
     """The rows with a wrong label, or, given the problem `no_label`, without one."""
-    wrong = dict[int, str]()
+    wrong = {}
     for target_id, labels in enumerate(labels_of):
         if -1 in labels:
             wrong[target_id] = f"label {shorten(names_of[target_id][labels.index(-1)])} {problem}"

@@ -47,10 +47,10 @@ _lock = threading.Lock()  # threads that read a row group wait for the first one
 
 def parquet_files(root: Path) -> list[Path]:
     """The parquet files in a folder, where the hub has them."""
-    found = list[Path]()
+    found = []
     folders = [root]
     for _ in range(_MAX_DEPTH):
-        inner = list[Path]()
+        inner = []
         for folder in folders:
             with suppress(OSError):
                 names, files = list_directory(folder)
@@ -150,7 +150,7 @@ def _card_of(folder: Path) -> dict[str, Any]:
 
 def _splits_of_card(folder: Path) -> list[dict[Path, str]]:
     """The split of each file of each configuration of the card; without those that cannot be parsed."""
-    found = list[dict[Path, str]]()
+    found = []
     with suppress(Exception):
         for one in _card_of(folder)["configs"]:
             splits = dict[Path, str]()
@@ -163,8 +163,8 @@ def _splits_of_card(folder: Path) -> list[dict[Path, str]]:
 
 def _classes_of_card(folder: Path) -> dict[str, tuple[str, ...]]:
     """The names of the classes of each column of class numbers in the card."""
-    classes = dict[str, tuple[str, ...]]()
-    features = list[Any]()
+    classes = {}
+    features = []
     with suppress(Exception):
         features += _card_of(folder)["dataset_info"]["features"]
     for column in features:

@@ -77,7 +77,7 @@ class TorchvisionSet(Source):
         can_download = name not in ("FER2013", "StanfordCars")
         tries = [partial(_samples, open_set, root) for root in (self.root, self.root.parent)[: 1 + is_inner]]
         tries += [partial(_download, open_set, self.root)] if self.data.download and can_download else []
-        errors = list[Exception]()
+        errors = []
         for read in tries:
             try:
                 return read()
@@ -158,7 +158,7 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
     if outside := [path for path, _ in files if path.startswith("/") or ".." in path.split("/")]:
         raise ValueError(f"{shorten(outside[0])} is outside of the folder")
     targets = np.array([label for _, label in files])
-    arrays = listing_arrays(StringPacker(path for path, _ in files), targets)
+    arrays = listing_arrays(StringPacker(path for path, _ in files), targets=targets)
     return ImageFiles(root, _names_of(targets, names), arrays, has_class_names=bool(names))
 
 

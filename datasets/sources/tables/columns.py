@@ -82,7 +82,7 @@ def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layo
     header = table.header
     paths = _names(header, given.get("path"), "image_path", _PATHS)
     others = [name for name in header if name not in paths]
-    labels = list[str]()
+    labels = []
     if not data.labels:
         labels = _names(others, given.get("label"), "target", _LABELS)
     others = [name for name in others if name not in (*labels, data.groups)]

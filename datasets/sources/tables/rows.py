@@ -156,7 +156,7 @@ def _find_images(
     paths = iter(paths)
     root = file.parent
     listed = list[str]()
-    sample = list[str]()
+    sample = []
     for some in (islice(paths, _MAX_TRIED), paths):  # of most tables, the others need not be read for this
         listed += some
         sample = [listed[index] for index in spread(len(listed), _MAX_TRIED)]

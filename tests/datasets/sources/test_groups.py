@@ -68,7 +68,7 @@ OTHERS = {
 def notes_on(paths, is_cut=True):
     folders = sorted({path.split("/")[0] for path in paths})
     targets = np.array([folders.index(path.split("/")[0]) for path in paths])
-    listing = ImageFiles(Path("DIR"), folders, listing_arrays(StringPacker(paths), targets))
+    listing = ImageFiles(Path("DIR"), folders, listing_arrays(StringPacker(paths), targets=targets))
     return suggest_groups(listing, options("DIR", dataset="folder"), None, is_cut)
 
 
