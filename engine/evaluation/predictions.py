@@ -139,21 +139,24 @@ class Predictions:
             index = self.num_done + row
             error = results.errors.get(index)
             classes = [(label, round(value, 6)) for label, value in zip(labels, probabilities, strict=True)]
-            texts = dict[str, str]()
+            texts = {}
             if self._thresholds is not None:
                 found = (names[label] for label in labels if with_thresholds.predicted[row, label])
-                texts["predicted"] = "" if error else " | ".join(found)
+                texts["predicted"] = " | ".join(found)
             if decisions:
-                texts["decision"] = "" if error else decisions[row]
+                texts["decision"] = decisions[row]
             if self._options.threshold is not None:
                 possible = classes[:1] if self._thresholds is None else classes
                 labelled = (names[label] for label, value in possible if value >= self._options.threshold)
-                texts["label"] = "" if error else " | ".join(labelled) or UNKNOWN
+                texts["label"] = " | ".join(labelled) or UNKNOWN
             if self._labelled:
                 texts["target"] = name_of_target(self._samples.targets[index], names)
             if self._options.explain:
-                texts["explanation"] = "" if error else explanation_file(index, self._samples.name(index))
-            yield self._samples.listed_name(index), [] if error else classes[: self._num_ranks], texts, error
+                texts["explanation"] = explanation_file(index, self._samples.name(index))
+            if error:  # the other columns are empty
+                classes = []
+                texts |= dict.fromkeys(texts.keys() - {"target"}, "")
+            yield self._samples.listed_name(index), classes[: self._num_ranks], texts, error
 
     def _decisions(self, results: SampleResults, threshold: float | None) -> list[str]:
         """The class of the operating point if the score reaches the threshold, else the other class, or 'not X'.
