@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, config_for, model_for, refused, seeded
+from conftest import ROOT, cells_of, config_for, model_for, refused, seeded
 from test_families import NoInitialization
 from timm.models import VisionTransformer
 
@@ -15,17 +15,37 @@ from models.vit import build_vit
 from models.weights.fit import load_pretrained
 
 CPU = torch.device("cpu")
-MILLIONS = {  # parameters; PaddleViT's recipes, then published sizes
-    "vit_tiny_patch16_224": 5.717, "vit_tiny_patch16_384": 5.790, "vit_small_patch32_224": 22.879,
-    "vit_small_patch32_384": 22.915, "vit_small_patch16_224": 22.051, "vit_small_patch16_384": 22.197,
-    "vit_base_patch32_224": 88.224, "vit_base_patch32_384": 88.297, "vit_base_patch16_224": 86.568,
-    "vit_base_patch16_384": 86.859, "vit_large_patch32_224": 306.535, "vit_large_patch32_384": 306.633,
-    "vit_large_patch16_224": 304.327, "vit_large_patch16_384": 304.716, "vit_huge_patch14_224": 632.046,
-    "deit_tiny_patch16_224": 5.717, "deit_tiny_distilled_patch16_224": 5.911, "deit_small_patch16_224": 22.051,
-    "deit_small_distilled_patch16_224": 22.436, "deit_base_patch16_224": 86.568,
-    "deit_base_distilled_patch16_224": 87.338, "deit3_small_patch16_224": 22.059, "deit3_base_patch16_224": 86.585,
-    "vit_lite_cifar10": 3.722, "swin_tiny_patch4_window7_224": 28.288, "convnext_tiny_224": 28.589, "pvtv2_b0": 3.667,
-}  # fmt: skip
+# Recipes and their millions of parameters: PaddleViT's recipes, then published sizes
+SIZES = """
+vit_tiny_patch16_224 | 5.717
+vit_tiny_patch16_384 | 5.790
+vit_small_patch32_224 | 22.879
+vit_small_patch32_384 | 22.915
+vit_small_patch16_224 | 22.051
+vit_small_patch16_384 | 22.197
+vit_base_patch32_224 | 88.224
+vit_base_patch32_384 | 88.297
+vit_base_patch16_224 | 86.568
+vit_base_patch16_384 | 86.859
+vit_large_patch32_224 | 306.535
+vit_large_patch32_384 | 306.633
+vit_large_patch16_224 | 304.327
+vit_large_patch16_384 | 304.716
+vit_huge_patch14_224 | 632.046
+deit_tiny_patch16_224 | 5.717
+deit_tiny_distilled_patch16_224 | 5.911
+deit_small_patch16_224 | 22.051
+deit_small_distilled_patch16_224 | 22.436
+deit_base_patch16_224 | 86.568
+deit_base_distilled_patch16_224 | 87.338
+deit3_small_patch16_224 | 22.059
+deit3_base_patch16_224 | 86.585
+vit_lite_cifar10 | 3.722
+swin_tiny_patch4_window7_224 | 28.288
+convnext_tiny_224 | 28.589
+pvtv2_b0 | 3.667
+"""
+MILLIONS = {recipe: float(millions) for recipe, millions in cells_of(SIZES)}
 
 
 @pytest.mark.parametrize("recipe", sorted(MILLIONS.keys() | {path.stem for path in (ROOT / "configs").glob("*.yaml")}))

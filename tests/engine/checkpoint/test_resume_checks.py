@@ -10,6 +10,7 @@ import pytest
 from conftest import (
     TINY_VIT,
     assert_same_state,
+    cells_of,
     config_for,
     log_of,
     noise_folder,
@@ -20,6 +21,7 @@ from conftest import (
     run_folders,
     run_here,
     session_for,
+    slow,
     states,
     step_rows,
     train,
@@ -134,16 +136,36 @@ def test_a_run_that_has_ended_records_nothing_that_did_not_run(kind, tmp_path, f
 
 
 STOPPED = ("TRAIN.MAX_STEPS=3", "AMP.ENABLED=true", "AMP.DTYPE=float16", "TRAIN.MODEL_EMA=true", "DATA.BATCH_SIZE=16")
-TAKES_EFFECT = {
-    "AMP.INIT_LOSS_SCALING": "1024", "AMP.MIN_LOSS_SCALING": "8192", "AMP.INCR_RATIO": "4", "AMP.DECR_RATIO": "0.25",
-    "AMP.INCR_EVERY_N_STEPS": "7", "AMP.DECR_EVERY_N_NAN_OR_INF": "3", "AMP.USE_DYNAMIC_LOSS_SCALING": "false",
-    "AMP.MAX_SKIPPED_STEPS": "5", "AMP.DTYPE": "bfloat16", "AMP.LEVEL": "O2", "AMP.ENABLED": "false",
-    "TRAIN.BASE_LR": "2e-4", "TRAIN.END_LR": "1e-4", "TRAIN.WARMUP_EPOCHS": "1", "TRAIN.WARMUP_START_LR": "1e-5",
-    "TRAIN.NUM_EPOCHS": "5", "TRAIN.LINEAR_SCALED_LR": "32", "TRAIN.SQRT_SCALED_LR": "32",
-    "TRAIN.LR_SCHEDULER.NAME": "linear", "TRAIN.WEIGHT_DECAY": "0.2", "TRAIN.OPTIMIZER.BETAS": "[0.5, 0.6]",
-    "TRAIN.OPTIMIZER.EPS": "1e-3", "TRAIN.MODEL_EMA_DECAY": "0.5", "TRAIN.MODEL_EMA_WARMUP": "false",
-    "TRAIN.GRAD_CLIP": "3", "TRAIN.SMOOTHING": "0.3", "MODEL.DROPOUT": "0.25", "DATA.HFLIP_PROB": "0.125",
-}  # fmt: skip
+TAKES_EFFECT = """
+AMP.INIT_LOSS_SCALING | 1024
+AMP.MIN_LOSS_SCALING | 8192
+AMP.INCR_RATIO | 4
+AMP.DECR_RATIO | 0.25
+AMP.INCR_EVERY_N_STEPS | 7
+AMP.DECR_EVERY_N_NAN_OR_INF | 3
+AMP.USE_DYNAMIC_LOSS_SCALING | false
+AMP.MAX_SKIPPED_STEPS | 5
+AMP.DTYPE | bfloat16
+AMP.LEVEL | O2
+AMP.ENABLED | false
+TRAIN.BASE_LR | 2e-4
+TRAIN.END_LR | 1e-4
+TRAIN.WARMUP_EPOCHS | 1
+TRAIN.WARMUP_START_LR | 1e-5
+TRAIN.NUM_EPOCHS | 5
+TRAIN.LINEAR_SCALED_LR | 32
+TRAIN.SQRT_SCALED_LR | 32
+TRAIN.LR_SCHEDULER.NAME | linear
+TRAIN.WEIGHT_DECAY | 0.2
+TRAIN.OPTIMIZER.BETAS | [0.5, 0.6]
+TRAIN.OPTIMIZER.EPS | 1e-3
+TRAIN.MODEL_EMA_DECAY | 0.5
+TRAIN.MODEL_EMA_WARMUP | false
+TRAIN.GRAD_CLIP | 3
+TRAIN.SMOOTHING | 0.3
+MODEL.DROPOUT | 0.25
+DATA.HFLIP_PROB | 0.125
+"""
 
 
 def in_use(session) -> dict[str, object]:
@@ -171,13 +193,13 @@ def check(folder, argv: list[str], key: str, value: str, before: dict):
     assert resumed.state.optimizer.param_groups[0]["lr"] == rate
 
 
-@pytest.mark.parametrize("keys", [["AMP.MIN_LOSS_SCALING"], pytest.param([*TAKES_EFFECT], marks=pytest.mark.slow)])
-def test_an_option_of_a_resume_takes_effect(digits_run, digits_argv, keys):
+@pytest.mark.parametrize("rows", ["AMP.MIN_LOSS_SCALING | 8192", slow(TAKES_EFFECT)])
+def test_an_option_of_a_resume_takes_effect(digits_run, digits_argv, rows):
     folder = digits_run(*STOPPED)
     argv = [*digits_argv, *STOPPED]
     before = in_use(session_for(argv))
-    for key in keys:
-        check(folder, argv, key, TAKES_EFFECT[key], before)
+    for key, value in cells_of(rows):
+        check(folder, argv, key, value, before)
 
 
 # -resume=auto enters the newest run of the same experiment only.

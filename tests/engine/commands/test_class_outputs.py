@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import config_for, line_of, only_run, read_result, refused, run_here
+from conftest import cells_of, config_for, line_of, only_run, read_result, refused, run_here
 from PIL import Image
 from timm.data import ImageNetInfo
 from timm.models import save_for_hf
@@ -240,20 +240,21 @@ def test_names_in_predictions(folder, tmp_path):
         predicted(tmp_path, *opened, f"-pretrained={folder / '1000.pth'}", *more)
 
 
-@pytest.mark.parametrize(
-    ("names", "reason"),
-    [
-        (["00", "01", "10"], None),
-        (["b", "a"], None),  # an order of its own, such as the order of a data set
-        (["1", "10", "2"], "class 1 is '2' in timm's order, '10' in torchvision's"),
-        (["Cat", "ant"], "class 0 is 'ant'"),
-        (["A", "a", "b"], "not unique"),
-        (["Birke", "Zeder", "Ähre"], "not unique"),  # as macOS writes it, Ä comes before B
-        (["a²", "²"], None),
-    ],
-)
+# Names in the order of a data set, and a part of the reason why another program may have another order
+ORDERS = """
+00 01 10 |
+b a |
+1 10 2 | class 1 is '2' in timm's order, '10' in torchvision's
+Cat ant | class 0 is 'ant'
+A a b | not unique
+Birke Zeder Ähre | not unique  # as macOS writes it, Ä comes before B
+a² ² |
+"""
+
+
+@pytest.mark.parametrize("names, reason", cells_of(ORDERS))
 def test_orders_of_names(names, reason):
-    ambiguity = find_ambiguity(names)
+    ambiguity = find_ambiguity(names.split())
     assert (reason in ambiguity) if reason else (ambiguity is None)
 
 
