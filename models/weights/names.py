@@ -17,7 +17,7 @@ from warnings import catch_warnings
 import torch
 from torch import nn
 
-from configs.schema.families.family import Family, Rename
+from configs.schema.families.family import Family, Rename, renames_in
 from configs.schema.families.registry import FAMILIES
 from configs.schema.model import Model
 from models.timm_model import classifiers
@@ -27,31 +27,27 @@ from utils.notes import Note
 State = dict[str, torch.Tensor]
 Convert = Callable[[State], tuple[State, Note | None]]  # the state with the model's names, and a line about it
 
-_BLOCK = r"Transformer/encoderblock_(\d+)"
-_KIND = r"(kernel|scale|bias)"
-_POOL = r"MAPHead_0/MultiHeadDotProductAttention_0"
-
 # vit_jax numbers all parts of a block together (0, 1, 2, 3), big_vision numbers each kind from 0.
-_GOOGLE = {
-    r"cls": r"cls_token",
-    r"(?:Transformer/posembed_input/)?pos_embedding": r"pos_embed",
-    rf"embedding/{_KIND}": r"patch_embed.proj.\1",
-    rf"{_BLOCK}/LayerNorm_0/{_KIND}": r"blocks.\1.norm1.\2",
-    rf"{_BLOCK}/MultiHeadDotProductAttention_[01]/(query|key|value)/{_KIND}": r"blocks.\1.attn.\2.\3",
-    rf"{_BLOCK}/MultiHeadDotProductAttention_[01]/out/{_KIND}": r"blocks.\1.attn.proj.\2",
-    rf"{_BLOCK}/LayerNorm_[12]/{_KIND}": r"blocks.\1.norm2.\2",
-    rf"{_BLOCK}/MlpBlock_[03]/Dense_0/{_KIND}": r"blocks.\1.mlp.fc1.\2",
-    rf"{_BLOCK}/MlpBlock_[03]/Dense_1/{_KIND}": r"blocks.\1.mlp.fc2.\2",
-    rf"Transformer/encoder_norm/{_KIND}": r"norm.\1",
-    rf"head/{_KIND}": r"head.\1",
-    r"MAPHead_0/probe": r"attn_pool.latent",
-    rf"{_POOL}/query/{_KIND}": r"attn_pool.q.\1",
-    rf"{_POOL}/(key|value)/{_KIND}": r"attn_pool.\1.\2",
-    rf"{_POOL}/out/{_KIND}": r"attn_pool.proj.\1",
-    rf"MAPHead_0/LayerNorm_0/{_KIND}": r"attn_pool.norm.\1",
-    rf"MAPHead_0/MlpBlock_0/Dense_0/{_KIND}": r"attn_pool.mlp.fc1.\1",
-    rf"MAPHead_0/MlpBlock_0/Dense_1/{_KIND}": r"attn_pool.mlp.fc2.\1",
-}
+_GOOGLE: list[Any] = renames_in(r"""
+cls cls_token
+(?:Transformer/posembed_input/)?pos_embedding pos_embed
+embedding/(kernel|bias) patch_embed.proj.\1
+Transformer/encoderblock_(\d+)/LayerNorm_0/(scale|bias) blocks.\1.norm1.\2
+Transformer/encoderblock_(\d+)/MultiHeadDotProductAttention_[01]/(query|key|value)/(kernel|bias) blocks.\1.attn.\2.\3
+Transformer/encoderblock_(\d+)/MultiHeadDotProductAttention_[01]/out/(kernel|bias) blocks.\1.attn.proj.\2
+Transformer/encoderblock_(\d+)/LayerNorm_[12]/(scale|bias) blocks.\1.norm2.\2
+Transformer/encoderblock_(\d+)/MlpBlock_[03]/Dense_0/(kernel|bias) blocks.\1.mlp.fc1.\2
+Transformer/encoderblock_(\d+)/MlpBlock_[03]/Dense_1/(kernel|bias) blocks.\1.mlp.fc2.\2
+Transformer/encoder_norm/(scale|bias) norm.\1
+head/(kernel|bias) head.\1
+MAPHead_0/probe attn_pool.latent
+MAPHead_0/MultiHeadDotProductAttention_0/query/(kernel|bias) attn_pool.q.\1
+MAPHead_0/MultiHeadDotProductAttention_0/(key|value)/(kernel|bias) attn_pool.\1.\2
+MAPHead_0/MultiHeadDotProductAttention_0/out/(kernel|bias) attn_pool.proj.\1
+MAPHead_0/LayerNorm_0/(scale|bias) attn_pool.norm.\1
+MAPHead_0/MlpBlock_0/Dense_0/(kernel|bias) attn_pool.mlp.fc1.\1
+MAPHead_0/MlpBlock_0/Dense_1/(kernel|bias) attn_pool.mlp.fc2.\1
+""")
 _MAX_BLOCKS = 1000
 _LINEAR_WEIGHT = re.compile(r"(.*\.(qkv|proj|fc1|fc2)|head)\.weight")
 _JOINED = {"qkv": ("query", "key", "value"), "kv": ("key", "value")}
@@ -77,7 +73,7 @@ def google_to_timm(state: State) -> State:
         else:
             unstacked[name] = tensor
     for name, tensor in unstacked.items():
-        matches = ((re.fullmatch(pattern, name), timm_name) for pattern, timm_name in _GOOGLE.items())
+        matches = ((re.fullmatch(pattern, name), timm_name) for pattern, timm_name in _GOOGLE)
         found = next((match.expand(timm_name) for match, timm_name in matches if match), "")
         timm_name = re.sub(r"\.(scale|kernel)$", ".weight", found)
         result[timm_name or name.replace("/", ".")] = _to_timm_layout(timm_name, tensor)
@@ -111,14 +107,16 @@ _REGNET = Family(
     arguments=lambda options, data: {},
     defaults={},
     renames=[
-        (r"^stem\.0\.", "stem.conv."),
-        (r"^stem\.1\.", "stem.bn."),
         (r"^stages\.(\d)\.blocks\.(\d+)\.", lambda match: f"s{int(match[1]) + 1}.b{int(match[2]) + 1}."),
-        (r"\.conv(\d)\.", r".conv\1.conv."),
-        (r"\.bn(\d)\.", r".conv\1.bn."),
-        (r"\.downsample\.conv1x1\.", ".downsample.conv."),
-        (r"\.se\.conv(\d)_1x1\.", r".se.fc\1."),
-        (r"^head\.2\.", "head.fc."),
+        *renames_in(r"""
+^stem\.0\. stem.conv.
+^stem\.1\. stem.bn.
+\.conv(\d)\. .conv\1.conv.
+\.bn(\d)\. .conv\1.bn.
+\.downsample\.conv1x1\. .downsample.conv.
+\.se\.conv(\d)_1x1\. .se.fc\1.
+^head\.2\. head.fc.
+"""),
     ],
 )
 _OF_HEADS: dict[Any, str] = {False: " (DISTILLED for two heads)"}  # by MODEL.DISTILLED
@@ -196,8 +194,8 @@ def _renamed(name: str, renames: Iterable[Rename]) -> str:
 
 # The programs of others
 
-# ViTs of torchvision and MMPretrain, whose blocks are numbered in order: pattern and replacement
-_OF_OTHERS = r"""
+# ViTs of torchvision and MMPretrain, whose blocks are numbered in order
+_OF_OTHERS = renames_in(r"""
 ^(?:encoder\.)?layers\.(?:encoder_layer_)?(\d+)\. blocks.\1.
 ^class_token$ cls_token
 ^encoder\.pos_embedding$ pos_embed
@@ -209,7 +207,7 @@ _OF_OTHERS = r"""
 \.(?:mlp\.(?:0|linear_1)|ffn\.layers\.0\.0)\. .mlp.fc1.
 \.(?:mlp\.(?:3|linear_2)|ffn\.layers\.1)\. .mlp.fc2.
 ^heads(?:\.head)?\. head.
-"""
+""")
 _FIRST_NAMES = {"encoder.layers.encoder_layer_0.ln_1.weight", "layers.0.ln1.weight"}
 
 
@@ -235,8 +233,7 @@ def to_model_names(model: nn.Module, state: State) -> tuple[State, Note | None]:
     if body <= state.keys():
         return state, None
     if _FIRST_NAMES & state.keys():
-        rules: Any = [line.split() for line in _OF_OTHERS.split("\n")[1:-1]]
-        return {_renamed(name, rules): tensor for name, tensor in state.items()}, None
+        return {_renamed(name, _OF_OTHERS): tensor for name, tensor in state.items()}, None
     if "blocks.0.norm1.weight" in body:
         state = {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in state.items()}
     for module in dict.fromkeys(one.__module__ for one in type(model).__mro__):

@@ -71,6 +71,13 @@ class TransformersModel(Model):  # type: ignore[no-redef]
 # A regular expression and its replacement, for the names of tensors.
 Rename = tuple[str, str | Callable[[re.Match[str]], str]]
 
+
+def renames_in(table: str) -> list[Rename]:
+    """The renames in lines 'EXPRESSION REPLACEMENT', of which the latter may be empty."""
+    lines = [line.partition(" ") for line in table.strip().splitlines()]
+    return [(expression, replacement) for expression, _, replacement in lines]
+
+
 # timm's arguments for DROPOUT of PaddleViT's transformers.
 DROPOUTS = "pos_drop_rate proj_drop_rate"
 

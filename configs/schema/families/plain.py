@@ -20,6 +20,7 @@ from configs.schema.families.family import (
     arguments,
     family_defaults,
     per_stage,
+    renames_in,
     shifted,
 )
 from configs.schema.model import Model
@@ -31,24 +32,24 @@ _transformer = partial(arguments, _KEYS, dropout=DROPOUTS)
 
 
 # The names of PaddleViT's ViT, DeiT and MAE in timm.
-_OLD_EMBEDDINGS = r"^(?:patch_embedding|embeddings)"  # until March 2022 and in June 2021
-_VIT_RENAMES = (
-    (r"^transformer\.", ""),
-    (rf"{_OLD_EMBEDDINGS}\.position_embeddings$", "pos_embed"),
-    (rf"{_OLD_EMBEDDINGS}\.cls_token$", "cls_token"),
-    (r"^position_embedding$", "pos_embed"),
-    (r"^class_token$", "cls_token"),
-    (r"^distill_token$", "dist_token"),
-    (rf"{_OLD_EMBEDDINGS}\.patch_embeddings?\.", "patch_embed.proj."),
-    (r"^(?:encoder\.)?layers\.", "blocks."),
-    (r"^head_distill\.", "head_dist."),
-    (r"\.attn_norm\.", ".norm1."),
-    (r"\.mlp_norm\.", ".norm2."),
-    (r"\.attn\.out\.", ".attn.proj."),
-    (r"^encoder\.encoder_norm\.", "norm."),
-    (r"^classifier_dist\.", "head_dist."),
-    (r"^classifier\.", "head."),
-)
+# `patch_embedding` until March 2022, `embeddings` in June 2021.
+_VIT_RENAMES = renames_in(r"""
+^transformer\.
+^(?:patch_embedding|embeddings)\.position_embeddings$ pos_embed
+^(?:patch_embedding|embeddings)\.cls_token$ cls_token
+^position_embedding$ pos_embed
+^class_token$ cls_token
+^distill_token$ dist_token
+^(?:patch_embedding|embeddings)\.patch_embeddings?\. patch_embed.proj.
+^(?:encoder\.)?layers\. blocks.
+^head_distill\. head_dist.
+\.attn_norm\. .norm1.
+\.mlp_norm\. .norm2.
+\.attn\.out\. .attn.proj.
+^encoder\.encoder_norm\. norm.
+^classifier_dist\. head_dist.
+^classifier\. head.
+""")
 
 
 class DeiT(PlainTransformer):
