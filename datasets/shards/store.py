@@ -79,7 +79,7 @@ class LocalFiles:
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
         with os.scandir(self.root / folder) as entries:
-            found = [(f"{folder}/{entry.name}" if folder else entry.name, entry) for entry in entries]
+            found = [(os.path.join(folder, entry.name), entry) for entry in entries]
             return [name for name, entry in found if entry.is_file()], [name for name, entry in found if entry.is_dir()]
 
     def head(self, name: str) -> Shard:

@@ -41,7 +41,7 @@ from datasets.sources.samples import EncodedImages, ImageFiles, Samples, label_p
 from utils.distributed import ProcessContext, call_on_main, gather_objects
 from utils.errors import Finding, UserError, combine_findings
 from utils.files import open_descriptor, open_regular_file
-from utils.notes import Counts, Note, Reason
+from utils.notes import Note
 
 _FEW_IMAGES = 10  # per class
 _FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
@@ -156,13 +156,12 @@ def _notes_on_evaluated(
 
 def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:
     """The images of several frames or pages, among a few that are opened."""
-    others = Counts()
-    paths = list[str]()
-    for files in splits:
-        paths += map(files.name, spread(len(files), _FRAMED_IMAGES))
-    for path in filter(has_frames, paths):
-        others.add(Reason(f"of {len(paths)} images have further frames or pages, which are not read"), shorten(path))
-    return others.notes(place)
+    paths = [files.name(index) for files in splits for index in spread(len(files), _FRAMED_IMAGES)]
+    framed = [*filter(has_frames, paths)]
+    if not framed:
+        return []
+    text = f"{len(framed)} of {len(paths)} images have further frames or pages, which are not read in {place}"
+    return [Note("warning", f"{text}, such as {shorten(framed[0])}")]
 
 
 def notes_on_waiting(samples: Samples, wait_share: float) -> list[Note]:

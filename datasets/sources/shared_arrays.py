@@ -10,6 +10,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,14 +65,15 @@ def to_nfc(text: str) -> str:
     return normalize("NFC", text)
 
 
+@dataclass(eq=False)
 class PackedStrings:
     """N strings: `encoded` uint8 (bytes,) is their UTF-8 text, `ends` int64 (N,) is the end of each in it.
 
     A million `str` objects would be copied into every worker process.
     """
 
-    def __init__(self, encoded: np.ndarray, ends: np.ndarray) -> None:
-        self.encoded, self.ends = encoded, ends
+    encoded: np.ndarray
+    ends: np.ndarray
 
     def __len__(self) -> int:
         return len(self.ends)

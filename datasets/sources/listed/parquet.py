@@ -78,12 +78,13 @@ class Parquet(Tables):
         by_split = defaultdict[str, list[Path]](list)
         for file, (_, split, _) in places.items():
             by_split[split or "all"].append(file)
-        is_unclear = "" in names if len(by_split) > 1 else len(names) > 1
+        has_splits = len(by_split) > 1
+        is_unclear = "" in names if has_splits else len(names) > 1
         if is_unclear:
             raise UserError(f"{by_split['all'][0]}: is of no split; name the files as train-00000-of-00001{PARQUET}")
         if data.groups:
             raise UserError("DATA.GROUPS: is not read from parquet files; save the images as files with a table")
-        if len(by_split) > 1:
+        if has_splits:
             by_split.pop("all", None)
         tables: dict[str, Table] = {split: ParquetTable(root, files, data) for split, files in by_split.items()}
         if names and "all" not in tables:

@@ -14,7 +14,7 @@ from datasets.sources.folders.class_folders import find_folder, read_class_folde
 from datasets.sources.samples import ImageFiles
 from datasets.sources.source import Source
 from utils.errors import UserError
-from utils.notes import Counts, Reason
+from utils.notes import Note
 
 
 class ImageNetFolders(Source):
@@ -59,15 +59,15 @@ class ImageNetReal(ImageNetFolders):
             raise UserError(f"{file or 'timm'}: {problem}; {fix}") from None
         except (ValueError, TypeError, IndexError) as error:
             raise UserError(f"{file}: is not a list of lists of labels ({error}); download it again") from None
-        labelled = np.flatnonzero(targets.any(axis=1))
-        others, reason = Counts(), Reason(f"of {len(names)} images have no ReaL label and do not count", kind="log")
-        for index in np.flatnonzero(~targets.any(axis=1)).tolist():
-            others.add(reason, names[index])
-        listing.notes += others.notes(listing.root)
+        labelled = targets.any(axis=1)
+        others = np.flatnonzero(~labelled)
+        if len(others):
+            text = f"{len(others):,} of {len(names)} images have no ReaL label and do not count in {listing.root}"
+            listing.notes.append(Note("log", f"{text}, such as {names[others[0]]}"))
         listing.class_names = wordnet_ids(IMAGENET_CLASSES)
         listing.has_class_names = True
         listing.targets = targets
-        return listing.select(labelled)
+        return listing.select(np.flatnonzero(labelled))
 
 
 def wordnet_ids(num_classes: int | None) -> list[str]:
