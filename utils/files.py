@@ -275,16 +275,17 @@ class _HashingWriter:
             raise
 
 
-def atomic_write(path: Path, content: str | bytes) -> None:
+def atomic_write(path: Path, content: str | bytes, is_durable: bool = True) -> None:
     """Writes a file as `open_atomically` does."""
-    with open_atomically(path, "w" if isinstance(content, str) else "wb") as file:
+    with open_atomically(path, "w" if isinstance(content, str) else "wb", is_durable) as file:
         file.write(content)
 
 
 @contextmanager
-def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
+def open_atomically(path: Path, mode: Literal["w", "wb"] = "w", is_durable: bool = True) -> Iterator[IO[Any]]:
     """A file, text as UTF-8, that replaces `path` if the block ends without an error: never a part of it.
 
+    is_durable: waits for the disk; else a power cut shortly afterwards may leave an empty file.
     Raises OSError: the file cannot be written. The old file is unchanged, and no temporary file is left.
     """
     temporary = temporary_path(path)
@@ -295,7 +296,8 @@ def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[A
         with open(temporary, mode.replace("w", "x"), encoding=encoding, errors=errors, newline=newline) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if is_durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(FileNotFoundError):

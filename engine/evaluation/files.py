@@ -29,7 +29,7 @@ from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc
 from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.results import SampleResults
+from engine.evaluation.results import MOST_CONFIDENT, SampleResults
 from engine.evaluation.tables import ResultTables, mistakes_of
 from engine.parallel import run_eagerly
 from engine.progress import Metrics
@@ -163,7 +163,8 @@ def write_map(path: Path, crop: torch.Tensor, heat: torch.Tensor, side: int = _S
 def save_picture(picture: Image.Image, path: Path) -> None:
     encoded = io.BytesIO()  # the temporary file is open for a short time: the folder may be moved meanwhile
     picture.save(encoded, "PNG" if path.suffix == ".png" else "JPEG", quality=_JPEG_QUALITY)
-    atomic_write(path, encoded.getvalue())
+    # For the page and for people: the record and the tables of a run wait for the disk, its many pictures do not.
+    atomic_write(path, encoded.getvalue(), is_durable=False)
 
 
 EXPLANATIONS = "explanations"
@@ -239,7 +240,9 @@ class EvaluationFiles:
         model: the evaluated one, for the attention maps; without it there are none. Raises OSError.
         """
         make_own_folder(self.folder)
-        shown = {index: (self.samples, index) for _, index in mistakes_of(results)}
+        mistakes = mistakes_of(results)
+        confident = [one for one in mistakes if one[0] == MOST_CONFIDENT]
+        shown = {index: (self.samples, index) for _, index in confident or mistakes}  # as the page; each takes a pass
         crops = write_pictures(self.folder / PICTURES, shown, self.data)
         note: str | None = NOT_DRAWN if crops else "no image is readable"  # why there are no attention maps
         if crops and model is not None:

@@ -41,7 +41,7 @@ def write_report(folder: Path) -> Path:
     """
     path = folder / REPORT
     run = read_contents(folder)
-    atomic_write(path, run_page(run))
+    atomic_write(path, run_page(run), is_durable=False)  # can be written again from the record
     return path
 
 

@@ -304,7 +304,7 @@ def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run
     assert report.has_page
     old = (run / REPORT).read_bytes()
 
-    def full(path, text):
+    def full(path, text, is_durable):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(page_module, "atomic_write", full)

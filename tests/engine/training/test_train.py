@@ -136,7 +136,7 @@ def test_a_signal_in_the_last_evaluation_is_an_interruption_of_a_complete_traini
 
 
 def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, monkeypatch):
-    def fail(*args):
+    def fail(*args, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("engine.evaluation.files.atomic_write", fail)
