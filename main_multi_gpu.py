@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         if refused:
             raise refused
         command.require_selection(context.is_main)
-        check_num_processes(command.num_processes, context.local_world_size)
+        check_num_processes(command.flags.ngpus, context.local_world_size)
         return run(choose_recipe(command, context), context)
 
 
@@ -64,7 +64,7 @@ def _launch(command: Command, argv: list[str]) -> int:
         return record_end_of_ranks(Path(folder.name), **values)
 
     notes.on_run_end = record_end
-    return launch_processes(__file__, argv, num_processes(command.num_processes, command.device), folder.name)
+    return launch_processes(__file__, argv, num_processes(command.flags.ngpus, command.flags.device), folder.name)
 
 
 def _prepare(argv: list[str]) -> tuple[Command, UserError | None]:

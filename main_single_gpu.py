@@ -28,8 +28,8 @@ def main(argv: list[str]) -> int:
     limit_spinning(requested_device(argv))
     command = parse_command_line(argv, SCRIPT)
     command.require_selection()
-    if command.num_processes not in (None, 1):
-        raise UserError(f"-ngpus {command.num_processes}: this script uses one process; start main_multi_gpu.py")
+    if command.flags.ngpus not in (None, 1):
+        raise UserError(f"-ngpus {command.flags.ngpus}: this script uses one process; start main_multi_gpu.py")
     check_is_alone()
     with without_collections():  # after the options are checked: importing torch takes seconds
         from utils.torch_compat import import_dynamo_late
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
     if command.needs_worker_server:
         start_worker_server(may_fork=True)
-    context = single_process(command.device)
+    context = single_process(command.flags.device)
     return run(choose_recipe(command, context), context)
 
 

@@ -59,17 +59,17 @@ def plan_batches(options: Config, ranks: int) -> BatchPlan:
     total, batch_size = options.data.global_batch_size, options.data.micro_batch
     if total is None:
         return BatchPlan(batch_size, options.train.accum_iter, ranks)
-    steps, rest = divmod(total, batch_size * ranks)
-    if rest:
-        micro_step, share = batch_size * ranks, total // ranks
+    micro_step = batch_size * ranks
+    if total % micro_step:
         nearest = max(1, round(total / micro_step)) * micro_step
         fix = f"no batch size divides it on {ranks} ranks: use DATA.GLOBAL_BATCH_SIZE={nearest}"
-        if total % ranks == 0:
-            largest = next(size for size in range(min(share, batch_size), 0, -1) if share % size == 0)
+        share, rest = divmod(total, ranks)
+        if not rest:
+            largest = max(size for size in range(1, min(share, batch_size) + 1) if share % size == 0)
             fix = f"use -batch_size={largest}"
         factors = f"batch size {batch_size} x {ranks} rank(s)"
         raise UserError(f"DATA.GLOBAL_BATCH_SIZE {total}: is not a multiple of {micro_step} ({factors}); {fix}")
-    return BatchPlan(batch_size, steps, ranks, whole_steps=True)
+    return BatchPlan(batch_size, total // micro_step, ranks, whole_steps=True)
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,18 @@ class EpochLayout:
     @property
     def batches_per_epoch(self) -> int:
         batches = self.samples // self.batch.micro_step_size
-        batches -= batches % self.batch.accumulation if self.batch.whole_steps else 0
-        return min(batches, self.max_steps * self.batch.accumulation) if self.max_steps else batches
+        if self.batch.whole_steps:
+            batches -= batches % self.batch.accumulation
+        if self.max_steps:
+            batches = min(batches, self.max_steps * self.batch.accumulation)
+        return batches
 
     @property
     def left_out(self) -> int:
         """The samples of an epoch that do not fill its batches."""
-        is_whole = self.repeats > 1 or self.max_steps or self.batch.accumulation == _WHOLE_EPOCH
-        return 0 if is_whole else self.samples - self.batches_per_epoch * self.batch.micro_step_size
+        if self.repeats > 1 or self.max_steps or self.batch.accumulation == _WHOLE_EPOCH:
+            return 0
+        return self.samples - self.batches_per_epoch * self.batch.micro_step_size
 
     @property
     def steps_per_epoch(self) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 
 from configs.flags import (
     Prediction,
-    Split,
     entry_parser,
     expand_words,
     parse_flags,
@@ -45,8 +44,7 @@ class Command:
     config: the checked options. given: those that files, flags and -opts give, by dotted key; the others are defaults.
     notes: lines for the log about the model family, and about options that differ from the given ones.
     script: the entry script. recipe: the file of -cfg. reason: why the program chose it.
-    prediction: of -predict or -embed. num_processes: of -ngpus. device: 'cuda' or 'cpu', of -device. split: of -split,
-    to evaluate or to predict. source: MODEL.NAME as given, perhaps a folder or a repository.
+    prediction: of -predict or -embed. source: MODEL.NAME as given, perhaps a folder or a repository.
     """
 
     argv: tuple[str, ...]
@@ -57,23 +55,8 @@ class Command:
     recipe: Path | None
     notes: tuple[Note, ...]
     prediction: Prediction | None
-    num_processes: int | None
-    device: str | None
-    split: Split | None
+    source: str
     reason: str = ""
-    source: str = ""
-
-    @property
-    def dry_run(self) -> bool:
-        return bool(self.flags.dry_run)
-
-    @property
-    def profile(self) -> bool:
-        return bool(self.flags.profile)
-
-    @property
-    def debug(self) -> bool:
-        return bool(self.flags.debug)
 
     @property
     def embeds(self) -> bool:
@@ -93,15 +76,18 @@ class Command:
     @property
     def name(self) -> str:
         """The command in `engine.commands` that runs it."""
-        return "dry_run" if self.dry_run else self.checked_name
+        return "dry_run" if self.flags.dry_run else self.checked_name
 
     @property
     def checked_name(self) -> str:
         """The command that runs without -dry_run."""
-        if self.profile or self.prediction:
-            return "profile" if self.profile else "predict"
-        trains = "probe" if self.config.model.tune.solves_head else "train"
-        return "eval" if self.config.eval.enabled else trains
+        if self.flags.profile:
+            return "profile"
+        if self.prediction:
+            return "predict"
+        if self.config.eval.enabled:
+            return "eval"
+        return "probe" if self.config.model.tune.solves_head else "train"
 
     @property
     def run_name(self) -> str:
@@ -109,18 +95,21 @@ class Command:
 
         One of PaddleViT's files is called `.yaml`.
         """
-        stem = self.recipe.stem if self.recipe and self.recipe.name not in (RUN_OPTIONS, ".yaml") else None
-        name = self.config.name or stem or self.config.model.name
+        name = self.config.model.name
+        if self.config.name:
+            name = self.config.name
+        elif self.recipe and self.recipe.name not in (RUN_OPTIONS, ".yaml"):
+            name = self.recipe.stem
         return "".join(character if character.isprintable() else "_" for character in name)[:MAX_NAME_CHARS]
 
     @property
     def needs_worker_server(self) -> bool:
         """Returns whether this run probably starts loading workers, or measures its batch size in a process."""
         data = self.config.data
-        loads_in_workers = not properties_of(data.dataset).in_memory and data.num_workers != 0
-        path = self.prediction.path if self.prediction else None
-        if self.name == "dry_run" or (path and not os.path.isdir(path)):  # one image needs no worker
+        is_one_image = self.path and not os.path.isdir(self.path)
+        if self.flags.dry_run or is_one_image:
             return False
+        loads_in_workers = not properties_of(data.dataset).in_memory and data.num_workers != 0
         return loads_in_workers or data.batch_size == AUTO
 
     def require_selection(self, is_main: bool = True) -> None:
@@ -159,26 +148,22 @@ def parse_command_line(
 def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) -> Command:
     """The command of parsed flags: its files are read, and its options completed. Raises UserError as above."""
     prediction = read_prediction(flags)
-    recipe = Path(flags.cfg) if flags.cfg else None
     table = read_layers(flags, evaluates=bool(flags.eval or prediction))
     plugin_notes = _add_plugins(table, flags.plugin)
     source = str(table.get("MODEL.NAME"))
     config, table, notes = follow_options(table)
     if flags.profile:
         _check_profile(config, flags.dry_run)
-    replaced = [Note("screen", f"-cfg {file} is replaced by -cfg {recipe}") for file in flags.replaced]
+    replaced = [Note("screen", f"-cfg {file} is replaced by -cfg {flags.cfg}") for file in flags.replaced]
     command = Command(
         argv=argv,
         flags=flags,
         config=config,
         given=table.given(),
         script=script,
-        recipe=recipe,
+        recipe=Path(flags.cfg) if flags.cfg else None,
         notes=(*replaced, *plugin_notes, *notes),
         prediction=prediction,
-        num_processes=flags.ngpus,
-        device=flags.device,
-        split=flags.split,
         source=source,
     )
     return replace(command, notes=(*command.notes, *_warn_of_unused(table, command)))
@@ -227,8 +212,7 @@ _SAVING = "SAVE_FREQ* KEEP_CHECKPOINTS VALIDATE_FREQ"
 _CROPS = "DATA.RANDOM_CROP_* DATA.?FLIP_PROB DATA.AFFINE_* DATA.*_AUGMENTATIONS"
 _STEPS = (
     "SEED REPORT_FREQ LOGGERS EVAL_RAW EVAL.SUSPECTS TRAIN.* LOSS.* PARALLEL.* DATA.GLOBAL_BATCH_SIZE DATA.MEMORY_GB "
-    "DATA.CACHE "
-    "DATA.REPEATED_AUGMENTATION DATA.BALANCED_SAMPLING MODEL.TUNE MODEL.HEAD MODEL.BATCH_NORM "
+    "DATA.CACHE DATA.REPEATED_AUGMENTATION DATA.BALANCED_SAMPLING MODEL.TUNE MODEL.HEAD MODEL.BATCH_NORM "
     "MODEL.LORA.* MODEL.DROPOUT MODEL.ATTENTION_DROPOUT MODEL.DROPPATH MODEL.GRAD_CHECKPOINTING MODEL.FUSED_BLOCKS "
     "AMP.*_LOSS_SCALING AMP.INCR_* AMP.DECR_* AMP.MAX_SKIPPED_STEPS"
 )
@@ -254,8 +238,13 @@ _TABLE = "DATA.IMAGE_ROOT DATA.COLUMNS DATA.ENCODING"
 
 def unused_keys(command: str, path: str | None = None) -> list[str]:
     """Patterns of the keys that a command does not use. path: of the images to label or to embed."""
-    is_table = path and path.lower().endswith(_TABLES) and not os.path.isdir(path)
-    return f"{_UNUSED.get(command, '')} {_DATA_SET if path else ''} {_TABLE if path and not is_table else ''}".split()
+    patterns = [_UNUSED.get(command, "")]
+    if path:
+        patterns.append(_DATA_SET)
+        is_table = path.lower().endswith(_TABLES) and not os.path.isdir(path)
+        if not is_table:
+            patterns.append(_TABLE)
+    return " ".join(patterns).split()
 
 
 def _warn_of_unused(table: OptionTable, command: Command) -> list[Note]:
@@ -269,6 +258,9 @@ def _warn_of_unused(table: OptionTable, command: Command) -> list[Note]:
             flag = key if source in ("-opts", "-set") else source
             flags.setdefault(flag, []).append(any(fnmatchcase(key, pattern) for pattern in patterns))
     unused = [flag for flag, are_unused in flags.items() if all(are_unused)]
+    if not unused:
+        return []
     title = "MODEL.TUNE probe" if name == "probe" else f"-{name}"
-    title += " PATH" if command.path else ""
-    return [Note("warning", f"{title} does not use {', '.join(unused)}")] if unused else []
+    if command.path:
+        title += " PATH"
+    return [Note("warning", f"{title} does not use {', '.join(unused)}")]

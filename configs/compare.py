@@ -58,7 +58,9 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
     training, also a NAME that is given, the keys of `changes_training`, and NUM_EPOCHS, which may only grow.
     """
     try:
-        stored = {} if options_file.is_file() else stored_options(options_file.parent)
+        stored = {}
+        if not options_file.is_file():
+            stored = stored_options(options_file.parent)
         before = with_defaults(stored or read_yaml(options_file)[0])
     except UserError as error:
         return str(error)
@@ -89,7 +91,7 @@ def _is_of_experiment(key: str, then: Any, config: Config) -> bool:
 
 def _comparable(key: str, value: Any) -> Any:
     """One folder may be named in several ways."""
-    return os.path.abspath(value) if key == "DATA.DATA_PATH" and isinstance(value, str) else value
+    return os.path.abspath(str(value)) if key == "DATA.DATA_PATH" else value
 
 
 def shared_options(config: Config) -> dict[str, Any]:

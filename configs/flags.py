@@ -115,8 +115,8 @@ class Parser(argparse.ArgumentParser):
     method is a private one of argparse (checked with Python 3.11 to 3.14).
     """
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
-        return super().parse_known_args(expand_words(sys.argv[1:] if args is None else args), namespace)
+    def parse_known_args(self, args: Any, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+        return super().parse_known_args(expand_words(args), namespace)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         return []
@@ -134,7 +134,9 @@ def expand_words(words: Iterable[str]) -> list[str]:
 def add_flag(parser: Any, name: str, **options: Any) -> None:
     """Adds a flag, with one dash or two, to a parser or an argument group; -h hides its names in other programs."""
     parser.add_argument(f"-{name}", f"--{name}", **options)
-    aliases = (*_ALIASES.get(name, ()), *([f"--{name.replace('_', '-')}"] if "_" in name else ()))
+    aliases = [*_ALIASES.get(name, ())]
+    if "_" in name:
+        aliases.append(f"--{name.replace('_', '-')}")
     if aliases and not options.get("required"):
         parser.add_argument(*aliases, dest=name, **options | {"help": argparse.SUPPRESS})
 
@@ -165,12 +167,14 @@ def entry_parser(prog: str) -> Parser:
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
-            if flag.type is bool:
-                add_flag(group, flag.name, type=_switch, nargs="?", const=True, metavar="yes|no", help=flag.help)
-            else:
-                metavar = "X" if flag.type in (float, str) else "N"
-                options = {"nargs": "?", "const": flag.bare} if flag.bare else {}
-                add_flag(group, flag.name, type=flag.type, metavar=metavar, help=flag.help, **options)
+            options: dict[str, Any] = {"type": flag.type, "metavar": "N", "help": flag.help}
+            if flag.type in (float, str):
+                options["metavar"] = "X"
+            elif flag.type is bool:
+                options |= {"type": _switch, "nargs": "?", "const": True, "metavar": "yes|no"}
+            if flag.bare:
+                options |= {"nargs": "?", "const": flag.bare}
+            add_flag(group, flag.name, **options)
     group = parser.add_argument_group("prediction")
     path_help = "label an image, a folder, a list (.txt, .csv), or without PATH the data; needs -pretrained or -resume"
     add_flag(group, "predict", nargs="?", const=True, metavar="PATH", help=path_help)
@@ -250,8 +254,7 @@ def _refuse(words: list[str], unknown: list[str], arguments: argparse.Namespace,
         translated.unknown[word] = []
     for word, values in translated.unknown.items():
         is_flag = word.startswith("-")
-        key = key_of_flag(word) if is_flag else None
-        if key:
+        if is_flag and (key := key_of_flag(word)):
             translated.add(f"{key}={as_yaml(values)}")
         elif is_flag or has_path or not os.path.exists(word):
             wrong.append(word[:80])
@@ -268,8 +271,7 @@ def _refuse(words: list[str], unknown: list[str], arguments: argparse.Namespace,
 
 def _problem_of(names: list[str], wrong: list[str], arguments: argparse.Namespace) -> str:
     """The beginning of the line about unknown flags. wrong: the flags that no program has."""
-    more = ", ..." if len(names) > 3 else ""
-    problem = f"{', '.join(name[:80] for name in names[:3])}{more}: unknown here"
+    problem = f"{', '.join(name[:80] for name in names[:4])}: unknown here"
     if wrong:
         problem = f"unknown: {', '.join(wrong)}{did_you_mean(wrong[0], (f'-{name}' for name in vars(arguments)), 0.75)}"
         if (arguments.predict or arguments.embed) and os.path.exists(wrong[0]):
@@ -294,7 +296,8 @@ def other_names() -> dict[str, str]:
 
 def key_of_flag(flag: str) -> str | None:
     """The YAML key that a flag stands for: one of `other_names`, or the last part of a key."""
-    name, known = flag.lstrip("-").replace("-", "_").upper(), known_keys("vit")
+    name = flag.lstrip("-").replace("-", "_").upper()
+    known = known_keys("vit")
     by_leaf = {key.removesuffix(".NAME").rpartition(".")[2]: key for key in known}
     key = other_names().get(name) or by_leaf.get(name)
     return None if any(other.startswith(f"{key}.") for other in known) else key
@@ -335,35 +338,48 @@ def _refuse_flags_of_commands(arguments: argparse.Namespace) -> None:
             raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it{training}")
 
 
+def _refuse_flags_beside(command: str, arguments: argparse.Namespace) -> None:
+    """Raises UserError: another command, or another place of the images."""
+    given = vars(arguments)
+    for name in ("predict", "eval", "profile"):
+        if name != command and given[name]:
+            raise UserError(f"-{command} and -{name} are two commands; remove one of them")
+    if given[command] == "":
+        raise UserError(f"-{command}: the path is empty; give an image, a folder or a list, or remove the '='")
+    for name in ("split", "dataset", "data_path"):
+        if given[command] is not True and given[name] is not None:
+            raise UserError(f"-{command} PATH reads the images of PATH; remove the path, or -{name}")
+
+
+def _number_of_classes(arguments: argparse.Namespace) -> int | None:
+    """Of the ranked classes per image; None: all, as columns. Raises UserError for a wrong -top_k."""
+    top_k: int | None = arguments.top_k
+    if arguments.format == "wide":
+        if top_k is not None:
+            raise UserError("-format wide has a column for each class; remove -top_k")
+        return None
+    if top_k is None:
+        return 5
+    if top_k < 1:
+        raise UserError(f"-top_k {top_k}: must be at least 1")
+    return top_k
+
+
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     """The prediction that the flags ask for; None without -predict and -embed. Raises UserError for a wrong flag."""
     _refuse_flags_of_commands(arguments)
-    given = vars(arguments)
     command = "predict" if arguments.embed is None else "embed"
-    value = given[command]
+    value = getattr(arguments, command)
     if value is None:
         return None
-    path = None if value is True else value
-    is_wide = arguments.format == "wide"
-    top_k = 5 if arguments.top_k is None else arguments.top_k
+    _refuse_flags_beside(command, arguments)
     threshold = arguments.threshold
-    others = [name for name in ("predict", "eval", "profile") if name != command and given[name]]
-    places = [name for name in ("split", "dataset", "data_path") if path and given[name] is not None]
-    problems = [
-        *((True, f"-{command} and -{name} are two commands; remove one of them") for name in others),
-        (path == "", f"-{command}: the path is empty; give an image, a folder or a list, or remove the '='"),
-        *((True, f"-{command} PATH reads the images of PATH; remove the path, or -{name}") for name in places),
-        (is_wide and arguments.top_k is not None, "-format wide has a column for each class; remove -top_k"),
-        (top_k < 1, f"-top_k {top_k}: must be at least 1"),
-    ]
+    top_k = _number_of_classes(arguments)
     if threshold is not None and not 0 <= threshold <= 1:
-        problems.append((True, f"-threshold {threshold:g}: is a probability, so it must be from 0 to 1, such as 0.7"))
-    for applies, text in problems:
-        if applies:
-            raise UserError(text)
+        raise UserError(f"-threshold {threshold:g}: is a probability, so it must be from 0 to 1, such as 0.7")
     return Prediction(
-        path=path,
-        top_k=None if is_wide else top_k,
+        path=None if value is True else value,
+        top_k=top_k,
         folder=Path(arguments.output) if arguments.output else None,
         json=bool(arguments.json),
         excel=arguments.format == "excel",

@@ -74,17 +74,20 @@ def print_help(topic: str, flags: str = "") -> None:
         found = sorted(_keys_about(keys, words), key=lambda key: key.name.rpartition(".")[2] != topic)
         if not lines and not found:
             near = did_you_mean(topic, {key.name for key in keys} | {key.section for key in keys} - {""})
-            near = f"; use {other}" if (other := key_of_flag(topic.rpartition(".")[2])) else near
+            other = key_of_flag(topic.rpartition(".")[2])
+            if other:
+                near = f"; use {other}"
             problem = f"-h {topic[:80]}: no such key or section{near}"
             raise UserError(f"{problem}; -h alone lists the flags, docs/options.md all keys")
         more = f"; the first {_MAX_FOUND} of {len(found)} keys" if len(found) > _MAX_FOUND else ""
         print(f"No key or section has this name; flags and keys about it{more}:", *lines, sep="\n")
         found = found[:_MAX_FOUND]
+    wrap = functools.partial(textwrap.fill, width=_COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
     for key in found:
-        models = f"; MODEL.TYPE {', '.join(key.types)}" if key.types else ""
-        bounds = f" {key.range}" if key.range else ""
-        wrap = functools.partial(textwrap.fill, width=_COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
-        print(wrap(f"{key.name}: {key.type}{bounds}; default {key.default}{models}"))
+        text = f"{key.name}: {key.type} {key.range}".rstrip() + f"; default {key.default}"
+        if key.types:
+            text += f"; MODEL.TYPE {', '.join(key.types)}"
+        print(wrap(text))
         print(wrap(key.meaning, initial_indent="    "))
 
 
@@ -113,8 +116,10 @@ def options_page() -> str:
                 "| key | type | default | range | meaning |",
                 "|---|---|---|---|---|",
             ]
-        models = f" (`{'`, `'.join(key.types)}`)" if key.types else ""
-        cells = (f"`{key.name}`", key.type, f"`{key.default}`", key.range, key.meaning + models)
+        meaning = key.meaning
+        if key.types:
+            meaning += f" (`{'`, `'.join(key.types)}`)"
+        cells = (f"`{key.name}`", key.type, f"`{key.default}`", key.range, meaning)
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines)
 

@@ -230,14 +230,20 @@ def _add_files(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -
     elif weights and not flags.resume:
         table.add(weight_options(weights), f"{weights}: metadata")
     elif flags.resume not in (None, "auto"):
-        stored = stored_options(Path(flags.resume))
-        table.add(stored, flags.resume)
-        if WRITTEN_BY not in stored:
-            keep_old_meanings(table)
+        _add_stored_options(table, flags.resume)
     if evaluates and not flags.cfg:
-        gone = [key for key, row in table.rows.items() if key in GONE_KEYS or is_gone_value(key, row.value)]
-        for key in ("MODEL.WEIGHTS_ENTRY", *gone):  # of the initial weights and of the training of that run
-            table.remove(key)
+        table.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
+        for key, row in [*table.rows.items()]:
+            if key in GONE_KEYS or is_gone_value(key, row.value):
+                table.remove(key)
+
+
+def _add_stored_options(table: OptionTable, run: str) -> None:
+    """Adds the options in a checkpoint of a run whose options file is missing."""
+    stored = stored_options(Path(run))
+    table.add(stored, run)
+    if WRITTEN_BY not in stored:
+        keep_old_meanings(table)
 
 
 def _forget_choices_of_run(table: OptionTable, file: Path, continues: bool) -> None:
@@ -259,16 +265,15 @@ def _add_model(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -
 
     With MODEL.KWARGS, or with timm's weights, it is timm's model of that name, else the recipe of that name.
     """
-    starts_timms = flags.pretrained == "timm" and not (flags.cfg or evaluates or flags.resume)
     name = flags.model
-    if not name and starts_timms:
+    is_alone = not (flags.cfg or evaluates or flags.resume)
+    if is_alone and not name and flags.pretrained == "timm":
         name = FINETUNED
     if not name:
         return
     has_timms_weights = (flags.pretrained or table.get("MODEL.PRETRAINED")) == "timm"
-    if has_timms_weights or any(option.startswith("MODEL.KWARGS=") for option in flags.opts):
-        section = {"TYPE": "timm", "NAME": name}
-    else:
+    section = {"TYPE": "timm", "NAME": name}
+    if not has_timms_weights and not any(option.startswith("MODEL.KWARGS=") for option in flags.opts):
         section = model_sections(name)["MODEL"]
     for key in list(table.rows):  # the number of classes and the weights stay, not the keys of another family
         if key.startswith("MODEL.") and key.split(".")[1] not in OF_EVERY_MODEL:
@@ -429,8 +434,8 @@ def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
     family = table.family
     given = error["input"]
     if error["type"] == "extra_forbidden":
-        fixed = FIXED_KEYS.get(family, {})
         name = key.removeprefix("MODEL.")
+        fixed = FIXED_KEYS.get(family, {})
         if name in fixed:
             only = format_value(fixed[name])
             return f"{table.origin(key)}{key} is {shorten(given)}: only {only} is available; remove the key"
@@ -458,17 +463,25 @@ def _nearest_key(dotted: str, family: str) -> str:
     """A hint for an unknown key: its replacement, the families that have it, or the nearest known key."""
     section = dotted.upper().partition(".")[0]
     parent, _, leaf = dotted.upper().rpartition(".")
+    known = known_keys(family)
     if parent.endswith(".KWARGS"):
         return f'; write "{parent}={{{leaf.lower()}: VALUE}}"'
     if dotted in GONE_KEYS:
         return f", which is gone; {GONE_KEYS[dotted][1]}"
     replacements = other_names() | paddleclas_keys() | _REPLACEMENTS
-    if replacement := next(filter(None, map(replacements.get, (dotted.upper(), section, leaf))), None):
-        return f"; use {replacement}"
-    if owners := [name for name in MODEL_SECTIONS if dotted in known_keys(name)]:
+    for name in (dotted.upper(), section, leaf):
+        if name in replacements:
+            return f"; use {replacements[name]}"
+    owners = [name for name in MODEL_SECTIONS if dotted in known_keys(name)]
+    if owners:
         own = [name.upper() for name in MODEL_SECTIONS[family].model_fields if name not in Model.model_fields]
-        similar = [key for key in own if key.rstrip("S") in leaf or leaf.rstrip("S") in key]  # DIMS for EMBED_DIM
-        nearest = f"; did you mean {similar[0]}?" if similar else did_you_mean(leaf, own) or "; remove it"
+        nearest = did_you_mean(leaf, own) or "; remove it"
+        for key in own:
+            if key.rstrip("S") in leaf or leaf.rstrip("S") in key:  # DIMS for EMBED_DIM
+                nearest = f"; did you mean {key}?"
+                break
         return f" of MODEL.TYPE {family}{nearest} (it is a key of {', '.join(owners[:3])})"
-    same_leaf = [key for key in known_keys(family) if key.rpartition(".")[2] == leaf]
-    return f"; did you mean {same_leaf[0]}?" if same_leaf else did_you_mean(dotted, known_keys(family))
+    for key in known:
+        if key.rpartition(".")[2] == leaf:
+            return f"; did you mean {key}?"
+    return did_you_mean(dotted, known)

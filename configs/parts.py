@@ -65,13 +65,16 @@ class Parts(dict[str, tuple[Any, type[Options]]]):
     def check_kwargs(self, kwargs: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
         """Checks the options KWARGS of the part NAME; unchanged if the part is not in this table."""
         name = str(info.data.get("name"))
-        return self._options(name, kwargs).model_dump(mode="json") or None if name in self else kwargs
+        if name not in self:
+            return kwargs
+        return self._options(name, kwargs).model_dump(mode="json") or None
 
     def check_named(self, named: dict[str, Any] | None) -> dict[str, Any] | None:
         """Checks the options of parts by name."""
-        given = named or {}
-        options = {name: self._options(self.check_name(name), given[name], f"{name}.") for name in given}
-        return named and {name: one.model_dump(mode="json") or None for name, one in options.items()}
+        if not named:
+            return named
+        options = {name: self._options(self.check_name(name), given, f"{name}.") for name, given in named.items()}
+        return {name: one.model_dump(mode="json") or None for name, one in options.items()}
 
     def _options(self, name: str, values: Any, prefix: str = "") -> Options:
         """Returns all options; lists may be tuples, as in JSON. Raises ValueError, which begins with the key."""
@@ -79,7 +82,8 @@ class Parts(dict[str, tuple[Any, type[Options]]]):
             return self[name][1].model_validate_json(json.dumps({} if values is None else values))
         except ValidationError as invalid:
             error = invalid.errors(include_url=False)[0]
-            key, message = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+            key = ".".join(map(str, error["loc"]))
+            message = error["msg"].removeprefix("Value error, ")
             if error["type"] == "extra_forbidden":
                 message = f"no option of {name}{did_you_mean(key, self[name][1].model_fields)}"
             raise ValueError(f"{prefix}{key or name}: {message}") from None
@@ -149,7 +153,9 @@ def run_plugin(path: str, text: str) -> Plugin:
             exec(compile(text, path, "exec"), module.__dict__)
         except (Exception, SystemExit) as error:
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-            line = error.lineno if isinstance(error, SyntaxError) else (lines or [1])[-1]
+            line = [1, *lines][-1]
+            if isinstance(error, SyntaxError):
+                line = error.lineno
             raise UserError(f"-plugin {path}:{line}: {type(error).__name__}: {error} (-debug: traceback)") from error
         has_parts = sum(map(len, TABLES)) > before or hasattr(module, "__all__")  # timm adds models to it
         _running[name] = Plugin(path, text, has_parts)
@@ -166,6 +172,7 @@ def check_plugins(needed: Any, given: Iterable[str], source: str) -> list[Note]:
         name = Path(path).name
         if name not in hashes:
             raise UserError(f"{source}PLUGINS: needs {name}, which is code: add -plugin={shlex.quote(path)} to run it")
-        if then not in ("", now := hashes[name]):
+        now = hashes[name]
+        if then not in ("", now):
             warnings.append(Note("warning", f"{name} has changed: its SHA-256 is {now[:12]}, in the run {then[:12]}"))
     return warnings

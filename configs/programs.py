@@ -85,7 +85,7 @@ def split_words(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         if not (word.startswith("-") or flag.isupper()):
             flag = word  # a path such as year=2024/train
             given = ""
-        values = [given] if given else []
+        values = [*filter(None, [given])]
         if word.startswith("-") and not given:
             values = [*itertools.takewhile(lambda one: not one.startswith("-") or one[1:2].isdigit(), rest)]
             del rest[: len(values)]
@@ -121,8 +121,10 @@ class Translation:
 
     def command(self, script: str) -> str:
         """The command to type."""
-        options = ["-opts", *self.options] if self.options else []
-        return shlex.join(["python", script, *self.flags, *options])
+        words = ["python", script, *self.flags]
+        if self.options:
+            words += ["-opts", *self.options]
+        return shlex.join(words)
 
 
 def translate(program: Program, given: Sequence[tuple[str, list[str]]], is_own: Callable[[str], bool]) -> Translation:
@@ -204,29 +206,34 @@ def _add_flag(result: Translation, program: Program, name: str, values: list[str
     if isinstance(target, dict):
         target = target.get(as_yaml(values), target.get(""))
     if target is None:
-        reason = f" ({program.missing[name]})" if name in program.missing else ""
-        result.without.append(f"--{name}{reason}" if reason else f"--{name} {' '.join(values)}")
+        reason = " ".join(values)
+        if name in program.missing:
+            reason = f"({program.missing[name]})"
+        result.without.append(f"--{name} {reason}")
         return
-    targets = target if isinstance(target, list) else [target]
-    for one in targets:
+    if not isinstance(target, list):
+        target = [target]
+    for one in target:
         result.add(*_filled(one, values))
 
 
 def _filled(target: str, values: list[str]) -> list[str]:
     """The words for a flag with these values; a switch may be followed by yes or no."""
+    text = ", ".join(values)
     if not _takes_value(target):
-        return [] if as_yaml(values).lower() in ("false", "no") else [target]
-    if target == _MODEL_OF_HUB and values and os.path.isdir(values[0]):
-        return [f"-model=local-dir:{values[0]}"]
-    if target == "-model" and values:
-        return [f"-model={name_of_model(values[0]) or values[0]}"]
+        is_off = as_yaml(values).lower() in ("false", "no")
+        return [] if is_off else [target]
+    if target == _MODEL_OF_HUB and os.path.isdir(text):
+        return [f"-model=local-dir:{text}"]
     if target.endswith("{{}}"):  # keywords: a=1 b=2
-        pairs = ", ".join(values).replace("=", ": ")
+        pairs = text.replace("=", ": ")
         return [target.replace("{{}}", f"{{{pairs}}}")]
     if "{}" in target:
-        return [target.replace("{}", ", ".join(values))]
+        return [target.replace("{}", text)]
     if target.startswith("-") and not values:
         return [target]
+    if target == "-model":
+        return [f"-model={name_of_model(text) or text}"]
     return [f"{target}={as_yaml(values)}"]
 
 
@@ -281,7 +288,9 @@ def _of_transformers(values: Values) -> list[str]:
     """The folder of both splits."""
     folders = [Path(values[name][0]) for name in ("train_dir", "validation_dir") if values.get(name)]
     parents = {folder.parent for folder in folders}
-    return [f"-data_path={folders[0].parent}"] if len(folders) == 2 and len(parents) == 1 else []
+    if len(folders) < 2 or len(parents) > 1:
+        return []
+    return [f"-data_path={folders[0].parent}"]
 
 
 _COMPUTED: dict[str | None, Callable[[Values], list[str]]] = {

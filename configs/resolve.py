@@ -8,6 +8,7 @@ docstring states it; a value that is given wins, unless the rule says otherwise.
 import copy
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -76,12 +77,12 @@ def follow_options(given: OptionTable) -> tuple[Config, OptionTable, list[Note]]
 
 def _check_family(table: OptionTable) -> None:
     """Raises UserError if MODEL.TYPE names no family, or one that timm does not have."""
-    model = table.values.get("MODEL", {})
+    model = table.get("MODEL", {})
+    if model != {}:
+        raise UserError(f"{table.origin('MODEL')}MODEL is {shorten(model)}: must be a section of keys")
     origin = table.origin("MODEL.TYPE")
     known = ", ".join(MODEL_SECTIONS)
-    if not isinstance(model, dict):
-        raise UserError(f"{table.origin('MODEL')}MODEL is {shorten(model)}: must be a section of keys")
-    name = model.get("TYPE", "vit")
+    name = table.get("MODEL.TYPE", "vit")
     if not isinstance(name, str):
         raise UserError(f"{origin}MODEL.TYPE is {shorten(name)}: give one of {known}")
     family = name.lower()
@@ -118,16 +119,16 @@ def model_follows_source(options: OptionTable) -> list[Note]:
     The given MODEL.KWARGS have priority; `MODEL.PRETRAINED: timm` becomes the source. The run does not need the source
     again: its options describe the model. Raises UserError for a source without a model of timm or transformers.
     """
-    source = options.get("MODEL.NAME") if options.family in ("timm", "transformers") else None
-    if not isinstance(source, str) or not source.startswith((*HUB, LOCAL)):
+    source = str(options.get("MODEL.NAME"))
+    if options.family not in ("timm", "transformers") or not source.startswith((*HUB, LOCAL)):
         return []
     folder = model_folder(source, f"-model={LOCAL}FOLDER")
     described = described_model(read_config(folder))
     kwargs = described["KWARGS"]
-    given = options.get("MODEL.KWARGS")
+    given = options.get("MODEL.KWARGS") or {}
     for key in ("TYPE", "NAME"):
         options.set(f"MODEL.{key}", described[key])
-    options.set("MODEL.KWARGS", kwargs | given if isinstance(given, dict) else given or kwargs)
+    options.set("MODEL.KWARGS", kwargs | given)
     if options.get("MODEL.PRETRAINED") == "timm":
         options.set("MODEL.PRETRAINED", source.removeprefix(LOCAL))
     about = f"MODEL.TYPE {described['TYPE']}, {described['NAME']} with MODEL.KWARGS {shorten(kwargs)}"
@@ -140,20 +141,18 @@ def old_keys_are_renamed(options: OptionTable) -> list[Note]:
     unused: tuple[str, ...] = _UNUSED
     if options.get("TRAIN.LR_SCHEDULER.NAME") == "warmupcosine":  # PaddleViT's name
         unused += _OF_STEP_DECAY
-    removed, renamed = list[str](), list[str]()
+    removed = list[str]()
+    renamed = list[str]()
     for key, row in list(options.rows.items()):
         present = _present_name(key, known)
-        is_off = key in _UNUSED_IF_OFF and present not in known and row.value in (None, False, "")
-        is_off |= key in GONE_KEYS and row.value == GONE_KEYS[key][0]
-        if key in unused or is_off:
+        if key in unused or _is_off(key, row.value, present in known):
             removed.append(key)
-        elif present == key:
-            continue
-        else:
+            options.remove(key)
+        elif present != key:
             renamed.append(f"{key} -> {present}")
             if row.level > options.row(present).level:
                 options.add_key(present, row.value, row.source)
-        options.remove(key)
+            options.remove(key)
     notes = list[Note]()
     if renamed:
         notes.append(Note("log", f"old keys, renamed: {', '.join(renamed)}"))
@@ -162,13 +161,22 @@ def old_keys_are_renamed(options: OptionTable) -> list[Note]:
     return notes
 
 
+def _is_off(key: str, value: Any, has_present_name: bool) -> bool:
+    """Whether an old key has the value without effect."""
+    if key in GONE_KEYS:
+        return bool(value == GONE_KEYS[key][0])
+    return key in _UNUSED_IF_OFF and not has_present_name and value in (None, False, "")
+
+
 def _present_name(key: str, known: Collection[str]) -> str:
     """The name of an old key in this version, or the key itself."""
     if "MODEL.TRANS" not in known:
         key = key.replace("MODEL.TRANS.", "MODEL.")
     section, dot, leaf = key.rpartition(".")
     renamed = section + dot + _RENAMED.get(leaf, leaf)
-    return renamed if renamed in known and key not in known else key
+    if key in known or renamed not in known:
+        return key
+    return renamed
 
 
 def precision_follows_preset(options: OptionTable) -> list[Note]:
@@ -187,9 +195,9 @@ def precision_follows_preset(options: OptionTable) -> list[Note]:
 def dtype_follows_model(options: OptionTable) -> list[Note]:
     """AMP.DTYPE is bfloat16 for DINOv3's models, whose activations exceed the range of float16."""
     is_dinov3 = "dinov3" in str(options.get("MODEL.NAME")).lower()
-    is_half = is_dinov3 and options.get("AMP.ENABLED") is True
-    if not (is_half and options.set_default("AMP.DTYPE", "bfloat16")):
+    if not is_dinov3 or options.get("AMP.ENABLED") is not True or "AMP.DTYPE" in options.rows:
         return []
+    options.set("AMP.DTYPE", "bfloat16")
     return [Note("screen", "AMP.DTYPE is bfloat16: the activations of DINOv3's models exceed the range of float16")]
 
 
@@ -197,11 +205,20 @@ def rate_follows_tuning(options: OptionTable) -> list[Note]:
     """With MODEL.HEAD probe, TRAIN.BASE_LR is 2e-4 (MODEL.TUNE lora: 5e-4); for timm's models of over 50 M parameters
     5e-5 (lora: 2e-4); for timm's models with batch norms and no layer norms 5e-4 (not with lora).
 
-    `choose_recipe` sets the rates that need timm's model. Measured in docs/log.md, Rates of fine-tuning.
+    `choose_recipe` sets the rates that need timm's model.
     """
     if options.get("MODEL.HEAD") == "probe" and options.get("MODEL.PRETRAINED"):
-        options.set_default("TRAIN.BASE_LR", 5e-4 if options.get("MODEL.TUNE") == "lora" else 2e-4)
+        options.set_default("TRAIN.BASE_LR", rate_of_tuning(options.get("MODEL.TUNE") == "lora"))
     return []
+
+
+def rate_of_tuning(is_lora: bool, is_large: bool = False, has_batch_norms_only: bool = False) -> float:
+    """The rate of `rate_follows_tuning`; measured in docs/log.md, Rates of fine-tuning."""
+    if is_lora:
+        return 2e-4 if is_large else 5e-4
+    if has_batch_norms_only:
+        return 5e-4
+    return 5e-5 if is_large else 2e-4
 
 
 def defaults_follow_family(options: OptionTable) -> list[Note]:
@@ -212,22 +229,22 @@ def defaults_follow_family(options: OptionTable) -> list[Note]:
     family = FAMILIES.get(name)
     if not family:
         return []
-    other_scaling = "TRAIN.SQRT_SCALED_LR" in options.rows
-    other_optimizer = str(options.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() not in ("adamw", "adamwdl")
-    with_weights = {f"DATA.{key}" for key in NORMALIZATION} if options.get("MODEL.PRETRAINED") else set()
-    used = []
-    for key, value in flatten(dict(family.defaults)):
-        if other_scaling and key == "TRAIN.LINEAR_SCALED_LR":
-            continue
-        if other_optimizer and key.startswith("TRAIN.OPTIMIZER."):
-            continue
-        if options.model_only and not key.startswith("MODEL.") and key not in with_weights:
-            continue
-        if options.set_default(key, copy.deepcopy(value)):
-            used.append(key)
-    texts = [f"Defaults of MODEL.TYPE {name}: {', '.join(used)}"] if used else []
-    texts += [f"{family.title}, unlike PaddleViT's: {correction}" for correction in family.corrections]
-    texts += [f"{family.title}, unlike timm's: {family.differs}"] if family.differs else []
+    defaults = dict(flatten(dict(family.defaults)))
+    if "TRAIN.SQRT_SCALED_LR" in options.rows:
+        defaults.pop("TRAIN.LINEAR_SCALED_LR", None)
+    if str(options.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() not in ("adamw", "adamwdl"):
+        defaults = {key: value for key, value in defaults.items() if not key.startswith("TRAIN.OPTIMIZER.")}
+    if options.model_only:
+        kept = ["MODEL."]
+        if options.get("MODEL.PRETRAINED"):
+            kept += [f"DATA.{key}" for key in NORMALIZATION]
+        defaults = {key: value for key, value in defaults.items() if key.startswith(tuple(kept))}
+    used = [key for key, value in defaults.items() if options.set_default(key, copy.deepcopy(value))]
+    texts = [f"{family.title}, unlike PaddleViT's: {correction}" for correction in family.corrections]
+    if used:
+        texts.insert(0, f"Defaults of MODEL.TYPE {name}: {', '.join(used)}")
+    if family.differs:
+        texts.append(f"{family.title}, unlike timm's: {family.differs}")
     return [Note("log", text) for text in texts]
 
 
@@ -237,7 +254,9 @@ def amp_keys_need_amp(options: OptionTable) -> list[Note]:
         return []
     keys = [key for key in options.given() if key.startswith("AMP.") and key not in _WITHOUT_AMP]
     unused = [key for key in keys if options.row(key).source == "-opts"]
-    return [Note("warning", f"{', '.join(unused)}: no effect without -amp")] if unused else []
+    if not unused:
+        return []
+    return [Note("warning", f"{', '.join(unused)}: no effect without -amp")]
 
 
 def loss_follows_labels(options: OptionTable) -> list[Note]:
@@ -249,13 +268,13 @@ def loss_follows_labels(options: OptionTable) -> list[Note]:
 
 def classes_follow_choice(options: OptionTable) -> list[Note]:
     """In a training, MODEL.NUM_CLASSES of a lower layer than DATA.ONLY_CLASSES is the number of these classes."""
-    names, number = (options.row(key) for key in ("DATA.ONLY_CLASSES", "MODEL.NUM_CLASSES"))
+    names = options.row("DATA.ONLY_CLASSES")
+    number = options.row("MODEL.NUM_CLASSES")
     is_lower = number.value is not None and number.level < names.level
-    if not is_lower or not isinstance(names.value, list) or options.get("EVAL.ENABLED"):
+    if not is_lower or names.value is None or options.get("EVAL.ENABLED"):
         return []
-    merged = options.get("DATA.RENAME")
-    new_names = {str(old): new for old, new in merged.items()} if isinstance(merged, dict) else {}
-    classes = len({str(new_names.get(name, name)) for name in map(str, names.value)})
+    renamed = {str(old): str(new) for old, new in (options.get("DATA.RENAME") or {}).items()}
+    classes = len({renamed.get(str(name), str(name)) for name in names.value})
     options.set("MODEL.NUM_CLASSES", classes)
     return [Note("screen", f"MODEL.NUM_CLASSES is {classes} in place of {number.value}: DATA.ONLY_CLASSES")]
 
@@ -287,7 +306,8 @@ def token_follows_distillation(options: OptionTable) -> list[Note]:
 
 def warmup_follows_epochs(options: OptionTable) -> list[Note]:
     """A warm-up of NUM_EPOCHS or more is a tenth of them, unless the layer of NUM_EPOCHS, or a higher one, gives it."""
-    epochs, warmup = (options.get(key, Train.model_fields[key[6:].lower()].default) for key in (EPOCHS, WARMUP))
+    epochs = options.get(EPOCHS, Train.model_fields["num_epochs"].default)
+    warmup = options.get(WARMUP, Train.model_fields["warmup_epochs"].default)
     if warmup < epochs or options.row(WARMUP).level >= options.row(EPOCHS).level:
         return []
     options.set(WARMUP, epochs / 10)
@@ -401,7 +421,7 @@ FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (
 
 
 def recipe_follows_data(
-    images: int, has_weights: bool, on_cpu: bool, trains: bool = False, probes: bool = False
+    images: int, has_weights: bool, on_cpu: bool, trains: bool, probes: bool
 ) -> tuple[str, int | None]:
     """Without -cfg, own images with weights get finetune.yaml; on a CPU without keys of TRAIN probe.yaml. Without
     weights they get folder_small.yaml with a convolutional network. A GPU adds -amp.
@@ -411,8 +431,10 @@ def recipe_follows_data(
     """
     if has_weights and (probes or (on_cpu and not trains)):
         return "probe", None
-    name, epochs, fewest, most = ("finetune", 10, 3, 20) if has_weights else ("folder_small", 18, 8, 60)
-    return name, min(most, max(fewest, round(epochs * (1854 / images) ** 0.5)))
+    factor = (1854 / images) ** 0.5
+    if has_weights:
+        return "finetune", min(20, max(3, round(10 * factor)))
+    return "folder_small", min(60, max(8, round(18 * factor)))
 
 
 ALL_RULES: list[Callable[..., object]]
@@ -422,10 +444,10 @@ ALL_RULES = [*RULES, probe_has_one_epoch, *WEIGHT_RULES, *FACT_RULES, recipe_fol
 def check_best_metric(options: Config) -> None:
     """Raises UserError if the metric does not apply to the kind of labels, or to so few classes."""
     metric = options.best_metric
-    kind = metrics_of(options.data.multi_label)
-    num_classes = options.model.num_classes
-    possible = [one.name for one in kind if num_classes is None or one.applies(num_classes, options.data.multi_label)]
-    if metric.name not in possible:
-        labels = "several labels per image" if options.data.multi_label else "one label per image"
-        data = f"{num_classes} classes" if metric in kind else labels
-        raise UserError(f"EVAL.BEST_METRIC {metric.name} does not apply to {data}; use {', '.join(possible)}")
+    multi_label = options.data.multi_label
+    classes = options.model.num_classes
+    possible = [one for one in metrics_of(multi_label) if classes is None or one.applies(classes, multi_label)]
+    if metric not in possible:
+        data = f"DATA.MULTI_LABEL {format_value(multi_label)} and MODEL.NUM_CLASSES {format_value(classes)}"
+        names = ", ".join(one.name for one in possible)
+        raise UserError(f"EVAL.BEST_METRIC {metric.name} does not apply to {data}; use {names}")

@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from configs.schema import Config, Data, Model
 from configs.schema.data import properties_of
-from configs.schema.families.family import OWN_KEYS
+from configs.schema.families.family import OWN_KEYS, TimmModel
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.operating_point import UNDECIDED, Decision
@@ -61,22 +61,24 @@ def find_weights(path: str) -> Path:
     if os.path.isdir(path):
         refuse_sharded(path)
         files = [one for end in WEIGHTS_EXTENSIONS for one in sorted(Path(path).glob(f"*{end}"))]
-        file = min(files, key=lambda one: one.stem != "best", default=None)
-        fix = f"give a file in it, such as {file}" if file else "name the file of weights, or the folder in it"
+        fix = "name the file of weights, or the folder in it"
+        if files:
+            fix = f"give a file in it, such as {min(files, key=lambda one: one.stem != 'best')}"
         raise UserError(f"{path}: is a folder; {fix}")
     raise Unavailable(f"{path}: no such file, also with {', '.join(WEIGHTS_EXTENSIONS)} added; check the path")
 
 
 def _refuse_parts(path: Path) -> None:
     """Raises UserError for a folder that torch.distributed.checkpoint or peft wrote, and for a file in it."""
-    is_file = path.suffix == ".distcp" or path.stem == "adapter_model"
-    folder = path.parent if is_file else path
+    folder = path
+    if path.suffix == ".distcp" or path.stem == "adapter_model":
+        folder = path.parent
     if os.path.isfile(folder / ".metadata"):
         program = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(str(folder))}"
         raise UserError(f"{path}: is of torch.distributed.checkpoint; give what this writes: {program} weights.pth")
     if os.path.isfile(folder / "adapter_config.json"):
-        best = folder.parent / "best.pth"  # of a run with MODEL.TUNE lora
         fix = "save the state_dict of peft's model.merge_and_unload(), and give that file"
+        best = folder.parent / "best.pth"  # of a run with MODEL.TUNE lora
         if os.path.isfile(best):
             fix = f"give {best}"
         raise UserError(f"{path}: is an adapter without the weights that it belongs to; {fix}")
@@ -85,10 +87,12 @@ def _refuse_parts(path: Path) -> None:
 def refuse_sharded(path: str | Path) -> None:
     """Raises UserError for a sharded checkpoint of version 0.2, a folder, and for a run whose last one is such."""
     folder = Path(path)
-    found = [one for one in (folder, *sorted(folder.glob(f"*{_SHARDED}"))) if one.suffix == _SHARDED and one.is_dir()]
-    if found and not os.path.exists(folder / "last.pth"):
-        problem = f"{found[0]}: is a sharded checkpoint of version 0.2, a folder"
-        raise UserError(f"{problem}; make one file of it with that version, see docs/resume.md#formats")
+    if os.path.exists(folder / "last.pth"):
+        return
+    for one in (folder, *sorted(folder.glob(f"*{_SHARDED}"))):
+        if one.suffix == _SHARDED and one.is_dir():
+            problem = f"{one}: is a sharded checkpoint of version 0.2, a folder"
+            raise UserError(f"{problem}; make one file of it with that version, see docs/resume.md#formats")
 
 
 def format_of(file: Path) -> str:
@@ -98,8 +102,10 @@ def format_of(file: Path) -> str:
     the layout of its arrays is unknown.
     Raises UserError: it cannot be read, or is a pointer of Git LFS.
     """
-    if file.name == SHARDS or file.suffix.lower() == PADDLE:
-        return SAFETENSORS if file.name == SHARDS else PADDLE
+    if file.name == SHARDS:
+        return SAFETENSORS
+    if file.suffix.lower() == PADDLE:
+        return PADDLE
     try:
         with open_regular_file(file) as stream:
             head = stream.read(300)
@@ -112,7 +118,9 @@ def format_of(file: Path) -> str:
         return NPZ if first.endswith(b".npy") else TORCH
     if head.startswith(b"\x80") and _OLD_TORCH in head[:40]:
         return TORCH
-    return SAFETENSORS if head[8:9] == b"{" else ""  # after the size of the header, 8 bytes
+    if head[8:9] == b"{":  # after the size of the header, 8 bytes
+        return SAFETENSORS
+    return ""
 
 
 @dataclass(frozen=True)
@@ -151,8 +159,8 @@ def open_weights(path: str | Path) -> Header:
     if not header.kind:
         with open_regular_file(file) as stream:
             head = stream.read(16)
-        known = f"none of the known formats ({', '.join(WEIGHTS_EXTENSIONS)})"
-        problem = f"{file}: is damaged, or of {known}: it begins with {head!r}"
+        known = ", ".join(WEIGHTS_EXTENSIONS)
+        problem = f"{file}: is damaged, or of none of the known formats ({known}): it begins with {head!r}"
         raise UserError(f"{problem}; download it again or give another")
     if header.kind == SAFETENSORS:
         beside = read_json(file.with_name(CONFIG)) if file.name in (*WEIGHTS, SHARDS) else {}
@@ -172,10 +180,9 @@ def read_entries(checkpoint: Path) -> dict[str, Any]:
     """
     from utils.file_formats.pickles import read_pickle
 
-    content = None
     with suppress(Exception):  # the libraries raise almost any type for a damaged file
-        content = read_pickle(checkpoint)
-    return content if isinstance(content, dict) else {}
+        return dict(read_pickle(checkpoint))
+    return {}
 
 
 @dataclass(frozen=True)
@@ -218,8 +225,10 @@ class WeightsRecord:
     @property
     def image_size(self) -> tuple[int, int] | None:
         """Height and width of the images of these weights; None if they do not state it."""
-        size = self.data.get("IMAGE_SIZE") if self.model else None
-        data = data_of_size(self.built_for or size)
+        size = self.built_for
+        if self.model and not size:
+            size = self.data.get("IMAGE_SIZE")
+        data = data_of_size(size)
         return data.input_size if data else None
 
     def source_of(self, key: str) -> str:
@@ -261,7 +270,7 @@ class Followed:
 def follow_weights(
     options: Config,
     given: Collection[str],
-    record: WeightsRecord | None,
+    record: WeightsRecord,
     evaluates: bool = False,
     as_published: bool = True,
 ) -> Followed:
@@ -270,14 +279,15 @@ def follow_weights(
     given: the dotted keys that the user wrote. as_published: an evaluation has the published test preprocessing.
     Raises UserError: the weights describe no model of this version; their preprocessing contradicts the given one.
     """
-    record = record or NO_RECORD
     notes = list[Note]()
-    of_data, of_model = (keys_of(section, given) for section in ("DATA", "MODEL"))
-    model, data = options.model, options.data
-    if record.kwargs and model.type == "timm":
+    of_data = keys_of("DATA", given)
+    of_model = keys_of("MODEL", given)
+    model = options.model
+    data = options.data
+    if record.kwargs and isinstance(model, TimmModel):
         stated = ", ".join(f"{key} {value}" for key, value in record.kwargs.items())
         notes.append(Note("screen", f"Model: {stated} (MODEL.KWARGS), of the file"))
-        model = model.model_copy(update={"kwargs": record.kwargs | (getattr(model, "kwargs", None) or {})})
+        model = model.model_copy(update={"kwargs": record.kwargs | (model.kwargs or {})})
     if evaluates and record.model:
         if of_model <= OF_EVERY_MODEL:
             model = model_follows_weights(record, model, of_model)
@@ -305,12 +315,13 @@ def model_follows_weights(record: WeightsRecord, model: Model, given: Collection
         raise UserError(f"{problem}; give the model with -cfg") from None
 
 
-def split_follows_weights(record: WeightsRecord, data: Data, given: Collection[str]) -> Data:
+def split_follows_weights(record: WeightsRecord, data: Data, given: Set[str]) -> Data:
     """In an evaluation of the training data, the split is the training's; DATA.MULTI_LABEL is the training's, too."""
     changes: dict[str, Any] = {}
     if record.is_of(data):
-        keys = {"SPLIT_SEED"}.difference(given)
-        keys |= set() if {"VAL_FRACTION", "FOLDS"} & set(given) else {"VAL_FRACTION", "FOLDS", "FOLD"}
+        keys = {"SPLIT_SEED"} - given
+        if given.isdisjoint(("VAL_FRACTION", "FOLDS")):
+            keys |= {"VAL_FRACTION", "FOLDS", "FOLD"}
         changes = {key.lower(): record.data[key] for key in keys if key in record.data}
     if properties_of(data.dataset).multi_label and "MULTI_LABEL" not in given:
         changes["multi_label"] = record.data.get("MULTI_LABEL") is True
@@ -342,41 +353,43 @@ def preprocessing_follows_weights(
     taken = trained.keys() - given
     data = _with_preprocessing(now | {key: trained[key] for key in taken}, record)
     may_crop = "CROP_PCT" in given or test.get("RESIZE") == data.resize
-    if data.resize != "crop" and not (as_published and not record.is_own and may_crop):
+    shows_published = as_published and not record.is_own and may_crop
+    if data.resize != "crop" and not shows_published:
         data = data.model_copy(update={"crop_pct": 1.0})
+    unlike = {key: value for key, value in trained.items() if now[key] != value}
     differing: dict[str, Note] = {}
-    shown = list[str]()
-    for key, of_weights in trained.items():
-        if now[key] == of_weights:
-            continue
-        if key in given:
-            text = f"DATA.{key} is {now[key]}, but {record.source_of(key)} has {of_weights}"
-            differing[key] = Note("warning", f"other pixels than the weights expect: {text}")
-        elif record.model or key in record.sources:  # else timm's published values, which are the recipe's
-            shown.append(f"{key} {format_value(of_weights)}")
-    if shown and not record.is_own:  # the values of a run of this program are the recipe's, too
+    for key in [key for key in unlike if key in given]:
+        expected = f"{record.source_of(key)} has {format_value(unlike.pop(key))}"
+        text = f"DATA.{key} is {format_value(now[key])}, but {expected}"
+        differing[key] = Note("warning", f"other pixels than the weights expect: {text}")
+    if not record.model:  # timm's published values are the recipe's
+        unlike = {key: value for key, value in unlike.items() if key in record.sources}
+    if unlike and not record.is_own:  # the values of a run of this program are the recipe's, too
         source = next(iter(record.sources.values()), record.source)
-        notes.append(Note("screen", f"Preprocessing of {source}: {', '.join(shown)}"))
-    sources = dict.fromkeys(taken, record.source) | dict.fromkeys(
-        taken & test.keys(), f"{record.source}, published for tests"
-    )
-    sources |= {key: record.sources[key] for key in taken & record.sources.keys()}
-    further = {*record.sources} - {*_LOGGED}
+        shown = ", ".join(f"{key} {format_value(value)}" for key, value in unlike.items())
+        notes.append(Note("screen", f"Preprocessing of {source}: {shown}"))
+    of_weights = {key: record.source_of(key) for key in taken}
+    for key in taken & test.keys() - record.sources.keys():
+        of_weights[key] = f"{record.source}, published for tests"
+    further = record.sources.keys() - {*_LOGGED}
     if data.resize != "crop":
         further.add("RESIZE")
-    about = _describe_sources(options, given, sources, [*sorted(further), *_LOGGED])
+    about = _describe_sources(options, given, of_weights, [*sorted(further), *_LOGGED])
     return Followed(options.model_copy(update={"data": data}), notes, about, differing)
 
 
 def _describe_sources(options: Config, given: Collection[str], of_weights: dict[str, str], keys: list[str]) -> str:
     """The keys of the preprocessing by their source. of_weights: the sources of keys that follow them."""
-    family = FAMILIES[options.model.type].defaults["DATA"] if options.model.type in FAMILIES else {}
-    now = options.data.model_dump(by_alias=True)
-    of_family = [key for key, value in family.items() if now.get(key) == value]
-    sources = dict.fromkeys(given, "options") | dict.fromkeys(of_family, f"MODEL.TYPE {options.model.type}")
+    sources = dict.fromkeys(given, "options")
+    family = FAMILIES.get(options.model.type)
+    if family:
+        now = options.data.model_dump(by_alias=True)
+        of_family = [key for key, value in family.defaults["DATA"].items() if now[key] == value]
+        sources |= dict.fromkeys(of_family, f"MODEL.TYPE {options.model.type}")
+    sources |= of_weights
     by_source: dict[str, list[str]] = {}
     for key in keys:
-        by_source.setdefault((sources | of_weights).get(key, "default"), []).append(key)
+        by_source.setdefault(sources.get(key, "default"), []).append(key)
     return "; ".join(f"{source}: {', '.join(of_source)}" for source, of_source in by_source.items())
 
 
@@ -386,12 +399,13 @@ def _with_preprocessing(values: dict[str, Any], record: WeightsRecord) -> Data:
         return Data.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = "".join(map(str, first["loc"][:1]))
+        key = "".join(map(str, first["loc"][:1]))  # "" of a contradiction between keys
         problem = first["msg"].removeprefix("Value error, ")
         if key in record.sources:
             value = shorten(values[key])
             raise UserError(f"DATA.{key} is {value} in {record.source_of(key)}: {problem}; set DATA.{key}") from None
-        key = f"{key}: " if key else ""
+        if key:
+            key += ": "
         fix = f"with {record.source}'s values of the other keys; write all of them, or take weights of this data"
         raise UserError(f"DATA.{key}{problem}, {fix}") from None
 

@@ -89,9 +89,11 @@ def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyP
         raise UserError(f"{path}: is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
         problem = error.problem or error.context
-        hint = "; check the colon and the indent, also of the line above" if problem == _NO_MAPPING else ""
-        raise UserError(f"{path}:{mark.line + 1 if mark else 1}: {problem}{hint}") from None
+        if problem == _NO_MAPPING:
+            problem += "; check the colon and the indent, also of the line above"
+        raise UserError(f"{path}:{line}: {problem}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an invalid escape or %YAML version
         raise UserError(f"{path}: is not valid YAML: {str(error).splitlines()[0]}") from None
 
@@ -102,9 +104,10 @@ def read_text(path: Path, named_in: str = "", suffix: str = ".yaml", max_bytes: 
         with open_regular_file(path) as file:
             data = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        folders = (path.parent, Path("configs")) if isinstance(error, FileNotFoundError) else ()
-        files = [str(file) for folder in folders for file in folder.glob(f"*{suffix}")]
-        hint = did_you_mean(str(path.parent / f"{path.stem}{suffix}"), files)
+        hint = ""
+        if isinstance(error, FileNotFoundError):
+            files = [str(file) for folder in (path.parent, Path("configs")) for file in folder.glob(f"*{suffix}")]
+            hint = did_you_mean(str(path.parent / f"{path.stem}{suffix}"), files)
         problem = f"cannot be read: {getattr(error, 'strerror', error)}{hint}"
         raise error_from(error, f"{named_in}{path}: {problem}") from None
     if len(data) > max_bytes:
@@ -141,8 +144,10 @@ def shorten(value: Any) -> str:
 
 def format_value(value: Any) -> str:
     """A value in a message, as `-opts` reads it; at most about 80 characters, and without control characters."""
-    text = "null" if value is None else str(value)
-    if isinstance(value, bool):
+    text = str(value)
+    if value is None:
+        text = "null"
+    elif isinstance(value, bool):
         text = text.lower()
     return text if len(text) <= _SHORT.maxstring and text.isprintable() else shorten(value)
 

@@ -23,7 +23,7 @@ from rank_pool import RankPool, environment
 from configs import parts
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
-from configs.schema import Config
+from configs.schema import Config, Train
 from datasets.batch import Batch
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, epoch_layout
 from datasets.registry import read_samples
@@ -252,6 +252,13 @@ def seeded(seed: int) -> torch.Generator:
 def config_for(*argv: str) -> Config:
     """The options of a command line."""
     return parse_command_line([*argv]).config
+
+
+def optimizer_of(model: torch.nn.Module, options: Train) -> torch.optim.Optimizer:
+    """As a run whose rate is not scaled builds it."""
+    from engine.training.optimizer import build_optimizer
+
+    return build_optimizer(model, options, options.base_lr)
 
 
 def model_for(config: Config, device: str = "cpu", **options: Any) -> tuple[Any, Any]:

@@ -31,24 +31,20 @@ def secret_in_url(path: str) -> str | None:
         return None
     scheme, host, rest, mark = url.groups()
     if "@" in host or (":" in host and "@" in rest):  # the latter: a password with a '/'
-        is_web = scheme.lower() in ("http", "https")
-        fix = "use a server without a login" if is_web else "set credentials in the environment (AWS_*, GOOGLE_*)"
+        fix = "set credentials in the environment (AWS_*, GOOGLE_*), or use a server without a login"
         return f"the {scheme} URL contains a user or password; remove it, and {fix}"
     if mark and scheme.lower() != "file":
         return f"the {scheme} URL contains '?' or '#'; give the URL of a folder or a pattern, without a query"
     return None
 
 
-def _as_texts(renames: Any) -> Any:
-    """The names as texts in NFC, as in the data: a folder may be named 7."""
-    if not isinstance(renames, dict):
-        return renames
-    return {normalize("NFC", str(old)): normalize("NFC", str(new)) for old, new in renames.items()}
-
-
-def _as_names(names: Any) -> Any:
-    """The names as texts in NFC, as in the data: a folder may be named 7."""
-    return [normalize("NFC", str(name)) for name in names] if isinstance(names, list) else names
+def _as_texts(names: Any) -> Any:
+    """The names of a list or a mapping as texts in NFC, as in the data: a folder may be named 7."""
+    if isinstance(names, list):
+        return [normalize("NFC", str(name)) for name in names]
+    if isinstance(names, dict):
+        return dict(zip(_as_texts([*names]), _as_texts([*names.values()]), strict=True))
+    return names
 
 
 class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
@@ -157,7 +153,7 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         gt=0,
         le=1,
     )
-    only_classes: Annotated[list[str], BeforeValidator(_as_names)] | None = option(
+    only_classes: Annotated[list[str], BeforeValidator(_as_texts)] | None = option(
         None, "classes to train and to evaluate; images of other classes are left out", min_length=1
     )
     split_seed: int = option(0, "seed of that split, independent of SEED", ge=0, lt=2**32)
@@ -262,13 +258,16 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
 
     def _problems_of_tables(self) -> Iterator[str]:
         for key, value in (self.columns or {}).items():
-            if key == "split" and (value is None or _lists_values(value)):  # None: no column has the splits
-                continue
-            names = value if key == "label" and isinstance(value, list) else [value]
-            if not all(isinstance(name, str) and name for name in names):
-                more = " or {column: NAME, test: [VALUE]}, with val, too, or in its place" if key == "split" else ""
-                yield f"COLUMNS: {key} is {shorten(value)}, not the name of a column{more}"
-        for name in sorted({*(self.rename or {}).values()} & {*(self.rename or ())}):
+            is_valid = _is_name(value)
+            if key == "split":
+                is_valid = is_valid or _lists_values(value)
+            elif key == "label" and isinstance(value, list):
+                is_valid = all(map(_is_name, value))
+            if not is_valid:
+                of_split = "of split also {column: NAME, test: [VALUE]}, with val, too, or in its place"
+                yield f"COLUMNS: {key} is {shorten(value)}; give the name of a column; {of_split}"
+        renamed = self.rename or {}
+        for name in sorted(renamed.keys() & renamed.values()):
             yield f"RENAME: {shorten(name)} is an old and a new name; give each old name the last one"
         try:
             codecs.lookup(self.encoding or "utf-8")
@@ -277,22 +276,25 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
 
     def _problems_of_split(self) -> Iterator[str]:
         fold, folds = self.fold, self.folds
-        places = f"with FOLDS {folds} it must be 0 to {(folds or 0) - 1}"
         problem = problem_of_expression(self.labels) if self.labels else None
         return texts_of(
             (fold is not None and not folds, f"FOLD {fold} needs FOLDS, the number of folds"),
             (folds and self.val_fraction, "FOLDS and VAL_FRACTION both choose the held-out images; remove one"),
-            (folds and (fold is None or fold >= folds), f"FOLD is {shorten(fold)}: {places}"),
+            (folds and (fold is None or fold >= folds), f"FOLD is {shorten(fold)}: with FOLDS {folds} give less"),
             (problem, f"LABELS {problem}"),
         )
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
 def _lists_values(split: Any) -> bool:
-    """Whether `split` of COLUMNS has a column, and the values of val or test in lists."""
+    """Whether `split` of COLUMNS has a column, and the values of val or test in lists; null: no column has splits."""
     match split:
         case {"column": str(), **parts} if parts and parts.keys() <= {"val", "test"}:
             return all(isinstance(values, list) and values for values in parts.values())
-    return False
+    return split is None
 
 
 def problem_of_expression(text: str) -> str | None:

@@ -48,10 +48,12 @@ def present_keys(values: Any, family: str) -> Any:
     if not isinstance(values, dict):
         return values
     values = _without_fixed_keys(values, FIXED_KEYS.get(family, {}))
-    if (frozen := values.get(FREEZE_BACKBONE)) is True or frozen is False:
+    frozen = values.get(FREEZE_BACKBONE)
+    if isinstance(frozen, bool):
         del values[FREEZE_BACKBONE]
     if frozen is True:
-        if (tune := values.get("TUNE", "full")) not in ("full", "head"):
+        tune = values.get("TUNE", "full")
+        if tune not in ("full", "head"):
             raise ValueError(f"FREEZE_BACKBONE is TUNE=head, not TUNE={tune}; remove one of them")
         values["TUNE"] = "head"
     return values
@@ -61,11 +63,20 @@ def _without_fixed_keys(values: dict[str, Any], fixed: Mapping[str, Any], sectio
     """section: in MODEL, such as "TRANS."."""
     kept = {}
     for key, value in values.items():
-        only = fixed.get(name := f"{section}{key}")
-        if name in fixed and (only is ... or as_tuple(value) == as_tuple(only) or (only is None and value is False)):
+        name = f"{section}{key}"
+        if name in fixed and _is_fixed(value, fixed[name]):
             continue
-        kept[key] = _without_fixed_keys(value, fixed, f"{name}.") if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            value = _without_fixed_keys(value, fixed, f"{name}.")
+        kept[key] = value
     return kept
+
+
+def _is_fixed(value: Any, only: Any) -> bool:
+    """Whether the value is the possible one, see `FIXED_KEYS`."""
+    if only is None:
+        return value is None or value is False
+    return only is ... or bool(as_tuple(value) == as_tuple(only))
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class Tune:
         """Raises PydanticCustomError for another text than `str` of a `Tune`."""
         if isinstance(text, Tune):
             return text
-        match = re.fullmatch(r"(full|head|lora|probe)|last:([1-9][0-9]{0,3})", text) if isinstance(text, str) else None
+        match = re.fullmatch(r"(full|head|lora|probe)|last:([1-9][0-9]{0,3})", str(text))
         if not match:
             raise PydanticCustomError("tune", "must be full, head, last:N with a number of blocks N, lora or probe")
         return cls(match[1] or "last", int(match[2] or 0))
@@ -177,8 +188,11 @@ class Model(Section):
     @property
     def freezes_batch_norms(self) -> bool:
         """Returns whether batch norms keep the statistics of the pretrained weights."""
-        is_frozen = self.batch_norm == "frozen" or (self.batch_norm == "auto" and self.head == "probe")
-        return self.tune.kind == "lora" or (is_frozen and self.pretrained is not None)
+        if self.tune.kind == "lora":
+            return True
+        if self.pretrained is None:
+            return False
+        return self.batch_norm == "frozen" or (self.batch_norm == "auto" and self.head == "probe")
 
     @property
     def image_size_multiple(self) -> int:

@@ -42,7 +42,8 @@ def check_policy(text: str) -> str:
         if key in values:
             raise ValueError(f"{key} is given twice")
         values[key] = section.removeprefix(key)
-    magnitude, maximum = int(values.get("m", 0)), int(values.get("mmax", _MAX_MAGNITUDE))
+    magnitude = int(values.get("m", 0))
+    maximum = int(values.get("mmax", _MAX_MAGNITUDE))
     if magnitude > maximum and not name.startswith("tv_"):
         advice = text.replace(f"-m{magnitude}", f"-m{maximum}")
         if name == "rand" and "mmax" not in values:  # after its limit the deviation changes next to nothing
@@ -110,7 +111,9 @@ class Distillation(Section):
     @property
     def teacher_file(self) -> str | None:
         """The weights of the teacher: TEACHER_WEIGHTS, else TEACHER_MODEL if it is a file."""
-        return self.teacher_weights or (self.teacher_model if _is_file(self.teacher_model) else None)
+        if self.teacher_weights or self.named_teacher:
+            return self.teacher_weights
+        return self.teacher_model
 
     @property
     def named_teacher(self) -> str | None:
@@ -246,7 +249,8 @@ class Train(Augmentation, Distillation):
         return self.compile not in ("auto", "none")
 
     def _problems(self) -> Iterator[str]:
-        length, warmup = f"NUM_EPOCHS {self.num_epochs}", f"WARMUP_EPOCHS {self.warmup_epochs:g}"
+        length = f"NUM_EPOCHS {self.num_epochs}"
+        warmup = f"WARMUP_EPOCHS {self.warmup_epochs:g}"
         if self.warmup_epochs > self.num_epochs:
             yield f"{warmup} exceeds {length}; lower it or train longer"
         if self.sqrt_scaled_lr and self.linear_scaled_lr:

@@ -23,6 +23,7 @@ from configs.schema.model import Model
 from configs.schema.operating_point import Decision, OperatingPoint
 from configs.versions import refuse_newer
 from configs.weights import (
+    NO_RECORD,
     OPTIONS_ENTRY,
     PREPROCESSING,
     PREPROCESSING_BEFORE,
@@ -239,16 +240,16 @@ def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[st
     return {entry: json.dumps(value) for entry, value in (description | {OPTIONS_ENTRY: options}).items()}
 
 
-def weights_record(model: Model, weights: WeightsFile | None = None, source: str = "") -> WeightsRecord | None:
+def weights_record(model: Model, weights: WeightsFile | None = None, source: str = "") -> WeightsRecord:
     """The record of the weights MODEL.PRETRAINED: as `record_in`, else of the model.
 
     Of the model: the config.json of `source`, as -model names it, or timm's `pretrained_cfg` of MODEL.NAME; with what
-    other programs write beside the weights: class names, preprocessing, arguments. None without weights, and for
+    other programs write beside the weights: class names, preprocessing, arguments. NO_RECORD without weights, and for
     weights that state nothing. Raises UserError as `read_weights`, and for arguments that timm's model does not have.
     """
     if not model.pretrained:
-        return None
-    published = WeightsRecord("", {}, {})
+        return NO_RECORD
+    published = NO_RECORD
     if source.startswith((*HUB, LOCAL)):
         published = _record_of_source(source, model.type == "transformers")
     elif model.type == "timm":
@@ -261,14 +262,14 @@ def weights_record(model: Model, weights: WeightsFile | None = None, source: str
     if record:
         return record
     record = replace(_record_beside(published, weights), kwargs=_arguments_of(weights, model))
-    return record if record.data or record.class_names or record.kwargs else None
+    return record if record.data or record.class_names or record.kwargs else NO_RECORD
 
 
 def _record_of_source(source: str, is_of_transformers: bool) -> WeightsRecord:
     """The data that a folder of -model states, for weights of another file."""
     beside = _record_in_folder(model_folder(source, f"-model={LOCAL}FOLDER"), is_of_transformers)
     if not beside:
-        return WeightsRecord("", {}, {})
+        return NO_RECORD
     return replace(beside, model={}, sources=dict.fromkeys(beside.data | beside.evaluation, beside.source))
 
 

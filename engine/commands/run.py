@@ -38,7 +38,7 @@ def run(command: Command, context: ProcessContext) -> int:
     config = command.config
     notes.on_run_end = None
     top_k = command.prediction.top_k if command.prediction else None
-    check_same_options(config, context, command=command.name, split=command.split, top_k=top_k)
+    check_same_options(config, context, command=command.name, split=command.flags.split, top_k=top_k)
     if context.device.type == "cpu":
         keep_freed_memory()
     try:

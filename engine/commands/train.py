@@ -67,7 +67,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
 
     Raises UserError: the first problem that would stop the run.
     """
-    logger = RunLogger(context, shows_all=command.debug)
+    logger = RunLogger(context, shows_all=command.flags.debug)
     log_options(command, logger)
     if command.config.eval.enabled:
         check_writable(Path(command.config.save))
@@ -83,7 +83,8 @@ def dry_run(command: Command, context: ProcessContext) -> int:
         model = state.meta_model
         logits = torch.zeros(2, config.model.num_logits, device=context.device)
         build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise
-        if context.is_main and (baseline := measure_baseline(config.data, plan.train, plan.val)):
+        baseline = measure_baseline(config.data, plan.train, plan.val) if context.is_main else None
+        if baseline:
             lines.append(str(baseline))
         if not config.model.tune.solves_head:  # which has no batches
             lines.append(f"Batch: {plan.batch}; peak learning rate {state.schedule.peak_lr:.3g}")

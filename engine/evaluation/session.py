@@ -14,7 +14,7 @@ from configs.flags import Prediction
 from configs.schema import Config, Data
 from configs.schema.data import properties_of
 from configs.schema.model import Tune
-from configs.schema.operating_point import UNDECIDED, Goal, OperatingPoint
+from configs.schema.operating_point import Goal, OperatingPoint
 from configs.weights import WeightsRecord
 from configs.yaml_io import find_name, shorten
 from datasets.sources.class_names import list_names, names_of_labels
@@ -70,7 +70,7 @@ def build_eval_model(
     evaluator = built.evaluator
     notes = [note.on("Pretrained") for note in fitted.notes()] if fitted else []
     record = record or weights_record(config.model)
-    decision = record.decision if record else UNDECIDED
+    decision = record.decision
     if decision.point and decision.point.label < config.model.num_logits:
         evaluator = replace(evaluator, point=decision.point)
         title = f"{decision.point.title}{' (no threshold)' * (decision.point.threshold is None)}"

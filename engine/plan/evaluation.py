@@ -19,7 +19,6 @@ from configs.schema import Config, Data
 from configs.schema.data import IMAGENET_CLASSES, properties_of
 from configs.schema.model import Model
 from configs.weights import (
-    NO_RECORD,
     OF_EVERY_MODEL,
     WeightsRecord,
     follow_weights,
@@ -97,7 +96,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     split = "all"
     split_note = None
     if not command.path:
-        options, split, split_note = _choose_split(command.split, options, record, context)
+        options, split, split_note = _choose_split(command.flags.split, options, record, context)
     if prediction:
         options = prediction_needs_no_labels(options, record, has_path=command.path is not None)
     record, merged = _rename(record, options.data)
@@ -112,7 +111,9 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     notes.append(images)
     if split_note:
         notes.append(Note("screen", f"Data: {split_note}"))
-    notes.append(Note("screen", f"Class names: {names_note or name_outputs(samples, record, config)}"))
+    if not names_note:
+        names_note = name_outputs(samples, record, config)
+    notes.append(Note("screen", f"Class names: {names_note}"))
     mask = None
     if not command.path and properties_of(config.data.dataset).synsets:
         mask = class_mask(config.data.dataset, samples.class_names)
@@ -160,10 +161,11 @@ def _choose_split(
     options = options.model_copy(update={"data": as_read_before(options.data, record.split, is_of_training)})
     if asked:
         return options, asked, None
-    given = {"VAL_FRACTION": options.data.val_fraction, "FOLDS": options.data.folds}
-    is_new = any(value not in (None, record.data.get(key)) for key, value in given.items())
-    if is_new or is_of_training:
+    if is_of_training:
         return options, "val", None
+    for key in ("VAL_FRACTION", "FOLDS"):
+        if getattr(options.data, key.lower()) not in (None, record.data.get(key)):
+            return options, "val", None
     return options, *split_to_evaluate(options.data, context)
 
 
@@ -172,7 +174,7 @@ def _describe(samples: Samples, config: Config, command: Command, split: str, nu
         return EvaluationData(len(samples), path=command.path)
     outputs = config.model.num_logits
     present = int(np.count_nonzero(samples.class_counts(outputs)))
-    has_split = command.split or properties_of(config.data.dataset).may_lack_splits
+    has_split = command.flags.split or properties_of(config.data.dataset).may_lack_splits
     digest = "" if command.prediction else digest_of(samples)
     return EvaluationData(
         len(samples), present, outputs, split if has_split else None, trained=num_trained, digest=digest
@@ -184,16 +186,16 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord, list[No
 
     Raises UserError: no such weights, or damaged ones; a preprocessing that contradicts the options.
     """
-    weights = command.config.model.pretrained
+    options = command.config
+    weights = options.model.pretrained
     file = record = None
     if weights not in (None, "timm"):
         file = read_weights(weights)
         record = record_in(file)
-    options = command.config
     notes = list[Note | Fact]()
     if not record:
         options, notes = _follow_named_model(command, file)
-        record = weights_record(options.model, file, command.source) or NO_RECORD
+        record = weights_record(options.model, file, command.source)
     changed = check_plugins(record.plugins, options.plugins, f"{weights}: ")
     notes += [warning for warning in changed if warning not in command.notes]
     embeds = command.embeds  # images as a probe, a training, sees them

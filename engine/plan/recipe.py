@@ -11,7 +11,7 @@ from typing import Any
 from configs.command_line import Command, read_options
 from configs.load import model_sections, read_layers
 from configs.programs import program_of, shown_path, split_words, translate
-from configs.resolve import model_follows_source, recipe_follows_data
+from configs.resolve import model_follows_source, rate_of_tuning, recipe_follows_data
 from configs.schema.config import known_keys
 from configs.weights import OF_EVERY_MODEL, keys_of
 from configs.yaml_io import format_value
@@ -91,17 +91,15 @@ def _choice_for(command: Command) -> Choice | None:
 
 def _with_choice(command: Command, choice: Choice) -> Command:
     """The command as if the words of the choice stood before its own."""
-    words = choice.words()
     chosen = read_options(command.argv, _with_flags(command.flags, choice), command.script)
     from engine.run.folder import started_processes  # late: torch
 
-    processes = [] if command.num_processes else started_processes()  # else they are in argv
-    same = shlex.join(["python", command.script, *processes, *words, *command.argv])
+    processes = [] if command.flags.ngpus else started_processes()  # else they are in argv
+    same = shlex.join(["python", command.script, *processes, *choice.words(), *command.argv])
     notes = [Note("log", f"The same: {same}")]
     if choice.warning:
         notes.append(Note("warning", choice.warning))
-    file = Path(words[0].removeprefix("-cfg="))
-    return replace(chosen, recipe=file, notes=(*notes, *chosen.notes), reason=choice.reason)
+    return replace(chosen, recipe=shown_path(choice.file), notes=(*notes, *chosen.notes), reason=choice.reason)
 
 
 def _with_flags(given: argparse.Namespace, choice: Choice) -> argparse.Namespace:
@@ -143,16 +141,15 @@ def _choose(command: Command, refuses_probe: bool = False) -> Choice | None:
     if "MODEL.TYPE" in given and not command.flags.model:
         flags["model"] = command.config.model.name  # as a key of -opts it would keep the layers of a recipe
     weights = _weights_to_start_from(command, flags)
-    on_cpu = lacks_gpus(command.device)
-    trains = refuses_probe or command.profile or "MODEL.TUNE" in given or any(map(_is_of_training, given))
+    on_cpu = lacks_gpus(command.flags.device)
+    trains = refuses_probe or command.flags.profile or any(key.startswith(("TRAIN.", "MODEL.TUNE")) for key in given)
     probes = given.get("MODEL.TUNE") == "probe"
     name, epochs = recipe_follows_data(images, weights.exist, on_cpu, trains, probes)
     flags |= weights.flags | _own_flags(command, name, images, epochs, on_cpu)
     reason = f"{images:,} images; {weights.reason}"
     if name == "probe" and on_cpu:
         reason += "; -minutes=M or -epochs=N trains all weights"
-    warning = _another_recipe(command, images) if name == "folder_small" else ""
-    choice = Choice(_recipe(name), reason, flags, warning)
+    choice = Choice(_recipe(name), reason, flags, _another_recipe(command, name, images))
     if name == "probe" and not (probes or _has_linear_head(_with_choice(command, choice))):
         return _choose(command, refuses_probe=True)
     return choice
@@ -162,17 +159,14 @@ def _recipe(name: str) -> Path:
     return Path(__file__).parents[2] / "configs" / f"{name}.yaml"
 
 
-def _is_of_training(key: str) -> bool:
-    return key.startswith("TRAIN.")
-
-
-def _another_recipe(command: Command, images: int) -> str:
+def _another_recipe(command: Command, name: str, images: int) -> str:
     """A warning where folder_small.yaml, with its 64 pixels, is probably not what is meant; '' elsewhere."""
-    if "DATA.IMAGE_SIZE" in command.given:
+    if name != "folder_small" or "DATA.IMAGE_SIZE" in command.given:
         return ""
     given = [*split_words(command.argv)]
     theirs = [word for word, _ in given if word.startswith("--") and "-" in word[2:]]  # none is documented here
-    if theirs and (program := program_of(theirs, [word for word, _ in given])):
+    program = program_of(theirs, [word for word, _ in given])
+    if program:
         typed = translate(program, given, lambda word: True).command(command.script)
         return f"64 pixels and the recipe of few images, not the defaults of {program.program}; for them type: {typed}"
     if images > _MANY:
@@ -234,7 +228,7 @@ def _count_images(command: Command) -> int:
     except UserError:
         return 0
     split = source.splitter.result
-    if not (found.folds and split):
+    if not found.folds or not split:
         return images
     in_all_folds = len(split.trained) + len(split.held_out or ())
     return round(in_all_folds * (found.folds - 1) / found.folds)
@@ -246,8 +240,9 @@ def _follow_model(command: Command) -> Command:
     The plan reports a name that timm does not know.
     """
     config, model = command.config, command.config.model
-    is_probed = model.head == "probe" and model.pretrained and not (config.eval.enabled or model.tune.solves_head)
-    if "TRAIN.BASE_LR" in command.given or not is_probed or model.type != "timm":
+    is_probed = model.type == "timm" and model.head == "probe" and model.pretrained
+    takes_no_step = config.eval.enabled or model.tune.solves_head
+    if "TRAIN.BASE_LR" in command.given or not is_probed or takes_no_step:
         return command
     import torch
 
@@ -257,12 +252,8 @@ def _follow_model(command: Command) -> Command:
     norms = [one for one in backbone.modules() if isinstance(one, BatchNorm | torch.nn.LayerNorm)]
     has_batch_norms_only = {isinstance(one, BatchNorm) for one in norms} == {True}
     is_large = sum(one.numel() for one in backbone.parameters()) > _LARGE
-    is_lora = model.tune.kind == "lora"
-    if has_batch_norms_only and not is_lora:
-        return replace(command, config=config.with_train(base_lr=5e-4))
-    if is_large:
-        return replace(command, config=config.with_train(base_lr=2e-4 if is_lora else 5e-5))
-    return command
+    rate = rate_of_tuning(model.tune.kind == "lora", is_large, has_batch_norms_only)
+    return replace(command, config=config.with_train(base_lr=rate))
 
 
 @dataclass(frozen=True)
@@ -319,7 +310,8 @@ def _find_timms_weights(command: Command, flags: dict[str, Any]) -> FoundWeights
     try:
         options = read_layers(_with_flags(command.flags, fine_tuned), evaluates=False)
         model_follows_source(options)
-        name, pretrained = (str(options.get(f"MODEL.{key}")) for key in ("NAME", "PRETRAINED"))
+        name = str(options.get("MODEL.NAME"))
+        pretrained = str(options.get("MODEL.PRETRAINED"))
         if pretrained != "timm":  # but of the source of -model
             return FoundWeights(True, f"weights: {pretrained}")
         if options.get("MODEL.KWARGS"):

@@ -42,6 +42,7 @@ from utils.errors import UserError
 from utils.notes import Note
 
 _DECODE_SECONDS = 30.0  # of a dry run, for all images
+_KEPT_IN_FINE_TUNING = ("GREY_RANGE", "RESIZE", "INTERPOLATION", *NORMALIZATION)  # else the pixels are other ones
 _EAGER_MFU, _H200_FLOPS = 0.321, 989.4e12  # docs/log.md, ViT-B/16 on an H200 in O1; its peak for a GPU without figures
 
 
@@ -58,19 +59,26 @@ def find_on_all_ranks(
     runs = []
     if config.model.resume == "auto" and context.is_main:
         for folder in runs_newest_first(Path(config.save)):
-            if mismatch := experiment_mismatch(folder / RUN_OPTIONS, config):
+            mismatch = experiment_mismatch(folder / RUN_OPTIONS, config)
+            if mismatch:
                 logger.log(f"----- Resume: passed over: {folder}: {mismatch}")
             else:
                 runs.append(folder)
-        for folder in Path(config.save).glob("*") if not runs else ():
-            if not experiment_mismatch(folder / RUN_OPTIONS, config):
-                refuse_sharded(folder)
+        if not runs:
+            _refuse_sharded_runs(config)
     found = find_checkpoint(config.model.resume, context, runs, config.eval.enabled, locks)
     if found:
         for note in found.notes:
             logger.warn(f"Resume: skipped: {note}")
         logger.log(f"----- Resume: from {found.path}")
     return found
+
+
+def _refuse_sharded_runs(config: Config) -> None:
+    """Raises UserError for a run of this experiment whose checkpoints no version reads any more."""
+    for folder in Path(config.save).glob("*"):
+        if not experiment_mismatch(folder / RUN_OPTIONS, config):
+            refuse_sharded(folder)
 
 
 FindBatchSize = Callable[[Config, ProcessContext], tuple[int, Note]]
@@ -114,32 +122,60 @@ class Plan:
         steps = (train.num_epochs - train.last_epoch) * self.layout.steps_per_epoch
         return min(steps, train.max_steps) if train.max_steps else steps
 
-    @property
-    def weights_size(self) -> tuple[int, int] | None:
-        """Height and width of the images of the initial weights, if they state it."""
-        return self.weights.image_size
-
-
-def _new_run(folder: str) -> Note:
-    fix = "starting a new run (-resume=RUN continues another)"
-    return Note("screen", f"Resume: no run in {folder} is of this experiment; {fix}")
-
-
-def _facts_of(splits: list[Samples], data: Data, resumed: dict[str, Any], context: ProcessContext) -> Facts:
-    """resumed: the options of the run to resume. Only a GPU keeps its TRAIN.COMPILE."""
-    compiled = resumed.get("TRAIN.COMPILE") if context.device.type == "cuda" else None
-    classes = number_of_classes(data.dataset, splits)
-    return Facts(context.world_size, classes, resumed.get("DATA.BATCH_SIZE"), compile=compiled)
-
 
 def _record_of_run(found: FoundCheckpoint, config: Config) -> WeightsRecord:
-    """The record of a checkpoint, after DATA.RENAME; its arguments of timm's network may have followed weights."""
+    """The record of a checkpoint, after DATA.RENAME; its arguments of timm's network may have followed weights.
+
+    Raises UserError: the run has plugins that this command does not name.
+    """
     record = record_of(found.state, parse_value(found.state["options"]))
+    check_plugins(record.plugins, config.plugins, "the checkpoint: ")
     if record.class_names:
         record = replace(record, class_names=rename_classes(record.class_names, config.data.rename))
-    if config.model.type != "timm":
-        return record
-    return replace(record, kwargs=record.model.get("KWARGS") or {})
+    if config.model.type == "timm":
+        record = replace(record, kwargs=record.model.get("KWARGS") or {})
+    return record
+
+
+def _check_before_reading(config: Config, num_ranks: int) -> None:
+    """Raises UserError: a global batch, a metric or a name of timm's that is wrong for any data."""
+    plan_batches(config, num_ranks)
+    check_best_metric(config)
+    if config.model.type == "timm":
+        check_name(config.model.name)
+
+
+def _facts_of(splits: list[Samples], data: Data, found: FoundCheckpoint | None, context: ProcessContext) -> Facts:
+    """A run that is resumed keeps its batch size, and on a GPU its TRAIN.COMPILE."""
+    facts = Facts(context.world_size, number_of_classes(data.dataset, splits))
+    if not found:
+        return facts
+    options = with_defaults(parse_value(found.state["options"]))
+    facts = replace(facts, fitting_batch_size=options["DATA.BATCH_SIZE"])
+    if context.device.type == "cuda":
+        facts = replace(facts, compile=options["TRAIN.COMPILE"])
+    return facts
+
+
+def _read_splits(
+    config: Config, of_run: WeightsRecord, splitter: Splitter, context: ProcessContext
+) -> tuple[list[Samples], list[Note]]:
+    """The images to train and to validate, and of a test split if there is one; notes. of_run: of a resumed run."""
+    place = as_read_before(config.data, of_run.split)
+    has_test, no_labels = has_test_split(place, context)
+    names = ["train", "val"]
+    if has_test:
+        names.append("test")
+    splits = read_samples(
+        place,
+        config.model.num_classes,
+        context,
+        *names,
+        class_names=of_run.class_names,
+        splitter=splitter,
+        is_new=of_run is NO_RECORD,
+    )
+    return splits, [Note("log", text) for text in (no_labels,) if text]
 
 
 def plan_training(
@@ -157,43 +193,33 @@ def plan_training(
     find_batch_size: for DATA.BATCH_SIZE auto. locks: receives the lock of the folder of a resumed run.
     Raises UserError: as `follow_facts`, `read_samples` and `check_images`; no such checkpoint; a logger cannot be used.
     """
-    config, ranks = command.config, context.world_size
+    config = command.config
     if context.is_main:
         check_loggers(config.loggers)
     found = find_on_all_ranks(config, context, logger, locks)
     if config.model.resume and not found:
-        logger.note(_new_run(config.save))
-    resumed = _options_of(found, config)
-    of_run = _record_of_run(found, config) if found else NO_RECORD
-    record = of_run
-    if not found:
-        record = weights_record(config.model, source=command.source) or NO_RECORD
-    plan_batches(config, ranks)  # a wrong global batch, metric or model ends the run before the data is read
-    check_best_metric(config)
-    if config.model.type == "timm":
-        check_name(config.model.name)
-    followed = follow_weights(config, {f"DATA.{field.upper()}" for field in config.data.model_fields_set}, record)
-    config, data = followed.options, followed.options.data
-    place = as_read_before(data, of_run.split)
-    splitter = Splitter(data, of_run.split)
-    has_test, no_labels = has_test_split(place, context)
-    names = ("train", "val", "test")[: 2 + has_test]
-    train, val, *tests = splits = read_samples(
-        place,
-        config.model.num_classes,
-        context,
-        *names,
-        class_names=of_run.class_names,
-        splitter=splitter,
-        is_new=not found,
-    )
-    notes = [Note("log", no_labels)] if no_labels else []
+        fix = "starting a new run (-resume=RUN continues another)"
+        logger.note(Note("screen", f"Resume: no run in {config.save} is of this experiment; {fix}"))
+    if found:
+        of_run = record = _record_of_run(found, config)
+    else:
+        of_run = NO_RECORD
+        record = weights_record(config.model, source=command.source)
+    _check_before_reading(config, context.world_size)
+
+    given = {f"DATA.{field.upper()}" for field in config.data.model_fields_set}
+    followed = follow_weights(config, given, record)
+    config = followed.options
+    splitter = Splitter(config.data, of_run.split)
+    splits, notes = _read_splits(config, of_run, splitter, context)
+    train, val, *tests = splits
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
         for note in followed.notes:
             logger.note(note)
-        notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
-    check_images(splits, data, context, _DECODE_SECONDS if command.dry_run else 0.0)
-    facts = _facts_of(splits, data, resumed, context)
+        notes += [note for key, note in followed.differing.items() if key in _KEPT_IN_FINE_TUNING]
+    check_images(splits, config.data, context, _DECODE_SECONDS if command.flags.dry_run else 0.0)
+
+    facts = _facts_of(splits, config.data, found, context)
     config = follow_facts(config, facts)
     check_same_options(config, context)
     if config.data.batch_size == AUTO:
@@ -203,7 +229,7 @@ def plan_training(
     notes += _notes_on_data(config, splits, is_new=not found)
     plan = Plan(
         config=config,
-        batch=plan_batches(config, ranks),
+        batch=plan_batches(config, context.world_size),
         found=found,
         weights=record,
         train=train,
@@ -214,16 +240,9 @@ def plan_training(
         preprocessing=describe_preprocessing(followed),
         notes=notes,
     )
-    return plan if command.profile else replace(plan, config=compile_if_it_pays(plan, facts, context, logger))
-
-
-def _options_of(found: FoundCheckpoint | None, config: Config) -> dict[str, Any]:
-    """The options of the run to resume by dotted key; {} for a new run. Raises UserError for other plugins."""
-    if not found:
-        return {}
-    options = with_defaults(parse_value(found.state["options"]))
-    check_plugins(options["PLUGINS"], config.plugins, "the checkpoint: ")
-    return options
+    if command.flags.profile:
+        return plan
+    return replace(plan, config=compile_if_it_pays(plan, facts, context, logger))
 
 
 def _notes_on_data(config: Config, splits: list[Samples], is_new: bool) -> list[Note]:
@@ -260,9 +279,10 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     """
     config = plan.config
     device = context.device
-    problem = ""
+    if device.type != "cuda" or plan.found:
+        return config
     always = follow_facts(config, replace(facts, eager_seconds=math.inf))
-    if device.type != "cuda" or plan.found or always.train.compile == config.train.compile:
+    if always.train.compile == config.train.compile:
         return config
     model: Any = nn.Module()
     with suppress(UserError), on_meta_device():  # a pass that reads values fails there, not on a device
@@ -274,6 +294,7 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     if all(gather_objects(all_are_fused, context)):
         return config
     seconds = _eager_seconds(plan, model, context)
+    problem = ""
     decided = follow_facts(config, replace(facts, eager_seconds=seconds))
     if decided.train.compiles:
         try:
@@ -312,8 +333,10 @@ def check_same_options(config: Config, context: ProcessContext, **flags: str | i
     """
     of_main, *others = gather_objects(shared_options(config) | flags, context)
     for rank, of_rank in enumerate(others, 1):
-        if keys := [key for key in of_main | of_rank if of_main.get(key) != of_rank.get(key)]:
-            main, own = (", ".join(f"{key} {format_value(of.get(key))}" for key in keys) for of in (of_main, of_rank))
+        keys = [key for key in of_main | of_rank if of_main.get(key) != of_rank.get(key)]
+        if keys:
+            main = ", ".join(f"{key} {format_value(of_main.get(key))}" for key in keys)
+            own = ", ".join(f"{key} {format_value(of_rank.get(key))}" for key in keys)
             problem = f"{context.name(rank)} has {own}, but {context.name(0)} has {main}"
             raise UserError(f"{problem}; start all ranks with equal options")
 

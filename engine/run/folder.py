@@ -133,8 +133,8 @@ def next_command(command: Command, *flags: str) -> str:
     It works in any folder, if the paths in `flags` are absolute; `from_here` makes it shorter. It needs no launcher.
     The processes of several hosts, where each needs a launcher, are not in it.
     """
-    processes = [f"-ngpus={command.num_processes}"] if command.num_processes else started_processes()
-    device = [f"-device={command.device}"] if command.device else []
+    processes = [f"-ngpus={command.flags.ngpus}"] if command.flags.ngpus else started_processes()
+    device = [f"-device={command.flags.device}"] if command.flags.device else []
     plugins = [f"-plugin={entry.partition(HASH)[0]}" for entry in command.config.plugins]
     return shlex.join([sys.executable, str(_PROJECT / command.script), *processes, *device, *plugins, *flags])
 

@@ -16,7 +16,7 @@ from itertools import cycle
 
 import torch
 
-from configs.schema import Config
+from configs.schema import Config, Data
 from datasets.loading.workers import end_with_server, start_worker_server
 from engine.training.trial import Trial, build_state, ready_batches
 from utils.device import find_shortage, keep_freed_memory, peak_memory_bytes, untimed_convolutions
@@ -38,14 +38,7 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, Note]
     data, device, strategy = config.data, context.device, config.parallel.strategy
     if context.world_size > 1 and strategy != "ddp":
         raise UserError(f"-batch_size=auto: PARALLEL.STRATEGY {strategy} shards the weights; give a size")
-    limit = 1e9 * (data.memory_gb or math.inf)
-    before = 0
-    if device.type == "cuda":
-        limit = min(limit, torch.cuda.mem_get_info(device)[0])  # free: other processes may use the GPU
-    elif data.memory_gb:
-        before = peak_memory_bytes(device)
-    else:
-        raise UserError("-batch_size=auto: a CPU has no limit; give -memory_gb, the peak memory of a process")
+    limit, before = _memory_limit(data, device)
     share = (data.global_batch_size or 1) // context.world_size
     less_memory = config.model.less_memory
     peaks = dict[int, float]()
@@ -73,6 +66,16 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, Note]
     fits = f"{largest}, which divides {share} and fits into {limit / 1e9:.4g} GB"
     text = f"-batch_size=auto: {fits}{more}; peaks: {figures}"
     return largest, Note("screen", text)
+
+
+def _memory_limit(data: Data, device: torch.device) -> tuple[float, int]:
+    """The limit of the peak memory, and the memory that this process has taken of it, bytes. Raises UserError."""
+    limit = 1e9 * (data.memory_gb or math.inf)
+    if device.type == "cuda":
+        return min(limit, torch.cuda.mem_get_info(device)[0]), 0  # free: other processes may use the GPU
+    if data.memory_gb is None:
+        raise UserError("-batch_size=auto: a CPU has no limit; give -memory_gb, the peak memory of a process")
+    return limit, peak_memory_bytes(device)
 
 
 def largest_size(sizes: Sequence[int], peak_bytes: Callable[[int], float], limit_bytes: float) -> int:

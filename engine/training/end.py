@@ -186,9 +186,10 @@ def _say(end: End, command: Command, trainer: Trainer) -> None:
     logger.log(f"----- Total time: {total}, of it {format_duration(clock.seconds)} in training steps")
     if not report:  # not the main process
         return
-    waited = trainer.state.timer.totals().data_wait_seconds if trainer.context.device.type == "cuda" else 0.0
-    for note in notes_on_waiting(trainer.plan.train, waited / max(clock.seconds, 1e-9)):
-        logger.note(note)
+    if trainer.context.device.type == "cuda":
+        waited = trainer.state.timer.totals().data_wait_seconds
+        for note in notes_on_waiting(trainer.plan.train, waited / max(clock.seconds, 1e-9)):
+            logger.note(note)
     run = f"-resume={record.folder.absolute()}"
     resume = next_command(command, run, *end.flags)
     # A final state: by `record.on_end`, the report writes the files of the best epoch, and the page.

@@ -21,7 +21,7 @@ from configs.parts import LOSSES
 from configs.resolve import follow_options
 from configs.schema import Config, Data
 from configs.schema import Loss as LossOptions
-from configs.weights import NO_RECORD, NORMALIZATION, architecture, follow_weights
+from configs.weights import NORMALIZATION, architecture, follow_weights
 from configs.yaml_io import shorten
 from datasets.batch import PADDING, is_padding
 from datasets.sources.class_names import map_labels, rename_classes
@@ -265,7 +265,7 @@ _SAME = "give a teacher of the same classes"
 
 def _options_of_teacher(
     sections: dict[str, dict[str, Any]], checkpoint: WeightsRecord | None, config: Config
-) -> tuple[Config, WeightsRecord | None]:
+) -> tuple[Config, WeightsRecord]:
     """The options of the teacher whose sections MODEL and DATA are given, and the record of its weights."""
     stated = {} if checkpoint else sections["DATA"]
     given = {key: stated[key] for key in ("IMAGE_SIZE", "IMAGE_CHANNELS", *NORMALIZATION) if key in stated}
@@ -289,13 +289,15 @@ def _check_teacher(own: Config, checkpoint: WeightsRecord | None, config: Config
         raise UserError(f"{text}, and DATA.IMAGE_CHANNELS is {config.data.image_channels}; choose another teacher")
 
 
-def _outputs_of_teacher(own: Config, record: WeightsRecord | None, class_names: Sequence[str], data: Data) -> list[int]:
+def _outputs_of_teacher(own: Config, record: WeightsRecord, class_names: Sequence[str] | None, data: Data) -> list[int]:
     """The output of the teacher for each class of `data`, the student's. Raises UserError: a class has none."""
-    if record and record.class_names:
+    if not class_names:
+        return []
+    if record.class_names:
         names = rename_classes(record.class_names, data.rename)
         outputs: list[int] = map_labels(class_names, names, "the teacher").tolist()
     else:
-        outputs = match_outputs(class_names, own.model, record or NO_RECORD, data.classes)[0]
+        outputs = match_outputs(class_names, own.model, record, data.classes)[0]
     if -1 in outputs:
         raise UserError(f"{shorten(class_names[outputs.index(-1)])} is no class of the teacher; {_SAME}")
     return outputs
@@ -329,10 +331,9 @@ def build_teacher(config: Config, precision: Precision, class_names: Sequence[st
             raise UserError(f"{name} is no model of timm's; give a file of weights")
         own, record = _options_of_teacher(sections, checkpoint, config)
         _check_teacher(own, checkpoint, config)
-        outputs = _outputs_of_teacher(own, record, class_names, config.data) if class_names else []
+        outputs = _outputs_of_teacher(own, record, class_names, config.data)
         outputs += [one for one in range(config.model.num_logits) if one not in outputs]  # more than the data has
-        size = record.image_size if record else None
-        model, fitted = build_model(own.model, own.data, precision.device, TEACHER, size)
+        model, fitted = build_model(own.model, own.data, precision.device, TEACHER, record.image_size)
     except UserError as error:
         raise error_from(error, f"TRAIN.TEACHER_MODEL {name}, TRAIN.TEACHER_WEIGHTS: {error}") from error
     assert fitted  # the teacher has weights

@@ -69,13 +69,19 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
     title = f"TRAIN.MINUTES {train.minutes:g}: {figures}: "
     if solved and not trial.state.strategy.is_sharded and broadcast_object(left < step, context):
+        text = f"{title}no time for a step, so that the run is the probe"
         late = -(left + last)
-        end = f", about {late:.0f} s too late" if late > 0 else ""
-        logger.note(Note("screen", f"{title}no time for a step, so that the run is the probe{end}"))
+        if late > 0:
+            text += f", about {late:.0f} s too late"
+        logger.note(Note("screen", text))
         return _as_probe(plan, context)
     epochs, steps = broadcast_object(epochs_in(left, step, evaluation / config.validate_freq, steps_per_epoch), context)
-    limit = steps if steps < steps_per_epoch else None
-    logger.log(f"----- {title}NUM_EPOCHS {epochs}" + (f", EPOCH_STEPS {limit} of {steps_per_epoch}" if limit else ""))
+    text = f"----- {title}NUM_EPOCHS {epochs}"
+    limit = None
+    if steps < steps_per_epoch:
+        limit = steps
+        text += f", EPOCH_STEPS {limit} of {steps_per_epoch}"
+    logger.log(text)
     return replace(plan, config=config.with_train(epoch_steps=limit, **_schedule(train, epochs)))
 
 
@@ -91,7 +97,7 @@ def _as_in_sweep(plan: Plan, folder: Path, context: ProcessContext, logger: RunL
     return replace(plan, config=plan.config.with_train(epoch_steps=steps, **_schedule(train, epochs)))
 
 
-def _time_evaluations(plan: Plan, state: TrainState, step: float) -> list[float]:
+def _time_evaluations(plan: Plan, state: TrainState, step: float) -> tuple[float, float]:
     """Seconds of an evaluation of the validation and of the test images, from a part of the former. step: seconds."""
     config, context = state.config, state.context
     images = len(plan.val)
@@ -107,9 +113,9 @@ def _time_evaluations(plan: Plan, state: TrainState, step: float) -> list[float]
     for _ in evaluator.classify(state.eval_model, loader, TOP_K, every=1):
         ends.append(time.perf_counter())  # without metrics: no image of this part may be readable
     first_batch = min(size, images) * context.world_size
-    tests = len(plan.test) if plan.test else 0
     timed = (ends, images - first, first_batch)
-    return [evaluation_seconds(*timed, number) if number else 0.0 for number in (images, tests)]
+    test = evaluation_seconds(*timed, len(plan.test)) if plan.test else 0.0
+    return evaluation_seconds(*timed, images), test
 
 
 def halfway_remark(train: Train, epochs_done: int, seconds_left: float | None, resume: str | None) -> str:

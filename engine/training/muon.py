@@ -76,9 +76,8 @@ class BatchedMuon(muon.Muon):
                 loss = closure()
         gradients: dict[torch.Tensor, torch.Tensor] = {}
         for group in self.param_groups:
-            for (*_, is_split), parameters in self._batches(group).items():
-                own = {one: one.grad for one in parameters if one.grad is not None}
-                self._update_together(parameters, [*own.values()], group, parts=3 if is_split else 1)
+            for (*_, parts), own in self._batches(group).items():
+                self._update_together([*own], [*own.values()], group, parts)
                 gradients |= own
         for one in gradients:
             one.grad = None
@@ -87,20 +86,21 @@ class BatchedMuon(muon.Muon):
             one.grad = gradient
         return loss
 
-    def _batches(self, group: dict[str, Any]) -> dict[Any, list[torch.Tensor]]:
-        """The parameters with a gradient that are matrices of Muon, by shape, type, device, and whether they split."""
-        batches: dict[Any, list[torch.Tensor]] = defaultdict(list)
+    def _batches(self, group: dict[str, Any]) -> dict[Any, dict[torch.Tensor, torch.Tensor]]:
+        """The matrices of Muon with their gradients, by shape, type, device, and number of parts to orthogonalize."""
+        batches: dict[Any, dict[torch.Tensor, torch.Tensor]] = defaultdict(dict)
         if group["algo"] != "muon":
             return batches
         for one in group["params"]:
             if one.grad is None:
                 continue
-            is_split = one in self._split
-            if is_split:
+            parts = 1
+            if one in self._split:
+                parts = 3
                 route_to_muon(one, self.state[one], group)
             is_matrix = one.ndim == 2 or group["conv_mode"] == "flatten"
             if is_matrix and is_updated_by_muon(self.state.get(one, {})):
-                batches[one.shape, one.dtype, one.device, is_split].append(one)
+                batches[one.shape, one.dtype, one.device, parts][one] = one.grad
         return batches
 
     def _update_together(

@@ -42,10 +42,10 @@ _OF_MUON = {"fallback_list", "fallback_no_weight_decay", "split_qkv"}
 _TIMM_NAMES = {"adamwdl": "adamw", "sgd": "momentum"}
 
 
-def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = None) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, options: Train, lr: float) -> torch.optim.Optimizer:
     """timm's optimizer of that name, without weight decay on biases, norms and tokens; fused if torch has a kernel.
 
-    peak_lr: of the schedule, None for BASE_LR; a corrected weight decay is relative to the rate given here.
+    lr: the peak of the schedule, to which a corrected weight decay is relative.
     BETAS and EPS that are null are the optimizer's own, as in timm's `create_optimizer_v2`. With LAYER_DECAY the
     learning rate of a layer is scaled as in BEiT (Bao et al., 2021): timm's `param_groups_layer_decay`, with the layers
     of the model's `group_matcher`. HEAD_LR_SCALE multiplies the learning rate of the head.
@@ -56,25 +56,26 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
         raise UserError("TRAIN.LAYER_DECAY: this model does not define its layers (no group_matcher); set it to null")
     chosen = options.optimizer
     name = _known_name(chosen)
-    lr = options.base_lr if peak_lr is None else peak_lr
     arguments: dict[str, Any] = {"opt": name, "lr": lr, "weight_decay": options.weight_decay}
-    if name in _FUSED and not (name in _SGD and is_sharded(model)):  # torch has no fused SGD of sharded weights
+    is_sharded_sgd = name in _SGD and is_sharded(model)  # torch has no fused kernel for it
+    if name in _FUSED and not is_sharded_sgd:
         arguments["fused"] = True
+    split = set[torch.Tensor]()
     try:
         arguments |= _given_arguments(name, chosen)
-        split = _split_matrices(model, chosen) if arguments.pop("split_qkv", False) else ()
+        if arguments.pop("split_qkv", False):
+            split = _split_matrices(model, chosen)
         _try_one_step(model, arguments)
         optimizer = timm.optim.create_optimizer_v2(model, layer_decay=options.layer_decay, **arguments)
         if type(optimizer) is muon.Muon:
             optimizer = BatchedMuon(optimizer.param_groups, split, **optimizer.defaults)
-    except UserError:
-        raise
     except Exception as error:  # some of timm's optimizers need other packages or options
-        if find_shortage(error):
+        if isinstance(error, UserError) or find_shortage(error):
             raise
         reason = first_line(error)
-        fix = "; use a MOMENTUM above 0, or SGD" if reason.startswith("Nesterov") else ""
-        raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}{fix}") from error
+        if reason.startswith("Nesterov"):
+            reason += "; use a MOMENTUM above 0, or SGD"
+        raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}") from error
     _check_fallback_list(model, arguments.get("fallback_list", ()))
     zero_momentum(optimizer, chosen)
     if options.head_lr_scale != 1:
@@ -156,7 +157,9 @@ def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
     _, *parameters = inspect.signature(kind).parameters
     parameters += _GROUPING | (_OF_MUON if kind is muon.Muon else set())
     for key in given.keys() - (set(parameters) - _KEYS.keys()):
-        hint = f"; its key is {_KEYS[key]}" if key in _KEYS else did_you_mean(key, parameters)
+        hint = did_you_mean(key, parameters)
+        if key in _KEYS:
+            hint = f"; its key is {_KEYS[key]}"
         raise UserError(f"TRAIN.OPTIMIZER.KWARGS: {key[:80]} is no further argument of {chosen.name}{hint}")
     own = {"betas": chosen.betas, "eps": chosen.eps, "momentum": chosen.momentum}
     if "deterministic" in parameters:  # Kron draws random numbers: equal ones on all ranks and in a resumed run

@@ -78,11 +78,11 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
         config.data,
         device,
         replace(FINE_TUNE, head_rows=match_classes(plan).rows),
-        plan.weights_size,
+        plan.weights.image_size,
     )
     head = linear_head(model)
     if head is None or head.weight.any():
-        reason = "the head is not one linear layer" if head is None else "the weights have a row for each class"
+        reason = "the head is not one linear layer, or the weights have a row for each class"
         logger.log(f"----- MODEL.HEAD probe has no effect: {reason}")
         return None
     built = eval_model_of(model, config, context)

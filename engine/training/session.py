@@ -88,7 +88,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     images = TrainingData(
         training=len(plan.train),
         validation=len(plan.val),
-        test=len(plan.test) if plan.test else 0,
+        test=len(plan.test or ()),
         classes=len(plan.train.class_names),
         model_classes=config.model.num_logits,
         validation_digest=digest_of(plan.val) if context.is_main else "",
@@ -129,7 +129,7 @@ def build_run_state(plan: Plan, context: ProcessContext, solved: Solved | None) 
     purpose = replace(FINE_TUNE, head_rows=classes.rows, zero_head=not scales_by_weights(config.train.optimizer))
     # A checkpoint has all weights, and the pretrained ones may be missing then.
     initial = config.with_model(pretrained=None) if plan.found else config
-    model, weights = initial_model(initial, context.device, purpose, plan.weights_size)
+    model, weights = initial_model(initial, context.device, purpose, plan.weights.image_size)
     if solved:
         set_head(model, solved)
     state, built = build_train_state(config, context, plan.layout, model, plan.train.targets, plan.class_names)
@@ -227,14 +227,19 @@ def note_on_kernels(fused: tuple[int, str], context: ProcessContext) -> Note | N
 
     fused: of `fuse_blocks`.
     """
-    of_ranks = gather_objects(fused, context) if context.device.type == "cuda" else [fused]
-    for rank, (number, text) in enumerate(of_ranks):
-        if number != of_ranks[0][0]:
-            counts = f"{number} fused blocks on {context.name(rank)}, {of_ranks[0][0]} on {context.name(0)}"
-            reason = of_ranks[0][1] if number else text
+    of_ranks = [fused]
+    if context.device.type == "cuda":
+        of_ranks = gather_objects(fused, context)
+    expected = of_ranks[0][0]
+    for rank, (number, _) in enumerate(of_ranks):
+        if number != expected:
+            counts = f"{number} fused blocks on {context.name(rank)}, {expected} on {context.name(0)}"
+            reason = min(of_ranks[0], of_ranks[rank])[1]  # of the rank with fewer
             problem = f"ranks round differently: {counts} ({reason})"
             return Note("warning", f"{problem}; MODEL.FUSED_BLOCKS=false makes them equal")
-    return Note("log", f"Kernels: {fused[1]} (MODEL.FUSED_BLOCKS)") if fused[1] else None
+    if not fused[1]:
+        return None
+    return Note("log", f"Kernels: {fused[1]} (MODEL.FUSED_BLOCKS)")
 
 
 def match_classes(plan: Plan) -> HeadClasses:
@@ -250,16 +255,17 @@ def match_classes(plan: Plan) -> HeadClasses:
         new = [name for name, row in zip(class_names, rows, strict=True) if row < 0]
         rows += [-1] * (options.num_logits - len(rows))
         return HeadClasses(rows[: options.num_logits], kept, new)
-    if data.classes or options.pretrained == "timm":
-        return HeadClasses()
     ambiguity = find_ambiguity(class_names)
-    return HeadClasses([-1] * options.num_logits, ambiguity=ambiguity) if ambiguity else HeadClasses()
+    if data.classes or options.pretrained == "timm" or not ambiguity:
+        return HeadClasses()
+    return HeadClasses([-1] * options.num_logits, ambiguity=ambiguity)
 
 
 def synchronize_batch_norms(model: nn.Module, device: torch.device) -> nn.Module:
     """PARALLEL.SYNC_BN, by timm's conversion to torch's SyncBatchNorm; names and values of the state dict stay."""
-    if not (has_norms := any(isinstance(module, BatchNorm) for module in model.modules())) or device.type != "cuda":
-        reason = "torch has no kernels for CPUs" if has_norms else "this model has no batch norms"
-        raise UserError(f"PARALLEL.SYNC_BN: {reason}; set it to false")
+    if not any(isinstance(module, BatchNorm) for module in model.modules()):
+        raise UserError("PARALLEL.SYNC_BN: this model has no batch norms; set it to false")
+    if device.type != "cuda":
+        raise UserError("PARALLEL.SYNC_BN: torch has no kernels for CPUs; set it to false")
     converted: nn.Module = convert_sync_batchnorm(model)
     return converted

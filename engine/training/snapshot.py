@@ -42,13 +42,15 @@ class SaveTrigger:
     """
 
     def __init__(self, is_main: bool, every_steps: int | None, every_minutes: float | None) -> None:
-        self.is_main, self.every_steps, self.every_minutes = is_main, every_steps, every_minutes
+        self.is_main = is_main
+        self.every_steps = every_steps
+        self.every_seconds = 60 * (every_minutes or math.inf)
         self.signals = PendingSignal()
         self.saved()
 
     def saved(self) -> None:
         """Restarts the timer."""
-        self._next_save = time.monotonic() + 60 * self.every_minutes if self.every_minutes else math.inf
+        self._next_save = time.monotonic() + self.every_seconds
 
     def request(self) -> int:
         """The request of this process; 0: none."""
@@ -133,7 +135,7 @@ def take_snapshot(
         "total_seconds": position.clock.total_seconds,
         "images": position.clock.images,
         "options": to_yaml(config),
-        "class_names": None if class_names is None else list(class_names),
+        "class_names": class_names and list(class_names),
         ENTRY: split,
         **decision_to_entries(position.decision),
         "plugins": {plugin.entry: plugin.text for plugin in running_plugins()},
@@ -282,11 +284,13 @@ def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collecti
         for entry in LARGE:  # gigabytes of host memory
             del checkpoint[entry]
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        is_grouping = "parameter group" in str(error)
-        of_shapes = ("MODEL.", "DATA.IMAGE_")
-        if keys := [key for key in changed if (key in _GROUPING if is_grouping else key.startswith(of_shapes))]:
-            problem = "divides the parameters into other groups" if is_grouping else "gives the weights other shapes"
+        causes: tuple[str, ...] = ("MODEL.", "DATA.IMAGE_")
+        if "parameter group" in str(error):
+            causes = _GROUPING
+        keys = [key for key in changed if key.startswith(causes)]
+        if keys:
+            problem = "gives other parameters, or other groups of them, than the run has"
             fix = "set it as before, or start a new run with -pretrained"
-            raise UserError(f"{', '.join(keys)}: {problem} than the run; {fix}") from None
+            raise UserError(f"{', '.join(keys)}: {problem}; {fix}") from None
         first = shorten(str(error).partition("\n")[2] or str(error), 300, placeholder=" ...")
         raise UserError(f"-resume: the checkpoint is of another model: {first}; set MODEL as in that run") from None

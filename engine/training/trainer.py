@@ -63,7 +63,7 @@ class Trainer:
         self.max_steps = config.train.max_steps or sys.maxsize
         # Sharded models gather weights in the forward pass, and DDP sends buffers: they wait for other ranks.
         is_sharded = self.state.strategy.is_sharded
-        is_local = not is_sharded and not any(True for _ in self.state.wrapped.buffers())
+        is_local = not is_sharded and not [*self.state.wrapped.buffers()]
         self.slow_ranks = SlowRanks(is_local, context, self.record)
         self.exchange = RankExchange(context, config.timeout_seconds)
         self.trigger = SaveTrigger(is_main, config.save_freq_steps, config.save_freq_minutes)

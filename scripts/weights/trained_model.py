@@ -11,7 +11,7 @@ from torch import nn
 from configs.command_line import Command, to_yaml
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
-from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_of, options_to_export
+from configs.weights import PLACE, SPLIT, WeightsRecord, keys_of, options_to_export
 from configs.yaml_io import parse_value
 from datasets.sources.class_names import BYTES, NATURAL, merged_outputs, read_class_list, rename_classes
 from datasets.sources.samples import Samples
@@ -104,7 +104,7 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
             "-dataset=NAME their kind; export.py -no_check needs no images)",
         ) from None
     samples, config = plan.samples, plan.config
-    trained = _trained_model(config, weights_record(config.model, source=command.source) or NO_RECORD, plan.notes)
+    trained = _trained_model(config, weights_record(config.model, source=command.source), plan.notes)
     if not trained.class_names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
         trained = replace(trained, class_names=samples.class_names)
     return trained, samples

@@ -94,10 +94,10 @@ def test_the_batch_sizes_and_ranks_of_the_error_work(total, num_ranks, batch_siz
 @pytest.mark.parametrize(
     "metric, multi_label, classes, problem",
     [
-        ("mean_ap", "false", 20, "one label per image; use loss, top1"),
-        ("top1", "true", 20, "several labels per image; use loss, mean_ap"),
-        ("top5", "false", 7, "7 classes; use loss, top1, macro_f1"),
-        ("auroc", "false", 257, "257 classes; use loss, top1, top5, macro_f1"),
+        ("mean_ap", "false", 20, "DATA.MULTI_LABEL false and MODEL.NUM_CLASSES 20; use loss, top1"),
+        ("top1", "true", 20, "DATA.MULTI_LABEL true and MODEL.NUM_CLASSES 20; use loss, mean_ap"),
+        ("top5", "false", 7, "DATA.MULTI_LABEL false and MODEL.NUM_CLASSES 7; use loss, top1, macro_f1"),
+        ("auroc", "false", 257, "DATA.MULTI_LABEL false and MODEL.NUM_CLASSES 257; use loss, top1, top5, macro_f1"),
         ("loss", "true", 2, None),
     ],
 )

@@ -29,7 +29,6 @@ configs -amp | -data_path=configs
 -ngpus=0 | -ngpus
 -resume= -dataset=digits | -resume
 -h TRAIN.BASE_LT | TRAIN.BASE_LR
--h epochs | TRAIN.NUM_EPOCHS
 -opts DATA.COLUMNS={path: Datei, label: D} DATA.FOLDS=5 | quotes: 'DATA.COLUMNS={path: Datei, label: D}'
 -opts MODEL.TUNE=lora TRAIN.OPTIMIZER.NAME=Lamb | set it to AdamW
 # Commands

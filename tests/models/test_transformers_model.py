@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import assert_same_state, config_for, model_for, refused, states, train
+from conftest import assert_same_state, config_for, model_for, optimizer_of, refused, states, train
 from PIL import Image
 
 from configs.command_line import parse_command_line
@@ -24,7 +24,6 @@ from engine.parallel import Strategy
 from engine.plan.evaluation import options_of_weights
 from engine.precision.policy import Precision
 from engine.run.cost import copy_to_meta
-from engine.training.optimizer import build_optimizer
 from models.blocks import FeatureModel
 from models.build import build_model
 from models.recompute import store_products
@@ -236,7 +235,7 @@ def test_layers_attention_and_recomputation(tmp_path, cpu):
     model, config = built(tmp_path / "hf", "TRAIN.LAYER_DECAY=0.5", size=48)
     options = config.train.model_copy(update={"layer_decay": 0.5})
     scales = {
-        id(one): group["lr_scale"] for group in build_optimizer(model, options).param_groups for one in group["params"]
+        id(one): group["lr_scale"] for group in optimizer_of(model, options).param_groups for one in group["params"]
     }
     depth = {name: round(-np.log2(scales[id(one)])) for name, one in model.named_parameters()}
     assert depth["classifier.weight"] == 0

@@ -59,7 +59,7 @@ def chosen(*argv):
     ],
 )
 def test_the_rule(facts, expected):
-    assert recipe_follows_data(**facts) == expected
+    assert recipe_follows_data(**{"trains": False, "probes": False} | facts) == expected
 
 
 def test_all_folds_have_one_recipe(tmp_path, place):
@@ -77,7 +77,7 @@ def test_all_folds_have_one_recipe(tmp_path, place):
         epochs.add(command.config.train.num_epochs)
     assert sizes == {169, 170}
     assert epochs == {60}
-    assert [recipe_follows_data(size, has_weights=False, on_cpu=True)[1] for size in (169, 170)] == [60, 59]
+    assert [recipe_follows_data(size, False, True, False, False)[1] for size in (169, 170)] == [60, 59]
 
 
 # Flags; the run, its model and its epochs with timm's weights, and without them if these differ
@@ -236,8 +236,8 @@ def test_flags_of_another_program_are_answered_by_its_recipe(words, part, images
 
 def test_many_images_are_told_the_flags_of_larger_ones(images):
     command = parse_command_line([f"-data_path={images}"])
-    assert not recipe._another_recipe(command, 20_000)
-    assert "-image_size=224" in recipe._another_recipe(command, 20_001)
+    assert not recipe._another_recipe(command, "folder_small", 20_000)
+    assert "-image_size=224" in recipe._another_recipe(command, "folder_small", 20_001)
 
 
 def test_a_start_parses_its_words_once_and_applies_the_rules_again_for_the_recipe_alone(

@@ -7,14 +7,13 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from conftest import states, train
+from conftest import optimizer_of, states, train
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from configs.schema import Amp, Train
 from engine.precision.policy import LossScaler, Precision
-from engine.training.optimizer import build_optimizer
 
 CPU = torch.device("cpu")
 
@@ -141,7 +140,7 @@ def test_skipped_first_step_leaves_no_momentum():
         torch.manual_seed(0)
         model = nn.Linear(300, 300)
         scaler = Precision(Amp(), CPU).scaler
-        optimizer = build_optimizer(model, Train.model_validate({"OPTIMIZER": {"NAME": "SGD"}, "BASE_LR": 0.1}))
+        optimizer = optimizer_of(model, Train.model_validate({"OPTIMIZER": {"NAME": "SGD"}, "BASE_LR": 0.1}))
         for step in range(3 + skips):
             images = torch.full((2, 300), math.nan if step < skips else 1.0)
             apply(scaler, optimizer, model(images).square().mean())

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import timm
 import torch
-from conftest import assert_same_state, seeded
+from conftest import assert_same_state, optimizer_of, seeded
 from timm.layers import Attention
 from timm.models import beit, convit, eva, maxxvit, swin_transformer, tiny_vit, xcit
 from timm.optim import create_optimizer_v2, muon
@@ -18,7 +18,7 @@ from engine.parallel import Strategy
 from engine.precision.policy import Precision
 from engine.training import muon as muons
 from engine.training.muon import fused_qkv
-from engine.training.optimizer import build_optimizer, set_lr
+from engine.training.optimizer import set_lr
 from models.kernels import UnbindAttention
 
 LR, DECAY, CLIP = 0.01, 0.3, 0.5
@@ -89,7 +89,7 @@ def test_every_bit_is_that_of_timm(rule, threads):
     name, kwargs = RULES[rule]
     ours = Shapes()
     timms, before = copy.deepcopy(ours), torch.get_num_threads()
-    optimizer = build_optimizer(ours, train_options(name, kwargs))
+    optimizer = optimizer_of(ours, train_options(name, kwargs))
     expected = create_optimizer_v2(timms, name, LR, DECAY, **kwargs)
     try:
         torch.set_num_threads(threads)
@@ -110,7 +110,7 @@ def test_a_state_of_timm_is_continued_and_read_by_it(layer_decay):
     train(timms, expected, range(2, 4))
     file = io.BytesIO()
     torch.save(expected.state_dict(), file)
-    optimizer = build_optimizer(ours, options)
+    optimizer = optimizer_of(ours, options)
     ours.load_state_dict(timms.state_dict())
     Strategy().load_optimizer_state(optimizer, torch.load(io.BytesIO(file.getvalue()), weights_only=True))
     for model, one in ((ours, optimizer), (timms, expected)):
@@ -151,7 +151,7 @@ def test_split_qkv_trains_q_k_and_v_as_three_layers(name, kwargs):
     """From the first step on, bit for bit as timm's Muon trains three matrices; fc1 stays whole."""
     fused = Fused()
     apart = nn.ParameterList(one.detach().clone() for one in fused.matrices())
-    optimizer = build_optimizer(fused, train_options(name, kwargs | SPLIT))
+    optimizer = optimizer_of(fused, train_options(name, kwargs | SPLIT))
     expected = create_optimizer_v2(apart, name, LR, DECAY, **kwargs)
     for step in range(4):
         gradients = gradients_of(apart, step)
@@ -198,8 +198,8 @@ def test_the_rows_of_a_known_qkv_are_thirds(kind):
 def test_a_state_does_not_depend_on_the_split(before, after):
     """The momentum buffers are equal and go on, so that split_qkv can change between two runs."""
     one, other = Fused(), Fused()
-    optimizer = build_optimizer(one, train_options("muon", before))
-    continued = build_optimizer(other, train_options("muon", after))
+    optimizer = optimizer_of(one, train_options("muon", before))
+    continued = optimizer_of(other, train_options("muon", after))
     for step in range(2):
         one.set_gradients(gradients_of(one.matrices(), step))
         optimizer.step()
@@ -224,7 +224,7 @@ def test_matrices_of_one_shape_are_orthogonalized_together(monkeypatch):
         return original(matrices, *args, **kwargs)
 
     monkeypatch.setattr(muon, "zeropower_via_newtonschulz", counted)
-    optimizer = build_optimizer(model, train_options("muon", {}))
+    optimizer = optimizer_of(model, train_options("muon", {}))
     train(model, optimizer, range(3, 4))
     assert len(shapes) == 12
     shapes.clear()
@@ -238,6 +238,6 @@ def test_a_processor_without_bfloat16_orthogonalizes_in_float32(monkeypatch):
     for native in (True, False):
         monkeypatch.setattr(muons, "multiplies_bfloat16_with_onednn", lambda native=native: native)
         model = Shapes()
-        train(model, build_optimizer(model, train_options("muon", {})), range(3, 5))
+        train(model, optimizer_of(model, train_options("muon", {})), range(3, 5))
         updates.append(model.tall[0].weight - Shapes().tall[0].weight)
     assert 0 < (updates[0] - updates[1]).norm() < 0.02 * updates[0].norm()

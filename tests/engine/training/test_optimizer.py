@@ -6,7 +6,7 @@ import copy
 import pytest
 import timm
 import torch
-from conftest import cells_of, config_for, refused, seeded
+from conftest import cells_of, config_for, optimizer_of, refused, seeded
 from timm.optim import create_optimizer_v2, param_groups_layer_decay
 from timm.scheduler import create_scheduler_v2
 from torch import nn
@@ -16,7 +16,7 @@ from configs.schema import Amp, Train
 from configs.yaml_io import parse_value
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.policy import Precision
-from engine.training.optimizer import build_optimizer, build_schedule, set_lr
+from engine.training.optimizer import build_schedule, set_lr
 from engine.training.step import TrainState
 from engine.training.trial import state_without_data
 from models.timm_model import classifiers
@@ -28,7 +28,7 @@ FAMILIES = {"vit_tiny_patch16_224": {"img_size": 32}, "swin_tiny_patch4_window7_
 def test_layer_decay_is_that_of_timm(name):
     model = timm.create_model(name, **FAMILIES[name])
     train = Train.model_validate({"LAYER_DECAY": 0.75, "OPTIMIZER": {"NAME": "AdamWDL"}})
-    optimizer = build_optimizer(model, train)
+    optimizer = optimizer_of(model, train)
     assert type(optimizer) is torch.optim.AdamW
     assert optimizer.defaults["fused"]
     no_decay = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
@@ -41,7 +41,7 @@ def test_layer_decay_is_that_of_timm(name):
 
 def test_layer_decay_needs_layers():
     with refused(r"TRAIN\.LAYER_DECAY"):
-        build_optimizer(nn.Linear(2, 2), Train.model_validate({"LAYER_DECAY": 0.5}))
+        optimizer_of(nn.Linear(2, 2), Train.model_validate({"LAYER_DECAY": 0.5}))
 
 
 def train_options(**optimizer: object) -> Train:
@@ -83,9 +83,9 @@ def test_each_optimizer_is_that_of_timm(name):
         trained = train(timms, expected)
     except Exception:
         with refused(rf"^TRAIN\.OPTIMIZER.*: {name} .*(second derivatives|required)"):
-            build_optimizer(own, options)
+            optimizer_of(own, options)
         return
-    optimizer = build_optimizer(own, options)
+    optimizer = optimizer_of(own, options)
     torch.testing.assert_close(train(own, optimizer), trained)
     assert hyperparameters(optimizer) == hyperparameters(expected)
 
@@ -99,7 +99,7 @@ def test_each_optimizer_is_that_of_timm(name):
     ],
 )
 def test_given_options_replace_those_of_the_optimizer(options, found):
-    assert build_optimizer(nn.Linear(3, 2), train_options(**options)).defaults.items() >= found.items()
+    assert optimizer_of(nn.Linear(3, 2), train_options(**options)).defaults.items() >= found.items()
 
 
 REFUSED = r"""
@@ -120,7 +120,7 @@ REFUSED = r"""
 @pytest.mark.parametrize("options, message", cells_of(REFUSED))
 def test_options_that_do_not_fit_the_optimizer_are_refused(options, message):
     with refused(rf"^TRAIN\.OPTIMIZER\.?.*{message}") as error:
-        build_optimizer(nn.Linear(3, 2), train_options(**parse_value(options)))
+        optimizer_of(nn.Linear(3, 2), train_options(**parse_value(options)))
     assert "\n" not in str(error.value)
 
 
@@ -185,9 +185,9 @@ def test_a_resume_with_another_global_batch_has_the_rate_of_this_run(cpu):
 def test_a_resumed_run_of_sgd_keeps_its_nesterov_momentum(fused):
     """Before, SGD had it. The second step is that of the run."""
     model, other = nn.Linear(3, 2), nn.Linear(3, 2)
-    old = build_optimizer(model, train_options(NAME="nesterov", KWARGS={"fused": fused}))
+    old = optimizer_of(model, train_options(NAME="nesterov", KWARGS={"fused": fused}))
     step_on_noise(model, old, 0)
-    new = build_optimizer(other, train_options(NAME="SGD", KWARGS={"fused": fused}))
+    new = optimizer_of(other, train_options(NAME="SGD", KWARGS={"fused": fused}))
     Strategy().load_optimizer_state(new, copy.deepcopy(old.state_dict()))
     other.load_state_dict(model.state_dict())
     step_on_noise(model, old, 1)

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from conftest import config_for, model_for, run_here, train
+from conftest import config_for, model_for, run_here, session_for, told, train
 from timm.data import create_transform, resolve_data_config
 from timm.layers import resample_abs_pos_embed
 from timm.models import save_for_hf
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
-from configs.weights import WeightsRecord, follow_weights
+from configs.weights import NO_RECORD, WeightsRecord, follow_weights
 from configs.yaml_io import read_yaml
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import Normalize
@@ -113,13 +113,25 @@ def test_a_run_of_squashed_images_has_no_crop():
     )
     found = [
         follow_weights(options, given, record, evaluates).options.data.crop_pct
-        for record, evaluates in ((None, False), (foreign, False), (own, True), (foreign, True), (None, True))
+        for record, evaluates in ((NO_RECORD, False), (foreign, False), (own, True), (foreign, True), (NO_RECORD, True))
     ]
     assert found == [1, 1, 1, 0.9, 0.9]
     resized = options.with_data(resize="crop")
     assert follow_weights(resized, {}, foreign, evaluates=True).options.data.crop_pct == 0.875
     assert follow_weights(resized, {}, own, evaluates=True).options.data.crop_pct == 1
-    assert follow_weights(options, ["DATA.RESIZE"], None, evaluates=True).options.data.crop_pct == 1
+    assert follow_weights(options, ["DATA.RESIZE"], NO_RECORD, evaluates=True).options.data.crop_pct == 1
+
+
+def test_a_training_names_the_pixels_that_its_weights_do_not_expect(digits_run, digits_argv):
+    """Both values of each option that is given; the size and the crop are a choice of a fine-tuning."""
+    weights = f"MODEL.PRETRAINED={digits_run() / 'last.pth'}"
+    given = ["DATA.RESIZE=pad", "DATA.INTERPOLATION=bilinear", "DATA.GREY_RANGE=[0,4095]", "DATA.CROP_PCT=0.5"]
+    found = told(session_for([*digits_argv, weights, *given]).plan.notes, "DATA.", "warning")
+    values = {"RESIZE": ("pad", "crop"), "INTERPOLATION": ("bilinear", "bicubic"), "GREY_RANGE": ("4095", "null")}
+    assert len(found) == len(values)
+    for key, both in values.items():
+        (text,) = [text for text in found if f"DATA.{key} " in text]
+        assert all(value in text for value in both)
 
 
 @pytest.fixture
