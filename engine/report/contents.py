@@ -58,9 +58,9 @@ class Evaluation:
     def rows(self, table: str, *needed: str) -> list[Row]:
         """The rows of a table that have the needed columns."""
         rows = self.values.get(table)
-        return (
-            [row for row in rows if isinstance(row, dict) and row.keys() >= {*needed}] if isinstance(rows, list) else []
-        )
+        if not isinstance(rows, list):
+            return []
+        return [row for row in rows if isinstance(row, dict) and row.keys() >= {*needed}]
 
     @property
     def groups(self) -> "Evaluation | None":
@@ -167,9 +167,11 @@ class RunContents:
 
     def measured(self, name: str) -> float | None:
         """A figure of the result or of `PixelBaseline`; of a run in progress, up to the last complete epoch."""
-        value = self.values["result"].get(name)
-        value = getattr(self.fact(PixelBaseline), name, None) if value is None else value
-        return to_float(value if value is not None or not self.epochs else self.epochs[-1].get(name))
+        latest = self.epochs[-1].get(name) if self.epochs else None
+        for value in (self.values["result"].get(name), getattr(self.fact(PixelBaseline), name, None), latest):
+            if value is not None:
+                return to_float(value)
+        return None
 
     @property
     def state(self) -> str:
@@ -229,20 +231,8 @@ def read_contents(folder: Path) -> RunContents:
         problem = f"{folder}: is not the folder of a training or an evaluation"
         raise UserError(f"{problem}; predictions and profiles have no page")
     options = with_defaults(read_yaml(folder / RUN_OPTIONS)[0])
-    rows, problems, suspects = list[Row](), list[str](), Rows()
-    try:
-        rows, damaged = read_metrics(folder)
-        problems += [f"{ROWS}: {damaged} damaged rows are left out"] if damaged else []
-    except OSError as error:
-        problems.append(f"{ROWS} cannot be read: {error}")
-    try:
-        for row in read_rows(folder / SUSPECTS)[:_SHOWN]:
-            if row.keys() >= _SUSPECT and not row.get("correction"):  # rows with one are last
-                suspects.append({column: unescaped_cell(text or "") for column, text in row.items()})
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, csv.Error) as error:
-        problems.append(f"{SUSPECTS} cannot be read: {error}")
+    problems = list[str]()
+    rows = _read_rows(folder, problems)
     return RunContents(
         folder=folder,
         options=options,
@@ -251,6 +241,31 @@ def read_contents(folder: Path) -> RunContents:
         evaluation=evaluation_in(folder / EVALUATION),
         test=evaluation_in(folder / TEST_EVALUATION),
         reports=[row for row in rows if row["kind"] == "report"],
-        suspects=suspects,
+        suspects=_read_suspects(folder / SUSPECTS, problems),
         problems=problems,
     )
+
+
+def _read_rows(folder: Path, problems: list[str]) -> list[Row]:
+    try:
+        rows, damaged = read_metrics(folder)
+    except OSError as error:
+        problems.append(f"{ROWS} cannot be read: {error}")
+        return []
+    if damaged:
+        problems.append(f"{ROWS}: {damaged} damaged rows are left out")
+    return rows
+
+
+def _read_suspects(path: Path, problems: list[str]) -> Rows:
+    """The first rows without a correction; rows with one are last."""
+    suspects = Rows()
+    try:
+        for row in read_rows(path)[:_SHOWN]:
+            if row.keys() >= _SUSPECT and not row.get("correction"):
+                suspects.append({column: unescaped_cell(text or "") for column, text in row.items()})
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, csv.Error) as error:
+        problems.append(f"{SUSPECTS} cannot be read: {error}")
+    return suspects

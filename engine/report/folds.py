@@ -2,10 +2,11 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import torch
@@ -14,7 +15,7 @@ from configs.schema.data import properties_of
 from configs.schema.operating_point import OperatingPoint
 from configs.yaml_io import find_name
 from datasets.sources.corrections import decided_rows
-from engine.evaluation.results import join
+from engine.evaluation.results import SampleResults, join
 from engine.evaluation.suspects import margins, write_suspects
 from engine.evaluation.tables import SCORES, ResultTables, read_scores
 from engine.report.contents import Evaluation, RunContents
@@ -60,22 +61,33 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
         results = replace(results, point=OperatingPoint.model_validate(point))
     about = {"split": OUT_OF_FOLD, "folds": len(runs)}
     if results.scores is not None and results.targets.ndim == 1:
-        found = margins(torch.from_numpy(results.scores).sigmoid(), torch.from_numpy(results.targets))
-        images = [("val", name, classes[label]) for name, label in zip(names, results.targets, strict=True)]
-        options = runs[0].options
         try:
-            decided = decided_rows(options["DATA.CORRECTIONS"], options["DATA.ENCODING"]).values()
-            places = options["DATA.DATA_PATH"], options["DATA.RENAME"]
-            suspects = write_suspects(folder / SUSPECTS, found, images, classes, decided, *places)
-            about["suspects"] = len(suspects)
+            about["suspects"] = _write_suspects(runs[0].options, folder, results, names, classes)
         except UserError as error:
             problems.append(f"no suspect labels out of fold: {error}")
     tables = ResultTables(folder, classes, names.__getitem__)
     tables.write(results.metrics(runs[0].metric.name), results, about)
     pooled = Evaluation(folder, read_evaluation(folder))
-    shutil.rmtree(folder / PICTURES, ignore_errors=True)
-    make_own_folder(folder / PICTURES)
-    for row in pooled.rows("mistakes", "path", "index"):  # the worst of all folds are among the worst of a fold
-        with suppress(KeyError, OSError):
-            shutil.copyfile(pictures[row["path"]], folder / PICTURES / f"{row['index']}.jpg")
+    _copy_pictures(pooled, pictures)
     return pooled
+
+
+def _write_suspects(
+    options: dict[str, Any], folder: Path, results: SampleResults, names: list[str], classes: list[str]
+) -> int:
+    """Writes the suspect labels; returns their number. options: of a fold. Raises UserError: wrong corrections."""
+    found = margins(torch.from_numpy(results.scores).sigmoid(), torch.from_numpy(results.targets))
+    images = [("val", name, classes[label]) for name, label in zip(names, results.targets, strict=True)]
+    decided = decided_rows(options["DATA.CORRECTIONS"], options["DATA.ENCODING"]).values()
+    places = options["DATA.DATA_PATH"], options["DATA.RENAME"]
+    return len(write_suspects(folder / SUSPECTS, found, images, classes, decided, *places))
+
+
+def _copy_pictures(pooled: Evaluation, pictures: Mapping[str, Path]) -> None:
+    """Of the worst images, each of which is among the worst of its fold. pictures: of the folds, by image."""
+    folder = pooled.folder / PICTURES
+    shutil.rmtree(folder, ignore_errors=True)
+    make_own_folder(folder)
+    for row in pooled.rows("mistakes", "path", "index"):
+        with suppress(KeyError, OSError):
+            shutil.copyfile(pictures[row["path"]], folder / f"{row['index']}.jpg")

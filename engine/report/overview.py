@@ -12,6 +12,7 @@ from engine.report.verdict import command_of, verdict_of
 from engine.run import facts
 from engine.run.record import BASELINES
 from utils.metric_table import METRICS
+from utils.notes import UNFINISHED
 from utils.tables import to_float
 
 
@@ -242,16 +243,16 @@ def shift_by_weights(run: RunContents) -> str:
 def status_of(run: RunContents) -> tuple[str, str]:
     """The remark beside the state of the run, and the command that resumes it or that its verdict advises; or ''."""
     values = run.values
-    resume = str(run.values.get("resume") or "")
-    match run.state:
-        case "finished":
-            verdict, command = verdict_of(run)
-            reason = f"Stopped early: {values['reason']}." if values.get("reason") else ""
-            return f"{reason} {verdict}".strip(), command or resume
-        case "killed":
-            return "Its process has ended without a reason.", command_of(run, f"-resume={run.folder.absolute()}")
-        case "running" | "stopping":
-            return f"Last status: {values.get('updated')}.", ""
+    resume = values.get("resume") or ""
+    if run.state == "finished":
+        verdict, command = verdict_of(run)
+        if values.get("reason"):
+            verdict = f"Stopped early: {values['reason']}. {verdict}".strip()
+        return verdict, command or resume
+    if run.state == "killed":
+        return "Its process has ended without a reason.", command_of(run, f"-resume={run.folder.absolute()}")
+    if run.state in UNFINISHED:
+        return f"Last status: {values.get('updated')}.", ""
     return str(values.get("message") or values.get("signal") or ""), resume
 
 
@@ -265,7 +266,7 @@ def details_of(run: RunContents) -> dict[str, str]:
     resumes = run.values["starts"] - 1
     return {
         "Model": f"{options['MODEL.NAME']} ({options['MODEL.TYPE']})",
-        "Size": model.size if model else "",
+        "Size": getattr(model, "size", ""),
         "Initial weights": str(options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"),
         "Data set": f"{dataset}, {options['DATA.DATA_PATH']}" if properties_of(dataset).has_files else dataset,
         "Data": str(data or "").removeprefix("Data: "),

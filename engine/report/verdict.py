@@ -21,7 +21,7 @@ from engine.report.contents import Row, RunContents, best_epoch, points
 from engine.run import facts
 from engine.run.record import BASELINES
 from utils.file_formats.hf_folder import HUB, LOCAL, find_on_hub
-from utils.metric_table import METRICS
+from utils.metric_table import METRICS, Metric
 from utils.notes import SWEEP
 from utils.tables import to_float
 
@@ -137,20 +137,29 @@ def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
     A run with weighted classes, or for another metric, may have less top-1.
     """
     found = list[tuple[float, float, str, str]]()
-    chosen = run.metric
-    is_weighted = any(run.options[key] for key in _WEIGHTED)
     for key in _RIVALS:
-        metric = chosen if key == "probe_score" else METRICS["top1"]
-        trained = best_epoch(_trained_epochs(run), metric)
-        own = run.figures.get(metric.name) if key != "probe_score" else trained and trained[1]
+        metric = run.metric if key == "probe_score" else METRICS["top1"]
+        own = run.figures.get(metric.name)
+        if key == "probe_score":
+            trained = best_epoch(_trained_epochs(run), metric)
+            own = trained and trained[1]
         other = run.measured(key)
-        images = _sample_size(run, metric.name)
-        is_aim = metric is chosen or chosen.name in _OF_IMAGES
-        is_aim = is_aim and metric.name != "loss" and not (is_weighted and metric.name in _OF_IMAGES)
-        if is_aim and own is not None and other is not None and other - own > _noise(own, other, images):
+        if own is None or other is None or not _is_aim(run, metric):
+            continue
+        if other - own > _noise(own, other, _sample_size(run, metric.name)):
             scores = f"{metric.title} {percent(own)} against {percent(other)}"
             found.append((other - own, other, key, scores))
     return found
+
+
+def _is_aim(run: RunContents, metric: Metric) -> bool:
+    """Whether the run was trained for the metric, or for one that rises with it."""
+    if metric.name == "loss":
+        return False
+    is_weighted = any(run.options[key] for key in _WEIGHTED)
+    if is_weighted and metric.name in _OF_IMAGES:
+        return False
+    return metric is run.metric or run.metric.name in _OF_IMAGES
 
 
 def first_epoch_of(run: RunContents) -> str:
@@ -235,14 +244,21 @@ def _other_tuning(run: RunContents) -> str:
     flags = [f"-cfg={recipe}", f"-dataset={options['DATA.DATASET']}"]
     if "DATA.DATA_PATH" in given:
         flags.append(f"-data_path={given.pop('DATA.DATA_PATH')}")
-    if weights and options["MODEL.TYPE"] == "transformers":  # config.json beside the weights has the MODEL.KWARGS
-        folder = os.path.dirname(weights) if os.path.isfile(weights) else weights
-        flags.append(f"-model={weights if weights.startswith(HUB) else LOCAL + folder}")
+    if weights and options["MODEL.TYPE"] == "transformers":
+        flags.append(f"-model={_source_of(weights)}")
     elif weights:
         given |= {key: options[key] for key in options if _describes_model(key, differing)}
     if given:
         flags += ["-opts", *(f"{key}={_text_of(value)}" for key, value in given.items())]
     return command_of(run, *flags)
+
+
+def _source_of(weights: str) -> str:
+    """The value of -model for weights of transformers, beside which config.json has the MODEL.KWARGS."""
+    if weights.startswith(HUB):
+        return weights
+    folder = os.path.dirname(weights) if os.path.isfile(weights) else weights
+    return f"{LOCAL}{folder}"
 
 
 def _describes_model(key: str, differing: Container[str]) -> bool:
