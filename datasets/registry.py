@@ -101,11 +101,8 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext, trained_root
 
     def read() -> _Read:
         samples = unlabelled(path, data, trained_root)
-        if data.groups and isinstance(samples, ImageFiles) and samples.groups is None:
-            try:
-                with_groups(samples, data)
-            except UserError as error:  # DATA.GROUPS may be of the training
-                samples.notes.append(Note("screen", f"no groups.csv: {error}"))
+        if data.groups:
+            _group({"all": samples}, data)
         samples.decoding = Decoding(data.grey_range, data.max_pixels)
         return _Read([samples])
 
@@ -317,6 +314,7 @@ def _read(
         num_classes = number_of_classes(data.dataset, list(samples.values()))
     trains = len(samples) > 1
     for split, of_split in samples.items():
+        of_split.decoding = Decoding(data.grey_range, data.max_pixels)
         if data.multi_label:
             of_split.fit_targets(num_classes)
         findings += of_split.findings
@@ -344,7 +342,6 @@ def _number_all(samples: Mapping[str, Samples], data: Data, class_names: Sequenc
     """Gives the samples of each split their labels; returns the errors of unknown names."""
     unknown = list[str]()
     for split, of_split in samples.items():
-        of_split.decoding = Decoding(data.grey_range, data.max_pixels)
         if not of_split.findings:
             needs_all = split == "train" and not predicts
             unknown = unknown or _number_classes(of_split, data, class_names, needs_all)
@@ -404,14 +401,14 @@ def _check_split(source: Source, split: str) -> None:
 def _number_classes(samples: Samples, data: Data, class_names: Sequence[str], needs_all: bool) -> list[str]:
     """Gives the samples the labels of a checkpoint's classes, else of DATA.CLASSES; see `number_by`."""
     if class_names:
-        return number_by(class_names, samples, data.data_path, needs_all, renames=data.rename)
+        return number_by(class_names, samples, data, needs_all)
     if not data.classes:
         return []
     listed = sort_names(samples.class_names, data.classes)
     if not samples.has_class_names and data.classes not in (NATURAL, BYTES):  # labels are places in the list
         samples.class_names = [*listed, *samples.class_names[len(listed) :]]
         samples.has_class_names = True
-    return number_by(listed, samples, data.data_path, False, f"DATA.CLASSES {data.classes}")
+    return number_by(listed, samples, data, False, f"DATA.CLASSES {data.classes}")
 
 
 def _combine(findings: Sequence[Finding], data: Data) -> UserError:
@@ -436,10 +433,10 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
                 with_groups(of_split, data)
             elif of_split.groups:
                 check_groups(of_split.groups, data, of_split.name)
-        except UserError as error:
+        except UserError as error:  # DATA.GROUPS may be of the training
             if split in both:
                 raise
-            of_split.notes.append(Note("screen", f"no figures of groups: {error}"))
+            of_split.notes.append(Note("screen", f"no figures of groups and no groups.csv: {error}"))
 
 
 def _warn_of_shared_groups(samples: Mapping[str, Samples], data: Data) -> None:

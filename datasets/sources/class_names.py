@@ -12,6 +12,7 @@ from unicodedata import normalize
 
 import numpy as np
 
+from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.samples import Samples
@@ -174,16 +175,11 @@ def _advise_renaming(
 
 
 def number_by(
-    known: Sequence[str],
-    samples: Samples,
-    data_path: str,
-    needs_all: bool,
-    source: str = "the checkpoint",
-    renames: Mapping[str, str] | None = None,
+    known: Sequence[str], samples: Samples, data: Data, needs_all: bool, source: str = "the checkpoint"
 ) -> list[str]:
     """Gives the samples the labels of the classes `known`, by name. Samples without class names keep their labels.
 
-    source: of `known`, for messages. renames: the given DATA.RENAME.
+    source: of `known`, for messages.
 
     Returns error messages: a class with images is not in `known`; with `needs_all`, also: the samples lack a class of
     `known`. If there are any, it changes nothing. Raises UserError: as `map_labels`.
@@ -191,6 +187,7 @@ def number_by(
     if not samples.has_class_names:
         samples.notes.append(Note("log", "the data has no class names; its labels are used as they are"))
         return []
+    data_path = data.data_path
     labels = map_labels(samples.class_names, known, source)
     used = samples.class_counts(len(labels)) > 0
     missing = []
@@ -202,7 +199,7 @@ def number_by(
         fix = f"{start} -pretrained=RUN/best.pth -data_path={shlex.quote(data_path)} -opts MODEL.NUM_CLASSES=null"
     unknown = [samples.class_names[label] for label in np.flatnonzero(used & (labels < 0))]
     others = [name for name in samples.class_names if name not in known]
-    advice = _advise_renaming(unknown or others, known, samples.class_names, renames or {})
+    advice = _advise_renaming(unknown or others, known, samples.class_names, data.rename or {})
     findings = []
     if unknown:
         text = f"{list_names(unknown)}: not a class of {source} ({source} has {list_names(known)})"

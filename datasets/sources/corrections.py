@@ -79,11 +79,10 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
         splits[split] = _corrected(samples, found, data, split)
         if not len(splits[split]):
             raise UserError(f"DATA.CORRECTIONS: {data.corrections}: drops all {split} images; keep some of them")
-        used |= {line for line in lines if line}
-    known = set(used)
+        used.update(filter(None, lines))
     if "train" not in splits or (data.fraction < 1 and not data.only_classes):  # other images of the data are not here
-        known |= {line for place, line in line_of.items() if os.path.exists(place)}
-    others = [rows[line][PATH] for line in rows if line not in known]
+        used |= {line for place, line in line_of.items() if os.path.exists(place)}
+    others = [rows[line][PATH] for line in rows if line not in used]
     if others:
         text = f"DATA.CORRECTIONS: {data.corrections}: {len(others)} of {len(rows)} rows name no image of the data"
         text += f", such as {shorten(others[0])}"
@@ -113,7 +112,6 @@ def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data, split:
     dropped = [index for index, text in found.items() if text == DROP]
     left = np.setdiff1d(np.arange(len(samples)), dropped)
     corrected = samples.select(left)
-    corrected.decoding = samples.decoding
     corrected.targets = targets[left]
     if counts:
         numbers = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items()))

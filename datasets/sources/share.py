@@ -6,7 +6,7 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import find_name, shorten
-from datasets.sources.class_names import list_names
+from datasets.sources.class_names import list_names, map_labels
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths, most_frequent, places_in_classes
 from utils.errors import UserError, did_you_mean
@@ -42,7 +42,7 @@ def take_classes(samples: Samples, names: Sequence[str]) -> Samples:
         hint = did_you_mean(name, samples.class_names)
         raise UserError(f"DATA.ONLY_CLASSES: the data have no class {shorten(name)}{hint}")
     kept = [name for name in samples.class_names if name in names]
-    new_label = np.array([kept.index(name) if name in names else -1 for name in samples.class_names])
+    new_label = map_labels(samples.class_names, kept, "DATA.ONLY_CLASSES")
     part = samples.select(np.flatnonzero(new_label[samples.targets] >= 0))
     if not len(part):
         raise UserError(f"DATA.ONLY_CLASSES: a split has no image of {list_names(kept)}; name other classes")

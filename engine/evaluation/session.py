@@ -73,7 +73,7 @@ def build_eval_model(
     decision = record.decision
     if decision.point and decision.point.label < config.model.num_logits:
         evaluator = replace(evaluator, point=decision.point)
-        title = f"{decision.point.title}{' (no threshold)' * (decision.point.threshold is None)}"
+        title = f"{decision.point.title}, threshold {decision.point.threshold}"
         notes.append(Note("log", f"Operating point of {decision.point.name}, from the weights: {title}"))
     if config.data.multi_label:
         known = len(decision.thresholds or ()) == config.model.num_logits
@@ -137,12 +137,12 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     record_environment(context, logger)
     if plan.class_mask is not None:
         evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
+    names = names_of_labels(plan.samples, plan.config.model.num_logits)
     if plan.merged:  # the threshold is of the classes before
         evaluator = replace(evaluator, merged=plan.merged, point=None)
     elif evaluator.point:
-        name = (plan.config.data.rename or {}).get(evaluator.point.name, evaluator.point.name)
-        evaluator = replace(evaluator, point=evaluator.point.model_copy(update={"name": name}))
-    names = names_of_labels(plan.samples, plan.config.model.num_logits)
+        named = {"name": names[evaluator.point.label]}
+        evaluator = replace(evaluator, point=evaluator.point.model_copy(update=named))
     goal = operating_goal(plan.config, names)
     if goal and (not evaluator.point or _goal_of(goal) != _goal_of(evaluator.point)):
         if command.prediction:

@@ -3,7 +3,7 @@
 Legend: N samples, C classes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ def write_suspects(
     found: Margins,
     images: Sequence[tuple[str, str, str]],
     names: Sequence[str],
-    decided: Iterable[Cells],
+    decided: Collection[Cells],
     data_path: str,
     renames: Mapping[str, str] | None,
 ) -> list[int]:
@@ -65,7 +65,6 @@ def write_suspects(
     images: split, path and label of each sample. names: of the classes. decided: as `decided_rows`, with paths
     as `places_of`; an image in it is no suspect. Returns the indices of the suspects in their order. Raises OSError.
     """
-    decided = [*decided]
     known = {place for cells in decided for place in places_of(cells, data_path, renames)}
     suspects = [index for index in found.suspects if place_of(images[index][1]) not in known]
     rows = []

@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
@@ -132,7 +133,7 @@ class RunLogger:
         self._run, self._rank = _new_logger(RUN_LOG), _new_logger(RANK_LOG)
         self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else LOG, _new_buffer())]
         self._console: _Console | None = None
-        self._skipped: dict[str, int] = {}  # images that the run has warned of, by split
+        self._skipped = Counter[str]()  # images that the run has warned of, by split
         if context.is_main:
             self._console = _Console(self.record, shows_all)
             self._run.addHandler(self._console)
@@ -185,10 +186,9 @@ class RunLogger:
 
         images: their split, such as 'training'. number: with the readable ones.
         """
-        if skipped > self._skipped.get(images, 0):
+        if skipped > self._skipped[images]:
             self._skipped[images] = skipped
-            counts = f"{skipped} of {number} {images} images"
-            self.warn(f"Data: {counts} cannot be read and are skipped: see bad_images_*.csv")
+            self.warn(f"Data: {skipped} of {number} {images} images are unreadable and skipped: see bad_images_*.csv")
 
     def note(self, note: Note | Fact) -> None:
         """Logs a note or the line of a fact; a fact or a warning is recorded."""

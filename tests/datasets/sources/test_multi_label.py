@@ -116,10 +116,10 @@ def test_a_row_of_which_labels_may_be_cut_off_is_refused(tmp_path, end, is_cut):
 def test_labels_follow_the_names_of_a_checkpoint(tables):
     given = tables(["dog|cat", "emu"], val=["dog", "dog|cat"])
     val = Tables(given).read("val")
-    assert number_by(["dog", "yak", "cat"], val, "DIR", needs_all=False) == []
+    assert number_by(["dog", "yak", "cat"], val, given, needs_all=False) == []
     assert val.targets.tolist() == [[1, 0, 0], [1, 0, 1]]
     assert val.class_names == ["dog", "yak", "cat"]
-    assert "'emu'" in number_by(["dog", "yak", "cat"], Tables(given).read("train"), "DIR", needs_all=False)[0]
+    assert "'emu'" in number_by(["dog", "yak", "cat"], Tables(given).read("train"), given, needs_all=False)[0]
 
 
 def test_batches_have_multi_hot_targets_and_rows_of_padding(tables, tmp_path, cpu):
