@@ -234,6 +234,11 @@ def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
     if odd := [name for name in names if name.lower() in _NO_NAMES]:
         fix = "if it is no label, empty its cells or remove its rows"
         notes.append(Note("warning", f"{list_names(odd)} is trained as a class; {fix}: {file}"))
+    words = {word for name in names for word in re.split(r"[,\s]+", name)}
+    if len(words) < len(names):
+        text = f"{file}: the {len(names)} classes combine {len(words)} words: {list_names(names, 2)}"
+        fix = "if these are several labels of an image: -dataset=csv -opts DATA.MULTI_LABEL=true"
+        notes.append(Note("warning", f"{text}; {fix}"))
     return notes
 
 

@@ -245,6 +245,19 @@ def test_labels_of_several_kinds_are_names(table, labels, warnings, step):
     assert len(told(train.notes, "'nan'", "warning")) == warnings
 
 
+@pytest.mark.parametrize(
+    "labels, warnings",
+    [
+        (["clear", "clear road", "haze road", "haze"], 1),  # as of the satellite images of Planet
+        (["clear", "clear,road", "haze,road", "haze"], 1),
+        (["polar bear", "brown bear", "cat"], 0),
+    ],
+)
+def test_classes_that_combine_fewer_words_may_be_several_labels(table, labels, warnings):
+    train, _ = read(table(files=FILES, file=FILES[: len(labels) * 3], label=labels * 3))
+    assert len(told(train.notes, "MULTI_LABEL", "warning")) == warnings
+
+
 @pytest.mark.parametrize("step", [1, -1], ids=["", "in another order"])
 @pytest.mark.parametrize("labels", [["1", "2", "B"], ["['a']", "['a', 'b']", "['b']"], ["a|b", "b|c", "a|c"]])
 def test_labels_without_one_meaning_are_refused(table, labels, step):
