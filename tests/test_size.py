@@ -50,13 +50,13 @@ CEILINGS = {
     "utils/processes": 3822,
     "tests": 11831,
     "tests/configs": 7513,
-    "tests/datasets": 71698,
-    "tests/engine": 117602,
+    "tests/datasets": 71627,
+    "tests/engine": 117515,
     "tests/fixtures": 378,
     "tests/models": 30379,
     "tests/scripts": 12764,
     "tests/stress": 14327,
-    "tests/utils": 11334,
+    "tests/utils": 11253,
 }
 MAX_PRODUCT_FILES = 183
 MAX_BRANCHES = 15

@@ -34,19 +34,20 @@ from tests.engine.run.test_folder import contents
 from utils.files import read_json
 from utils.notes import STATUS
 
-INVALID_CHANGES = {  # option -> what the error names
-    "TRAIN.OPTIMIZER.NAME=SGD": r"TRAIN\.OPTIMIZER\.NAME.*AdamW",
-    "TRAIN.MODEL_EMA=true": r"TRAIN\.MODEL_EMA.*false",
-    "EVAL.BEST_METRIC=loss": r"EVAL\.BEST_METRIC.*null",
-    "MODEL.TUNE=head": r"MODEL\.TUNE.*full.* -pretrained",
-    "TRAIN.LAST_EPOCH=1": "-last_epoch 1.*epoch 0",
-    "MODEL.EMBED_DIM=32": r"^MODEL\.EMBED_DIM: .*-pretrained",
-    "SEED=5": "SEED 0.* 5",
-    "DATA.BALANCED_SAMPLING=true": r"DATA\.BALANCED_SAMPLING false.* true",
-    "DATA.BATCH_SIZE=80": "192 samples.* 80",
-    "TRAIN.OPTIMIZER.KWARGS={amsgrad: true}": r"^TRAIN\.OPTIMIZER\.KWARGS: .*-pretrained",
-    "TRAIN.HEAD_LR_SCALE=2": r"^TRAIN\.HEAD_LR_SCALE: .*-pretrained",
-}
+# An option, and what the error names
+INVALID_CHANGES = r"""
+TRAIN.OPTIMIZER.NAME=SGD | TRAIN\.OPTIMIZER\.NAME.*AdamW
+TRAIN.MODEL_EMA=true | TRAIN\.MODEL_EMA.*false
+EVAL.BEST_METRIC=loss | EVAL\.BEST_METRIC.*null
+MODEL.TUNE=head | MODEL\.TUNE.*full.* -pretrained
+TRAIN.LAST_EPOCH=1 | -last_epoch 1.*epoch 0
+MODEL.EMBED_DIM=32 | ^MODEL\.EMBED_DIM: .*-pretrained
+SEED=5 | SEED 0.* 5
+DATA.BALANCED_SAMPLING=true | DATA\.BALANCED_SAMPLING false.* true
+DATA.BATCH_SIZE=80 | 192 samples.* 80
+TRAIN.OPTIMIZER.KWARGS={amsgrad: true} | ^TRAIN\.OPTIMIZER\.KWARGS: .*-pretrained
+TRAIN.HEAD_LR_SCALE=2 | ^TRAIN\.HEAD_LR_SCALE: .*-pretrained
+"""
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def stopped(digits_run) -> Path:
 
 def test_resume_rejects_invalid_changes(stopped, digits_argv):
     before = contents(stopped)
-    for option, expected in INVALID_CHANGES.items():
+    for option, expected in cells_of(INVALID_CHANGES):
         with refused(f"(?s){expected}"):
             train([f"-resume={stopped}", *digits_argv, option])
     assert contents(stopped) == before

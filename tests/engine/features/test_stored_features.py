@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, GREY, TINY_VIT, config_for, read_result, refused, samples_for, train
+from conftest import CPU, GREY, TINY_VIT, config_for, read_result, samples_for, train
 from PIL import Image
 
 from engine.checkpoint import run_folder
@@ -124,16 +124,6 @@ def test_runs_compute_the_same_features_at_the_same_time(contents, tmp_path, mon
 
     outer = features(tmp_path, "folder", path, run_another)
     assert np.array_equal(outer, inner[1])
-
-
-def test_all_ranks_raise_the_error_of_a_folder_that_cannot_be_written(contents, tmp_path, monkeypatch):
-    """By `call_on_main`: else the other ranks wait for the main process."""
-    calls = []
-    monkeypatch.setattr(store, "call_on_main", lambda call, context: calls.append(call) or call())
-    (tmp_path / "features").write_text("")
-    with refused(r"features/\w+/all-\w+: cannot be written \(Not a directory\)"):
-        features(tmp_path, "folder", write_folder(tmp_path / "data", contents))
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

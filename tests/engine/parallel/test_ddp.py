@@ -11,25 +11,12 @@ from torch.nn.utils import parameters_to_vector
 
 from configs.schema import Amp, Parallel
 from datasets.batch import Batch
-from engine.parallel import DDP, unused_parameters
+from engine.parallel import DDP
 from engine.precision.policy import Precision
 from engine.training.session import synchronize_batch_norms
 from utils.distributed import ProcessContext
 
 RANKS = 3
-
-
-def test_passes_without_training_time_no_convolutions(monkeypatch):
-    """cuDNN would time its algorithms for two images, and again for the batch."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    model = nn.Linear(4, 4)
-    seen = []
-    model.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark))
-    model.weight.register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
-    unused_parameters(model, torch.ones(2, 4))
-    assert seen == [False, False]
-    assert torch.backends.cudnn.benchmark
-    assert torch.backends.cudnn.enabled
 
 
 EXCHANGES = {  # options, relative error of the mean gradient, buckets, dtype

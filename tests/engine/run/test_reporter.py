@@ -3,6 +3,8 @@
 import math
 import re
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,6 +136,22 @@ def lines(cpu, latest=LATEST, shows_scale=False, **figures) -> list[str]:
 
 def test_a_usual_report_is_one_line(cpu):
     assert lines(cpu) == [f"{PADDLEVIT}, 2850 img/s, 20.1G, left 10h03m"]
+
+
+def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes(tmp_path, cpu):
+    assert lines(cpu, shows_scale=True) == [*lines(cpu), "  loss scale 65536"]
+    run = SimulatedRun(tmp_path, cpu)
+    scales = iter((4.0, 4.0, 2.0))
+    run.reporter.scaler = scaler = SimpleNamespace(dynamic=True, skipped=0)
+
+    def next_scale():
+        scaler.get_scale = partial(float, next(scales))
+
+    run.before_report = next_scale
+    run.epoch(*[(1.0, 1.0, False)] * STEPS)
+    assert re.findall(r"Step\[0*(\d)/|loss scale (\d)", run.log) == [
+        ("0", ""), ("", "4"), ("1", ""), ("2", ""), ("", "2"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
