@@ -100,7 +100,9 @@ class Tables(Source):
     @classmethod
     def splits_of(cls, data: Data) -> Collection[str]:
         parts = cls.parts(data)
-        return [split for split in parts if split != "test" or cls.find_test(data)[0]] if "all" not in parts else ()
+        if "all" in parts:
+            return ()
+        return [split for split in parts if split != "test" or cls.find_test(data)[0]]
 
     @classmethod
     def find_test(cls, data: Data) -> tuple[bool, str | None]:

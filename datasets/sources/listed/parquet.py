@@ -69,11 +69,7 @@ class Parquet(Tables):
         found = parquet_files(root) if root.is_dir() else [root]
         if not found:
             raise UserError(f"{root}: has no {PARQUET} file; -dataset=folder reads images, -dataset=tar tar shards")
-        cards = [card for card in _splits_of_card(root) if not card.keys().isdisjoint(found)]
-        of_card = cards[0] if len(cards) == 1 else {}
-        used = [*filter(of_card.get, found)] or found
-        places = {file: _place_of(root, file, of_card) for file in used}
-        _refuse_configurations(root, list(dict.fromkeys(folder for folder, _, _ in places.values())), len(cards))
+        places = _places_of(root, found)
         names = dict.fromkeys(name for _, split, name in places.values() if not split)
         by_split = defaultdict[str, list[Path]](list)
         for file, (_, split, _) in places.items():
@@ -102,6 +98,16 @@ class Parquet(Tables):
         assert table.root
         arrays = listing_arrays(StringPacker(table.column(table.columns["path"])))
         return self.images(ImageFiles(table.root, ["0"], arrays, has_class_names=False), [table])
+
+
+def _places_of(root: Path, found: Sequence[Path]) -> dict[Path, tuple[Path, str | None, str]]:
+    """The files of one configuration, as README.md lists them, else all; see `_place_of`. Raises UserError: several."""
+    cards = [card for card in _splits_of_card(root) if not card.keys().isdisjoint(found)]
+    of_card = cards[0] if len(cards) == 1 else {}
+    used = [*filter(of_card.get, found)] or found
+    places = {file: _place_of(root, file, of_card) for file in used}
+    _refuse_configurations(root, list(dict.fromkeys(folder for folder, _, _ in places.values())), len(cards))
+    return places
 
 
 def _refuse_configurations(root: Path, folders: Sequence[Path], number: int) -> None:

@@ -84,13 +84,17 @@ class TorchvisionSet(Source):
             except Exception as problem:  # damaged files raise many types
                 errors.append(problem)
         error = errors[-1 if self.data.download else 0]
+        raise self._unreadable(error, name, can_download) from error
+
+    def _unreadable(self, error: Exception, name: str, can_download: bool) -> UserError:
+        """The error of a data set that cannot be read or downloaded. name: of its class."""
         reason = to_single_line(getattr(error, "strerror", None) or str(error)).partition(". You can ")[0].rstrip(".")
         if isinstance(error, ValueError) and self.data.kwargs:
-            raise UserError(f"DATA.KWARGS: {reason}") from error
+            return UserError(f"DATA.KWARGS: {reason}")
         fix = f"put the files of {name}, unpacked, into this folder"
         if can_download and not self.data.download:
             fix += ", or let torchvision download them: -opts DATA.DOWNLOAD=true"
-        raise error_from(error, f"{self.root}: {name} cannot be read ({reason}); {fix}") from error
+        return error_from(error, f"{self.root}: {name} cannot be read ({reason}); {fix}")
 
 
 class Caltech(Source):
