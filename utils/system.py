@@ -203,6 +203,6 @@ def _free_bytes_in(group: Path) -> float:
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
         pages = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return limit - used + int(pages["inactive_file"])
+        return limit - used + int(pages.get("inactive_file", 0))
     except (OSError, ValueError):  # no such group, or the limit is 'max'
         return math.inf

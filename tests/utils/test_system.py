@@ -118,9 +118,15 @@ def test_cpu_quota(tmp_path, groups, files, expected):
     assert cpu_quota(tmp_path / "groups", tmp_path / "mount") == expected
 
 
-@pytest.mark.parametrize("limit, expected", [("5000", 5000 - 4000 + 700), ("max", None)])
-def test_pages_of_files_in_a_control_group_are_free_memory(tmp_path, monkeypatch, limit, expected):
-    for name, text in {"max": limit, "current": "4000", "stat": "anon 3000\ninactive_file 700\nactive_file 9"}.items():
+PAGES = "anon 3000\ninactive_file 700\nactive_file 9"
+
+
+@pytest.mark.parametrize(
+    "limit, pages, expected",
+    [("5000", PAGES, 5000 - 4000 + 700), ("5000", "anon 3000", 5000 - 4000), ("max", PAGES, None)],
+)
+def test_pages_of_files_in_a_control_group_are_free_memory(tmp_path, monkeypatch, limit, pages, expected):
+    for name, text in {"max": limit, "current": "4000", "stat": pages}.items():
         (tmp_path / f"memory.{name}").write_text(text + "\n")
     monkeypatch.setattr("utils.system.control_groups", lambda: [tmp_path])
     assert available_bytes() == expected or (expected is None and available_bytes() > 10**6)
