@@ -174,6 +174,10 @@ def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str]
     inside = [name for name in state if name.startswith(prefix)]
     part, note = convert({name.removeprefix(prefix): state[name] for name in inside})
     outside = {name: state[name] for name in state if name not in {*inside, *part} and not _OF_LOSS.search(name)}
+    for path in {name.rpartition(".")[0] for name in own.keys() - body - part.keys()}:
+        of_head = [name for name in part if name.startswith(f"{path}.")]
+        if len({name.rpartition(".")[0] for name in of_head}) == 1:  # behind a dropout: fc.1.weight
+            part |= {f"{path}.{name.rpartition('.')[2]}": part.pop(name) for name in of_head}
     known = {*body, *part, *outside}
     layers = {name.rpartition(".")[0] for name in outside}
     notes = [*filter(None, [note])]
