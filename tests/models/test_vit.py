@@ -21,6 +21,8 @@ C = 8
 
 def test_number_of_kept_samples():
     assert [num_kept_samples(32, rate) for rate in (0.0, 0.04, 0.1, 0.5)] == [None, None, 29, 16]
+    drops = [SampleDropBlock(C, num_heads=2, drop_path=rate).drops_samples for rate in (0.0, 0.099, 0.1, 0.199, 0.2)]
+    assert list(zip(*drops, strict=True)) == [(False, False, True, True, True), (False, False, False, False, True)]
     for batch_size in (1, 2, 3):
         assert all(num_kept_samples(batch_size, rate) in (None, 1) for rate in (0.1, 0.5, 0.7, 0.9, 1.0))
 
