@@ -146,6 +146,22 @@ def gradients_of(matrices: list[torch.Tensor], step: int) -> list[torch.Tensor]:
     return [torch.randn(one.shape, generator=seeded(100 * step + index)) for index, one in enumerate(matrices)]
 
 
+def test_a_closure_is_called_before_the_step():
+    found, expected = Fused(), Fused()
+    expected.load_state_dict(found.state_dict())
+    gradients = gradients_of(found.matrices(), 0)
+
+    def closure():
+        assert torch.is_grad_enabled()
+        found.set_gradients(gradients)
+        return 2.5
+
+    assert optimizer_of(found, train_options("muon", SPLIT)).step(closure) == 2.5
+    expected.set_gradients(gradients)
+    optimizer_of(expected, train_options("muon", SPLIT)).step()
+    assert_same_state(found.state_dict(), expected.state_dict())
+
+
 @pytest.mark.parametrize("name, kwargs", [("muon", {}), ("nmuon", {"adjust_lr_fn": "original", "ns_steps": 3})])
 def test_split_qkv_trains_q_k_and_v_as_three_layers(name, kwargs):
     """From the first step on, bit for bit as timm's Muon trains three matrices; fc1 stays whole."""
