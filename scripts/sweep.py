@@ -93,15 +93,10 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
 
     The name of the folder has a checksum of the options that are not swept: other options are another sweep.
     """
-    grid = {}
-    for text in sets:
-        key, equals, values = text.partition("=")
-        if not equals or key in grid:
-            raise UserError(f"-set {shorten(text)}: expected KEY=VALUES, each key once, such as SEED=0..2")
-        grid[key] = read_values(values)
-    if not 0 < (number := math.prod(map(len, grid.values()))) <= MAX_RUNS:
-        raise UserError(f"-set: {number:,} combinations; a sweep has 1 to {MAX_RUNS:,} runs")
-    runs, speeds, root = dict[str, list[str]](), dict[str, str](), Path()
+    grid = _swept_values(sets)
+    runs = dict[str, list[str]]()
+    speeds = dict[str, str]()
+    root = Path()
     required = {key.name for key in all_keys() if "null" not in key.type.split(" | ")}
     for combination in itertools.product(*grid.values()):
         pairs = list(zip(grid, combination, strict=True))
@@ -116,11 +111,27 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
             options = non_default_options(command.config)
             kept = sorted((key, value) for key, value in options.items() if key not in (*grid, *_UNCHECKED))
             root = Path(command.config.save) / f"{command.run_name}-sweep-{zlib.crc32(repr(kept).encode()):08x}"
-        runs[name] = [*others, f"-output={root}", f"-name={name}", *(["-opts", *given] if given else [])]
+        runs[name] = [*others, f"-output={root}", f"-name={name}"]
+        if given:
+            runs[name] += ["-opts", *given]
         if minutes := command.config.train.minutes:
             changes = (f"{key}={value}" for key, value in pairs if not key.startswith(_SAME_SPEED))
             speeds[name] = ",".join([f"{minutes:g} minutes", *changes])
     return root, runs, speeds
+
+
+def _swept_values(sets: Sequence[str]) -> dict[str, Sequence[Any]]:
+    """The values of each key. Raises UserError: another form, or too many combinations."""
+    grid = dict[str, Sequence[Any]]()
+    for text in sets:
+        key, equals, values = text.partition("=")
+        if not equals or key in grid:
+            raise UserError(f"-set {shorten(text)}: expected KEY=VALUES, each key once, such as SEED=0..2")
+        grid[key] = read_values(values)
+    number = math.prod(map(len, grid.values()))
+    if not 0 < number <= MAX_RUNS:
+        raise UserError(f"-set: {number:,} combinations; a sweep has 1 to {MAX_RUNS:,} runs")
+    return grid
 
 
 def read_values(text: str) -> Sequence[Any]:

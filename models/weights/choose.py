@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -105,8 +105,10 @@ def choose(weights: WeightsFile, model: nn.Module, options: Model, purpose: Purp
             fix = "give a file with one of them"  # the key is the student's
         raise UserError(f"{weights.file}: the entries {entries} fit equally well; {fix}")
     others = [summarize_names([other.title]) for other in best if other is not one]
-    other_kinds = [kind for kind in order if kinds[kind] and one not in kinds[kind]]
-    return replace(one, others=others, other_key=[*(other_kinds if one in best else []), *others, ""][0])
+    keys = others
+    if one in best:
+        keys = [kind for kind in order if kinds[kind] and one not in kinds[kind]] + others
+    return replace(one, others=others, other_key=keys[0] if keys else "")
 
 
 def _wanted(
@@ -174,26 +176,45 @@ def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str]
     inside = [name for name in state if name.startswith(prefix)]
     part, note = convert({name.removeprefix(prefix): state[name] for name in inside})
     outside = {name: state[name] for name in state if name not in {*inside, *part} and not _OF_LOSS.search(name)}
-    for path in {name.rpartition(".")[0] for name in own.keys() - body - part.keys()}:
-        of_head = [name for name in part if name.startswith(f"{path}.")]
-        if len({name.rpartition(".")[0] for name in of_head}) == 1:  # behind a dropout: fc.1.weight
-            part |= {f"{path}.{name.rpartition('.')[2]}": part.pop(name) for name in of_head}
-    known = {*body, *part, *outside}
-    layers = {name.rpartition(".")[0] for name in outside}
-    notes = [*filter(None, [note])]
-    own_heads = part.keys() & own.keys() - body
-    if own_heads and len(layers) == 1 and "".join(layers).endswith("class_head"):  # LightlyTrain's, on its own features
-        part = {name: tensor for name, tensor in part.items() if name not in own_heads}
-        notes.append(Note("screen", f"head: not read, as the backbone has one, and {layers.pop()} is another one"))
-    for head in [name for name in own if name not in known]:
-        end = head.rpartition(".")[2] if len(layers) == 1 else head
-        ends = [name for name in outside if f".{name}".endswith(f".{end}")]
-        if len(ends) == 1:
-            outside[head] = outside.pop(ends[0])
-            if head.endswith(".weight"):
-                of = ends[0].rpartition(".")[0]
-                text = f"head: {of}, beside the backbone; its input is this model's (global_pool)"
-                notes.append(Note("screen", text))
+    notes = [note] if note else []
+    _take_heads_behind_dropout(part, own.keys() - body)
+    notes += _take_heads_beside(part, outside, own, body)
     names = body & part.keys()
     shapes = sum(part[name].shape == own[name].shape for name in names)
     return Candidate(f"{entry}.{prefix}".strip("."), part | outside, (shapes, len(names)), notes)
+
+
+def _take_heads_behind_dropout(part: State, heads: Collection[str]) -> None:
+    """Renames `fc.1.weight` of nn.Sequential(Dropout, Linear) to `fc.weight`. heads: names of the model's."""
+    for path in {name.rpartition(".")[0] for name in heads if name not in part}:
+        layers = [name for name in part if name.startswith(f"{path}.")]
+        if len({name.rpartition(".")[0] for name in layers}) == 1:
+            for name in layers:
+                part[f"{path}.{name.rpartition('.')[2]}"] = part.pop(name)
+
+
+def _take_heads_beside(part: State, outside: State, own: State, body: set[str]) -> list[Note]:
+    """Renames tensors `outside` of the backbone that are the model's head, and says so.
+
+    A head named class_head is LightlyTrain's, on features of its own: the one of the backbone goes.
+    """
+    notes = []
+    known = {*body, *part, *outside}
+    layers = {name.rpartition(".")[0] for name in outside}
+    own_heads = part.keys() & own.keys() - body
+    is_single = len(layers) == 1
+    if own_heads and is_single and min(layers).endswith("class_head"):
+        for name in own_heads:
+            del part[name]
+        notes.append(Note("screen", f"head: not read, as the backbone has one, and {min(layers)} is another one"))
+    for head in [name for name in own if name not in known]:
+        end = head.rpartition(".")[2] if is_single else head
+        ends = [name for name in outside if f".{name}".endswith(f".{end}")]
+        if len(ends) != 1:
+            continue
+        outside[head] = outside.pop(ends[0])
+        if head.endswith(".weight"):
+            of = ends[0].rpartition(".")[0]
+            text = f"head: {of}, beside the backbone; its input is this model's (global_pool)"
+            notes.append(Note("screen", text))
+    return notes

@@ -132,15 +132,32 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
     family = FAMILIES.get(options.type, _VIT)
     if options.type == "timm" and options.name.partition(".")[0] == _REGNET.timm:
         family = _REGNET
+    own = model.state_dict()
+    result, unknown = _from_paddlevit(family, options, model, state)
+    counters = {name: tensor for name, tensor in own.items() if not tensor.is_floating_point()}
+    if result and not unknown:
+        computed = {name: own[name] for name in own if _matches(family.computed, name)}
+        return counters | computed | result, None
+    others, note = _of_paddleclas(model, state)
+    if body_names(model) <= counters.keys() | others.keys():
+        return counters | others, note
+    heads = _OF_HEADS.get(getattr(options, "distilled", None), "")
+    raise UserError(
+        f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}; "
+        f"give weights of this model, or set MODEL{heads} to match"
+    )
+
+
+def _from_paddlevit(family: Family, options: Model, model: nn.Module, state: State) -> tuple[State, list[str]]:
+    """The tensors with the names and the layout of `model`, and the names that it does not have."""
     renames = (*_STATISTICS, *(family.renames(options) if callable(family.renames) else family.renames))
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     own = model.state_dict()
-    computed = {name: tensor for name, tensor in own.items() if not tensor.is_floating_point()}  # such as counters
     result: State = {}
     biases: State = {}
     unknown = []
     for name, tensor in state.items():
-        if any(re.fullmatch(pattern, name) for pattern in family.dropped):
+        if _matches(family.dropped, name):
             continue
         renamed = _renamed(name, renames)
         parts = _split(renamed, family)
@@ -153,19 +170,13 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
             biases[mean] = tensor
         else:
             unknown.append(name)
-    if unknown or not result:
-        others, note = _of_paddleclas(model, state)
-        if body_names(model) <= computed.keys() | others.keys():
-            return computed | others, note
-        heads = _OF_HEADS.get(getattr(options, "distilled", None), "")
-        raise UserError(
-            f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}; "
-            f"give weights of this model, or set MODEL{heads} to match"
-        )
     for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
         result[mean] = result[mean].float() - biases[mean].float()
-    computed |= {name: own[name] for name in own if any(re.fullmatch(one, name) for one in family.computed)}
-    return computed | result, None
+    return result, unknown
+
+
+def _matches(patterns: Iterable[str], name: str) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def _of_paddleclas(model: nn.Module, state: State) -> tuple[State, Note | None]:

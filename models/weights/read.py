@@ -226,26 +226,34 @@ def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any],
             continue
         seen.add(id(value))
         state = State()
-        for name in [name for name in entries if not _OF_OPTIMIZER.search(str(name))]:
-            one = _unnamed(entries[name])
+        for key in [key for key in entries if not _OF_OPTIMIZER.search(str(key))]:
+            one = _unnamed(entries[key])
             if type(one) is ArrayRecord:
                 max_array_bytes -= len(one.content)
                 if max_array_bytes < 0:
                     raise ValueError("arrays share their data")
-                try:
-                    state[str(name)] = from_numpy(one.array())
-                except Exception:  # damaged, or not of numbers
-                    tensors.lost.append(str(name))
-            elif not isinstance(one, TensorRecord):
-                if isinstance(name, str) and depth < _MAX_DEPTH:
-                    found.append((f"{path}.{name}" if path else name, one, depth + 1))
-            elif is_in_file(one) and 0 not in one.shape:
-                state[str(name)] = map_tensor(one)
+            if type(one) is not ArrayRecord and not isinstance(one, TensorRecord):
+                if isinstance(key, str) and depth < _MAX_DEPTH:
+                    found.append((f"{path}.{key}" if path else key, one, depth + 1))
+                continue
+            tensor = _tensor_of(one, from_numpy)
+            if tensor is None:
+                tensors.lost.append(str(key))
             else:
-                tensors.lost.append(str(name))
+                state[str(key)] = tensor
         if state:
             tensors.states[path] = state
     return tensors
+
+
+def _tensor_of(record: ArrayRecord | TensorRecord, from_numpy: Callable[[Any], torch.Tensor]) -> torch.Tensor | None:
+    """None for one without all its elements, or not of numbers."""
+    if isinstance(record, TensorRecord):
+        return map_tensor(record) if is_in_file(record) and 0 not in record.shape else None
+    try:
+        return from_numpy(record.array())
+    except Exception:  # of many types, for a damaged one
+        return None
 
 
 def _unnamed(value: Any) -> Any:
