@@ -276,11 +276,12 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
 
     def _problems_of_split(self) -> Iterator[str]:
         fold, folds = self.fold, self.folds
+        places = f"give 0 to {(folds or 1) - 1}"
         problem = problem_of_expression(self.labels) if self.labels else None
         return texts_of(
             (fold is not None and not folds, f"FOLD {fold} needs FOLDS, the number of folds"),
             (folds and self.val_fraction, "FOLDS and VAL_FRACTION both choose the held-out images; remove one"),
-            (folds and (fold is None or fold >= folds), f"FOLD is {shorten(fold)}: with FOLDS {folds} give less"),
+            (folds and (fold is None or fold >= folds), f"FOLD is {shorten(fold)}: with FOLDS {folds} {places}"),
             (problem, f"LABELS {problem}"),
         )
 

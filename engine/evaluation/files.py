@@ -174,10 +174,11 @@ _CELLS = 14  # of a gradient map on a side: patches of 16 pixels of 224
 def explanation_file(index: int, name: str) -> str:
     """The file of the map of image `index`, relative to the folder of the prediction: letters, digits, '_' and '-'.
 
-    60 characters of UTF-8 are at most 240 bytes, and names of files at most 255.
+    40 characters of UTF-8 are at most 160 bytes. Names of files are at most 255, also while they are temporary, with
+    the name of the host.
     """
     stem = re.sub(r"[^\w-]+", "_", to_nfc(PurePath(name).stem))
-    return f"{EXPLANATIONS}/{index:06d}-{stem[:60]}.png"
+    return f"{EXPLANATIONS}/{index:06d}-{stem[:40]}.png"
 
 
 def write_maps(

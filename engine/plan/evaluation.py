@@ -330,9 +330,9 @@ def _match_imagenet(
             return outputs, [shown.get(output, one) for output, one in enumerate(ids)], "ImageNet's, by WordNet id"
         return outputs, texts, f"timm's of {subset}, by their English names"
     if subset and (len(names) < number or 2 * len(wrong) < len(names)):
-        problem = f"{list_names(wrong)}: not timm's name of exactly one class of {subset}"
+        problem = f"{model.pretrained} is of {subset}: {list_names(wrong)}: not timm's name of exactly one class of it"
         fix = f"rename the classes to WordNet ids, or set DATA.CLASSES to {CLASS_FILE}"
-        raise UserError(f"{problem}, and {model.pretrained} names none; {fix}")
+        raise UserError(f"{problem}; {fix}")
     return None
 
 

@@ -15,7 +15,7 @@ from utils.notes import record_run_end
 from utils.processes.launch import has_launcher, rank_of_process
 from utils.signals import Interrupted, raise_on_signals
 
-_SAVES_NOTHING = {"eval", "predict", "embed"}  # commands whose way on is the same command
+_SAVES_NOTHING = {"-eval", "-predict", "-embed"}  # commands whose way on is the same command
 _LOST = (errno.EIO, errno.EPIPE, errno.ENOSPC)  # the terminal or the reader of a pipe has gone; a full disk
 
 
@@ -44,7 +44,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         record_run_end("interrupted", signal.status, signal=str(signal))
         if rank_of_process() == 0 and not has_launcher():
             print(f"interrupted by {signal}", file=sys.stderr, flush=True)
-            flags = {word.lstrip("-").partition("=")[0] for word in argv}
+            flags = {word.partition("=")[0].replace("--", "-", 1) for word in argv}
             if flags & _SAVES_NOTHING:
                 again = from_here(shlex.join([sys.executable, sys.argv[0], *argv]))
                 print_escaped(f"start again with: {again}", sys.stderr)
