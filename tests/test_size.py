@@ -30,7 +30,7 @@ CEILINGS = {
     "engine": 4021,
     "engine/checkpoint": 7675,
     "engine/commands": 2073,
-    "engine/evaluation": 15314,
+    "engine/evaluation": 15375,
     "engine/features": 5021,
     "engine/plan": 6597,
     "engine/precision": 6933,
