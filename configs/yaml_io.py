@@ -4,6 +4,7 @@ PyYAML itself reads `3e-3` as a string, `on` as True and `010` as 8, keeps the l
 objects from tags.
 """
 
+import json
 import re
 import reprlib
 from collections.abc import Callable, Sequence
@@ -150,6 +151,13 @@ def format_value(value: Any) -> str:
     elif isinstance(value, bool):
         text = text.lower()
     return text if len(text) <= _SHORT.maxstring and text.isprintable() else shorten(value)
+
+
+def as_option(value: Any) -> str:
+    """A value as `-opts` reads it, whole; a text as JSON, unless it is a word and no value of another type."""
+    if isinstance(value, str) and value.isidentifier() and parse_value(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any:

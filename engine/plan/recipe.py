@@ -14,7 +14,7 @@ from configs.programs import program_of, shown_path, split_words, translate
 from configs.resolve import model_follows_source, rate_of_tuning, recipe_follows_data
 from configs.schema.config import known_keys
 from configs.weights import OF_EVERY_MODEL, keys_of
-from configs.yaml_io import format_value
+from configs.yaml_io import as_option
 from datasets.registry import recognize_dataset
 from datasets.sources.source import source_class
 from utils.device import on_meta_device
@@ -84,7 +84,7 @@ def _choice_for(command: Command) -> Choice | None:
     if is_other or not (fine_tunes and os.path.exists(flags.pretrained or "")):
         return None
     weights = _describe_given_weights(command)
-    if f"MODEL.NAME={command.config.model.name}" in weights.flags.get("opts", ()):
+    if f"MODEL.NAME={as_option(command.config.model.name)}" in weights.flags.get("opts", ()):
         return None  # the recipe is for this model, and may have other options of it
     return Choice(command.recipe, weights.reason, weights.flags) if weights.flags else None
 
@@ -298,7 +298,7 @@ def _describe_given_weights(command: Command) -> FoundWeights:
         source = weights if weights.startswith(HUB) else f"{LOCAL}{Path(weight_file(weights)).parent}"
         return replace(found, flags={"model": source})
     described = {key: value for key, value in section.items() if key not in OF_EVERY_MODEL and value is not None}
-    options = [f"MODEL.{key}={format_value(value)}" for key, value in described.items()]
+    options = [f"MODEL.{key}={as_option(value)}" for key, value in described.items()]
     return replace(found, flags={"opts": options} if options else {})
 
 

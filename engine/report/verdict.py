@@ -3,7 +3,6 @@
 Differences within their standard error are none. The advice is a command to type.
 """
 
-import json
 import math
 import os
 import shlex
@@ -11,11 +10,11 @@ from collections.abc import Container
 from functools import cache
 from pathlib import Path
 from statistics import fmean, harmonic_mean
-from typing import Any
 
 from configs.compare import differing_from_defaults
 from configs.load import FINETUNED, RUN_OPTIONS
 from configs.weights import PLACE, SPLIT
+from configs.yaml_io import as_option
 from engine.report.charts import number, percent
 from engine.report.contents import Row, RunContents, best_epoch, points
 from engine.run import facts
@@ -249,7 +248,7 @@ def _other_tuning(run: RunContents) -> str:
     elif weights:
         given |= {key: options[key] for key in options if _describes_model(key, differing)}
     if given:
-        flags += ["-opts", *(f"{key}={_text_of(value)}" for key, value in given.items())]
+        flags += ["-opts", *(f"{key}={as_option(value)}" for key, value in given.items())]
     return command_of(run, *flags)
 
 
@@ -265,12 +264,6 @@ def _describes_model(key: str, differing: Container[str]) -> bool:
     if key in ("MODEL.TYPE", "MODEL.NAME"):
         return True
     return key in differing and key.startswith("MODEL.") and key.split(".")[1] not in _OF_TRAINING
-
-
-def _text_of(value: Any) -> str:
-    if isinstance(value, str) and value.isalpha():
-        return value
-    return json.dumps(value)
 
 
 @cache

@@ -212,6 +212,21 @@ def test_own_weights_name_the_model_of_a_recipe_that_fine_tunes(recipe, name, im
     assert chosen(*given[::2], *own).config.model.depth == 4
 
 
+def test_own_weights_keep_all_arguments_of_their_model(images, tmp_path, monkeypatch):
+    """More than an error shows of a value; texts that YAML reads as another type, too."""
+    kwargs = {f"argument_{number}": number for number in range(9)} | {
+        "a": "null",
+        "b": "1e-3",
+        "c": {"d": [True, None]},
+    }
+    section = {"TYPE": "timm", "NAME": "test_vit", "KWARGS": kwargs}
+    torch.save({}, tmp_path / "best.pth")
+    monkeypatch.setattr("engine.checkpoint.weights_record.record_in", lambda file: Mock(model=section))
+    for flags in ([], [f"-cfg={ROOT}/configs/probe.yaml"]):
+        command = chosen(f"-data_path={images}", f"-pretrained={tmp_path / 'best.pth'}", "-epochs=1", *flags)
+        assert (command.config.model.name, command.config.model.kwargs) == ("test_vit", kwargs)
+
+
 def test_the_same_command_has_the_number_of_started_processes(images, place, monkeypatch):
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "2")
