@@ -133,7 +133,7 @@ class _Info(BaseModel, strict=True):
         for names in (splits, shards, self.class_names or ()):
             if len(set(names)) < len(names):
                 raise ValueError("names a split, a shard or a class twice")
-        if len({split.alt_label for split in self.splits.values()}) > 1:
+        if len({split.alt_label or "" for split in self.splits.values()}) > 1:
             raise ValueError("has several values of 'alt_label'")
         return self
 

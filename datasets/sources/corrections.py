@@ -14,7 +14,7 @@ from configs.yaml_io import find_name, shorten
 from datasets.sources.class_names import list_names, new_names
 from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import to_nfc
-from datasets.sources.tables.files import Cells, open_table
+from datasets.sources.tables.files import Cells, open_columns
 from utils.errors import UserError, did_you_mean
 from utils.notes import Note
 from utils.tables import unescaped_cell
@@ -30,7 +30,7 @@ def decided_rows(file: str | None, encoding: str | None) -> dict[int, Cells]:
     """
     if not file:
         return {}
-    table = open_table(Path(file), encoding)
+    table = open_columns(Path(file), encoding)
     for name in (PATH, CORRECTION):
         if name not in table.header:
             fix = f"give a table with the columns {PATH} and {CORRECTION}, such as suspects.csv of a run"

@@ -20,7 +20,7 @@ from datasets.sources.path_words import label_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import Table, open_table
+from datasets.sources.tables.files import Table, open_columns, open_table
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError, combine_findings
 from utils.notes import Note
@@ -170,7 +170,7 @@ def _groups_in(
     Raises UserError: the table cannot be read, or an image has two groups.
     """
     changes = {"image_root": root, "labels": None, "columns": {**columns, "split": None}}
-    rows, group_of = table_rows(open_table(file, data.encoding), data.model_copy(update=changes)), dict[str, str]()
+    rows, group_of = table_rows(open_columns(file, data.encoding), data.model_copy(update=changes)), dict[str, str]()
     names = list(map("".join, rows.target_ids))
     for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
         if group_of.setdefault(path, names[target_id]) != names[target_id]:

@@ -1,6 +1,7 @@
 """What other programs do without stating it in their files: their code fixes the preprocessing and the network."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -8,6 +9,8 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 _IMAGENET = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
 _OF_DEIT = _IMAGENET | {"interpolation": "bicubic", "crop_pct": 224 / 256}
 _WHOLE = {"crop_pct": 1.0, "crop_mode": "squash"}
+_NEEDED = {"arch", "epoch", "state_dict"}
+_OF_EXAMPLE = _NEEDED | {"best_acc1", "best_prec1", "optimizer", "scheduler", "scaler"}
 _OF_MOCO = {"model": "vit_small_patch16_224", "model_kwargs": {"num_heads": 12}}  # MoCo v3; DeiT's has 6 heads
 
 
@@ -25,13 +28,22 @@ def fixed_arguments(entries: Mapping[str, Any], options: Mapping[str, Any]) -> d
             return _IMAGENET | {"img_size": shown, "crop_pct": shown / side}
         case {"nb_classes": _, "crop_pct": None, "input_size": int(side)} if side >= 384:  # ConvNeXt
             return _OF_DEIT | _WHOLE
-        case {"nb_classes": _, "global_pool": is_average, "input_size": int(side)}:  # MAE
+        case {"nb_classes": _, "global_pool": bool(is_average), "input_size": int(side)}:  # MAE
             crop = {"crop_pct": 1.0} if side > 224 else {}
             return _OF_DEIT | {"gp": "avg" if is_average else None} | crop
         case {"nb_classes": _} | {"teacher_temp": _} | {"norm_pix_loss": _}:  # DINO; MAE before the fine-tuning
             return _OF_DEIT
         case {"DATA": {"IMG_SIZE": size, "INTERPOLATION": method}, "TEST": {"CROP": is_cropped}}:
             return _OF_DEIT | {"img_size": size, "interpolation": method} | ({} if is_cropped else _WHOLE)
-    if "args" in entries or not {"arch", "epoch", "state_dict"} <= entries.keys():
+    if not _NEEDED <= entries.keys() <= _OF_EXAMPLE:  # others have the preprocessing of their own programs
         return {}
-    return _OF_DEIT | {"interpolation": "bilinear"} | (_OF_MOCO if entries["arch"] == "vit_small" else {})
+    is_of_moco = entries["arch"] == "vit_small" and _has_sines(entries["state_dict"])
+    return _OF_DEIT | {"interpolation": "bilinear"} | (_OF_MOCO if is_of_moco else {})
+
+
+def _has_sines(state: Any) -> bool:
+    """Whether the position of the class token is 0, as among the sines of MoCo v3; learned positions are not."""
+    with suppress(Exception):  # any content
+        positions = next(one for name, one in state.items() if name.endswith("pos_embed"))
+        return not any(positions.storage.data[: positions.shape[-1]])
+    return False

@@ -97,12 +97,14 @@ class Table:
 
 
 def open_table(file: Path, encoding: str | None = None) -> Table:
-    """A table or, in a .txt file, a list. Raises UserError: it cannot be read."""
-    suffix = file.suffix.lower()
-    if suffix == TEXT_LIST:
-        return TextList(file)
+    """As `open_columns` or, in a .txt file, a list of paths and labels."""
+    return TextList(file) if file.suffix.lower() == TEXT_LIST else open_columns(file, encoding)
+
+
+def open_columns(file: Path, encoding: str | None) -> Table:
+    """A table that names its columns. Raises UserError: it cannot be read."""
     found = _find_encoding(file, encoding)
-    return JsonLines(file, found) if suffix == JSON_LINES else CsvTable(file, found)
+    return JsonLines(file, found) if file.suffix.lower() == JSON_LINES else CsvTable(file, found)
 
 
 def _find_encoding(file: Path, given: str | None) -> str:

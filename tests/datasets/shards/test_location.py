@@ -128,6 +128,9 @@ def test_info_of_timm(tmp_path):
             assert found.splits == {"train": ["t-0.tar", "t-1.tar"], "val": ["v.tar"]}
             assert found.class_names == ["cat", "Häher"]
             assert found.label_key == "species"
+    without_key = {"train": SHARDS["train"] | {"alt_label": ""}, "validation": {"filenames": ["v.tar"]}}
+    (tmp_path / "_info.json").write_text(json.dumps({"splits": without_key}))
+    assert not find(tmp_path).label_key
 
 
 def with_splits(**splits):

@@ -18,7 +18,7 @@ def data(tmp_path):
 
 
 def corrected(data: Data, rows: str):
-    file = data.data_path + "/../checked.csv"
+    file = data.data_path + "/../checked.txt"
     with open(file, "w", encoding="utf-8-sig") as opened:
         opened.write(rows)
     return read_splits(data.model_copy(update={"corrections": file}))

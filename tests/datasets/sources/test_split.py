@@ -321,9 +321,10 @@ def test_folders_by_expression_and_by_table(folder, tmp_path):
     assert train.notes == val.notes
     first, second = sorted({*val.groups})
     assert f"2 of 8 are held out ('{first}', '{second}'), 6 of 24 images" in train.notes[-1].text
-    table = tmp_path / "groups.csv"
-    table.write_text("path,group\n" + "".join(f"{path},{group}\n" for path, _, group in IMAGES))
-    assert list(read(folder, str(table), dataset="folder")[0].groups) == list(train.groups)
+    for name in ("groups.csv", "groups.txt"):
+        table = tmp_path / name
+        table.write_text("path,group\n" + "".join(f"{path},{group}\n" for path, _, group in IMAGES))
+        assert list(read(folder, str(table), dataset="folder")[0].groups) == list(train.groups)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from engine.checkpoint.files import CheckpointWriter, load_checkpoint
 from engine.checkpoint.weights_record import describe_data, read_record, to_metadata, weights_record
 from engine.evaluation.session import build_eval_model
 from engine.plan.evaluation import options_of_weights
+from models.weights.read import read_weights
 from tests.datasets.photo import PHOTO, as_tensor
 
 
@@ -161,10 +162,27 @@ def test_what_a_program_fixes_decides_pixels_and_network(program, tmp_path):
     assert torch.allclose(build_eval_model(options, CPU).fp32.eval()(pixels), model(pixels), atol=1e-5)
 
 
+def test_files_of_other_programs_are_not_read_as_those_of_these(tmp_path):
+    """A template with `config`, timm's saver without arguments, a network by that name, and a pooling by its name."""
+    own = timm.create_model("test_vit", num_classes=3)
+    saved = {"state_dict": own.state_dict(), "arch": "test_vit", "epoch": 1}
+    positions = {"arch": "vit_small", "state_dict": {"module.pos_embed": torch.ones(1, 2, 4)}}
+    arguments = {"nb_classes": 3, "input_size": 160, "global_pool": "token"}
+    more = [{"config": {}}, {"version": 2}, positions, {"args": Namespace(**arguments)}]
+    found = []
+    for entries in more:
+        torch.save(saved | entries, tmp_path / "x.pth")
+        found.append(read_weights(tmp_path / "x.pth").program_arguments)
+    assert found[:2] == [{}, {}]
+    assert "model_kwargs" not in found[2]
+    assert "gp" not in found[3]
+
+
 def test_a_vit_small_of_moco_v3_has_twelve_heads(tmp_path):
     """Its tensors fit six heads as well. The recipe of this name has six: the line for twelve works."""
     small = {"img_size": 16, "depth": 1, "num_classes": 3}
     state = timm.create_model("vit_small_patch16_224", **small, num_heads=12).state_dict()
+    state["pos_embed"][0, 0] = 0
     content = {"arch": "vit_small", "epoch": 1, "state_dict": {f"module.{name}": one for name, one in state.items()}}
     torch.save(content, tmp_path / "x.pth")
     command = ["-eval", f"-pretrained={tmp_path / 'x.pth'}"]
