@@ -54,6 +54,7 @@ def table_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return lines.getvalue()
 
 
+MAX_ROWS = 2**20  # of a sheet of Excel
 _SPREADSHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 _RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
 _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"

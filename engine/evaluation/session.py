@@ -16,7 +16,7 @@ from configs.schema.data import properties_of
 from configs.schema.model import Tune
 from configs.schema.operating_point import Goal, OperatingPoint
 from configs.weights import WeightsRecord
-from configs.yaml_io import find_name, shorten
+from configs.yaml_io import find_name, format_value, shorten
 from datasets.sources.class_names import list_names, names_of_labels
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc
@@ -41,6 +41,7 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError, did_you_mean
 from utils.metric_table import MAX_SCORED_CLASSES
 from utils.notes import Note
+from utils.tables import MAX_ROWS
 
 _BESIDES_PATCHES = {*OPS} - {"conv2d", "linear"}  # ops that a patch embedding does not have, as either layer
 
@@ -73,7 +74,7 @@ def build_eval_model(
     decision = record.decision
     if decision.point and decision.point.label < config.model.num_logits:
         evaluator = replace(evaluator, point=decision.point)
-        title = f"{decision.point.title}, threshold {decision.point.threshold}"
+        title = f"{decision.point.title}, threshold {format_value(decision.point.threshold)}"
         notes.append(Note("log", f"Operating point of {decision.point.name}, from the weights: {title}"))
     if config.data.multi_label:
         known = len(decision.thresholds or ()) == config.model.num_logits
@@ -123,10 +124,14 @@ class EvaluationSession:
 def build_session(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationSession:
     """The session of the weights of MODEL.PRETRAINED, or of the run that -resume names.
 
-    Raises UserError: the weights do not fit the model; -threshold rejects no image.
+    Raises UserError: the weights do not fit the model; -threshold rejects no image; a workbook has fewer rows.
     """
     plan = plan_evaluation(command, context, logger)
     _check_threshold(command.prediction, plan.config)
+    if command.prediction and command.prediction.excel and len(plan.samples) >= MAX_ROWS:
+        raise UserError(
+            f"-format excel: {len(plan.samples):,} images, but a sheet has {MAX_ROWS:,} rows; use -format csv"
+        )
     built = build_eval_model(plan.config, context, plan.purpose, plan.record.image_size, plan.record)
     for note in (*built.notes, *plan.notes):
         logger.note(note)

@@ -80,6 +80,15 @@ def test_splits_of_the_data_of_the_run(trained, tmp_path):
         predict(tmp_path / "no", weights, "-split=all", "-dataset=digits")
 
 
+def test_more_images_than_rows_of_a_workbook(trained, tmp_path, monkeypatch):
+    """12 images and a header."""
+    monkeypatch.setattr("engine.evaluation.session.MAX_ROWS", 13)
+    assert len(predict(tmp_path / "excel", f"-resume={trained}", "-format=excel")) == 12
+    monkeypatch.setattr("engine.evaluation.session.MAX_ROWS", 12)
+    with refused("-format excel"):
+        predict(tmp_path / "excel", f"-resume={trained}", "-format=excel")
+
+
 def test_several_labels_have_independent_probabilities(images, tmp_path):
     """An image of the last class has two labels; their probabilities are sigmoids, also away from the run."""
     for label, name in enumerate(CLASSES):
