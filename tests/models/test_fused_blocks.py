@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from conftest import config_for, model_for, refused
+from timm.layers import LayerScale
 from torch import nn
 
 from configs.schema import Amp
@@ -178,6 +179,17 @@ def test_fused_half_weights():
     exact = gradients(lambda model, x: model(x), copy.deepcopy(blocks).double(), torch.float64)
     half = blocks.half()
     assert distance(gradients(lambda m, x: fused.run_fused(m, x, x.dtype), half, torch.float16), exact) < 4e-3
+
+
+def test_in_float16_the_size_of_layer_scale_is_in_the_factors():
+    """Products of about 1e-5 would be subnormal numbers."""
+    layer = nn.Linear(4, 3)
+    scale = LayerScale(3)
+    scale.gamma.data = torch.tensor([1e-5, -1e-6, 0.0])
+    weight, bias, factors = fused._branch_end(layer, scale, nn.Identity(), 8, torch.float16)
+    torch.testing.assert_close(factors, torch.full((8,), 1e-5))
+    torch.testing.assert_close(weight, layer.weight * torch.tensor([[1], [-0.1], [0]]))
+    torch.testing.assert_close(bias, layer.bias * torch.tensor([1, -0.1, 0]))
 
 
 def test_dropout_and_drop_path_have_the_gradients_of_their_masks():

@@ -52,6 +52,12 @@ def test_only_kept_samples_have_gradients():
     assert torch.allclose(branch.weight.grad[0], x[chosen].sum((0, 1)) * B / 6, atol=1e-5)
 
 
+def test_a_branch_in_half_does_not_round_the_stream():
+    x = torch.randn(B, N, C)
+    assert add_residual(x, lambda part: part.half(), 8).dtype == torch.float32
+    assert add_residual(x.half(), lambda part: part, 8).dtype == torch.float16
+
+
 @pytest.mark.parametrize("rate, same", [(0.0999, True), (0.1, False)])
 def test_rates_below_0_1_use_timms_drop_path(rate, same):
     ours = SampleDropBlock(C, num_heads=2, drop_path=rate)

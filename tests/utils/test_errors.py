@@ -20,6 +20,7 @@ from datasets.decoding.decode import open_image
 from datasets.shards.store import ShardStore
 from engine.checkpoint import run_folder
 from engine.checkpoint.files import find_checkpoint
+from engine.run.log import RunLogger
 from utils import notes
 from utils.device import IN_EVALUATION, IN_LOADING, find_shortage, visible_gpus
 from utils.errors import (
@@ -108,6 +109,14 @@ def test_the_command_that_resumes_follows_an_error(capsys, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         run_and_report_errors(lambda argv: 1 // 0, [])
     assert capsys.readouterr().err == "resume with: again\n"  # before Python's traceback
+
+
+def test_the_log_and_the_screen_are_printable(tmp_path, capsys, cpu):
+    logger = RunLogger(cpu)
+    logger.open(tmp_path)
+    logger.info(ESCAPE)
+    for text in (capsys.readouterr().out, (tmp_path / "log.txt").read_text()):
+        assert text.endswith(f"{escape_control_characters(ESCAPE)}\n")
 
 
 def test_control_sequences_are_escaped(capsys):

@@ -17,7 +17,7 @@ from datasets.registry import read_samples
 from datasets.shards.samples import TarSamples
 from datasets.sources.shared_arrays import StringPacker, strings_in
 from datasets.sources.source import source_class
-from datasets.sources.split import RunSplit, Splitter, hash_paths
+from datasets.sources.split import RunSplit, Splitter, _describe_folds, hash_paths
 from engine.checkpoint.weights_record import ENTRY, exported_entry, read_split, split_to_entry
 from scripts import make_shards
 from tests.datasets.shards.tar_files import jpeg, tar_of
@@ -279,6 +279,14 @@ def test_a_run_keeps_its_list_of_groups():
     older = replace(run, held_out_groups=("h0", "h4"))  # as another version may have cut them
     resumed = part_of(hospitals, "train", older, folds=5, fold=3)[2]
     assert resumed.held_out_groups == older.held_out_groups
+
+
+@pytest.mark.parametrize("largest, kind", [(14, "log"), (20, "warning")])
+def test_a_fold_far_larger_than_the_mean_is_a_warning(largest, kind):
+    fold_of = np.repeat(range(5), [largest, 10, 10, 10, 10])
+    note = _describe_folds(StringPacker(f"h{fold}" for fold in fold_of).strings(), fold_of, 5)
+    assert note.kind == kind
+    assert f"{largest / len(fold_of):.1%}" in note.text
 
 
 IMAGES = [(f"{group % 2}/p{group}_{shot}.jpg", group % 2, f"p{group}") for group in range(8) for shot in range(3)]

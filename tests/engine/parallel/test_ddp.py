@@ -11,7 +11,7 @@ from torch.nn.utils import parameters_to_vector
 
 from configs.schema import Amp, Parallel
 from datasets.batch import Batch
-from engine.parallel import DDP
+from engine.parallel import DDP, unused_parameters
 from engine.precision.policy import Precision
 from engine.training.session import synchronize_batch_norms
 from utils.distributed import ProcessContext
@@ -142,3 +142,11 @@ def test_two_gpus_equal_one_with_the_whole_batch(ranks, options):
 def test_a_model_without_batch_norms_and_cpus_are_refused(name, reason, cpu):
     with refused(rf"^PARALLEL.SYNC_BN: .*{reason}"):
         synchronize_batch_norms(timm.create_model(name), cpu.device)
+
+
+def test_parameters_without_a_gradient_are_named_and_nothing_stays():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model.register_parameter("extra", nn.Parameter(torch.ones(2)))
+    assert unused_parameters(model, torch.randn(3, 4)) == ["extra"]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not model[1].running_mean.any()

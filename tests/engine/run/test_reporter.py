@@ -85,6 +85,14 @@ def test_a_skipped_step_does_not_count_in_the_loss_and_the_gradient_norm(tmp_pat
     assert all(memory > 1e8 for memory in scalars(tmp_path, "train/peak_memory_bytes").values())
 
 
+def test_an_epoch_of_skipped_steps_has_no_loss(tmp_path, cpu):
+    run = SimulatedRun(tmp_path, cpu)
+    run.epoch(*[(math.nan, math.nan, True)] * STEPS)
+    (epoch,) = run.rows("metrics.csv")
+    assert [epoch[name] for name in ("train_loss", "train_top1", "grad_norm")] == ["", "", ""]
+    assert "nan" not in run.log
+
+
 def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
     run = SimulatedRun(tmp_path, cpu)
     run.reporter.images_per_epoch = BATCH_SIZE
