@@ -22,10 +22,11 @@ MIN_RANKED = 10  # images or groups of a class, and of the others, that the jack
 def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[float] | None, str]:
     """The 95% interval of a metric in percent, of samples that are drawn one by one or, with groups, by group.
 
-    Wilson's (1927) of a share of n samples, with n = share * (1 - share) / variance. The variance of top-k is the
-    clustered one; of another metric a jackknife's that leaves out each of 20 blocks of groups. Of a mean over classes
-    and of the worst class, each limit is also at least as far away as the limits of the classes are: the jackknife
-    does not see that one image of a class may be right by chance.
+    Wilson's (1927) of a share of n samples, with n = share * (1 - share) / variance; the number of samples or groups
+    where the variance is 0. The variance of top-k is the clustered one, and n at most the number of samples; of another
+    metric a jackknife's that leaves out each of 20 blocks of groups. Of a mean over classes and of the worst class,
+    each limit is also at least as far away as the limits of the classes are: the jackknife does not see that one image
+    of a class may be right by chance.
 
     None for a loss, for a value that is not a share, and where too few samples show the variance; then the reason, too.
     """
@@ -46,6 +47,8 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
     if top_k := {"top1": 1, "top5": 5}.get(metric.name):
         sums = np.bincount(units, results.hits(top_k)[readable] - share)
         variance = float(sums @ sums) / len(readable) ** 2
+        if variance == 0:  # n is the number of groups, and nothing is estimated
+            freedom = math.inf
     else:
         with_class, without = _units_of_classes(results, units)
         sides = np.minimum(with_class, without)
@@ -59,6 +62,8 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
             return None, f"too few {unit} of a class"
         below, above = _limits_of_classes(results, metric, with_class, without)
     n = max(share * (1 - share) / variance, 1.0) if variance > 0 else number
+    if top_k:  # the images of few groups may differ as if drawn one by one, by chance
+        n = min(n, len(readable))
     low, high = _wilson(share, n, 1.96 + 2.4 / freedom)  # Student's t
     limits = max(min(low, share - below), 0.0), min(max(high, share + above), 1.0)
     return [100 * float(limit) for limit in limits], ""

@@ -57,6 +57,19 @@ def test_an_interval_by_group_has_the_true_value_in_about_95_of_100_samples(name
     assert covered[1] < covered[0] - 5
 
 
+def test_images_of_few_groups_tell_no_more_than_single_images():
+    groups = np.repeat(list("abcde"), [5, 5, 4, 4, 4])
+    for wrong in ([0, 1, 5, 6, 10, 14], [0, 5], []):  # errors spread evenly over the groups; none
+        targets = np.isin(np.arange(22), wrong)
+        results = results_of(torch.tensor([[1.0, 0.0]]).repeat(22, 1), torch.from_numpy(targets).long())
+        low, high = interval_of(results, METRICS["top1"], groups)[0]
+        single_low, single_high = interval_of(results, METRICS["top1"])[0]
+        assert low <= single_low
+        assert high >= single_high
+    of_five_groups = binomtest(5, 5).proportion_ci(method="wilson")
+    assert low == pytest.approx(100 * of_five_groups.low, abs=0.01)
+
+
 def test_the_auroc_of_a_class_against_the_others_is_that_of_two_classes():
     generator = np.random.default_rng(0)
     targets = torch.from_numpy(generator.integers(0, 3, 300))
