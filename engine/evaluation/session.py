@@ -17,7 +17,7 @@ from configs.schema.model import Tune
 from configs.schema.operating_point import Goal, OperatingPoint
 from configs.weights import WeightsRecord
 from configs.yaml_io import find_name, format_value, shorten
-from datasets.sources.class_names import list_names, names_of_labels
+from datasets.sources.class_names import list_names, names_of_labels, new_names
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc
 from datasets.transforms.device import Normalize
@@ -143,12 +143,12 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     if plan.class_mask is not None:
         evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
     names = names_of_labels(plan.samples, plan.config.model.num_logits)
-    if plan.merged:  # the threshold is of the classes before
+    if plan.merged:  # the operating point is of the classes before
         evaluator = replace(evaluator, merged=plan.merged, point=None)
     elif evaluator.point:
         named = {"name": names[evaluator.point.label]}
         evaluator = replace(evaluator, point=evaluator.point.model_copy(update=named))
-    goal = operating_goal(plan.config, names)
+    goal = None if plan.merged else operating_goal(plan.config, names)
     if goal and (not evaluator.point or _goal_of(goal) != _goal_of(evaluator.point)):
         if command.prediction:
             problem = "EVAL.OPERATING_POINT: a prediction takes the one of its weights, which have another or none"
@@ -162,7 +162,7 @@ def _goal_of(point: OperatingPoint) -> dict[str, Any]:
 
 
 def operating_goal(config: Config, names: Sequence[str]) -> OperatingPoint | None:
-    """EVAL.OPERATING_POINT with the label of its class. names: of all labels.
+    """EVAL.OPERATING_POINT with the label of its class, after DATA.RENAME. names: of all labels.
 
     Raises UserError: there is no such class; one label per image of more classes than have scores.
     """
@@ -171,7 +171,8 @@ def operating_goal(config: Config, names: Sequence[str]) -> OperatingPoint | Non
         return None
     if not config.data.multi_label and len(names) > MAX_SCORED_CLASSES:
         raise UserError(f"EVAL.OPERATING_POINT: {len(names)} classes, more than {MAX_SCORED_CLASSES}; remove it")
-    name = find_name(to_nfc(goal.name), names)
+    (name,) = new_names([to_nfc(goal.name)], config.data.rename)
+    name = find_name(name, names)
     if name not in names:
         fix = did_you_mean(name, names) or f"; give one of {list_names(names)}"
         raise UserError(f"EVAL.OPERATING_POINT: no class is {shorten(name)}{fix}")

@@ -14,6 +14,7 @@ import torch
 from configs.schema.data import properties_of
 from configs.schema.operating_point import OperatingPoint
 from configs.yaml_io import find_name
+from datasets.sources.class_names import new_names
 from datasets.sources.corrections import decided_rows
 from engine.evaluation.results import SampleResults, join
 from engine.evaluation.suspects import margins, write_suspects
@@ -55,8 +56,9 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
         pictures = {}
     results = join(parts)
     goal = runs[0].options["EVAL.OPERATING_POINT"]
-    chosen = find_name(goal["class"], classes) if goal else ""
-    if chosen in classes:
+    (chosen,) = new_names([goal["class"] if goal else ""], runs[0].options["DATA.RENAME"])
+    chosen = find_name(chosen, classes)
+    if goal and chosen in classes:
         point = {**goal, "class": chosen, "label": classes.index(chosen)}
         results = replace(results, point=OperatingPoint.model_validate(point))
     about = {"split": OUT_OF_FOLD, "folds": len(runs)}

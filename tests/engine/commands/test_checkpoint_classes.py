@@ -149,7 +149,8 @@ def advised_rename(text: str) -> str:
 def test_a_renamed_class_keeps_its_images_its_output_and_its_row(images, tmp_path):
     """The folder of the training is renamed: the same held-out images, also where the run continues."""
     data = shutil.copytree(images, tmp_path / "data")
-    options = argv_for(data, tmp_path / "out", *SIZE, *GREY, *AS_IT_IS)
+    goal = "EVAL.OPERATING_POINT={class: bee, specificity: 0.5}"
+    options = [*argv_for(data, tmp_path / "out", *SIZE, *GREY, *AS_IT_IS), goal]
     folder = train([*options, "TRAIN.NUM_EPOCHS=2"])
     before, _ = evaluate(folder / "best.pth", data, tmp_path / "before")
     held_out = held_out_of(folder)

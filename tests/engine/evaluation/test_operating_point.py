@@ -154,6 +154,14 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
         assert record.decision.point.name == "three"
     with refused("DATA.RENAME: an export cannot merge classes"):
         export([str(folder), "-format=hf", "-no_check", "-opts", "DATA.RENAME={3: 4}"])
+    for rename, name, threshold in (("{3: three}", "three", found["threshold"]), ("{3: 4}", None, None)):
+        options = [f"-resume={folder}", "-opts", f"DATA.RENAME={rename}"]  # the run has the option with its old name
+        again = evaluate(tmp_path / f"eval-{name}", *options)
+        used = read_json(again / "evaluation/summary.json")["operating_point"] or {}
+        assert (used.get("class"), used.get("threshold")) == (name, threshold)
+        run_here("-predict", f"-output={tmp_path / f'predict-{name}'}", *options)
+        rows = read_rows(tmp_path / f"predict-{name}/predictions.csv")
+        assert [row.get("decision", "") for row in rows].count(str(name)) == (expected.sum() if name else 0)
     again = evaluate(tmp_path / "eval", f"-pretrained={folder / 'best.pth'}", "-split=train")
     used = read_json(again / "evaluation/summary.json")["operating_point"]
     assert used["threshold"] == found["threshold"]

@@ -242,9 +242,9 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     labels = rng.integers(0, 3, (3, 50))
     scores = rng.normal(size=(3, 50, 3)).astype(np.float32)
     for fold in range(3):
-        goal = "EVAL.OPERATING_POINT={class: b, specificity: 0.9}"
+        goal = ["EVAL.OPERATING_POINT={class: old, specificity: 0.9}", "DATA.RENAME={old: b}"]
         folder = make_run(
-            tmp_path / f"fold{fold}", 3, ["DATA.DATASET=folder", "DATA.FOLDS=3", f"DATA.FOLD={fold}", goal]
+            tmp_path / f"fold{fold}", 3, ["DATA.DATASET=folder", "DATA.FOLDS=3", f"DATA.FOLD={fold}", *goal]
         )
         paths = np.array([f"{fold}/{number}.png" for number in range(50)])
         add_evaluation(folder, ["a", "b", "c"])
