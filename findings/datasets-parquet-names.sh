@@ -5,8 +5,8 @@
 #   file whose names are dog, cat is read as cat, without a warning.
 # Expected: the numbers follow the names, or the error that concatenate_datasets gives for the same two files.
 # Why it matters: splits or parts that were written one by one, with the classes in the order in which each met them
-#   (or without a class that the part lacks), are trained on, or evaluated, under wrong names. cast_column(ClassLabel),
-#   which one would try as the cure, keeps the numbers as well.
+#   (or without a class that the part lacks), are trained on, or evaluated, under wrong names. cast_column(ClassLabel)
+#   keeps the numbers, too.
 # Last lines of a run on 2026-11-29 (labels of the file test.parquet: dog, cat, dog):
 #   datasets 5.2.0: test.parquet alone ['dog', 'cat', 'dog'], beside train.parquet ['cat', 'dog', 'cat']
 #   both as one split: ['cat', 'dog', 'cat', 'cat', 'dog', 'cat']; concatenate_datasets: ValueError

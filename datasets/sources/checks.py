@@ -130,7 +130,7 @@ def _notes_on_training(train: Samples, names: Sequence[str], counts: np.ndarray)
         example = shorten(names[empty[-1]])  # of numbers, perhaps a typing error in another split
         text = f"{len(empty)} of {len(names)} classes have no training image, such as {example}"
         notes.append(Note("warning" if train.has_class_names else "log", text))
-    unlabelled = np.setdiff1d(np.arange(len(train)), label_pairs(train.targets)[0])
+    unlabelled = np.flatnonzero(np.bincount(label_pairs(train.targets)[0], minlength=len(train)) == 0)
     if len(unlabelled):
         text = f"{len(unlabelled):,} of {len(train)} training images have no label, such as"
         notes.append(Note("log", f"{text} {shorten(train.name(int(unlabelled[0])))}"))

@@ -387,8 +387,9 @@ def _check_tensors(weights: WeightsFile, pairs: Pairs, name: str) -> State:
     lost = [name for name in missing if any(f".{one}".endswith(f".{name}") for one in weights.tensors.lost)]
     if lost:
         raise UserError(LOST.format(weights.file, summarize_names(lost)))
-    averages = {one.partition(".")[0] for one in missing} == {"norm"} and "fc_norm.weight" in state  # as MAE's do
-    refuse(missing, "missing tensors", "give -opts 'MODEL.KWARGS={global_pool: avg}'" if averages else fix)
+    if "norm.weight" in missing and "fc_norm.weight" in state:  # as MAE's do
+        fix = f"give -model={name} -opts 'MODEL.KWARGS={{global_pool: avg}}'"
+    refuse(missing, "missing tensors", fix)
     misfits = [name for name in own if state[name].shape != own[name].shape]
     refuse([f"{name} {_shape(state[name])}, not {_shape(own[name])}" for name in misfits], "wrong shapes")
     left = _left_over(pairs)

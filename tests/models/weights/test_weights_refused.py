@@ -77,7 +77,8 @@ REFUSED = {  # ending, content or what writes it, words of the line
     "adapters of loralib": ("pth", VIT | {"blocks.0.attn.qkv.lora_A": torch.ones(4, 48)}, "adapters [^\n]*merged"),
     "a part of DeepSpeed's": ("pth", {"module": dict.fromkeys(VIT, torch.ones(0))}, "not all [^\n]*zero_to_fp32"),
     "average pooling": (
-        "pth", without(VIT, "norm.weight", "norm.bias") | {"fc_norm.weight": torch.ones(48)}, "{global_pool: avg}",
+        "pth", without(VIT, "norm.weight", "norm.bias") | {"fc_norm.weight": torch.ones(48)},
+        r"-model=\S+ -opts .*{global_pool: avg}",
     ),
     "more elements than bytes": ("pth", VIT | {"norm.bias": HUGE}, "not all numbers of norm.bias"),
     "sparse": ("pth", VIT | {"norm.bias": torch.ones(48).to_sparse()}, "not all numbers of norm.bias"),
