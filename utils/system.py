@@ -125,6 +125,12 @@ def seconds_since_start() -> float:
 
 
 _GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+# Of a control group, in version 2 and 1: files of the limit and of the use, the key of memory.stat for pages of files
+# that were not used lately, those of its children included.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 class CoreShare(NamedTuple):
@@ -167,13 +173,16 @@ def core_share(cores: Set[int], of_ranks: Sequence[Set[int]], quota: float) -> C
 
 
 def control_groups(groups: Path = _GROUPS, mount: Path = _MOUNT) -> list[Path]:
-    """The folders of this process's control group and of its parents.
+    """The folders of this process's control group and of its parents; in version 1 those that limit memory.
 
-    In a container, `groups` may have the path of the host, while `mount` has only the container's own group. Version 1
-    of control groups, which Linux distributions no longer use, is not read.
+    In a container, `groups` may have the path of the host, while `mount` has only the container's own group.
     """
     lines = groups.read_text().splitlines() if groups.exists() else []
-    found = [mount / line.removeprefix("0::").lstrip("/") for line in lines if line.startswith("0::")]
+    found = list[Path]()
+    for line in lines:
+        _, controller, path = line.split(":", 2)
+        if controller in ("", "memory"):  # version 2, version 1
+            found.append(mount / controller / path.lstrip("/"))
     return [folder for group in found for folder in (group, *group.parents) if folder.is_relative_to(mount)]
 
 
@@ -199,10 +208,9 @@ def available_bytes() -> float:
 
 def _free_bytes_in(group: Path) -> float:
     """Pages of files that were not used lately count as free, as Docker and Kubernetes count them."""
-    try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        pages = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return limit - used + int(pages.get("inactive_file", 0))
-    except (OSError, ValueError):  # no such group, or the limit is 'max'
-        return math.inf
+    for limit, used, unused_pages in _MEMORY_FILES:
+        with suppress(OSError, ValueError):  # no such group, or the limit is 'max'
+            free = int((group / limit).read_text()) - int((group / used).read_text())
+            pages = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            return free + int(pages.get(unused_pages, 0))
+    return math.inf

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from utils import system
-from utils.system import available_bytes, core_share, cpu_quota, limit_spinning, why_unusable
+from utils.system import available_bytes, control_groups, core_share, cpu_quota, limit_spinning, why_unusable
 
 PROJECT = {"configs", "datasets", "engine", "models", "scripts", "utils"}
 PROGRAMS = [
@@ -130,3 +130,17 @@ def test_pages_of_files_in_a_control_group_are_free_memory(tmp_path, monkeypatch
         (tmp_path / f"memory.{name}").write_text(text + "\n")
     monkeypatch.setattr("utils.system.control_groups", lambda: [tmp_path])
     assert available_bytes() == expected or (expected is None and available_bytes() > 10**6)
+
+
+@pytest.mark.parametrize("path", ["/", "/docker/a:b", "/job"])  # the second one is the host's
+def test_memory_limit_of_control_groups_of_version_1(tmp_path, monkeypatch, path):
+    (tmp_path / "groups").write_text(f"5:cpu,cpuacct:/job\n4:memory:{path}\n1:name=systemd:/job\n0::/\n")
+    for group, limit in {"memory": 5000, "memory/job": 2**63 - 4096, "cpu,cpuacct/job": 1000}.items():
+        folder = tmp_path / group
+        folder.mkdir(parents=True)
+        files = {"limit_in_bytes": limit, "usage_in_bytes": 4000, "stat": "inactive_file 1\ntotal_inactive_file 700"}
+        for name, text in files.items():
+            (folder / f"memory.{name}").write_text(f"{text}\n")
+    groups = control_groups(tmp_path / "groups", tmp_path)
+    monkeypatch.setattr("utils.system.control_groups", lambda: groups)
+    assert available_bytes() == 5000 - 4000 + 700
