@@ -3,7 +3,8 @@
     python scripts/benchmarks/benchmark_input.py -json input.json
 
 All contenders read the same files and apply the same transforms. `-timm_train PATH` adds the time from the command to
-the first log line with a loss, beside timm's train.py. See docs/benchmarks.md.
+the first log line with a loss, beside timm's train.py, and to the end of an evaluation and of a prediction, beside its
+validate.py and inference.py. See docs/benchmarks.md.
 """
 
 import contextlib
@@ -35,7 +36,14 @@ from datasets.registry import read_samples
 from datasets.transforms.device import TrainTransform
 from datasets.transforms.host import build_host_transform, random_crop_box, resize
 from scripts.benchmarks.benchmark_train import MODEL, link_images, make_images
-from scripts.benchmarks.programs import add_timm_flag, build_program, check_comparable, first_step, group_cpu_seconds
+from scripts.benchmarks.programs import (
+    add_timm_flag,
+    build_program,
+    check_comparable,
+    first_step,
+    group_cpu_seconds,
+    run_to_end,
+)
 from scripts.benchmarks.turns import (
     PER_CPU,
     SPEED,
@@ -45,6 +53,7 @@ from scripts.benchmarks.turns import (
     figures_table,
     median_and_range,
     ratio_table,
+    seed_table,
     speed,
 )
 from scripts.flags import add_flag, flag_parser, positive, split_flags
@@ -56,8 +65,7 @@ from utils.processes.entry import run_script
 SCRIPT = "benchmarks/benchmark_input.py"
 DEFAULTS = ["-batch_size=32", "-num_workers=2"]
 FIRST_STEPS = {"main_single_gpu.py": "jpeg", "timm's train.py": "timm"}
-_ENTRIES = 3000  # images of the folder that the programs of the first step scan
-_LIMIT_SECONDS = 600  # of a first step
+PAIRS = [tuple(FIRST_STEPS), ("-eval", "validate.py"), ("-predict", "inference.py")]
 ENDLESS_EPOCHS = 10**6
 EPOCH = 20_000  # links of the loaders: long enough that pauses between epochs do not count
 NUM_CLASSES = 1000
@@ -74,6 +82,7 @@ def main(argv: list[str]) -> int:
     parser = flag_parser(SCRIPT, "Compares the speed of our loader with timm's.")
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
     add_timm_flag(parser)
+    add_flag(parser, "images", type=positive, default=600, metavar="N", help="images of the programs (default: 600)")
     add_flag(parser, "rounds", type=positive, default=3, metavar="N", help="turns of each contender (default: 3)")
     add_flag(parser, "seconds", type=float, default=2.0, metavar="S", help="length of a turn (default: 2)")
     flags, rest = split_flags(parser, argv)
@@ -103,17 +112,30 @@ def main(argv: list[str]) -> int:
         }
         if flags.timm_train:
             start = folder / "start"
-            argv_of_model = [*MODEL, *rest]
-            check_comparable(parse_command_line(argv_of_model).config)
-            link_images(images, start / "data", _ENTRIES, copies=True)
+            link_images(images, start / "data", flags.images, copies=True)
+            classes = os.listdir(start / "data/train")
+            argv_of_model = [*MODEL, *rest, "-opts", f"MODEL.NUM_CLASSES={len(classes)}"]
+            model_config = parse_command_line(argv_of_model).config
+            check_comparable(model_config)
             for label, name in FIRST_STEPS.items():
                 programs[label] = build_program(name, argv_of_model, 1, start, flags.timm_train, "val")
+            weights = start / "random.pth"
+            torch.manual_seed(0)
+            torch.save(timm.create_model(model_config.model.name, num_classes=len(classes)).state_dict(), weights)
+            argv_of_model.append(f"-pretrained={weights}")
+            for ours, timms in PAIRS[1:]:
+                programs[ours] = build_program("jpeg", [*argv_of_model, ours, "-split=train"], 1, start)
+                script = flags.timm_train.with_name(timms)
+                programs[timms] = build_program("timm", argv_of_model, 1, start, script, "train")
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # all programs read stored bytecode
         prefetched = PREFETCH_FACTOR * config.data.num_workers
         size = config.data.batch_size
 
         def measure(name: str, _: int) -> dict[str, float]:
+            if name in FIRST_STEPS:
+                return first_step(programs[name])
             if name in programs:
-                return first_step(programs[name], _LIMIT_SECONDS)
+                return run_to_end(programs[name].command)
             return measure_turn(streams[name], prefetched, flags.seconds, context.device)
 
         compare(SCRIPT, argv, size, [*streams, *programs], flags.rounds, measure, tables, flags.json, RATIOS)
@@ -121,20 +143,21 @@ def main(argv: list[str]) -> int:
 
 
 def tables(figures: Figures) -> list[str]:
-    """A table of the streams, one of the first steps, and their ratios."""
-    starts = {name: figures[name] for name in FIRST_STEPS if name in figures}
-    streams = {name: one for name, one in figures.items() if name not in starts}
+    """A table of the streams, one of the programs, their ratios, and the top-1, which differs by rounding only."""
+    programs = {name: figures[name] for pair in PAIRS for name in pair if name in figures}
+    streams = {name: one for name, one in figures.items() if name not in programs}
     columns: Columns = {
         "images/s": speed,
         "cores per 1,000 images/s": lambda one: median_and_range([1000 / value for value in one[PER_CPU]], ".2f"),
     }
     texts = [figures_table(streams, columns)]
     texts.append(ratio_table(figures, RATIOS, PER_CPU, "of images per CPU second"))
-    if starts:
-        units = {"wall_seconds": "wall seconds to the first step", "cpu_seconds": "its CPU seconds"}
+    if programs:
+        units = {"wall_seconds": "wall seconds", "cpu_seconds": "CPU seconds"}
         columns = {unit: partial(speed, figure=figure) for figure, unit in units.items()}
-        texts.append(figures_table(starts, columns))
-        texts += [ratio_table(starts, [tuple(FIRST_STEPS)], figure, f"of {unit}") for figure, unit in units.items()]
+        texts.append(figures_table(programs, columns))
+        texts += [ratio_table(programs, PAIRS, figure, f"of {unit}") for figure, unit in units.items()]
+        texts.append(seed_table({name: figures[name] for name in PAIRS[1]}, "validate.py"))
     return texts
 
 

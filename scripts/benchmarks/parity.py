@@ -5,7 +5,6 @@
 The recipe is parity.yaml; an option that programs.py cannot translate is an error. See docs/benchmarks.md.
 """
 
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from scripts.benchmarks.programs import (
     EXPLICIT_ATTENTION,
     add_timm_flag,
     check_recipe,
-    failure_reason,
+    run_to_end,
     timm_flags,
 )
 from scripts.benchmarks.turns import NOISE, Figures, compare, seed_table
@@ -82,9 +81,7 @@ def final_top1(command: Sequence[str], output: Path, table: str, column: str) ->
 
     Raises UserError: the program failed, or the file has no such value.
     """
-    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if process.returncode:
-        raise UserError(failure_reason(process.returncode, process.stderr.splitlines()))
+    run_to_end(command)
     paths = sorted(output.glob(f"*/{table}"), key=lambda path: path.stat().st_mtime)
     rows = read_rows(paths[-1]) if paths else []
     if not rows or not rows[-1].get(column):

@@ -4,6 +4,7 @@ One is timm's train.py, with flags that train the same model in the same way as 
 """
 
 import argparse
+import ctypes
 import os
 import re
 import signal
@@ -52,7 +53,9 @@ OURS = re.compile(
 )
 TIMM = re.compile(r"Train: 0 \[ *(?P<step>\d+)/")
 BARE = re.compile(r"^bare loop, step (?P<step>\d+), (?P<gigabytes>[\d.]+)G$")
+TOP1 = re.compile(r'top-?1"?: ([\d.]+)')  # in the output of -eval and of validate.py
 EXPLICIT_ATTENTION = ["env", "TIMM_FUSED_ATTN=0"]  # in front of a command
+_SET_CHILD_SUBREAPER = 36  # of Linux
 READY_OPTIONS = ("DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.0, 1.0]", "DATA.HFLIP_PROB=0.0")
 
 
@@ -70,14 +73,15 @@ def build_program(
     """A program of PROGRAMS with the flags `argv` of main_single_gpu.py, without evaluations and checkpoints.
 
     interval: steps between log lines. folder: has the JPEGs in `data`; gets the folders of the runs. timm_train: timm's
-    train.py. val_split: the split that it opens.
+    train.py, validate.py or inference.py. val_split: the split that it opens.
     """
     if name == "bare":
         script = Path(__file__).with_name("benchmark_train.py")
         return Program([sys.executable, str(script), "-worker", f"-interval={interval}", *argv], BARE)
     if name.startswith("timm"):
         config = parse_command_line(argv).config
-        words = timm_flags(config, folder / "data", folder / "timm", interval, val_split)
+        trains = timm_train.name == "train.py"
+        words = timm_flags(config, folder / "data", folder / timm_train.stem, interval, val_split, trains)
         explicit = EXPLICIT_ATTENTION if name == "timm_explicit" else []
         return Program([*explicit, sys.executable, str(timm_train), *words], TIMM, config.data.num_workers > 0)
     data = ready_flags() if name == "ready" else ["-dataset=folder", f"-data_path={folder / 'data'}"]
@@ -109,6 +113,26 @@ def failure_reason(status: int, lines: Sequence[str]) -> str:
     ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     others = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
     return "".join((ours or others or lines)[-1:]).strip() or f"ended with status {status}"
+
+
+def run_to_end(command: Sequence[str]) -> dict[str, float]:
+    """Wall seconds from the command to the end, CPU seconds of all processes, and the top-1 in percent if printed.
+
+    Processes that outlive their parents count, too, such as workers. Raises UserError: the program failed.
+    """
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
+    before = os.times()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+    process = subprocess.Popen(command, process_group=0, **pipes)
+    output, errors = process.communicate()
+    with suppress(ChildProcessError):
+        while os.waitpid(-process.pid, 0):
+            pass
+    _, _, user, system, wall = (end - start for start, end in zip(before, os.times(), strict=True))
+    if process.returncode:
+        raise UserError(failure_reason(process.returncode, errors.splitlines()))
+    top1 = [("top1", float(text)) for text in TOP1.findall(output)]
+    return {"wall_seconds": wall, "cpu_seconds": user + system} | dict(top1)
 
 
 def run_turn(
@@ -143,7 +167,7 @@ def run_turn(
         return figures | ({"peak_memory_bytes": last.memory_bytes} if last.memory_bytes else {})
 
 
-def first_step(program: Program, limit_seconds: float) -> dict[str, float]:
+def first_step(program: Program, limit_seconds: float = 600) -> dict[str, float]:
     """Wall seconds from the start to the first log line, and CPU seconds of all processes. Errors: as `run_turn`."""
     started = time.perf_counter()
     with _Run(program, limit_seconds) as run:
@@ -275,11 +299,14 @@ def check_recipe(config: Config, recipe: Config) -> None:
         raise UserError(f"TRAIN.WARMUP_EPOCHS {epochs:g}: timm's needs a whole number below NUM_EPOCHS; change it")
 
 
-def timm_flags(config: Config, data_root: Path, output: Path, interval: int, val_split: str = "") -> list[str]:
+def timm_flags(
+    config: Config, data_root: Path, output: Path, interval: int, val_split: str = "", trains: bool = True
+) -> list[str]:
     """Flags of train.py: crop and flip, no checkpoint before the end of an epoch that is evaluated.
 
     data_root: has a folder for each split. output: gets a folder for the run. interval: steps between log lines.
-    val_split: evaluated every VALIDATE_FREQ epochs and at the end; '' for no evaluation.
+    val_split: evaluated every VALIDATE_FREQ epochs and at the end; '' for no evaluation. trains: False for the flags of
+    validate.py and inference.py, which read the images of `val_split` and write the table `output`.
     """
     data = config.data
     model = config.model
@@ -300,7 +327,7 @@ def timm_flags(config: Config, data_root: Path, output: Path, interval: int, val
     values |= {
         "amp": config.amp.enabled,
         "data-dir": data_root, "val-split": val_split, "output": output, "log-interval": interval,
-        "device": "cuda" if on_gpu else "cpu", "pin-mem": on_gpu,
+        "initial-checkpoint": model.pretrained, "device": "cuda" if on_gpu else "cpu", "pin-mem": on_gpu,
         "workers": max(1, data.num_workers or 0),  # timm's loader needs one
         "validation-batch-size": data.eval_batch_size, "num-classes": model.num_logits,
         "ratio": [bound * (width / height) for bound in data.random_crop_ratio], "vflip": data.vflip_prob or None,
@@ -311,6 +338,8 @@ def timm_flags(config: Config, data_root: Path, output: Path, interval: int, val
         "torchcompile": train.compiles, "torchcompile-mode": "max-autotune" if train.compile == "max" else None,
         "amp-dtype": config.amp.enabled and (config.amp.dtype or autocast_dtype),
     }  # fmt: skip
+    if not trains:
+        values = {flag: values.get(name) for flag, name in table["evaluation"].items()}
     return _to_flags(values)
 
 

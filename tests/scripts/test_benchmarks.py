@@ -2,6 +2,8 @@
 translates a recipe for timm's train.py, which no test runs. No test asserts a time."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from scripts.benchmarks import benchmark_gpu, benchmark_input, benchmark_train, 
 from scripts.benchmarks.benchmark_gpu import TRAINING, Part, build_parts
 from scripts.benchmarks.benchmark_train import link_images, make_images
 from scripts.benchmarks.parity import RECIPE
-from scripts.benchmarks.programs import check_recipe, timm_flags
+from scripts.benchmarks.programs import check_recipe, run_to_end, timm_flags
 from scripts.benchmarks.turns import ratio_table, seed_table, speed_ratios, take_turns
 from scripts.flags import split_flags
 from utils.errors import UserError
@@ -99,6 +101,46 @@ for step in range(0, 10000, 2):
           "  LR: 1.0e-05  Data: 0.005 (0.005)", flush=True)
     time.sleep(0.02)
 """
+
+
+# Keeps its arguments, as timm's validate.py and inference.py find them, and prints its top-1 as the first one does.
+TIMM_EVALUATION = """
+import pathlib, sys
+pathlib.Path(sys.argv[0]).with_suffix(".txt").write_text(" ".join(sys.argv[1:]))
+print('{"top1": 12.5}')
+"""
+
+
+@pytest.mark.slow
+def test_evaluations_and_predictions_of_20_images_are_timed_to_their_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (tmp_path / "train.py").write_text("sum(range(10**7))" + TIMM)  # some CPU time
+    for name in ("validate", "inference"):
+        (tmp_path / f"{name}.py").write_text(TIMM_EVALUATION)
+    make_images(tmp_path / "images", (24, 16), count=16, noise=0.0)
+    flags = [f"-timm_train={tmp_path / 'train.py'}", f"-data={tmp_path / 'images'}", f"-json={tmp_path / 'a.json'}"]
+    flags += ["-images=20", "-rounds=1", "-seconds=0.1", "-batch_size=4", "-num_workers=1", "-image_size=32", "-amp"]
+    assert benchmark_input.main(flags) == 0
+    figures = read_json(tmp_path / "a.json")["figures"]
+    assert figures["-eval"].keys() == figures["validate.py"].keys() == {"wall_seconds", "cpu_seconds", "top1"}
+    assert figures["validate.py"]["top1"] == [12.5]
+    assert figures["-eval"]["top1"][0] * 20 % 100 == 0  # a number of images
+    assert min(figures["-predict"]["cpu_seconds"]) > 0
+    words = (tmp_path / "inference.txt").read_text()
+    assert words == (tmp_path / "validate.txt").read_text()
+    for text in ("--batch-size 4 --workers 1", "--amp --amp-dtype bfloat16", "--num-classes 8", "--split train"):
+        assert f" {text} " in words
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
+
+
+CHILD = "while __import__('time').process_time() < 0.3: pass"
+
+
+def test_the_cpu_seconds_of_a_process_that_outlives_its_parent_count():
+    figures = run_to_end(
+        [sys.executable, "-c", f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {CHILD!r}])"]
+    )
+    assert figures["cpu_seconds"] >= 0.3
 
 
 @pytest.mark.slow
