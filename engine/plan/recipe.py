@@ -181,20 +181,20 @@ def _has_linear_head(command: Command) -> bool:
 
     config = command.config
     if config.model.type == "timm":  # whose image size is not known yet
-        return linear_head(_timms_model(config.model.name)) is not None
+        return linear_head(_timms_model(config.model.name, num_classes=2)) is not None  # DINOv2 is without a head
     with suppress(UserError):
         return linear_head(build_on_meta(config.model, config.data)) is not None
     return True
 
 
-def _timms_model(name: str) -> Any:
+def _timms_model(name: str, **arguments: Any) -> Any:
     """timm's model without memory; an empty module for an unknown name."""
     import timm
     import torch
 
     with suppress(RuntimeError), on_meta_device():
         if timm.is_model(name):
-            return timm.create_model(name)
+            return timm.create_model(name, **arguments)
     return torch.nn.Module()
 
 

@@ -140,8 +140,10 @@ class Lists(Tables):
         if root.is_file():
             raise UserError(f"{root}: is a file; give {needed}, or a table ({', '.join(TABLE_SUFFIXES)})")
         if not any(root.glob("*")):  # perhaps a disk that is not mounted yet
-            near = did_you_mean(root.name, {one.name for one in islice(root.parent.glob("*"), 1000)} - {root.name})
-            raise Unavailable(f"{root}: no such folder, or empty; give class folders, {needed} (-data_path){near}")
+            if root.is_dir():
+                raise Unavailable(f"{root}: is empty; give class folders, {needed} (-data_path)")
+            near = did_you_mean(root.name, [one.name for one in islice(root.parent.glob("*"), 1000) if one.is_dir()])
+            raise Unavailable(f"{root}: no such folder; give class folders, {needed} (-data_path){near}")
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
         return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}
 
