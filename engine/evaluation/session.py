@@ -43,6 +43,7 @@ from utils.metric_table import MAX_SCORED_CLASSES
 from utils.notes import Note
 from utils.tables import MAX_ROWS
 
+_KEY = "EVAL.OPERATING_POINT"
 _BESIDES_PATCHES = {*OPS} - {"conv2d", "linear"}  # ops that a patch embedding does not have, as either layer
 
 
@@ -142,19 +143,35 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     record_environment(context, logger)
     if plan.class_mask is not None:
         evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
-    names = names_of_labels(plan.samples, plan.config.model.num_logits)
-    if plan.merged:  # the operating point is of the classes before
-        evaluator = replace(evaluator, merged=plan.merged, point=None)
-    elif evaluator.point:
-        named = {"name": names[evaluator.point.label]}
-        evaluator = replace(evaluator, point=evaluator.point.model_copy(update=named))
-    goal = None if plan.merged else operating_goal(plan.config, names)
-    if goal and (not evaluator.point or _goal_of(goal) != _goal_of(evaluator.point)):
-        if command.prediction:
-            problem = "EVAL.OPERATING_POINT: a prediction takes the one of its weights, which have another or none"
-            raise UserError(f"{problem}; train with the option, and remove it here")
-        evaluator = replace(evaluator, point=goal)
+    point = _operating_point(command, plan, evaluator.point, logger)
+    evaluator = replace(evaluator, merged=plan.merged, point=point)
     return EvaluationSession(plan, built.compute, evaluator, meta_model=copy_to_meta(built.fp32))
+
+
+def _operating_point(
+    command: Command, plan: EvaluationPlan, of_weights: OperatingPoint | None, logger: RunLogger
+) -> OperatingPoint | None:
+    """The point of the weights; without one, the images of an evaluation choose EVAL.OPERATING_POINT.
+
+    Raises UserError: as `operating_goal`; the option is given, and the point of the weights, or of a prediction, is
+    another.
+    """
+    if plan.merged:
+        return None  # it is of the classes before
+    names = names_of_labels(plan.samples, plan.config.model.num_logits)
+    goal = operating_goal(plan.config, names)
+    if of_weights:
+        of_weights = of_weights.model_copy(update={"name": names[of_weights.label]})
+    if goal is None or (of_weights and _goal_of(goal) == _goal_of(of_weights)):
+        return of_weights
+    if of_weights is None and not command.prediction:
+        logger.note(Note("screen", f"{_KEY}: the weights have none; its threshold is chosen on these images"))
+        return goal
+    if command.flags.cfg or any(option.startswith(_KEY) for option in command.flags.opts):
+        has = f"{of_weights.title} of {of_weights.name}" if of_weights else "none"
+        fix = "remove it here, or continue the training with it (-resume=RUN and a higher -epochs)"
+        raise UserError(f"{_KEY}: the weights have {has}, and validation images choose a point; {fix}")
+    return of_weights  # the run was continued with another point, after its best epoch
 
 
 def _goal_of(point: OperatingPoint) -> dict[str, Any]:
@@ -170,12 +187,12 @@ def operating_goal(config: Config, names: Sequence[str]) -> OperatingPoint | Non
     if goal is None:
         return None
     if not config.data.multi_label and len(names) > MAX_SCORED_CLASSES:
-        raise UserError(f"EVAL.OPERATING_POINT: {len(names)} classes, more than {MAX_SCORED_CLASSES}; remove it")
+        raise UserError(f"{_KEY}: {len(names)} classes, more than {MAX_SCORED_CLASSES}; remove it")
     (name,) = new_names([to_nfc(goal.name)], config.data.rename)
     name = find_name(name, names)
     if name not in names:
         fix = did_you_mean(name, names) or f"; give one of {list_names(names)}"
-        raise UserError(f"EVAL.OPERATING_POINT: no class is {shorten(name)}{fix}")
+        raise UserError(f"{_KEY}: no class is {shorten(name)}{fix}")
     return OperatingPoint(label=names.index(name), **{**goal.model_dump(), "name": name})
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -166,9 +167,30 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
     used = read_json(again / "evaluation/summary.json")["operating_point"]
     assert used["threshold"] == found["threshold"]
     assert used["specificity"] != found["specificity"]
-    for other in (GOAL.replace("3", "4"), GOAL.replace("}", ", groups: any}")):
-        with refused(r"EVAL\.OPERATING_POINT: a prediction"):
-            run_here("-predict", f"-pretrained={weights}", *data, "-opts", other)
+    for other in (GOAL.replace("3", "4"), GOAL.replace("0.9", "0.5"), GOAL.replace("}", ", groups: any}")):
+        for command in ("-predict", "-eval"):
+            with refused(r"EVAL\.OPERATING_POINT: the weights have 90% specificity of 3"):
+                run_here(command, f"-pretrained={weights}", "-split=val", *data, "-opts", other)
+
+
+def test_an_evaluation_says_that_it_chooses_the_point_that_weights_lack(digits_run, tmp_path, capsys):
+    folder = digits_run()
+    chosen = evaluate(tmp_path / "eval", f"-resume={folder}", "-opts", GOAL)
+    assert "EVAL.OPERATING_POINT" in capsys.readouterr().out
+    assert read_json(chosen / "evaluation/summary.json")["operating_point"]["is_chosen"]
+    with refused(r"EVAL\.OPERATING_POINT: the weights have none"):
+        run_here("-predict", f"-resume={folder}", "-opts", GOAL)
+
+
+def test_a_continued_training_chooses_another_point(digits_run, tmp_path):
+    """Its best epoch may be an earlier one, with its own point, which decides as it is."""
+    folder = digits_run(GOAL)
+    before = shutil.copy(folder / "best.pth", tmp_path)
+    train([f"-resume={folder}", "-epochs=3", "-opts", GOAL.replace("0.9", "0.5")])
+    assert read_record(str(folder / "last.pth")).decision.point.specificity == 0.5
+    shutil.copy(before, folder)
+    used = read_json(evaluate(tmp_path / "eval", f"-resume={folder}") / "evaluation/summary.json")["operating_point"]
+    assert used["threshold"] == read_record(str(before)).decision.point.threshold
 
 
 def test_an_unknown_class_is_named(digits_argv):
