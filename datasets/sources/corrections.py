@@ -39,12 +39,20 @@ def decided_rows(file: str | None, encoding: str | None) -> dict[int, Cells]:
 
 
 def places_of(cells: Cells, data_path: str, renames: Mapping[str, str] | None) -> list[str]:
-    """The files that a row may name: its path is absolute, or relative to the current folder or to DATA_PATH.
+    """The files that a row may name: its path is absolute, or relative to the current folder or to that of the data.
 
-    In place of a folder that is gone, it also names the one that DATA.RENAME gives.
+    Of data that were copied or moved, it also names the file at the same end of the path, the longest that there is,
+    unless the old file is still there and of another size. In place of a folder that is gone, it also names the one
+    that DATA.RENAME gives.
     """
     path = unescaped_cell(cells[PATH])
-    places = [place_of(path), place_of(os.path.join(data_path, path))]
+    of_data = os.path.dirname(data_path) if os.path.isfile(data_path) else data_path
+    parts = Path(path).parts
+    ends = [os.path.join(of_data, *parts[start:]) for start in range(1, len(parts))]
+    copy = next(filter(os.path.exists, ends), path)
+    places = [place_of(path), place_of(os.path.join(of_data, path))]
+    if not os.path.exists(path) or os.path.getsize(path) == os.path.getsize(copy):
+        places.append(place_of(copy))
     for (old, new), place in product((renames or {}).items(), places[:]):
         folder, is_in_old, file = place.rpartition(f"/{old}/")
         if is_in_old and not any(os.path.exists(f"{folder}/{normalize(form, old)}") for form in ("NFC", "NFD")):
@@ -60,7 +68,7 @@ def place_of(path: str) -> str:
 def correct(splits: dict[str, Samples], data: Data) -> None:
     """Replaces the samples of each split: with the right labels, and without the images to drop; notes the numbers.
 
-    The images stay in their splits. Paths are absolute, or relative to the current folder or DATA_PATH.
+    The images stay in their splits. Paths are as of `places_of`.
     Raises UserError: as `decided_rows`; a class that the data does not have; no row names an image of a training;
     no image of a split is left.
     """
@@ -69,7 +77,7 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
     rows = decided_rows(data.corrections, data.encoding)
     line_of: dict[str, int] = {}
     for line, cells in rows.items():
-        line_of |= dict.fromkeys(places_of(cells, data.data_path, data.rename), line)
+        line_of |= dict.fromkeys(places_of(cells, data.image_root or data.data_path, data.rename), line)
     used = set[int]()
     for split, samples in splits.items():
         if type(samples) is not ImageFiles:
@@ -80,8 +88,10 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
         if not len(splits[split]):
             raise UserError(f"DATA.CORRECTIONS: {data.corrections}: drops all {split} images; keep some of them")
         used.update(filter(None, lines))
+        folder = os.path.join(place_of(str(samples.root)), "")
     if "train" not in splits or (data.fraction < 1 and not data.only_classes):  # other images of the data are not here
-        used |= {line for place, line in line_of.items() if os.path.exists(place)}
+        inside = "" if used else folder  # paths of a table may lead out of it
+        used |= {line for place, line in line_of.items() if place.startswith(inside) and os.path.exists(place)}
     others = [rows[line][PATH] for line in rows if line not in used]
     if others:
         text = f"DATA.CORRECTIONS: {data.corrections}: {len(others)} of {len(rows)} rows name no image of the data"

@@ -252,7 +252,8 @@ def _list_suspects(task: ProbeTask, names: Sequence[str], parts: Sequence[tuple[
     found = Margins(*map(np.concatenate, zip(*(of_part for _, _, of_part in parts), strict=True)))
     data = task.config.data
     decided = decided_rows(data.corrections, data.encoding).values()
-    suspects = write_suspects(task.suspects, found, images, names, decided, data.data_path, data.rename)
+    folder = data.image_root or data.data_path
+    suspects = write_suspects(task.suspects, found, images, names, decided, folder, data.rename)
     shown = {number: places[index] for number, index in enumerate(suspects[:_PICTURES])}
     files.write_pictures(task.suspects.parent / PICTURES, shown, data)
     problem = "images are predicted as another class by probes without them"

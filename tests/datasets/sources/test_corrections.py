@@ -1,6 +1,7 @@
 """DATA.CORRECTIONS: labels that were checked by hand are applied after the split, so that no image changes sides."""
 
 import os
+import shutil
 
 import pytest
 from conftest import CPU, config_for, refused
@@ -87,6 +88,27 @@ def test_an_evaluation_counts_the_rows_without_a_file_not_those_of_other_splits(
     texts = [note.text for note in val.notes if "CORRECTIONS" in note.text]
     assert texts[0] == f"DATA.CORRECTIONS, val: {len(splits[1])} keep"
     assert f" 1 of {len(rows)} rows name no image of the data, such as 'cat/gone.jpg'" in texts[1]
+
+
+def test_rows_of_data_that_were_copied_are_of_the_copy(data, tmp_path):
+    """Also while the first data are still there; other data of the same names are named."""
+    _, val = read_splits(data)
+    moved, dropped = names_of(val)[:2]
+    table = tmp_path / "checked.csv"
+    folder = data.data_path
+    table.write_text(f"path,correction\n{folder}/{moved},'=fox\n{folder}/{dropped},drop\n{folder}/gone.jpg,keep\n")
+    shutil.copytree(folder, tmp_path / "new/copy")
+    copy = data.model_copy(update={"corrections": str(table), "data_path": str(tmp_path / "new/copy")})
+    (after,) = read_samples(copy, None, CPU, "val")
+    expected = classes_of(val) | {moved: "=fox"}
+    del expected[dropped]
+    assert classes_of(after) == expected
+    assert any("1 of 3 rows name no image" in note.text for note in after.notes)
+    for file in (tmp_path / "new/copy").rglob("*.jpg"):
+        file.write_bytes(file.read_bytes() + b"0")
+    (after,) = read_samples(copy, None, CPU, "val")
+    assert classes_of(after) == classes_of(val)
+    assert any("3 of 3 rows name no image" in note.text for note in after.notes)
 
 
 def test_a_split_must_keep_an_image(data):
