@@ -29,6 +29,7 @@ FINETUNED = "vit_small_patch16_224"  # timm's model of finetune.yaml and probe.y
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 _RECIPES = Path(__file__).parent
 _MAPPINGS = ("KWARGS", "_AUGMENTATIONS", "COLUMNS", "OPERATING_POINT", "RENAME")  # ends of keys with a value {...: ...}
+_GOALS = {"sensitivity", "specificity"}
 _MAX_FILES = 32  # files that name each other twice in a chain of 32 would be read 2 ** 32 times
 
 
@@ -162,9 +163,11 @@ def nest(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merge(lower: Any, upper: Any) -> Any:
-    """The upper value; of two mappings, the values of both."""
+    """The upper value; of two mappings, the values of both, but one goal of an operating point replaces the other."""
     if not (isinstance(lower, dict) and isinstance(upper, dict)):
         return upper
+    if _GOALS & upper.keys():
+        lower = {key: value for key, value in lower.items() if key not in _GOALS}
     return lower | {key: _merge(lower.get(key), value) for key, value in upper.items()}
 
 

@@ -50,6 +50,16 @@ def test_arguments_of_the_optimizer_are_one_value(tmp_path):
     assert changed_options(to_yaml(first), to_yaml(without)) == {"TRAIN.OPTIMIZER.KWARGS": ({"a": 1, "b": ["x"]}, None)}
 
 
+@pytest.mark.parametrize(("goal", "expected"), [("sensitivity: 0.8", (0.8, None)), ("specificity: 0.7", (None, 0.7))])
+def test_a_goal_of_an_operating_point_replaces_the_other_one_and_keeps_the_rest(goal, expected, tmp_path):
+    """The file is as a run writes it."""
+    point = "{class: ill, sensitivity: null, specificity: 0.9, groups: any}"
+    recipe = write(tmp_path, "a.yaml", f"EVAL: {{OPERATING_POINT: {point}}}")
+    found = config_for(f"-cfg={recipe}", "-opts", f"EVAL.OPERATING_POINT={{{goal}}}").eval.operating_point
+    assert (found.name, found.groups) == ("ill", "any")
+    assert (found.sensitivity, found.specificity) == expected
+
+
 def test_paddlevits_notation_and_numbers_of_yaml_1_2(tmp_path):
     text = (
         "BASE: ['']\nSEED: 010\nTRAIN: {BASE_LR: 3e-3, END_LR: .5, GRAD_CLIP: None, OPTIMIZER: {BETAS: '(0.9, 0.95)'}}"
