@@ -93,14 +93,15 @@ class Splitter:
     """Splits the data of a run, or of an evaluation of its weights.
 
     known: the split of the run so far. Its list of held-out images decides, unless the options ask for another split.
+    initial: of the run whose weights a training starts from.
     result: the split with which training continues, when the split 'train' has been read. num_trained: of the images
     to evaluate, the ones that the checkpoint was trained on, when they have been read.
     """
 
-    def __init__(self, data: Data, known: RunSplit | None = None) -> None:
+    def __init__(self, data: Data, known: RunSplit | None = None, initial: RunSplit | None = None) -> None:
         fold = (data.fold or 0, data.folds) if data.folds else None
         fraction = data.val_fraction or DEFAULT_VAL_FRACTION
-        self.data, self.known = data, known
+        self.data, self.known, self.initial = data, known, initial
         self._rule = RunSplit(data.split_seed, fraction, None, fold=fold, groups=data.groups)
         self._is_same = known is not None and known.rule == self._rule.rule
         self.result: RunSplit | None = None
@@ -130,6 +131,8 @@ class Splitter:
             seen = _find_trained(known, hashes, wanted)
             cut.notes += _changes(known, paths, hashes, wanted, self._is_same and split != "all", seen)
             self.num_trained = len(seen)
+        if self.initial and split == "val":
+            cut.notes += _trained_before(self.initial, self.data, paths, wanted)
         if split == "train":
             wanted = ~cut.is_val
             self.num_trained = 0
@@ -271,13 +274,23 @@ def _changes(
             notes.append(Note("warning", f"the figures are of other images than before: {text}"))
         else:
             notes.append(Note("log", text))
-    if len(seen):
-        images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])} (by path)"
-        fix = "; -split val evaluates the held-out images" if is_val.all() else ""
-        notes.append(
-            Note("warning", f"the figures are too high: the checkpoint was trained on {images}{fix}", misleads=True)
-        )
-    return notes
+    fix = "; -split val evaluates the held-out images" if is_val.all() else ""
+    return notes + _too_high(paths, is_val, seen, fix)
+
+
+def _trained_before(initial: RunSplit, data: Data, paths: PackedStrings, is_val: np.ndarray) -> list[Note]:
+    """A warning about validation images that the initial weights were trained on; none for other data."""
+    hashes = hash_paths(_before_renaming(paths, data.rename, initial))
+    seen = _find_trained(initial, hashes, np.ones_like(is_val))
+    return _too_high(paths, is_val, seen[is_val[seen]], "; hold out the images that its run did, or take other weights")
+
+
+def _too_high(paths: PackedStrings, is_val: np.ndarray, seen: np.ndarray, fix: str) -> list[Note]:
+    if not len(seen):
+        return []
+    images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])} (by path)"
+    text = f"the figures are too high: the checkpoint was trained on {images}{fix}"
+    return [Note("warning", text, misleads=True)]
 
 
 def as_read_before(data: Data, known: RunSplit | None, is_same: bool = True) -> Data:

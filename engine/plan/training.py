@@ -210,7 +210,7 @@ def plan_training(
     given = {f"DATA.{field.upper()}" for field in config.data.model_fields_set}
     followed = follow_weights(config, given, record)
     config = followed.options
-    splitter = Splitter(config.data, of_run.split)
+    splitter = Splitter(config.data, of_run.split, None if found else record.split)
     splits, notes = _read_splits(config, of_run, splitter, context)
     train, val, *tests = splits
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop

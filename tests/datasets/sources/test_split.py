@@ -95,6 +95,23 @@ def test_images_of_the_training_are_named():
     assert note.startswith("Warning: ")
 
 
+def test_validation_images_that_initial_weights_have_seen_are_named():
+    """Other data, of which a few names are the same, are not."""
+    initial = part(PATHS, "train")[2]
+
+    def notes_of(paths, **values):
+        splitter = Splitter(options("DIR", **values), None, initial)
+        classes = np.array([path[0] == "a" for path in paths], int)
+        return list(map(str, splitter.part(StringPacker(paths).strings(), classes, "val").notes))
+
+    seen = by_definition(PATHS, 2, seed=1) - by_definition(PATHS, 1)
+    (note,) = notes_of(PATHS, split_seed=1, val_fraction=0.2)
+    assert f"trained on {len(seen)} of 4 image(s)" in note
+    assert not notes_of(PATHS)
+    assert not notes_of([*PATHS[:5], *(f"b/{number}.jpg" for number in range(15))], split_seed=1, val_fraction=0.2)
+    assert "of 4 image(s)" in notes_of(PATHS, folds=5, fold=2)[0]
+
+
 def read_again(run, data):
     """The split as it is read from an export, and from a checkpoint. data: the section DATA of the run."""
     torch.save({ENTRY: split_to_entry(run)}, file := io.BytesIO())

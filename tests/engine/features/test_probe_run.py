@@ -136,6 +136,9 @@ def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path):
     folder = train([*flags, "-opts", *keys])
     assert {row["label"] for row in read_rows(folder / "suspects/suspects.csv")} <= {"a", "b"}
     assert "'c', 'd'" in log_of(folder)
+    assert "too high" not in log_of(folder)
+    again = train([*flags, f"-pretrained={folder / 'best.pth'}", "-opts", *keys, "DATA.SPLIT_SEED=3"])
+    assert "the figures are too high: the checkpoint was trained on" in log_of(again)
 
 
 def test_an_image_that_a_person_kept_is_no_suspect_however_its_path_is_written(tmp_path, monkeypatch):
