@@ -127,7 +127,7 @@ def test_evaluations_and_predictions_of_20_images_are_timed_to_their_end(tmp_pat
     assert figures["-eval"]["top1"][0] * 20 % 100 == 0  # a number of images
     assert min(figures["-predict"]["cpu_seconds"]) > 0
     words = (tmp_path / "inference.txt").read_text()
-    assert words == (tmp_path / "validate.txt").read_text()
+    assert words.replace("start/inference", "start/validate") == (tmp_path / "validate.txt").read_text()
     for text in ("--batch-size 4 --workers 1", "--amp --amp-dtype bfloat16", "--num-classes 8", "--split train"):
         assert f" {text} " in words
     assert "PYTHONDONTWRITEBYTECODE" not in os.environ
