@@ -157,7 +157,9 @@ def _operating_point(
     another.
     """
     if plan.merged:
-        return None  # it is of the classes before
+        if of_weights:
+            logger.note(Note("screen", f"{_KEY}: left out, as DATA.RENAME merges classes"))
+        return None
     names = names_of_labels(plan.samples, plan.config.model.num_logits)
     goal = operating_goal(plan.config, names)
     if of_weights:

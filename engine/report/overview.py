@@ -215,7 +215,7 @@ def class_figures(run: RunContents) -> list[str]:
     if macro_f1 and run.metric.name != "macro_f1":
         classes.insert(0, Tile(_named(run, kind, "macro F1"), macro_f1))
     lines = [f"Classes: {', '.join(map(_text_of_tile, classes))}"] if classes else []
-    return lines + [_text_of_tile(tile) for tile in tiles if tile not in classes]
+    return lines + [_text_of_tile(tile) for tile in tiles if tile.value and tile not in classes]
 
 
 def _text_of_tile(tile: Tile) -> str:

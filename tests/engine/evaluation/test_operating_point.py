@@ -130,7 +130,7 @@ def test_the_docs_have_each_key_and_column(classes, multi_label, tmp_path, cpu):
 GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
 
 
-def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports(trained_digits, tmp_path):
+def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports(trained_digits, tmp_path, capsys):
     folder = trained_digits(GOAL)
     summary = read_json(folder / "evaluation/summary.json")
     found = summary["operating_point"]
@@ -157,7 +157,9 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
         export([str(folder), "-format=hf", "-no_check", "-opts", "DATA.RENAME={3: 4}"])
     for rename, name, threshold in (("{3: three}", "three", found["threshold"]), ("{3: 4}", None, None)):
         options = [f"-resume={folder}", "-opts", f"DATA.RENAME={rename}"]  # the run has the option with its old name
+        capsys.readouterr()
         again = evaluate(tmp_path / f"eval-{name}", *options)
+        assert ("EVAL.OPERATING_POINT: left out" in capsys.readouterr().out) == (name is None)
         used = read_json(again / "evaluation/summary.json")["operating_point"] or {}
         assert (used.get("class"), used.get("threshold")) == (name, threshold)
         run_here("-predict", f"-output={tmp_path / f'predict-{name}'}", *options)

@@ -126,6 +126,15 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     assert class_figures(read_contents(run))[0].endswith("have 0%; epoch 2)")
 
 
+def test_the_log_has_no_line_for_a_figure_of_groups_that_is_not_defined(run):
+    """Such as the AUROC of groups of one class."""
+    before = class_figures(read_contents(run))
+    shutil.copytree(run / "evaluation", run / "evaluation/groups")
+    assert len(class_figures(read_contents(run))) == len(before) + 1
+    update_json(run / "evaluation/groups/summary.json", top1=None)
+    assert class_figures(read_contents(run)) == before
+
+
 @pytest.mark.parametrize(
     ("split", "word"), [("val", "validation "), ("train", "training "), ("test", "test "), (None, "")]
 )
