@@ -436,7 +436,7 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
         except UserError as error:  # DATA.GROUPS may be of the training
             if split in both:
                 raise
-            of_split.notes.append(Note("screen", f"no figures of groups and no groups.csv: {error}"))
+            of_split.notes.append(Note("screen", f"no figures of groups: {error}"))
 
 
 def _warn_of_shared_groups(samples: Mapping[str, Samples], data: Data) -> None:

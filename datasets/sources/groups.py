@@ -153,8 +153,8 @@ def with_groups(listing: ImageFiles, data: Data) -> None:
         columns = {**(data.columns or {}), "label": data.groups}
         packed = _groups_in(listing, file, data.image_root or "", columns, data)
     elif not os.path.exists(data.groups):
-        kinds = "no column, table path,group or expression with a (part of the path)"
-        raise UserError(f"{data.groups}: DATA.GROUPS is {kinds} of the images in {listing.root}; give one")
+        kinds = "column, table path,group or expression (part)"
+        raise UserError(f"DATA.GROUPS {data.groups} is unknown; give a {kinds} of the paths in {listing.root}")
     else:
         packed = _groups_in(listing, Path(data.groups), data.data_path, {"path": "path", "label": "group"}, data)
     groups = packed.strings()

@@ -169,7 +169,7 @@ def _group_tiles(run: RunContents, evaluation: Evaluation, split: str) -> list[T
     if not groups:
         return []
     left_out = groups.values.get("unreadable")
-    remark = f"{left_out} have different labels, or no image" if left_out else ""
+    remark = f"{left_out} groups have different labels, or no image: left out" if left_out else ""
     score = to_float(groups.values.get(run.metric.name))
     tile = _result_tile(run, groups, split, score, remark, "groups")
     return [tile, *_point_tiles(groups, f"{split} group".strip())]

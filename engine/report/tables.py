@@ -112,7 +112,7 @@ def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
     folds = {run.options["DATA.FOLD"] for run in runs}
     notes = ["The first of folds is not the best model: each has other images"] if len(folds) > 1 else []
     return notes + [
-        f"The {split or 'evaluated'} images differ, so that the figures cannot be compared: "
+        f"The {split or 'evaluated'} images or their labels differ, so that the figures cannot be compared: "
         + ", ".join(f"{number:,} of {name}" for (number, _), name in found.items())
         for (_, split, _), found in sets.items()
         if len({number for number, _ in found}) > 1 or len({digest for _, digest in found if digest}) > 1

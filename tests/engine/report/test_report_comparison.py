@@ -87,8 +87,8 @@ def test_figures_of_different_validation_images_are_marked(tmp_path, compare):
 
     same = [run("a", 46, "d1"), run("b", 46, "d1"), run("old", 46, "")]
     page, lines, _ = compare(*same)
-    assert "images differ" not in page.text + "".join(lines)
-    line = "The validation images differ, so that the figures cannot be compared: "
+    assert "labels differ" not in page.text + "".join(lines)
+    line = "The validation images or their labels differ, so that the figures cannot be compared: "
     for other, end in ((run("c", 46, "d2"), "46 of a, 46 of old, 46 of c"), (run("d", 93, ""), "93 of d")):
         page, lines, _ = compare(*same, other)
         (found,) = (shown for shown in lines if shown.startswith(line))
@@ -100,7 +100,7 @@ def test_figures_of_different_validation_images_are_marked(tmp_path, compare):
         write_facts(folder, [EvaluationData(8, 3, 3, split, digest=digest)])
     page, lines, _ = compare(*evaluations)
     assert lines[-1:0:-1].count(f"{line}8 of e, 8 of f") == 1
-    assert "test images differ" not in page.text
+    assert "test images or" not in page.text
 
 
 def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, compare):
@@ -191,7 +191,7 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
     )
     assert f"0.01 top-1 6 {mean:.2f}% ± {deviation:.2f} {mean / 2:.2f}% ± {deviation / 2:.2f}" in page.text
     assert "macro F1 mean" not in printed  # without a value
-    assert "images differ" not in printed  # each fold has images of its own
+    assert "labels differ" not in printed  # each fold has images of its own
 
 
 def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
