@@ -32,7 +32,7 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
     """
     readable = results.readable
     units = np.arange(len(readable))
-    unit = "samples"  # images or, in `groups/`, means of groups
+    unit = results.unit
     if results.groups is not None:
         units = np.unique(results.groups[readable], return_inverse=True)[1]
         unit = "groups"

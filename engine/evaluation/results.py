@@ -79,6 +79,7 @@ class SampleResults:
     logits: float16 (N, C), only on request, at most ±65504: also in place of -inf, the logit of a masked class.
     groups: str (N,), with DATA.GROUPS: the name of the group of each sample.
     point: EVAL.OPERATING_POINT; unless it is chosen, its thresholds are the ones of these samples.
+    unit: what a sample is, in messages: images, or groups of `mean_by_group`.
     """
 
     targets: np.ndarray
@@ -91,6 +92,7 @@ class SampleResults:
     thresholds: np.ndarray | None = None
     groups: np.ndarray | None = None
     point: OperatingPoint | None = None
+    unit: str = "images"
 
     def take(self, rows: np.ndarray) -> "SampleResults":
         """The results of the samples at `rows` (M,), without the reasons of unreadable ones."""
@@ -247,7 +249,7 @@ def mean_by_group(results: SampleResults) -> SampleResults:
     targets[list(errors)] = PADDING
     found = results_of_scores(targets, means)
     of_groups = point and point.model_copy(update={"threshold": point.group_threshold})
-    return replace(found, errors=errors, thresholds=results.thresholds, point=of_groups)
+    return replace(found, errors=errors, thresholds=results.thresholds, point=of_groups, unit="groups")
 
 
 MIXED_LABELS = "its images have different labels"

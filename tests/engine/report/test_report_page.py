@@ -126,6 +126,15 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     assert class_figures(read_contents(run))[0].endswith("have 0%; epoch 2)")
 
 
+def test_tables_of_groups_count_groups(run):
+    shutil.copytree(run / "evaluation", run / "evaluation/groups")
+    page = read_page(run)
+    titles = [
+        re.sub("<[^>]*>", " ", row).split() for row in re.findall(r"<thead>(<tr><th[^>]*>class<.*?)</tr>", page.html)
+    ]
+    assert [row[1] for row in titles] == ["images", "groups"]
+
+
 def test_the_log_has_no_line_for_a_figure_of_groups_that_is_not_defined(run):
     """Such as the AUROC of groups of one class."""
     before = class_figures(read_contents(run))
