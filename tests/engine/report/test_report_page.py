@@ -126,9 +126,15 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     assert class_figures(read_contents(run))[0].endswith("have 0%; epoch 2)")
 
 
-def test_tables_of_groups_count_groups(run):
-    shutil.copytree(run / "evaluation", run / "evaluation/groups")
+def test_tables_of_groups_count_groups_and_files_have_their_folders(run):
+    """Groups have no pictures."""
+    shutil.copytree(run / "evaluation", run / "evaluation/groups", ignore=shutil.ignore_patterns("pictures"))
     page = read_page(run)
+    assert re.findall(r"<code>([\w/-]*)coverage.csv", page.html) == ["evaluation/", "evaluation/groups/"]
+    assert "Most confident mistakes by group" in page.text
+    assert "no pictures" not in page.text
+    shutil.rmtree(run / "evaluation/pictures")
+    assert "no pictures: evaluation/pictures" in read_page(run).text
     titles = [
         re.sub("<[^>]*>", " ", row).split() for row in re.findall(r"<thead>(<tr><th[^>]*>class<.*?)</tr>", page.html)
     ]
