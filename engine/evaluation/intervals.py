@@ -86,7 +86,7 @@ def ranking_of(results: SampleResults, label: int, names: Sequence[str]) -> dict
 def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
     """The sensitivity and the specificity at a chosen point, in percent, None if not defined; their intervals.
 
-    confusion: samples by the true (row) and the predicted class (column): the others, the class.
+    goal: in words. confusion: samples by the true (row) and the predicted class (column): the others, the class.
     """
     scores, is_own = results.of_class(point.label)
     targets = is_own.astype(np.int64)
@@ -95,7 +95,7 @@ def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
         predicted = (scores >= point.threshold).astype(np.int32)
     confusion = np.bincount(2 * targets + predicted, minlength=4).reshape(2, 2)
     binary = replace(results.take(results.readable), targets=targets, labels=predicted[:, None])
-    found: dict[str, Any] = {**point.model_dump(by_alias=True), "confusion": confusion.tolist()}
+    found: dict[str, Any] = {**point.model_dump(by_alias=True), "goal": point.title, "confusion": confusion.tolist()}
     for label, name in enumerate(("specificity", "sensitivity")):
         part = binary.take(np.flatnonzero(targets == label))
         share = None

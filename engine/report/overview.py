@@ -198,8 +198,14 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
         return Tile(name, sensitivity, f"no threshold: {reason}, are of one kind, or have no groups", words)
     specificity = percent(to_float(point.get("specificity")))
     probability = 1 / (1 + math.exp(min(-logit, 700)))
-    remarks = [interval_text(point.get("sensitivity_interval"))]
+    recognized = ""
+    match point.get("confusion"):
+        case [_, [int(missed), int(found)]]:
+            recognized = f"{found} of {missed + found}"
+    remarks = [recognized, interval_text(point.get("sensitivity_interval"))]
     remarks.append(f"specificity {specificity}, from p {probability:.4g} on")
+    if point.get("goal"):
+        remarks.append(f"chosen for {point['goal']}")
     return Tile(name, sensitivity, "; ".join(filter(None, remarks)), words)
 
 
@@ -215,6 +221,8 @@ def class_figures(run: RunContents) -> list[str]:
     if macro_f1 and run.metric.name != "macro_f1":
         classes.insert(0, Tile(_named(run, kind, "macro F1"), macro_f1))
     lines = [f"Classes: {', '.join(map(_text_of_tile, classes))}"] if classes else []
+    if run.test and run.evaluation:
+        tiles += [tile for tile in _group_tiles(run, run.evaluation, run.split) if "left out" in tile.remark]
     return lines + [_text_of_tile(tile) for tile in tiles if tile.value and tile not in classes]
 
 

@@ -292,6 +292,9 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     assert by_group["samples"] == 9
     assert f"of 9 out of fold groups {by_group['top1']:.2f}% out of fold top-1 by group" in head
     assert "out of fold group sensitivity, b" in head
+    recognized = round((labels == 1).sum() * point["sensitivity"] / 100)
+    assert f"out of fold sensitivity, b; {recognized} of {(labels == 1).sum()}; " in head
+    assert "chosen for 90% specificity" in head
     assert "worst class F1" in head
     np.savez(folder / "evaluation/scores.npz", **(arrays | {"paths": np.char.replace(paths, "2/", "1/")}))
     _, _, problems = compare(*folders)
