@@ -387,7 +387,7 @@ def _check_tensors(weights: WeightsFile, pairs: Pairs, name: str) -> State:
     lost = [name for name in missing if any(f".{one}".endswith(f".{name}") for one in weights.tensors.lost)]
     if lost:
         raise UserError(LOST.format(weights.file, summarize_names(lost)))
-    if "norm.weight" in missing and "fc_norm.weight" in state:  # as MAE's do
+    if set(map(_part, missing)) == {"norm"} and "fc_norm.weight" in state:  # as MAE's do
         fix = f"give -model={name} -opts 'MODEL.KWARGS={{global_pool: avg}}'"
     refuse(missing, "missing tensors", fix)
     misfits = [name for name in own if state[name].shape != own[name].shape]

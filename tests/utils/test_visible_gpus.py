@@ -104,5 +104,5 @@ def test_a_machine_with_two_gpus(monkeypatch, machine, visible, usable):
 
 def test_ranks_and_parser_read_the_same_device():
     for argv in (["--device=cpu"], ["-opts", "SEED=1", "-device=cpu", "-debug"]):
-        assert requested_device(argv) == parse_command_line(argv).device == "cpu"
-    assert requested_device(["-debug"]) is parse_command_line([]).device is None
+        assert requested_device(argv) == parse_command_line(argv).flags.device == "cpu"
+    assert requested_device(["-debug"]) is parse_command_line([]).flags.device is None

@@ -397,7 +397,7 @@ def test_evaluated_splits_have_groups_where_their_paths_have_them(tmp_path):
         (r"(q\d+)_", "folder", "24 of 24 images"),
         (r"/(.*)\.jpg", "folder", "DATA.GROUPS"),  # each image is a group
         ("(_)", "folder", "DATA.GROUPS"),  # there is one group
-        ("absent.csv", "folder", "absent.csv: "),
+        ("absent.csv", "folder", "DATA.GROUPS absent.csv is unknown"),
         ("patient", "csv", "train.csv:11"),  # is empty there
         ("site", "csv", "train.csv:1: has no column 'site'"),
     ],
