@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[1]
 OPTIONAL_MODULES = {
     "boto3", "braceexpand", "hypothesis", "mlflow", "moto", "obstore", "onnx", "onnxruntime",
     "onnxscript", "pillow_heif", "pyarrow", "pydicom", "scipy", "sklearn", "tensorboard", "trackio", "transformers",
-    "triton", "wandb", "webdataset",
+    "triton", "wandb", "webdataset", "xlsxwriter",
 }  # fmt: skip
 
 TINY_VIT = [

@@ -125,8 +125,8 @@ def seconds_since_start() -> float:
 
 
 _GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-# Of a control group, in version 2 and 1: files of the limit and of the use, the key of memory.stat for pages of files
-# that were not used lately, those of its children included.
+# Of a control group and its children, in version 2 and 1: files of the limit and of the use, and the key of memory.stat
+# for pages of files that were not used lately.
 _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -1,11 +1,9 @@
-"""Tables: CSV, Markdown, and text for a terminal."""
+"""Tables: CSV, workbooks, Markdown, and text for a terminal."""
 
 import csv
 import io
 import math
-import zipfile
 from collections.abc import Collection, Iterable, Sequence
-from html import escape
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,23 +53,6 @@ def table_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 MAX_ROWS = 2**20  # of a sheet of Excel
-_SPREADSHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
-_RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
-_OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
-_TYPES = "http://schemas.openxmlformats.org/package/2006/content-types"
-_TYPE = "application/vnd.openxmlformats-officedocument.spreadsheetml"
-_PARTS = {  # of a workbook of one sheet, by ECMA-376
-    "[Content_Types].xml": f'<Types xmlns="{_TYPES}">'
-    '<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
-    f'<Override PartName="/xl/workbook.xml" ContentType="{_TYPE}.sheet.main+xml"/>'
-    f'<Override PartName="/xl/sheet.xml" ContentType="{_TYPE}.worksheet+xml"/></Types>',
-    "_rels/.rels": f'<Relationships xmlns="{_RELATIONS}">'
-    f'<Relationship Id="r1" Type="{_OFFICE}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
-    "xl/_rels/workbook.xml.rels": f'<Relationships xmlns="{_RELATIONS}">'
-    f'<Relationship Id="r1" Type="{_OFFICE}/worksheet" Target="sheet.xml"/></Relationships>',
-    "xl/workbook.xml": f'<workbook xmlns="{_SPREADSHEET}" xmlns:r="{_OFFICE}"><sheets>'
-    '<sheet name="table" sheetId="1" r:id="r1"/></sheets></workbook>',
-}
 
 
 def write_workbook(file: IO[bytes], rows: Iterable[Sequence[str]], number_columns: Collection[int]) -> None:
@@ -79,21 +60,17 @@ def write_workbook(file: IO[bytes], rows: Iterable[Sequence[str]], number_column
 
     number_columns: whose cells are numbers, or empty.
     """
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in _PARTS.items():
-            archive.writestr(name, f'<?xml version="1.0" encoding="UTF-8"?>{text}')
-        with archive.open("xl/sheet.xml", "w") as sheet:
-            sheet.write(f'<worksheet xmlns="{_SPREADSHEET}"><sheetData>'.encode())
-            for number, row in enumerate(rows):
-                sheet.write(b"<row>")
-                for column, cell in enumerate(row):
-                    text = escape(unescaped_cell(cell))
-                    if number and column in number_columns:
-                        sheet.write(f"<c><v>{text}</v></c>".encode() if text else b"<c/>")
-                    else:
-                        sheet.write(f'<c t="inlineStr"><is><t xml:space="preserve">{text}</t></is></c>'.encode())
-                sheet.write(b"</row>")
-            sheet.write(b"</sheetData></worksheet>")
+    import xlsxwriter  # late: few predictions write one
+
+    with xlsxwriter.Workbook(file, {"constant_memory": True, "nan_inf_to_errors": True}) as book:
+        sheet = book.add_worksheet("table")
+        for number, row in enumerate(rows):
+            for column, cell in enumerate(row):
+                text = unescaped_cell(cell)
+                if number and column in number_columns and text:
+                    sheet.write_number(number, column, float(text))
+                else:
+                    sheet.write_string(number, column, text)
 
 
 def matrix_text(names: Sequence[str], counts: Iterable[Sequence[int]]) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from unicodedata import normalize
@@ -39,7 +39,7 @@ def decided_rows(file: str | None, encoding: str | None) -> dict[int, Cells]:
 
 
 def places_of(cells: Cells, data_path: str, renames: Mapping[str, str] | None) -> list[str]:
-    """The files that a row may name: its path is absolute, or relative to the current folder or to that of the data.
+    """The files that a row may name: its path is absolute, or relative to the current folder or the data's.
 
     Of data that were copied or moved, it also names the file at the same end of the path, the longest that there is,
     unless the old file is still there and of another size. In place of a folder that is gone, it also names the one
@@ -89,16 +89,27 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
             raise UserError(f"DATA.CORRECTIONS: {data.corrections}: drops all {split} images; keep some of them")
         used.update(filter(None, lines))
         folder = os.path.join(place_of(str(samples.root)), "")
-    if "train" not in splits or (data.fraction < 1 and not data.only_classes):  # other images of the data are not here
-        inside = "" if used else folder  # paths of a table may lead out of it
-        used |= {line for place, line in line_of.items() if place.startswith(inside) and os.path.exists(place)}
-    others = [rows[line][PATH] for line in rows if line not in used]
-    if others:
-        text = f"DATA.CORRECTIONS: {data.corrections}: {len(others)} of {len(rows)} rows name no image of the data"
-        text += f", such as {shorten(others[0])}"
-        if "train" in splits and not used:
-            raise UserError(f"{text}; write paths relative to {data.data_path}, or absolute ones")
-        next(iter(splits.values())).notes.append(Note("warning", text))
+    trains = "train" in splits
+    if not trains or (data.fraction < 1 and not data.only_classes):  # other images of the data are not here
+        used |= _lines_of_files(line_of, "" if used else folder)  # paths of a table may lead out of it
+    note = _note_on_unused([cells[PATH] for line, cells in rows.items() if line not in used], len(rows), data)
+    if note and trains and not used:
+        raise UserError(f"{note.text}; write paths relative to {data.data_path}, or absolute ones")
+    if note:
+        next(iter(splits.values())).notes.append(note)
+
+
+def _lines_of_files(line_of: Mapping[str, int], folder: str) -> set[int]:
+    """The lines of files in the folder that exist."""
+    return {line for place, line in line_of.items() if place.startswith(folder) and os.path.exists(place)}
+
+
+def _note_on_unused(paths: Sequence[str], number: int, data: Data) -> Note | None:
+    """A warning of the rows, of so many, that name no image."""
+    if not paths:
+        return None
+    text = f"DATA.CORRECTIONS: {data.corrections}: {len(paths)} of {number} rows name no image of the data"
+    return Note("warning", f"{text}, such as {shorten(paths[0])}")
 
 
 def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data, split: str) -> ImageFiles:

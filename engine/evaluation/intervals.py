@@ -44,9 +44,11 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
         return None, f"fewer than 2 {unit}"
     freedom = math.inf if results.groups is None else number - 1
     below = above = 0.0
+    largest_n = math.inf
     if top_k := {"top1": 1, "top5": 5}.get(metric.name):
         sums = np.bincount(units, results.hits(top_k)[readable] - share)
         variance = float(sums @ sums) / len(readable) ** 2
+        largest_n = len(readable)  # the images of few groups may differ as if drawn one by one, by chance
         if variance == 0:  # n is the number of groups, and nothing is estimated
             freedom = math.inf
     else:
@@ -62,9 +64,7 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
             return None, f"too few {unit} of a class"
         below, above = _limits_of_classes(results, metric, with_class, without)
     n = max(share * (1 - share) / variance, 1.0) if variance > 0 else number
-    if top_k:  # the images of few groups may differ as if drawn one by one, by chance
-        n = min(n, len(readable))
-    low, high = _wilson(share, n, 1.96 + 2.4 / freedom)  # Student's t
+    low, high = _wilson(share, min(n, largest_n), 1.96 + 2.4 / freedom)  # Student's t
     limits = max(min(low, share - below), 0.0), min(max(high, share + above), 1.0)
     return [100 * float(limit) for limit in limits], ""
 

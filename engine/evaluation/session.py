@@ -41,6 +41,7 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError, did_you_mean
 from utils.metric_table import MAX_SCORED_CLASSES
 from utils.notes import Note
+from utils.system import require
 from utils.tables import MAX_ROWS
 
 _KEY = "EVAL.OPERATING_POINT"
@@ -129,10 +130,11 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     """
     plan = plan_evaluation(command, context, logger)
     _check_threshold(command.prediction, plan.config)
-    if command.prediction and command.prediction.excel and len(plan.samples) >= MAX_ROWS:
-        raise UserError(
-            f"-format excel: {len(plan.samples):,} images, but a sheet has {MAX_ROWS:,} rows; use -format csv"
-        )
+    if command.prediction and command.prediction.excel:
+        require("-format excel", "xlsxwriter")
+        number = len(plan.samples)
+        if number >= MAX_ROWS:
+            raise UserError(f"-format excel: {number:,} images, but a sheet has {MAX_ROWS:,} rows; use -format csv")
     built = build_eval_model(plan.config, context, plan.purpose, plan.record.image_size, plan.record)
     for note in (*built.notes, *plan.notes):
         logger.note(note)

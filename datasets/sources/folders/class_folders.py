@@ -74,7 +74,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
         for path in images:
             paths.add(path)
             targets.append(label_of[name])
-    if not (paths or found.findings):  # those of a known class may be missing, but not all
+    if not (paths or found.findings):  # a known class may have none, but not all classes
         found.findings.append(f"{root}: contains no images of the training's classes; add images, or remove the folder")
     beside = [name for name in files if found.is_image(root, name)]
     if beside:

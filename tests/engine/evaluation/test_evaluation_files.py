@@ -194,13 +194,13 @@ def test_a_workbook_has_probabilities_as_numbers_and_all_other_cells_as_text(mak
     with zipfile.ZipFile(tmp_path / "predictions.xlsx") as book:
         parts = {name: ElementTree.fromstring(book.read(name)) for name in book.namelist()}
     space = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
-    rows = [list(row) for row in parts["xl/sheet.xml"].iter(f"{space}row")]
+    rows = [list(row) for row in parts["xl/worksheets/sheet1.xml"].iter(f"{space}row")]
     texts = [["".join(cell.itertext()) for cell in row] for row in rows]
     assert [row[:3] for row in texts] == [
         ["path", "class_1", "probability_1"],
-        ["007", "cat", "0.700000"],
+        ["007", "cat", "0.7"],
         ["=1+1", "", ""],
-        ["<é&>.jpg", "cat", "0.700000"],
+        ["<é&>.jpg", "cat", "0.7"],
     ]
     kinds = [cell.get("t") for cell in rows[1][:5]]
     assert kinds == ["inlineStr", "inlineStr", None, "inlineStr", None]
