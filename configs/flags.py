@@ -1,17 +1,12 @@
 """The flags of the entry scripts, the parser of all command lines, and the values of -predict and its flags."""
 
 import argparse
-import os
-import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
-from configs.programs import Program, as_yaml, program_of, programs, split_words, translate
-from configs.schema.config import known_keys
 from configs.schema.data import AUTO
 from configs.yaml_io import parse_value
 from utils.errors import UserError, did_you_mean
@@ -226,81 +221,14 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
     if arguments.help is not None:
         return arguments
     if unknown:
-        _refuse(words, unknown, arguments, parser)
+        hint = did_you_mean(unknown[0].partition("=")[0], (f"-{name}" for name in vars(arguments)), 0.75)
+        where = "-h lists the flags, docs/flags.md has flags of other programs"
+        raise UserError(f"unknown: {', '.join(unknown)[:200]}{hint}; {where}")
     *arguments.replaced, arguments.cfg = arguments.cfg or [None]
-    if (arguments.cfg or "").endswith(".py"):
-        preset = programs()["colossalai"].flags["config"].get(Path(arguments.cfg).name, "AMP.PRESET=torch")
-        raise UserError(f"-cfg {arguments.cfg}: is Python, not YAML; for its precision add -opts {preset} in its place")
     check_local_rank(arguments.local_rank)
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
     return arguments
-
-
-def _refuse(words: list[str], unknown: list[str], arguments: argparse.Namespace, parser: Parser) -> NoReturn:
-    """Raises UserError with the command of this program for flags that other programs have; else with similar flags."""
-    for path in (arguments.data_path, arguments.predict, arguments.embed, arguments.resume):
-        spaced = " ".join([str(path), *unknown])
-        if path and os.path.exists(spaced):
-            raise UserError(f"{path}: is only a part of a path; write quotes: {shlex.quote(spaced)}")
-    given = [*split_words(words)]
-    names = [word for word, _ in split_words(unknown)]
-    program = program_of(names, (word for word, _ in given)) or Program("another program", "", None, {})
-    translated = translate(program, given, lambda word: word not in names)
-    has_path = any((arguments.predict, arguments.embed, arguments.data_path, arguments.resume))
-    wrong = list[str]()
-    for word in filter(translated.flags.__contains__, names):  # behind the value of a flag
-        translated.flags.remove(word)
-        translated.unknown[word] = []
-    for word, values in translated.unknown.items():
-        is_flag = word.startswith("-")
-        if is_flag and (key := key_of_flag(word)):
-            translated.add(f"{key}={as_yaml(values)}")
-        elif is_flag or has_path or not os.path.exists(word):
-            wrong.append(word[:80])
-        else:
-            translated.add(f"-data_path={word}")
-    problem = _problem_of(names, wrong, arguments)
-    if len(wrong) == len(names):
-        parser.error(problem)
-    if translated.without:
-        problem += f"; without a counterpart: {', '.join(translated.without)[:500]}"
-    source = f" (flags of {program.program}: docs/flags.md)" if program.flags else ""
-    raise UserError(f"{problem}; use: {translated.command(parser.prog)[:2000]}{source}")
-
-
-def _problem_of(names: list[str], wrong: list[str], arguments: argparse.Namespace) -> str:
-    """The beginning of the line about unknown flags. wrong: the flags that no program has."""
-    problem = f"{', '.join(name[:80] for name in names[:4])}: unknown here"
-    if wrong:
-        problem = f"unknown: {', '.join(wrong)}{did_you_mean(wrong[0], (f'-{name}' for name in vars(arguments)), 0.75)}"
-        if (arguments.predict or arguments.embed) and os.path.exists(wrong[0]):
-            problem += "; -predict and -embed take one path: an image, a folder or a list (.txt, .csv)"
-    return problem
-
-
-@cache
-def other_names() -> dict[str, str]:
-    """Of a flag of another program, in capitals: the key here of its first option; the first program wins."""
-    keys = {f"-{flag.name}": flag.key for group in FLAGS.values() for flag in group}
-    found: dict[str, str] = {}
-    for program in programs().values():
-        for name, target in program.flags.items():
-            first = next(iter(target.values())) if isinstance(target, dict) else target
-            if isinstance(first, str):
-                option = first.partition("=")[0]
-                found.setdefault(name.upper().replace("-", "_"), keys.get(option, option))
-    sections = {key.partition(".")[0] for key in known_keys("vit")}
-    return {name: key for name, key in found.items() if name not in sections and len(name) > 1 and key[0] != "-"}
-
-
-def key_of_flag(flag: str) -> str | None:
-    """The YAML key that a flag stands for: one of `other_names`, or the last part of a key."""
-    name = flag.lstrip("-").replace("-", "_").upper()
-    known = known_keys("vit")
-    by_leaf = {key.removesuffix(".NAME").rpartition(".")[2]: key for key in known}
-    key = other_names().get(name) or by_leaf.get(name)
-    return None if any(other.startswith(f"{key}.") for other in known) else key
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from configs.flags import key_of_flag
 from configs.parts import TABLES
 from configs.resolve import ALL_RULES
 from configs.schema import Config
@@ -74,9 +73,6 @@ def print_help(topic: str, flags: str = "") -> None:
         found = sorted(_keys_about(keys, words), key=lambda key: key.name.rpartition(".")[2] != topic)
         if not lines and not found:
             near = did_you_mean(topic, {key.name for key in keys} | {key.section for key in keys} - {""})
-            other = key_of_flag(topic.rpartition(".")[2])
-            if other:
-                near = f"; use {other}"
             problem = f"-h {topic[:80]}: no such key or section{near}"
             raise UserError(f"{problem}; -h alone lists the flags, docs/options.md all keys")
         more = f"; the first {_MAX_FOUND} of {len(found)} keys" if len(found) > _MAX_FOUND else ""

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import ErrorDetails
 
-from configs.flags import FLAGS, other_names
-from configs.programs import paddleclas_keys
-from configs.schema import Model
+from configs.flags import FLAGS
 from configs.schema.config import known_keys, model_type
 from configs.schema.data import AUTO
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -373,17 +371,6 @@ def model_sections(name: str) -> dict[str, dict[str, Any]]:
     return {"MODEL": architecture(sections.get("MODEL", {})), "DATA": sections.get("DATA", {})}
 
 
-_REPLACEMENTS = {  # of a key, a section, or a last part of keys
-    "MODEL.FREEZE_BACKBONE": "MODEL.TUNE=head",
-    "MODEL.KWARGS": "it with -model=NAME, a model of timm's",
-    "MODEL.MLP_DIM": "MODEL.MLP_RATIO, which is MLP_DIM / EMBED_DIM",
-    "AMP.OPT_LEVEL": "AMP.LEVEL",  # of Apex
-    "AMP.USE_PURE_FP16": "AMP.LEVEL=O2",  # of Fleet
-    "AMP_CONFIGS": "AMP, whose keys have the same names in upper case",  # of Fleet
-    "FP16": "-opts AMP.PRESET=torch, naive or apex_o1",  # of Colossal-AI
-}
-
-
 def decode_quoted(errors: Sequence[ErrorDetails], table: OptionTable) -> list[str]:
     """Decodes texts where the key has another type, as PaddleViT's yacs does: '1e-3', 'False', (0.9, 0.999).
 
@@ -463,28 +450,10 @@ def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
 
 
 def _nearest_key(dotted: str, family: str) -> str:
-    """A hint for an unknown key: its replacement, the families that have it, or the nearest known key."""
-    section = dotted.upper().partition(".")[0]
-    parent, _, leaf = dotted.upper().rpartition(".")
-    known = known_keys(family)
-    if parent.endswith(".KWARGS"):
-        return f'; write "{parent}={{{leaf.lower()}: VALUE}}"'
+    """A hint for an unknown key: what replaces it, the families that have it, or the nearest known key."""
     if dotted in GONE_KEYS:
         return f", which is gone; {GONE_KEYS[dotted][1]}"
-    replacements = other_names() | paddleclas_keys() | _REPLACEMENTS
-    for name in (dotted.upper(), section, leaf):
-        if name in replacements:
-            return f"; use {replacements[name]}"
     owners = [name for name in MODEL_SECTIONS if dotted in known_keys(name)]
     if owners:
-        own = [name.upper() for name in MODEL_SECTIONS[family].model_fields if name not in Model.model_fields]
-        nearest = did_you_mean(leaf, own) or "; remove it"
-        for key in own:
-            if key.rstrip("S") in leaf or leaf.rstrip("S") in key:  # DIMS for EMBED_DIM
-                nearest = f"; did you mean {key}?"
-                break
-        return f" of MODEL.TYPE {family}{nearest} (it is a key of {', '.join(owners[:3])})"
-    for key in known:
-        if key.rpartition(".")[2] == leaf:
-            return f"; did you mean {key}?"
-    return did_you_mean(dotted, known)
+        return f" of MODEL.TYPE {family} (a key of {', '.join(owners[:3])}); remove it"
+    return did_you_mean(dotted.upper(), known_keys(family))

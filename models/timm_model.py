@@ -15,7 +15,6 @@ from timm.layers import DropPath
 from timm.models import build_model_with_cfg
 from torch import nn
 
-from configs.programs import name_of_model
 from configs.schema import Data
 from configs.schema.families.family import OWN_KEYS, TimmModel
 from configs.schema.model import Model
@@ -33,8 +32,6 @@ LOADER_ARGUMENTS = {
 
 def _near(name: str, known: list[str]) -> str:
     """A hint at the model that an unknown name means."""
-    if of_timm := name_of_model(name):
-        return f"; timm's name is {of_timm}"
     same_start = [one for one in known if one.startswith(name.lower().partition(".")[0])]
     hint = did_you_mean(name, same_start, cutoff=0.0) or did_you_mean(name, known)
     return hint or '; python -c "import timm; print(*timm.list_models())" lists all'

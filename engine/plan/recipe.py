@@ -10,7 +10,6 @@ from typing import Any
 
 from configs.command_line import Command, read_options
 from configs.load import model_sections, read_layers
-from configs.programs import program_of, shown_path, split_words, translate
 from configs.resolve import model_follows_source, rate_of_tuning, recipe_follows_data
 from configs.schema.config import known_keys
 from configs.weights import OF_EVERY_MODEL, keys_of
@@ -31,6 +30,12 @@ _LARGE = 50e6  # parameters: between ViT-S and ViT-B
 _FROM_SCRATCH = "resnet10t"  # more accurate than the ViT of folder_small.yaml on a few thousand images (docs/log.md)
 
 
+def _shown(file: Path) -> Path:
+    """The path of a recipe in a command to type."""
+    here = Path.cwd()
+    return file.relative_to(here) if file.is_relative_to(here) else file
+
+
 @dataclass(frozen=True)
 class Choice:
     """A recipe, and values of flags for a layer between the recipe and the given options.
@@ -46,7 +51,7 @@ class Choice:
 
     def words(self) -> list[str]:
         """The choice as flags of the command line."""
-        words = [f"-cfg={shown_path(self.file)}"]
+        words = [f"-cfg={_shown(self.file)}"]
         for name, value in self.flags.items():
             if name == "opts":
                 words += ["-opts", *value]
@@ -99,7 +104,7 @@ def _with_choice(command: Command, choice: Choice) -> Command:
     notes = [Note("log", f"The same: {same}")]
     if choice.warning:
         notes.append(Note("warning", choice.warning))
-    return replace(chosen, recipe=shown_path(choice.file), notes=(*notes, *chosen.notes), reason=choice.reason)
+    return replace(chosen, recipe=_shown(choice.file), notes=(*notes, *chosen.notes), reason=choice.reason)
 
 
 def _with_flags(given: argparse.Namespace, choice: Choice) -> argparse.Namespace:
@@ -163,12 +168,6 @@ def _another_recipe(command: Command, name: str, images: int) -> str:
     """A warning where folder_small.yaml, with its 64 pixels, is probably not what is meant; '' elsewhere."""
     if name != "folder_small" or "DATA.IMAGE_SIZE" in command.given:
         return ""
-    given = [*split_words(command.argv)]
-    theirs = [word for word, _ in given if word.startswith("--") and "-" in word[2:]]  # none is documented here
-    program = program_of(theirs, [word for word, _ in given])
-    if program:
-        typed = translate(program, given, lambda word: True).command(command.script)
-        return f"64 pixels and the recipe of few images, not the defaults of {program.program}; for them type: {typed}"
     if images > _MANY:
         return f"64 pixels are for fewer than {_MANY:,} images; try -model=vit_small_patch16_224 -image_size=224"
     return ""

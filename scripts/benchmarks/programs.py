@@ -22,7 +22,6 @@ import timm
 from pydantic import BaseModel
 
 from configs.command_line import parse_command_line
-from configs.flags import key_of_flag
 from configs.load import flatten
 from configs.schema import Config, Loss, LRScheduler
 from configs.yaml_io import read_yaml
@@ -321,9 +320,7 @@ def timm_flags(
     size = {"img-size": height} if height == width else {"input-size": (data.image_channels, height, width)}
     warmup_epochs = int(train.warmup_epochs)
     autocast_dtype = "float16" if on_gpu else "bfloat16"
-    values: dict[str, Any] = (
-        table["always"] | {flag: options[str(key_of_flag(flag))] for flag in table["options"]} | size
-    )
+    values: dict[str, Any] = table["always"] | {flag: options[key] for flag, key in table["options"].items()} | size
     values |= {
         "amp": config.amp.enabled,
         "data-dir": data_root, "val-split": val_split, "output": output, "log-interval": interval,

@@ -49,13 +49,6 @@ SAME = """
 """
 
 
-def test_a_folder_with_an_equals_sign_is_named_whole(tmp_path):
-    folder = tmp_path / "year=2024"
-    folder.mkdir()
-    with refused(f" -data_path={folder}$"):
-        parse_command_line([str(folder)])
-
-
 @pytest.mark.parametrize("theirs, ours", cells_of(SAME))
 def test_a_flag_of_another_program_is_this_programs(theirs, ours):
     assert config_for(*theirs.split()) == config_for(*ours.split())

@@ -236,20 +236,6 @@ def test_the_same_command_has_the_number_of_started_processes(images, place, mon
     assert [line.count("-ngpus=2") for line in same] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        ("--data-path {} --model resnet18", "-cfg=configs/programs/torchvision.yaml -data_path={} -model=resnet18"),
-        ("-data_path={} -model=resnet18", ""),
-        ("--data-path {} --model resnet18 -image_size=32", ""),
-    ],
-)
-def test_flags_of_another_program_are_answered_by_its_recipe(words, part, images, place):
-    notes = told(chosen(*words.format(images).split()).notes, kind="warning")
-    assert len(notes) == bool(part)
-    assert all(part.format(images) in text for text in notes)
-
-
 def test_many_images_are_told_the_flags_of_larger_ones(images):
     command = parse_command_line([f"-data_path={images}"])
     assert not recipe._another_recipe(command, "folder_small", 20_000)
