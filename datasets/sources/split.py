@@ -7,7 +7,6 @@ Legend: N images, G groups, such as patients; a unit is a group, or without DATA
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
@@ -19,14 +18,13 @@ from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.groups import with_groups
-from datasets.sources.samples import ImageFiles, label_pairs
+from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_nfc
 from utils.errors import Finding
 from utils.notes import Note
 
 DEFAULT_VAL_FRACTION = 0.1
-_UNEVEN = 1.5  # the largest fold / the mean one
-_MAX_NAMED_GROUPS = 3
+_MAX_NAMED = 3  # groups in the log
 _NO_LIST = (
     "the figures may be too high: the checkpoint has no list of held-out images, and was trained on images to evaluate "
     "if images were added or removed, or DATA.SPLIT_SEED or DATA.VAL_FRACTION was changed, since then"
@@ -142,9 +140,9 @@ class Splitter:
                 trained=np.union1d(known.trained, hashes[wanted]),
                 held_out_groups=_names_of(groups, cut.is_val, kept.held_out_groups),
             )
-        if not (cut.is_val.any() or cut.findings):
-            cut.findings.append(cut.problem)
-        findings: list[Finding] = [f"{self.data.data_path}: {problem}" for problem in cut.findings]
+        findings = list[Finding]()
+        if not cut.is_val.any():
+            findings.append(f"{self.data.data_path}: {cut.problem}")
         return Part(np.flatnonzero(wanted), findings, cut.notes)
 
 
@@ -153,8 +151,7 @@ class _Cut:
     """The validation images, bool (N,). problem: the reason if there are none."""
 
     is_val: np.ndarray
-    problem: str = "no class has two images or groups, so that none can be held out; add a val split"
-    findings: list[str] = field(default_factory=list)
+    problem: str = "the images or groups are too few to hold some of them out; add more, or a val split"
     notes: list[Note] = field(default_factory=list)
 
 
@@ -184,21 +181,13 @@ def _cut(
 ) -> _Cut:
     """Holds out a part of the units, in the order of the hashes of their names. A group has its most frequent class."""
     of_units = hash_paths(groups or paths, rule.seed) if groups or rule.seed else hashes
-    units, first, unit_of = np.unique(of_units, return_index=True, return_inverse=True)
-    fold, folds = rule.fold or (0, 0)
-    problems = []
+    units, unit_of = np.unique(of_units, return_inverse=True)
+    fold, _ = rule.fold or (0, 0)
+    if groups and (problem := _problem_of_groups(rule, groups, len(units))):
+        return _Cut(np.zeros(len(targets), bool), problem)
+    cut = _Cut(_parts_of_units(rule, targets, unit_of)[unit_of] == fold)
     if groups:
-        problems = _problems_of_groups(rule, groups, len(units))
-    elif targets.ndim == 1:
-        problems = _problems_of_classes(folds, paths, targets, first)
-    if problems:
-        return _Cut(np.zeros(len(targets), bool), findings=problems)
-    part_of_image = _parts_of_units(rule, targets, unit_of)[unit_of]
-    cut = _Cut(part_of_image == fold)
-    if groups or targets.ndim == 2:
-        cut.notes.append(_describe_split(groups, unit_of, targets, cut.is_val))
-    if groups and folds:
-        cut.notes.append(_describe_folds(groups, part_of_image, folds))
+        cut.notes.append(_describe_split(groups, cut.is_val))
     return cut
 
 
@@ -234,27 +223,15 @@ def _find_trained(known: RunSplit, hashes: np.ndarray, is_val: np.ndarray) -> np
     return np.flatnonzero(is_val & is_trained)
 
 
-def _problems_of_groups(rule: RunSplit, groups: PackedStrings, number: int) -> list[str]:
+def _problem_of_groups(rule: RunSplit, groups: PackedStrings, number: int) -> str | None:
     """number: of groups."""
-    of_groups = f"DATA.GROUPS {shorten(rule.groups)}"
-    example = shorten(groups[0])
     if number == 1:
-        return [f"{of_groups}: all images are of one group, such as {example}"]
+        return f"DATA.GROUPS {shorten(rule.groups)}: all images are of one group, such as {shorten(groups[0])}"
     if number == len(groups):
-        return [f"{of_groups}: each image is a group of its own, such as {example}"]
+        return f"DATA.GROUPS {shorten(rule.groups)}: each image is a group of its own, such as {shorten(groups[0])}"
     if rule.fold and number < rule.fold[1]:
-        return [f"DATA.FOLDS {rule.fold[1]}: more than the {number} groups; set at most {number}"]
-    return []
-
-
-def _problems_of_classes(folds: int, paths: PackedStrings, targets: np.ndarray, indices: np.ndarray) -> list[str]:
-    """Of classes with fewer images than folds. indices: of the images, each once."""
-    _, first, sizes = np.unique(targets[indices], return_index=True, return_counts=True)
-    small = indices[first[sizes < folds]]
-    if not len(small):
-        return []
-    text = f"{len(small)} class(es) have fewer images than DATA.FOLDS {folds}, such as the class of"
-    return [f"{text} {shorten(paths[int(small[0])])}; add images, or set fewer folds"]
+        return f"DATA.FOLDS {rule.fold[1]}: more than the {number} groups; set at most {number}"
+    return None
 
 
 def _changes(
@@ -400,40 +377,9 @@ def most_frequent(classes: np.ndarray, group_of: np.ndarray) -> np.ndarray:
     return by_count[first] % width - 1
 
 
-def _describe_split(groups: PackedStrings | None, unit_of: np.ndarray, targets: np.ndarray, is_val: np.ndarray) -> Note:
-    """The units that are held out, and the class whose share of the held-out images differs most.
-
-    unit_of: as of `most_frequent`. targets: int64 (N,) or multi-hot int8 (N, C). is_val: bool (N,).
-    """
-    number = len(targets)
-    words = "classes" if targets.ndim == 1 else "labels"
-    rows, labels = label_pairs(targets)
-    labels = labels - labels.min(initial=0)  # from -1: an invalid label is a class, too
-    totals = np.bincount(labels, minlength=1)
-    held_out = np.bincount(labels[is_val[rows]], minlength=len(totals))
-    shares = 100 * np.stack([totals / number, held_out / max(is_val.sum(), 1)])
-    whole, part = shares[:, np.abs(shares[0] - shares[1]).argmax()]
-    num_units = len(np.unique(unit_of))
-    units_held_out, first = np.unique(unit_of[is_val], return_index=True)
-    units = f"{len(units_held_out)} of {num_units} are held out"
-    if groups and len(units_held_out) <= _MAX_NAMED_GROUPS:
-        names = sorted(groups[int(index)] for index in np.flatnonzero(is_val)[first])
-        units += f" ({list_names(names)})"
-    units += f", {is_val.sum()} of {number} images"
-    deviation = f"{abs(part - whole):.1f} points ({whole:.1f}% of all, {part:.1f}% of the held-out)"
-    kind = "groups" if groups else "images"
-    return Note("log", f"{kind}: {units}; the shares of {words} deviate by up to {deviation}")
-
-
-def _describe_folds(groups: PackedStrings, fold_of: np.ndarray, folds: int) -> Note:
-    """The share of the largest fold; a warning, with its largest group, if it is far above the mean.
-
-    fold_of: of each image, int64 (N,).
-    """
-    number, sizes = len(fold_of), np.bincount(fold_of, minlength=folds)
-    shares = f"{sizes.max() / number:.1%} of the images, the smallest {sizes.min() / number:.1%}"
-    text = f"the largest of {folds} folds has {shares}"
-    if sizes.max() < _UNEVEN * number / folds:
-        return Note("log", text)
-    ((name, count),) = Counter(groups).most_common(1)
-    return Note("warning", f"{text}; the group {shorten(name)} has {count} of {number}")
+def _describe_split(units: PackedStrings, is_val: np.ndarray) -> Note:
+    """The number of units that are held out, and their names. units: the unit of each image. is_val: bool (N,)."""
+    held_out = sorted({units[index] for index in np.flatnonzero(is_val).tolist()})
+    names = list_names(held_out, _MAX_NAMED)
+    images = f"{is_val.sum()} of {len(is_val)} images"
+    return Note("log", f"{len(held_out)} of {len(set(units))} groups are held out ({names}), {images}")

@@ -3,7 +3,7 @@
 Legend: N samples, C classes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,14 +58,13 @@ def write_suspects(
     names: Sequence[str],
     decided: Collection[Cells],
     data_path: str,
-    renames: Mapping[str, str] | None,
 ) -> list[int]:
     """Writes the suspects with an empty correction, and below them the rows that have one: the next DATA.CORRECTIONS.
 
     images: split, path and label of each sample. names: of the classes. decided: as `decided_rows`, with paths
     as `places_of`; an image in it is no suspect. Returns the indices of the suspects in their order. Raises OSError.
     """
-    known = {place for cells in decided for place in places_of(cells, data_path, renames)}
+    known = {place for cells in decided for place in places_of(cells, data_path)}
     suspects = [index for index in found.suspects if place_of(images[index][1]) not in known]
     rows = []
     for index in suspects:

@@ -253,7 +253,7 @@ def _list_suspects(task: ProbeTask, names: Sequence[str], parts: Sequence[tuple[
     data = task.config.data
     decided = decided_rows(data.corrections, data.encoding).values()
     folder = data.image_root or data.data_path
-    suspects = write_suspects(task.suspects, found, images, names, decided, folder, data.rename)
+    suspects = write_suspects(task.suspects, found, images, names, decided, folder)
     shown = {number: places[index] for number, index in enumerate(suspects[:_PICTURES])}
     files.write_pictures(task.suspects.parent / PICTURES, shown, data)
     problem = "images are predicted as another class by probes without them"

@@ -81,8 +81,7 @@ def _write_suspects(
     found = margins(torch.from_numpy(results.scores).sigmoid(), torch.from_numpy(results.targets))
     images = [("val", name, classes[label]) for name, label in zip(names, results.targets, strict=True)]
     decided = decided_rows(options["DATA.CORRECTIONS"], options["DATA.ENCODING"]).values()
-    places = options["DATA.DATA_PATH"], options["DATA.RENAME"]
-    return len(write_suspects(folder / SUSPECTS, found, images, classes, decided, *places))
+    return len(write_suspects(folder / SUSPECTS, found, images, classes, decided, options["DATA.DATA_PATH"]))
 
 
 def _copy_pictures(pooled: Evaluation, pictures: Mapping[str, Path]) -> None:

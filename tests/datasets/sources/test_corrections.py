@@ -1,10 +1,9 @@
 """DATA.CORRECTIONS: labels that were checked by hand are applied after the split, so that no image changes sides."""
 
-import os
 import shutil
 
 import pytest
-from conftest import CPU, config_for, refused
+from conftest import CPU, config_for, refused, told
 from source_helpers import classes_of, names_of, options, read_splits, write_classes
 
 from configs.schema import Data
@@ -44,16 +43,15 @@ def test_checked_labels_are_changed_and_images_left_out_on_their_side_of_the_spl
     expected = classes_of(train, val) | {held_out: "dog", moved: "=fox"}
     assert classes_of(*after) == {name: label for name, label in expected.items() if name not in dropped}
     texts = [note.text for note in after[0].notes if "CORRECTIONS" in note.text]
-    assert texts == ["DATA.CORRECTIONS, train: 1 drop, 1 keep, 1 other class"]
+    assert texts == ["DATA.CORRECTIONS, train: 1 dropped, 1 of another class, of 3 checked"]
 
 
 def test_rows_of_other_images_and_wrong_words_are_named(data):
     head = "path,correction\n"
     train, _ = corrected(data, head + "cat/000.jpg,keep\ncat/gone.jpg,drop\n")
-    assert any("1 of 2 rows name no image of the data, such as 'cat/gone.jpg'" in note.text for note in train.notes)
+    assert told(train.notes, "1 row(s) name no file, such as 'cat/gone.jpg'", "warning")
     for rows, problem in (
-        (head + "cat/gone.jpg,drop\n", "1 of 1 rows name no image"),
-        (head + "cat/000.jpg,dgo\n", "'dgo' is no class of the data; did you mean dog"),
+        (head + "cat/gone.jpg,drop\n", "no row names an image of train, val"),
         (head + "cat/000.jpg,zebra\n", "write keep, drop, or one of"),
         ("path,label\ncat/000.jpg,dog\n", "has no column correction"),
     ):
@@ -63,52 +61,18 @@ def test_rows_of_other_images_and_wrong_words_are_named(data):
         Data.model_validate({"DATASET": "digits", "CORRECTIONS": "a.csv"})
 
 
-def test_rows_of_a_renamed_folder_follow_it(data, tmp_path):
-    """A folder that is still there, merged by name alone, keeps its rows."""
-    hound = data.model_copy(update={"rename": {"dog": "hound"}})
-    rows = f"path,correction\ndog/003.jpg,cat\n{tmp_path}/data/dog/004.jpg,drop\ncat/005.jpg,dog\ndog/gone.jpg,drop\n"
-    os.rename(tmp_path / "data/dog", tmp_path / "data/hound")
-    splits = corrected(hound, rows)
-    found = classes_of(*splits)
-    assert (found["hound/003.jpg"], found["cat/005.jpg"]) == ("cat", "hound")
-    assert "hound/004.jpg" not in found
-    assert sum("1 of 4 rows name no image" in note.text for one in splits for note in one.notes) == 1
-    merged = data.model_copy(update={"rename": {"hound": "cat"}})
-    found = classes_of(*corrected(merged, "path,correction\nhound/003.jpg,drop\n"))
-    assert "hound/003.jpg" not in found
-    assert "cat/003.jpg" in found
-
-
 def test_an_evaluation_counts_the_rows_without_a_file_not_those_of_other_splits(data, tmp_path):
     splits = read_splits(data)
-    rows = [f"{name},keep" for split in splits for name in names_of(split)] + ["cat/gone.jpg,drop"]
+    images = [f"{data.data_path}/{name},keep" for split in splits for name in names_of(split)]
+    rows = [*images, "cat/gone.jpg,drop"]
     (tmp_path / "checked.csv").write_text("\n".join(["path,correction", *rows, ""]))
     data = data.model_copy(update={"corrections": str(tmp_path / "checked.csv")})
     (val,) = read_samples(data, None, CPU, "val")
-    texts = [note.text for note in val.notes if "CORRECTIONS" in note.text]
-    assert texts[0] == f"DATA.CORRECTIONS, val: {len(splits[1])} keep"
-    assert f" 1 of {len(rows)} rows name no image of the data, such as 'cat/gone.jpg'" in texts[1]
-
-
-def test_rows_of_data_that_were_copied_are_of_the_copy(data, tmp_path):
-    """Also while the first data are still there; other data of the same names are named."""
-    _, val = read_splits(data)
-    moved, dropped = names_of(val)[:2]
-    table = tmp_path / "checked.csv"
-    folder = data.data_path
-    table.write_text(f"path,correction\n{folder}/{moved},'=fox\n{folder}/{dropped},drop\n{folder}/gone.jpg,keep\n")
-    shutil.copytree(folder, tmp_path / "new/copy")
-    copy = data.model_copy(update={"corrections": str(table), "data_path": str(tmp_path / "new/copy")})
-    (after,) = read_samples(copy, None, CPU, "val")
-    expected = classes_of(val) | {moved: "=fox"}
-    del expected[dropped]
-    assert classes_of(after) == expected
-    assert any("1 of 3 rows name no image" in note.text for note in after.notes)
-    for file in (tmp_path / "new/copy").rglob("*.jpg"):
-        file.write_bytes(file.read_bytes() + b"0")
-    (after,) = read_samples(copy, None, CPU, "val")
-    assert classes_of(after) == classes_of(val)
-    assert any("3 of 3 rows name no image" in note.text for note in after.notes)
+    assert told(val.notes, f"{len(splits[1])} checked", "screen")
+    assert told(val.notes, "1 row(s) name no file, such as 'cat/gone.jpg'", "warning")
+    moved = shutil.copytree(data.data_path, tmp_path / "new")  # the files of the table are still there
+    (val,) = read_samples(data.model_copy(update={"data_path": str(moved)}), None, CPU, "val")
+    assert told(val.notes, f"no row names an image of val; write paths relative to {moved}", "warning")
 
 
 def test_a_split_must_keep_an_image(data):
@@ -123,7 +87,7 @@ def test_rows_of_images_outside_of_a_part_are_not_called_wrong(data, part):
     data = data.model_copy(update=part)
     rows = "".join(f"{name},keep\n" for name in names)
     train, _ = corrected(data.model_copy(update=part), f"path,correction\n{rows}")
-    assert not any("name no image" in note.text for note in train.notes)
+    assert not told(train.notes, "row", "warning")
 
 
 @pytest.mark.parametrize("renames", [None, {"dog": "hound"}])

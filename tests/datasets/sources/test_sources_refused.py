@@ -14,7 +14,7 @@ FOLDERS = {"cat/0.jpg": IMAGE, "dog/0.jpg": IMAGE}
 CASES = {  # DATA.DATASET (None: images to predict), files, the path that is given, a part of the error
     "no class folders": ("folder", {}, "", ": contains no folders"),
     "classes without images": ("folder", {"train/a/x.txt": "", "train/b/x.txt": ""}, "", "train/a: contains no images"),
-    "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, "", ": no class has two images"),
+    "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, "", ": .* too few"),
     "PaddleViT's lists": ("folder", {"train_list.txt": "", "val_list.txt": ""}, "", "-dataset=imagenet2012 -d"),
     "another name of ImageNet": ("imagnet", {}, "", " -dataset=imagenet2012 "),
     "a URL": ("folder", {}, "hf://datasets/org/name", "hf://datasets/org/name: is a URL"),

@@ -148,7 +148,7 @@ def test_an_image_that_a_person_kept_is_no_suspect_however_its_path_is_written(t
     paths = ("data/w.png", "x.png", str(tmp_path / "data/y.png"))
     kept = [{"path": path, "correction": "keep"} for path in paths]
     table = tmp_path / "suspects/suspects.csv"
-    assert write_suspects(table, found, images, ["a", "b"], kept, "data", None) == [3]
+    assert write_suspects(table, found, images, ["a", "b"], kept, "data") == [3]
     assert [row["path"] for row in read_rows(table)] == ["data/z.png", *paths]
 
 
