@@ -71,6 +71,20 @@ class Evaluation:
     def classes(self) -> list[Row]:
         return self.rows("per_class", "class")
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of the metric that decides; None if it is not known."""
+        return limits_of(self.values.get("interval"))
+
+
+def limits_of(interval: Any) -> tuple[float, float] | None:
+    """The two numbers of an interval; None if it has other ones."""
+    given = interval if isinstance(interval, list | tuple) else []
+    match [to_float(limit) for limit in given]:
+        case [float(low), float(high)]:
+            return low, high
+    return None
+
 
 def evaluation_in(folder: Path) -> Evaluation | None:
     """The evaluation whose files are in the folder; None without files that can be read."""

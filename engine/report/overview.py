@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.schema.data import properties_of
 from engine.report.charts import duration, gigabytes, number, percent
-from engine.report.contents import Evaluation, RunContents, points
+from engine.report.contents import Evaluation, RunContents, limits_of, points
 from engine.report.verdict import command_of, verdict_of
 from engine.run import facts
 from engine.run.record import BASELINES
@@ -90,9 +90,8 @@ def _tiles_of_images(run: RunContents, evaluation: Evaluation | None, split: str
 
 def interval_text(limits: Any) -> str:
     """'95% interval 88.65 to 98.10%'; '' if they are not two numbers."""
-    given = limits if isinstance(limits, list | tuple) else []
-    numbers = [one for one in map(to_float, given) if one is not None]
-    return f"95% interval {numbers[0]:.2f} to {percent(numbers[1])}" if len(numbers) == 2 else ""
+    found = limits_of(limits)
+    return f"95% interval {found[0]:.2f} to {percent(found[1])}" if found else ""
 
 
 def interval_of(run: RunContents, evaluation: Evaluation | None) -> str:

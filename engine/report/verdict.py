@@ -1,44 +1,31 @@
 """The verdict on a run: the line at its end if the model is worse than a baseline or its own probe, or overfits.
 
-Differences within their standard error are none. The advice is a command to type.
+A difference within the 95% interval of the result is none. The advice is a command to type.
 """
 
 import math
-import os
 import shlex
-from collections.abc import Container
-from functools import cache
-from pathlib import Path
-from statistics import fmean, harmonic_mean
+from statistics import fmean
 
-from configs.compare import differing_from_defaults
-from configs.load import FINETUNED, RUN_OPTIONS
-from configs.weights import PLACE, SPLIT
-from configs.yaml_io import as_option
+from configs.load import RUN_OPTIONS
 from engine.report.charts import number, percent
 from engine.report.contents import Row, RunContents, best_epoch, points
 from engine.run import facts
 from engine.run.record import BASELINES
-from utils.file_formats.hf_folder import HUB, LOCAL, find_on_hub
-from utils.metric_table import METRICS, Metric
+from utils.metric_table import METRICS
 from utils.notes import SWEEP
 from utils.tables import to_float
 
-_RISE, _OVERFITS = 2.0, 10.0  # points, or the noise: of a rise; of training above validation
+_RISE = 2.0  # points
+_FAR = 10.0  # points: training above validation; a first epoch below the probe
 _WEIGHTED = ("DATA.BALANCED_SAMPLING", "LOSS.CLASS_WEIGHTS")
 _MIXED = ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX", *_WEIGHTED)
-_MANY = 1e9  # images, if their number is not known
-_OF_IMAGES = ("top1", "top5", "loss")  # metrics in which all images weigh the same
-_RIVALS = {
-    "pixel_baseline": "pixel baseline",
-    "majority_class": "majority class",
-    "knn_top1": "k-NN on the features of its initial weights",
-    "probe_score": "linear probe of its initial weights",
-}
+_LOSS = {"LOSS.NAME": "cross_entropy", "LOSS.CLASS_WEIGHTS": None, "TRAIN.DISTILLATION_TYPE": "none"}
+Verdict = tuple[str, str]  # a defect with its numbers, and a command to try; '' and '' for most runs
 
 
-def verdict_of(run: RunContents) -> tuple[str, str]:
-    """The first defect of a trained model, with its numbers, and a command to try; '' and '' for most runs."""
+def verdict_of(run: RunContents) -> Verdict:
+    """The first defect of a trained model."""
     if run.is_evaluation or run.state != "finished" or run.score is None:
         return "", ""
     for rule in (_training_at_chance, _one_answer, _below_a_rival, _overfitting):
@@ -48,12 +35,12 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
     return "", ""
 
 
-def _training_at_chance(run: RunContents) -> tuple[str, str]:
+def _training_at_chance(run: RunContents) -> Verdict:
     text = _at_chance(run)
     return (f"{text}.", _with_lower_rate(run)) if text else ("", "")
 
 
-def _one_answer(run: RunContents) -> tuple[str, str]:
+def _one_answer(run: RunContents) -> Verdict:
     """A model with one class for all images: its top-1 is the share of the class, however well it fits the training."""
     rows = run.evaluation.classes if run.evaluation else []
     predicted = [row["class"] for row in rows if to_float(row.get("predicted"))]
@@ -61,112 +48,64 @@ def _one_answer(run: RunContents) -> tuple[str, str]:
     if run.is_multi_label or len(predicted) != 1 or len(present) < 2:
         return "", ""
     text = f"The model predicts {predicted[0]} for all validation images: top-1 {percent(run.figures.get('top1'))}"
-    return f"{text} is the share of this class.", _longer(run, has_one=True) or _other_tuning(run)
+    return _longer_or_probe(run, f"{text} is the share of this class.")
 
 
-def _below_a_rival(run: RunContents) -> tuple[str, str]:
-    better = _better_rivals(run)
-    if not better:
-        return "", ""
-    _, _, rival, scores = max(better)
-    subject = "Each epoch" if rival == "probe_score" else "The model"
-    text = f"{subject} is worse than the {_RIVALS[rival]}: {scores}."
-    if longer := _longer(run, rival in BASELINES):
-        return text, longer
-    if rival not in BASELINES and "probe_score" in {key for _, _, key, _ in better}:
-        return text, _with_lower_rate(run)
-    return text, _other_tuning(run)
+def _below_a_rival(run: RunContents) -> Verdict:
+    """A trained epoch below the interval of the probe that is the best epoch; a baseline above the interval of top-1.
 
-
-def _longer(run: RunContents, has_one: bool) -> str:
-    """The command that doubles the epochs, if the validation still rises or time has ended the run.
-
-    has_one: also of a run of several epochs with one evaluation, which cannot rise.
+    A run with weighted classes may have less top-1.
     """
-    val = _top1_curve(run, "val")
-    epochs = run.options["TRAIN.NUM_EPOCHS"]
-    is_early = has_one and len(val) == 1 < epochs
-    if is_early or run.options["TRAIN.MINUTES"] or _rises(run, val):
-        return command_of(run, f"-resume={run.folder.absolute()}", f"-epochs={2 * epochs}")
-    return ""
+    limits = run.evaluation.interval if run.evaluation else None
+    if limits is None or any(run.options[key] for key in _WEIGHTED):
+        return "", ""
+    if gap := _gap_to_probe(run, limits[0]):
+        text = f"Each epoch is worse than the linear probe of its initial weights: {gap}."
+        return text, _longer(run) or _with_lower_rate(run)
+    other, rival = max((run.measured(name) or 0.0, name) for name in BASELINES)
+    if run.metric is not METRICS["top1"] or other <= limits[1]:
+        return "", ""
+    text = (
+        f"The model is worse than the {rival.replace('_', ' ')}: top-1 {percent(run.score)} against {percent(other)}."
+    )
+    return _longer_or_probe(run, text)
 
 
-def _overfitting(run: RunContents) -> tuple[str, str]:
+def _gap_to_probe(run: RunContents, least: float) -> str:
+    """'top-1 60.00% against 79.33%', if the best epoch is the probe, and the best trained one is below `least`."""
+    best = run.best
+    trained = best_epoch(_trained_epochs(run), run.metric)
+    if not best or best[0] or not trained or trained[1] >= least:
+        return ""
+    return f"{run.metric.title} {percent(trained[1])} against {percent(best[1])}"
+
+
+def _overfitting(run: RunContents) -> Verdict:
     """Top-1 of training means nothing with mixed images or a teacher."""
     options = run.options
-    train = _top1_curve(run, "train")
-    val = _top1_curve(run, "val")
-    if options["TRAIN.DISTILLATION_TYPE"] != "none" or any(options[key] for key in _MIXED) or not (train and val):
+    if options["TRAIN.DISTILLATION_TYPE"] != "none" or any(options[key] for key in _MIXED):
         return "", ""
-    gap = train[-1] - val[-1]
-    noise = _noise(train[-1], val[-1], _sample_size(run, "top1"))
     epochs = _trained_epochs(run)
-    early = [y for x, y in points(epochs, "epoch", "val_top1") if 3 * x <= len(epochs)]
-    if not early or gap <= max(_OVERFITS, 2 * noise) or max(val) >= max(early) + _RISE:
+    train = points(epochs, "epoch", "train_top1")
+    val = points(epochs, "epoch", "val_top1")
+    early = [y for x, y in val if 3 * x <= len(epochs)]
+    if not train or not early or train[-1][1] - val[-1][1] <= _FAR or _highest(val) >= max(early) + _RISE:
         return "", ""
-    figures = f"training top-1 {percent(train[-1])} and validation top-1 {percent(val[-1])}"
+    figures = f"training top-1 {percent(train[-1][1])} and validation top-1 {percent(val[-1][1])}"
     text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"
-    return f"The model overfits, or training differs from validation: {text}.", _other_tuning(run)
+    return _probe(run, f"The model overfits, or training differs from validation: {text}.")
 
 
 def _trained_epochs(run: RunContents) -> list[Row]:
     return [row for row in run.epochs if row["epoch"]]  # epoch 0 is the probe
 
 
-def _top1_curve(run: RunContents, split: str) -> list[float]:
-    """Top-1 of the epochs with an evaluation."""
-    evaluated = [row for row in _trained_epochs(run) if points([row], "epoch", "val_top1")]
-    return [top1 for _, top1 in points(evaluated, "epoch", f"{split}_top1")]
-
-
-def _rises(run: RunContents, val: list[float]) -> bool:
-    """Returns whether the mean of the last fifth is above the mean of the fifth before."""
-    if len(val) < 2 or run.values.get("stopped_early"):
-        return False
-    fifth = max(len(val) // 5, 1)
-    before = fmean(val[-2 * fifth : -fifth])
-    last = fmean(val[-fifth:])
-    noise = _noise(before, last, _sample_size(run, "top1")) / math.sqrt(fifth)
-    return last - before >= max(_RISE, noise)
-
-
-def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
-    """(points, figure, key, 'top-1 60.00% against 79.33%') of each of `_RIVALS` that is better by more than the noise.
-
-    A run with weighted classes, or for another metric, may have less top-1.
-    """
-    found = list[tuple[float, float, str, str]]()
-    for key in _RIVALS:
-        metric = run.metric if key == "probe_score" else METRICS["top1"]
-        own = run.figures.get(metric.name)
-        if key == "probe_score":
-            trained = best_epoch(_trained_epochs(run), metric)
-            own = trained and trained[1]
-        other = run.measured(key)
-        if own is None or other is None or not _is_aim(run, metric):
-            continue
-        if other - own > _noise(own, other, _sample_size(run, metric.name)):
-            scores = f"{metric.title} {percent(own)} against {percent(other)}"
-            found.append((other - own, other, key, scores))
-    return found
-
-
-def _is_aim(run: RunContents, metric: Metric) -> bool:
-    """Whether the run was trained for the metric, or for one that rises with it."""
-    if metric.name == "loss":
-        return False
-    is_weighted = any(run.options[key] for key in _WEIGHTED)
-    if is_weighted and metric.name in _OF_IMAGES:
-        return False
-    return metric is run.metric or run.metric.name in _OF_IMAGES
-
-
 def first_epoch_of(run: RunContents) -> str:
-    """A line on a first epoch at chance, or below the probe of its run by more than twice the noise; '' for others."""
+    """A line on a first epoch at chance, or far below the probe of its run; '' for others."""
     text = _at_chance(run, math.inf)
-    for gap, probe, rival, scores in _better_rivals(run):
-        if rival == "probe_score" and gap > 2 * _noise(probe - gap, probe, _sample_size(run, run.metric.name)):
-            text = text or f"The first epoch is far below the probe: {scores}"
+    gap = _gap_to_probe(run, run.best[1] - _FAR) if run.best else ""
+    if gap and not text:
+        text = f"The first epoch is far below the probe: {gap}"
     return text and f"{text}; -lr={run.options['TRAIN.BASE_LR'] / 10:g} changes the weights less"
 
 
@@ -175,125 +114,62 @@ def _at_chance(run: RunContents, few_steps: float = 100) -> str:
 
     At a good rate it may, too, after a few steps, but then it was never twice as high.
     """
-    options = run.options
     chance = math.log(to_float(run.options["MODEL.NUM_CLASSES"]) or 1)
-    steps, losses = zip(*(points(run.epochs, "step", "train_loss") or [(0.0, -math.inf)]), strict=True)
-    loss = [options[key] for key in ("LOSS.NAME", "LOSS.CLASS_WEIGHTS", "TRAIN.DISTILLATION_TYPE")]
-    is_high = 0 < chance <= losses[-1] and (steps[-1] >= few_steps or max(losses) > 2 * chance)
-    if not is_high or loss != ["cross_entropy", None, "none"]:
+    losses = points(run.epochs, "step", "train_loss")
+    if not losses or any(run.options[key] != value for key, value in _LOSS.items()):
         return ""
-    return f"The training loss is {number(losses[-1])}, and a guess of the class has {chance:.2f}"
-
-
-def _sample_size(run: RunContents, name: str) -> float:
-    """The number of validation images for the noise of a metric: in a mean over classes, small classes count more."""
-    data = run.fact(facts.TrainingData)
-    classes = run.evaluation.classes if run.evaluation else []
-    counts = list(filter(None, (to_float(row.get("count")) for row in classes)))
-    if name in _OF_IMAGES or not counts:
-        return run.measured("samples") or (data.validation if data else _MANY)
-    return min(counts) if name == "min_recall" else len(counts) * harmonic_mean(counts)
-
-
-def _noise(first: float, second: float, images: float) -> float:
-    """The standard error of the difference of two figures in percent, of `images` images each.
-
-    Of the same images it is lower. A share of n images is (hits + 1) / (n + 2): 0 and 100% have noise, too (Laplace).
-    """
-    images = max(images, 1)
-    shares = [(min(max(one / 100, 0), 1) * images + 1) / (images + 2) for one in (first, second)]
-    return 100 * math.sqrt(sum(share * (1 - share) for share in shares) / images)
-
-
-_OF_DATA = {f"DATA.{key}" for key in (*PLACE[1:], *SPLIT, "ON_BAD_IMAGE", "GREY_RANGE", "RESIZE")}
-_OF_DATA |= {"DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS", "SAVE"}
-_OF_TRAINING = ("NUM_CLASSES", "RESUME", "TUNE", "HEAD", "BATCH_NORM", "GRAD_CHECKPOINTING", "LORA")  # of MODEL
-
-
-def _head_alone(run: RunContents) -> str:
-    """The run as a probe; with its head trained alone if it is not one linear layer; '' after such a run."""
-    options = run.options
-    model = run.fact(facts.Model)
-    tune = "head" if model and not model.can_probe else "probe"
-    if options["MODEL.TUNE"] == tune:
+    steps, last = losses[-1]
+    is_known = steps >= few_steps or _highest(losses) > 2 * chance
+    if not is_known or not 0 < chance <= last:
         return ""
-    changed = [f"MODEL.TUNE={tune}"]
-    if tune == "probe" and options["PARALLEL.STRATEGY"] != "ddp":
-        changed.append("PARALLEL.STRATEGY=ddp")
-    return _again(run, *changed)
+    return f"The training loss is {number(last)}, and a guess of the class has {chance:.2f}"
 
 
-def _other_tuning(run: RunContents) -> str:
-    """A probe: of the weights of the run, else of probe.yaml's; after a probe, a fine-tuning.
-
-    '' if a recipe reads weights of timm that are not here and cannot be downloaded.
-    """
-    options = run.options
-    is_probe = options["MODEL.TUNE"] == "probe"
-    weights = options["MODEL.PRETRAINED"]
-    if weights and not is_probe:
-        return _head_alone(run)
-    if not weights and not _finds_weights_of_probe():
-        return ""
-    differing = differing_from_defaults(options)
-    given = {key: options[key] for key in differing if key in _OF_DATA}
-    if _is_in_sweep(run):
-        given["SAVE"] = str(_output_of(run))
-    recipe = Path(__file__).parents[2] / "configs" / f"{'finetune' if is_probe else 'probe'}.yaml"
-    flags = [f"-cfg={recipe}", f"-dataset={options['DATA.DATASET']}"]
-    if "DATA.DATA_PATH" in given:
-        flags.append(f"-data_path={given.pop('DATA.DATA_PATH')}")
-    if weights and options["MODEL.TYPE"] == "transformers":
-        flags.append(f"-model={_source_of(weights)}")
-    elif weights:
-        given |= {key: options[key] for key in options if _describes_model(key, differing)}
-    if given:
-        flags += ["-opts", *(f"{key}={as_option(value)}" for key, value in given.items())]
-    return command_of(run, *flags)
+def _highest(curve: list[tuple[float, float]]) -> float:
+    return max(y for _, y in curve)
 
 
-def _source_of(weights: str) -> str:
-    """The value of -model for weights of transformers, beside which config.json has the MODEL.KWARGS."""
-    if weights.startswith(HUB):
-        return weights
-    folder = os.path.dirname(weights) if os.path.isfile(weights) else weights
-    return f"{LOCAL}{folder}"
+def _longer_or_probe(run: RunContents, text: str) -> Verdict:
+    if longer := _longer(run):
+        return text, longer
+    return _probe(run, text)
 
 
-def _describes_model(key: str, differing: Container[str]) -> bool:
-    if key in ("MODEL.TYPE", "MODEL.NAME"):
-        return True
-    return key in differing and key.startswith("MODEL.") and key.split(".")[1] not in _OF_TRAINING
+def _longer(run: RunContents) -> str:
+    """The command that doubles the epochs, if time has ended the run, or the validation rises: the mean of the last
+    fifth is above the mean of the fifth before."""
+    val = [y for _, y in points(_trained_epochs(run), "epoch", "val_top1")]
+    fifth = max(len(val) // 5, 1)
+    rises = len(val) > 1 and fmean(val[-fifth:]) - fmean(val[-2 * fifth : -fifth]) >= _RISE
+    if run.options["TRAIN.MINUTES"] or (rises and not run.values.get("stopped_early")):
+        epochs = 2 * run.options["TRAIN.NUM_EPOCHS"]
+        return command_of(run, f"-resume={run.folder.absolute()}", f"-epochs={epochs}")
+    return ""
 
 
-@cache
-def _finds_weights_of_probe() -> bool:
-    from models.timm_model import published_on_hub  # imports timm, which a page does not need
-
-    return find_on_hub(*published_on_hub(FINETUNED)) is not None
+def _probe(run: RunContents, text: str) -> Verdict:
+    """A probe of the weights of the run; without weights, the recipe that reads some."""
+    if run.options["MODEL.TUNE"] in ("probe", "head"):
+        return text, ""
+    if run.options["MODEL.PRETRAINED"]:
+        return text, _again(run, "MODEL.TUNE=probe")
+    return f"{text} A pretrained model needs fewer images: -cfg=configs/probe.yaml with the options of the data.", ""
 
 
 def _with_lower_rate(run: RunContents) -> str:
     return _again(run, f"TRAIN.BASE_LR={run.options['TRAIN.BASE_LR'] / 10:g}")
 
 
-def _again(run: RunContents, *options: str) -> str:
-    """The run with other options, beside it."""
-    output = [f"-output={_output_of(run)}"] if "SAVE" in differing_from_defaults(run.options) else []
-    return command_of(run, f"-cfg={run.folder.absolute() / RUN_OPTIONS}", *output, "-opts", *options)
-
-
-def _is_in_sweep(run: RunContents) -> bool:
-    """Another run beside this one would be compared with the sweep's."""
-    return (run.folder.absolute().parent / SWEEP).exists()
-
-
-def _output_of(run: RunContents) -> Path:
-    """The folder of the run, or of its sweep."""
-    folder = run.folder.absolute().parent
-    return folder.parent if _is_in_sweep(run) else folder
+def _again(run: RunContents, option: str) -> str:
+    """The run with another option; of a run of a sweep beside the sweep, in whose comparison it would be."""
+    folder = run.folder.absolute()
+    flags = [f"-cfg={folder / RUN_OPTIONS}"]
+    if (folder.parent / SWEEP).exists():
+        flags.append(f"-output={folder.parents[1]}")
+    return command_of(run, *flags, "-opts", option)
 
 
 def command_of(run: RunContents, *flags: str) -> str:
     """The command line with these flags for the script of the run, its number of processes and its device."""
-    return f"{(run.fact(facts.Start) or facts.Start('', 0)).program} {shlex.join(flags)}"
+    start = run.fact(facts.Start) or facts.Start("", 0)
+    return f"{start.program} {shlex.join(flags)}"

@@ -33,7 +33,6 @@ from datasets.batch import Batch
 from engine.run.facts import Model
 from engine.run.record import RunRecord
 from models.kernels import EXPLICIT, use_attention
-from models.timm_model import linear_head
 from utils.distributed import ProcessContext
 from utils.notes import Note
 
@@ -231,7 +230,7 @@ def describe_model(model: nn.Module, data: Data, dtype: torch.dtype, tf32: bool,
         peak = peak_flops_per_second(torch.cuda.get_device_name(context.device), dtype, tf32)
     parameters, trainable = count_parameters(model)
     peak = peak and peak * context.world_size
-    return Model(parameters, flops, peak, trainable, linear_head(model) is not None)
+    return Model(parameters, flops, peak, trainable)
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:

@@ -60,15 +60,13 @@ class Model:
     """The model in training.
 
     flops_per_image: of a training step; None if they cannot be counted. peak_flops_per_second: datasheet peak of all
-    devices together; None for CPUs and unknown GPUs. trainable: of the parameters. can_probe: the head is one linear
-    layer.
+    devices together; None for CPUs and unknown GPUs. trainable: of the parameters.
     """
 
     parameters: Count
     flops_per_image: Count | None
     peak_flops_per_second: float | None
     trainable: Count | None = None
-    can_probe: bool = True
 
     def __str__(self) -> str:
         if self.flops_per_image is None:

@@ -276,7 +276,7 @@ def test_peak_is_the_sum_over_all_gpus(monkeypatch, name, peak):
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: name)
     context = ProcessContext(1, 1, 4, 4, torch.device("cuda", 1))
     model = describe_model(classifier(), DATA, torch.bfloat16, False, context)
-    assert model == Model(PARAMETERS, FLOPS, peak, PARAMETERS, can_probe=False)
+    assert model == Model(PARAMETERS, FLOPS, peak, PARAMETERS)
     assert model.utilization(1e9) == (peak and pytest.approx(1e9 * FLOPS / peak))
     assert model.tflops_per_second(1e9) == pytest.approx(FLOPS / 1e3)
 
@@ -287,7 +287,7 @@ def test_model_without_flop_count_has_no_rates(cpu):
             return images * images.sum().item()
 
     model = describe_model(ReadsValues(), DATA, torch.float32, False, cpu)
-    assert model == Model(0, None, None, 0, can_probe=False)
+    assert model == Model(0, None, None, 0)
     assert model.utilization(10) is None
     assert model.rates(10) == []
     assert "cannot be counted" in str(model)
