@@ -14,7 +14,6 @@ from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.decoding.decode import Decoding
-from datasets.decoding.images import MissingImage
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems
 from datasets.sources.class_names import (
     BYTES,
@@ -412,11 +411,8 @@ def _number_classes(samples: Samples, data: Data, class_names: Sequence[str], ne
 
 
 def _combine(findings: Sequence[Finding], data: Data) -> UserError:
-    """One error of all findings, each once: two splits of one list have the same messages and missing images."""
-    by_text = dict[str, Finding]()
-    for one in findings:
-        text = one.path.rpartition(":")[0] if isinstance(one, MissingImage) else str(one)
-        by_text.setdefault(text, one)
+    """One error of all findings, each once: two splits of one list have the same messages."""
+    by_text = {str(one): one for one in findings}
     place = data.data_path if properties_of(data.dataset).has_files else data.dataset
     return combine_findings(f"{place}: {len(by_text)} problems", list(by_text.values()))
 

@@ -138,7 +138,3 @@ class BadImage(UserError):
 
 class UnreadableImage(BadImage, Unavailable):
     """An image whose bytes cannot be read."""
-
-
-class MissingImage(UnreadableImage):
-    """An image that is not a file."""

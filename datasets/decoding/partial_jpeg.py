@@ -150,11 +150,6 @@ def decode_part(data: bytes, box: Box) -> torch.Tensor | None:
     return None if image is None or messages else torch.from_numpy(np.asarray(image)).permute(2, 0, 1)
 
 
-def can_decode_parts() -> bool:
-    """Returns whether nvImageCodec works here."""
-    return _codec(threading.get_ident()) is not None
-
-
 @functools.cache
 def _codec(thread: int) -> tuple[Any, Any, Any] | None:
     """The library, a decoder for one thread (threads cannot share one), and its parameters; None if not available."""

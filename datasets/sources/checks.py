@@ -29,13 +29,11 @@ from datasets.decoding.images import (
     HOW_TO_SKIP,
     TAIL_BYTES,
     BadImage,
-    MissingImage,
     has_frames,
     kind_of,
     missing_decoder,
     size_if_whole,
 )
-from datasets.decoding.partial_jpeg import can_decode_parts
 from datasets.sources.class_names import names_of_labels
 from datasets.sources.samples import EncodedImages, ImageFiles, Samples, label_pairs, spread
 from utils.distributed import ProcessContext, call_on_main, gather_objects
@@ -45,13 +43,12 @@ from utils.notes import Note
 
 _FEW_IMAGES = 10  # per class
 _FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
-_WAIT_SHARE = 0.05
 _FEW_LEVELS, _GREY_IMAGES = 32, 64
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
 _FRAMED_IMAGES = 256  # of a split: whose frames are counted
 _MAX_SECONDS = 30.0  # of the check of image files
 _NUM_THREADS = 16  # they wait for the disk
-_MAX_COMPARED, _MAX_COMPARE_SECONDS = 10_000, 10.0  # equal files: that are read as a whole
+_MAX_COMPARED = 2000  # files of equal size and end that are read as a whole
 _decoding = threading.Semaphore(4)  # a large image takes 200 MB
 _CHUNK = 256  # images between two looks at the clock
 
@@ -63,8 +60,7 @@ def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[
     if not len(wrong):
         return []
     text = f"{samples.location(indices[wrong[0]])}: label {labels[wrong[0]]}, but MODEL.NUM_CLASSES is {num_classes}"
-    images = f"{len(np.unique(indices[wrong]))} image(s) of {split} have labels >= {num_classes}"
-    return [f"{text} ({images}); use a model of {labels.max() + 1} classes or more, or correct the labels"]
+    return [f"{text}; use a model of {labels.max() + 1} classes or more, or correct the labels of {split}"]
 
 
 def find_problems(
@@ -88,11 +84,11 @@ def _find_short_batch(number: int, data: Data, ranks: int) -> list[str]:
     if number >= needed:
         return []
     size = min(data.micro_batch, number // ranks)
-    fix = f"use -batch_size={size}"
-    if not size:
-        fix = "use fewer devices, or add images"
-    elif data.global_batch_size:
-        fix += f" -opts DATA.GLOBAL_BATCH_SIZE={number // (size * ranks) * size * ranks}"
+    fix = "use fewer devices, or add images"
+    if size:
+        fix = f"use -batch_size={size}"
+    if size and data.global_batch_size:
+        fix += f" -opts DATA.GLOBAL_BATCH_SIZE={size * ranks}"
     problem = f"{number} training samples do not fill one batch of {needed} on {ranks} device(s)"
     return [f"{data.dataset}: {problem}; {fix}"]
 
@@ -100,7 +96,7 @@ def _find_short_batch(number: int, data: Data, ranks: int) -> list[str]:
 def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[Note]:
     """Facts that may be intended: the notes of the splits, classes with few images or of unequal size, few gray levels.
 
-    A class without validation or test images is not evaluated.
+    A class without validation images is not evaluated.
     """
     splits = [train, val, *filter(None, [test])]
     notes = list(dict.fromkeys(note for samples in splits for note in samples.notes))  # of one list: equal
@@ -109,10 +105,7 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
     order = [label for label in np.argsort(counts, kind="stable").tolist() if counts[label]]
     notes += _notes_on_training(train, names, counts)
     if len(order) > 1:
-        lack = f"fewer than {_FEW_VAL_IMAGES} validation images"
-        notes += _notes_on_evaluated(val, names, order, _FEW_VAL_IMAGES, lack, "add images or set DATA.VAL_FRACTION")
-        for samples in splits[2:]:
-            notes += _notes_on_evaluated(samples, names, order, 1, "no test image", "add images")
+        notes += _notes_on_validation(val, names, order)
         largest = order[-1]
         smallest = order[0]
         if counts[largest] >= _IMBALANCE * counts[smallest]:
@@ -123,17 +116,13 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
 
 
 def _notes_on_training(train: Samples, names: Sequence[str], counts: np.ndarray) -> list[Note]:
-    """Of classes and images without a label, and of few images. counts: of the classes `names`, int64 (C,)."""
+    """Of classes without images, and of few images. counts: of the classes `names`, int64 (C,)."""
     notes = []
     empty = np.flatnonzero(counts == 0)
     if len(empty):
         example = shorten(names[empty[-1]])  # of numbers, perhaps a typing error in another split
         text = f"{len(empty)} of {len(names)} classes have no training image, such as {example}"
         notes.append(Note("warning" if train.has_class_names else "log", text))
-    unlabelled = np.flatnonzero(np.bincount(label_pairs(train.targets)[0], minlength=len(train)) == 0)
-    if len(unlabelled):
-        text = f"{len(unlabelled):,} of {len(train)} training images have no label, such as"
-        notes.append(Note("log", f"{text} {shorten(train.name(int(unlabelled[0])))}"))
     typical = np.median(counts[counts > 0]) if counts.any() else _FEW_IMAGES
     if typical < _FEW_IMAGES:
         fix = "add images or use pretrained weights, and validate on more images"
@@ -141,17 +130,16 @@ def _notes_on_training(train: Samples, names: Sequence[str], counts: np.ndarray)
     return notes
 
 
-def _notes_on_evaluated(
-    samples: Samples, names: Sequence[str], order: Sequence[int], least: int, lack: str, fix: str
-) -> list[Note]:
-    """A warning of classes of the training with fewer than `least` images."""
+def _notes_on_validation(samples: Samples, names: Sequence[str], order: Sequence[int]) -> list[Note]:
+    """A warning of classes of the training with few images."""
     counts = samples.class_counts(len(names))
-    few = [label for label in order if counts[label] < least]
+    few = [label for label in order if counts[label] < _FEW_VAL_IMAGES]
     if not few:
         return []
     lowest = min(few, key=lambda label: counts[label])
+    text = f"{len(few)} of {len(order)} classes have fewer than {_FEW_VAL_IMAGES} validation images"
     example = f"{shorten(names[lowest])}: {counts[lowest]}"
-    return [Note("warning", f"{len(few)} of {len(order)} classes have {lack} ({example}); {fix}")]
+    return [Note("warning", f"{text} ({example}); add images or set DATA.VAL_FRACTION")]
 
 
 def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:
@@ -162,16 +150,6 @@ def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:
         return []
     text = f"{len(framed)} of {len(paths)} images have further frames or pages, which are not read in {place}"
     return [Note("warning", f"{text}, such as {shorten(framed[0])}")]
-
-
-def notes_on_waiting(samples: Samples, wait_share: float) -> list[Note]:
-    """The package to install if a GPU waits for data over 5% of the time, and most images are JPEGs, decoded whole."""
-    names = [samples.name(index).lower() for index in spread(len(samples), 8)]
-    are_jpegs = sum(name.endswith((".jpg", ".jpeg")) for name in names) > len(names) / 2  # not of images in memory
-    if wait_share <= _WAIT_SHARE or not are_jpegs or can_decode_parts():
-        return []
-    text = f"{wait_share:.0%} of the time waiting for data, and JPEGs are decoded whole; decode only their crops"
-    return [Note("screen", f"{text}: pip install nvidia-nvimgcodec-cu13")]
 
 
 def _notes_on_grey_levels(samples: Samples) -> list[Note]:
@@ -242,20 +220,19 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
     files = [samples for samples in splits if isinstance(samples, ImageFiles)]
     num_images = sum(map(len, files))
 
-    def check_all(seconds: float) -> list[CheckedFiles]:
-        shares = [len(samples) / num_images for samples in files]
-        pairs = zip(files, shares, strict=True)
-        return [check_files(one, data.image_channels, _MAX_SECONDS * share, seconds * share) for one, share in pairs]
-
     def check() -> None:
-        checked = check_all(decode_seconds)
-        bad = [image for found in checked for image in found.bad]
+        checked = []
+        for samples in files:
+            share = len(samples) / num_images
+            checked.append(check_files(samples, data.image_channels, _MAX_SECONDS * share, decode_seconds * share))
+        bad = {image.path: image for found in checked for image in found.bad}  # two splits may share images
         if bad and data.on_bad_image == "error":
-            if not decode_seconds:  # the run ends in any case: one error names what only decoding finds, too
-                bad = [image for found in check_all(_MAX_SECONDS) for image in found.bad]
-            raise error_of(list({image.path: image for image in bad}.values()))  # two splits may share images
+            raise error_of(list(bad.values()))
         for samples, found in zip(files, checked, strict=True):
-            samples.notes += _notes_on_check(samples, found)
+            if found.bad:
+                text = f"{len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
+                example = f"{found.bad[0].path!r} in {samples.root}: {found.bad[0].reason}"
+                samples.notes.append(Note("warning", f"{text}, such as {example}"))
         if files:
             files[0].notes += _notes_on_equal_files(files, np.concatenate([found.fingerprints for found in checked]))
             files[0].notes += _notes_on_frames(files, data.data_path)
@@ -263,27 +240,9 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
     call_on_main(check, context)
 
 
-def _notes_on_check(samples: ImageFiles, found: "CheckedFiles") -> list[Note]:
-    notes = []
-    if found.number < len(samples):
-        text = f"{samples.root}: checked the headers of {found.number} of {len(samples)} images"
-        notes.append(Note("log", f"{text}; the others are checked when they are read"))
-    if found.bad:
-        text = f"{len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
-        example = f"{found.bad[0].path!r} in {samples.root}: {found.bad[0].reason}"
-        notes.append(Note("warning", f"{text}, such as {example}"))
-    return notes
-
-
 def error_of(bad: Sequence[BadImage]) -> UserError:
-    """One error about unusable images; missing ones with one fix are one problem."""
-    groups: dict[object, list[BadImage]] = {}
-    for image in bad:
-        groups.setdefault(image.fix if isinstance(image, MissingImage) else id(image), []).append(image)
-    for first, *others in groups.values():
-        if others:
-            first.reason += f", and {len(others)} others"
-    problems = [first if len(bad) > 1 else first.with_hint() for first, *_ in groups.values()]
+    """One error about unusable images."""
+    problems = [bad[0].with_hint()] if len(bad) == 1 else bad
     return combine_findings(f"{len(bad)} images cannot be read; {HOW_TO_SKIP}", problems)
 
 
@@ -300,18 +259,17 @@ def _decoding_problem(samples: ImageFiles, index: int, channels: int) -> BadImag
     try:
         samples.open(index, channels).pixels  # noqa: B018  # decodes
     except BadImage as problem:
-        return samples.missing_image(index) or problem
+        return problem
     return None
 
 
 class CheckedFiles(NamedTuple):
-    """bad: the unusable images among the `number` that were checked, in order.
+    """bad: the unusable images among those that were checked, in order.
 
     fingerprints: the size and the CRC-32 of the end of each file, uint64 (N,): size << 32 | CRC-32, 0 if not checked.
     """
 
     fingerprints: np.ndarray
-    number: int
     bad: list[BadImage]
 
 
@@ -339,7 +297,7 @@ def check_files(samples: ImageFiles, channels: int, seconds: float, decode_secon
     chunks = (np.sort(order[first : first + _CHUNK]) for first in range(0, len(order), _CHUNK))
     with ThreadPoolExecutor(_NUM_THREADS) as pool:  # an error cancels the other chunks
         found = dict(chain.from_iterable(pool.map(check, chunks)))
-    return CheckedFiles(fingerprints, len(found), [problem for _, problem in sorted(found.items()) if problem])
+    return CheckedFiles(fingerprints, [problem for _, problem in sorted(found.items()) if problem])
 
 
 def _looks_intact(samples: ImageFiles, index: int, fingerprints: np.ndarray) -> bool:
@@ -364,44 +322,31 @@ def _looks_intact(samples: ImageFiles, index: int, fingerprints: np.ndarray) -> 
 
 
 def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray) -> list[Note]:
-    """Warnings about such files with different labels or in two splits; they change neither the labels nor the splits.
+    """Warnings about equal files with different labels or in two splits; they change neither the labels nor the splits.
 
     fingerprints: of all splits; files with equal ones are compared by SHA-256.
     """
     _, groups, sizes = np.unique(fingerprints, return_inverse=True, return_counts=True)
-    candidates = np.flatnonzero((sizes[groups] > 1) & (fingerprints > 0))
-    candidates = candidates[np.argsort(groups[candidates], kind="stable")]
+    alike = np.flatnonzero((sizes[groups] > 1) & (fingerprints > 0))
+    alike = alike[np.argsort(groups[alike], kind="stable")][:_MAX_COMPARED]
     starts = np.cumsum([0, *map(len, splits)])
-    deadline = time.monotonic() + _MAX_COMPARE_SECONDS
-
-    def read(place: int) -> tuple[bytes, str, bytes, int] | None:
-        """The digest, the path, the labels and the split of a file; None if it cannot be read in time."""
+    equal = defaultdict[bytes, list[tuple[str, bytes, int]]](list)
+    for place in alike.tolist():
         split = int(np.searchsorted(starts, place, side="right")) - 1
         samples = splits[split]
         index = place - int(starts[split])
-        with suppress(OSError):
-            if time.monotonic() <= deadline:
-                with open_regular_file(path := samples.name(index)) as file:
-                    digest = hashlib.file_digest(file, "sha256").digest()
-                return digest, path, samples.targets[index].tobytes(), split
-        return None
-
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        files = list(filter(None, pool.map(read, candidates[:_MAX_COMPARED].tolist())))
-    equal = defaultdict[bytes, list[tuple[bytes, str, bytes, int]]](list)
-    for one in files:
-        equal[one[0]].append(one)
+        path = samples.name(index)
+        with suppress(OSError), open_regular_file(path) as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+            equal[digest].append((path, samples.targets[index].tobytes(), split))
     notes = []
-    for fact, effect, problem, advice in (
-        (2, "some labels are wrong", "have different labels", "remove all but one"),
-        (3, "the figures are too high", "are in two splits", "remove one of each"),
+    for fact, effect, problem in (
+        (1, "some labels are wrong", "have different labels; remove all but one"),
+        (2, "the figures are too high", "are in two splits; remove one of each"),
     ):
-        if found := [files for files in equal.values() if len({one[fact] for one in files}) > 1]:
-            other = next(one for one in found[0] if one[fact] != found[0][0][fact])
-            pair = f"{shorten(found[0][0][1])} and {shorten(other[1])}"
-            text = f"{effect}: {sum(map(len, found))} files with equal bytes {problem}"
-            notes.append(Note("warning", f"{text}; {advice}: {pair}"))
-    if len(files) < len(candidates):
-        part = f"{len(files)} of {len(candidates)} files"
-        notes.append(Note("log", f"compared the bytes of {part} with the size and the end of another"))
+        found = [files for files in equal.values() if len({one[fact] for one in files}) > 1]
+        if found:
+            pair = f"{shorten(found[0][0][0])} and {shorten(found[0][-1][0])}"
+            text = f"{effect}: {sum(map(len, found))} files with equal bytes {problem}: {pair}"
+            notes.append(Note("warning", text))
     return notes

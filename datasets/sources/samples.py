@@ -16,7 +16,7 @@ import numpy as np
 
 from configs.yaml_io import shorten
 from datasets.decoding.decode import Decoding, LazyImage, open_image
-from datasets.decoding.images import BadImage, MissingImage, UnreadableImage
+from datasets.decoding.images import BadImage, UnreadableImage
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.sources.shared_arrays import (
     MappedArrays,
@@ -305,18 +305,11 @@ class ImageFiles(EncodedImages):
         return sorted(self.arrays["paths_crcs"].argsort()[:_FEW_FILES].tolist())
 
     def find_missing_files(self) -> Sequence[Finding]:
-        errors = [error for error in map(self.missing_image, self._few) if error]
-        return errors[:1] if len(errors) == len(self._few) else []
-
-    def missing_image(self, index: int) -> MissingImage | None:
-        """The error for an image that is not a file; None for a file."""
-        path = self.name(index)
-        if os.path.isfile(path):
-            return None
-        reason = f"{shorten(self.paths[index])} is not a file in {self.root}"
+        few = self._few
+        if not few or any(os.path.isfile(self.name(index)) for index in few):
+            return []
         fix = "restore it"
-        if is_broken_link(path):
-            reason += f", but a link to {shorten(os.readlink(path))}"
-        elif self.file:
+        if self.file:
             fix = "correct the path, or set DATA.IMAGE_ROOT to the folder of these paths"
-        return MissingImage(self.location(index), reason, fix)
+        path = shorten(self.paths[few[0]])
+        return [Unavailable(f"{self.location(few[0])}: {path} is not a file in {self.root}; {fix}")]

@@ -7,7 +7,6 @@ from typing import Any
 
 from configs.command_line import Command
 from datasets.loading.loader import build_eval_loader
-from datasets.sources.checks import notes_on_waiting
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import BEST, LAST
 from engine.evaluation.files import NOT_DRAWN
@@ -186,10 +185,6 @@ def _say(end: End, command: Command, trainer: Trainer) -> None:
     logger.log(f"----- Total time: {total}, of it {format_duration(clock.seconds)} in training steps")
     if not report:  # not the main process
         return
-    if trainer.context.device.type == "cuda":
-        waited = trainer.state.timer.totals().data_wait_seconds
-        for note in notes_on_waiting(trainer.plan.train, waited / max(clock.seconds, 1e-9)):
-            logger.note(note)
     run = f"-resume={record.folder.absolute()}"
     resume = next_command(command, run, *end.flags)
     # A final state: by `record.on_end`, the report writes the files of the best epoch, and the page.

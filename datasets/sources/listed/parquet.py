@@ -11,26 +11,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import unquote
 
 import numpy as np
-import yaml
 
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.decode import LazyImage
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import ShardWindows
-from datasets.sources.class_names import list_names, names_by_number
 from datasets.sources.listed.lists import Tables
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, split_of
 from datasets.sources.samples import ImageFiles, listing_arrays, read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.tables.files import PARQUET, Cells, Table
-from utils.errors import UserError, error_from
+from utils.errors import Finding, UserError, error_from
 from utils.files import file_state
-from utils.notes import Note
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")  # of the hub: train-00000-of-00002.parquet
 _MAX_DEPTH = 3
@@ -41,7 +37,7 @@ _IMAGES = re.compile(
     r"(dictionary<values=)?((large_)?binary(_view)?|fixed_size_binary)\b.*|struct<([^<>]*, )?bytes: (large_)?binary\b.*"
 )
 _FLAT = re.compile(r"(dictionary<values=)?((large_)?string(_view)?|u?int\d+|(half)?float|double|decimal\d+|bool)\b.*")
-_NULL = "__HIVE_DEFAULT_PARTITION__"
+_SPLIT_OF_CARD = re.compile(r"\bsplit: *['\"]?(?!train\b)\w")  # in the YAML of the hub's README.md
 _lock = threading.Lock()  # threads that read a row group wait for the first one
 
 
@@ -69,23 +65,23 @@ class Parquet(Tables):
         found = parquet_files(root) if root.is_dir() else [root]
         if not found:
             raise UserError(f"{root}: has no {PARQUET} file; -dataset=folder reads images, -dataset=tar tar shards")
-        places = _places_of(root, found)
-        names = dict.fromkeys(name for _, split, name in places.values() if not split)
         by_split = defaultdict[str, list[Path]](list)
-        for file, (_, split, _) in places.items():
+        names = defaultdict[str, set[str]](set)
+        for file, split, name in _places_of(root, found):
             by_split[split or "all"].append(file)
+            names[split or "all"].add(name)
         has_splits = len(by_split) > 1
-        is_unclear = "" in names if has_splits else len(names) > 1
-        if is_unclear:
-            raise UserError(f"{by_split['all'][0]}: is of no split; name the files as train-00000-of-00001{PARQUET}")
+        if has_splits and "" not in names["all"]:  # files of another name, such as unlabeled
+            by_split.pop("all", None)
+        for split, files in by_split.items():
+            if len(names[split]) > 1 or (has_splits and split == "all"):
+                fix = f"name the files of one as train-00000-of-00001{PARQUET}"
+                raise UserError(f"{files[0]}: its split is not clear; {fix}")
+        if not has_splits:
+            _refuse_card(root / "README.md")
         if data.groups:
             raise UserError("DATA.GROUPS: is not read from parquet files; save the images as files with a table")
-        if has_splits:
-            by_split.pop("all", None)
-        tables: dict[str, Table] = {split: ParquetTable(root, files, data) for split, files in by_split.items()}
-        if names and "all" not in tables:
-            next(iter(tables.values())).notes.append(Note("log", f"{root}: not read: {list_names(list(names))}"))
-        return tables
+        return {split: ParquetTable(root, files, data) for split, files in by_split.items()}
 
     def images(self, listing: ImageFiles, tables: Sequence[Table]) -> ImageFiles:
         return ParquetImages(listing, cast(Sequence[ParquetTable], tables), self.data.shuffle_shards)
@@ -100,85 +96,40 @@ class Parquet(Tables):
         return self.images(ImageFiles(table.root, ["0"], arrays, has_class_names=False), [table])
 
 
-def _places_of(root: Path, found: Sequence[Path]) -> dict[Path, tuple[Path, str | None, str]]:
-    """The files of one configuration, as README.md lists them, else all; see `_place_of`. Raises UserError: several."""
-    cards = [card for card in _splits_of_card(root) if not card.keys().isdisjoint(found)]
-    of_card = cards[0] if len(cards) == 1 else {}
-    used = [*filter(of_card.get, found)] or found
-    places = {file: _place_of(root, file, of_card) for file in used}
-    _refuse_configurations(root, list(dict.fromkeys(folder for folder, _, _ in places.values())), len(cards))
+def _places_of(root: Path, found: Sequence[Path]) -> list[tuple[Path, str | None, str]]:
+    """Each file, its split, and its name in the hub's form, else ''.
+
+    Raises UserError: the files are of several configurations, or in Hive's folders: label=cat/0.parquet.
+    """
+    places = []
+    folders = dict[Path, None]()
+    for file in found:
+        shard = _SHARD.fullmatch(file.stem)
+        name = shard[1] if shard else ""
+        split = split_of(name or file.stem) if file != root else None
+        folder = file.parent
+        if root not in (file, folder):
+            if "=" in folder.name:
+                raise UserError(f"{root}: folders as {shorten(folder.name)} are not read; write a column of labels")
+            of_folder = SPLIT_NAMES.get(folder.name.lower().removeprefix("partial-"))  # the hub's first gigabytes
+            split = split or of_folder
+            if split and split == of_folder:
+                folder = folder.parent
+        folders[folder] = None
+        places.append((file, split, name))
+    if len(folders) > 1:
+        paths = " or ".join(f"-data_path={shlex.quote(str(folder))}" for folder in [*folders][:4])
+        raise UserError(f"{root}: contains several configurations of a data set; give one: {paths}")
     return places
 
 
-def _refuse_configurations(root: Path, folders: Sequence[Path], number: int) -> None:
-    """Raises UserError: the files are in the folders of several configurations, or of a `number` in README.md."""
-    if len(folders) > 1:
-        paths = " or ".join(f"-data_path={shlex.quote(str(folder))}" for folder in folders[:4])
-        raise UserError(f"{root}: contains several configurations of a data set; give one: {paths}")
-    if number > 1:
-        problem = f"README.md has {number} configurations of the files here"
-        raise UserError(f"{root}: {problem}; put the files of one into a folder of their own, and give it")
-
-
-def _place_of(root: Path, file: Path, of_card: Mapping[Path, str]) -> tuple[Path, str | None, str]:
-    """The folder of the configuration of a file, its split, and its name in the hub's form, else ''."""
-    if file in of_card:
-        return root, split_of(of_card[file]), of_card[file]
-    shard = _SHARD.fullmatch(file.stem)
-    name = shard[1] if shard else ""
-    if file == root:
-        return file.parent, None, name
-    folder = file.parent
-    while folder != root and "=" in folder.name:
-        folder = folder.parent
-    of_key = SPLIT_NAMES.get(_partition_of(root, file).get("split", "").lower())
-    of_folder = None
-    if folder != root:
-        of_folder = SPLIT_NAMES.get(
-            folder.name.lower().removeprefix("partial-")
-        )  # the hub's first gigabytes of a split
-    split = of_key or split_of(name or file.stem) or of_folder
-    return folder.parent if split and split == of_folder else folder, split, name
-
-
-def _partition_of(root: Path, file: Path) -> dict[str, str]:
-    """The keys and values in the names of Hive's folders: label=Cat/0.parquet; '' for a null."""
-    parts = (part.partition("=") for part in file.relative_to(root).parts[:-1])
-    return {key: "" if value == _NULL else unquote(value) for key, sign, value in parts if sign}
-
-
-def _card_of(folder: Path) -> dict[str, Any]:
-    """The YAML at the head of the hub's README.md. Anyone writes it: what cannot be parsed is not known."""
-    with suppress(Exception):
-        _, head, *_ = (folder / "README.md").read_text("utf-8").split("---\n")
-        return dict(yaml.safe_load(head))
-    return {}
-
-
-def _splits_of_card(folder: Path) -> list[dict[Path, str]]:
-    """The split of each file of each configuration of the card; without those that cannot be parsed."""
-    found = []
-    with suppress(Exception):
-        for one in _card_of(folder)["configs"]:
-            splits = dict[Path, str]()
-            for part in one["data_files"]:
-                for pattern in np.atleast_1d(part["path"]).tolist():
-                    splits |= dict.fromkeys(folder.glob(pattern), part["split"])
-            found.append(splits)
-    return found
-
-
-def _classes_of_card(folder: Path) -> dict[str, tuple[str, ...]]:
-    """The names of the classes of each column of class numbers in the card."""
-    classes = {}
-    features = []
-    with suppress(Exception):
-        features += _card_of(folder)["dataset_info"]["features"]
-    for column in features:
-        with suppress(Exception):  # a column of other values, such as a list of boxes
-            names = names_by_number(column["dtype"]["class_label"]["names"])
-            classes[column["name"]] = tuple(to_nfc(names[label]) for label in range(len(names)))
-    return classes
+def _refuse_card(card: Path) -> None:
+    """Raises UserError: README.md names splits of files whose names do not."""
+    with _named_errors(card):
+        names_splits = card.is_file() and _SPLIT_OF_CARD.search(card.read_text("utf-8", "replace"))
+    if names_splits:
+        fix = f"name the files as train-00000-of-00001{PARQUET}, or remove it"
+        raise UserError(f"{card}: its splits are not read; {fix}")
 
 
 class ParquetTable(Table):
@@ -192,7 +143,6 @@ class ParquetTable(Table):
         super().__init__(files[0])
         self.files = list(files)
         self.root = files[0].parent if root == files[0] else root
-        self._of_card = _classes_of_card(self.root)
         shard = _SHARD.fullmatch(files[0].stem)
         if shard and root != files[0] and len(files) < int(shard[3]):
             raise UserError(f"{files[0]}: {len(files)} of its {int(shard[3])} files are here; download the others, too")
@@ -202,7 +152,7 @@ class ParquetTable(Table):
             with _named_errors(file):
                 parquet = _open(file)
                 schema = parquet.schema_arrow
-                self.classes = _class_names(schema, self._of_card)
+                self.classes = _class_names(schema)
             groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
             self.group_ends[str(file.relative_to(self.root))] = np.cumsum([group.num_rows for group in groups])
             self.group_bytes = max(self.group_bytes, *(group.total_byte_size for group in groups), 0)
@@ -219,44 +169,33 @@ class ParquetTable(Table):
         others = {name: kind for name, kind in kinds.items() if name not in (*self._flat, *images)}
         if others:
             self.unread = f"; neither text nor numbers: {_list_types(others)}"
-        partition = _partition_of(Path(self.root or ""), self.file)
-        self._keys = [key for key in ("label", "class") if key in partition and key not in kinds][:1]
-        if ignored := partition.keys() - {"split", *self._keys}:
-            self.notes.append(
-                Note("screen", f"{self.root}: the folders {', '.join(sorted(ignored))}=... are no labels")
-            )
-        labels: list[str] = [*(self._keys or self.classes)]
+        labels = [*self.classes]
         self.columns = {"path": usable[0]}
         if len(labels) == 1:
             self.columns["label"] = labels[0]
-        self.header = [*self._flat, *self._keys, self.columns["path"]]
+        self.header = [*self._flat, self.columns["path"]]
 
     def _unclear_images(self, kinds: Mapping[str, str], images: Sequence[str]) -> UserError:
         problem = (
             f"the columns of images (binary, or a struct with bytes) are {shorten(images)} of {_list_types(kinds)}"
         )
-        fix = "write the content of the image files as binary"
+        fix = "write the content of the image files as binary, or read tar shards beside it with -dataset=tar"
         if images:
             fix = f"name one: -opts {shlex.quote(f'DATA.COLUMNS={{path: {images[0]}}}')}"
-        elif any(Path(self.root or "").glob("*.tar")):  # img2dataset writes both
-            fix = f"-dataset=tar -data_path={shlex.quote(str(self.root))} reads the images beside it"
         return UserError(f"{self.file}: {problem}; {fix}")
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         number = 0
         for file in self.files:
             name = file.relative_to(self.root) if self.root else file
-            partition = _partition_of(Path(self.root or ""), file)
-            of_folders = {key: partition.get(key, "") for key in self._keys}
             row = 0
             with _named_errors(file):
                 parquet = _open(file)
-                classes = _class_names(parquet.schema_arrow, self._of_card)
+                classes = _class_names(parquet.schema_arrow)
                 for batch in parquet.iter_batches(columns=self._flat):
                     texts = [_texts(batch[column].to_pylist(), classes.get(column)) for column in self._flat]
                     for place in range(batch.num_rows):
                         cells = {column: of_column[place] for column, of_column in zip(self._flat, texts, strict=True)}
-                        cells |= of_folders
                         cells[self.columns["path"]] = f"{name}:{row}"
                         row += 1
                         number += 1
@@ -267,13 +206,12 @@ def _list_types(kinds: Mapping[str, str]) -> str:
     return ", ".join(f"{shorten(name)} ({kind[:40]})" for name, kind in kinds.items())
 
 
-def _class_names(schema: Any, of_card: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """The names of the classes of each column of class numbers, as the hub stores them in a schema or in README.md."""
+def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
+    """The names of the classes of each column of class numbers, as the hub stores them in a schema."""
     content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = content.get("info", {}).get("features", {}).items()
     named = {name: one["names"] for name, one in features if name in schema.names and one["_type"] == "ClassLabel"}
-    known = {name: of_card[name] for name in schema.names if name in of_card}
-    return known | {name: tuple(map(to_nfc, names)) for name, names in named.items()}
+    return {name: tuple(map(to_nfc, names)) for name, names in named.items()}
 
 
 def _texts(values: list[Any], names: tuple[str, ...] | None) -> list[str]:
@@ -367,5 +305,5 @@ class ParquetImages(ImageFiles):
         of_files = {name: file_state(str(self.root / name)) for name in self._ends}
         return np.array([of_files[path.rpartition(":")[0]] for path in self.paths], np.uint64)
 
-    def missing_image(self, index: int) -> None:
-        """None: a row is no file."""
+    def find_missing_files(self) -> Sequence[Finding]:
+        return []  # a row is no file

@@ -72,16 +72,15 @@ def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
         return told(notes_on(*splits), kind="warning")
 
     assert warnings([10, 12], [5, 5]) == []
-    assert warnings([99, 10], [5, 5], [1, 1]) == []
+    assert warnings([99, 10], [5, 5]) == []
     few, unequal = warnings([3, 3, 30], [5, 5, 5])
     assert few.startswith("3 ")
     assert "'c' has 30 " in unequal
     assert "'a' 3" in unequal
-    for sizes in ([30, 12, 0, 15], [4, 1, 0, 30]), ([30, 12, 15], [9, 9, 9], [3, 0, 4]):
-        *untrained, lost = warnings(*sizes)  # a class without training images has a warning of its own
-        assert (["'c'" in text for text in untrained] == [True]) == (0 in sizes[0])
-        assert "'b': " in lost
-        assert f"{2 if len(sizes) == 2 else 1} of 3 classes" in lost
+    untrained, lost = warnings([30, 12, 0, 15], [4, 1, 0, 30])  # a class without training images has its own warning
+    assert "'c'" in untrained
+    assert "'b': 1" in lost
+    assert "2 of 3 classes" in lost
 
 
 def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, cpu):

@@ -157,9 +157,6 @@ def test_a_link_in_place_of_an_image_or_of_a_folder(tmp_path, cpu):
     tree(tmp_path, "far/{train,val}/{a,b}", "linked>far", "lost>missing")
     given = options(tmp_path / "linked", dataset="folder")
     assert [*map(len, read_samples(given, None, cpu, "train", "val"))] == [8, 8]
-    tree(tmp_path, "far/train/a/x.jpg>nowhere.jpg")
-    (train,) = read_samples(given, None, cpu, "train")
-    assert "nowhere.jpg" in train.missing_image(list(train.paths).index("a/x.jpg")).reason
     assert_refused(lambda: ClassFolders(options(tmp_path / "lost")).read("train"), tmp_path / "lost", "missing")
 
 

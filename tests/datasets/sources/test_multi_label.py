@@ -7,12 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from conftest import config_for, eval_loader_for, refused, samples_for, told, train_batches_for
+from conftest import config_for, eval_loader_for, refused, samples_for, train_batches_for
 from source_helpers import assert_refused, options, write_classes, write_image
 
 from datasets.batch import PADDING
 from datasets.registry import read_samples, recognize_dataset
-from datasets.sources.checks import notes_on
 from datasets.sources.class_names import number_by
 from datasets.sources.listed.lists import Tables, split_labels
 from datasets.sources.shared_arrays import StringPacker
@@ -55,7 +54,6 @@ def test_names_are_sorted_and_targets_are_multi_hot(tables):
     assert train.targets.tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0], [1, 1, 1]]
     assert val.targets.tolist() == [[0, 1, 0], [1, 1, 0]]
     assert train.class_counts(4).tolist() == [2, 2, 2, 0]
-    assert told(notes_on(train, val), "1 of 4 training")
 
 
 def test_several_choices_of_label_studio_are_labels_beside_plain_names_with_commas(tables):

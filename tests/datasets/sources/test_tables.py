@@ -12,7 +12,6 @@ from datasets.registry import has_test_split, read_samples, recognize_dataset, u
 from datasets.sources.checks import check_images
 from datasets.sources.split import RunSplit, Splitter, as_read_before
 from datasets.sources.tables import rows
-from utils.errors import UserError
 
 FILES = [f"{number}.png" for number in range(30)]
 LABELS = ["cat", "dog"] * 15
@@ -392,16 +391,6 @@ def test_labels_of_a_kaggle_test_are_placeholders_if_all_are_equal(table, tmp_pa
     table("train.csv", FILES, file=FILES, label=[0, 1] * 15)
     table("test.csv", (names := [f"t{name}" for name in FILES[: len(labels)]]), file=names, label=labels)
     assert len(read(tmp_path, dataset="csv")) == 2 + has_test
-
-
-def test_missing_images_are_one_problem_and_broken_links_another(table, tmp_path):
-    (tmp_path / "24.png").symlink_to(tmp_path / "gone.png")
-    with pytest.raises(UserError) as error:
-        read(table(files=FILES[:24], file=FILES, label=LABELS), checked=True)
-    headline, *lines = str(error.value).split("\n  ")
-    assert "6 images" in headline
-    assert len(lines) == 2
-    assert sum("gone.png" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("root, trained", [("test", None), (None, None), ("train", "train"), ("train", None)])
