@@ -51,17 +51,6 @@ def is_updated_by_muon(state: Mapping[str, Any]) -> bool:
     return bool(state.get("use_muon"))
 
 
-def route_to_muon(parameter: Any, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-    """timm's decision whether Muon updates a parameter, and the state it starts from, before the first step."""
-    from timm.optim import muon
-
-    if "use_muon" in state:
-        return
-    state["use_muon"] = not group.get("use_fallback", False) and muon._is_suitable_for_muon(parameter)
-    if state["use_muon"]:
-        state["momentum_buffer"] = parameter.detach().clone().zero_()
-
-
 def init_weights_of(model: Any) -> Callable[[Any], None]:
     """The function by which timm's CoaT initializes a module."""
     function: Callable[[Any], None] = model._init_weights

@@ -19,7 +19,7 @@ from datasets.sources.class_names import list_names
 from engine.parallel import run_eagerly
 from engine.progress import EpochProgress, Observer
 from engine.run.log import RunLogger
-from engine.training.muon import BatchedMuon, fused_qkv
+from engine.training.muon import BatchedMuon
 from models.blocks import is_sharded
 from models.timm_model import classifiers
 from utils.device import find_shortage
@@ -36,7 +36,7 @@ _KEYS = {"lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY", "layer_dec
 }
 # The further arguments of `create_optimizer_v2` that a YAML file can hold; with Muon, two choose its AdamW by name.
 _GROUPING = {"filter_bias_and_bn", "layer_decay_min_scale", "layer_decay_no_opt_scale"}
-_OF_MUON = {"fallback_list", "fallback_no_weight_decay", "split_qkv"}
+_OF_MUON = {"fallback_list", "fallback_no_weight_decay"}
 # Names with another meaning in timm: AdamW with layer decay, which TRAIN.LAYER_DECAY sets here; SGD with momentum, as
 # in torch and PaddleViT: timm's sgd is its nesterov.
 _TIMM_NAMES = {"adamwdl": "adamw", "sgd": "momentum"}
@@ -60,15 +60,12 @@ def build_optimizer(model: nn.Module, options: Train, lr: float) -> torch.optim.
     is_sharded_sgd = name in _SGD and is_sharded(model)  # torch has no fused kernel for it
     if name in _FUSED and not is_sharded_sgd:
         arguments["fused"] = True
-    split = set[torch.Tensor]()
     try:
         arguments |= _given_arguments(name, chosen)
-        if arguments.pop("split_qkv", False):
-            split = _split_matrices(model, chosen)
         _try_one_step(model, arguments)
         optimizer = timm.optim.create_optimizer_v2(model, layer_decay=options.layer_decay, **arguments)
         if type(optimizer) is muon.Muon:
-            optimizer = BatchedMuon(optimizer.param_groups, split, **optimizer.defaults)
+            optimizer = BatchedMuon(optimizer.param_groups, **optimizer.defaults)
     except Exception as error:  # some of timm's optimizers need other packages or options
         if isinstance(error, UserError) or find_shortage(error):
             raise
@@ -106,16 +103,6 @@ def _try_one_step(model: nn.Module, arguments: dict[str, Any]) -> None:
     weight.grad = torch.ones_like(weight)
     with run_eagerly():
         timm.optim.create_optimizer_v2([weight], **arguments).step()
-
-
-def _split_matrices(model: nn.Module, chosen: Optimizer) -> set[torch.Tensor]:
-    """The weights of the model that KWARGS: split_qkv is about. Raises UserError: there are none, or AdaMuon."""
-    if timm_name(chosen).endswith("adamuon"):
-        raise UserError("TRAIN.OPTIMIZER.KWARGS: split_qkv is for muon and nmuon; remove it")
-    found = fused_qkv(model)
-    if not found:
-        raise UserError("TRAIN.OPTIMIZER.KWARGS: split_qkv: this model has no layer qkv of q, k and v; remove it")
-    return found
 
 
 def _check_fallback_list(model: nn.Module, patterns: Sequence[str]) -> None:

@@ -41,20 +41,6 @@ def test_muon_updates_matrices():
     assert not library_compat.is_updated_by_muon({})
 
 
-@pytest.mark.parametrize("shape", [(4, 4), (3, 8), (6, 2, 2, 2), (512, 4), (516, 4), (7,)], ids=str)
-@pytest.mark.parametrize("group", [{}, {"use_fallback": True}], ids=["by shape", "AdamW by name"])
-def test_the_route_of_muon_is_timms(shape, group):
-    parameter = torch.nn.Parameter(torch.ones(shape))
-    parameter.grad = torch.ones(shape)
-    optimizer = Muon([{"params": [parameter], **group}], lr=0.1)
-    optimizer.step()
-    state = {}
-    library_compat.route_to_muon(parameter, state, group)
-    timms = optimizer.state[parameter]
-    assert state["use_muon"] == timms["use_muon"]
-    assert state.keys() == (timms.keys() if timms["use_muon"] else {"use_muon"})
-
-
 def test_coat_initializes_linear_layers():
     linear = nn.Linear(64, 64)
     nn.init.ones_(linear.bias)

@@ -2,14 +2,11 @@
 
 import copy
 import io
-from functools import partial
 
 import pytest
 import timm
 import torch
 from conftest import assert_same_state, optimizer_of, seeded
-from timm.layers import Attention
-from timm.models import beit, convit, eva, maxxvit, swin_transformer, tiny_vit, xcit
 from timm.optim import create_optimizer_v2, muon
 from torch import nn
 
@@ -17,9 +14,7 @@ from configs.schema import Amp, Train
 from engine.parallel import Strategy
 from engine.precision.policy import Precision
 from engine.training import muon as muons
-from engine.training.muon import fused_qkv
 from engine.training.optimizer import set_lr
-from models.kernels import UnbindAttention
 
 LR, DECAY, CLIP = 0.01, 0.3, 0.5
 
@@ -117,116 +112,6 @@ def test_a_state_of_timm_is_continued_and_read_by_it(layer_decay):
         train(model, one, range(4, 6))
     assert_equal(optimizer, expected)
     expected.load_state_dict(optimizer.state_dict())
-
-
-SPLIT = {"split_qkv": True}
-
-
-class Fused(nn.Module):
-    """Two of timm's attention modules of width 12, and a layer fc1 that has the shape of their qkv."""
-
-    def __init__(self):
-        super().__init__()
-        self.attn = nn.ModuleList(Attention(12, num_heads=2, qkv_bias=False) for _ in range(2))
-        self.fc1 = nn.Linear(12, 36, bias=False)
-        for module in self.attn:
-            module.proj.requires_grad_(False)
-
-    def matrices(self):
-        """The weights of q, k and v of both modules, and of fc1."""
-        return [*(part for module in self.attn for part in module.qkv.weight.chunk(3)), self.fc1.weight]
-
-    def set_gradients(self, gradients):
-        self.attn[0].qkv.weight.grad = torch.cat(gradients[:3])
-        self.attn[1].qkv.weight.grad = torch.cat(gradients[3:6])
-        self.fc1.weight.grad = gradients[6]
-
-
-def gradients_of(matrices: list[torch.Tensor], step: int) -> list[torch.Tensor]:
-    return [torch.randn(one.shape, generator=seeded(100 * step + index)) for index, one in enumerate(matrices)]
-
-
-def test_a_closure_is_called_before_the_step():
-    found, expected = Fused(), Fused()
-    expected.load_state_dict(found.state_dict())
-    gradients = gradients_of(found.matrices(), 0)
-
-    def closure():
-        assert torch.is_grad_enabled()
-        found.set_gradients(gradients)
-        return 2.5
-
-    assert optimizer_of(found, train_options("muon", SPLIT)).step(closure) == 2.5
-    expected.set_gradients(gradients)
-    optimizer_of(expected, train_options("muon", SPLIT)).step()
-    assert_same_state(found.state_dict(), expected.state_dict())
-
-
-@pytest.mark.parametrize("name, kwargs", [("muon", {}), ("nmuon", {"adjust_lr_fn": "original", "ns_steps": 3})])
-def test_split_qkv_trains_q_k_and_v_as_three_layers(name, kwargs):
-    """From the first step on, bit for bit as timm's Muon trains three matrices; fc1 stays whole."""
-    fused = Fused()
-    apart = nn.ParameterList(one.detach().clone() for one in fused.matrices())
-    optimizer = optimizer_of(fused, train_options(name, kwargs | SPLIT))
-    expected = create_optimizer_v2(apart, name, LR, DECAY, **kwargs)
-    for step in range(4):
-        gradients = gradients_of(apart, step)
-        for one, gradient in zip(apart, gradients, strict=True):
-            one.grad = gradient
-        fused.set_gradients(gradients)
-        expected.step()
-        optimizer.step()
-        assert_same_state(fused.matrices(), [*apart])
-
-
-WIDTH, TOKENS = 12, 4
-WITH_THIRDS = {
-    "ViT": Attention,
-    "our own": UnbindAttention,
-    "BEiT": beit.Attention,
-    "EVA": partial(eva.EvaAttention, scale_norm=False),
-    "Swin": partial(swin_transformer.WindowAttention, window_size=2),
-    "MHSA of ConViT": convit.MHSA,
-    "XCiT": xcit.XCA,
-}
-OTHERS = {
-    "TinyViT": partial(tiny_vit.Attention, key_dim=6, attn_ratio=1, resolution=(2, 2)),
-    "MaxViT": lambda width, num_heads: maxxvit.AttentionCl(width, dim_head=6, head_first=True),
-}
-
-
-@pytest.mark.parametrize("kind", [*WITH_THIRDS, *OTHERS])
-def test_the_rows_of_a_known_qkv_are_thirds(kind):
-    """Without the last third, the rows of v, the output does not depend on the input."""
-    module = (WITH_THIRDS | OTHERS)[kind](WIDTH, num_heads=2)
-    module.eval()
-    with torch.no_grad():
-        module.qkv.weight[2 * WIDTH :] = 0
-        for bias in (module.qkv.bias, getattr(module, "v_bias", None)):
-            if bias is not None:
-                bias[-WIDTH:] = 0
-        one, other = (module(torch.randn(1, TOKENS, WIDTH, generator=seeded(seed))) for seed in (0, 1))
-    assert torch.equal(one, other) == (kind in WITH_THIRDS)
-    assert fused_qkv(nn.Sequential(module)) == ({module.qkv.weight} if kind in WITH_THIRDS else set())
-
-
-@pytest.mark.parametrize("before, after", [({}, SPLIT), (SPLIT, {})], ids=["whole to split", "split to whole"])
-def test_a_state_does_not_depend_on_the_split(before, after):
-    """The momentum buffers are equal and go on, so that split_qkv can change between two runs."""
-    one, other = Fused(), Fused()
-    optimizer = optimizer_of(one, train_options("muon", before))
-    continued = optimizer_of(other, train_options("muon", after))
-    for step in range(2):
-        one.set_gradients(gradients_of(one.matrices(), step))
-        optimizer.step()
-    other.load_state_dict(one.state_dict())
-    continued.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for model, own in ((one, optimizer), (other, continued)):
-        model.set_gradients(gradients_of(one.matrices(), 2))
-        own.step()
-    assert_same_state(continued.state_dict()["state"], optimizer.state_dict()["state"])
-    assert torch.equal(one.fc1.weight, other.fc1.weight)
-    assert not torch.equal(one.attn[0].qkv.weight, other.attn[0].qkv.weight)
 
 
 def test_matrices_of_one_shape_are_orthogonalized_together(monkeypatch):

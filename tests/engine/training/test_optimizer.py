@@ -110,9 +110,7 @@ REFUSED = r"""
 {NAME: lion, KWARGS: {cautious: true}} | KWARGS: cautious is no further argument of lion; did you mean caution
 {NAME: muon, KWARGS: {layer_decay: 0.7}} | layer_decay is no further argument of muon; its key is TRAIN\.LAYER_DECAY
 {NAME: muon, KWARGS: {fallback_list: [headd]}} | KWARGS: fallback_list: no parameter matches headd
-{NAME: muon, KWARGS: {split_qkv: true}} | KWARGS: split_qkv: this model has no layer qkv
-{NAME: adamuon, KWARGS: {split_qkv: true}} | KWARGS: split_qkv is for muon and nmuon
-{NAME: lion, KWARGS: {split_qkv: true}} | KWARGS: split_qkv is no further argument of lion
+{NAME: muon, KWARGS: {split_qkv: true}} | KWARGS: split_qkv is no further argument of muon
 {NAME: nadam, KWARGS: {capturable: true}} | nadam does not work with these options: .*capturable
 """
 
