@@ -11,7 +11,6 @@ from urllib.request import urlopen
 import timm
 import torch
 from timm.data import resolve_data_config
-from timm.layers import DropPath
 from timm.models import build_model_with_cfg
 from torch import nn
 
@@ -82,20 +81,6 @@ def _create(name: str, arguments: dict[str, Any]) -> nn.Module:
         if not unknown:
             raise
     return _create(name, {key: value for key, value in arguments.items() if key not in unknown})
-
-
-def largest_rates(model: nn.Module) -> dict[str, tuple[float, str]]:
-    """The largest drop-path and dropout rate by the key of MODEL, and the path of its module; 0 for none.
-
-    The dropout of attention weights has a key of its own.
-    """
-    rates = {"DROPPATH": [(0.0, "")], "DROPOUT": [(float(getattr(model, "drop_rate", 0) or 0), "the head")]}
-    for path, module in model.named_modules():
-        if isinstance(module, DropPath):
-            rates["DROPPATH"].append((float(module.drop_prob), path))
-        elif isinstance(module, nn.Dropout) and not path.endswith("attn_drop"):
-            rates["DROPOUT"].append((module.p, path))
-    return {key: max(found) for key, found in rates.items()}
 
 
 def published_on_hub(name: str) -> tuple[str, tuple[str, ...]]:

@@ -26,8 +26,6 @@ from utils.notes import RUN_LOG, Note
 from utils.signals import kill_children
 
 _USABLE = 0.9  # of the memory: evaluations, checkpoints, fragments and the loader's batches need some
-_MIN_GROWTH = 0.02  # of the mean peak memory per image: the peak of a process on a CPU varies
-_MAX_JUMP = 4  # from one size to the next: the growth from the first sizes is inaccurate
 
 
 def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, Note]:
@@ -40,32 +38,21 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, Note]
         raise UserError(f"-batch_size=auto: PARALLEL.STRATEGY {strategy} shards the weights; give a size")
     limit, before = _memory_limit(data, device)
     share = (data.global_batch_size or 1) // context.world_size
-    less_memory = config.model.less_memory
-    peaks = dict[int, float]()
 
-    def peak_bytes(size: int) -> float:
+    def fits(size: int) -> bool:
         # With two passes per step, as with several ranks, the gradients stay in memory during the second one.
         trial = config.with_train(accum_iter=1 if size == share * context.world_size else 2)
         trial = trial.with_model(pretrained=None).with_data(batch_size=size, global_batch_size=None)
-        peaks[size] = before + _measure_in_child(trial, device)
-        logging.getLogger(RUN_LOG).debug(f"----- -batch_size=auto: {size} needs {peaks[size] / 1e9:.2f} GB")
-        return peaks[size]
+        peak = before + _measure_in_child(trial, device)
+        logging.getLogger(RUN_LOG).debug(f"----- -batch_size=auto: {size} needs {peak / 1e9:.2f} GB")
+        return peak <= _USABLE * limit
 
     sizes = [size for size in range(1, share + 1) if share % size == 0]
-    largest = min(gather_objects(largest_size(sizes, peak_bytes, _USABLE * limit), context))
-    figures = ", ".join(f"{size}: {peak / 1e9:.2f} GB" for size, peak in peaks.items())
+    largest = min(gather_objects(largest_size(sizes, fits), context))
+    usable = f"{_USABLE:.0%} of {limit / 1e9:.4g} GB"
     if not largest:
-        problem = f"-batch_size=auto: not one image fits into {_USABLE:.0%} of {limit / 1e9:g} GB (peaks: {figures})"
-        fixes = ["raise -memory_gb", "use a smaller model"]
-        if less_memory:
-            fixes.insert(1, f"set {less_memory}")
-        raise UserError(f"{problem}; {' or '.join(fixes)}")
-    more = ""
-    if less_memory and largest < share:
-        more = f" (more: -opts {less_memory})"
-    fits = f"{largest}, which divides {share} and fits into {limit / 1e9:.4g} GB"
-    text = f"-batch_size=auto: {fits}{more}; peaks: {figures}"
-    return largest, Note("screen", text)
+        raise UserError(f"-batch_size=auto: not one image fits into {usable}; use a smaller model")
+    return largest, Note("screen", f"-batch_size=auto: {largest}, which divides {share} and fits into {usable}")
 
 
 def _memory_limit(data: Data, device: torch.device) -> tuple[float, int]:
@@ -78,34 +65,23 @@ def _memory_limit(data: Data, device: torch.device) -> tuple[float, int]:
     return limit, peak_memory_bytes(device)
 
 
-def largest_size(sizes: Sequence[int], peak_bytes: Callable[[int], float], limit_bytes: float) -> int:
-    """The largest of the ascending `sizes` whose peak memory is within the limit; 0 if there is none.
+def largest_size(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
+    """The largest of the ascending `sizes` that fits; 0 if there is none.
 
-    peak_bytes: the peak memory with a size, about linear in it; infinite if the memory is exhausted. It is called for a
-    few sizes only: the growth between two of them predicts which others fit.
+    No size is tried that is over twice the largest one that fits so far, unless it is the next one: a size far above
+    the memory of a machine may end other processes.
     """
     left = [*sizes]
-    size = 0
-    peak = 0.0
-    growth = math.inf
-    too_large = math.inf
+    largest = 0
     while left:
-        fitting = [other for other in left if other <= size + (limit_bytes - peak) / growth]
-        if not fitting and growth < math.inf:
-            break
-        highest = size * min(_MAX_JUMP, math.sqrt(too_large / (size or 1)))
-        candidate = max((other for other in fitting if other <= highest), default=left[0])
-        measured = peak_bytes(candidate)
-        if measured > limit_bytes:
-            left = [other for other in left if other < candidate]
-            too_large = candidate
-            continue
-        if size:
-            growth = max((measured - peak) / (candidate - size), _MIN_GROWTH * measured / candidate)
-        left = [other for other in left if other > candidate]
-        size = candidate
-        peak = measured
-    return size
+        at_most_doubled = [size for size in left if size <= 2 * largest]
+        candidate = max(at_most_doubled, default=left[0])
+        if fits(candidate):
+            largest = candidate
+            left = [size for size in left if size > candidate]
+        else:
+            left = [size for size in left if size < candidate]
+    return largest
 
 
 def _measure_in_child(config: Config, device: torch.device) -> float:

@@ -3,12 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from torch import nn
-
-from configs.batch_plan import EpochLayout
-from configs.schema import Model, Train
+from configs.schema import Train
 from datasets.sources.class_names import list_names
 from engine.evaluation.session import model_line, place_of
 from engine.progress import EpochProgress
@@ -16,7 +12,6 @@ from engine.run.facts import Devices, TrainingData
 from engine.training.loss import Teacher
 from engine.training.optimizer import describe_optimizer, lr_factor, timm_name
 from engine.training.step import TrainState
-from models.timm_model import largest_rates
 from models.weights.fit import Fitted, NewHead
 from utils.device import cpu_warning
 from utils.notes import Note
@@ -54,22 +49,11 @@ class Built:
     has_solved_head: bool = False
 
 
-_WARMUPS = {True: ", warmed up as timm's", "copy": "; the first step copies the weights", False: ""}  # MODEL_EMA_WARMUP
-
-
 def describe_state(state: TrainState, built: Built) -> list[Note]:
     config, train, batch = state.config, state.config.train, state.layout.batch
-    notes = [*_notes_on_weights(built), *_notes_on_teacher(built.teacher, train)]
-    if config.model.type == "timm":
-        notes += notes_on_rates(state.meta_model, config.model)
-    if train.model_ema:
-        warmup = _WARMUPS[train.model_ema_warmup]
-        average = f"the average of the weights has decay {train.model_ema_decay:g}{warmup}"
-        notes.append(Note("log", f"TRAIN.MODEL_EMA: {average}"))
+    notes = [*_notes_on_weights(built), *_notes_on_teacher(built.teacher)]
     if built.sharding:
         notes.append(Note("log", f"Parallel: {config.parallel.strategy}: {built.sharding}"))
-    elif config.parallel.strategy != "ddp":
-        notes.append(Note("warning", f"one process: PARALLEL.STRATEGY {config.parallel.strategy} has no effect"))
     if not config.model.tune.solves_head:  # which takes no step of the optimizer
         notes.append(Note("log", f"Optimizer: {describe_optimizer(state.optimizer, train.optimizer)}"))
         if state.schedule.peak_lr != train.base_lr:
@@ -79,7 +63,6 @@ def describe_state(state: TrainState, built: Built) -> list[Note]:
         notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
     if built.kernels:
         notes.append(built.kernels)
-    notes += notes_on_left_out(state.layout)
     if batch.whole_steps:
         notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
     return notes
@@ -100,63 +83,29 @@ def _notes_on_weights(built: Built) -> list[Note]:
     return [note.on("Pretrained") for note in notes]
 
 
-def notes_on_rates(model: nn.Module, options: Model) -> list[Note]:
-    """The rates that are timm's own, and those in parts of the model that a given one does not reach."""
-    texts = []
-    for key, (rate, path) in largest_rates(model).items():
-        given = getattr(options, key.lower())
-        if given is None and rate:
-            texts.append(f"MODEL.{key}: {rate:g}, the model's own")
-        elif given is not None and rate > given + 1e-6:
-            texts.append(f"MODEL.{key} {given:g} does not change {path}, where timm's rate is {rate:g}")
-    return [Note("log", text) for text in texts]
-
-
-def _notes_on_teacher(teacher: Teacher | None, train: Train) -> list[Note]:
+def _notes_on_teacher(teacher: Teacher | None) -> list[Note]:
     if not teacher:
         return []
     data, fitted = teacher.data, teacher.fitted
     seen = f"{data.image_size} pixels, mean {list(data.imagenet_mean)}, std {list(data.imagenet_std)}"
     about = Note("screen", f"{teacher.name}, weights: {fitted.source}, {seen}")
-    values = f"alpha {train.distillation_alpha:g}, tau {train.distillation_tau:g}"
-    how = Note("log", f"TRAIN.DISTILLATION_TYPE {train.distillation_type}: {values}")
-    return [note.on("Teacher") for note in (about, how, *fitted.remarks)]
-
-
-def notes_on_left_out(layout: EpochLayout) -> list[Note]:
-    """The images of the incomplete last batch: on the screen if they are over a tenth."""
-    if not layout.left_out:
-        return []
-    kind: Literal["screen", "log"] = "screen" if 10 * layout.left_out > layout.samples else "log"
-    text = f"of {layout.samples:,} images fill no batch: each epoch leaves out as many, others each time"
-    return [Note(kind, f"Training: {layout.left_out:,} {text}")]
+    return [note.on("Teacher") for note in (about, *fitted.remarks)]
 
 
 def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
     """Warnings of options that do not fit the size of this run, or this device."""
     train, layout, model = state.config.train, state.layout, state.config.model
-    epochs, rate, name = train.num_epochs, train.base_lr, train.optimizer.name
-    is_adam = name.lower().startswith("adam")
-    is_sgd = name.lower() in ("sgd", "nesterov", "momentum")
-    keeps_start = train.model_ema and train.model_ema_warmup is not True
+    epochs = train.num_epochs
+    texts = [_of_other_batch(train, layout.batch.global_size), cpu_warning(state.context.device)]
+    if train.warmup_epochs > epochs / 2:
+        texts.append(f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g} exceeds half of NUM_EPOCHS {epochs}; lower it")
     initial = train.model_ema_decay ** (epochs * layout.steps_per_epoch)
-    forget = "-opts TRAIN.MODEL_EMA_WARMUP=true, or a lower MODEL_EMA_DECAY, forgets them"
-    has_random_backbone = is_new and model.tune.kind != "full" and not model.pretrained
-    problems = (
-        (train.warmup_epochs > epochs / 2,
-         f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g} exceeds half of NUM_EPOCHS {epochs}; lower it"),
-        (train.end_lr > rate, f"TRAIN.END_LR {train.end_lr:g} exceeds BASE_LR {rate:g}, so the rate rises; lower it"),
-        (is_adam and rate > 0.05,
-         f"TRAIN.BASE_LR {rate:g} is a rate of SGD, and {name} diverges with it: a usual one is 1e-3"),
-        (is_sgd and 0 < rate < 1e-4,
-         f"TRAIN.BASE_LR {rate:g} is a rate of AdamW, with which {name} changes the weights little: try 0.1"),
-        (True, _of_other_batch(train, layout.batch.global_size)),
-        (keeps_start and initial > 0.1, f"the initial weights are {initial:.0%} of the last average; {forget}"),
-        (has_random_backbone,
-         f"MODEL.TUNE={model.tune} keeps random weights: give the weights of the backbone with -pretrained"),
-    )  # fmt: skip
-    texts = [text for applies, text in problems if applies]
-    return [Note("warning", text) for text in (*texts, cpu_warning(state.context.device)) if text]
+    if train.model_ema and train.model_ema_warmup is not True and initial > 0.1:
+        share = f"the initial weights are {initial:.0%} of the last average"
+        texts.append(f"TRAIN.MODEL_EMA_DECAY {train.model_ema_decay:g}: {share}; lower it")
+    if is_new and model.tune.kind != "full" and not model.pretrained:
+        texts.append(f"MODEL.TUNE={model.tune} keeps random weights: give the weights of the backbone with -pretrained")
+    return [Note("warning", text) for text in texts if text]
 
 
 def _of_other_batch(train: Train, size: int) -> str:
@@ -185,12 +134,9 @@ def describe_on_screen(state: TrainState, built: Built, data: TrainingData, resu
             weights += ", new head"
     training = "linear probe"
     if not config.model.tune.solves_head:
-        steps, batch = layout.steps_per_epoch, layout.batch
-        last = (layout.batches_per_epoch - (steps - 1) * batch.accumulation) * batch.micro_step_size  # of an epoch
-        size = last if steps == 1 else batch.global_size
+        steps = layout.steps_per_epoch
+        size = min(layout.batch.global_size, layout.batches_per_epoch * layout.batch.micro_step_size)
         training = f"{_count(train.num_epochs, 'epoch')} of {_count(steps, 'step')} of {_count(size, 'image')}"
-        if last < size:
-            training += f" (the last of {last:,})"
     if train.minutes and not resumed:
         training += f", {_count(train.minutes, 'minute')}"
     devices = Devices(state.context.world_size, str(state.context.device), state.precision.short_name)

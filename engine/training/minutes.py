@@ -24,16 +24,13 @@ from engine.training.session import build_run_state
 from engine.training.step import TrainState
 from engine.training.trial import Trial
 from utils.distributed import ProcessContext, broadcast_object
-from utils.errors import from_here
 from utils.notes import Note
 from utils.system import seconds_since_start
-from utils.tables import format_duration
 
 _TIMED_STEPS, _MAX_TIMED_BATCHES = 20, 16
 _MAX_SHARE = 0.1  # of the time of a run, for the timed steps; half as much for more than four batches of an evaluation
 _END_SECONDS = 4.0  # for the pictures and the page at the end
 _USED_SHARE = 0.97  # of the time for steps and evaluations
-_MAX_MISSED = 0.1  # of the time of a run, without a remark
 
 
 def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, solved: Solved | None) -> Plan:
@@ -64,16 +61,12 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     step = trial.step_seconds()
     evaluation, test = _time_evaluations(plan, trial.state, step)
 
-    last = 2 * evaluation  # of an average and of the raw weights
-    left = 60 * train.minutes - seconds_since_start() - start - last - test - _END_SECONDS
+    end = 2 * evaluation + test + _END_SECONDS  # an average and the raw weights are evaluated
+    left = 60 * train.minutes - seconds_since_start() - start - end
     figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
     title = f"TRAIN.MINUTES {train.minutes:g}: {figures}: "
     if solved and not trial.state.strategy.is_sharded and broadcast_object(left < step, context):
-        text = f"{title}no time for a step, so that the run is the probe"
-        late = -(left + last)
-        if late > 0:
-            text += f", about {late:.0f} s too late"
-        logger.note(Note("screen", text))
+        logger.note(Note("screen", f"{title}no time for a step, so that the run is the probe"))
         return _as_probe(plan, context)
     epochs, steps = broadcast_object(epochs_in(left, step, evaluation / config.validate_freq, steps_per_epoch), context)
     text = f"----- {title}NUM_EPOCHS {epochs}"
@@ -116,27 +109,6 @@ def _time_evaluations(plan: Plan, state: TrainState, step: float) -> tuple[float
     timed = (ends, images - first, first_batch)
     test = evaluation_seconds(*timed, len(plan.test)) if plan.test else 0.0
     return evaluation_seconds(*timed, images), test
-
-
-def halfway_remark(train: Train, epochs_done: int, seconds_left: float | None, resume: str | None) -> str:
-    """A line after half of the epochs of a run that will miss TRAIN.MINUTES by over a tenth; '' for others.
-
-    It has the command for the number of epochs that fit, if it is another one. seconds_left: of the epochs to come, at
-    the speed so far. resume: the command.
-    """
-    half = math.ceil((train.last_epoch + train.num_epochs) / 2)
-    if not train.minutes or not seconds_left or epochs_done != half:
-        return ""
-    budget = 60 * train.minutes - seconds_since_start() - _END_SECONDS
-    missed = budget - seconds_left
-    if abs(missed) < _MAX_MISSED * 60 * train.minutes:
-        return ""
-    end = f"{format_duration(abs(missed))} too {'early' if missed > 0 else 'late'}"
-    epochs = epochs_done + max(1, int((train.num_epochs - epochs_done) * budget / seconds_left))
-    text = f"TRAIN.MINUTES {train.minutes:g}: the run will end about {end}"
-    if epochs == train.num_epochs:
-        return text
-    return f"{text}; for another length, interrupt it and type: {from_here(resume or '')} -epochs={epochs}"
 
 
 def _as_probe(plan: Plan, context: ProcessContext) -> Plan:

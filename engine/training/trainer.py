@@ -24,7 +24,6 @@ from engine.progress import EpochProgress, Evaluated, Metrics, Observer
 from engine.run.baseline import BaselineThread
 from engine.run.cost import SlowRanks
 from engine.run.reporter import log_validation
-from engine.training.minutes import halfway_remark
 from engine.training.optimizer import UntrainedParameters
 from engine.training.outputs import RunOutputs, RunReport
 from engine.training.session import Session
@@ -198,10 +197,8 @@ class Trainer:
         is_best = evaluated is not None and evaluated.is_best
         self.reporter.end_epoch(progress, self.position.clock.seconds)
         ends = self._reaches_the_end(epochs_done) or self.position.stops_early(epochs_done)
-        if self.report:
-            if evaluated and not ends:  # its end has a verdict
-                self._judge_first_epoch(self.report, epochs_done)
-            self._compare_with_minutes(epochs_done)
+        if self.report and evaluated and not ends:  # its end has a verdict
+            self._judge_first_epoch(self.report, epochs_done)
         self.position.progress = self.state.new_progress(epochs_done)
         if is_best or ends or self._is_due(epochs_done, self.config.save_freq):
             self._save(is_best)
@@ -221,12 +218,6 @@ class Trainer:
 
         if epochs_done <= self.config.validate_freq and (text := first_epoch_of(report.contents)):
             self.logger.note(Note("screen", text))
-
-    def _compare_with_minutes(self, epochs_done: int) -> None:
-        left = self.reporter.seconds_left(self.progress)
-        text = halfway_remark(self.config.train, epochs_done, left, self.record.resume_command)
-        if text and not self.plan.found:
-            self.logger.info(f"----- {text}")
 
     def after_step(self, progress: EpochProgress) -> None:
         """Reports the step, and saves if a checkpoint is due; called on every rank."""

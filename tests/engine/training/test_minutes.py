@@ -1,15 +1,12 @@
 """TRAIN.MINUTES: epochs and steps by the time that is left; the run is the one with these values given."""
 
-import re
-
 import pytest
 from conftest import assert_same_state, digits_flags, rows, states, train
 
 from configs.batch_plan import BatchPlan, EpochLayout
-from configs.schema.train import Train
 from configs.yaml_io import parse_value
 from datasets.loading.sampler import TrainSampler
-from engine.training.minutes import epochs_in, evaluation_seconds, halfway_remark
+from engine.training.minutes import epochs_in, evaluation_seconds
 from tests.engine.report.run_folders import write_json
 from utils.files import read_json
 
@@ -60,7 +57,7 @@ def test_short_epochs_have_the_first_images_of_the_order():
     assert (layout.steps_per_epoch, layout.batches_per_epoch) == (5, 10)
 
 
-def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, monkeypatch, capsys):
+def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 7))
     monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: 2400)
     stopped = ["TRAIN.MAX_STEPS=9", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=5"]
@@ -68,32 +65,10 @@ def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, 
     options = parse_value((folder / "config.yaml").read_text())["TRAIN"]
     assert [options[key] for key in ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")] == [2, 7, 0.5, 30]
     monkeypatch.setattr("engine.training.minutes.epochs_in", None)  # a resume does not measure
-    assert re.search(
-        "the run will end about .* too late$", capsys.readouterr().out, re.MULTILINE
-    )  # 2 epochs: no advice
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"])
     given = train([*digits_flags(tmp_path / "given"), "TRAIN.NUM_EPOCHS=2", "TRAIN.EPOCH_STEPS=7"])
     assert rows(folder) == rows(given)
     assert_same_state(states(folder)["model"], states(given)["model"])
-
-
-@pytest.mark.parametrize(
-    "epochs_done, seconds, left, expected",
-    [
-        (27, 200, 200, ("3m16s too early", 52)),  # 396 s are left: 25 more epochs instead of 13
-        (27, 400, 400, ("3m24s too late", 33)),
-        (27, 599, 400, ("6m43s too late", 28)),
-        (27, 300, 250, ""),
-        (26, 200, 100, ""),  # not half of the epochs
-        (27, 200, None, ""),  # MAX_STEPS
-    ],
-)
-def test_halfway_a_run_of_another_length_says_so(monkeypatch, epochs_done, seconds, left, expected):
-    """Of 10 minutes and 40 epochs, the first 13 of which are another run's."""
-    monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: seconds)
-    line = halfway_remark(Train(NUM_EPOCHS=40, LAST_EPOCH=13, MINUTES=10), epochs_done, left, "python -resume=/run")
-    assert bool(line) == bool(expected)
-    assert not line or (expected[0] in line and line.endswith(f": python -resume=/run -epochs={expected[1]}"))
 
 
 def test_a_run_of_a_sweep_takes_over_the_epochs_of_a_run_of_its_speed(tmp_path, monkeypatch):
