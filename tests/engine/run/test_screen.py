@@ -88,7 +88,7 @@ def test_notes_of_a_run_that_ends_before_its_first_lines_are_printed(tmp_path, c
 
 
 def test_a_dry_run_prints_all_warnings_and_with_debug_all_notes(tmp_path, capsys):
-    argv = [*digits_flags(tmp_path / "out"), "AMP.LEVEL=O2", "TRAIN.WARMUP_EPOCHS=1.5", "TRAIN.END_LR=1"]
+    argv = [*digits_flags(tmp_path / "out"), "AMP.LEVEL=O2", "TRAIN.WARMUP_EPOCHS=1.5", "MODEL.TUNE=head"]
     shown = []
     for flags in ([], ["-debug"]):
         assert main_single_gpu.main([*flags, "-dry_run", *argv]) == 0
