@@ -3,7 +3,6 @@
 import argparse
 import itertools
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from configs.schema.data import AUTO
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
 from configs.schema.section import MAX_NAME_CHARS
-from configs.versions import GONE_KEYS, GONE_VALUES, WRITTEN_BY, is_gone_value, refuse_newer
+from configs.versions import GONE_KEYS, WRITTEN_BY, is_gone_value, refuse_newer
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
 from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
@@ -28,7 +27,6 @@ RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 _RECIPES = Path(__file__).parent
 _MAPPINGS = ("KWARGS", "_AUGMENTATIONS", "COLUMNS", "OPERATING_POINT", "RENAME")  # ends of keys with a value {...: ...}
 _GOALS = {"sensitivity", "specificity"}
-_MAX_FILES = 32  # files that name each other twice in a chain of 32 would be read 2 ** 32 times
 
 
 class Row(NamedTuple):
@@ -172,7 +170,7 @@ def _merge(lower: Any, upper: Any) -> Any:
 def read_layers(flags: argparse.Namespace, evaluates: bool) -> OptionTable:
     """BASE files < YAML file, or the options of a run or of weights < -model < flags < -opts < -set.
 
-    Raises UserError: a file cannot be read; an empty flag; an unknown key in -opts.
+    Raises UserError: a file cannot be read; an empty flag; -opts without a value.
     """
     table = OptionTable()
     _add_files(table, flags, evaluates)
@@ -186,11 +184,8 @@ def read_layers(flags: argparse.Namespace, evaluates: bool) -> OptionTable:
 def add_recipe(table: OptionTable, path: Path) -> None:
     """Adds the files in BASE, recursively, then the file itself. Raises UserError for one that is not allowed."""
     roots = [os.path.realpath(folder) for folder in (path.parent, ".")]
-    num_files = 0
 
     def add(path: Path, chain: tuple[str, ...], named_in: str) -> None:
-        nonlocal num_files
-        num_files += 1
         values, paths = read_yaml(path, named_in)
         lines = dict[str, int]()
         for keys, line in paths.items():
@@ -199,26 +194,24 @@ def add_recipe(table: OptionTable, path: Path) -> None:
                 raise UserError(f"{path}:{line}: {key} is given twice, first in line {lines[key]}; remove one")
             lines[key] = line
         chain = (*chain, os.path.realpath(path))
-        bases = values.pop("BASE", None) or []
         at_base = f"{path}:{lines.get('BASE')}: BASE"
-        if not isinstance(bases, list) or not all(isinstance(base, str | None) for base in bases):
-            raise UserError(f"{at_base} must be a list of files, relative to this one")
-        for base in filter(None, bases):
-            if not base.isprintable():
-                raise UserError(f"{at_base} {shorten(base)} is not a valid file name; correct it")
+        for base in _names_of_bases(values.pop("BASE", None) or [], at_base):
             target = os.path.realpath(path.parent / base)
             if not any(Path(target).is_relative_to(root) for root in roots):
-                problem = f"{at_base} {shorten(base)} is outside {roots[0]}"
-                fix = "move that file beside the recipe, or start in a folder that contains both"
-                raise UserError(f"{problem}; {fix}")
+                raise UserError(f"{at_base} {shorten(base)} is outside {roots[0]}; move it beside the recipe")
             if target in chain:
-                raise UserError(f"{at_base} is cyclic: {' -> '.join(Path(p).name for p in (*chain, target))}")
-            if num_files >= _MAX_FILES:
-                raise UserError(f"{at_base} leads to more than {_MAX_FILES} files; merge some of them")
+                raise UserError(f"{at_base} {shorten(base)} is cyclic; remove it")
             add(path.parent / base, chain, f"{at_base}: ")
         table.add(values, str(path), lines)
 
     add(path, (), "")
+
+
+def _names_of_bases(bases: Any, at_base: str) -> list[str]:
+    names = [base for base in bases if base] if isinstance(bases, list) else [None]
+    if not all(isinstance(name, str) and name.isprintable() for name in names):
+        raise UserError(f"{at_base} must be a list of files, relative to this one")
+    return names
 
 
 def _add_files(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -> None:
@@ -306,17 +299,11 @@ def _add_flags(table: OptionTable, flags: argparse.Namespace) -> None:
 def _add_options(table: OptionTable, options: Sequence[str], flag: str) -> None:
     """Adds KEY=VALUE of a flag. Raises UserError: a line for each mistake."""
     mistakes = list[Finding]()
-    for start, option in enumerate(options):
-        if option.count("{") > option.count("}"):  # the shell has cut it at a blank
-            end = next((n for n, part in enumerate(options[start:], start + 1) if "}" in part), len(options))
-            whole = shlex.quote(" ".join(options[start:end]))
-            raise UserError(f"{flag} {option[:80]}: a brace is open; write quotes: {whole[:500]}")
+    for option in options:
         key, equals, text = option.partition("=")
         try:
             if not equals:
                 raise UserError(f"{flag} {option[:80]}: expected KEY=VALUE, such as TRAIN.BASE_LR=1e-3")
-            if not any(key in known_keys(family) for family in MODEL_SECTIONS):
-                raise UserError(f"{flag}: unknown key {key[:80]}{_nearest_key(key, table.family)}")
             table.add_key(key, parse_value(text), flag)
         except UserError as error:
             mistakes.append(error)
@@ -371,20 +358,20 @@ def model_sections(name: str) -> dict[str, dict[str, Any]]:
     return {"MODEL": architecture(sections.get("MODEL", {})), "DATA": sections.get("DATA", {})}
 
 
-def decode_quoted(errors: Sequence[ErrorDetails], table: OptionTable) -> list[str]:
+def decode_quoted(errors: Sequence[ErrorDetails], table: OptionTable) -> bool:
     """Decodes texts where the key has another type, as PaddleViT's yacs does: '1e-3', 'False', (0.9, 0.999).
 
-    Returns the decoded keys with both values.
+    Returns whether there are any.
     """
-    decoded = list[str]()
-    for key in sorted({_key_of(error) for error in errors} & table.rows.keys()):
+    changed = False
+    for key in {_key_of(error) for error in errors} & table.rows.keys():
         row = table.rows[key]
         value = _decoded(row.value)
         if repr(value) != repr(row.value):  # NaN differs from itself
             del table.rows[key]
             table.rows |= {one: row._replace(value=it) for one, it in flatten(expand_switches(nest({key: value})))}
-            decoded.append(f"{key} {shorten(row.value)} -> {format_value(value)}")
-    return decoded
+            changed = True
+    return changed
 
 
 def _decoded(value: Any) -> Any:
@@ -421,32 +408,23 @@ def _key_of(error: ErrorDetails) -> str:
 
 
 def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
-    family = table.family
+    origin = table.origin(key)
     given = error["input"]
+    message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
+        fixed = FIXED_KEYS.get(table.family, {})
         name = key.removeprefix("MODEL.")
-        fixed = FIXED_KEYS.get(family, {})
         if name in fixed:
             only = format_value(fixed[name])
-            return f"{table.origin(key)}{key} is {shorten(given)}: only {only} is available; remove the key"
-        return f"{table.origin(key)}unknown key {key}{_nearest_key(key, family)}"
-    message = error["msg"].removeprefix("Value error, ")
+            return f"{origin}{key} is {shorten(given)}: only {only} is available; remove the key"
+        return f"{origin}unknown key {key}{_nearest_key(key, table.family)}"
     if is_contradiction(error):  # the message begins with the key
         name = message.split()[0].rstrip(":")
         full = f"{key}.{name}".lstrip(".")
-        origin = table.origin(full)
-        if full == "EVAL.ENABLED" and origin in ("-eval: ", "-predict: ", "-embed: "):  # nobody has typed the key
-            return f"{origin.removesuffix(': ')}{message.removeprefix(name)}"
-        return f"{origin}{full}{message.removeprefix(name)}"
+        return f"{table.origin(full)}{full}{message.removeprefix(name)}"
     if error["type"] == "model_type":
-        message = "must be true, false or a section of keys" if key in ("AMP", "EVAL") else "must be a section of keys"
-        if f"{key}.NAME" in known_keys(family):
-            message += f", such as {key}.NAME"
-    if is_gone_value(key, given):
-        message = f"gone; use {GONE_VALUES[key][given]}"
-    for in_python, in_yaml in (("tuple", "list"), ("Tuple", "List"), ("be None", "be null")):
-        message = message.replace(in_python, in_yaml)
-    return f"{table.origin(key)}{key} is {shorten(given)}: {message[0].lower()}{message[1:]}"
+        message = "must be a section of keys"
+    return f"{origin}{key} is {shorten(given)}: {message[0].lower()}{message[1:]}"
 
 
 def _nearest_key(dotted: str, family: str) -> str:

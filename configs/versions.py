@@ -22,12 +22,8 @@ GONE_KEYS: dict[str, tuple[Any, str]] = {
     "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": (0, "use TRAIN.NUM_EPOCHS without these epochs"),
     "TRAIN.RESTART_SCHEDULE": (False, "use a new run with -pretrained=RUN/last.pth"),
 }
-# Values that are gone, by key, and what replaces them.
-GONE_VALUES = {
-    "DATA.GREY_RANGE": {"auto": "[LOW, HIGH], the values that become 0 and 255"},
-    "MODEL.ATTENTION": {"cudnn": "auto: torch prefers cuDNN's kernel where it is fast"},
-    "TRAIN.MIXUP_MODE": dict.fromkeys(("elem", "pair"), "batch"),
-}
+# Values that are gone, by key; evaluations do not need them.
+GONE_VALUES = {"DATA.GREY_RANGE": ("auto",), "MODEL.ATTENTION": ("cudnn",), "TRAIN.MIXUP_MODE": ("elem", "pair")}
 
 
 def is_gone_value(key: str, value: Any) -> bool:

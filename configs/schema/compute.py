@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import field_validator
-
 from configs.schema.section import Names, Section, option
 
 Preset = Literal["fp32", "torch", "naive", "apex_o1", "apex_o2", "fleet", "paddle", "bf16_stream"]
@@ -57,13 +55,6 @@ class Amp(Section):
     )
     custom_white_list: Names = option((), "ops and modules (blocks.11.*) that compute in the half dtype")
     custom_black_list: Names = option((), "ops and modules that compute in fp32; has priority over the white list")
-
-    @field_validator("level", mode="before")
-    @classmethod
-    def _check_level(cls, level: Any) -> Any:
-        if isinstance(level, str) and (preset := {"O0": "fp32"}.get(level, level)) in PRESETS:
-            raise ValueError(f"not a level; write AMP.PRESET={preset}")
-        return level
 
     def _problems(self) -> Iterator[str]:
         if self.preset == "bf16_stream" and self.dtype != "bfloat16":

@@ -114,9 +114,7 @@ class Config(Section):
         size = f"DATA.IMAGE_SIZE {data.image_size}"
         if any(side % multiple for side in data.input_size):
             height, width = (max(1, round(side / multiple)) * multiple for side in data.input_size)
-            nearest = height if height == width else [height, width]
-            other = "" if model.pretrained or model.resume else "; -model=resnet10t takes any"
-            yield f"{size} is not a multiple of {multiple}, as this model needs; the nearest is {nearest}{other}"
+            yield f"{size} is not a multiple of {multiple}, as this model needs; the nearest is {height},{width}"
         if model.type == "crossvit" and data.input_size[0] != data.input_size[1]:
             yield f"{size}: CrossViT resizes images to squares; use a number"
 

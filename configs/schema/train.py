@@ -45,10 +45,7 @@ def check_policy(text: str) -> str:
     magnitude = int(values.get("m", 0))
     maximum = int(values.get("mmax", _MAX_MAGNITUDE))
     if magnitude > maximum and not name.startswith("tv_"):
-        advice = text.replace(f"-m{magnitude}", f"-m{maximum}")
-        if name == "rand" and "mmax" not in values:  # after its limit the deviation changes next to nothing
-            advice = re.sub(f"-{_STD}", "", advice) + f"; for a higher maximum add mmax{magnitude}"
-        raise ValueError(f"m{magnitude} exceeds {maximum}, to which timm limits it: write {advice}")
+        raise ValueError(f"m{magnitude} exceeds {maximum}, to which timm limits it: write m{maximum}")
     return text
 
 

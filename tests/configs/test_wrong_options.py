@@ -20,7 +20,6 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -ngpus=0 | -ngpus
 -resume= -dataset=digits | -resume
 -h TRAIN.BASE_LT | TRAIN.BASE_LR
--opts DATA.COLUMNS={path: Datei, label: D} DATA.FOLDS=5 | quotes: 'DATA.COLUMNS={path: Datei, label: D}'
 -opts MODEL.TUNE=lora TRAIN.OPTIMIZER.NAME=Lamb | set it to AdamW
 # Commands
 -predict photos | -pretrained
@@ -37,8 +36,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -opts 'EVAL.OPERATING_POINT={class: a, specificity: 95}' | EVAL.OPERATING_POINT
 -opts SEED | -opts SEED
 -opts DATA.BATCHSIZE=4 | DATA.BATCH_SIZE?
--opts TRAIN.OPTIMIZER=lamb | TRAIN.OPTIMIZER.NAME
--opts AMP.LEVEL=O0 | AMP.PRESET=fp32
+-opts TRAIN.OPTIMIZER=lamb | TRAIN.OPTIMIZER is
 -opts AMP.PRESET=bf16_stream AMP.DTYPE=float16 | DTYPE
 -cfg=configs/folder_small.yaml -pretrained=timm | MODEL.PRETRAINED timm
 -cfg=configs/probe.yaml -opts TRAIN.BASE_LR=abc | TRAIN.BASE_LR  # without effect in a probe
@@ -49,7 +47,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -image_size=96x32 | HEIGHT,WIDTH
 -opts DATA.IMAGENET_MEAN=[124,116,104] DATA.IMAGENET_STD=[58,57,57] | 0..1
 -opts 'DATA.IMAGE_SIZE=[96]' | DATA.IMAGE_SIZE
--image_size=96,30 | the nearest is [96, 32]
+-image_size=96,30 | the nearest is 96,32
 -image_size=256,128 -opts MODEL.TYPE=crossvit | CrossViT
 -opts LOSS.NAME=asl 'LOSS.KWARGS={gamma_neg: 0.5}' | gamma_neg  # infinite gradients of easy samples
 -opts DATA.DATASET=csv DATA.MULTI_LABEL=true LOSS.NAME=cross_entropy | LOSS.NAME=bce
@@ -79,8 +77,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -opts MODEL.TYPE=mobilevit 'MODEL.HIDDEN_DIMS=[96, 121, 144]' | MODEL.HIDDEN_DIMS is 121:
 -opts MODEL.TYPE=mobileone 'MODEL.STRIDES=[1, 2, 2, 2, 2]' | MODEL.NUM_BLOCKS must begin with 1 and STRIDES
 -opts MODEL.TYPE=vit 'MODEL={POS_EMBED: sincos2d, EMBED_DIM: 30, NUM_HEADS: 3}' | MODEL.POS_EMBED sincos2d
--opts MODEL.TYPE=focal | MODEL.TYPE: unknown family focal
--opts MODEL.TYPE=swn | did you mean swin
+-opts MODEL.TYPE=focal | MODEL.TYPE is 'focal': give one of vit,
 -opts MODEL=null | MODEL is None: must be a section of keys
 -opts TRAIN=3 | TRAIN is 3: must be a section of keys
 -teacher_model_path=x.pdparams | -teacher_model_path: TRAIN.TEACHER_WEIGHTS needs a distillation

@@ -124,7 +124,7 @@ def test_a_checkpoint_has_each_entry_of_the_release_with_its_format(digits_run):
 
 @pytest.mark.parametrize(("key", "value"), GONE.items())
 def test_an_option_that_is_gone_says_what_replaces_it(key, value, tmp_path):
-    line = f"{key}, which is gone; {GONE_KEYS[key][1]}" if key in GONE_KEYS else f"{key} is '{value}': gone; use "
+    line = f"{key}, which is gone; {GONE_KEYS[key][1]}" if key in GONE_KEYS else f"{key} is '{value}': input"
     (tmp_path / "x.yaml").write_text(write_yaml(nest({key: value})))
     for flags in (["-opts", f"{key}={value}"], [f"-cfg={tmp_path / 'x.yaml'}"]):
         with refused(re.escape(line)):
