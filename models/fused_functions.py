@@ -1,15 +1,8 @@
 """The autograd functions of fused blocks, each with a kernel in its forward or backward pass.
 
-Stored for the backward pass, in channels of the stream per token, in half and with an MLP ratio of 4:
-
-| function | stored | recomputed instead |
-|---|---|---|
-| AddNorm, twice | the sum: 1 | |
-| Linear qkv and fc1 | the norm: 1 | the norm, from the sum |
-| attention (torch's), Linear proj | q, k, v and its result: 4 | |
-| Activate | its input: 4 | |
-| Linear fc2 | its input: 4 | the activation, from its input |
-| a block | 16 | 10 |
+Stored for the backward pass, in channels of the stream per token, in half and with an MLP ratio of 4: AddNorm its sum
+(1, twice), Linear qkv and fc1 the norm (1, twice), attention (torch's) and Linear proj q, k, v and its result (4),
+Activate and Linear fc2 their inputs (4 each): 16 in a block.
 
 Autograd casts the gradients of these functions to the dtypes of their inputs, and drops gradients of frozen weights.
 Legend: B images, T tokens, M = B T rows, N channels of a row, H heads, D channels of a head; "stream": residual stream.
@@ -47,54 +40,42 @@ def _row(width: int, warps: int) -> dict[str, int]:
 
 
 class Linear(torch.autograd.Function):
-    """x (M, in) in half -> (M, out). The next function computes the gradient of the bias, unless it is `sums_bias`.
-
-    again: the function by which the backward pass computes x from the `sources`; None stores x.
-    """
+    """x (M, in) in half -> (M, out). The next function computes the gradient of the bias, unless it is `sums_bias`."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, sums_bias, again, *sources):
+    def forward(ctx, x, weight, bias, sums_bias):
         half = weight.to(x.dtype)
-        ctx.again = again
         ctx.sums_bias = sums_bias
         ctx.dtype = weight.dtype
-        ctx.no_gradients = (None,) * (2 + len(sources))
-        kept = sources if again else (x,)
-        ctx.save_for_backward(half, *(kept if ctx.needs_input_grad[1] else ()))
+        ctx.save_for_backward(half, x if ctx.needs_input_grad[1] else None)
         return torch.addmm(bias.to(x.dtype), x, half.t())
 
     @staticmethod
     def backward(ctx, g):
-        half, *kept = ctx.saved_tensors
+        half, x = ctx.saved_tensors
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
             dx = torch.mm(g, half)
         if ctx.needs_input_grad[1]:
-            x = ctx.again(*kept) if ctx.again else kept[0]
             exact = {"out_dtype": ctx.dtype} if g.is_cuda and ctx.dtype != g.dtype else {}  # no rounding to half
             dw = torch.mm(g.t(), x, **exact)
         if ctx.sums_bias:
             db = g.sum(0, dtype=torch.float32)
-        return dx, dw, db, *ctx.no_gradients
-
-
-def activate(h, kind, mask):
-    """h (M, N) in half -> dropout(activation(h))."""
-    block, warps = kernels.ACTIVATE
-    y = torch.empty_like(h)
-    grid = (triton.cdiv(h.numel(), block),)
-    kernels.activate[grid](h, y, h.numel(), KIND=kind, **mask, BLOCK=block, num_warps=warps)
-    return y
+        return dx, dw, db, None
 
 
 class Activate(torch.autograd.Function):
-    """`activate`. bias: of the layer whose output is h; its gradient comes from here."""
+    """h (M, N) in half -> dropout(GELU(h)). bias: of the layer whose output is h; its gradient comes from here."""
 
     @staticmethod
-    def forward(ctx, h, bias, kind, mask):
+    def forward(ctx, h, bias, mask):
         ctx.save_for_backward(h)
-        ctx.arguments = {"KIND": kind, **mask}
-        return activate(h, kind, mask)
+        ctx.mask = mask
+        block, warps = kernels.ACTIVATE
+        y = torch.empty_like(h)
+        grid = (triton.cdiv(h.numel(), block),)
+        kernels.activate[grid](h, y, h.numel(), **mask, BLOCK=block, num_warps=warps)
+        return y
 
     @staticmethod
     def backward(ctx, dy):
@@ -106,42 +87,30 @@ class Activate(torch.autograd.Function):
         sums = h.new_empty((parts, N), dtype=torch.float32)
         sizes = {"N": N, "ROWS": rows, "BLOCK": block, "STEPS": steps, "num_warps": warps}
         grid = (triton.cdiv(N, block) * parts,)
-        kernels.activate_back[grid](dy.contiguous(), h, dh, sums, M, **ctx.arguments, **sizes)
-        return dh, sums.sum(0), None, None
-
-
-def add_norm(x, a, mask, path, scale, shift, eps, half, tokens):
-    """x (M, N) of the stream, a (M, N) in half or None -> (x + path * dropout(a), its LayerNorm in half, mean, rstd).
-
-    path (B,): factors of drop-path, or None.
-    """
-    M, N = x.shape
-    adds = a is not None
-    rows, warps = kernels.ADD_NORM[x.itemsize]
-    total = torch.empty_like(x) if adds else x
-    y = torch.empty_like(x, dtype=half)
-    mean, rstd = x.new_empty((2, M), dtype=torch.float32)
-    kernels.add_norm[(triton.cdiv(M, rows),)](
-        x, x if a is None else a, path, scale, shift, total, y, mean, rstd, M, eps,
-        N=N, ADDS=adds, T=tokens, ROWS=rows, **mask, **_row(N, warps),
-    )  # fmt: skip
-    return total, y, mean, rstd
-
-
-def norm(x, scale, shift, eps, half):
-    """The LayerNorm (M, N) in half, of the stream x (M, N)."""
-    return add_norm(x, None, mask_of(None), None, scale, shift, eps, half, 1)[1]
+        kernels.activate_back[grid](dy.contiguous(), h, dh, sums, M, **ctx.mask, **sizes)
+        return dh, sums.sum(0), None
 
 
 class AddNorm(torch.autograd.Function):
-    """`add_norm`. bias: of the layer whose output is a; its gradient comes from here."""
+    """x (M, N) of the stream, a (M, N) in half or None -> x + path * dropout(a), and its LayerNorm in half.
+
+    bias: of the layer whose output is a; its gradient comes from here. path (B,): factors of drop-path, or None.
+    """
 
     @staticmethod
     def forward(ctx, x, a, bias, mask, path, scale, shift, eps, half, tokens):
-        total, y, mean, rstd = add_norm(x, a, mask, path, scale, shift, eps, half, tokens)
+        M, N = x.shape
+        ctx.adds = a is not None
         ctx.masks = {"T": tokens, **mask}
         ctx.half = half
-        ctx.adds = a is not None
+        rows, warps = kernels.ADD_NORM[x.itemsize]
+        total = torch.empty_like(x) if ctx.adds else x
+        y = torch.empty_like(x, dtype=half)
+        mean, rstd = x.new_empty((2, M), dtype=torch.float32)
+        kernels.add_norm[(triton.cdiv(M, rows),)](
+            x, x if a is None else a, path, scale, shift, total, y, mean, rstd, M, eps,
+            N=N, ADDS=ctx.adds, ROWS=rows, **ctx.masks, **_row(N, warps),
+        )  # fmt: skip
         ctx.save_for_backward(total, mean, rstd, scale, path)
         return total if ctx.adds else x.view_as(x), y
 

@@ -12,7 +12,6 @@ MAX_WIDTH = 4096  # a program holds a row
 # processor. `ADD_NORM`: by the bytes of an element of the stream; `ACTIVATE_BACK`: rows, columns, steps, warps.
 ADD_NORM = {4: (2, 4), 2: (2, 2)}
 ADD_NORM_BACK = (1, 2, 8)
-EXACT, TANH, QUICK = 0, 1, 2  # kinds of GELU: the approximations have tanh, and the logistic function of 1.702 v
 ACTIVATE, ACTIVATE_BACK, PACK = (2048, 4), (16, 128, 8, 4), (2, 4, 4)
 
 
@@ -99,39 +98,25 @@ def add_norm_back(
 
 
 @triton.jit
-def _gate(v, KIND: tl.constexpr):
-    """g(v) of an activation v g(v), and its derivative.
+def _gate(v):
+    """The normal distribution's integral g(v), by which GELU is v g(v), and its density.
 
-    Exact GELU: the normal distribution's integral and density, by Abramowitz and Stegun 7.1.26: half of the
-    instructions of erf. Small values keep digits that 1 + erf loses. The others: the logistic function of u(v).
+    By Abramowitz and Stegun 7.1.26: half of the instructions of erf. Small values keep digits that 1 + erf loses.
     """
-    if KIND == 0:
-        density = tl.exp2(v * v * -0.7213475204444817)
-        t = 1 / (1 + 0.23164190 * tl.abs(v))
-        series = -0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))
-        u = v
-        least = t * (0.127414796 + t * series) * density  # of g and 1 - g
-        derivative = 0.3989422804014327 * density
-    else:
-        if KIND == 1:
-            u = 1.5957691216057308 * v * (1 + 0.044715 * v * v)
-            slope = 1.5957691216057308 * (1 + 0.134145 * v * v)
-        else:
-            u = 1.702 * v
-            slope = 1.702
-        tail = tl.exp(-tl.abs(u))
-        least = tail / (1 + tail)
-        derivative = slope * least / (1 + tail)
-    return tl.where(u > 0, 1 - least, least), derivative
+    density = tl.exp2(v * v * -0.7213475204444817)
+    t = 1 / (1 + 0.23164190 * tl.abs(v))
+    series = -0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))
+    least = t * (0.127414796 + t * series) * density  # of g and 1 - g
+    return tl.where(v > 0, 1 - least, least), 0.3989422804014327 * density
 
 
 @triton.jit(do_not_specialize=MASK)
 def activate(
-    h, y, size, seed, other_seed, threshold, factor, KIND: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr
-):
+    h, y, size, seed, other_seed, threshold, factor, DROPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(h + at, mask=at < size, other=0.0).to(tl.float32)
-    out = v * _gate(v, KIND)[0]
+    out = v * _gate(v)[0]
     if DROPS:
         out *= _keep(at, seed, other_seed, threshold, factor)
     tl.store(y + at, out.to(y.dtype.element_ty), mask=at < size)
@@ -140,7 +125,7 @@ def activate(
 @triton.jit(do_not_specialize=MASK)
 def activate_back(
     dy, h, dh, sums, M, seed, other_seed, threshold, factor,
-    N: tl.constexpr, KIND: tl.constexpr, DROPS: tl.constexpr,
+    N: tl.constexpr, DROPS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """A program has ROWS * STEPS rows and BLOCK columns, which are summed once, at the end."""
@@ -155,8 +140,8 @@ def activate_back(
         o = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
         if DROPS:
             o *= _keep(at, seed, other_seed, threshold, factor)
-        gate, derivative = _gate(v, KIND)
-        d = o * (gate + v * derivative)
+        gate, density = _gate(v)
+        d = o * (gate + v * density)
         total += d
         tl.store(dh + at, d.to(dh.dtype.element_ty), mask=inside)
     tl.store(sums + part * N + cols, tl.sum(total, axis=0), mask=cols < N)

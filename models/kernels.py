@@ -1,7 +1,5 @@
 """Which kernels compute a model: attention (torch's fused kernels, or the explicit softmax(q k^T) v), the memory format
 of convolutions, and dropout with fast mask generation on a CPU.
-
-Legend: B samples, N tokens, C channels of a token, H heads, D channels of a head.
 """
 
 from collections.abc import Iterator
@@ -9,33 +7,12 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
-from timm.layers import Attention
 from torch import nn
 
-from models.blocks import add_mixin
 from utils.errors import UserError
 
-AUTO, FUSED, EXPLICIT = "auto", "fused", "explicit"
+AUTO, EXPLICIT = "auto", "explicit"
 _LEVELS = 2**16  # of a dropout rate
-
-
-class UnbindAttention(Attention):
-    """timm's attention, whose backward pass with fused kernels writes the gradients of q, k and v once.
-
-    timm splits q, k and v after it has moved their dimension to the front. The backward pass then has to move it back.
-    """
-
-    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False) -> torch.Tensor:
-        if not self.fused_attn or self.gate is not None:
-            return super().forward(x, attn_mask, is_causal)
-        # torch 2.11 cannot compile `unflatten` under an op list.
-        parts = self.qkv(x).view(*x.shape[:2], 3, self.num_heads, self.head_dim).unbind(2)  # (B, N, H, D)
-        q, k, v = (part.transpose(1, 2) for part in parts)
-        dropout = self.attn_drop.p if self.training else 0.0
-        q, k = self.q_norm(q), self.k_norm(k)
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal)
-        return self.proj_drop(self.proj(self.norm(x.transpose(1, 2).flatten(2))))
 
 
 def attention_modules(model: nn.Module) -> list[Any]:
@@ -66,9 +43,6 @@ def select_attention(model: nn.Module, option: str, device: torch.device) -> Non
 
     On two CPU cores the fused kernels take 1.0 (fp32) to 3 times (bf16) as long as explicit attention for ViT's shapes.
     """
-    for module in model.modules():
-        if type(module).forward is Attention.forward:
-            add_mixin(module, UnbindAttention)
     if option != AUTO:
         use_attention(model, option)
     elif device.type == "cpu":

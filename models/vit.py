@@ -1,12 +1,10 @@
 """PaddleViT's keys -> timm's VisionTransformer, with its patch embedding and its blocks.
 
-The patch embedding is a linear layer on a GPU, or is behind a convolutional network (MODEL.STEM). Drop path does not
-compute the dropped samples, as in DINOv2 (Oquab et al., 2023). The forward pass equals PaddleViT's (2e-7 in fp32):
-exact GELU, LayerNorm with eps 1e-6, no representation layer, dropout after the position embedding and both projections
-but not in the head.
+The patch embedding may be behind a convolutional network (MODEL.STEM). Drop path does not compute the dropped samples,
+as in DINOv2 (Oquab et al., 2023). The forward pass equals PaddleViT's (2e-7 in fp32): exact GELU, LayerNorm with eps
+1e-6, no representation layer, dropout after the position embedding and both projections but not in the head.
 
-Legend: B images, K images kept, C channels, S pixels on a side, P pixels on a side of a patch, G patches on a side, N
-tokens, D features, the channels of a token.
+Legend: B images, K images kept, C channels, S pixels on a side, N tokens, D features, the channels of a token.
 """
 
 from collections.abc import Callable
@@ -15,7 +13,6 @@ from typing import Any
 
 import timm
 import torch
-import torch.nn.functional as F
 from timm.layers import Attention, PatchEmbed, build_sincos2d_pos_embed
 from timm.models import VisionTransformer
 from timm.models.vision_transformer import Block
@@ -23,7 +20,6 @@ from torch import nn
 
 from configs.schema import Data
 from configs.schema.families.family import ViT
-from models.blocks import add_mixin
 from models.timm_model import check_image_size, errors_of_building
 from models.vit_stem import ConvolutionalStem
 from utils.errors import UserError, did_you_mean
@@ -33,30 +29,6 @@ MIN_RATE = 0.1  # below this rate the saved computation is small, and timm's mas
 # a rate of 0.15, at 620 TFLOP/s and 4 TB/s. The margin is for the atomic additions, and for compiled masks.
 MIN_RATE_ON_GPU = 0.2
 _MIN_DROPPED = 2  # samples: with fewer, the dropped share of a batch is far from the rate
-
-
-class PatchLinear(nn.Conv2d):
-    """A convolution of patches that do not overlap, as one matrix product on the same weight.
-
-    With three input channels cuDNN's kernels use a small part of the tensor cores. Not measured here.
-    """
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """images (B, C, S, S) -> (B, D, G, G), whose memory has the order (B, G, G, D)."""
-        height, width = self.kernel_size
-        if images.shape[2] % height or images.shape[3] % width:
-            return super().forward(images)
-        patches = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, G, P, G, P)
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else images.dtype
-        patches = patches.permute(0, 2, 4, 1, 3, 5).to(dtype, memory_format=torch.contiguous_format).flatten(3)
-        return F.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
-
-
-def use_linear_patches(model: nn.Module) -> None:
-    """Makes the convolution of each of timm's patch embeddings in `model` a `PatchLinear`."""
-    for module in model.modules():
-        if isinstance(module, PatchEmbed) and type(module.proj) is nn.Conv2d:
-            add_mixin(module.proj, PatchLinear)
 
 
 def num_kept_samples(batch_size: int, rate: float) -> int | None:

@@ -165,8 +165,8 @@ class Model(Section):
     fused_blocks: bool = option(
         True,
         "on a GPU (compute capability 8.0 or higher) with -amp: Triton kernels between the products of plain ViT "
-        "blocks; not with -compile, GRAD_CHECKPOINTING true, sharding, a DROPPATH above 0.4 (vit), or lists of ops of "
-        "blocks other than add and layer_norm; frozen blocks, and false: torch's ops",
+        "blocks; not with -compile, GRAD_CHECKPOINTING, sharding, frozen blocks, or lists of ops of blocks other than "
+        "add and layer_norm; false: torch's ops",
     )
     channels_last: Literal["auto"] | bool = option(
         "auto",

@@ -26,7 +26,6 @@ from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.parallel import Strategy
 from engine.plan.evaluation import EvaluationPlan, plan_evaluation
-from engine.precision.op_lists import OPS
 from engine.precision.policy import Precision, set_process_switches
 from engine.run.cost import copy_to_meta, count_parameters
 from engine.run.facts import Devices
@@ -35,7 +34,6 @@ from engine.run.log import RunLogger
 from engine.run.record import EVALUATION
 from models.build import build_model
 from models.kernels import AUTO, EXPLICIT, prepare_convolutions, use_attention
-from models.vit import use_linear_patches
 from models.weights.choose import EVALUATE, Purpose
 from utils.distributed import ProcessContext
 from utils.errors import UserError, did_you_mean
@@ -45,7 +43,6 @@ from utils.system import require
 from utils.tables import MAX_ROWS
 
 _KEY = "EVAL.OPERATING_POINT"
-_BESIDES_PATCHES = {*OPS} - {"conv2d", "linear"}  # ops that a patch embedding does not have, as either layer
 
 
 @dataclass(frozen=True)
@@ -248,12 +245,7 @@ def build_eval_files(
 
 
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:
-    """Makes attention explicit if softmax is listed: fused attention has no softmax op; MODEL.ATTENTION overrides this.
-
-    The convolution of a patch embedding is a linear layer on a GPU, unless a list may concern either of them.
-    """
+    """Makes attention explicit if softmax is listed, as fused attention has none; MODEL.ATTENTION overrides it."""
     if "softmax" in precision.listed and attention == AUTO:
         use_attention(model, EXPLICIT)
-    if precision.device.type == "cuda" and _BESIDES_PATCHES.issuperset(precision.listed):
-        use_linear_patches(model)
     precision.apply_op_lists(model)

@@ -220,8 +220,7 @@ def fuse_blocks(model: nn.Module, options: Amp, device: torch.device) -> tuple[i
         return 0, f"blocks are not fused: {reason}"
     is_default = half_stream and options.level == "O1" and "add" not in white
     stream = ", sums between them in half (AMP.CUSTOM_BLACK_LIST=[add] undoes it)" if is_default else ""
-    others = f"; {len(model.blocks) - number} not: {reason}" if reason else ""
-    return number, f"{number} blocks fused by Triton{stream}{others}"
+    return number, f"{number} blocks fused by Triton{stream}"
 
 
 TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]

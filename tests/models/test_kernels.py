@@ -3,12 +3,9 @@
 import pytest
 import torch
 from conftest import GREY, TINY_RESNET, config_for, model_for, states, train
-from timm.layers import Attention
 from torch import nn
 
-from models.kernels import FUSED, FastDropout, UnbindAttention, prepare_convolutions, select_attention, use_fast_dropout
-
-CPU = torch.device("cpu")
+from models.kernels import FastDropout, prepare_convolutions, use_fast_dropout
 
 
 @pytest.mark.parametrize(
@@ -21,24 +18,6 @@ def test_attention_is_explicit_on_a_cpu_unless_an_option_is_set(model, option, d
     with torch.device(device):
         built, _ = model_for(config, device)
     assert {block.attn.fused_attn for block in built.blocks} == {fused}
-
-
-@pytest.mark.parametrize("options", [{}, {"qkv_bias": True, "qk_norm": True, "scale_norm": True, "attn_head_dim": 8}])
-@pytest.mark.parametrize("call", [{}, {"is_causal": True}, {"attn_mask": torch.ones(5, 5, dtype=torch.bool).tril()}])
-def test_splitting_before_the_transposition_has_the_bits_of_timm(options, call):
-    torch.manual_seed(0)
-    attention = Attention(16, num_heads=4, attn_drop=0.3, norm_layer=nn.LayerNorm, **options)
-    attention.fused_attn = True
-    results = []
-    for changed in (False, True):
-        if changed:
-            select_attention(attention, FUSED, CPU)
-        torch.manual_seed(1)
-        x = torch.randn(2, 5, 16, requires_grad=True)
-        y = attention(x, **call)
-        results.append((y, *torch.autograd.grad(y.square().sum(), [x, *attention.parameters()])))
-    assert isinstance(attention, UnbindAttention)
-    assert all(map(torch.equal, *results))
 
 
 CHANNELS_LAST = "MODEL.CHANNELS_LAST=true"

@@ -1,18 +1,14 @@
-"""The ViT: its patch embedding and stem, drop-path without computation of dropped samples, its initial weights."""
+"""The ViT: its stem, drop-path without computation of dropped samples, its initial weights."""
 
 import pytest
 import timm
 import torch
 from conftest import config_for, model_for
-from fake_gpu import CONTEXT, fake_gpu
-from timm.layers import PatchEmbed
 from timm.models.vision_transformer import Block
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
-from engine.training.trial import build_state
-from models.blocks import add_mixin
-from models.vit import PatchLinear, SampleDropBlock, add_residual, num_kept_samples, use_linear_patches
+from models.vit import SampleDropBlock, add_residual, num_kept_samples
 
 B = 16
 N = 5
@@ -70,51 +66,6 @@ def test_rates_below_0_1_use_timms_drop_path(rate, same):
         outputs.append(block.train()(x))
     assert torch.equal(outputs[0], outputs[1]) == same
     assert torch.equal(outputs[0], outputs[2])
-
-
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"patch_size": (4, 8)}])
-def test_the_values_and_gradients_are_those_of_the_convolution(options, any_device):
-    torch.manual_seed(0)
-    device = any_device.device
-    tolerance = 1e-4 if any_device.device.type == "cpu" else 1e-2  # TF32
-    arguments = {"img_size": 16, "patch_size": 4, "embed_dim": 24} | options
-    convolution, linear = (PatchEmbed(**arguments).to(device) for _ in range(2))
-    linear.load_state_dict(convolution.state_dict())
-    use_linear_patches(linear)
-    assert isinstance(linear.proj, PatchLinear)
-    assert list(linear.state_dict()) == list(convolution.state_dict())
-    images = torch.randn(2, 3, 16, 16, device=device)
-    results = []
-    for module in (convolution, linear):
-        features = module(images)
-        results.append((features, *torch.autograd.grad(features.square().sum(), list(module.parameters()))))
-    for expected, found in zip(*results, strict=True):
-        assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
-
-
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        ([], True),
-        (["AMP.PRESET=bf16_stream"], True),
-        (["AMP.CUSTOM_BLACK_LIST=[softmax,conv2d]"], False),
-        (["AMP.CUSTOM_BLACK_LIST=[linear]"], False),
-        (["AMP.CUSTOM_WHITE_LIST=[patch_embed.*]"], False),
-    ],
-)
-def test_a_gpu_uses_it_unless_a_list_concerns_it(options, expected):
-    argv = ["-dataset=fake", "-amp", "-opts", "MODEL.DEPTH=1", *options]
-    with fake_gpu():
-        state = build_state(config_for(*argv), CONTEXT)
-    assert isinstance(state.wrapped.patch_embed.proj, PatchLinear) == expected
-
-
-def test_incomplete_patches_are_ignored_as_before():
-    convolution = torch.nn.Conv2d(3, 8, 4, 4)
-    images = torch.randn(2, 3, 10, 9)
-    expected = convolution(images)
-    add_mixin(convolution, PatchLinear)
-    assert torch.equal(convolution(images), expected)
 
 
 STEM = [

@@ -94,11 +94,11 @@ def test_a_gpu_compiles_runs_of_minutes_with_equal_blocks(plan, word, options, e
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.1"), "auto"),
-        (("MODEL.DROPPATH=0.3",), "default"),  # blocks drop samples
+        (("MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.3"), "auto"),
+        (("MODEL.GRAD_CHECKPOINTING=cheap",), "default"),
         (("AMP.CUSTOM_BLACK_LIST=[gelu]",), "default"),
         (("AMP.CUSTOM_BLACK_LIST=[elementwise_add]",), "auto"),
-        (("MODEL.INIT_VALUES=1e-5",), "auto"),
+        (("MODEL.INIT_VALUES=1e-5",), "default"),
         (("MODEL.QKV_BIAS=false",), "default"),
     ],
 )

@@ -168,16 +168,16 @@ VIT_B = [
 BF16 = ["AMP.ENABLED=true", "AMP.DTYPE=bfloat16"]
 DROPOUT = ["MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1"]  # of configs/vit_imagenet.yaml
 BUDGETS = {  # ops, GB
-    "fp32": ([], 247, 134.2),
-    "O1": (BF16, 523, 106.1),
-    "O2": ([*BF16, "AMP.LEVEL=O2"], 251, 69.9),
-    "O3": ([*BF16, "AMP.LEVEL=O3"], 255, 72.6),
-    "O1, dropout": ([*BF16, *DROPOUT], 597, 134.7),
-    "O2, dropout": ([*BF16, *DROPOUT, "AMP.LEVEL=O2"], 325, 98.2),
-    "O1, drop-path 0.2": ([*BF16, "MODEL.DROPPATH=0.2"], 619, 114.5),
-    "O2, drop-path 0.2": ([*BF16, "MODEL.DROPPATH=0.2", "AMP.LEVEL=O2"], 345, 76.7),
-    "O1, bf16_stream": (["AMP.PRESET=bf16_stream"], 553, 70.6),
-    "O1, EMA": ([*BF16, "TRAIN.MODEL_EMA=true"], 526, 107.1),
+    "fp32": ([], 256, 144.5),
+    "O1": (BF16, 534, 111.6),
+    "O2": ([*BF16, "AMP.LEVEL=O2"], 261, 75.2),
+    "O3": ([*BF16, "AMP.LEVEL=O3"], 264, 77.8),
+    "O1, dropout": ([*BF16, *DROPOUT], 608, 140.2),
+    "O2, dropout": ([*BF16, *DROPOUT, "AMP.LEVEL=O2"], 335, 103.5),
+    "O1, drop-path 0.2": ([*BF16, "MODEL.DROPPATH=0.2"], 630, 119.9),
+    "O2, drop-path 0.2": ([*BF16, "MODEL.DROPPATH=0.2", "AMP.LEVEL=O2"], 355, 82.0),
+    "O1, bf16_stream": (["AMP.PRESET=bf16_stream"], 564, 76.0),
+    "O1, EMA": ([*BF16, "TRAIN.MODEL_EMA=true"], 536, 112.6),
 }
 
 
