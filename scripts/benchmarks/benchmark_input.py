@@ -11,9 +11,10 @@ import contextlib
 import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, cycle, islice, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,22 +22,17 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import timm.data
 import torch
-from torch.utils.data import DataLoader
 
-from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
+from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
 from configs.schema import Config, Data, Train
 from datasets.batch import PREFETCH_FACTOR
-from datasets.decoding.decode import open_image
-from datasets.decoding.partial_jpeg import Box
-from datasets.loading.image_cache import cache_images
 from datasets.loading.loader import TrainBatches, epoch_layout
-from datasets.loading.sampler import TrainSampler
 from datasets.registry import read_samples
 from datasets.transforms.device import TrainTransform
-from datasets.transforms.host import build_host_transform, random_crop_box, resize
 from scripts.benchmarks.benchmark_train import MODEL, link_images, make_images
 from scripts.benchmarks.programs import (
+    Program,
     add_timm_flag,
     build_program,
     check_comparable,
@@ -44,22 +40,10 @@ from scripts.benchmarks.programs import (
     group_cpu_seconds,
     run_to_end,
 )
-from scripts.benchmarks.turns import (
-    PER_CPU,
-    SPEED,
-    Columns,
-    Figures,
-    compare,
-    figures_table,
-    median_and_range,
-    ratio_table,
-    seed_table,
-    speed,
-)
+from scripts.benchmarks.turns import PER_CPU, SPEED, Columns, Figures, compare, figures_table, ratio_table, speed
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory, synchronize
 from utils.distributed import ProcessContext, single_process
-from utils.errors import UserError
 from utils.processes.entry import run_script
 
 SCRIPT = "benchmarks/benchmark_input.py"
@@ -69,13 +53,8 @@ PAIRS = [tuple(FIRST_STEPS), ("-eval", "validate.py"), ("-predict", "inference.p
 ENDLESS_EPOCHS = 10**6
 EPOCH = 20_000  # links of the loaders: long enough that pauses between epochs do not count
 NUM_CLASSES = 1000
-_LIMIT_CROPS = 4096
-_CACHED = 1000  # images in memory
-
-Streams = dict[str, Callable[[], Iterator[int]]]  # name -> starts a stream; its items are numbers of ready images
-OURS, UINT8, TIMM, LIMIT = "ours", "ours, uint8", "timm create_loader", "decode and resize"
-CACHED = "ours, uint8, second epoch"  # with DATA.CACHE
-RATIOS = [(OURS, TIMM), (OURS, LIMIT), (UINT8, LIMIT), (CACHED, UINT8)]
+OURS, TIMM = "ours", "timm create_loader"
+LOADERS = [(OURS, TIMM)]
 
 
 def main(argv: list[str]) -> int:
@@ -88,76 +67,64 @@ def main(argv: list[str]) -> int:
     flags, rest = split_flags(parser, argv)
     rest = [*DEFAULTS, *rest]
     config = parse_command_line(rest).config.model_copy(update={"train": Train()})
-    transform = build_host_transform(config.data, config.train, config.seed)
-    if config.data.image_channels != 3 or transform.device_operations:
-        raise UserError("DATA: the comparison has random crops and flips of RGB images only; remove AFFINE_* and gray")
-    if not config.data.num_workers:
-        raise UserError("-num_workers 0: the loaders need one worker or more")
+    data = config.data
     context = single_process()
     torch.set_num_threads(1)  # the workers occupy the cores
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        programs = {}
         images = flags.data or make_images(folder / "images")
         link_images(images, folder / "linked", EPOCH)
         linked = config.with_data(dataset="folder", data_path=str(folder / "linked"))
-        link_images(images, folder / "few", _CACHED)
-        few = config.with_data(dataset="folder", data_path=str(folder / "few"))
-        streams: Streams = {
-            TIMM: lambda: timm_batches(linked.data, context.device),
-            OURS: lambda: our_batches(linked, context),
-            UINT8: lambda: our_batches(linked, context, normalizes=False),
-            CACHED: lambda: our_batches(few, context, normalizes=False, is_cached=True),
-            LIMIT: lambda: limit_batches(linked, context),
+        loaders = {
+            OURS: partial(our_batches, linked, context),
+            TIMM: partial(timm_batches, linked.data, context.device),
         }
-        if flags.timm_train:
-            start = folder / "start"
-            link_images(images, start / "data", flags.images, copies=True)
-            classes = os.listdir(start / "data/train")
-            argv_of_model = [*MODEL, *rest, "-opts", f"MODEL.NUM_CLASSES={len(classes)}"]
-            model_config = parse_command_line(argv_of_model).config
-            check_comparable(model_config)
-            for label, name in FIRST_STEPS.items():
-                programs[label] = build_program(name, argv_of_model, 1, start, flags.timm_train, "val")
-            weights = start / "random.pth"
-            torch.manual_seed(0)
-            torch.save(timm.create_model(model_config.model.name, num_classes=len(classes)).state_dict(), weights)
-            argv_of_model.append(f"-pretrained={weights}")
-            for ours, timms in PAIRS[1:]:
-                programs[ours] = build_program("jpeg", [*argv_of_model, ours, "-split=train"], 1, start)
-                script = flags.timm_train.with_name(timms)
-                programs[timms] = build_program("timm", argv_of_model, 1, start, script, "train")
-            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # all programs read stored bytecode
-        prefetched = PREFETCH_FACTOR * config.data.num_workers
-        size = config.data.batch_size
+        programs = build_programs(flags, rest, images, folder / "start") if flags.timm_train else {}
 
         def measure(name: str, _: int) -> dict[str, float]:
             if name in FIRST_STEPS:
                 return first_step(programs[name])
             if name in programs:
                 return run_to_end(programs[name].command)
-            return measure_turn(streams[name], prefetched, flags.seconds, context.device)
+            return measure_turn(loaders[name], PREFETCH_FACTOR * data.num_workers, flags.seconds, context.device)
 
-        compare(SCRIPT, argv, size, [*streams, *programs], flags.rounds, measure, tables, flags.json, RATIOS)
+        names = [*loaders, *programs]
+        compare(SCRIPT, argv, data.batch_size, names, flags.rounds, measure, tables, flags.json, LOADERS)
     return 0
 
 
-def tables(figures: Figures) -> list[str]:
-    """A table of the streams, one of the programs, their ratios, and the top-1, which differs by rounding only."""
-    programs = {name: figures[name] for pair in PAIRS for name in pair if name in figures}
-    streams = {name: one for name, one in figures.items() if name not in programs}
-    columns: Columns = {
-        "images/s": speed,
-        "cores per 1,000 images/s": lambda one: median_and_range([1000 / value for value in one[PER_CPU]], ".2f"),
+def build_programs(flags: Namespace, rest: list[str], images: Path, folder: Path) -> dict[str, Program]:
+    """The programs of PAIRS, on `flags.images` of the images, with the same random weights for the last two pairs."""
+    link_images(images, folder / "data", flags.images, copies=True)
+    classes = os.listdir(folder / "data/train")
+    argv = [*MODEL, *rest, "-opts", f"MODEL.NUM_CLASSES={len(classes)}"]
+    config = parse_command_line(argv).config
+    check_comparable(config)
+    programs = {
+        label: build_program(name, argv, 1, folder, flags.timm_train, "val") for label, name in FIRST_STEPS.items()
     }
-    texts = [figures_table(streams, columns)]
-    texts.append(ratio_table(figures, RATIOS, PER_CPU, "of images per CPU second"))
+    weights = folder / "random.pth"
+    torch.manual_seed(0)
+    torch.save(timm.create_model(config.model.name, num_classes=len(classes)).state_dict(), weights)
+    argv.append(f"-pretrained={weights}")
+    for ours, timms in PAIRS[1:]:
+        programs[ours] = build_program("jpeg", [*argv, ours, "-split=train"], 1, folder)
+        programs[timms] = build_program("timm", argv, 1, folder, flags.timm_train.with_name(timms), "train")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # all programs read stored bytecode
+    return programs
+
+
+def tables(figures: Figures) -> list[str]:
+    """A table of the loaders, one of the programs, whose top-1 differs by rounding only, and their ratios."""
+    loaders = {name: figures[name] for name in (OURS, TIMM)}
+    programs = {name: one for name, one in figures.items() if name not in loaders}
+    columns: Columns = {"images/s": speed, "images per CPU second": partial(speed, figure=PER_CPU)}
+    texts = [figures_table(loaders, columns), ratio_table(loaders, LOADERS, PER_CPU, "of images per CPU second")]
     if programs:
         units = {"wall_seconds": "wall seconds", "cpu_seconds": "CPU seconds"}
         columns = {unit: partial(speed, figure=figure) for figure, unit in units.items()}
-        texts.append(figures_table(programs, columns))
+        texts.append(figures_table(programs, columns | {"top-1": partial(speed, figure="top1")}))
         texts += [ratio_table(programs, PAIRS, figure, f"of {unit}") for figure, unit in units.items()]
-        texts.append(seed_table({name: figures[name] for name in PAIRS[1]}, "validate.py"))
     return texts
 
 
@@ -180,44 +147,13 @@ def measure_turn(
         return {SPEED: images / elapsed, PER_CPU: images / max(cpu_seconds, 0.01)}
 
 
-def our_batches(
-    config: Config, context: ProcessContext, normalizes: bool = True, is_cached: bool = False
-) -> Iterator[int]:
+def our_batches(config: Config, context: ProcessContext) -> Iterator[int]:
     (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
-    if is_cached:
-        cache_images([samples], config.data, EPOCH * len(samples), context)
-        for index in range(len(samples)):
-            samples.open(index, config.data.image_channels)
     layout = epoch_layout(config, samples, plan_batches(config, context.world_size))
     transform = TrainTransform(config.data, config.train, NUM_CLASSES).to(context.device)
     for batch in TrainBatches(config, samples, context, layout).iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):
-        if normalizes:
-            transform(batch)
+        transform(batch)
         yield len(batch.images)
-
-
-def limit_batches(config: Config, context: ProcessContext) -> Iterator[int]:
-    """The limit of our loader: as many processes decode and resize its own crops of files in memory, and drop them."""
-    data = config.data
-    files = {}
-    crops = []
-    (samples,) = read_samples(data, config.model.num_classes, context, "train")
-    transform = build_host_transform(data, config.train, config.seed)
-    batches = TrainSampler(EpochLayout(len(samples), BatchPlan(data.batch_size), config.seed), 1)
-    for epoch, index, copy in islice(chain.from_iterable(batches), _LIMIT_CROPS):
-        encoded = files.setdefault(os.path.realpath(samples.name(index)), samples.read_bytes(index))
-        size = open_image(encoded, data.image_channels, lambda: "").size
-        rng = transform.generator(epoch, index, copy)
-        crops.append((encoded, random_crop_box(*size, data.random_crop_scale, data.random_crop_ratio, rng)))
-    order, decode = cycle(range(len(crops))), partial(_decode, data)
-    yield from DataLoader(crops, data.batch_size, sampler=order, num_workers=data.num_workers, collate_fn=decode)
-
-
-def _decode(data: Data, crops: list[tuple[bytes, Box]]) -> int:
-    for encoded, box in crops:
-        image = open_image(encoded, data.image_channels, lambda: "")
-        resize(image.crop(box), *data.input_size, data.interpolation)
-    return len(crops)
 
 
 def timm_batches(data: Data, device: torch.device) -> Iterator[int]:

@@ -10,13 +10,10 @@ See docs/benchmarks.md.
 import argparse
 import random
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import mean
 from tempfile import TemporaryDirectory
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -28,7 +25,6 @@ from torch import nn
 
 from configs.command_line import parse_command_line
 from configs.schema import Config, Train
-from datasets.batch import PREFETCH_FACTOR
 from datasets.transforms.device import Normalize
 from engine.training.optimizer import build_optimizer, set_lr
 from engine.training.trial import build_state, ready_batches
@@ -43,7 +39,6 @@ from scripts.benchmarks.programs import (
 )
 from scripts.benchmarks.turns import (
     CORES,
-    SPEED,
     Columns,
     Figures,
     compare,
@@ -60,6 +55,7 @@ from utils.processes.entry import run_script
 
 CLASSES = 8
 QUALITY = 90
+_LIMIT_SECONDS = 600  # of a turn
 _GRAIN = 16  # pixels between the random colors that a picture interpolates
 
 
@@ -87,13 +83,12 @@ def link_images(images: Path, folder: Path, entries: int, copies: bool = False) 
 
     With a long epoch the pauses of loaders between epochs do not count. The validation split has one image per class.
 
-    images: has a folder per class, directly or in `train`. folder: gets `train` and `val`. copies: writes different
-    files in place of links: a CPU's cache does not hold them, and no two are equal. Raises UserError if `images` has
-    fewer than two class folders with JPEGs.
+    images: has a folder per class. folder: gets `train` and `val`. copies: writes different files in place of links: a
+    CPU's cache does not hold them, and no two are equal. Raises UserError if `images` has fewer than two class folders
+    with JPEGs.
     """
-    root = images / "train" if (images / "train").is_dir() else images
     classes = {}
-    for parent in sorted(root.glob("*/")):
+    for parent in sorted(images.glob("*/")):
         files = sorted(file for file in parent.resolve().rglob("*") if file.suffix.lower() in (".jpg", ".jpeg"))
         if files:
             classes[parent.name] = files
@@ -134,8 +129,7 @@ def main(argv: list[str]) -> int:
         folder = Path(temporary)
         if not {"ready", "bare"}.issuperset(name for name, _ in contenders.values()):
             images = flags.data or make_images(folder / "images")
-            # An epoch has at least the steps of a turn.
-            steps = flags.warmup + flags.steps + (PREFETCH_FACTOR + 1) * config.data.num_workers + 3 * flags.interval
+            steps = flags.warmup + flags.steps + 3 * flags.interval  # an epoch has the steps of a turn
             link_images(images, folder / "data", entries=steps * size)
         programs = {
             label: build_program(name, words, flags.interval, folder, flags.timm_train)
@@ -143,31 +137,17 @@ def main(argv: list[str]) -> int:
         }
 
         def measure(label: str, _: int) -> dict[str, float]:
-            return run_turn(programs[label], flags.warmup, flags.steps, flags.limit, size)
+            return run_turn(programs[label], flags.warmup, flags.steps, _LIMIT_SECONDS, size)
 
         first, *others = contenders
         pairs = [(other, first) for other in others] if flags.modes else RATIOS
-        compare(SCRIPT, argv, size, contenders, flags.rounds, measure, partial(tables, size), flags.json, pairs)
+        compare(SCRIPT, argv, size, contenders, flags.rounds, measure, tables, flags.json, pairs)
     return 0
 
 
-def tables(batch_size: int, figures: Figures) -> list[str]:
+def tables(figures: Figures) -> list[str]:
     columns: Columns = {"images/s": speed, "CPU cores": lambda one: median_and_range(one[CORES], ".1f")}
-    return [figures_table(figures, columns | {"peak memory (GB)": memory}), duration_table(figures, batch_size)]
-
-
-def duration_table(figures: Figures, batch_size: int) -> str:
-    """Seconds per 100 iterations, a column per round, as on PaddleViT's page of AMP; iterations/s as Colossal-AI's."""
-    rounds = max(len(one.get(SPEED, ())) for one in figures.values())
-
-    def column(number: int) -> Callable[[dict[str, Any]], str]:
-        return lambda one: f"{100 * batch_size / one[SPEED][number]:.3f}" if number < len(one[SPEED]) else ""
-
-    columns: Columns = {f"round {number + 1}": column(number) for number in range(rounds)}
-    columns["mean (s)"] = lambda one: f"{100 * batch_size * mean(1 / speed for speed in one[SPEED]):.3f}"
-    columns["iterations/s"] = lambda one: f"{mean(one[SPEED]) / batch_size:.3f}"
-    table = figures_table(figures, columns)
-    return f"Seconds per 100 iterations:\n\n{table}"
+    return [figures_table(figures, columns | {"peak memory (GB)": memory})]
 
 
 def benchmark_parser() -> argparse.ArgumentParser:
@@ -182,7 +162,6 @@ def benchmark_parser() -> argparse.ArgumentParser:
     add_flag(parser, "warmup", type=positive, default=8, metavar="N", help="steps before (default: 8)")
     add_flag(parser, "steps", type=positive, default=12, metavar="N", help="timed steps (default: 12)")
     add_flag(parser, "interval", type=positive, default=4, metavar="N", help="steps between log lines (default: 4)")
-    add_flag(parser, "limit", type=positive, default=600, metavar="S", help="seconds per turn at most (default: 600)")
     add_flag(parser, "worker", action="store_true", help=argparse.SUPPRESS)  # run the bare loop in this process
     return parser
 

@@ -5,10 +5,12 @@
 The recipe is parity.yaml; an option that programs.py cannot translate is an error. See docs/benchmarks.md.
 """
 
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean, variance
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -26,7 +28,7 @@ from scripts.benchmarks.programs import (
     run_to_end,
     timm_flags,
 )
-from scripts.benchmarks.turns import NOISE, Figures, compare, seed_table
+from scripts.benchmarks.turns import Columns, Figures, compare, figures_table
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
 from utils.distributed import single_process
@@ -43,16 +45,14 @@ def main(argv: list[str]) -> int:
     parser = flag_parser(SCRIPT, "Compares the top-1 of the entry script and of timm's train.py on the same recipe.")
     add_timm_flag(parser, required=True)
     add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="number of seeds: SEED 0 to N-1 (default: 8)")
-    add_flag(parser, "images", type=Path, metavar="DIR", help="has DIR/train and DIR/val (default: the digits)")
-    add_flag(parser, "own_weights", action="store_true", help="timm draws its own initial weights (default: ours)")
     add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
     flags, rest = split_flags(parser, argv)
     config = parse_command_line([RECIPE, *rest]).config
     check_recipe(config, parse_command_line([RECIPE]).config)
     with tempfile.TemporaryDirectory() as temporary:
         folder = (flags.output or Path(temporary)).absolute()
-        data = (flags.images or folder / "data").absolute()
-        for split in () if flags.images else ("train", "val"):  # 8-bit gray, in the split of -dataset=digits
+        data = folder / "data"
+        for split in ("train", "val"):  # 8-bit gray, in the split of -dataset=digits
             samples = Digits(config.data).read(split)
             for index, (image, target) in enumerate(zip(samples.images, samples.targets, strict=True)):
                 path = data / split / samples.class_names[target] / f"{index:04d}.png"
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
                 words = [*rest, "-dataset=folder", f"-data_path={data}", f"-output={output}", "-opts", f"SEED={seed}"]
                 command = [sys.executable, str(ENTRY), RECIPE, *words]
                 return {"top1": final_top1(command, output, "metrics.csv", "val_top1")}
-            command = timm_command(flags.timm_train, rest, seed, data, output, flags.own_weights)
+            command = timm_command(flags.timm_train, rest, seed, data, output)
             return {"top1": final_top1(command, output, "summary.csv", "eval_top1")}
 
         compare(SCRIPT, argv, config.data.batch_size, ("ours", "timm"), flags.seeds, train, tables, flags.json)
@@ -73,7 +73,13 @@ def main(argv: list[str]) -> int:
 
 
 def tables(figures: Figures) -> list[str]:
-    return [seed_table(figures, baseline="timm"), NOISE]
+    columns: Columns = {"mean top-1": lambda one: f"{mean(one['top1']):.2f}"}
+    texts = [figures_table(figures, columns)]
+    ours, timms = (one.get("top1", []) for one in figures.values())
+    if min(len(ours), len(timms)) > 1:
+        error = math.sqrt(variance(ours) / len(ours) + variance(timms) / len(timms))
+        texts.append(f"ours - timm: {mean(ours) - mean(timms):+.2f} points, standard error {error:.2f}")
+    return texts
 
 
 def final_top1(command: Sequence[str], output: Path, table: str, column: str) -> float:
@@ -89,18 +95,14 @@ def final_top1(command: Sequence[str], output: Path, table: str, column: str) ->
     return float(rows[-1][column])
 
 
-def timm_command(
-    train_py: Path, rest: list[str], seed: int, data: Path, output: Path, own_weights: bool = False
-) -> list[str]:
-    """The command; without `own_weights` it loads our initial weights, which are written."""
+def timm_command(train_py: Path, rest: list[str], seed: int, data: Path, output: Path) -> list[str]:
+    """The command; it loads our initial weights, which are written."""
     config = parse_command_line([RECIPE, *rest, "-opts", f"SEED={seed}"]).config
+    weights = output.with_suffix(".pth")
+    torch.save(build_state(config, single_process()).precision.weights.saved.state_dict(), weights)
     flags = timm_flags(config, data, output, interval=NO_LOG, val_split="val")
-    if not own_weights:
-        weights = output.with_suffix(".pth")
-        torch.save(build_state(config, single_process()).precision.weights.saved.state_dict(), weights)
-        flags += ["--initial-checkpoint", str(weights)]
     explicit = [] if visible_gpus() else EXPLICIT_ATTENTION  # as ours on a CPU
-    return [*explicit, sys.executable, str(train_py), *flags]
+    return [*explicit, sys.executable, str(train_py), *flags, "--initial-checkpoint", str(weights)]
 
 
 if __name__ == "__main__":

@@ -12,21 +12,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import timm
-from pydantic import BaseModel
 
 from configs.command_line import parse_command_line
 from configs.load import flatten
 from configs.schema import Config, Loss, LRScheduler
 from configs.yaml_io import read_yaml
 from engine.training.optimizer import timm_name
-from scripts.benchmarks.turns import CORES, FIRST_LINE, SPEED
+from scripts.benchmarks.turns import CORES, SPEED
 from scripts.flags import add_flag
 from utils.device import visible_gpus
 from utils.errors import UserError, did_you_mean
@@ -63,7 +59,6 @@ class Program(NamedTuple):
 
     command: list[str]
     log: re.Pattern[str]  # its log lines
-    prefetches: bool = False  # its child processes load batches, more of them than the program has used
 
 
 def build_program(
@@ -82,13 +77,12 @@ def build_program(
         trains = timm_train.name == "train.py"
         words = timm_flags(config, folder / "data", folder / timm_train.stem, interval, val_split, trains)
         explicit = EXPLICIT_ATTENTION if name == "timm_explicit" else []
-        return Program([*explicit, sys.executable, str(timm_train), *words], TIMM, config.data.num_workers > 0)
+        return Program([*explicit, sys.executable, str(timm_train), *words], TIMM)
     data = ready_flags() if name == "ready" else ["-dataset=folder", f"-data_path={folder / 'data'}"]
     options = [f"REPORT_FREQ={interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     options += READY_OPTIONS if name == "ready" else []
     words = [*argv, *data, f"-output={folder / name}", "-opts", *options]
-    prefetches = parse_command_line(words).config.data.num_workers != 0
-    return Program([sys.executable, str(ENTRY), *words], OURS, prefetches)
+    return Program([sys.executable, str(ENTRY), *words], OURS)
 
 
 def ready_flags() -> list[str]:
@@ -109,9 +103,8 @@ def failure_reason(status: int, lines: Sequence[str]) -> str:
     """The reason of a failed process: its signal, or the last line of its output that names an error."""
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"
-    ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    others = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
-    return "".join((ours or others or lines)[-1:]).strip() or f"ended with status {status}"
+    errors = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
+    return (errors or [*lines, f"status {status}"])[-1].strip()
 
 
 def run_to_end(command: Sequence[str]) -> dict[str, float]:
@@ -139,54 +132,41 @@ def run_turn(
 ) -> dict[str, float]:
     """Starts the program, times `steps` steps after its first line with `warmup` or more steps, and kills it.
 
-    A program that prefetches first uses up its prefetched batches: in so few steps they would hide a slow loader.
-
-    Returns the images/s, the CPU seconds per second, the seconds to its first line, and the peak memory if it logs it.
+    Returns the images/s, the CPU seconds per second, and the peak memory if it logs it.
     Raises UserError: the program ended, or took longer than `limit_seconds`.
     """
-    with _Run(program, limit_seconds) as run:
-        started = before = time.perf_counter()
-        first = run.next_reading()
-        to_first_line = first.arrived - started
+    with _running(program, limit_seconds) as (pid, readings):
+        first = next(readings)
         while first.steps < warmup:
-            before = first.arrived
-            first = run.next_reading()
-        if program.prefetches:
-            first = run.use_up_prefetched(quiet_seconds=max(1.0, 2 * (first.arrived - before)))
+            first = next(readings)
         last = first
-        cpu_before = group_cpu_seconds(run.pid)
+        cpu_before = group_cpu_seconds(pid)
         while last.steps < first.steps + steps:
-            last = run.next_reading()
+            last = next(readings)
         seconds = last.arrived - first.arrived
         figures = {
             SPEED: (last.steps - first.steps) * images_per_step / seconds,
-            CORES: (group_cpu_seconds(run.pid) - cpu_before) / seconds,
-            FIRST_LINE: to_first_line,
+            CORES: (group_cpu_seconds(pid) - cpu_before) / seconds,
         }
         return figures | ({"peak_memory_bytes": last.memory_bytes} if last.memory_bytes else {})
 
 
-def first_step(program: Program, limit_seconds: float = 600) -> dict[str, float]:
+def first_step(program: Program) -> dict[str, float]:
     """Wall seconds from the start to the first log line, and CPU seconds of all processes. Errors: as `run_turn`."""
     started = time.perf_counter()
-    with _Run(program, limit_seconds) as run:
-        return {"wall_seconds": run.next_reading().arrived - started, "cpu_seconds": group_cpu_seconds(run.pid)}
+    with _running(program, limit_seconds=600) as (pid, readings):
+        return {"wall_seconds": next(readings).arrived - started, "cpu_seconds": group_cpu_seconds(pid)}
 
 
 def group_cpu_seconds(group: int) -> float:
     """CPU seconds, so far, of the running processes of a process group, and of their children that have ended."""
-    return sum(_cpu_ticks(group).values()) / os.sysconf("SC_CLK_TCK")
-
-
-def _cpu_ticks(group: int) -> dict[int, int]:
-    """By the id of each process of a group: its CPU time, with the time of its children that have ended."""
-    found = {}
+    ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
             after_name = path.read_text().rpartition(")")[2].split()
             if int(after_name[2]) == group:
-                found[int(path.parent.name)] = sum(map(int, after_name[11:15]))
-    return found
+                ticks += sum(map(int, after_name[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Reading(NamedTuple):
@@ -197,79 +177,49 @@ class Reading(NamedTuple):
     arrived: float
 
 
-class _Run:
-    """The processes of a program while the context lasts; they are killed at its end, and after the limit."""
+@contextmanager
+def _running(program: Program, limit_seconds: float) -> Iterator[tuple[int, Iterator[Reading]]]:
+    """The process group of a program, and its readings; it is killed at the end of the block, and after the limit."""
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    process = subprocess.Popen(program.command, process_group=0, **output)
+    limit = threading.Timer(limit_seconds, _kill, [process.pid])
+    limit.start()
+    try:
+        yield process.pid, _readings(process, program.log, limit)
+    finally:
+        limit.cancel()
+        _kill(process.pid)
+        process.wait()
+        process.stdout.close()
 
-    def __init__(self, program: Program, limit_seconds: float) -> None:
-        self._log = program.log
-        self._lines = list[str]()
-        self._limit_seconds = limit_seconds
-        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-        self._process = subprocess.Popen(program.command, process_group=0, **output)
-        self.pid = self._process.pid
-        self._limit = threading.Timer(limit_seconds, self._signal, [signal.SIGKILL])
 
-    def __enter__(self) -> "_Run":
-        self._limit.start()
-        return self
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
-    def __exit__(self, *_: object) -> None:
-        self._limit.cancel()
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        self._process.stdout.close()
 
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
-
-    def next_reading(self) -> Reading:
-        """Raises UserError if the program has ended, or was killed after the limit."""
-        for line in self._process.stdout:
-            arrived = time.perf_counter()
-            self._lines.append(line.rstrip("\n"))
-            if match := self._log.search(line):
-                found = {name: float(text or 0) for name, text in match.groupdict().items()}
-                steps = (found.get("epoch", 1) - 1) * found.get("steps_per_epoch", 0) + found["step"] + 1
-                return Reading(int(steps), found.get("gigabytes", 0) * 1e9, arrived)
-        if not self._limit.is_alive():
-            raise UserError(f"not done within {self._limit_seconds:g} s; last line: {''.join(self._lines[-1:])}")
-        raise UserError(failure_reason(self._process.wait(), self._lines))
-
-    def use_up_prefetched(self, quiet_seconds: float) -> Reading:
-        """Pauses the child processes of a program with one rank until it has logged nothing for `quiet_seconds`.
-
-        Returns the first reading after the pause.
-        """
-        children = [pid for pid in _cpu_ticks(self.pid) if pid != self.pid]
-        for pid in children:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-        while children:
-            pause = threading.Timer(quiet_seconds, self._signal, [signal.SIGCONT])
-            pause.start()
-            reading = self.next_reading()
-            if not pause.is_alive():
-                return reading
-            pause.cancel()
-        return self.next_reading()
+def _readings(process: Any, log: re.Pattern[str], limit: threading.Timer) -> Iterator[Reading]:
+    """Raises UserError where the program has ended, or was killed after the limit."""
+    lines = []
+    for line in process.stdout:
+        arrived = time.perf_counter()
+        lines.append(line.rstrip("\n"))
+        if match := log.search(line):
+            found = {name: float(text or 0) for name, text in match.groupdict().items()}
+            steps = (found.get("epoch", 1) - 1) * found.get("steps_per_epoch", 0) + found["step"] + 1
+            yield Reading(int(steps), found.get("gigabytes", 0) * 1e9, arrived)
+    if not limit.is_alive():
+        raise UserError(f"not done within {limit.interval:g} s; last line: {''.join(lines[-1:])}")
+    raise UserError(failure_reason(process.wait(), lines))
 
 
 def add_timm_flag(parser: argparse.ArgumentParser, required: bool = False) -> None:
     path = "train.py of a checkout of timm"
-    add_flag(parser, "timm_train", type=_train_script, metavar="PATH", required=required, help=path)
-
-
-def _train_script(text: str) -> Path:
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"{text} is not a file; name the train.py of a checkout of timm")
-    return Path(text).resolve()
+    add_flag(parser, "timm_train", type=Path, metavar="PATH", required=required, help=path)
 
 
 def check_comparable(config: Config) -> None:
     """Raises UserError if timm's train.py has no equivalent of the configuration."""
-    if not timm.is_model(config.model.name):
-        raise UserError(f"MODEL.NAME {config.model.name}: timm has no model of this name; use a name that timm has")
     model, train = config.model, config.train
     unsupported = model.tune.kind, train.layer_decay, train.head_lr_scale, config.loss, train.lr_scheduler
     if unsupported != ("full", None, 1, Loss(), LRScheduler()):
@@ -281,21 +231,23 @@ def check_comparable(config: Config) -> None:
 
 def check_recipe(config: Config, recipe: Config) -> None:
     """Raises UserError for an option that differs from the recipe and has no flag of train.py."""
-    check_comparable(config)
-    flags = partial(timm_flags, data_root=Path("data"), output=Path("output"), interval=1)
-    for section in ("", "amp", "data", "model", "train"):
-        options, defaults = (getattr(one, section) if section else one for one in (config, recipe))
-        for key in type(options).model_fields:
-            if isinstance(getattr(options, key), BaseModel) and not section:
-                continue
-            changed = defaults.model_copy(update={key: getattr(options, key)})
-            changed = recipe.model_copy(update={section: changed}) if section else changed
-            if changed != recipe and flags(changed) == flags(recipe):
-                name = f"{section}.{key}".lstrip(".").upper()
-                raise UserError(f"{name}: the comparison with timm does not support it; remove it")
+    table = _flag_table()
+    translated = {*table["other_options"], *table["vit"].values(), *table["options"].values()}
+    defaults = _options(recipe)
+    for key, value in _options(config).items():
+        if value != defaults.get(key) and key not in translated:
+            raise UserError(f"{key}: the comparison with timm does not support it; remove it")
     epochs = config.train.warmup_epochs
     if epochs % 1 or epochs >= config.train.num_epochs:
         raise UserError(f"TRAIN.WARMUP_EPOCHS {epochs:g}: timm's needs a whole number below NUM_EPOCHS; change it")
+
+
+def _flag_table() -> dict[str, Any]:
+    return read_yaml(Path(__file__).with_name("timm_flags.yaml"))[0]
+
+
+def _options(config: Config) -> dict[str, Any]:
+    return dict(flatten(config.model_dump(by_alias=True, mode="json")))
 
 
 def timm_flags(
@@ -312,8 +264,8 @@ def timm_flags(
     train = config.train
     height, width = data.input_size
     on_gpu = visible_gpus() > 0
-    table, _ = read_yaml(Path(__file__).with_name("timm_flags.yaml"))
-    options = dict(flatten(config.model_dump(by_alias=True, mode="json")))
+    table = _flag_table()
+    options = _options(config)
     arguments = options.get("MODEL.KWARGS")  # of TYPE timm: other models keep timm's shape and drop rates
     if model.type == "vit":
         arguments = {"img_size": data.image_size} | {name: options[key] for name, key in table["vit"].items()}

@@ -5,13 +5,12 @@ A ratio compares two turns of the same round.
 """
 
 import json
-import math
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import mean, median, stdev, variance
+from statistics import median
 from typing import Any
 
 import torch
@@ -28,9 +27,7 @@ Columns = dict[str, Callable[[dict[str, Any]], str]]  # header -> the cell for t
 Pairs = Iterable[tuple[str, str]]
 SPEED = "images_per_second"
 CORES = "cpu_seconds_per_second"
-FIRST_LINE = "seconds_to_first_line"
 PER_CPU = "images_per_cpu_second"  # other programs of a busy machine hardly change it
-NOISE = "A difference of less than two standard errors is within the noise of seeds."
 
 
 def compare(
@@ -44,29 +41,25 @@ def compare(
     file: Path | None,
     pairs: Pairs = (),
 ) -> None:
-    """Takes turns, prints the environment and the tables, and writes the JSON file; after a signal, too.
+    """Takes turns, prints the environment and the tables, and writes the JSON file.
 
     Initializes CUDA at its end only. texts: the tables; the ratios of `pairs` are printed below the first one.
     """
     figures: Figures = {name: {} for name in names}
-    try:
-        take_turns(figures, rounds, measure, file)
-    finally:
-        if not all("failed" in one for one in figures.values() if one):
-            figures |= {name: {"failed": "not measured"} for name, one in figures.items() if not one}
-            environment = {
-                "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),
-                "threads": torch.get_num_threads(),
-                "load before": f"{_LOAD:.1f} on {os.cpu_count() or 1} cores",
-                "torch": torch.__version__,
-                "batch size": batch_size,
-                "command": f"python scripts/{script} {shlex.join(argv)}",
-            }
-            table, *others = texts(figures)
-            ratios = speed_ratios(figures, pairs)
-            about = ", ".join(f"{name} {value}" for name, value in environment.items())
-            print(about, table, *([ratio_table(figures, pairs)] if ratios else []), *others, sep="\n\n")
-            write_json(file, {"environment": environment, "figures": figures, "ratios": ratios})
+    take_turns(figures, rounds, measure, file)
+    environment = {
+        "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),
+        "threads": torch.get_num_threads(),
+        "load before": f"{_LOAD:.1f} on {os.cpu_count() or 1} cores",
+        "torch": torch.__version__,
+        "batch size": batch_size,
+        "command": f"python scripts/{script} {shlex.join(argv)}",
+    }
+    table, *others = texts(figures)
+    ratios = speed_ratios(figures, pairs)
+    about = ", ".join(f"{name} {value}" for name, value in environment.items())
+    print(about, table, *([ratio_table(figures, pairs)] if ratios else []), *others, sep="\n\n")
+    write_json(file, {"environment": environment, "figures": figures, "ratios": ratios})
 
 
 def take_turns(figures: Figures, rounds: int, measure: Measure, file: Path | None) -> None:
@@ -120,26 +113,6 @@ def figures_table(figures: Figures, columns: Columns) -> str:
 def ratio_table(figures: Figures, pairs: Pairs, figure: str = SPEED, of: str = "of images/s") -> str:
     ratios = speed_ratios(figures, pairs, figure)
     return markdown_table(["ratio", of], [[name, median_and_range(ratios[name], ".3f")] for name in ratios])
-
-
-def seed_table(figures: Figures, baseline: str) -> str:
-    """Mean and spread of the final top-1, and its difference from the baseline with the standard error."""
-    others = figures[baseline].get("top1", []) if "failed" not in figures[baseline] else []
-
-    def difference(one: dict[str, Any]) -> str:
-        if one["top1"] is others or min(len(one["top1"]), len(others)) < 2:
-            return ""
-        error = math.sqrt(sum(variance(ones) / len(ones) for ones in (one["top1"], others)))
-        return f"{mean(one['top1']) - mean(others):+.2f} +- {error:.2f}"
-
-    columns: Columns = {
-        "seeds": lambda one: str(len(one["top1"])),
-        "mean top-1": lambda one: f"{mean(one['top1']):.2f}",
-        "standard deviation": lambda one: f"{stdev(one['top1']):.2f}" if len(one["top1"]) > 1 else "",
-        "min": lambda one: f"{min(one['top1']):.2f}",
-        f"difference from {baseline} +- standard error": difference,
-    }
-    return figures_table(figures, columns)
 
 
 def speed(one: dict[str, Any], figure: str = SPEED) -> str:

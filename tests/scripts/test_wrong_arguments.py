@@ -37,8 +37,6 @@ sweep | -set=DATA.FOLD=1,1 SWEEP | the name FOLD=1 is taken
 sweep | -set=DATA.FOLD=0 -resume=auto SWEEP | remove -resume
 benchmark_gpu | -output=EMPTY -parts=jpg | jpeg
 benchmark_input | -data=/no/such/folder | /no/such/folder:
-benchmark_input | -num_workers=0 | -num_workers
-benchmark_input | -opts DATA.AFFINE_DEGREES=10 | AFFINE_
 benchmark_train | -programs=jpeg,timm | -timm_train
 benchmark_train | -opts TRAIN.MIXUP_ALPHA=0.2 | TRAIN.MIXUP_ALPHA
 benchmark_train | -opts AMP.LEVEL=O2 | AMP.LEVEL
