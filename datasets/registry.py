@@ -1,11 +1,11 @@
 """Reads a data set with all checks, and the images of a prediction: one image, a folder, or a list of images."""
 
 import os
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ from datasets.sources.groups import check_groups, with_groups
 from datasets.sources.listed.lists import METADATA, table_file
 from datasets.sources.listed.parquet import Parquet, parquet_files
 from datasets.sources.listing import forget_listings
-from datasets.sources.path_words import SPLIT_NAMES, split_of_images
+from datasets.sources.path_words import split_of_images
 from datasets.sources.samples import ImageFiles, Samples, listing_arrays
 from datasets.sources.share import take_classes, take_share
 from datasets.sources.shared_arrays import StringPacker, share_arrays, to_nfc
@@ -40,11 +40,9 @@ from datasets.sources.split import RunSplit, Splitter
 from datasets.sources.tables.files import PARQUET, TABLE_SUFFIXES
 from datasets.sources.tables.rows import read_unlabelled_list
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, find_on_main, work_while_others_wait
-from utils.errors import Finding, Unavailable, UserError, combine_findings
+from utils.errors import Finding, Unavailable, UserError, combine_findings, did_you_mean
 from utils.notes import Note
 from utils.system import require
-
-_SHOWN = 3  # names of groups in a warning
 
 
 def read_samples(
@@ -77,10 +75,7 @@ def read_samples(
     data = data.model_copy(update={"download": data.download and context.is_main})
 
     def read() -> _Read:
-        kind = _existing_class(data)
-        if not kind.reads_archive:
-            refuse_archive(data.data_path)
-        source = kind(data, splitter)
+        source = source_class(data.dataset)(data, splitter)
         has_numbers = num_classes is not None or data.classes not in (None, NATURAL, BYTES)
         source.numbers = Numbers(names, are_names=is_new and not has_numbers)
         samples = _read(data, num_classes, context, splits, names, predicts, source)
@@ -220,33 +215,27 @@ def _recognize_table(data: Data) -> str | None:
     if root.is_file():
         return _OF_SUFFIX.get(root.suffix.lower())
     train, val = (table_file(root, split) for split in ("train", "val"))
-    files = filter(Path.is_file, (*(root / name for name in METADATA), train, val))
+    has_metadata = any(file.name in METADATA and file.is_file() for file in (*map(root.joinpath, METADATA), train, val))
     has_parquet = bool(parquet_files(root))
-    is_train = train.is_file() and not (has_parquet or data.class_folders or any(root.glob("*_list.txt")))
-    if is_train and data.image_root:
-        return "csv"
-    is_csv = is_train or any(file.name in METADATA for file in files)
-    if not (is_csv or has_parquet) or _are_in_class_folders(root, is_train):
+    has_other = has_parquet or data.class_folders or any(root.glob("*_list.txt"))
+    is_csv = has_metadata or (train.is_file() and not has_other)
+    if not (is_csv or has_parquet) or _are_in_class_folders(root):
         return None
     return "csv" if is_csv else "parquet"
 
 
-def _are_in_class_folders(root: Path, of_train: bool) -> bool:
-    """Whether class folders are in the folders of splits or, without these, in `root`. of_train: only in train's."""
-    folders = [path for path in root.glob("*/") if not path.name.startswith(".")]
-    splits = [split_of_images(path.name) for path in folders]
-    places = folders
-    if None in splits or splits.count("") > 1:
-        places = [root]
-        splits = [SPLIT_NAMES.get(path.name.lower()) for path in folders]  # masks may be beside train/
-    if of_train and "train" in splits:
-        places = [path for path, split in zip(folders, splits, strict=True) if split == "train"]
-    return any(map(has_class_folders, places))
+def _are_in_class_folders(root: Path) -> bool:
+    """Whether class folders are in the folders of train, else of other splits and of all images, else in `root`."""
+    found = defaultdict[str | None, list[Path]](list)
+    for path in root.glob("*/"):
+        found[split_of_images(path.name)].append(path)
+    found.pop(None, None)
+    return any(map(has_class_folders, found["train"] or [*chain(*found.values())] or [root]))
 
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
     """Calls `Source.find_test` on the main process, whose error every rank raises. Every rank must call it."""
-    return find_on_main(lambda: _existing_class(data).find_test(data), context)
+    return find_on_main(lambda: source_class(data.dataset).find_test(data), context)
 
 
 def split_to_evaluate(data: Data, context: ProcessContext) -> tuple[str, str | None]:
@@ -257,8 +246,7 @@ def split_to_evaluate(data: Data, context: ProcessContext) -> tuple[str, str | N
     """
 
     def find() -> tuple[str, str | None]:
-        kind = _existing_class(data)
-        splits = kind.splits_of(data)
+        splits = source_class(data.dataset).splits_of(data)
         if not splits:
             return "all", None
         for split in ("val", "test"):
@@ -267,21 +255,6 @@ def split_to_evaluate(data: Data, context: ProcessContext) -> tuple[str, str | N
         return "val", f"{data.data_path}: no val or test has labels: of train, only images that a training holds out"
 
     return find_on_main(find, context)
-
-
-def _existing_class(data: Data) -> type[Source]:
-    """The class of the data set. Raises UserError as `source_class`; DATA_PATH is its default, which does not exist."""
-    kind = source_class(data.dataset)
-    default = Data.model_fields["data_path"].default
-    has_default = data.data_path == default and properties_of(data.dataset).has_files
-    if has_default and not os.path.exists(default):
-        raise Unavailable(f"{default}: does not exist (the default of -data_path); give -data_path=FOLDER")
-    if "://" in data.data_path and not kind.reads_archive:
-        raise UserError(
-            f"{data.data_path}: is a URL, which -dataset=tar reads for tar shards of http, https, s3 and gs; download "
-            "other data, as with hf download ORG/NAME --repo-type=dataset --local-dir=DIR, and give -data_path=DIR"
-        )
-    return kind
 
 
 def _read(
@@ -298,7 +271,7 @@ def _read(
     samples, findings = _read_splits(source, splits)
     if data.groups:
         _group(samples, data)
-    findings += _name_all(samples, data)
+    findings += _name_all(samples, data, class_names)
     corrects_first = bool(data.only_classes)  # the right class of an image may be one that stays
     if corrects_first and not any(of_split.findings for of_split in samples.values()):
         correct(samples, data)
@@ -307,7 +280,7 @@ def _read(
     if not (corrects_first or findings or unknown):
         correct(samples, data)
     if "train" in samples:
-        _warn_of_shared_groups(samples, data)
+        _warn_of_shared_groups(samples)
     findings += _misfit_of_folds(source, samples)
     if num_classes is None:
         num_classes = number_of_classes(data.dataset, list(samples.values()))
@@ -325,16 +298,28 @@ def _read(
     return list(samples.values())
 
 
-def _name_all(samples: Mapping[str, Samples], data: Data) -> list[str]:
-    """Gives the classes of each split their names of DATA.RENAME; returns the errors of equal names."""
-    twice = []
-    for of_split in samples.values():
-        twice += check_names(of_split, data.data_path)
-        if data.rename and of_split.has_class_names and not of_split.findings:
-            renamed = new_names(of_split.class_names, data.rename)
-            names = list(dict.fromkeys(renamed))
-            of_split.number_classes(map_labels(renamed, names, "DATA.RENAME"), names)
+def _name_all(samples: Mapping[str, Samples], data: Data, class_names: Sequence[str]) -> list[str]:
+    """Gives the classes of each split their names of DATA.RENAME; returns the errors of equal names.
+
+    class_names: of a checkpoint, after DATA.RENAME. Raises UserError: as `check_renames`.
+    """
+    twice = [text for of_split in samples.values() for text in check_names(of_split, data.data_path)]
+    if not data.rename or any(of_split.findings for of_split in samples.values()):
+        return twice
+    named = [of_split for of_split in samples.values() if of_split.has_class_names]
+    check_renames(data.rename, {*class_names}.union(*(of_split.class_names for of_split in named)), data.data_path)
+    for of_split in named:
+        renamed = new_names(of_split.class_names, data.rename)
+        names = list(dict.fromkeys(renamed))
+        of_split.number_classes(map_labels(renamed, names, "DATA.RENAME"), names)
     return twice
+
+
+def check_renames(renames: Mapping[str, str], names: Collection[str], place: object) -> None:
+    """Raises UserError if neither the old nor the new name is in `names`. A folder may have the new name already."""
+    for old, new in renames.items():
+        if {old, new}.isdisjoint(names):
+            raise UserError(f"DATA.RENAME: {place} has no class {shorten(old)}{did_you_mean(old, names)}; correct it")
 
 
 def _number_all(samples: Mapping[str, Samples], data: Data, class_names: Sequence[str], predicts: bool) -> list[str]:
@@ -435,29 +420,15 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
             of_split.notes.append(Note("screen", f"no figures of groups: {error}"))
 
 
-def _warn_of_shared_groups(samples: Mapping[str, Samples], data: Data) -> None:
+def _warn_of_shared_groups(samples: Mapping[str, Samples]) -> None:
     """Notes the groups of training, validation and test images that are in two of these."""
-    counts = {split: Counter(map(to_nfc, of_split.groups or ())) for split, of_split in samples.items()}
-    texts = list[str]()
-    effect = "the test images are not independent of the validation images, which choose the epoch and thresholds"
-    for one, other in combinations(counts, 2):
-        shared = sorted(counts[one].keys() & counts[other].keys() - {""})
-        if not shared:
-            continue
-        images = [f"{sum(counts[split][group] for group in shared)} of {split}" for split in (one, other)]
-        if one == "train":
-            effect = "the figures are too high"
-        shown = ", ".join(map(shorten, shared[:_SHOWN]))
-        texts.append(f"{len(shared)} group(s) are in both {one} and {other} ({' and '.join(images)}), such as {shown}")
-    if not texts:
-        return
-    fix = "leave their images out of one of them"
-    if isinstance(samples["train"], ImageFiles) and not data.multi_label:
-        fix += ": a table path,correction with rows PATH,drop and -opts DATA.CORRECTIONS=TABLE.csv"
-    samples["train"].notes.append(Note("warning", f"{effect}: {'; '.join(texts)}; {fix}", misleads=True))
-
-
-_ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+    groups = {split: set(map(to_nfc, of_split.groups or ())) - {""} for split, of_split in samples.items()}
+    for one, other in combinations(groups, 2):
+        shared = sorted(groups[one] & groups[other])
+        if shared:
+            text = f"{len(shared)} group(s) are in both {one} and {other}, such as {shorten(shared[0])}"
+            text = f"the figures of {other} are not independent: {text}; leave their images out of one of them"
+            samples["train"].notes.append(Note("warning", text, misleads=True))
 
 
 def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Samples:
@@ -479,13 +450,6 @@ def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Sample
         return read_images(file)
     if not os.path.exists(path):
         raise Unavailable(f"{path}: no such file or folder; give an image, a folder of images or a list")
-    refuse_archive(path)
     if file.suffix.lower() not in (".txt", *TABLE_SUFFIXES):
         return ImageFiles(file.parent, ["0"], listing_arrays(StringPacker([file.name])), has_class_names=False)
     return read_unlabelled_list(file, data, trained_root)
-
-
-def refuse_archive(path: str) -> None:
-    """Raises UserError for an archive in place of the folder that it contains."""
-    if path.lower().endswith(_ARCHIVES) and os.path.isfile(path):
-        raise UserError(f"{path}: is an archive; unpack it, and give the folder that it contains")

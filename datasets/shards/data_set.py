@@ -43,8 +43,6 @@ class TarShards(Source):
     Raises UserError: DATA_PATH is not a folder or URL of shards, or a shard cannot be read or is damaged.
     """
 
-    reads_archive = True
-
     def __init__(self, data: Data, splitter: Splitter | None = None, assume: bool = True) -> None:
         super().__init__(data, splitter)
         store, self.found = _find(data)

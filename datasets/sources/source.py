@@ -31,7 +31,6 @@ class Source:
     Raises UserError: it cannot be opened.
     """
 
-    reads_archive = False  # DATA_PATH may be an archive
     has_folds = False  # DATA.FOLDS are its own, not the splitter's
     numbers = Numbers()  # of a table; folders are checked to be classes unless these are known
 

@@ -26,7 +26,7 @@ from configs.weights import (
     model_follows_weights,
     prediction_needs_no_labels,
 )
-from datasets.registry import read_samples, read_unlabelled, recognize_dataset, split_to_evaluate
+from datasets.registry import check_renames, read_samples, read_unlabelled, recognize_dataset, split_to_evaluate
 from datasets.sources.checks import check_images, digest_of
 from datasets.sources.class_names import (
     BYTES,
@@ -134,9 +134,13 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
 
 
 def _rename(record: WeightsRecord, data: Data) -> tuple[WeightsRecord, dict[int, list[int]]]:
-    """The record after DATA.RENAME, and the outputs that it merges. Raises UserError: of several labels per image."""
+    """The record after DATA.RENAME, and the outputs that it merges.
+
+    Raises UserError: a name is no class of the weights; of several labels per image.
+    """
     if not record.class_names or not data.rename:
         return record, {}
+    check_renames(data.rename, record.class_names, "the checkpoint")
     merged = merged_outputs(record.class_names, data.rename)
     if merged and data.multi_label:
         raise UserError("DATA.RENAME: merges outputs of weights with one label per image only; train with it instead")

@@ -13,7 +13,7 @@ from source_helpers import assert_refused, expand, names_of, options, read_split
 
 from configs.schema import Data
 from datasets.decoding.images import kind_of, missing_decoder
-from datasets.registry import has_test_split, read_samples, unlabelled
+from datasets.registry import read_samples, unlabelled
 from datasets.sources.checks import check_images
 from datasets.sources.folders import class_folders
 from datasets.sources.folders.class_folders import read_class_folders
@@ -175,15 +175,6 @@ def test_images_without_labels(tmp_path):
     assert [listed.name(index) for index in range(len(listed))] == [*expected, f"{tmp_path}/a.jpg"]
     assert listed.listed_name(1) == "b c.jpg"
     assert listed.listed_name(5) == "a.jpg"
-
-
-@pytest.mark.parametrize("dataset", ["folder", "imagenet2012", "tar"])
-def test_a_missing_default_folder_names_the_flag(dataset, cpu, monkeypatch):
-    monkeypatch.setattr("os.path.exists", lambda path: False)
-    data = Data.model_validate({"DATASET": dataset})
-    for read in (has_test_split, lambda *given: read_samples(given[0], None, given[1], "train", "val")):
-        with refused(f"^{data.data_path}: .*-data_path=FOLDER"):
-            read(data, cpu)
 
 
 def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from source_helpers import options, write_image
 
 from configs.schema import Data
 from configs.schema.data import DATA_SETS
-from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
+from datasets.registry import read_samples, recognize_dataset, unlabelled
 
 TABLE = "image_path,target\n"
 IMAGE = None  # in place of the content of a file
@@ -17,7 +17,6 @@ CASES = {  # DATA.DATASET (None: images to predict), files, the path that is giv
     "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, "", ": .* too few"),
     "PaddleViT's lists": ("folder", {"train_list.txt": "", "val_list.txt": ""}, "", "-dataset=imagenet2012 -d"),
     "another name of ImageNet": ("imagnet", {}, "", " -dataset=imagenet2012 "),
-    "a URL": ("folder", {}, "hf://datasets/org/name", "hf://datasets/org/name: is a URL"),
     "a lost table": ("csv", FOLDERS, "", "train.csv: cannot be read .*DATA.DATASET"),
     "another name": ("csv", {"labels.csv": TABLE}, "", "no train.csv; .* -data_path=.*labels.csv reads"),
     "no rows": ("csv", {"train.csv": TABLE}, "", "train.csv: .*lists no images"),
@@ -37,8 +36,7 @@ CASES = {  # DATA.DATASET (None: images to predict), files, the path that is giv
     "a workbook": ("csv", {"x.csv": "PK\3\4" + "\0" * 99}, "x.csv", "x.csv: .*CSV"),
     "a Git LFS pointer": ("csv", {"x.csv": "version https://git-lfs\n"}, "x.csv", "x.csv:1: "),
     "columns of one name": ("csv", {"x.csv": "file,label,label\n1.png,a,b\n"}, "x.csv", "x.csv:1: .*DATA.COLUMNS"),
-    **{f"a file {name}": ("imagenet2012", {name: "PK"}, name, "is a file") for name in ("a.xlsx", "a.json")},
-    "a file a.7z": ("imagenet2012", {"a.7z": "PK"}, "a.7z", "is an archive"),
+    **{f"a file {name}": ("imagenet2012", {name: "PK"}, name, "is a file") for name in ("a.xlsx", "a.json", "a.7z")},
     "no images to predict": (None, {}, "missing", "missing: no such file or folder"),
     "an empty list": (None, {"empty.txt": "\n\n"}, "empty.txt", "empty.txt: lists no images"),
     "no column of paths": (None, {"no.csv": "a,b\nx.jpg,1\n"}, "no.csv", "no.csv:1: .*DATA.COLUMNS"),
@@ -55,7 +53,7 @@ def test_refusals(case, tmp_path, cpu):
         write_image(tmp_path / name)
         if content is not IMAGE:
             (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    data = options(path if "://" in path else tmp_path / path, dataset=dataset or "folder")
+    data = options(tmp_path / path, dataset=dataset or "folder")
     with refused(part) as error:
         if dataset:
             read_samples(recognize_dataset(data, cpu), None, cpu, "train")
@@ -64,14 +62,7 @@ def test_refusals(case, tmp_path, cpu):
 
 
 @pytest.mark.parametrize("dataset", [name for name in DATA_SETS if name not in ("digits", "fake") and "/" not in name])
-def test_a_missing_folder_and_an_archive(dataset, tmp_path, cpu):
+def test_a_missing_folder(dataset, tmp_path, cpu):
     gone = options(tmp_path / "gone", dataset=dataset)
     with refused(f"{tmp_path}/gone"):
         read_samples(gone, None, cpu, "train")
-    (tmp_path / "photos.tar.gz").touch()
-    packed = options(tmp_path / "photos.tar.gz", dataset=dataset)
-    if dataset not in ("tar", "parquet"):
-        assert has_test_split(packed, cpu) == (False, None)
-        for read in (lambda: read_samples(packed, None, cpu, "train"), lambda: unlabelled(packed.data_path, packed)):
-            with refused(r"photos.tar.gz: is an archive"):
-                read()

@@ -223,6 +223,11 @@ def test_the_data_are_merged_in_a_new_training(images, tmp_path):
     assert result["samples"] == 8
     with refused("RENAME: 'bee' is an old and a new name"):
         parse_command_line(["-opts", "DATA.RENAME={ant: bee, bee: wasp}"])
+    wrong = "DATA.RENAME={bea: wasp}"
+    with refused(f"RENAME: {images} has no class 'bea'; did you mean bee"):
+        train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, wrong))
+    with refused("RENAME: the checkpoint has no class 'bea'"):
+        evaluate(folder / "best.pth", images, tmp_path / "eval", wrong)
 
 
 def fine_tuned_head(trained: Path, output: Path, names: list[str], *more: str) -> tuple[dict, dict]:
