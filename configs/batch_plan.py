@@ -62,13 +62,9 @@ def plan_batches(options: Config, ranks: int) -> BatchPlan:
     micro_step = batch_size * ranks
     if total % micro_step:
         nearest = max(1, round(total / micro_step)) * micro_step
-        fix = f"no batch size divides it on {ranks} ranks: use DATA.GLOBAL_BATCH_SIZE={nearest}"
-        share, rest = divmod(total, ranks)
-        if not rest:
-            largest = max(size for size in range(1, min(share, batch_size) + 1) if share % size == 0)
-            fix = f"use -batch_size={largest}"
         factors = f"batch size {batch_size} x {ranks} rank(s)"
-        raise UserError(f"DATA.GLOBAL_BATCH_SIZE {total}: is not a multiple of {micro_step} ({factors}); {fix}")
+        problem = f"DATA.GLOBAL_BATCH_SIZE {total}: is not a multiple of {micro_step} ({factors})"
+        raise UserError(f"{problem}; use DATA.GLOBAL_BATCH_SIZE={nearest}, or another -batch_size")
     return BatchPlan(batch_size, total // micro_step, ranks, whole_steps=True)
 
 

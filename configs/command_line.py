@@ -11,7 +11,6 @@ from typing import Any
 from configs.flags import (
     Prediction,
     entry_parser,
-    expand_words,
     parse_flags,
     print_first_commands,
     read_prediction,
@@ -135,7 +134,7 @@ def parse_command_line(
     SystemExit: after -h.
     """
     parser = entry_parser(script)
-    flags = parse_flags(expand_words(argv), parser)
+    flags = parse_flags(list(argv), parser)
     if flags.help is not None:
         for path in flags.plugin:
             open_plugin(path)
@@ -154,7 +153,6 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
     config, table, notes = follow_options(table)
     if flags.profile:
         _check_profile(config, flags.dry_run)
-    replaced = [Note("screen", f"-cfg {file} is replaced by -cfg {flags.cfg}") for file in flags.replaced]
     command = Command(
         argv=argv,
         flags=flags,
@@ -162,7 +160,7 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
         given=table.given(),
         script=script,
         recipe=Path(flags.cfg) if flags.cfg else None,
-        notes=(*replaced, *plugin_notes, *notes),
+        notes=(*plugin_notes, *notes),
         prediction=prediction,
         source=source,
     )
@@ -248,16 +246,11 @@ def unused_keys(command: str, path: str | None = None) -> list[str]:
 
 
 def _warn_of_unused(table: OptionTable, command: Command) -> list[Note]:
-    """A warning that names the flags, and the keys of -opts, that the command does not use; none for keys of files."""
+    """A warning that names the keys of flags and of -opts that the command does not use; none for keys of files."""
     name = "embed" if command.embeds else command.checked_name
+    typed = [key for key in table.given() if table.row(key).source.startswith("-")]
     patterns = unused_keys(name, command.path)
-    flags: dict[str, list[bool]] = {}  # by flag or, of -opts, by key: is each key unused?
-    for key in table.given():
-        source = table.row(key).source
-        if source.startswith("-"):
-            flag = key if source in ("-opts", "-set") else source
-            flags.setdefault(flag, []).append(any(fnmatchcase(key, pattern) for pattern in patterns))
-    unused = [flag for flag, are_unused in flags.items() if all(are_unused)]
+    unused = [key for key in typed if any(fnmatchcase(key, pattern) for pattern in patterns)]
     if not unused:
         return []
     title = "MODEL.TUNE probe" if name == "probe" else f"-{name}"

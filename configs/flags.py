@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
-from configs.schema.data import AUTO
 from configs.yaml_io import parse_value
 from utils.errors import UserError, did_you_mean
 from utils.files import expand_home
@@ -43,13 +42,6 @@ class Flag:
     bare: str | None = None  # the value of the flag alone
 
 
-def _batch_size(text: str) -> int | str:
-    try:
-        return text if text == AUTO else int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is neither a number nor {AUTO}") from None
-
-
 FLAGS = {
     "run": (
         Flag("amp", "AMP.ENABLED", bool, "mixed precision in training and evaluation"),
@@ -66,7 +58,7 @@ FLAGS = {
     "data": (
         Flag("dataset", "DATA.DATASET", str, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
         Flag("data_path", "DATA.DATA_PATH", str, "folder of the data set, or URL of tar shards"),
-        Flag("batch_size", "DATA.BATCH_SIZE", _batch_size, "images per device, or auto"),
+        Flag("batch_size", "DATA.BATCH_SIZE", parse_value, "images per device, or auto"),
         Flag("memory_gb", "DATA.MEMORY_GB", float, "limit of -batch_size=auto (default: the free GPU memory)"),
         Flag("batch_size_eval", "DATA.BATCH_SIZE_EVAL", int, "the same for evaluation (default: -batch_size)"),
         Flag("image_size", "DATA.IMAGE_SIZE", parse_value, "pixels of the input: a number, or HEIGHT,WIDTH"),
@@ -156,7 +148,7 @@ def entry_parser(prog: str) -> Parser:
     key_help = "show this help, or a YAML key or section: -h TRAIN, -h TRAIN.BASE_LR"
     parser.add_argument("-h", "--help", "-help", nargs="?", const="", metavar="KEY", help=key_help)
     cfg_help = "YAML file of the run (default: with -resume=RUN, the options of that run; own images: -h RULES)"
-    add_flag(parser, "cfg", action="append", metavar="FILE", help=cfg_help)
+    add_flag(parser, "cfg", metavar="FILE", help=cfg_help)
     model_help = "a recipe (its MODEL section), timm's name, hf-hub:ORG/NAME, local-dir:FOLDER"
     add_flag(parser, "model", metavar="X", help=model_help)
     for title, flags in FLAGS.items():
@@ -224,7 +216,6 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
         hint = did_you_mean(unknown[0].partition("=")[0], (f"-{name}" for name in vars(arguments)), 0.75)
         where = "-h lists the flags, docs/flags.md has flags of other programs"
         raise UserError(f"unknown: {', '.join(unknown)[:200]}{hint}; {where}")
-    *arguments.replaced, arguments.cfg = arguments.cfg or [None]
     check_local_rank(arguments.local_rank)
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
@@ -262,8 +253,7 @@ def _refuse_flags_of_commands(arguments: argparse.Namespace) -> None:
     given = vars(arguments)
     for name, commands in _COMMANDS_OF.items():
         if given[name] is not None and not any(map(given.get, commands)):
-            training = "; a training run has -opts EVAL.SAVE_LOGITS=true" if name == "save_logits" else ""
-            raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it{training}")
+            raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it")
 
 
 def _refuse_flags_beside(command: str, arguments: argparse.Namespace) -> None:

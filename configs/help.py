@@ -70,14 +70,11 @@ def print_help(topic: str, flags: str = "") -> None:
     found = [key for key in keys if f"{key.name.upper()}.".startswith(f"{topic}.")]
     if not found:
         lines = [line for line in flags.splitlines() if line.startswith("  -") and _has_words(line, words)]
-        found = sorted(_keys_about(keys, words), key=lambda key: key.name.rpartition(".")[2] != topic)
+        found = _keys_about(keys, words)[:_MAX_FOUND]
         if not lines and not found:
             near = did_you_mean(topic, {key.name for key in keys} | {key.section for key in keys} - {""})
-            problem = f"-h {topic[:80]}: no such key or section{near}"
-            raise UserError(f"{problem}; -h alone lists the flags, docs/options.md all keys")
-        more = f"; the first {_MAX_FOUND} of {len(found)} keys" if len(found) > _MAX_FOUND else ""
-        print(f"No key or section has this name; flags and keys about it{more}:", *lines, sep="\n")
-        found = found[:_MAX_FOUND]
+            raise UserError(f"-h {topic[:80]}: no such key or section{near}; docs/options.md has all keys")
+        print("No key or section has this name; flags and keys about it:", *lines, sep="\n")
     wrap = functools.partial(textwrap.fill, width=_COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
     for key in found:
         text = f"{key.name}: {key.type} {key.range}".rstrip() + f"; default {key.default}"

@@ -208,10 +208,9 @@ def add_recipe(table: OptionTable, path: Path) -> None:
 
 
 def _names_of_bases(bases: Any, at_base: str) -> list[str]:
-    names = [base for base in bases if base] if isinstance(bases, list) else [None]
-    if not all(isinstance(name, str) and name.isprintable() for name in names):
+    if not isinstance(bases, list) or not all(str(base).isprintable() for base in bases):
         raise UserError(f"{at_base} must be a list of files, relative to this one")
-    return names
+    return [str(base) for base in bases if base]
 
 
 def _add_files(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -> None:

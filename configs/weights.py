@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from configs.schema import Config, Data, Model
 from configs.schema.data import properties_of
 from configs.schema.families.family import OWN_KEYS, TimmModel
-from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
+from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.operating_point import UNDECIDED, Decision
 from configs.schema.section import as_tuple
@@ -28,7 +28,6 @@ from utils.notes import Note
 
 PADDLE, SAFETENSORS, TORCH, NPZ = ".pdparams", ".safetensors", ".pth", ".npz"
 _OLD_TORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # in the first pickle of torch before 1.6
-_SHARDED = ".shards"
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA
 _READING = ("CLASS_FOLDERS", "LABELS", "COLUMNS", "ENCODING", "MULTI_LABEL", "CORRECTIONS")
@@ -59,7 +58,6 @@ def find_weights(path: str) -> Path:
         if os.path.isfile(candidate):
             return Path(candidate)
     if os.path.isdir(path):
-        refuse_sharded(path)
         files = [one for end in WEIGHTS_EXTENSIONS for one in sorted(Path(path).glob(f"*{end}"))]
         fix = "name the file of weights, or the folder in it"
         if files:
@@ -82,17 +80,6 @@ def _refuse_parts(path: Path) -> None:
         if os.path.isfile(best):
             fix = f"give {best}"
         raise UserError(f"{path}: is an adapter without the weights that it belongs to; {fix}")
-
-
-def refuse_sharded(path: str | Path) -> None:
-    """Raises UserError for a sharded checkpoint of version 0.2, a folder, and for a run whose last one is such."""
-    folder = Path(path)
-    if os.path.exists(folder / "last.pth"):
-        return
-    for one in (folder, *sorted(folder.glob(f"*{_SHARDED}"))):
-        if one.suffix == _SHARDED and one.is_dir():
-            problem = f"{one}: is a sharded checkpoint of version 0.2, a folder"
-            raise UserError(f"{problem}; make one file of it with that version, see docs/resume.md#formats")
 
 
 def format_of(file: Path) -> str:
@@ -157,10 +144,8 @@ def open_weights(path: str | Path) -> Header:
     file = find_weights(str(path))
     header = Header(file, format_of(file))
     if not header.kind:
-        with open_regular_file(file) as stream:
-            head = stream.read(16)
         known = ", ".join(WEIGHTS_EXTENSIONS)
-        problem = f"{file}: is damaged, or of none of the known formats ({known}): it begins with {head!r}"
+        problem = f"{file}: is damaged, or of none of the known formats ({known})"
         raise UserError(f"{problem}; download it again or give another")
     if header.kind == SAFETENSORS:
         beside = read_json(file.with_name(CONFIG)) if file.name in (*WEIGHTS, SHARDS) else {}
@@ -374,19 +359,13 @@ def preprocessing_follows_weights(
     further = record.sources.keys() - {*_LOGGED}
     if data.resize != "crop":
         further.add("RESIZE")
-    about = _describe_sources(options, given, of_weights, [*sorted(further), *_LOGGED])
+    about = _describe_sources(given, of_weights, [*sorted(further), *_LOGGED])
     return Followed(options.model_copy(update={"data": data}), notes, about, differing)
 
 
-def _describe_sources(options: Config, given: Collection[str], of_weights: dict[str, str], keys: list[str]) -> str:
+def _describe_sources(given: Collection[str], of_weights: dict[str, str], keys: list[str]) -> str:
     """The keys of the preprocessing by their source. of_weights: the sources of keys that follow them."""
-    sources = dict.fromkeys(given, "options")
-    family = FAMILIES.get(options.model.type)
-    if family:
-        now = options.data.model_dump(by_alias=True)
-        of_family = [key for key, value in family.defaults["DATA"].items() if now[key] == value]
-        sources |= dict.fromkeys(of_family, f"MODEL.TYPE {options.model.type}")
-    sources |= of_weights
+    sources = dict.fromkeys(given, "options") | of_weights
     by_source: dict[str, list[str]] = {}
     for key in keys:
         by_source.setdefault(sources.get(key, "default"), []).append(key)
@@ -401,13 +380,9 @@ def _with_preprocessing(values: dict[str, Any], record: WeightsRecord) -> Data:
         first = error.errors()[0]
         key = "".join(map(str, first["loc"][:1]))  # "" of a contradiction between keys
         problem = first["msg"].removeprefix("Value error, ")
-        if key in record.sources:
-            value = shorten(values[key])
-            raise UserError(f"DATA.{key} is {value} in {record.source_of(key)}: {problem}; set DATA.{key}") from None
         if key:
-            key += ": "
-        fix = f"with {record.source}'s values of the other keys; write all of them, or take weights of this data"
-        raise UserError(f"DATA.{key}{problem}, {fix}") from None
+            problem = f"{key} is {shorten(values[key])}: {problem}"
+        raise UserError(f"DATA.{problem}, with the values of {record.source_of(key)}; set the key") from None
 
 
 def options_to_export(options: dict[str, Any]) -> dict[str, Any]:

@@ -19,11 +19,10 @@ from utils.files import expand_home, open_regular_file
 KeyPath = tuple[str, ...]
 
 MAX_BYTES = 1 << 16  # 20 times the longest recipe; PyYAML needs half a second for it
-_MAX_NUMBER_CHARS, _MAX_KEY_CHARS = 100, 100
+_MAX_KEY_CHARS = 100
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
-_NO_MAPPING = "mapping values are not allowed here"  # PyYAML names the line after the mistake
 _TAGS = ("null", "bool", "int", "float", "str", "map", "seq")
 _NULL, _BOOL, _INT, _FLOAT, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{name}" for name in _TAGS)
 _READERS: dict[str, Callable[[str], Any]] = {
@@ -91,10 +90,7 @@ def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyP
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        problem = error.problem or error.context
-        if problem == _NO_MAPPING:
-            problem += "; check the colon and the indent, also of the line above"
-        raise UserError(f"{path}:{line}: {problem}") from None
+        raise UserError(f"{path}:{line}: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an invalid escape or %YAML version
         raise UserError(f"{path}: is not valid YAML: {str(error).splitlines()[0]}") from None
 
@@ -166,8 +162,6 @@ def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any
     if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
         return _construct_mapping(node, path, lines)
     text = node.value
-    if node.tag in (_INT, _FLOAT) and len(text) > _MAX_NUMBER_CHARS:
-        raise yaml.MarkedYAMLError(problem=f"a number of {len(text)} characters", problem_mark=node.start_mark)
     if node.tag not in _READERS:
         raise yaml.MarkedYAMLError(problem=f"the tag {shorten(node.tag)} is not allowed", problem_mark=node.start_mark)
     try:
@@ -187,8 +181,6 @@ def _construct_mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPat
             problem = f"{shorten(key)} is not a valid key"
         elif key in values:
             problem = f"{'.'.join((*path, key))} is given twice, first in line {lines[*path, key]}"
-        elif node.flow_style and ":" in key and value_node.start_mark.index == value_node.end_mark.index:
-            problem = f"{shorten(key)} has no value; write a space after the colon"
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
         lines[*path, key] = key_node.start_mark.line + 1

@@ -5,7 +5,7 @@ import itertools
 from pathlib import Path
 
 from configs.flags import Parser, add_flag, entry_parser
-from configs.weights import find_weights, refuse_sharded
+from configs.weights import find_weights
 from utils.errors import UserError, did_you_mean, error_from
 from utils.files import atomic_write
 
@@ -47,12 +47,10 @@ def split_sources(argv: list[str]) -> tuple[list[str], list[str]]:
 def find_source(path: str) -> Path:
     """`path` if it is the folder of a run, else the weight file at `path`; raises UserError without any weights."""
     folder = Path(path)
-    refuse_sharded(folder)
     if not folder.is_dir():
         return find_weights(path)
     if not any(folder.glob("*.pth")):
-        file = next(map(str, folder.glob("*.safetensors")), "a weight file")  # of an exported folder
-        raise UserError(f"{path}: has no checkpoint; give the folder of a run, or {file}")
+        raise UserError(f"{path}: has no checkpoint; give the folder of a run, or a weight file")
     return folder
 
 

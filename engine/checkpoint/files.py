@@ -16,7 +16,7 @@ from pydantic import BaseModel, FiniteFloat, NonNegativeInt, ValidationError
 
 from configs.batch_plan import EpochLayout
 from configs.load import RUN_OPTIONS
-from configs.weights import PADDLE, read_entries, refuse_sharded
+from configs.weights import PADDLE, read_entries
 from configs.yaml_io import format_value, parse_value
 from datasets.sources.class_names import list_names
 from engine.checkpoint.run_folder import (
@@ -167,7 +167,6 @@ def _search(resume: str, runs: Sequence[Path], best_first: bool, locks: ExitStac
         named = _with_extension(Path(resume))
         runs = [named] if named.exists() else []
     for run in runs:
-        refuse_sharded(run)
         folder = run if run.is_dir() else run.parent
         if not best_first and is_run_folder(folder):
             check_writable(folder, "resume a copy of it")

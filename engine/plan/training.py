@@ -18,7 +18,7 @@ from configs.parts import check_plugins
 from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, follow_facts
 from configs.schema import Config, Data
 from configs.schema.data import AUTO
-from configs.weights import NO_RECORD, NORMALIZATION, Followed, WeightsRecord, follow_weights, refuse_sharded
+from configs.weights import NO_RECORD, NORMALIZATION, Followed, WeightsRecord, follow_weights
 from configs.yaml_io import format_value, parse_value
 from datasets.loading.loader import epoch_layout, shard_windows
 from datasets.registry import has_test_split, read_samples
@@ -64,21 +64,12 @@ def find_on_all_ranks(
                 logger.log(f"----- Resume: passed over: {folder}: {mismatch}")
             else:
                 runs.append(folder)
-        if not runs:
-            _refuse_sharded_runs(config)
     found = find_checkpoint(config.model.resume, context, runs, config.eval.enabled, locks)
     if found:
         for note in found.notes:
             logger.warn(f"Resume: skipped: {note}")
         logger.log(f"----- Resume: from {found.path}")
     return found
-
-
-def _refuse_sharded_runs(config: Config) -> None:
-    """Raises UserError for a run of this experiment whose checkpoints no version reads any more."""
-    for folder in Path(config.save).glob("*"):
-        if not experiment_mismatch(folder / RUN_OPTIONS, config):
-            refuse_sharded(folder)
 
 
 FindBatchSize = Callable[[Config, ProcessContext], tuple[int, Note]]

@@ -126,7 +126,7 @@ YAML_MISTAKES = {
     "alias": ("SEED: &a 1\nSAVE_FREQ: *a", r":2: aliases are not allowed"),
     "tag": ("SAVE: !!python/name:os.system", r":1: the tag .* is not allowed"),
     "no mapping": ("- 1", r":1: expected `KEY: value` lines"),
-    "digits": ("SEED: " + "9" * 5000, r":1: a number of 5000 characters"),
+    "digits": ("SEED: " + "9" * 5000, r":1: Exceeds the limit"),
     "warm-up": ("TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4}", r":1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM_EPOCHS 3"),
     "base": ("BASE: 3", r":1: BASE must be a list of files"),
     "key with an escape code": ('"\\e[2J": 1', r":1: '\\x1b\[2J' is not a valid key"),

@@ -28,15 +28,15 @@ def matches(key: str, patterns: list[str]) -> bool:
 
 
 NOT_USED = """
--predict . -pretrained=x.pth -lr=3 -opts DATA.SPLIT_SEED=2 | -predict PATH does not use -lr, DATA.SPLIT_SEED
+-predict . -pretrained=x.pth -lr=3 -opts DATA.SPLIT_SEED=2 | -predict PATH does not use TRAIN.BASE_LR, DATA.SPLIT_SEED
 -predict . -pretrained=x.pth -opts DATA.IMAGE_ROOT=x | -predict PATH does not use DATA.IMAGE_ROOT
 -predict a.csv -pretrained=x.pth -opts DATA.IMAGE_ROOT=x DATA.ENCODING=gbk |
--eval -pretrained=x.pth -batch_size=3 -compile -amp | -eval does not use -compile
--eval -pretrained=x.pth -dry_run -epochs=3 -opts DATA.CACHE=true | -eval does not use -epochs, DATA.CACHE
+-eval -pretrained=x.pth -batch_size=3 -compile -amp | -eval does not use TRAIN.COMPILE
+-eval -pretrained=x.pth -dry_run -epochs=3 -opts DATA.CACHE=true | -eval does not use TRAIN.NUM_EPOCHS, DATA.CACHE
 -cfg=configs/vit_digits.yaml -eval -pretrained=x.pth |
 -cfg=configs/vit_digits.yaml -profile -opts SAVE_FREQ=1 DATA.CACHE=true | -profile does not use DATA.CACHE, SAVE_FREQ
 -cfg=configs/probe.yaml -opts DATA.HFLIP_PROB=0 | MODEL.TUNE probe does not use DATA.HFLIP_PROB
--cfg=configs/finetune.yaml -lr=1 -opts MODEL.TUNE=probe | MODEL.TUNE probe does not use -lr
+-cfg=configs/finetune.yaml -lr=1 -opts MODEL.TUNE=probe | MODEL.TUNE probe does not use TRAIN.BASE_LR
 -cfg=configs/probe.yaml -opts TRAIN.SMOOTHING=0.1 |
 """
 

@@ -29,7 +29,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -predict photos -pretrained=x.pth -threshold=nan | -threshold
 -predict photos -pretrained=x.pth -split=val | -split
 -eval -pretrained=x.pth -explain | -explain is a flag of -predict
--save_logits | EVAL.SAVE_LOGITS=true
+-save_logits | -save_logits is a flag of -eval
 -profile -eval -pretrained=x.pth | -eval
 # Keys
 -opts 'EVAL.OPERATING_POINT={class: a}' | {class: malignant, specificity: 0.95}

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_content import content
-from conftest import CPU, line_of, refused, run_here
+from conftest import line_of
 
-from engine.checkpoint.files import find_checkpoint, load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.run_folder import FORMAT
-from scripts.flags import find_source
 from utils.files import atomic_save
 
 PREPROCESSING = {
@@ -61,33 +60,3 @@ def test_other_files_are_refused(tmp_path):
         digest = hashlib.sha256(data + b"\0\0").hexdigest()  # a valid checksum, as an attacker could write it
         path.write_bytes(data + (71).to_bytes(2, "little") + f"sha256={digest}".encode())
         refusal(path)
-
-
-@pytest.fixture
-def sharded(tmp_path) -> Path:
-    """A run of version 0.2 whose last checkpoint is a folder."""
-    run = tmp_path / "run-1"
-    (run / "last.shards").mkdir(parents=True)
-    (run / "log.txt").touch()
-    (run / "config.yaml").write_text("DATA: {DATASET: digits}\n")
-    atomic_save(run / "previous.pth", {"format": FORMAT} | content())
-    return run
-
-
-def test_sharded_checkpoints_of_before_are_refused(sharded, monkeypatch):
-    """A resume from the earlier file would repeat steps without a word."""
-    monkeypatch.chdir(sharded.parent)
-    auto = ["-resume=auto", "-cfg=run-1/config.yaml"]
-    for flags in (["-resume=run-1"], auto, ["-eval", "-pretrained=run-1/last.shards", "-dataset=digits"]):
-        with refused(r"^run-1/last\.shards: "):
-            run_here(*flags, "-output=.")
-    with refused(r"last\.shards: "):
-        find_source(str(sharded))
-    (sharded / "previous.pth").unlink()  # without it, `auto` would start a new run
-    with refused(r"^run-1/last\.shards: "):
-        run_here(*auto, "-output=.")
-
-
-def test_a_run_whose_sharded_checkpoint_was_made_one_file_is_read(sharded):
-    atomic_save(sharded / "last.pth", {"format": FORMAT} | content(epoch=1))
-    assert find_checkpoint(str(sharded), CPU).path == find_checkpoint(str(sharded / "last"), CPU).path
