@@ -1,7 +1,7 @@
 """Image files -> uint8 pixels.
 
 A crop of a plain JPEG is decoded without the rest of the image if nvImageCodec is installed (`partial_jpeg.py`).
-Otherwise torchcodec or torchvision decodes the whole JPEG, a fifth faster than Pillow. The pixels of a plain PPM are
+Otherwise torchcodec decodes the whole JPEG, a quarter faster than Pillow. The pixels of a plain PPM are
 used as they are. Pillow decodes all other files. The pixels are the same in each case. An image (C, H, W) has its
 channels innermost in memory, as decoders write them: resampling is twice as fast as for a planar image.
 """
@@ -9,14 +9,12 @@ channels innermost in memory, as decoders write them: resampling is twice as fas
 import contextlib
 import functools
 import importlib
-import importlib.util
 import io
 import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,16 +38,15 @@ _PPM_KINDS = {1: b"5", 3: b"6"}  # by the number of channels
 _PLAIN_PPM = re.compile(rb"P([56])\n(\d{1,5}) (\d{1,5})\n255\n")
 _BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262  # tags of TIFF
 _WHITE_IS_ZERO = 0
-_PLANES, _APART = 284, 2  # its tag of the order of colors, and the value of planes
+_PLANES, _APART = 284, 2  # the order of colors: planes
 # Pillow keeps the high byte of colors of 16 bits; these unpackers read the low one.
 _GREY_ALPHA = "LA;16B"
 _LOW_BYTES = {_GREY_ALPHA: "ARGB"} | {
     f"{channels};16{order}": f"{channels};16{other}"
-    for channels in ("RGB", "RGBA", "RGBX", "R", "G", "B", "A")
+    for channels in ("RGB", "RGBA", "RGBX")
     for order, other in ("LB", "BL", "NB")  # N: as this machine stores numbers, the low byte first
 }
 _WHOLE_PIXELS = 2**15  # to decode a part of a smaller JPEG takes longer than the whole: 1.4 times of 32 x 32 pixels
-_AS_STORED = 0  # torchvision's ImageReadMode.UNCHANGED: gray stays gray
 _FIX = "replace or remove it"
 
 Image.MAX_IMAGE_PIXELS = None  # `_check_cost` has the limit
@@ -67,21 +64,13 @@ class Decoding:
 
 
 def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The first decoder that loads: bytes, torch.uint8 (N,) -> torch.uint8 (1 or 3, H, W).
+    """torchcodec's decoder: bytes, torch.uint8 (N,) -> torch.uint8 (1 or 3, H, W).
 
-    None: Pillow decodes, 1.3 to 1.5 times as slow as torchcodec. torchvision's decoders are deprecated since 0.29, in
-    favour of torchcodec's.
+    None: it is not installed, or built for another torch; Pillow decodes, 1.3 to 1.5 times as slow.
     """
-    with contextlib.suppress(Exception):  # not installed, or built for another torch
+    with contextlib.suppress(Exception):
         torchcodec = importlib.import_module("torchcodec.decoders")
-        return functools.partial(torchcodec.decode_jpeg, mode="UNCHANGED")
-    found = importlib.util.find_spec("torchvision")  # its import takes as long as torch's
-    for library in Path(found.origin).parent.glob("image*.so") if found and found.origin else ():
-        with contextlib.suppress(OSError):
-            torch.ops.load_library(library)
-    with contextlib.suppress(AttributeError):
-        decode = torch.ops.image.decode_jpeg
-        return lambda data: decode(data, _AS_STORED)
+        return functools.partial(torchcodec.decode_jpeg, mode="UNCHANGED")  # gray stays gray
     return None
 
 
@@ -225,14 +214,7 @@ def open_with_pillow(data: bytes, name: Callable[[], str]) -> ImageFile:
     kind = kind_of(data[:HEAD_BYTES])
     if kind and (fix := missing_decoder(kind)):
         raise BadImage(name(), f"is {kind}, for which no decoder is installed", fix)
-    try:
-        return Image.open(io.BytesIO(data), formats=pillow_formats(kind))
-    except UnidentifiedImageError:
-        if kind != "TIFF":
-            raise
-        raise BadImage(
-            name(), "is a TIFF with other channels or bits than Pillow reads", "save it as gray or RGB"
-        ) from None
+    return Image.open(io.BytesIO(data), formats=pillow_formats(kind))
 
 
 @contextlib.contextmanager
@@ -245,7 +227,8 @@ def errors_as_bad_image(name: Callable[[], str]) -> Iterator[None]:
     except MemoryError as error:
         raise MemoryError(name()) from error
     except UnidentifiedImageError as error:
-        raise BadImage(name(), f"is not an image of a supported format ({', '.join(FORMATS)})", _FIX) from error
+        formats = f"{', '.join(FORMATS)}, of 1 to 4 channels"
+        raise BadImage(name(), f"is not an image of a supported format ({formats})", _FIX) from error
     except Exception as error:  # Pillow raises many types on damaged files
         reason = to_single_line(str(error)) or type(error).__name__
         raise BadImage(name(), f"cannot be decoded ({reason})", _FIX) from error
@@ -313,7 +296,7 @@ def _deep_values(data: bytes, image: ImageFile) -> np.ndarray | None:
         if values.min() < 0 or values.max() > MAX_VALUE:
             raise ValueError(f"pixels are outside of 0..{MAX_VALUE}: save the image with 8 or 16 bits")
         return MAX_VALUE - values if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else values  # Pillow inverts 8 bits only
-    tiles = _deep_tiles(image, tags, "B" if data.startswith(b"MM") else "L")
+    tiles = _deep_tiles(image, tags)
     if not tiles:
         return None
     low = open_with_pillow(data, str)
@@ -323,21 +306,18 @@ def _deep_values(data: bytes, image: ImageFile) -> np.ndarray | None:
     return values[..., 0] if tiles[0].args[0] == _GREY_ALPHA else values[..., :3]
 
 
-def _deep_tiles(image: ImageFile, tags: Any, order: str) -> list[Any]:
+def _deep_tiles(image: ImageFile, tags: Any) -> list[Any]:
     """Pillow's tiles of an image of 16 bits per color, with the unpackers of the high bytes; none of another image.
 
-    tags: of a TIFF. order: of its bytes. Raises ValueError: Pillow reads only its high bytes.
+    tags: of a TIFF. Raises ValueError: the colors are planes, which Pillow reads with 8 bits.
     """
-    is_deep = tags.get(_BITS_PER_SAMPLE, (8,))[0] == 16
+    if tags.get(_BITS_PER_SAMPLE, (8,))[0] == 16 and tags.get(_PLANES) == _APART:
+        raise ValueError("its colors of 16 bits are planes: save it with interleaved colors")
     tiles = []
     for tile in image.tile:
         name, *others = (tile.args,) if isinstance(tile.args, str) else tile.args or ("",)
-        if is_deep and name in tuple("RGBA"):  # a plane, which Pillow reads with 8 bits
-            name = f"{name};16{order}"
         if name not in _LOW_BYTES:  # of GIF, it is the number of bits
             return []
-        if tile[0] == "libtiff" and tags.get(_PLANES) == _APART:
-            raise ValueError("planes of 16 bits are compressed: save it uncompressed, or with interleaved colors")
         tiles.append(tile._replace(args=(name, *others)))
     return tiles
 

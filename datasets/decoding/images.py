@@ -6,7 +6,7 @@ import re
 import struct
 from contextlib import suppress
 
-from PIL import Image, features
+from PIL import Image
 
 from datasets.decoding.partial_jpeg import read_header
 from utils.errors import Unavailable, UserError
@@ -78,8 +78,6 @@ def missing_decoder(kind: str) -> str | None:
     """A fix if this machine has no decoder for images of a kind; None if it has one."""
     if (package := _PACKAGES.get(kind)) and not is_installed(package):
         return f"pip install {package.replace('_', '-')}, or convert them to PNG or JPEG"
-    if kind == "AVIF" and not features.check("avif"):
-        return "install a Pillow that decodes AVIF, or convert them to JPEG"
     return None
 
 
