@@ -95,8 +95,7 @@ def main(argv: list[str]) -> int:
         if not runs:
             raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
         runs = ranked(runs)
-        groups, reasons = groups_of(runs)
-        problems += reasons
+        groups = groups_of(runs)
         pooled = _pool(groups, page.parent, problems)
         write_output(page, comparison_page(runs, groups, problems, page.parent, pooled, flags.share))
         if groups:
@@ -132,8 +131,6 @@ def _pool(groups: Sequence[Group], folder: Path, problems: list[str]) -> dict[st
     """The evaluation of all held-out images of each group of folds, by the end of its title; adds reasons for none."""
     found = {}
     folds = [group for group in groups if group.are_folds]
-    for group in groups if folds else ():
-        group.figures["out_of_fold"] = None
     for number, group in enumerate(folds, 1):
         from engine.report.folds import OUT_OF_FOLD, pool_folds  # late: torch
 
@@ -179,7 +176,7 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
             values = (group.options[key] for key in keys[:_MAX_OPTIONS])
             texts = ("-" if value is None else option(value) for value in values)
             rows.append([*texts, *(group.texts[name] or "-" for name in columns)])
-        notes = [note for group in groups for note in group.notes]
+        notes = []
         if len(keys) > _MAX_OPTIONS:
             notes.append(f"{len(keys) - _MAX_OPTIONS} more options that differ are in {GROUPS}")
         table = _fitted([*keys[:_MAX_OPTIONS], *columns], rows)

@@ -239,8 +239,6 @@ def read_contents(folder: Path) -> RunContents:
     if not (folder / RUN_OPTIONS).is_file():
         raise UserError(f"{folder}: is not the folder of a run (no {RUN_OPTIONS})")
     values = read_run(folder)
-    if not values and (folder / "steps.csv").is_file():
-        raise UserError(f"{folder}: has the record of a version before 0.2; that version writes its page")
     if not values or folder.resolve().name.startswith(_WITHOUT_PAGE):
         problem = f"{folder}: is not the folder of a training or an evaluation"
         raise UserError(f"{problem}; predictions and profiles have no page")

@@ -59,12 +59,8 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
             others.append(Tile(f"{split} {metric.title}", metric.text(run.figures[name])))
     if run.test:
         others += _tiles_of_images(run, run.evaluation, split)
-    ece = run.evaluation.values.get("ece") if run.evaluation else None
     speed = run.measured("images_per_second")
     others += [
-        Tile("k-NN top-1", percent(run.measured("knn_top1")), "on the features of the start"),
-        Tile("L2 penalty", number(run.measured("probe_l2")), "of the probe, on standardized features"),
-        Tile("calibration error", percent(to_float(ece)), "ECE"),
         Tile("images/s", "" if speed is None else number(round(speed, 1)), "all devices"),
         Tile("peak memory", gigabytes(run.measured("peak_memory_bytes"))),
     ]
@@ -121,12 +117,12 @@ def _result_tile(
 ) -> Tile:
     """The metric that decides. kind: of the images, as 'best validation'. of: images or groups."""
     title = run.metric.title
-    samples = to_float(evaluation.values.get("samples")) if evaluation else None
-    images = [number(samples), kind.removeprefix("best "), of]
+    samples = number(to_float(evaluation.values.get("samples"))) if evaluation else ""
+    images = " ".join(filter(None, [samples, kind.removeprefix("best "), of]))
     remarks = filter(None, [interval_of(run, evaluation), remark])
-    words = f"{_IN_WORDS.get(run.metric.name, title)}, of {' '.join(filter(None, images))}"
-    by_group = " by group" if of == "groups" else ""
-    return Tile(f"{kind} {title}{by_group}".strip(), run.metric.text(score), "; ".join(remarks), words)
+    name = f"{kind} {title}".strip()
+    words = f"{_IN_WORDS.get(run.metric.name, title)}, of {images}"
+    return Tile(name, run.metric.text(score), "; ".join(remarks), words)
 
 
 def pooled_tiles(run: RunContents, title: str, pooled: Evaluation) -> list[Tile]:
@@ -149,17 +145,7 @@ def _worst_class(run: RunContents, evaluation: Evaluation, split: str) -> list[T
         return []
     lowest, negative_count, name = min(classes)
     remark = f"{name}, {-negative_count:,.0f} image{'s' * (negative_count != -1)}"
-    zeros = sum(score == 0 for score, _, _ in classes)
-    if zeros > 1:
-        remark += f"; {zeros:,} of {len(classes):,} classes have 0%"
-    if run.best and evaluation.values.get("epoch") != run.best[0]:
-        remark += f"; epoch {evaluation.values.get('epoch')}"
-    return [Tile(_named(run, split, "worst class"), f"{column.upper()} {percent(lowest)}", remark)]
-
-
-def _named(run: RunContents, split: str, figure: str) -> str:
-    """The name of a figure, with its images in a run that has test images, too."""
-    return f"{split} {figure}" if run.test else figure
+    return [Tile(f"{split} worst class".strip(), f"{column.upper()} {percent(lowest)}", remark)]
 
 
 def _group_tiles(run: RunContents, evaluation: Evaluation, split: str) -> list[Tile]:
@@ -169,9 +155,8 @@ def _group_tiles(run: RunContents, evaluation: Evaluation, split: str) -> list[T
         return []
     left_out = groups.values.get("unreadable")
     remark = f"{left_out} groups have different labels, or no image: left out" if left_out else ""
-    score = to_float(groups.values.get(run.metric.name))
-    tile = _result_tile(run, groups, split, score, remark, "groups")
-    return [tile, *_point_tiles(groups, f"{split} group".strip())]
+    tile = _result_tile(run, groups, split, to_float(groups.values.get(run.metric.name)), remark, "groups")
+    return [replace(tile, name=f"{tile.name} by group"), *_point_tiles(groups, f"{split} group".strip())]
 
 
 def _point_tiles(evaluation: Evaluation, split: str) -> list[Tile]:
@@ -188,63 +173,32 @@ def _point_tiles(evaluation: Evaluation, split: str) -> list[Tile]:
 
 
 def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
-    name = f"{split} sensitivity, {point.get('class')}".strip()
-    words = f"{point.get('class')} recognized"
-    logit = to_float(point.get("threshold"))
+    positive = point.get("class")
+    name = f"{split} sensitivity, {positive}".strip()
+    words = f"{positive} recognized"
     sensitivity = percent(to_float(point.get("sensitivity"))) or "none"
+    logit = to_float(point.get("threshold"))
     if logit is None:
-        reason = f"the images that choose it reach the goal only if none is called {point.get('class')}"
+        reason = f"the images that choose it reach the goal only if none is called {positive}"
         return Tile(name, sensitivity, f"no threshold: {reason}, are of one kind, or have no groups", words)
-    specificity = percent(to_float(point.get("specificity")))
-    probability = 1 / (1 + math.exp(min(-logit, 700)))
-    recognized = ""
+    remarks = []
     match point.get("confusion"):
         case [_, [int(missed), int(found)]]:
-            recognized = f"{found} of {missed + found}"
-    remarks = [recognized, interval_text(point.get("sensitivity_interval"))]
+            remarks.append(f"{found} of {missed + found}")
+    specificity = percent(to_float(point.get("specificity")))
+    probability = 1 / (1 + math.exp(min(-logit, 700)))
+    remarks.append(interval_text(point.get("sensitivity_interval")))
     remarks.append(f"specificity {specificity}, from p {probability:.4g} on")
-    if point.get("goal"):
-        remarks.append(f"chosen for {point['goal']}")
+    remarks.append(f"chosen for {point.get('goal')}")
     return Tile(name, sensitivity, "; ".join(filter(None, remarks)), words)
 
 
 def class_figures(run: RunContents) -> list[str]:
-    """Lines for the log: 'Classes: macro F1 82.90%, worst class F1 0.00% (newt, 3 images)', the operating point and
-    groups, of the test images if there are some; empty without these figures.
+    """Lines for the log, of the test images if there are some: the operating point, groups, and 'worst class F1 0.00%
+    (newt, 3 images)'; empty without these figures.
     """
-    latest, kind = run.latest
-    figures = run.test_result if run.test else run.figures
-    tiles = _tiles_of_images(run, latest, kind)
-    classes = [tile for tile in tiles if tile.name.endswith("worst class")]
-    macro_f1 = percent(to_float(figures.get("macro_f1")))
-    if macro_f1 and run.metric.name != "macro_f1":
-        classes.insert(0, Tile(_named(run, kind, "macro F1"), macro_f1))
-    lines = [f"Classes: {', '.join(map(_text_of_tile, classes))}"] if classes else []
-    if run.test and run.evaluation:
-        tiles += [tile for tile in _group_tiles(run, run.evaluation, run.split) if "left out" in tile.remark]
-    return lines + [_text_of_tile(tile) for tile in tiles if tile.value and tile not in classes]
-
-
-def _text_of_tile(tile: Tile) -> str:
-    return f"{tile.name} {tile.value}{f' ({tile.remark})' if tile.remark else ''}"
-
-
-def shift_by_weights(run: RunContents) -> str:
-    """The label whose mean probability is farthest from its share of the images, if the classes have weights.
-
-    '' for a difference below 5 points.
-    """
-    evaluation = run.evaluation
-    if not evaluation or not run.options["LOSS.CLASS_WEIGHTS"]:
-        return ""
-    images = to_float(evaluation.values.get("samples")) or math.inf
-    figures = ((row["class"], points([row], "probability", "count")) for row in evaluation.classes)
-    shifts = [(mean, 100 * count / images, name) for name, known in figures for mean, count in known]
-    mean, share, name = max(shifts, key=lambda one: abs(one[0] - one[1]), default=(0.0, 0.0, ""))
-    if abs(mean - share) <= 5:
-        return ""
-    text = f"of {name} is {percent(mean)} on average, and {percent(share)} of the images have it"
-    return f"LOSS.CLASS_WEIGHTS shifts the probabilities: that {text}"
+    tiles = [tile for tile in _tiles_of_images(run, *run.latest) if tile.value]
+    return [f"{tile.name} {tile.value}{f' ({tile.remark})' if tile.remark else ''}" for tile in tiles]
 
 
 def status_of(run: RunContents) -> tuple[str, str]:

@@ -8,21 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.yaml_io import shorten
-from engine.report.charts import Chart, Point, Series, unit_of
+from engine.report.charts import Chart, Series, unit_of
 from engine.report.contents import Evaluation, RunContents
 from engine.report.overview import interval_of, tiles_of
 from engine.run.facts import EvaluationData, TrainingData
 from engine.run.record import MISTAKES, PICTURES, Row
-from utils.metric_table import METRICS, OPERATING
+from utils.metric_table import METRICS
 from utils.tables import to_float
 
 MAX_CLASSES = 2000  # rows; a page of more opens slowly
 OPTIONS_OF_RUN = ("NAME", "SAVE", "MODEL.RESUME", "EVAL.ENABLED")
 _CLASS_COLUMNS = {
     "count": "images", "predicted": "predicted", "precision": "precision", "recall": "recall, sensitivity",
-    "specificity": "specificity", "f1": "F1", "top1": "top-1", "top5": "top-5", "ap": "AP", "auroc": "AUROC",
-    "threshold": "threshold", "probability": "mean probability", "ece": "ECE", **OPERATING,
+    "specificity": "specificity", "f1": "F1", "top5": "top-5", "ap": "AP", "auroc": "AUROC",
+    "threshold": "threshold", "probability": "mean probability", "ece": "ECE",
 }  # fmt: skip
 _REPEATED = ("SEED", "DATA.FOLD")
 _SHARE = "DATA.FRACTION"
@@ -51,9 +50,7 @@ def class_table(evaluation: Evaluation) -> tuple[dict[str, str], list[Row]]:
     Of more than 2,000 classes, the ones with the lowest F1 or AP, in ascending order.
     """
     rows = evaluation.classes
-    skipped = {"top1"} if "recall" in rows[0] else set()  # both are the share of the class that is recognized
-    skipped |= {"top5"} if len(rows) < METRICS["top5"].min_classes else set()
-    filled = {name for row in rows for name, value in row.items() if value != ""} - skipped
+    filled = {name for row in rows for name, value in row.items() if value != ""}
     if len(rows) > MAX_CLASSES:
         rows = sorted(rows, key=_score)[:MAX_CLASSES]
     return {name: title for name, title in _CLASS_COLUMNS.items() if name in filled}, rows
@@ -104,19 +101,17 @@ def evaluated_images(run: RunContents) -> tuple[int, str] | None:
 
 def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
     """A line for each split, or fold, whose images are not the same in all runs."""
-    sets: dict[tuple[bool, str, Any], dict[tuple[int, str], str]] = {}
+    sets = defaultdict[tuple[str, Any], dict[tuple[int, str], str]](dict)
     for run in runs:
-        if images := evaluated_images(run):
-            kind = run.is_evaluation, run.split, run.options["DATA.FOLD"]
-            sets.setdefault(kind, {}).setdefault(images, run.name)
-    folds = {run.options["DATA.FOLD"] for run in runs}
-    notes = ["The first of folds is not the best model: each has other images"] if len(folds) > 1 else []
-    return notes + [
-        f"The {split or 'evaluated'} images or their labels differ, so that the figures cannot be compared: "
-        + ", ".join(f"{number:,} of {name}" for (number, _), name in found.items())
-        for (_, split, _), found in sets.items()
-        if len({number for number, _ in found}) > 1 or len({digest for _, digest in found if digest}) > 1
-    ]
+        images = evaluated_images(run)
+        if images and images[1]:
+            sets[run.split or "evaluated", run.options["DATA.FOLD"]].setdefault(images, run.name)
+    notes = []
+    for (split, _), found in sets.items():
+        if len(found) > 1:
+            named = ", ".join(f"{number:,} of {name}" for (number, _), name in found.items())
+            notes.append(f"The {split} images or their labels differ, so that the figures cannot be compared: {named}")
+    return notes
 
 
 def _given(run: RunContents) -> dict[str, Any]:
@@ -163,21 +158,12 @@ def learning_curve(runs: Sequence[RunContents]) -> list[str]:
 
 
 def share_chart(runs: Sequence[RunContents]) -> list[Chart]:
-    """The metric by the share of the training images, where `learning_curve` has a line: mean, and the deviation."""
-    scores = _scores_by_share(runs)
-    if not scores:
+    """The mean of the metric by the share of the training images, where `learning_curve` has a line."""
+    points = [(100 * share, statistics.mean(found)) for share, found in _scores_by_share(runs).items()]
+    if not points:
         return []
-    curves = defaultdict[str, list[Point]](list)
-    for share, found in scores.items():
-        mean = statistics.mean(found)
-        curves["mean"].append((100 * share, mean))
-        if len(found) > 1:
-            deviation = statistics.stdev(found)
-            curves["mean - std"].append((100 * share, mean - deviation))
-            curves["mean + std"].append((100 * share, mean + deviation))
-    series = [Series(name, points, index) for index, (name, points) in enumerate(curves.items())]
     title = f"Validation {runs[0].metric.title} by training images"
-    return [Chart(title, "share of the training images (%)", series, unit_of(runs[0].metric))]
+    return [Chart(title, "share of the training images (%)", [Series("mean", points)], unit_of(runs[0].metric))]
 
 
 _MAX_FILE_BYTES = 32_000  # of a picture: all of them have less than 5 MB
@@ -205,21 +191,17 @@ def data_uri(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}" if data.startswith(first_bytes) else ""
 
 
-_MEANS = {"": "", "test_": "test ", "macro_f1_": "macro F1 "}  # beginnings of figures, and of their columns
-
-
 class Group(NamedTuple):
     """Runs of which only SEED or DATA.FOLD was asked to differ.
 
     options: in which groups differ, by dotted key; None for one that rules made differ.
     figures: the metric that decides, the number of finished runs; mean and standard deviation (n - 1) of their metric,
-    its value on test images, and macro F1; None without a value. The script adds `out_of_fold`, the metric of the
-    held-out images of all folds together.
+    and of its value on test images; `out_of_fold`, which the script sets: the metric of the held-out images of all
+    folds together. None without a value.
     """
 
     options: dict[str, Any]
     figures: dict[str, Any]
-    notes: list[str]  # runs that are left out, and options that rules made differ
     runs: Sequence[RunContents] = ()  # finished ones
 
     @property
@@ -233,14 +215,11 @@ class Group(NamedTuple):
         figures = self.figures
         metric = METRICS[figures["metric"]]
         texts = {"metric": metric.title, "runs": str(figures["runs"])}
-        for prefix, title in _MEANS.items():
-            of = METRICS["macro_f1"] if prefix == "macro_f1_" else metric
-            text = of.text(figures[f"{prefix}mean"])
-            if (deviation := figures[f"{prefix}std"]) is not None:
-                text += f" ± {of.text(deviation, '')}"
-            texts[f"{title}mean ± std"] = text
-        if "out_of_fold" in figures:
-            texts["out of fold"] = metric.text(figures["out_of_fold"])
+        for prefix in ("", "test_"):
+            deviation = metric.text(figures[f"{prefix}std"], "")
+            mean = metric.text(figures[f"{prefix}mean"])
+            texts[f"{prefix}mean ± std".replace("_", " ")] = " ± ".join(filter(None, (mean, deviation)))
+        texts["out of fold"] = metric.text(figures["out_of_fold"])
         return texts
 
     @property
@@ -248,39 +227,31 @@ class Group(NamedTuple):
         return len(self.runs) > 1 and len({run.options["DATA.FOLD"] for run in self.runs}) == len(self.runs)
 
 
-def groups_of(runs: Sequence[RunContents]) -> tuple[list[Group], list[str]]:
+def groups_of(runs: Sequence[RunContents]) -> list[Group]:
     """The groups in the order of their first runs, by the options that files, flags and -opts gave: rules may derive
-    other epochs for each fold. No groups if no two runs differ only in seed or fold; then the reason, if any differ.
+    other epochs for each fold. No groups if no two runs differ only in seed or fold.
     """
     trained = [run for run in runs if not run.is_evaluation]
-    differing = compared_options(trained)
     asked = asked_options(trained)
     groups = dict[str, list[RunContents]]()
     for run in trained:
         options = _given(run)
         groups.setdefault(repr([[options.get(key) for key in asked], run.metric.name]), []).append(run)
-    if len(groups) < len(trained):
-        return [_group(asked, members) for members in groups.values()], []
-    repeated, others = (" and ".join(key for key in keys if key in differing) for keys in (_REPEATED, asked))
-    return [], [f"No mean over {repeated}: no two runs have the same {others or 'metric'}"] if repeated else []
+    if len(groups) == len(trained):
+        return []
+    return [_group(asked, members) for members in groups.values()]
 
 
 def _group(keys: list[str], members: list[RunContents]) -> Group:
-    derived = {key: values for key, values in compared_options(members).items() if key not in _REPEATED}
+    derived = compared_options(members)
     options = {key: None if key in derived else members[0].options.get(key) for key in keys}
     runs = [run for run in members if _is_result(run)]
-    notes = [f"{run.name} is left out: {run.short_status}" for run in members if run not in runs]
-    for key, values in derived.items():
-        derived_values = ", ".join(dict.fromkeys(map(shorten, values)))
-        notes.append(f"The runs have {key} {derived_values}, which data, time or memory decided")
-    scores = {"": [run.score for run in runs], "test_": [run.test_score for run in runs]}
-    scores["macro_f1_"] = [run.figures.get("macro_f1") for run in runs]
     figures: dict[str, Any] = {"metric": members[0].metric.name, "runs": len(runs)}
-    for name, found in scores.items():
+    for name, found in {"": [run.score for run in runs], "test_": [run.test_score for run in runs]}.items():
         values = [value for value in found if value is not None]
         figures[f"{name}mean"] = statistics.mean(values) if values else None
         figures[f"{name}std"] = statistics.stdev(values) if len(values) > 1 else None
-    return Group(options, figures, notes, runs)
+    return Group(options, figures | {"out_of_fold": None}, runs)
 
 
 def group_columns(groups: Sequence[Group]) -> list[str]:

@@ -47,7 +47,7 @@ BASELINES = ("pixel_baseline", "majority_class")
 # A new key of the result: here, in docs/operation.md, and where it is measured (CONTRIBUTING.md names the places).
 RESULT_KEYS = (
     *METRICS, "samples", "split", "precision", "recall", "f1", "ece", "epoch", "checkpoint", "average_score",
-    "raw_score", "probe_score", "knn_top1", "probe_l2", *BASELINES, "test", "finished", "stopped_early", "reason",
+    "raw_score", "probe_score", "probe_l2", *BASELINES, "test", "finished", "stopped_early", "reason",
     "train_seconds", "total_seconds", "images_per_second", "peak_memory_bytes", "numeric_precision", "device",
     "parameters", "trainable_parameters",
 )  # fmt: skip

@@ -39,8 +39,7 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     update_json(two / "run.json", result={"top1": 51.0, "test": {"top1": 49.5}, "train_seconds": 3600.0})
     (two / "report.html").touch()
     page, lines, problems = compare(one, two)
-    (problem,) = problems
-    assert "no two runs have the same TRAIN.BASE_LR" in problem
+    assert not problems
     assert lines[-1] == f"Page: {tmp_path / 'compare.html'}"
     assert [re.split(" {2,}", line) for line in lines[:3]] == [
         ["run", "best validation top-1", "epoch", "test top-1", "training time", "state"],
@@ -52,11 +51,9 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     assert "SEED 3 0 TRAIN.BASE_LR 0.02 0.01" in page.text
     assert "DATA.IMAGE_SIZE" not in page.text
     assert [tag["href"] for tag in page.all("a") if "report" in tag["href"]] == ["two%20%26%20more/report.html"]
-    curves = re.findall(r'<polyline class="curve c(\d)" points="[^"]*" data-name="([^"]*)"', page.html)
-    assert set(curves) == {("0", "two &amp; more"), ("1", "one")}
-    assert len(curves) % 2 == 0
     (validation,) = re.findall(r"<svg[^>]*><title[^>]*>Validation top-1<.*?</svg>", page.html, re.S)
-    assert re.findall(r'data-y="([^"]*)"/>', validation) == ["10 20 30 40 50", "10 20 30"]
+    curves = re.findall(r'class="curve c(\d)".*?data-name="([^"]*)".*?data-y="([^"]*)"/>', validation)
+    assert curves == [("0", "two &amp; more", "10 20 30 40 50"), ("1", "one", "10 20 30")]
 
 
 def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, compare):
@@ -88,19 +85,17 @@ def test_figures_of_different_validation_images_are_marked(tmp_path, compare):
     same = [run("a", 46, "d1"), run("b", 46, "d1"), run("old", 46, "")]
     page, lines, _ = compare(*same)
     assert "labels differ" not in page.text + "".join(lines)
-    line = "The validation images or their labels differ, so that the figures cannot be compared: "
-    for other, end in ((run("c", 46, "d2"), "46 of a, 46 of old, 46 of c"), (run("d", 93, ""), "93 of d")):
+    line = "The validation images or their labels differ, so that the figures cannot be compared: 46 of a, "
+    for other, end in ((run("c", 46, "d2"), "46 of c"), (run("d", 93, "d3"), "93 of d")):
         page, lines, _ = compare(*same, other)
-        (found,) = (shown for shown in lines if shown.startswith(line))
-        assert sorted(found.removeprefix(line).split(", "))[-1] == sorted(end.split(", "))[-1]
-        assert found in page.text
+        assert f"{line}{end}" in lines
+        assert f"{line}{end}" in page.text
     evaluations = [make_evaluation_run(tmp_path / name) for name in ("e", "f", "g")]
     for folder, (split, digest) in zip(evaluations, (("val", "1"), ("val", "2"), ("test", "3")), strict=True):
         update_json(folder / "evaluation/summary.json", split=split)
         write_facts(folder, [EvaluationData(8, 3, 3, split, digest=digest)])
     page, lines, _ = compare(*evaluations)
-    assert lines[-1:0:-1].count(f"{line}8 of e, 8 of f") == 1
-    assert "test images or" not in page.text
+    assert [shown.rpartition(": ")[2] for shown in lines if "labels differ" in shown] == ["8 of e, 8 of f"]
 
 
 def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, compare):
@@ -182,7 +177,6 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
         expected = np.mean(values), np.std(values, ddof=1), np.mean(values) / 2, np.std(values, ddof=1) / 2
         found = [float(row[name]) for name in ("mean", "std", "test_mean", "test_std")]
         assert np.allclose(found, expected, rtol=1e-12)
-        assert (row["macro_f1_mean"], row["macro_f1_std"]) == ("", "")
     printed = capsys.readouterr().out
     page = Reader((tmp_path / "compare.html").read_text())
     mean, deviation = np.mean(scores[0.01]), np.std(scores[0.01], ddof=1)
@@ -190,12 +184,11 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
         rf"0\.01 +top-1 +6 +{mean:.2f}% ± {deviation:.2f} +{mean / 2:.2f}% ± {deviation / 2:.2f}\n", printed
     )
     assert f"0.01 top-1 6 {mean:.2f}% ± {deviation:.2f} {mean / 2:.2f}% ± {deviation / 2:.2f}" in page.text
-    assert "macro F1 mean" not in printed  # without a value
     assert "labels differ" not in printed  # each fold has images of its own
 
 
 def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
-    """Rules derive other epochs for each fold: one mean, and a line; of epochs that were given: no mean, and why."""
+    """Rules derive other epochs for each fold: one mean; of epochs that were given: no mean."""
     for fold, (epochs, score) in enumerate([(9, 84.0), (6, 55.0), (10, 86.0)]):
         keys = ["DATA.FOLDS=3", f"DATA.FOLD={fold}", f"TRAIN.NUM_EPOCHS={epochs}", "TRAIN.MINUTES=2"]
         given = {"TRAIN.NUM_EPOCHS": 40, "DATA.FOLD": fold, "DATA.FOLDS": 3, "TRAIN.MINUTES": 2}
@@ -204,14 +197,12 @@ def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
     assert main([str(tmp_path)]) == 0
     (row,) = read_rows(tmp_path / "groups.csv")
     assert (row["runs"], float(row["mean"])) == ("3", 75)
-    printed = capsys.readouterr()
-    assert "TRAIN.NUM_EPOCHS 10, 9, 6" in printed.out
-    assert "no figures out of fold" in printed.err
+    assert "no figures out of fold" in capsys.readouterr().err
     for fold in range(3):
         given |= {"TRAIN.NUM_EPOCHS": (9, 6, 10)[fold], "DATA.FOLD": fold}
         update_json(tmp_path / f"fold-{fold}/run.json", given=given)
     assert main([str(tmp_path)]) == 0
-    assert "DATA.FOLD: no two runs have the same TRAIN.NUM_EPOCHS" in capsys.readouterr().err
+    assert "± " not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("further, has_curve", [([], True), (["TRAIN.BASE_LR={}"], False)], ids=["shares", "and rates"])
@@ -229,10 +220,7 @@ def test_a_learning_curve_is_the_gain_per_doubling(further, has_curve, tmp_path,
     assert any(line.startswith(curve) for line in lines) == (curve in page.text) == has_curve
     drawn = re.search(r"by training images<.*?</svg>", page.html, re.S)
     values = re.findall(r'data-x="([^"]*)" data-y="([^"]*)"', drawn[0]) if drawn else []
-    deviations = np.std([[10, 12], [58, 62], [89, 91]], axis=1, ddof=1)
-    expected = [np.array([11, 60, 90]) + sign * deviations for sign in (0, -1, 1)] if has_curve else []
-    assert [x for x, _ in values] == ["5 20 80"] * len(expected)
-    assert [[*map(float, y.split())] for _, y in values] == pytest.approx(np.array(expected), rel=1e-6)
+    assert values == [("5 20 80", "11 60 90")] * has_curve
 
 
 def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare):
