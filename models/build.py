@@ -39,7 +39,6 @@ from models.weights.fit import Fitted, fit_published, load_pretrained, output_la
 from models.weights.names import head_names
 from models.weights.read import WeightsFile, read_weights
 from utils.device import on_meta_device
-from utils.errors import UserError
 from utils.library_compat import init_weights_of
 
 
@@ -246,8 +245,7 @@ def build_model(
     if options.type == "timm" and options.pretrained == "timm":
         fitted = fit_published(model, options, purpose)
     elif options.pretrained:
-        shapes_at = partial(_shapes_at, options, data)
-        fitted = load_pretrained(model, options.pretrained, options, purpose, weights_size, shapes_at)
+        fitted = load_pretrained(model, options.pretrained, options, purpose, weights_size)
     if not purpose.needs_head:
         tune(model, options)
     if options.grad_checkpointing is True:
@@ -279,14 +277,6 @@ def build_on_meta(options: Model, data: Data) -> nn.Module:
     """The model without memory and weights. Raises UserError: as `build_model`."""
     with on_meta_device():
         return _construct(options.model_copy(update={"pretrained": None}), data)
-
-
-def _shapes_at(options: Model, data: Data, size: tuple[int, int]) -> dict[str, torch.Size]:
-    """The shapes of the model's tensors at an image size; {} where it cannot be built."""
-    with suppress(UserError):
-        model = build_on_meta(options, data.model_copy(update={"image_size": size}))
-        return {name: tensor.shape for name, tensor in model.state_dict().items()}
-    return {}
 
 
 def _construct(options: Model, data: Data) -> nn.Module:

@@ -29,18 +29,13 @@ LOADER_ARGUMENTS = {
 }
 
 
-def _near(name: str, known: list[str]) -> str:
-    """A hint at the model that an unknown name means."""
-    same_start = [one for one in known if one.startswith(name.lower().partition(".")[0])]
-    hint = did_you_mean(name, same_start, cutoff=0.0) or did_you_mean(name, known)
-    return hint or '; python -c "import timm; print(*timm.list_models())" lists all'
-
-
 def check_name(name: str) -> None:
     """Raises UserError: timm has no model of this name."""
     known = timm.list_models(include_tags="." in name)
     if not timm.is_model(name) or ("." in name and name not in known):
-        raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{_near(name, known)}")
+        same_start = [one for one in known if one.startswith(name.lower().partition(".")[0])]
+        hint = did_you_mean(name, same_start, cutoff=0.0) or did_you_mean(name, known)
+        raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{hint}")
 
 
 def build_timm(options: TimmModel, data: Data) -> nn.Module:
@@ -198,13 +193,9 @@ def check_image_size(model: nn.Module, name: str, data: Data) -> None:
         with torch.no_grad():
             model.eval()(image)
     except Exception as error:  # of many types, by family
-        cfg = getattr(model, "default_cfg", None) or {}
-        channels, *size = cfg.get("input_size", [0])
-        default = f"; its defaults are DATA.IMAGE_SIZE {size}, IMAGE_CHANNELS {channels}" if size else ""
-        raise UserError(
-            f"{name} with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: a forward pass fails"
-            f" ({_first_line(error)}){default}; change one of them"
-        ) from error
+        given = f"its MODEL keys, DATA.IMAGE_SIZE {data.image_size} and IMAGE_CHANNELS {data.image_channels}"
+        problem = f"{name} with {given}: a forward pass fails ({_first_line(error)})"
+        raise UserError(f"{problem}; change one of them") from error
     finally:
         model.train()
 

@@ -2,12 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
-import torch
 from torch import nn
 
 from configs.schema.model import Model
@@ -56,8 +55,7 @@ class Candidate:
     """Tensors of a file with the names of the model. path: their entry and the prefix of their names in the file.
 
     score: the numbers of tensors of the model, without its heads, that it has in the same shape, and in any shape.
-    notes: on a conversion, on a head beside the backbone. others: the candidates that fit as well; other_key:
-    MODEL.WEIGHTS_ENTRY of another one.
+    notes: on a conversion, on a head beside the backbone. others: the candidates that fit as well.
     """
 
     path: str
@@ -65,7 +63,6 @@ class Candidate:
     score: tuple[int, int]
     notes: Sequence[Note]
     others: Sequence[str] = ()
-    other_key: str = ""
 
     @property
     def title(self) -> str:
@@ -73,11 +70,6 @@ class Candidate:
 
     def is_named(self, name: str) -> bool:
         return f".{name}." in f".{self.title}."
-
-    def equals(self, other: "Candidate") -> bool:
-        if self.state.keys() != other.state.keys():
-            return False
-        return all(torch.equal(tensor, other.state[name]) for name, tensor in self.state.items())
 
 
 def choose(weights: WeightsFile, model: nn.Module, options: Model, purpose: Purpose) -> Candidate:
@@ -97,18 +89,11 @@ def choose(weights: WeightsFile, model: nn.Module, options: Model, purpose: Purp
         entries = summarize_names([one.title for one in found], limit=6)
         problem = f"has no weights {options.weights_entry} (MODEL.WEIGHTS_ENTRY), but {entries}"
         raise UserError(f"{weights.file}: {problem}; change the key or remove it")
-    one, *equals = chosen
-    if not all(map(one.equals, equals)):
+    if len(chosen) > 1:
         entries = summarize_names([one.title for one in chosen], limit=6)
-        fix = "choose with -opts MODEL.WEIGHTS_ENTRY=NAME"
-        if purpose == TEACHER:
-            fix = "give a file with one of them"  # the key is the student's
+        fix = "choose with -opts MODEL.WEIGHTS_ENTRY=NAME, or give a file with one of them"
         raise UserError(f"{weights.file}: the entries {entries} fit equally well; {fix}")
-    others = [summarize_names([other.title]) for other in best if other is not one]
-    keys = others
-    if one in best:
-        keys = [kind for kind in order if kinds[kind] and one not in kinds[kind]] + others
-    return replace(one, others=others, other_key=keys[0] if keys else "")
+    return replace(chosen[0], others=[summarize_names([one.title]) for one in best if one is not chosen[0]])
 
 
 def _wanted(
@@ -147,11 +132,7 @@ def find_candidates(weights: WeightsFile, model: nn.Module, options: Model) -> l
     most = max([0, *(one.score[1] for one in found)])
     if 4 * most < len(body):
         largest = max(weights.tensors.states.values(), key=len, default={})
-        fix = (
-            weights.advice(options.name) or "name the model of the file with -model, or give weights with timm's names"
-        )
-        if options.type == "transformers":
-            fix = "give the folder that the model's save_pretrained writes"
+        fix = weights.advice(options.name) or "name the model of the file with -model, or give weights of this model"
         problem = f"contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors"
         of_model = summarize_names(filter(body.__contains__, own))
         raise UserError(f"{weights.file}: {problem} ({of_model}); {fix}")
@@ -177,20 +158,10 @@ def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str]
     part, note = convert({name.removeprefix(prefix): state[name] for name in inside})
     outside = {name: state[name] for name in state if name not in {*inside, *part} and not _OF_LOSS.search(name)}
     notes = [note] if note else []
-    _take_heads_behind_dropout(part, own.keys() - body)
     notes += _take_heads_beside(part, outside, own, body)
     names = body & part.keys()
     shapes = sum(part[name].shape == own[name].shape for name in names)
     return Candidate(f"{entry}.{prefix}".strip("."), part | outside, (shapes, len(names)), notes)
-
-
-def _take_heads_behind_dropout(part: State, heads: Collection[str]) -> None:
-    """Renames `fc.1.weight` of nn.Sequential(Dropout, Linear) to `fc.weight`. heads: names of the model's."""
-    for path in {name.rpartition(".")[0] for name in heads if name not in part}:
-        layers = [name for name in part if name.startswith(f"{path}.")]
-        if len({name.rpartition(".")[0] for name in layers}) == 1:
-            for name in layers:
-                part[f"{path}.{name.rpartition('.')[2]}"] = part.pop(name)
 
 
 def _take_heads_beside(part: State, outside: State, own: State, body: set[str]) -> list[Note]:

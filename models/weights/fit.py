@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,7 +12,7 @@ from warnings import catch_warnings
 
 import torch
 from timm.layers import resample_abs_pos_embed_nhwc, to_2tuple
-from timm.models import adapt_input_conv, is_model
+from timm.models import adapt_input_conv
 from torch import nn
 
 from configs.schema.model import Model
@@ -40,21 +40,17 @@ class NewHead(Enum):
     NO_KNOWN_CLASS = "none of the classes in the file"
 
 
-ShapesAt = Callable[[tuple[int, int]], Mapping[str, torch.Size]]  # height and width of the images -> of the tensors
-
-
 @dataclass
 class Fitted:
     """How initial weights fit a model.
 
-    source: the file, and the entry in it. others, other_key: as of `Candidate`. remarks: on conversions. new_heads: by
-    the name of the part; zero_heads: their last layers are zero. counts: classes in the file and in the model. unused:
-    names of tensors in the file.
+    source: the file, and the entry in it. others: as of `Candidate`. remarks: on conversions. new_heads: by the name of
+    the part; zero_heads: their last layers are zero. counts: classes in the file and in the model. unused: names of
+    tensors in the file.
     """
 
     source: str
     others: Sequence[str] = ()
-    other_key: str = ""
     remarks: list[Note] = field(default_factory=list)
     new_heads: dict[str, NewHead] = field(default_factory=dict)
     zero_heads: bool = False
@@ -73,7 +69,7 @@ class Fitted:
     def notes(self) -> list[Note]:
         source = f"weights: {self.source}"
         if self.others:
-            source += f"; also there: {', '.join(self.others)} (MODEL.WEIGHTS_ENTRY={self.other_key})"
+            source += f"; also there: {', '.join(self.others)} (MODEL.WEIGHTS_ENTRY)"
         head = "new head, of zeros" if self.zero_heads else "new head"
         kinds = {NewHead.OTHER_NORM: "new"}
         texts = [
@@ -84,13 +80,11 @@ class Fitted:
             texts.append(f"not used: {summarize_names(self.unused, limit=8)}")
         return [Note("log", source), *self.remarks, *(Note("log", text) for text in texts)]
 
-    def check_heads(self, file: Path, heads: list[str]) -> None:
+    def check_heads(self, file: Path) -> None:
         """Raises UserError if a head is new."""
         for name, reason in self.new_heads.items():
-            fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
-            if self.new_heads.keys() >= set(heads) and NewHead.NOT_IN_FILE in self.new_heads.values():
-                fix = "train with these weights first, or give weights with a head"
-            raise UserError(f"{file}: cannot be evaluated ({name}: {reason.value.format(*self.counts)}); {fix}")
+            problem = f"{file}: cannot be evaluated ({name}: {reason.value.format(*self.counts)})"
+            raise UserError(f"{problem}; train with these weights first, or give weights with this head")
 
 
 def load_pretrained(
@@ -99,7 +93,6 @@ def load_pretrained(
     options: Model | None = None,
     purpose: Purpose = FINE_TUNE,
     image_size: tuple[int, int] | None = None,
-    shapes_at: ShapesAt = lambda size: {},
 ) -> Fitted:
     """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
 
@@ -110,8 +103,7 @@ def load_pretrained(
     resized, the first convolution may have 1 or 3 channels, and a head of other classes is new.
 
     options: of the model, by default a ViT. image_size: height and width of the images of the weights; None if they do
-    not state it: position embeddings of another number of tokens are then of a square. shapes_at: the shapes of the
-    model's tensors at another image size, for advice.
+    not state it: position embeddings of another number of tokens are then of a square.
     Raises UserError: as `read_weights` and `choose`; a tensor that is missing, has no place, another shape or is not
     finite; a new head where the purpose needs one of the file. The model is then unchanged.
     """
@@ -120,7 +112,7 @@ def load_pretrained(
     chosen = choose(weights, model, options, purpose)
     entry = f" ({summarize_names([chosen.path])})" if chosen.path else ""
     source = f"{weights.file}{entry}, {len(chosen.state)} tensors"
-    fitted = Fitted(source, chosen.others, chosen.other_key, [*chosen.notes], zero_heads=purpose.zero_head)
+    fitted = Fitted(source, chosen.others, [*chosen.notes], zero_heads=purpose.zero_head)
     pairs = Pairs(model, chosen.state, fitted)
     pairs.adapt_channels()
     pairs.resize_positions(weights, image_size)
@@ -129,11 +121,10 @@ def load_pretrained(
     pairs.fit_norm()
     for head in pairs.heads:
         pairs.fit_head(head, purpose.head_rows, is_pooled=options.features != "pre_logits")
-    pairs.check_shapes(weights, image_size, shapes_at)
     checked = _check_tensors(weights, pairs, options.name)
     fitted.unused = [name for name in pairs.state if name not in pairs.own]
     if purpose.needs_head:
-        fitted.check_heads(weights.file, pairs.heads)
+        fitted.check_heads(weights.file)
         hidden = [name for name in fitted.unused if _part(name) == "pre_logits"]  # of ViTs of ImageNet-21k
         text = "the results differ from the results of the weights' own program"
         text += ": this model lacks their layer before the head"
@@ -151,8 +142,8 @@ def fit_published(model: nn.Module, options: Model, purpose: Purpose) -> Fitted:
     """
     outputs = getattr(model, "pretrained_cfg", {}).get("num_classes")
     if purpose.needs_head and outputs != options.num_logits:
-        fix = "remove MODEL.NUM_CLASSES" if outputs else "train with these weights first"
-        raise UserError(f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}; {fix}")
+        problem = f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}"
+        raise UserError(f"{problem}; train with these weights first")
     fitted = Fitted(f"timm's {options.name}", zero_heads=purpose.zero_head)
     if outputs != options.num_logits or options.features == "token_avg":
         reasons = {None: NewHead.NOT_IN_FILE, 0: NewHead.NOT_IN_FILE, options.num_logits: NewHead.OTHER_FEATURES}
@@ -251,20 +242,6 @@ class Pairs:
             with suppress(Exception), catch_warnings(action="ignore"):  # as above
                 resized = resize(dict(self.state), self.model)
                 self._replace_resized({name: resized[name] for name in left if name in resized})
-
-    def check_shapes(self, weights: WeightsFile, image_size: tuple[int, int] | None, shapes_at: ShapesAt) -> None:
-        """Raises UserError if the tensors of the file are of the model at another image size: theirs, or timm's."""
-        misfits = {name: source.shape for name, source, target in self if source.shape != target.shape}
-        published: Any = getattr(self.model, "default_cfg", None) or {}
-        sizes = [image_size, tuple(published.get("input_size", ()))[1:]]
-        for size in filter(None, sizes if misfits else ()):
-            shapes = shapes_at(size)
-            if all(shapes.get(name) == shape for name, shape in misfits.items()):
-                flag = ",".join(map(str, dict.fromkeys(size)))
-                raise UserError(
-                    f"{weights.file}: are weights of another image size, to which timm does not resize"
-                    f" {summarize_names(misfits)}; give -image_size={flag}"
-                )
 
     def _replace_resized(self, found: State) -> None:
         fitting = [name for name in found if found[name].shape == self.own[name].shape]
@@ -393,11 +370,7 @@ def _check_tensors(weights: WeightsFile, pairs: Pairs, name: str) -> State:
     misfits = [name for name in own if state[name].shape != own[name].shape]
     refuse([f"{name} {_shape(state[name])}, not {_shape(own[name])}" for name in misfits], "wrong shapes")
     left = _left_over(pairs)
-    with_biases = f"{name.partition('.')[0]}_qkvb"  # timm's other model of DINOv3
-    remedy = fix
-    if is_model(with_biases) and all(one.endswith("qkv.bias") for one in left):
-        remedy = f"give -model={with_biases}"
-    refuse(left, "the model has no place for", remedy)
+    refuse(left, "the model has no place for")
     kinds = [name for name in own if own[name].is_floating_point() != (state[name].dtype in _FLOAT_DTYPES)]
     refuse([f"{name} {state[name].dtype}" for name in kinds], "wrong dtypes")
     cast = {name: state[name].to(own[name].dtype) for name in own}

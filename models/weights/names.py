@@ -119,7 +119,6 @@ _REGNET = Family(
 """),
     ],
 )
-_OF_HEADS: dict[Any, str] = {False: " (DISTILLED for two heads)"}  # by MODEL.DISTILLED
 _STATISTICS = ((r"\._mean$", ".running_mean"), (r"\._variance$", ".running_var"))
 
 
@@ -141,11 +140,8 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
     others, note = _of_paddleclas(model, state)
     if body_names(model) <= counters.keys() | others.keys():
         return counters | others, note
-    heads = _OF_HEADS.get(getattr(options, "distilled", None), "")
-    raise UserError(
-        f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}; "
-        f"give weights of this model, or set MODEL{heads} to match"
-    )
+    problem = f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}"
+    raise UserError(f"{problem}; give weights of this model, or set MODEL to match")
 
 
 def _from_paddlevit(family: Family, options: Model, model: nn.Module, state: State) -> tuple[State, list[str]]:

@@ -143,27 +143,22 @@ class WeightsFile(Header):
         return {"TYPE": "timm", "NAME": self.architecture} if self.architecture else {}
 
     def advice(self, name: str) -> str:
-        """The model of the file and the flags for it, for an error; '' if the file names none, or the model `name`."""
+        """The flags for the model of the file, for an error; '' if the file names none, or the model `name`."""
         with suppress(Exception):  # a file of another program has any content
             own = parse_value(self.entries[OPTIONS_ENTRY])["MODEL"]
-            stated = summarize_names([own["NAME"]])
-            is_timm = own["TYPE"] == "timm" and not own["KWARGS"]
-            if not is_timm or stated != name:
-                fix = f"give -model={stated}" if is_timm else "omit -cfg and -model"
-                return f"these are weights of {stated}; {fix}"
+            return f"these are weights of {summarize_names([own['NAME']])}; omit -cfg and -model"
         return f"the file names -model={self.architecture}" if self.architecture not in ("", name) else ""
 
     @property
     def trained_size(self) -> Any:
         """The size of the training images by the arguments: a number, or [height, width]; None if they lack it."""
         stated = (self.arguments.get(name) for name in ("input_size", "img_size", "image_size"))
-        size = next(filter(None, stated), None)
-        if not isinstance(size, list | tuple):
-            return size
-        if len(size) == 1:
-            return size[0]
-        is_channels_last = len(size) > 2 and size[-1] in (1, 3) and size[-3] not in (1, 3)
-        return size[-3:-1] if is_channels_last else size[-2:]
+        match next(filter(None, stated), None):
+            case int(side):
+                return side
+            case [1 | 3, height, width] | [height, width]:
+                return [height, width]
+        return None
 
 
 def _named(options: Any) -> dict[str, Any]:

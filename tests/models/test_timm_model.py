@@ -63,17 +63,6 @@ def test_weights_of_another_image_size_are_read_as_timm_reads_them(saved, kind):
         assert model(images).std() > 1e-4
 
 
-def test_weights_of_a_size_to_which_timm_does_not_resize_name_it(saved):
-    arguments = {"embed_dim": 16, "num_heads": 1, "stages": (1, 1, 1, 1)}
-    path = saved(timm.create_model("hiera_tiny_224", num_classes=3, **arguments).state_dict())
-    given = ("hiera_tiny_224", f"-pretrained={path}")
-    with refused(r"weights of another image size, .*; give -image_size=224$"):
-        model_of(*given, "-image_size=256", **arguments)
-    model_of(*given, "-image_size=224", **arguments)
-    with refused(r"wrong shapes.*; give weights of hiera_tiny_224, or set MODEL"):
-        model_of(*given, "-image_size=256", **arguments | {"embed_dim": 32})
-
-
 def test_fields_of_a_configuration_are_arguments_of_the_class():
     model = model_of("naflexvit_base_patch16_gap", "-image_size=32", depth=2, embed_dim=32, num_heads=2)
     assert len(model.blocks) == 2
@@ -132,7 +121,7 @@ def test_published_weights(saved, monkeypatch, error):
     model = model_of("test_vit", "-pretrained=timm")
     assert torch.equal(model.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight)
     config = config_for("-model=test_vit", "-pretrained=timm", "-opts", "MODEL.NUM_CLASSES=3")
-    with refused(r"have 1000 outputs, not 3; remove MODEL\.NUM_CLASSES"):  # not a random head
+    with refused("have 1000 outputs, not 3"):  # not a random head
         model_for(config, purpose=EVALUATE)
     assert outputs_of_weights(config.model, config.data) == 1000
     monkeypatch.undo()
@@ -149,15 +138,14 @@ VIT = "-image_size=32 -opts MODEL.EMBED_DIM=24 MODEL.DEPTH=4 MODEL.NUM_HEADS=3"
 REFUSED = r"""
 -model=resnet5O -opts SEED=0 | MODEL\.NAME.* resnet5O.* resnet50
 -model=deit_smal -opts SEED=0 | did you mean deit_small_
--model=zzz -opts SEED=0 | timm\.list_models\(\)
 -model=test_vit.r161_in1k -opts SEED=0 | did you mean test_vit.*\.r160_in1k
 -model=efficientnet_b8 -opts MODEL.PRETRAINED=timm | timm has no weights of efficientnet_b8;
--model=levit_128s -opts DATA.IMAGE_SIZE=200 | levit_128s.* DATA\.IMAGE_SIZE 200:   # by the forward pass
+-model=levit_128s -opts DATA.IMAGE_SIZE=200 | levit_128s.* DATA\.IMAGE_SIZE 200   # by the forward pass
 # An argument of a parent of the class, and one of timm's function alone
 -model=deit_tiny_distilled_patch16_224 -opts 'MODEL.KWARGS={init_value: 3}' | init_value.* did you mean init_values
 -model=test_vit -opts 'MODEL.KWARGS={img_size: 3}' | img_size.*DATA.IMAGE_SIZE
 -model=naflexvit_base_patch16_gap -opts 'MODEL.KWARGS={cfg: {depth: 2}}' | cfg is no further argument of NaFlexVit
--model=csatv2 -opts DATA.IMAGE_CHANNELS=1 | IMAGE_SIZE \[512, 512\], IMAGE_CHANNELS 3; change
+-model=csatv2 -opts DATA.IMAGE_CHANNELS=1 | csatv2 .* a forward pass fails
 -model=coat_tiny -opts MODEL.GRAD_CHECKPOINTING=true | ^MODEL\.GRAD_CHECKPOINTING: .* coat_tiny
 -model=pit_ti_224 -opts MODEL.TUNE=last:1 | last:1: pit_ti_224 .*group_matcher
 -model=inception_v3 -opts MODEL.TUNE=last:1 | last:1: inception_v3 has no list of blocks; use head or full
@@ -176,7 +164,7 @@ VIT MODEL.STEM=levit_128s | levit_128s has no features of stride 16
 @SwinTransformer -opts 'MODEL.NUM_HEADS=[1, 2, 3, 4]' | NUM_HEADS of stage 3 is 3, no divisor
 @MobileOne -opts 'MODEL.CHANNELS=[8, 9, 16, 24, 32]' | gives 9 channels
 @ConvMixer -opts MODEL.DROPPATH=0.1 | convmixer does not accept .*MODEL.DROPPATH; set
-@SwinTransformer -image_size=14 | ^-image_size: .* 14 is not a multiple of 4, .* 16; -model=resnet10t
+@SwinTransformer -image_size=14 | ^-image_size: .* 14 is not a multiple of 4, .* 16
 # Weights: the file, and the tensor and the values that differ
 @SwinTransformer -eval -pretrained=%DeiT_plain -opts SEED=0 | weights.pdparams: .*position_embedding.* Swin Trans
 @LeViT -eval -pretrained=%LeViT -opts 'MODEL.DEPTH=[1, 1, 1]' | weights.pdparams: .*blocks.3.attn.* LeViT
