@@ -169,7 +169,7 @@ def write_split(
         path = folder / f"{split.name}-{len(indexes):06d}.tar"
         rows = write_shard(path, itertools.chain([sample], samples), max_bytes)
         shard = Shard(path.name, path.stat().st_size)
-        records, _ = read_records(chunks_of(open_regular_file(path)), str(path), shard.num_bytes, label_key, group_key)
+        records, _ = read_records(chunks_of(open_regular_file(path)), str(path), label_key, group_key)
         if [record[2:] for record in records] != rows:
             raise UserError(f"{path}: read back, it is not as it was written; check the disk and start again")
         indexes.append(to_index(shard, records, str(path)))

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from configs.schema import Data
 from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
 from datasets.shards.location import FoundShards, find_shards, parse_location
-from datasets.shards.records import FURTHER, DamagedShard, labels_in, read_records
+from datasets.shards.records import DamagedShard, labels_in, read_records
 from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
 from datasets.sources.groups import check_groups
@@ -29,7 +29,6 @@ from datasets.sources.split import Part, Splitter
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import atomic_write, locked, open_regular_file
 from utils.notes import Counts, Note
-from utils.system import usable_cores
 from utils.threads import DaemonPool
 
 START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then waits as TIMEOUT_SECONDS says
@@ -58,27 +57,9 @@ class TarShards(Source):
             self._names, self._several = self._read_several()
         elif any(name.startswith("\0") for name in self.index.class_names or ()):
             raise UserError(f"{data.data_path}: has images with several labels; set DATA.MULTI_LABEL=true")
-        self.notes += self._notes(cache)
-
-    def _notes(self, cache: ShardCache | None) -> list[Note]:
-        """How the shards are read, which images are not, and the split of shards without val."""
-        data = self.data
-        shards = self.index.shards
-        notes = []
-        if not self._reader.store.is_local:
-            source = "not cached (DATA.CACHE_GB is 0): each image is read as a range, in each epoch"
-            if cache:
-                source = f"cached in {cache.folder.parent}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
-            size = sum(shard.num_bytes for shard in shards) / 1e9
-            notes.append(Note("log", f"{self._reader.store.root}: {len(shards)} shards, {size:.3g} GB, {source}"))
-        number = sum(shard.num_further for shard in shards)
-        if number:
-            rule = "of a sample, up to the first dot of a name, KEY.jpg goes before KEY.png and KEY.name.jpg"
-            notes.append(Note("warning", f"not read are {number:,} further images: {rule}"))
         if "val" not in self.found.splits:
             part = "a part of each class is held out (DATA.VAL_FRACTION)"
-            notes.append(Note("screen", f"no shard belongs to the split val: {part}"))
-        return notes
+            self.notes.append(Note("screen", f"no shard belongs to the split val: {part}"))
 
     def _read_several(self) -> tuple[list[str] | None, np.ndarray]:
         """The names of the classes, None for numbers, and the multi-hot target of each label in the index (L + 1, C).
@@ -252,7 +233,7 @@ class _StoredRows:
             is_assumed = shard.is_assumed or not current.is_comparable_with(shard)
             if is_assumed and (not self.assume or shard.name in self.indexes):
                 continue
-            known = current._replace(is_assumed=is_assumed, num_further=shard.num_further)
+            known = current._replace(is_assumed=is_assumed)
             self.indexes[shard.name] = replace(index.of_shard(position), shards=[known])
 
     def missing(self) -> list[Shard]:
@@ -284,14 +265,14 @@ def _read_shards(store: ShardStore, stored: _StoredRows, path: Path) -> None:
     findings = []
     num_bytes = sum(shard.num_bytes for shard in shards)
     keys = (stored.label_key, stored.group_key)
-    threads = min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)
+    threads = min(len(shards), _MAX_THREADS)
     with (
         tqdm(desc="index", total=num_bytes, unit="B", unit_scale=True, leave=False, disable=None) as bar,
         contextlib.ExitStack() as at_end,
     ):
         at_end.callback(stored.save, path)
         pool = at_end.enter_context(contextlib.closing(DaemonPool(threads)))
-        reads = {pool.submit(read_records, store.stream(s), store.url(s.name), s.num_bytes, *keys): s for s in shards}
+        reads = {pool.submit(read_records, store.stream(s), store.url(s.name), *keys): s for s in shards}
         for result in as_completed(reads):
             shard = reads.pop(result)
             bar.update(shard.num_bytes)
@@ -300,7 +281,6 @@ def _read_shards(store: ShardStore, stored: _StoredRows, path: Path) -> None:
             except DamagedShard as error:
                 findings.append(str(error))
                 continue
-            shard = shard._replace(num_further=found.found.get(FURTHER, (0, ""))[0])
             stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name))
             for reason, (number, example) in found.found.items():
                 others.add(reason, example, number)

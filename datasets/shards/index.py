@@ -35,14 +35,12 @@ class Shard(NamedTuple):
 
     version: its ETag, or for a local file `LOCAL_VERSION` and the time of its last change in ns; None if unknown.
     is_assumed: whether the index was made without this version, so that the shard may be newer than its rows.
-    num_further: images that are not read beside the image of their sample.
     """
 
     name: str
     num_bytes: int
     version: str | None = None
     is_assumed: bool = False
-    num_further: int = 0
 
     def is_same_as(self, other: "Shard") -> bool:
         """Tells whether both have one size and, where both know it, one version.
@@ -192,7 +190,7 @@ def read_index(data: bytes, origin: str) -> Index:
         if any(part.compress_type != zipfile.ZIP_STORED for part in file.zip.infolist()):
             raise ValueError  # a small file could fill the memory
         about, rows, class_names, label_key, group_key = json.loads(file["about"].tobytes())
-        shards = [Shard(*row) for row in rows]
+        shards = [Shard(*row[:4]) for row in rows]  # an earlier version wrote another column
         names = class_names or []
         arrays = {name: file[name] for name in _COLUMNS}
         index = Index(shards, class_names, arrays, label_key, group_key)
@@ -201,7 +199,6 @@ def read_index(data: bytes, origin: str) -> Index:
             {name: array.dtype.str for name, array in arrays.items()} == _COLUMNS,
             all(array.ndim == 1 for array in arrays.values()),
             {tuple(map(type, shard[:3])) for shard in shards} <= {(str, int, str), (str, int, NoneType)},
-            {type(shard.num_further) for shard in shards} <= {int},
             len({shard.name for shard in shards}) == len(shards),
             all(0 <= shard.num_bytes < 2**62 for shard in shards),
             all(map(is_class_name, names)),

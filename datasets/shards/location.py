@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from configs.schema.data import secret_in_url
 from configs.yaml_io import shorten
 from datasets.shards.index import INFO_FILE
-from datasets.shards.store import SCHEME, ShardStore, is_local
+from datasets.shards.store import SCHEME, ShardStore
 from datasets.sources.path_words import SPLIT_NAMES, split_of
 from datasets.sources.shared_arrays import to_nfc
 from utils.errors import UserError
@@ -22,10 +22,11 @@ from utils.system import require
 
 _SUFFIX = ".tar"
 MAX_NAMES = 10**6
-_NAME = re.compile(rf"[^\\:]{{0,1020}}{re.escape(_SUFFIX)}")
+_NAME = re.compile(r"([^\\:/.][^\\:/]*/)*[^\\:/.][^\\:/]*\.tar")  # nothing hidden
+_NO_NAME = f"is not a short relative path of a {_SUFFIX} file without '..', ':', backslashes and control characters"
 _MAX_INFO_BYTES = 64 << 20
-_BEFORE_PATTERN = re.compile(r"([^{]*)/")  # up to the last slash before a brace
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
+_HOST = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?")  # a name or a number, or a bucket
 _ClassName = Annotated[str, Field(min_length=1), AfterValidator(to_nfc)]
 
 
@@ -37,8 +38,6 @@ def parse_location(data_path: str) -> tuple[str, list[str] | None]:
 
     Raises UserError: the scheme is not supported, the URL contains credentials or a query, or the pattern is not valid.
     """
-    if data_path.startswith("pipe:"):
-        raise UserError("DATA.DATA_PATH: 'pipe:' is a shell command, and is not run; use a folder or a URL")
     scheme = SCHEME.match(data_path)
     if not scheme:
         return _split_pattern(data_path)
@@ -49,12 +48,7 @@ def parse_location(data_path: str) -> tuple[str, list[str] | None]:
     if problem := secret_in_url(url):
         raise UserError(f"DATA.DATA_PATH: {problem}")
     host, *path = rest.split("/")
-    try:
-        parts = urlsplit(f"{name}://{host}")
-        checks = [parts.hostname, parts.port != 0, "{" not in host, host.isprintable(), not {"", ".", ".."} & {*path}]
-    except ValueError:
-        checks = [False]
-    if not all(checks):
+    if not (_HOST.fullmatch(host) and {"", ".", ".."}.isdisjoint(path)):
         raise UserError(f"DATA.DATA_PATH: {shorten(url)} is not a valid URL")
     root, names = _split_pattern(url)
     return root, list(map(unquote, names)) if names and name.startswith("http") else names
@@ -65,23 +59,16 @@ def _split_pattern(path: str) -> tuple[str, list[str] | None]:
 
     The names of the pattern are in the order in which Bash expands it.
     """
-    is_folder = is_local(path) and os.path.isdir(path)
-    if is_folder or not ("{" in path or path.endswith(_SUFFIX)):
+    if os.path.isdir(path) or not ("{" in path or path.endswith(_SUFFIX)):
         return path.rstrip("/") or "/", None
-    found = _BEFORE_PATTERN.match(path)
-    root = "."
-    pattern = path
-    if found:
-        root = found[1] or "/"
-        pattern = path[found.end() :]
-    shown = shorten(pattern)
-    names = _expand(pattern) if "{" in pattern else [pattern]
+    before, brace, after = path.partition("{")
+    root, slash, start = before.rpartition("/")
+    pattern = start + brace + after
+    names = list(dict.fromkeys(_expand(pattern))) if brace else [pattern]
     for name in names:
-        if problem := _name_problem(name):
-            raise UserError(f"DATA.DATA_PATH: {shorten(name)}, from the pattern {shown}, {problem}")
-    if len(set(names)) < len(names):
-        raise UserError(f"DATA.DATA_PATH: the pattern {shown} names a shard twice")
-    return root, names
+        if not _is_name(name):
+            raise UserError(f"DATA.DATA_PATH: {shorten(name)}, from the pattern {shorten(pattern)}, {_NO_NAME}")
+    return root or slash or ".", names
 
 
 def _expand(pattern: str) -> list[str]:
@@ -102,16 +89,14 @@ def _expand(pattern: str) -> list[str]:
     return names
 
 
-def _name_problem(name: str) -> str | None:
-    """Returns why this text is no name of a shard relative to the root, or None. It may come from a foreign file."""
-    if name.isprintable() and _NAME.fullmatch(name) and {"", ".", ".."}.isdisjoint(name.split("/")):
-        return None
-    return f"is not a short relative path of a {_SUFFIX} file without '..', ':', backslashes and control characters"
+def _is_name(name: str) -> bool:
+    """Tells whether this text, which may come from a foreign file, is the name of a shard relative to the root."""
+    return len(name) <= 1024 and name.isprintable() and bool(_NAME.fullmatch(name))
 
 
 def _check_name(name: str) -> str:
-    if problem := _name_problem(name):
-        raise ValueError(f"{shorten(name)} {problem}")
+    if not _is_name(name):
+        raise ValueError(f"{shorten(name)} {_NO_NAME}")
     return name
 
 
@@ -163,7 +148,7 @@ def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundS
             info = _Info.model_validate_json(data)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            key = ".".join(map(str, first["loc"])) or "splits"
+            key = ".".join(map(str, first["loc"]))
             problem = f"{shorten(key)}: {first['msg'].removeprefix('Value error, ')}"
             fix = "correct it, or give a pattern of names instead"
             raise UserError(f"{store.url(INFO_FILE)}: {problem}; {fix}") from None
@@ -179,7 +164,7 @@ def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundS
     for folder in folders:
         if split_of(folder):
             files += store.list_folder(folder)[0]
-    shards = [file for file in files if not (_name_problem(file) or "/." in f"/{file}")]
+    shards = [file for file in files if _is_name(file)]
     if not shards:
         fix = "check it, or use -dataset=folder for images"
         raise UserError(f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}, not compressed); {fix}")

@@ -26,20 +26,17 @@ Label = int | str | None
 
 MAX_LABEL_BYTES = 1 << 20  # of a file .cls or .json
 LABELS_KEY = "labels"  # in the .json of a sample with several labels, written by make_shards.py
-LEFT_OUT = -1  # timm's mark of a sample that is not part of a selection of classes
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _LABELS = ("cls", "json")
 _IGNORED = re.compile("|(?=__).*(?<=__)", re.DOTALL)  # no name, or one between underscores
 _NUMBER = re.compile(rf"\s*(\d{{1,{LABEL_DIGITS}}})\s*".encode())
 _JSON_KEYS = ("label", "cls", "target", "class", "class_id", "class_name")
 _IMAGES = [extension.removeprefix(".") for extension in (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)]
-FURTHER = Reason("further images of samples are not read", kind="log")
+_FURTHER = Reason("further images of samples are not read", "KEY.jpg goes before KEY.png and KEY.name.jpg")
 
 _CHUNK_BYTES = 1 << 22
 _MAX_HEADER_BYTES = 1 << 14  # of a member, with its extension headers: `tarfile` takes quadratic time for some
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 _FIX = "copy or write the shard again"
-_AS_FILES = "write the file itself (tar --dereference --hard-dereference)"
 
 
 def join_labels(labels: Iterable[int | str]) -> str:
@@ -139,40 +136,23 @@ class Archive:
         return DamagedShard(f"{self.origin}: {problem}; {fix}")
 
     def _header_error(self) -> DamagedShard:
-        if self._start == 0 and self._last.startswith(_COMPRESSED):
-            return self.error("is compressed", "unpack it: samples are read at their positions in the archive")
-        if self._is_cut:
-            return self.error(f"is cut short after {self.position:,} bytes")
-        if self.position <= tarfile.BLOCKSIZE:
-            return self.error("is not a tar archive")
-        return self.error(f"is damaged at byte {self._start:,} (no valid header)")
+        return self.error(f"has no valid header at byte {self._start:,}: is damaged, cut short, compressed or no tar")
 
     def _check_member(self, header: tarfile.TarInfo, global_headers: Iterable[str]) -> None:
-        name = header.name
-        in_global = [key for key in global_headers if key in ("path", "size") or key.startswith("GNU.sparse.")]
+        path = header.name.split("/")
         checks = [
-            (header.islnk() or header.issym(), "is a link", _AS_FILES),
-            (header.issparse(), "is a sparse file", "write the archive without --sparse"),
-            (
-                not (header.isreg() or header.isdir()),
-                f"is a device, a pipe or no file (type {header.type!r})",
-                "leave it out",
-            ),
-            (
-                not name or name.startswith("/") or "\0" in name or ".." in name.split("/"),
-                "is not a path inside the archive",
-                "write relative paths without ..",
-            ),
-            (
-                not 0 <= header.size <= MAX_FILE_BYTES,
-                f"has {shorten(header.size)} bytes, more than {MAX_FILE_BYTES}",
-                "leave it out",
-            ),
-            (in_global, "has a name or a size in a global header", "write it in the header of the member"),
+            header.isreg() != header.isdir(),  # no link, device or pipe
+            not header.issparse(),
+            path[0] != "",
+            ".." not in path,
+            "\0" not in header.name,
+            0 <= header.size <= MAX_FILE_BYTES,
+            not any(key.startswith(("path", "size", "GNU.sparse.")) for key in global_headers),
         ]
-        for is_refused, problem, fix in checks:
-            if is_refused:
-                raise self.error(f"member {shorten(name)} {problem}", fix)
+        if not all(checks):
+            problem = f"is no regular file with a relative path, of at most {MAX_FILE_BYTES:,} bytes"
+            fix = "write it as one (tar --dereference --hard-dereference), or leave it out"
+            raise self.error(f"member {shorten(header.name)} {problem}", fix)
 
 
 class Record(NamedTuple):
@@ -187,17 +167,17 @@ class Record(NamedTuple):
 
 
 def read_records(
-    chunks: Iterable[bytes], origin: str, num_bytes: int, label_key: str = "", group_key: str = ""
+    chunks: Iterable[bytes], origin: str, label_key: str = "", group_key: str = ""
 ) -> tuple[list[Record], Counts]:
     """The samples of a shard that have an image, in its order, and counts of others. `find_label` gives their labels.
 
     The image is the file of the first of `IMAGE_EXTENSIONS`, see `_file_of`. Files are ignored if their basename has no
     extension, or begins with a dot, or begins and ends with two underscores.
 
-    chunks, origin: as of `Archive`. num_bytes: the size of the shard. group_key: of the groups in .json; '' for none.
+    chunks, origin: as of `Archive`. group_key: of the groups in .json; '' for none.
 
-    Raises DamagedShard: as `Archive.members`; or a label is invalid, a file or a key occurs twice, a sample has images
-    of several names (see `_file_of`), or the size differs.
+    Raises DamagedShard: as `Archive.members`; or a label is invalid, a file or a key occurs twice, or a sample
+    has images of several names (see `_file_of`).
     """
     archive, records, others, keys = Archive(chunks, origin), list[Record](), Counts(), set[str]()
     for key, group in groupby(_files(archive), attrgetter("key")):
@@ -216,21 +196,19 @@ def read_records(
                 first = next(iter(files.values()))
                 others.add(Reason(f"samples have no image (.{', .'.join(_IMAGES)})", kind="log"), shorten(first.name))
                 continue
-            contents = _contents_of_labels(files, bool(label_key or group_key))
-            label = find_label(contents, key, label_key)
-            group_name = _group_in(contents, group_key)
+            cls = _file_of(files, ["cls"])
+            about = None
+            if label_key or group_key or not cls:  # several .json beside a .cls are about other things
+                about = _parse_json(_file_of(files, ["json"]))
+            label = find_label(cls and cls.content, about, key, label_key)
+            group_name = _group_in(about, group_key)
         except ValueError as error:
             raise archive.error(f"sample {shorten(key)}: {error}", "correct the shard") from None
-        further = [file.name for file in files.values() if file.kind in _IMAGES and file != image]
+        further = [file.name for file in files.values() if file.kind in _IMAGES]
+        further.remove(image.name)
         if further:
-            others.add(FURTHER, shorten(further[0]), len(further))
-        if label == LEFT_OUT:
-            reason = Reason(f"samples are left out: their label {shorten(label_key)} is -1", kind="log")
-            others.add(reason, shorten(image.name))
-        else:
-            records.append(Record(image.offset, image.size, image.crc, label, image.name, group_name))
-    if archive.position != num_bytes:
-        raise archive.error(f"has {archive.position:,} bytes, not {num_bytes:,}", "start again when it is complete")
+            others.add(_FURTHER, shorten(further[0]), len(further))
+        records.append(Record(image.offset, image.size, image.crc, label, image.name, group_name))
     return records, others
 
 
@@ -250,26 +228,17 @@ class _File(NamedTuple):
         return self.extension.rpartition(".")[2]
 
 
-def _contents_of_labels(files: Mapping[str, _File], needs_json: bool) -> dict[str, bytes]:
-    """The contents of .cls and .json, by kind. Several .json beside a .cls are about other things."""
-    labels = [_file_of(files, ["cls"])]
-    if needs_json or not labels[0]:
-        labels.append(_file_of(files, ["json"]))
-    return {file.kind: file.content for file in labels if file}
-
-
-def _group_in(contents: Mapping[str, bytes], group_key: str) -> str:
+def _group_in(about: Any, group_key: str) -> str:
     """The group that the .json of a sample names; '' if there is none."""
-    named: Any = _value_of(contents, group_key) if group_key else None
-    if not _is_label(named):
+    named = _value_of(about, group_key)
+    if not (group_key and _is_label(named)):
         return ""
     return named if isinstance(named, str) else str(int(named))
 
 
-def _value_of(files: Mapping[str, bytes], key: str) -> Any:
+def _value_of(about: Any, key: str) -> Any:
     """The value of a key in .json; None if there is none."""
-    value = _parse_json(files["json"]) if "json" in files else None
-    return value.get(key) if isinstance(value, dict) else None
+    return about.get(key) if isinstance(about, dict) else None
 
 
 def _file_of(files: Mapping[str, _File], kinds: Sequence[str]) -> _File | None:
@@ -302,30 +271,32 @@ def _files(archive: Archive) -> Iterator[_File]:
         yield _File(f"{folder}{slash}{stem}", extension, member.name, member.offset_data, member.size, crc, content)
 
 
-def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
+def find_label(cls: bytes | None, about: Any, key: str, label_key: str) -> Label:
     """The first of these that exists.
 
-    - With a `label_key`, its value in .json, and nothing else; `LEFT_OUT` if it is -1; `join_labels` of a list.
+    - With a `label_key`, its value in .json, and nothing else; `join_labels` of a list.
     - The number in .cls.
     - A number or a text in .json: alone, or as the value of label, cls, target, class, class_id or class_name.
     - The name of the folder of the image in the archive.
 
-    files: the contents of .cls and .json, of each at least the first `MAX_LABEL_BYTES` + 1 bytes. key: the path of the
-    sample's files without their extension.
+    cls, about: the content of .cls, and what .json says, or None. key: the path of the sample's files without their
+    extension.
 
     Raises ValueError: the label is no number from 0 with at most `LABEL_DIGITS` digits, and no name of a class.
     """
     if label_key:
-        return _label_of_key(_value_of(files, label_key), label_key)
-    if "cls" in files:
-        number = _NUMBER.fullmatch(files["cls"])
-        return _checked(int(number[1]) if number else files["cls"][:100].decode("latin-1"), ".cls", names=False)
-    if "json" in files:
-        value = _parse_json(files["json"])
-        if isinstance(value, dict):
-            value = next((value[name] for name in _JSON_KEYS if _is_label(value.get(name))), None)
-        if _is_label(value):
-            return _checked(value, ".json")
+        return _label_of_key(_value_of(about, label_key), label_key)
+    if cls is not None:
+        number = _NUMBER.fullmatch(cls)
+        if not number:
+            text = shorten(cls[:100].decode("latin-1"))
+            raise ValueError(f".cls: the label {text} is not a whole number from 0 to {10**LABEL_DIGITS - 1}")
+        return int(number[1])
+    value = about
+    if isinstance(about, dict):
+        value = next((about[name] for name in _JSON_KEYS if _is_label(about.get(name))), None)
+    if _is_label(value):
+        return _checked(value, ".json")
     folder = key.rpartition("/")[0].rpartition("/")[2]
     return None if folder in ("", ".") else _checked(folder, "folder")
 
@@ -335,14 +306,16 @@ def _label_of_key(label: Any, label_key: str) -> Label:
         return join_labels(_checked(one, ".json") for one in label)
     if not _is_label(label):
         raise ValueError(f".json has no label {shorten(label_key)}")
-    return LEFT_OUT if label == LEFT_OUT else _checked(label, ".json")
+    return _checked(label, ".json")
 
 
-def _parse_json(data: bytes) -> Any:
-    if len(data) > MAX_LABEL_BYTES:
+def _parse_json(file: _File | None) -> Any:
+    if file is None:
+        return None
+    if len(file.content) > MAX_LABEL_BYTES:
         raise ValueError(f".json has more than {MAX_LABEL_BYTES:,} bytes")
     try:
-        return json.loads(data)
+        return json.loads(file.content)
     except (ValueError, RecursionError):
         raise ValueError(".json is not valid JSON") from None
 
@@ -354,12 +327,12 @@ def _is_label(value: Any) -> bool:
     return type(value) in (int, str) and value != ""
 
 
-def _checked(value: int | float | str, place: str, names: bool = True) -> int | str:
-    if isinstance(value, str) and names:
+def _checked(value: int | float | str, place: str) -> int | str:
+    if isinstance(value, str):
         if not is_class_name(value):
             raise ValueError(f"{place}: {shorten(value)} is not the name of a class, at most 255 characters")
         return value
-    if isinstance(value, str) or not 0 <= value < 10**LABEL_DIGITS:
+    if not 0 <= value < 10**LABEL_DIGITS:
         raise ValueError(f"{place}: the label {shorten(value)} is not a whole number from 0 to {10**LABEL_DIGITS - 1}")
     return int(value)
 

@@ -211,9 +211,8 @@ class ShardReader:
 
     def __init__(self, store: ShardStore, cache: ShardCache | None, shards_in_use: int) -> None:
         self.store, self.cache, self.shards_in_use = store, cache, shards_in_use
-        open_shard = self._open_local if store.is_local else cache and cache.open
         # An open file stays readable after the cache has removed it.
-        self._open = open_shard and lru_cache(min(shards_in_use, _MAX_OPEN_FILES))(open_shard)
+        self._open = lru_cache(min(shards_in_use, _MAX_OPEN_FILES))(self._open_file)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.store, self.cache, self.shards_in_use)
@@ -248,9 +247,17 @@ class ShardReader:
 
     def drop(self, shard: Shard) -> None:
         """Removes the copy of a remote shard on this machine."""
-        if self.cache and self._open:
+        if self.cache:
             self._open.cache_clear()
             self.cache.drop(shard)
+
+    def _open_file(self, shard: Shard) -> BinaryIO:
+        """Opens a shard that is a file on this machine, or in the cache; raises OSError if there is no such file."""
+        if self.store.is_local:
+            return self._open_local(shard)
+        if self.cache:
+            return self.cache.open(shard)
+        raise FileNotFoundError
 
     def _open_local(self, shard: Shard) -> BinaryIO:
         path = self.store.url(shard.name)
@@ -260,10 +267,9 @@ class ShardReader:
             raise error_from(error, f"{path}: cannot be read ({error.strerror}); {_FIX}, then resume") from error
 
     def _file(self, shard: Shard) -> BinaryIO | None:
-        """Opens a shard that is a file on this machine, or in the cache; None if there is no such file."""
         try:
-            return self._open(shard) if self._open else None
-        except OSError:  # not in the cache
+            return self._open(shard)
+        except OSError:
             return None
 
 

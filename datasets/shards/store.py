@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -15,8 +14,6 @@ from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-
-from torch.utils.data import get_worker_info
 
 from datasets.shards.index import LOCAL_VERSION, Shard
 from datasets.shards.records import chunks_of
@@ -28,7 +25,6 @@ from utils.threads import DaemonPool
 _T = TypeVar("_T")
 _HEAD_THREADS = 32
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
-_SILENT_SECONDS, _TELL_SECONDS = 3.0, 30.0
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 CHECK = "check DATA.DATA_PATH"
 
@@ -103,31 +99,19 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE
 _REFUSED = "non-2xx status code: "  # and the status
 _HEAD_REFUSED = re.compile(r"non-2xx status code: (403|405|501)")  # a signed address, for one, may allow GET only
 _BEYOND_END = re.compile(r"Wanted range starting at|non-2xx status code: 416")
-_PASSING_STATUS = {"408", "425", "429"}  # besides 5xx: too slow, too early, too many requests
+_PASSING_STATUS = re.compile("5|408|425|429")  # these: too slow, too early, too many requests
 _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
 }
 _SERVER = "check the server, then resume"
-_NETWORK = "check the network and the server, then resume"
-_METADATA = re.compile("/latest/api/token|/latest/meta-data|/computeMetadata/")  # machines in a cloud have these
-_CREDENTIAL = re.compile("redential|ervice account")
+# The first three are addresses of machines in a cloud.
+_CREDENTIAL = re.compile("/latest/api/token|/latest/meta-data|/computeMetadata/|redential|ervice account")
 _METADATA_SECONDS = 15.0
-
-_NO_LOGIN, _NO_ACCESS = "the server asks for credentials (status 401)", "access is refused (status 403)"
 _WHOLE_FILES = Problem(
     "the server sends whole files only", "set DATA.CACHE_GB, which downloads them", error=RangesNotSupported
 )
-# Parts of obstore's error texts without an answer of a server; the first match counts.
-_PROBLEMS = {
-    "TooManyRedirects": Problem("the server redirects without end", CHECK),
-    "BadScheme": Problem("the server redirects to a URL without encryption, or the endpoint is not a URL", CHECK),
-    "incorrectly configured region": Problem("the bucket is in another region", "set AWS_REGION"),
-    "ertificate": Problem("the TLS certificate of the server is not valid", "check the URL, and SSL_CERT_FILE"),
-    "dns error": Problem("the host is not found", "check the URL and the network", math.inf),
-    "TimedOut": Problem("the server does not answer", _NETWORK, math.inf),
-    "": Problem("the connection is refused or ends", _NETWORK, math.inf),
-}
+_UNREACHABLE = Problem("the server cannot be reached", "check the network and the server, then resume", math.inf)
 
 
 class RemoteFiles:
@@ -173,10 +157,10 @@ class RemoteFiles:
         """Describes an error of obstore or of the operating system."""
         exceptions = self._exceptions
         credentials = _CREDENTIALS.get(self.root.partition("://")[0], "use a server without a login")
+        refused = Problem("access is refused, or needs credentials", f"check the URL, or {credentials}")
         of_types = [
             ((OSError, ValueError), LocalFiles.describe(error)),
-            (exceptions.UnauthenticatedError, Problem(_NO_LOGIN, credentials)),
-            (exceptions.PermissionDeniedError, Problem(_NO_ACCESS, f"check the URL, or {credentials}")),
+            ((exceptions.UnauthenticatedError, exceptions.PermissionDeniedError), refused),
             (exceptions.NotSupportedError, _WHOLE_FILES),
             (exceptions.PreconditionError, changed(self.root)),
         ]
@@ -189,17 +173,14 @@ class RemoteFiles:
         """Describes an error of obstore that has no class of its own by its text. credentials: how to give them."""
         request, _, answer = text.partition(_REFUSED)
         status = answer[:3]
-        may_pass = status.startswith("5") or status in _PASSING_STATUS
-        metadata_seconds = 0.0 if status and not status.startswith("5") else _METADATA_SECONDS
-        problems = [
-            (_BEYOND_END.search(text), changed(self.root)),
-            (_METADATA.search(request), Problem("no credentials are found", credentials, metadata_seconds)),
-            (status and "<Code>NoSuchBucket</Code>" in text, Problem("the bucket does not exist", CHECK)),
-            (status, Problem(f"the server answers with status {status}", _SERVER, math.inf if may_pass else 0.0)),
-            (_CREDENTIAL.search(text), Problem("the credentials cannot be used", credentials)),
-            *((part in text, problem) for part, problem in _PROBLEMS.items()),
-        ]
-        return next(problem for applies, problem in problems if applies)
+        may_pass = _PASSING_STATUS.match(status)
+        if _BEYOND_END.search(text):
+            return changed(self.root)
+        if _CREDENTIAL.search(request):
+            return Problem("no credentials are found, or they cannot be used", credentials, _METADATA_SECONDS)
+        if status:
+            return Problem(f"the server answers with status {status}", _SERVER, math.inf if may_pass else 0.0)
+        return _UNREACHABLE
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
         found = self.store.list_with_delimiter(folder or None)
@@ -221,21 +202,9 @@ class RemoteFiles:
         return list(map(bytes, parts))
 
     def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
-        try:
-            result = self.store.get(name, options={"range": {"offset": start}} if start else None)
-            skipped = 0
-        except self._exceptions.NotSupportedError:  # the server sends whole files only
-            result = self.store.get(name)
-            skipped = start
+        result = self.store.get(name, options={"range": {"offset": start}} if start else None)
         found = Shard(name, result.meta["size"], result.meta["e_tag"])
-        return found, _without_start(map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES)), skipped)
-
-
-def _without_start(chunks: Iterator[bytes], num_bytes: int) -> Iterator[bytes]:
-    for chunk in chunks:
-        if len(chunk) > num_bytes:
-            yield chunk[num_bytes:]
-        num_bytes = max(0, num_bytes - len(chunk))
+        return found, map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES))
 
 
 class ShardStore:
@@ -273,12 +242,11 @@ class ShardStore:
     def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Reads the bytes of each range (start, length) of a remote file; raises RangesNotSupported, too."""
         assert not isinstance(self.files, LocalFiles)
-        wanted = [part for part in ranges if part[1]]  # servers refuse empty ranges
-        parts = self._retry(name, partial(self.files.read_ranges, name, wanted)) if wanted else []
+        wanted = [(start, max(1, length)) for start, length in ranges]  # servers refuse empty ranges
+        parts = self._retry(name, partial(self.files.read_ranges, name, wanted))
         if [len(part) for part in parts] != [length for _, length in wanted]:
             raise self._changed(name)
-        filled = iter(parts)
-        return [next(filled) if length else b"" for _, length in ranges]
+        return [part[:length] for part, (_, length) in zip(parts, ranges, strict=True)]
 
     def read_small(self, name: str, max_bytes: int) -> bytes | None:
         """Reads a whole file; None if it does not exist. S3 refuses access to a file that does not exist."""
@@ -331,7 +299,7 @@ class ShardStore:
         """Returns the result of a call, which is repeated after an error that may pass; raises Unavailable."""
         started = time.monotonic()
         pause_seconds = _FIRST_PAUSE_SECONDS
-        url = self.url(name) if name else self.root
+        url = self.url(name)
         while True:
             try:
                 return call()
@@ -342,18 +310,5 @@ class ShardStore:
                 if waited + pause_seconds > min(problem.retry_seconds, until_last_call):
                     tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
                     raise problem.error(f"{url}: {problem.text}{tried}; {problem.fix}") from None
-            _tell_wait(f"the run waits for {url}: {problem.text}", waited)
             time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _MAX_PAUSE_SECONDS)
-
-
-_told_at = -math.inf  # when `_tell_wait` printed its last line
-
-
-def _tell_wait(message: str, waited_seconds: float) -> None:
-    """Prints a line about a long wait, one in half a minute. Of loading workers, the first one does it for all."""
-    global _told_at
-    worker, now = get_worker_info(), time.monotonic()
-    if waited_seconds >= _SILENT_SECONDS and now - _told_at > _TELL_SECONDS and not (worker and worker.id):
-        _told_at = now
-        print(f"----- {message}", file=sys.stderr, flush=True)

@@ -181,7 +181,7 @@ def _tar_of(files: dict[str, bytes], tar_format: int, **global_header: str) -> b
 def read_tar(data: bytes, folder: Path) -> None:
     """Reads a shard. The index of the accepted records can be written and read."""
     chunks = (data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES))
-    records, others = read_records(chunks, "shard", len(data), "label" if data.startswith(b"a.png") else "")
+    records, others = read_records(chunks, "shard", "label" if data.startswith(b"a.png") else "")
     for record in records:
         assert 0 <= record.offset <= len(data) - record.length
     index = join([to_index(Shard("shard", len(data)), records, "shard")])

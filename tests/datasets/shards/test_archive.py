@@ -2,6 +2,7 @@
 Samples of a shard are WebDataset's, with the labels of its files."""
 
 import json
+import re
 import subprocess
 import tarfile
 
@@ -84,7 +85,6 @@ def test_a_cut_archive_is_named_wherever_it_is_cut():
     content_end = len(data.rstrip(b"\0")) + 511 & -512
     for length in range(0, content_end + 1, 128):
         assert error_of(data[:length])
-    assert "1,024 bytes" in error_of(data[:1024])
     for length in range(content_end + 512, len(data), 512):  # one block of zeros is enough
         assert files_in(data[:length]) == files_in(data)
 
@@ -95,30 +95,31 @@ def member(**fields: bytes) -> bytes:
 
 NUMBERED = tar_of(numbered(20))
 MIDDLE = NUMBERED.index(b"000009.jpg")
+NO_FILE = "member '.*' is no regular file with a relative path"
 REFUSED = [
-    (NUMBERED[: MIDDLE + 100] + b"\xff" + NUMBERED[MIDDLE + 101 :], f"damaged at byte {MIDDLE:,}"),
+    (NUMBERED[: MIDDLE + 100] + b"\xff" + NUMBERED[MIDDLE + 101 :], f"no valid header at byte {MIDDLE:,}"),
     (FILE + tar_of({"b.jpg": b"2"}), "after its end"),
-    (member(type=b"2", linkname=b"b"), "link"),
-    (member(type=b"6"), "pipe"),
-    (member(name=b"b/../a\0"), "not a path inside"),
-    (member(type=b"5", name=b"/a/\0"), "not a path inside"),
-    (member(size=b"%011o" % 400_000_001), "400000001 bytes"),
+    (member(type=b"2", linkname=b"b"), NO_FILE),
+    (member(type=b"6"), NO_FILE),
+    (member(name=b"b/../a\0"), NO_FILE),
+    (member(type=b"5", name=b"/a/\0"), NO_FILE),
+    (member(size=b"%011o" % 400_000_001), NO_FILE),
     (member(type=b"L", size=b"%011o" % 65_537), "headers at byte 0 with more than"),
-    (member(type=b"L"), "damaged at byte 0"),
-    (member(type=b"S", prefix=bytes(137) + b"\1"), "is a sparse file"),  # 1: its map continues
-    (pax(b"12 path=a\0b\n") + FILE, "not a path inside"),
-    (pax(b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n") + FILE, "damaged at byte 0"),
-    (pax(b"31 size=9999999999999999999999\n") + FILE, "400000000"),
-    *((pax(record, b"g") + FILE, "global") for record in (b"9 path=a\n", b"9 size=0\n", b"21 GNU.sparse.name=b\n")),
+    (member(type=b"L"), "no valid header at byte 0"),
+    (member(type=b"S", prefix=bytes(137) + b"\1"), NO_FILE),  # sparse; 1: its map continues
+    (pax(b"12 path=a\0b\n") + FILE, NO_FILE),
+    (pax(b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n") + FILE, "no valid header at byte 0"),
+    (pax(b"31 size=9999999999999999999999\n") + FILE, NO_FILE),
+    *((pax(record, b"g") + FILE, NO_FILE) for record in (b"9 path=a\n", b"9 size=0\n", b"21 GNU.sparse.name=b\n")),
     *((FILE[:1024] + 5000 * pax(b"9 a=bcde\n", kind) + FILE, "headers at byte 1,024") for kind in (b"x", b"g")),
-    (b"<html>not found</html>" * 100, "not a tar"),
-    (b"\x1f\x8b\x08" + bytes(600), "compressed"),
+    (b"<html>not found</html>" * 100, "no valid header at byte 0"),
+    (b"\x1f\x8b\x08" + bytes(600), "no valid header at byte 0"),
 ]
 
 
 @pytest.mark.parametrize("data, problem", REFUSED, ids=range(len(REFUSED)))
 def test_damaged_and_hostile_archives(data, problem):
-    assert problem in error_of(data)
+    assert re.search(problem, error_of(data))
 
 
 def test_archives_that_look_like_damaged_ones():
@@ -129,7 +130,7 @@ def test_archives_that_look_like_damaged_ones():
 
 def records_of(files, label_key: str = "") -> tuple[list[Record], Counts]:
     data = tar_of(files)
-    return read_records([data[:700], data[700:]], "a.tar", len(data), label_key)
+    return read_records([data[:700], data[700:]], "a.tar", label_key)
 
 
 def error_of_files(files, label_key: str = "") -> str:
@@ -174,13 +175,12 @@ def test_the_label_is_that_of_the_first_source(files, label):
     assert [record.label for record in records_of(files)[0]] == [label]
 
 
-def test_a_label_key_selects_the_samples_as_timm_does():
+def test_a_label_key_selects_the_label():
     files = {}
-    for number, label in enumerate((4, -1, "dog")):
+    for number, label in enumerate((4, "dog")):
         files |= {f"{number}.jpg": b"", f"{number}.cls": b"1", f"{number}.json": json.dumps({"alt": label}).encode()}
-    records, remarks = records_of(files, "alt")
-    assert [(record.name, record.label) for record in records] == [("0.jpg", 4), ("2.jpg", "dog")]
-    assert [count for count, _ in remarks.found.values()] == [1]
+    records, _ = records_of(files, "alt")
+    assert [(record.name, record.label) for record in records] == [("0.jpg", 4), ("1.jpg", "dog")]
     assert "'other'" in error_of_files(files, "other")
     assert "'alt'" in error_of_files({"a.jpg": b"", "a.cls": b"1"}, "alt")
 
@@ -227,9 +227,3 @@ def test_the_last_part_of_an_extension_is_its_kind():
 )  # fmt: skip
 def test_repeated_samples_are_refused(names, name):
     assert name in error_of_files([(one, b"1") for one in names.split()])
-
-
-def test_another_size_is_refused():
-    data = tar_of(numbered(2))
-    with pytest.raises(DamagedShard, match="10,240 bytes, not 10,241"):
-        read_records([data], "a.tar", len(data) + 1)
