@@ -3,14 +3,12 @@
 Legend: N images, C classes.
 """
 
-import json
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +22,12 @@ from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arr
 from datasets.sources.source import Numbers, Source, part_to_read, without_labels
 from datasets.sources.split import split_listing
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import CHOICES, LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, open_table
+from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, open_table
 from datasets.sources.tables.rows import Rows, table_rows
-from utils.errors import Unavailable, UserError, did_you_mean
+from utils.errors import Unavailable, UserError
 from utils.notes import Note
 
-_SEPARATORS = (CHOICES, "|", ";", ",")
+_SEPARATORS = ("|", ";", ",")
 _WHOLE_NUMBER = re.compile(rf"(\d{{1,{LABEL_DIGITS}}})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
 _NUMBERS = re.compile(r"[\[( ]*\d+([\s,;|]+\d+)+[\]) ]*")  # several in a target
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")  # float() reads the names nan and inf, too
@@ -38,9 +36,7 @@ _NO_NAMES = ("nan", "-1")  # as programs write a label that lacks
 _NUMBER_AS_NAME = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
 _NO_LABEL = "has no label; fill it in or remove the line; with -dataset=csv, DATA.MULTI_LABEL=true reads such images"
-_CUT = "has fewer fields than the header, and the file ends in it: is it cut off? Write the rest, or end the line"
 _NO_NUMBER = "does not end with a class number; write a path, a space and a number from 0"
-_FEW = 10  # images: so few may be all of class 0
 Part = tuple[Table, str | None]
 
 
@@ -78,9 +74,6 @@ class Tables(Source):
         if metadata and found.keys().isdisjoint(("train", "val")):
             found["all"] = metadata[0]
         if not found:
-            tables = [shlex.quote(str(one)) for one in sorted(root.iterdir()) if one.suffix.lower() in TABLE_SUFFIXES]
-            if tables:
-                raise UserError(f"{root}: has no train.csv; -dataset=csv -data_path={tables[0]} reads a table")
             found = files  # the error names a file that is not there
         return {split: open_table(file, data.encoding) for split, file in found.items()}
 
@@ -116,14 +109,12 @@ class Tables(Source):
             rows = table_rows(table, data, split)
         except UserError:
             return without_labels(table.file, "has no column of labels")
-        labels = [*map(" ".join, filter(None, rows.target_ids))]
+        labels = {" ".join(target) for target in rows.target_ids if target}
         first = next(iter(rows.target_ids), ())
         if not labels or (table.label_kind == "number" and not first):  # perhaps the number of a path is no label
             return without_labels(table.file, "no row of the split test has a label")
-        unknown = "-1" if len(rows.lines) < _FEW else "-1|0"
-        if len(labels) == 1 and re.fullmatch(rf"({unknown})(\.0*)?", labels[0]):
-            problem = f"all labels of the split test are {labels[0]}, as of images without labels"
-            return without_labels(table.file, problem)
+        if len(labels) == 1 and re.fullmatch(r"(-1|0)(\.0*)?", *labels):
+            return without_labels(table.file, "all labels of the split test are 0 or -1, as of images without labels")
         return True, None
 
 
@@ -140,10 +131,8 @@ class Lists(Tables):
         if root.is_file():
             raise UserError(f"{root}: is a file; give {needed}, or a table ({', '.join(TABLE_SUFFIXES)})")
         if not any(root.glob("*")):  # perhaps a disk that is not mounted yet
-            if root.is_dir():
-                raise Unavailable(f"{root}: is empty; give class folders, {needed} (-data_path)")
-            near = did_you_mean(root.name, [one.name for one in islice(root.parent.glob("*"), 1000) if one.is_dir()])
-            raise Unavailable(f"{root}: no such folder; give class folders, {needed} (-data_path){near}")
+            problem = "is empty" if root.is_dir() else "no such folder"
+            raise Unavailable(f"{root}: {problem}; give class folders, {needed} (-data_path)")
         files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
         return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}
 
@@ -204,8 +193,6 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
         check_target_bytes(rows.file, len(rows.lines), len(class_names))
         of_ids = _multi_hot(labels_of, len(class_names))
         no_label = ""
-        if table.cut_line:  # the image of such a row would have no labels
-            findings.append(f"{rows.place(table.cut_line)}: {_CUT}")
     else:
         of_ids = np.array([(*labels, -1)[0] for labels in labels_of], np.int64)
         no_label = {"number": _NO_NUMBER}.get(kind, _NO_LABEL)
@@ -215,7 +202,7 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     targets = of_ids[np.frombuffer(rows.row_target_ids, np.int32)]
     arrays = listing_arrays(rows.paths, targets=targets, lines=np.frombuffer(rows.lines, np.int32))
     listing = ImageFiles(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
-    _report_repeated_images(listing)
+    _refuse_two_labels(listing)
     return listing
 
 
@@ -232,9 +219,6 @@ def _reader_of_labels(train_rows: Rows, rows: Rows, multi_label: bool) -> Callab
 
 def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:
     notes = []
-    if all(map(_NUMBER.fullmatch, names)):
-        text = f"{file}: the numbers are names of {len(names)} classes: {list_names(names)}"
-        notes.append(Note("log", f"{text} (MODEL.NUM_CLASSES keeps the numbers as they are)"))
     if odd := [name for name in names if name.lower() in _NO_NAMES]:
         fix = "if it is no label, empty its cells or remove its rows"
         notes.append(Note("warning", f"{list_names(odd)} is trained as a class; {fix}: {file}"))
@@ -272,12 +256,7 @@ def _find_wrong_labels(
 
 
 def split_labels(target: str, separator: str | None) -> list[str]:
-    """The labels of a target, each once, in order; without brackets, and quotes in them, as in "['cat', 'dog']".
-
-    separator: CHOICES: a text is one label, an object of Label Studio several.
-    """
-    if separator == CHOICES:
-        return _choices_in(target)
+    """The labels of a target, each once, in order; without brackets, and quotes in them, as in "['cat', 'dog']"."""
     bare = target.strip()
     quotes = ""
     bracketed = re.fullmatch(r"[\[(](.*)[\])]", bare, re.DOTALL)
@@ -285,14 +264,6 @@ def split_labels(target: str, separator: str | None) -> list[str]:
         bare = bracketed[1]
         quotes = "'\""
     names = (part.strip().strip(quotes) for part in bare.split(separator))
-    return list(dict.fromkeys(filter(None, names)))
-
-
-def _choices_in(target: str) -> list[str]:
-    names = [target]
-    if target.startswith(CHOICES):
-        with suppress(ValueError):  # cut off
-            names = json.loads(target)["choices"]
     return list(dict.fromkeys(filter(None, names)))
 
 
@@ -305,7 +276,7 @@ def _refuse_several_labels(rows: Rows) -> None:
         text = " | ".join(target)
         names = [name.strip() for name in re.split(r"[,;|]", text)]
         are_known = len(names) > 1 and known.issuperset(names)
-        is_list = (text[:1] in ("[", "(") and len(split_labels(text, ",")) > 1) or text.startswith(CHOICES)
+        is_list = text[:1] in ("[", "(") and len(split_labels(text, ",")) > 1
         if len(target) > 1 or are_known or is_list or _NUMBERS.fullmatch(text):
             line = rows.lines[rows.row_target_ids.index(target_id)]
             fix = "-dataset=csv -opts DATA.MULTI_LABEL=true trains with several, or write one per image"
@@ -320,8 +291,7 @@ def _find_classes(
 ) -> Numbered:
     """The names of the classes, the label of each name in `used`, and whether they are more than the labels.
 
-    known: the names in the training. kind: as `Table.label_kind`. Of any kind, they are numbers if most are, or for a
-    checkpoint the first one.
+    known: the names in the training. kind: as `Table.label_kind`. Of any kind, they are numbers if most are.
     """
     if kind == "number":
         return _number_labels(used, known, Numbers())
@@ -360,23 +330,18 @@ def _are_numbers(names: Collection[str], numbers: Numbers) -> bool:
     if numbers.are_names and any(map(_LEADING_ZERO.match, names)):
         return False
     each = [_NUMBER.fullmatch(name) is not None for name in names]
-    return all(each[:1]) if numbers.known else 2 * sum(each) >= len(each)
+    return 2 * sum(each) >= len(each)
 
 
-def _report_repeated_images(listing: ImageFiles) -> None:
-    """Adds an error for each image with two targets, and a note about images that are repeated with one target."""
+def _refuse_two_labels(listing: ImageFiles) -> None:
+    """Adds an error for each image with two targets."""
     lines = listing.arrays["lines"]
     targets = listing.arrays["targets"]
     first_index = dict[str, int]()
-    repeated = []
     _, position, counts = np.unique(listing.arrays["paths_crcs"], return_inverse=True, return_counts=True)
     for index in np.flatnonzero(counts[position] > 1).tolist():
         path = listing.paths[index]
-        if (first := first_index.setdefault(path, index)) != index:
-            repeated.append(lines[index])
+        first = first_index.setdefault(path, index)
         if not np.array_equal(targets[first], targets[index]):
             text = f"{listing.file}:{lines[index]}: {shorten(path)} has other labels in line {lines[first]}"
             listing.findings.append(f"{text}; write all its labels in one line, and remove the other")
-    if repeated:
-        text = f"{listing.file}: {len(repeated)} image(s) are listed more than once"
-        listing.notes.append(Note("log", f"{text}; the first repetition is in line {repeated[0]}"))

@@ -12,11 +12,10 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_names import list_names
 from datasets.sources.path_words import SPLIT_NAMES
-from datasets.sources.tables.files import CHOICES, FOLDERS, ONE, Layout, Table, first_folder
+from datasets.sources.tables.files import FOLDERS, ONE, Layout, Table, first_folder
 from utils.errors import UserError
 from utils.notes import Note
 
-_OBJECT = re.compile(rf"(?!{CHOICES}){{")
 _MAX_DISTINCT = 30  # values of a column that are compared
 # Names of columns, in lower case without signs; names of the second kind count if there is none of the first kind.
 _PATHS = (
@@ -40,13 +39,14 @@ _NO_LABEL = re.compile(  # of a person, a place, a device, an image
     "city|view.*|orientation|side|laterality|format|source|license|url|quality|count|index|unnamed.*)?"
 )
 _OF_THIS_PROGRAM = {"probability_1", "label_probability"}  # columns of predictions and of suspect labels
-_MAYBE_SPLITS = {"set", "subset", "dataset", "fold", "phase", "usage", "mode", "part", "stage"}
+_MAYBE_SPLITS = {"dataset", "fold", "phase", "usage", "mode", "part", "stage"}
 _SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
 Values = Mapping[str, Collection[str]]  # of each column
-_NAME_OF_SPLITS = re.compile(rf"{_SPLIT_FLAG.pattern}|(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*")
+_NAME_OF_SPLITS = re.compile(
+    rf"{_SPLIT_FLAG.pattern}|(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*|(sub)?set"
+)
 _NO_NAME = re.compile(r"(Unnamed: \d+)?")  # pandas' index
 Split = tuple[str | None, Mapping[str, str]]  # `Layout.split` and `split_of`
-_SET_NUMBERS = re.compile("[0-3]")  # of MatConvNet
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
 _BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
 
@@ -78,7 +78,7 @@ def _columns_to_predict(table: Table, data: Data, given: Mapping[str, Any]) -> L
 
 
 def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
-    _check_columns(table, data, given)
+    _check_columns(table, given)
     header = table.header
     paths = _names(header, given.get("path"), "image_path", _PATHS)
     others = [name for name in header if name not in paths]
@@ -100,18 +100,12 @@ def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layo
     return Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
 
 
-def _check_columns(table: Table, data: Data, given: Mapping[str, Any]) -> None:
-    """Raises UserError for a given column, or one in a list, that the table lacks; names an option without it."""
-    lost = {key: name for key, value in given.items() for name in _columns_in(value) if name not in table.header}
-    if not lost:
-        return
-    guesses, are_known = likely_columns(table)
-    likely = {"path": "NAME", "label": "NAME", **dict(*guesses[:are_known])}
-    option = _columns_option(data, {key: likely.get(key) for key in lost})
-    if data.groups in lost.values():
-        option = "DATA.GROUPS=null"
-    problem = f"has no column {list_names([*lost.values()])} (DATA.COLUMNS, DATA.GROUPS)"
-    raise UserError(f"{table.file}:1: {problem}; it has {list_names(table.header)}{table.unread}; give -opts {option}")
+def _check_columns(table: Table, given: Mapping[str, Any]) -> None:
+    """Raises UserError for a given column, or one in a list, that the table lacks."""
+    lost = [name for value in given.values() for name in _columns_in(value) if name not in table.header]
+    if lost:
+        problem = f"has no column {list_names(lost)}; it has {list_names(table.header)}{table.unread}"
+        raise UserError(f"{table.file}:1: {problem}; correct DATA.COLUMNS or DATA.GROUPS")
 
 
 def _columns_option(data: Data, changes: Mapping[str, Any]) -> str:
@@ -179,7 +173,7 @@ def likely_columns(table: Table) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _has_objects(values: Iterable[str]) -> bool:
-    return any(map(_OBJECT.match, values))
+    return any(value.startswith("{") for value in values)
 
 
 def _unclear_columns(table: Table, data: Data, paths: Sequence[str], labels: Sequence[str] | None = None) -> UserError:
@@ -204,13 +198,10 @@ def _unclear_columns(table: Table, data: Data, paths: Sequence[str], labels: Seq
 
 def _unclear(table: Table, kind: str, names: Sequence[str], data: Data, advice: Mapping[str, Any]) -> UserError:
     fix = f"name them: -opts {_columns_option(data, advice)}"
-    if len({*table.header}) < len(table.header):
-        fix = f"give each column a name of its own in the first line, and {fix}"
     if kind == "splits":
         fix += " (of train, val and test, or of 0 and 1 if it is is_valid; null: trains on all rows)"
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
-    row = next(([cells[name] for name in table.header] for _, cells in table), [])
-    return UserError(f"{table.file}:1: {found}, with the row {shorten(row)}{table.unread}; {fix}")
+    return UserError(f"{table.file}:1: {found}{table.unread}; {fix}")
 
 
 def _names(header: Sequence[str], given: Any, documented: str, known: Iterable[re.Pattern[str]]) -> list[str]:
@@ -298,10 +289,6 @@ def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
 def _has_name_of_splits(name: str, values: Collection[str]) -> bool:
     """Whether a column with several values, not all of splits, has a name as of splits."""
     plain = _plain(name)
+    is_of_splits = plain not in SPLIT_NAMES and _NAME_OF_SPLITS.fullmatch(plain)
     has_words = not {value.lower() for value in values}.isdisjoint(_SPLIT_WORDS)
-    rules = (
-        plain not in SPLIT_NAMES and _NAME_OF_SPLITS.fullmatch(plain),
-        plain in _MAYBE_SPLITS and has_words,
-        plain in ("set", "subset") and _are(_SET_NUMBERS, values),
-    )
-    return len(values) > 1 and any(rules)
+    return len(values) > 1 and bool(is_of_splits or (plain in _MAYBE_SPLITS and has_words))

@@ -18,7 +18,6 @@ from utils.errors import UserError, error_from
 from utils.files import open_regular_file
 from utils.notes import Note
 
-CHOICES = '{"choices"'  # Label Studio's CSV: {"choices": ["cat", "dog"]} beside plain names
 TEXT_LIST, JSON_LINES, PARQUET = ".txt", ".jsonl", ".parquet"
 TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, PARQUET)
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
@@ -81,7 +80,6 @@ class Table:
     classes: Mapping[str, tuple[str, ...]] = {}  # the names of all classes of a column, if the table has them
     unread = ""  # about columns that are not read, for errors
     layout: Layout | None = None  # see `columns.find_layout`
-    cut_line = 0  # the last line if it has fewer fields than the header and no line end: perhaps cut off
 
     def __init__(self, file: Path, header: Iterable[str] = ()) -> None:
         self.file = file
@@ -120,21 +118,11 @@ def _find_encoding(file: Path, given: str | None) -> str:
 class CsvTable(Table):
     """A file of fields between separators, with a header."""
 
-    _line = ""
-
     def __init__(self, file: Path, encoding: str) -> None:
         super().__init__(file)
         self._encoding = encoding
         first = next(read_lines(file, encoding), "")
-        marked = re.fullmatch(r"\"?sep=(.)\"?\s*", first)  # a line for Excel, before the header
-        self._start = 0
         self._separator = max(_SEPARATORS, key=first.count)
-        if marked:
-            self._start = 1
-            self._separator = marked[1]
-        name = encoding.removesuffix("-sig")
-        if (self._separator, name) != (",", "utf-8"):
-            self.notes.append(Note("log", f"{file}: separator {self._separator!r}, encoding {name}"))
         self.header = next(self._lines(), (0, list[str]()))[1]
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
@@ -143,25 +131,21 @@ class CsvTable(Table):
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """The header and the rows of a CSV file; spreadsheets write empty rows, which are left out."""
-        lines = islice(map(self._keep_line, read_lines(self.file, self._encoding)), self._start, None)
+        lines = read_lines(self.file, self._encoding)
         reader = csv.reader(lines, delimiter=self._separator, skipinitialspace=True, strict=True)
         width = 0
         try:
             for row in reader:
-                if any(texts := list(map(_clean, row))):
-                    width = width or len(row)
-                    if len(row) < width and not self._line.endswith("\n"):
-                        self.cut_line = reader.line_num + self._start
-                    if len(row) <= width:  # spreadsheets leave out the separators of empty cells at the end
-                        yield reader.line_num + self._start, [*texts, *[""] * (width - len(row))]
-                    else:
-                        self.mistakes[reader.line_num + self._start] = _TOO_WIDE
+                texts = list(map(_clean, row))
+                if not any(texts):
+                    continue
+                width = width or len(row)
+                if len(row) > width:
+                    self.mistakes[reader.line_num] = _TOO_WIDE
+                else:  # spreadsheets leave out the separators of empty cells at the end
+                    yield reader.line_num, [*texts, *[""] * (width - len(row))]
         except csv.Error as error:  # the lines after it cannot be parsed reliably
-            self.mistakes[reader.line_num + self._start] = f"is not valid CSV ({error}); correct the line"
-
-    def _keep_line(self, line: str) -> str:
-        self._line = line
-        return line
+            self.mistakes[reader.line_num] = f"is not valid CSV ({error}); correct the line"
 
 
 class JsonLines(Table):

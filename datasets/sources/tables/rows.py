@@ -53,7 +53,7 @@ class Rows:
         self.target_ids: dict[tuple[str, ...], int] = {}
         self.classes: tuple[str, ...] = ()
         self.findings: list[Finding] = []
-        self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
+        self._endings: dict[str, dict[str, str]] = {}  # by folder
 
     def add(self, line: int, path: str, target: Iterable[str] = ()) -> None:
         if not path or "\0" in path:
@@ -69,7 +69,11 @@ class Rows:
                 self.add_finding(line, f"path {shorten(path)} is not inside {self.root}; {fix}")
                 return
             path = os.path.relpath(absolute, self.root)
-        path = self._with_ending(line, path)
+        path = self._with_ending(path)
+        target = [*target]
+        if any(label.startswith("{") for label in target):
+            self.add_finding(line, f"label {shorten(target)} is an object; write names, with | between several")
+            return
         if self.labels:
             label = label_in(self.labels, path)
             if not label:
@@ -81,24 +85,21 @@ class Rows:
         self.row_target_ids.append(self.target_ids.setdefault(tuple(map(to_nfc, target)), len(self.target_ids)))
         self.lines.append(line)
 
-    def _with_ending(self, line: int, path: str) -> str:
+    def _with_ending(self, path: str) -> str:
         """The path of the one image whose name is `path` without its ending, as in tables of ids; else `path`."""
         if path.lower().endswith(_ENDINGS):
             return path
         folder, name = os.path.split(path)
         if folder not in self._endings:
-            found = self._endings[folder] = dict[str, list[str]]()
+            found = self._endings[folder] = dict[str, str]()
             with contextlib.suppress(OSError):
                 files = [entry.name for entry in os.scandir(self.root / folder) if entry.is_file()]
                 for stem, ending in map(os.path.splitext, files):
                     if ending.lower() in _ENDINGS:
-                        found.setdefault(stem, []).append(ending)
+                        found[stem] = "" if stem in found else ending
                 for file in files:  # the path is a file itself
                     found.pop(file, None)
-        endings = self._endings[folder].get(name, [])
-        if len(endings) > 1:
-            self.add_finding(line, f"{shorten(path)} is {' and '.join(sorted(endings))}; write the ending, too")
-        return path + endings[0] if endings else path
+        return path + self._endings[folder].get(name, "")
 
     def add_finding(self, line: int, problem: str) -> None:
         self.findings.append(f"{self.place(line)}: {problem}")
@@ -121,13 +122,7 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
     """
     predicts = others is not None
     layout = find_layout(table, data, predicts)
-    inside = os.path.join(os.path.abspath(table.file.parent), "")
-
-    def may_be_read(path: str) -> bool:
-        """Paths to read are in the folder of the table, as ../input/a.jpg is in input/data.csv."""
-        return predicts or ".." not in path or os.path.abspath(inside + path).startswith(inside)
-
-    paths = filter(may_be_read, table.column(layout.path))
+    paths = table.column(layout.path)
     place = _find_images(table.file, paths, table.root or data.image_root, others or ())
     rows = Rows(table.file, *place, anywhere=predicts or table.root is not None)
     if not predicts:
@@ -175,8 +170,7 @@ def _find_images(
     by_name = _paths_of_names(root, files) if is_complete else {}
     if sample and all(os.path.basename(path) in by_name for path in sample):
         return root, by_name, [Note("log", f"{file}: the images are in {root}, found by their names")]
-    searched = f"nor, by unique names, among the first {len(files):,} files in it"
-    text = f"no image of {file} is found in {root} {searched}; set DATA.IMAGE_ROOT"
+    text = f"no image of {file} is found in {root}, nor by a unique name in its folders; set DATA.IMAGE_ROOT"
     return file.parent, {}, [Note("warning", text)]
 
 

@@ -25,7 +25,6 @@ def test_imagenet_lists(tmp_path):
     assert image[0].min() > 230
     assert image[1].max() < 20
     assert samples.open(0, 1).pixels.shape == (1, 9, 12)
-    assert_refused(lambda: Lists(options(tmp_path / "trian")).read("train"), tmp_path / "trian", "did you mean train?")
 
 
 def test_paths_of_any_bytes(tmp_path):

@@ -75,7 +75,7 @@ READ = {  # columns, DATA.COLUMNS, the images of each split; of the file: its na
     "folders of splits": ({**TWO, "file": IN_FOLDERS}, None, [18, 6, 6]),
     "lists of one": ({"file_name": FILES, "label": [[label] for label in LABELS]}, None, [26, 4], "a.jsonl"),
     "tabs": (TWO, None, [26, 4], "data.tsv", "\t"),
-    "a line for Excel": (TWO, None, [26, 4], "DATA.CSV", ";"),
+    "capitals of the file": (TWO, None, [26, 4], "DATA.CSV", ";"),
     "a spreadsheet": (TWO, None, [26, 4], "all.csv", ";", "utf-8-sig"),
     "UTF-16": (TWO, None, [26, 4], "all.csv", "\t", "utf-16"),
 }
@@ -87,8 +87,6 @@ def test_columns_and_splits(case, table):
     name, separator, encoding = (*file, *("all.csv", ",", "utf-8")[len(file) :])
     paths = IN_FOLDERS if case == "folders of splits" else FILES
     written = table(name, paths, encoding, separator, **columns)
-    if case == "a line for Excel":
-        written.write_text(f"sep={separator}\n{written.read_text()}")
     assert names_of(unlabelled(str(written), options(written, columns=given))) == paths
     splits = read(written, columns=given, dataset="folder")
     assert classes_of(*splits) == dict(zip(paths, LABELS, strict=True))
@@ -121,21 +119,6 @@ def test_the_advice_about_unclear_columns_works(case, table):
     assert ("DATA.COLUMNS" in message) != (case in ("pixels", "pixels in a text", "no header"))  # which no column mends
     for given in typed(message, options(file)) if is_enough else ():
         assert read(file, columns=given.columns)[0].class_names == ["cat", "dog"]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"path": "file", "label": "breed", "split": "site"},
-        {"path": "file", "label": "breed", "split": {"column": "site", "test": ["a"]}},
-        {"path": "datei", "label": "breed"},
-        {"path": "datei", "label": "kind", "split": None},
-    ],
-)
-def test_the_advice_about_a_column_of_another_table_works(given, table):
-    file = table(files=FILES, file=FILES, breed=LABELS, age=range(30))
-    (option,) = typed(line_of(read, file, columns=given), options(file))
-    assert read(file, columns=option.columns)[0].class_names == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(
@@ -382,9 +365,7 @@ def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, nam
         read(file, checked=True, columns={"path": "id"})
 
 
-@pytest.mark.parametrize(
-    "labels, has_test", [([-1] * 4, False), ([0] * 4, True), ([0.0] * 20, False), ([*[0] * 19, 1], True)]
-)
+@pytest.mark.parametrize("labels, has_test", [([-1] * 4, False), ([0.0] * 20, False), ([*[0] * 19, 1], True)])
 def test_labels_of_a_kaggle_test_are_placeholders_if_all_are_equal(table, tmp_path, labels, has_test):
     table("train.csv", FILES, file=FILES, label=[0, 1] * 15)
     table("test.csv", (names := [f"t{name}" for name in FILES[: len(labels)]]), file=names, label=labels)
