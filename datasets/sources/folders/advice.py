@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -23,11 +23,11 @@ from datasets.sources.folders.labels import by_split, without_masks
 from datasets.sources.groups import IDENTIFIER, case_folders
 from datasets.sources.listed.lists import table_file
 from datasets.sources.listing import list_directory
-from datasets.sources.path_words import SPLIT_NAMES, label_in, split_of, word_in
+from datasets.sources.path_words import SPLIT_NAMES, label_in, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.tables.columns import likely_columns
-from datasets.sources.tables.files import JSON_LINES, TABLE_SUFFIXES, TEXT_LIST, open_table
+from datasets.sources.tables.files import JSON_LINES, TEXT_LIST, open_table
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError
 from utils.files import open_regular_file
@@ -137,41 +137,37 @@ def _labels_of(file: Path, columns: Mapping[str, Any], folder: Path, paths: Sequ
 
 
 def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path], bool]) -> UserError:
-    """The error that names the folders and files in `root`, and the flags that say how they are read.
+    """The error that names the folders in `root`, and the flags that say how they are read.
 
     given: DATA_PATH. is_data_set: whether a folder can be read.
     """
     found = FoundFiles(root)
     images = found.images_in(root)
     if not images and found.unread.found:
-        return found.lacks_images("")
+        return found.lacks_images()
     levels = Levels({folder: number for folder, number in found.sizes.items() if folder})
-    seen = []
-    if found.sizes[""]:
-        seen.append(f"{found.sizes['']} images")
-    seen += [f"{shorten(name)} ({number} images)" for name, number in levels.sizes.most_common(_MAX_SHOWN)]
-    seen += [f"{number} {kind}" for kind, number in found.others.most_common(_MAX_SHOWN)]
-    data_sets = islice(filter(is_data_set, _candidates(root, levels, images)), _MAX_SHOWN)
-    paths = " or ".join(f"-data_path={quote(str(path))}" for path in data_sets)
-    advice = paths and f"if it is the data set, give {paths}"
-    advice = advice or _advise_tables(root, images) or advise_labels(given) or _other_data(root)
-    if len(levels.sizes) > 1 and not {*map(str.lower, levels.sizes)} <= SPLIT_NAMES.keys():
+    names = [name for name, _ in levels.sizes.most_common()]
+    data_set = next(filter(is_data_set, _candidates(root, levels, images)), None)
+    if data_set:
+        advice = f"if it is the data set, give -data_path={quote(str(data_set))}"
+    else:
+        advice = _advise_tables(root, images) or advise_labels(given) or _other_data(root)
+    if len(names) > 1 and not {*map(str.lower, names)} <= SPLIT_NAMES.keys():
         advice += "; if each folder is a class, -opts DATA.CLASS_FOLDERS=true"
-    return UserError(f"{root}: {problem}: {', '.join(seen) or 'it is empty'}; {_advise_lists(root)}{advice}")
+    return UserError(f"{root}: {problem}: {list_names(names, _MAX_SHOWN) or 'no images in folders'}; {advice}")
 
 
 def _candidates(root: Path, levels: Levels, images: Sequence[str]) -> Iterator[Path]:
-    """The folders that may be the data set, without val, test, and the folders of single patients or hospitals."""
-    kinds = Counter(IDENTIFIER.sub("", name) for name in levels.sizes)
-    classes = Counter(chain.from_iterable(inside for name, inside in levels.inside.items() if not word_in(name)))
-    places = Counter(os.path.splitext(path)[0].partition("/")[2] for path in images)
-    are_variants = 4 * len(places) < 3 * len(images)  # of the same images
-    for name, inside in sorted(levels.inside.items()):
-        word = word_in(name)
-        is_part = not (are_variants or word) and any(classes[one] > 1 for one in inside)
-        is_usable = len(levels.sizes) == 1 or word in (None, "train")
-        if is_usable and not is_part and len(inside) > 1 and kinds[IDENTIFIER.sub("", name)] == 1:
-            yield root / name / levels.tops[name]
+    """The folders that may be the data set, the largest first: not val and test, nor single patients or hospitals."""
+    names = [name for name, _ in levels.sizes.most_common()]
+    if len(names) > 1:
+        names = [name for name in names if word_in(name) in (None, "train")]
+    nested = [name for name in names if len(levels.inside[name]) > 1]
+    if len(nested) > 1:
+        places = {os.path.splitext(path)[0].partition("/")[2] for path in images}
+        are_variants = 4 * len(places) < 3 * len(images)  # of the same images
+        nested = [name for name in nested if are_variants and not IDENTIFIER.search(name)]
+    return (root / name / levels.tops[name] for name in nested)
 
 
 def _advise_tables(root: Path, images: Sequence[str]) -> str:
@@ -183,31 +179,17 @@ def _advise_tables(root: Path, images: Sequence[str]) -> str:
 def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
     """A warning of lists of splits in or beside the folders, which are not read."""
     of_splits = [path for path in files_beside(root) if word_in(path.stem) in SPLIT_NAMES.values()]
-    lists = [path for path in of_splits if names_images(path, class_names)]
+    lists = [str(path) for path in of_splits if names_images(path, class_names)]
     if not lists:
         return []
-    advice = _advise_lists(lists[0].parent)
-    return [Note("warning", f"{advice}the folders decide, not read: {', '.join(map(str, lists[:_MAX_SHOWN]))}")]
-
-
-def _advise_lists(folder: Path) -> str:
-    """The flags that read PaddleViT's lists in a folder, before other advice; '' without both lists."""
-    has_lists = all((folder / f"{split}_list.txt").is_file() for split in ("train", "val"))
-    return f"-dataset=imagenet2012 -data_path={quote(str(folder))} reads its lists; " if has_lists else ""
+    return [Note("warning", f"the folders decide, not read: {', '.join(lists[:_MAX_SHOWN])}")]
 
 
 def _other_data(root: Path) -> str:
-    """The flags that read other data: the table of the training, or of all images, if there is one in or beside it."""
-    for path in sorted(root.iterdir()):
-        is_of_tests = split_of(path.name) == "test" or _SUBMISSION.search(path.name)
-        if path.suffix.lower() in TABLE_SUFFIXES and path.is_file() and not is_of_tests:
-            place = root if path.name == "train.csv" else path
-            return f"-dataset=csv -data_path={quote(str(place))} reads a table"
+    """The lists that are not read, and a way to read well-known data."""
     lists = [str(path) for path in files_beside(root) if names_images(path)]
-    others = "-dataset=csv reads tables, -dataset=tar tar shards, -dataset=torchvision/NAME files of public data sets"
-    if lists:
-        others = f"not read: {', '.join(lists[:_MAX_SHOWN])}; {others}"
-    return f"{others}, DATA.LABELS labels in paths; -predict {quote(str(root))} labels images"
+    fix = "put the images of each class into a folder; -dataset=torchvision/NAME reads public data sets"
+    return f"not read: {', '.join(lists[:_MAX_SHOWN])}; {fix}" if lists else fix
 
 
 def advise_labels(root: Path) -> str | None:
@@ -223,23 +205,23 @@ def advise_labels(root: Path) -> str | None:
         return None
     train = of_split["train"]
     val = of_split.get("val", [])
-    paths = train + val
-    found = []
-    for expression, of_labels in _expressions(paths, level):
-        if not all(label_in(expression, path) for path in train):
-            continue
+    for expression, of_labels in _expressions(train + val, level):
         labels = Counter(label_in(expression, path) for path in train)
-        are_of_train = {label_in(expression, path) for path in val} <= labels.keys()
-        texts = {re.sub(r"\d", "", label) for label in labels} - {""}
-        if all(map(word_in, labels)) or len(texts) == 1:  # splits, or numbered patients
-            continue
-        if are_of_train and 2 <= len(labels) <= len(paths) / 2 and sorted(labels.values())[-2] > 1:
-            options = filter(None, [f"DATA.LABELS={expression}", case_folders(paths, of_labels)])
+        if _are_classes(labels) and {label_in(expression, path) for path in val} <= labels.keys():
+            options = filter(None, [f"DATA.LABELS={expression}", case_folders(train + val, of_labels)])
             classes = f"{len(labels)} classes, {list_names(sorted(labels), _MAX_NAMES)}"
-            found.append(f"-opts {' '.join(map(quote, options))} reads {classes}")
-            if not expression.endswith(_FIELD):  # of these, the user knows which one is the class
-                break
-    return f"labels are in the paths, as in {shorten(paths[0])}: {' or '.join(found)}" if found else None
+            words = f"labels are in the paths, as in {shorten(train[0])}"
+            return f"{words}: -opts {' '.join(map(quote, options))} reads {classes}"
+    return None
+
+
+def _are_classes(labels: Counter[str]) -> bool:
+    """Whether these are no splits, no numbered patients, and most are of several images. labels: of all images."""
+    if "" in labels or all(map(word_in, labels)):
+        return False
+    texts = {re.sub(r"\d", "", label) for label in labels} - {""}
+    is_usual = 2 <= len(labels) <= labels.total() / 2
+    return len(texts) != 1 and is_usual and labels.most_common(2)[1][1] > 1
 
 
 def note_on_inner_classes(listing: ImageFiles, given: Path) -> list[Note]:

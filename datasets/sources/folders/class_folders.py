@@ -2,11 +2,10 @@
 
 import os
 import re
-import shlex
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import filterfalse, islice
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +40,6 @@ _IGNORED_FOLDERS = re.compile(
 )
 # The name of an image and a word: a mask, a thumbnail, a copy
 _MORE_THAN_A_NAME = re.compile(r"(.+?)[ ._-]+[^\W\d]+(?: ?\(\d+\))?")
-_MAX_ENDINGS = 8  # in a note
 CALTECH = {  # the folder in DATA_PATH, or DATA_PATH itself, and the folder that is no class
     "caltech101": ("101_ObjectCategories", "BACKGROUND_Google"),
     "caltech256": ("256_ObjectCategories", "257.clutter"),
@@ -68,7 +66,8 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     of_folders = list(map(to_nfc, folders))
     names = sorted([*of_folders, *set(known or ()).difference(of_folders)])
     label_of = {name: label for label, name in enumerate(names)}
-    paths, targets, notes = StringPacker(), array("q"), list[Note]()
+    paths = StringPacker()
+    targets = array("q")
     for folder, name in zip(folders, of_folders, strict=True):
         images = _images_of_class(found, root / folder, name, known)
         for path in images:
@@ -80,11 +79,8 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     if beside:
         reason = Reason("image(s) beside the class folders are not read", "move them into the folders of their classes")
         found.unread.add(reason, shorten(beside[0]), len(beside))
-    for dataset, (_, no_class) in CALTECH.items():
-        if no_class in names:
-            notes.append(Note("screen", f"{root}: {no_class} is read as a class; -dataset={dataset} leaves it out"))
     arrays = listing_arrays(paths, targets=np.frombuffer(targets, np.int64))
-    return ImageFiles(root, names, arrays, findings=found.findings, notes=notes + found.notes(), sizes=found.sizes)
+    return ImageFiles(root, names, arrays, findings=found.findings, notes=found.notes(), sizes=found.sizes)
 
 
 def _images_of_class(found: "FoundFiles", folder: Path, name: str, known: Collection[str] | None) -> list[str]:
@@ -112,8 +108,7 @@ def read_images(root: Path) -> ImageFiles:
     if found.findings:
         raise combine_findings(f"{root}: {len(found.findings)} problems", found.findings)
     if not len(paths):
-        fix = f"of tar shards, -predict -dataset=tar -data_path={shlex.quote(str(root))} labels the images"
-        raise found.lacks_images(f"give another folder; {fix}")
+        raise found.lacks_images()
     return ImageFiles(root, ["0"], listing_arrays(paths), notes=found.notes(), has_class_names=False)
 
 
@@ -146,41 +141,38 @@ def has_class_folders(root: Path) -> bool:
 
 
 class FoundFiles:
-    """Errors about folders in `root`, and counts of the files in them.
+    """Errors about folders in `root`, and counts of the images in them.
 
     sizes: the images in each folder, by its path in `root`. copies: the paths of those with the name of another one.
-    others: files and folders that are ignored, by their endings. unread: images that are not read. predicts: images
-    without a decoder here count as images.
+    unread: images that are not read. predicts: images without a decoder here count as images.
     """
 
     def __init__(self, root: Path, predicts: bool = False) -> None:
         self.root = root
         self.predicts = predicts
         self.findings = list[Finding]()
-        self.sizes, self.copies, self.others = Counter[str](), list[str](), Counter[str]()
+        self.sizes = Counter[str]()
+        self.copies = list[str]()
         self.unread = Counts()
 
     def is_image(self, folder: str | Path, name: str) -> bool:
-        """Tells whether a file is an image, and counts another one. Only a file with an unknown ending is opened."""
+        """Tells whether a file is an image, and counts one of another format. One with an unknown ending is opened."""
         ending = os.path.splitext(name)[1].lower()
-        if name[0] == ".":
-            self.others[f"hidden {ending or name}"] += 1
+        if name[0] == "." or name.lower().endswith(_OTHER_EXTENSIONS):
             return False
         if name.lower().endswith(IMAGE_EXTENSIONS):
             return True
-        if not name.lower().endswith(_OTHER_EXTENSIONS):
-            path = os.path.join(folder, name)
-            kind = kind_of_file(path)
-            if kind:
-                return self._has_decoder(kind, path)
-            if is_broken_link(path):
-                self.unread.add(Reason("broken link(s) cannot be read", "restore their targets"), shorten(path))
-                return False
-            if ending in PHOTO_EXTENSIONS:
-                return True  # a damaged photo is an image, too: an error reports it
-            if fix := UNREAD.get(ending, UNREAD.get(name[:6])):
-                self.unread.add(Reason(f"{ending} file(s) are not read", fix), shorten(path))
-        self.others[ending or name] += 1
+        path = os.path.join(folder, name)
+        kind = kind_of_file(path)
+        if kind:
+            return self._has_decoder(kind, path)
+        if is_broken_link(path):
+            self.unread.add(Reason("broken link(s) cannot be read", "restore their targets"), shorten(path))
+            return False
+        if ending in PHOTO_EXTENSIONS:
+            return True  # a damaged photo is an image, too: an error reports it
+        if fix := UNREAD.get(ending, UNREAD.get(name[:6])):
+            self.unread.add(Reason(f"{ending} file(s) are not read", fix), shorten(path))
         return False
 
     def _has_decoder(self, kind: str, path: str) -> bool:
@@ -205,14 +197,11 @@ class FoundFiles:
                 continue
             resolved = Path(path).resolve()
             if resolved in visited:
-                self.others["link to a folder that is read"] += 1
                 continue
             visited.add(resolved)
-            ignored = [*filter(_IGNORED_FOLDERS.fullmatch, folders)]
-            folders = sorted({*folders}.difference(ignored))
+            folders = [*filterfalse(_IGNORED_FOLDERS.fullmatch, folders)]
             yield path, folders, files
             waiting += [os.path.join(path, name) for name in reversed(folders)]
-            self.others.update(f"{name}/" for name in ignored)
 
     def top(self) -> tuple[list[str], list[str]]:
         """The sorted names of the folders in the root that are not ignored, and of its files; none if listing fails."""
@@ -229,10 +218,11 @@ class FoundFiles:
                 self.copies += [prefix + name for name in _named_after_others(images)]
         return sorted(paths, key=lambda path: path.replace("/", "\0"))
 
-    def lacks_images(self, fix: str) -> UserError:
+    def lacks_images(self) -> UserError:
         """The error of a folder without images: of those that are not read, if there are some."""
         unread = [note.text for note in self.unread.notes(self.root)]
-        return UserError((unread or [f"{self.root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}"])[0])
+        text = f"{self.root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); give another folder"
+        return UserError([*unread, text][0])
 
     def notes(self) -> list[Note]:
         """Notes about the files; a warning if a quarter of the images have the name of another one, or more."""
@@ -241,11 +231,7 @@ class FoundFiles:
             shown = f"{len(self.copies)} of {self.sizes.total()} images have the name of another image"
             text = f"masks or copies are used: {shown}, such as {shorten(self.copies[0])}; move them out of {self.root}"
             notes.append(Note("warning", text))
-        notes += self.unread.notes(self.root)
-        if self.others:
-            counts = ", ".join(f"{count} {shorten(ending)}" for ending, count in self.others.most_common(_MAX_ENDINGS))
-            notes.append(Note("log", f"{self.root}: {self.others.total()} files and folders are ignored: {counts}"))
-        return notes
+        return notes + self.unread.notes(self.root)
 
 
 class Levels:
@@ -279,10 +265,5 @@ def _named_after_others(names: Sequence[str]) -> list[str]:
 
 
 def _cannot_list(error: OSError) -> UserError:
-    path = Path(error.filename)
     fix = "give a folder that can be read (-data_path)"
-    if is_broken_link(path):
-        fix = f"it is a broken link, to {os.readlink(path)}"
-    elif not path.exists():
-        fix += did_you_mean(path.name, (one.name for one in path.parent.glob("*")))
-    return error_from(error, f"{path}: cannot be listed ({error.strerror}); {fix}")
+    return error_from(error, f"{error.filename}: cannot be listed ({error.strerror}); {fix}")

@@ -67,7 +67,7 @@ class LabelledPaths(Table):
         self._files = FoundFiles(self.root)
         paths, self.notes = without_masks(self._files.images_in(self.root), data.labels or "")
         if not paths or self._files.findings:
-            findings = self._files.findings or [self._files.lacks_images("check -data_path")]
+            findings = self._files.findings or [self._files.lacks_images()]
             raise combine_findings(f"{self.root}: {len(findings)} problems", findings)
         level, self._paths_of = (-1, {"train": paths}) if data.class_folders else by_split(self.root, paths)
         labels = {split: {label_in(data.labels or "", path) for path in of} for split, of in self._paths_of.items()}

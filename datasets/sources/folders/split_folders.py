@@ -25,7 +25,6 @@ from utils.notes import Note
 
 _PART = re.compile(r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder)s?(?![a-z])")
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
-_MAX_DOUBLED = 10  # folders in folders of one name
 _MAX_SHOWN = 3  # folders and names in an error
 
 
@@ -66,16 +65,14 @@ class SplitFolders:
     def __init__(self, given: Path, all_classes: bool = False) -> None:
         self.given = given
         self.all_classes = all_classes
-        inner_of = Path if all_classes else _pass_doubled
-        inner = inner_of(given)
-        self.root = inner if FoundFiles(inner).top()[0] else given
+        self.root = _pass_doubled(given)
         self.names, _ = list_folder(self.root)
         self.top = Folder("", "train", self.root, _in_nfc(self.names))
-        word_of = _exact_word if all_classes else word_in
         self.marked = dict[str, Folder]()
-        for name, word in zip(self.names, map(word_of, self.names), strict=True):
+        for name in self.names:
+            word = SPLIT_NAMES.get(name.lower()) if all_classes else word_in(name)
             if word:
-                path = inner_of(self.root / name)
+                path = _pass_doubled(self.root / name)
                 self.marked[name] = Folder(name, word, path, _in_nfc(FoundFiles(path).top()[0]))
         fitting = [*filter(None, (self._as_splits(), self._as_classes()))]
         if len(fitting) != 1:
@@ -83,9 +80,7 @@ class SplitFolders:
             raise unclear(given, self.root, problem if self.names else "contains no folders", _is_data_set)
         (self.splits,) = fitting
         self.folders = {split: folder.path for split, folder in self.splits.items()}
-        tests = self.splits
-        if not (all_classes and self.top in tests.values()):
-            tests = self.named("test") | tests
+        tests = self.named("test") | self.splits
         self.test = tests["test"].path if "test" in tests else None
 
     def named(self, split: str) -> Splits:
@@ -117,12 +112,11 @@ class SplitFolders:
 
     def unread(self, splits: Splits) -> list[str]:
         """The folders that are neither splits nor classes."""
-        beside = [folder for folder in splits.values() if folder != self.top]
-        used = {folder.name for folder in beside}
-        if len(beside) == len(splits):
-            return [name for name in self.names if name not in used and name.lower() not in SPLIT_NAMES]
-        classes = frozenset[str]().union(*(folder.inside for folder in beside))
-        return [name for name in self.bare() if beside and to_nfc(name) not in classes]
+        used = {folder.name for folder in splits.values()}
+        if self.top not in splits.values():
+            return [name for name in self.names if name not in used]
+        classes = frozenset[str]().union(*(folder.inside for folder in splits.values() if folder != self.top))
+        return [name for name in self.bare() if len(splits) > 1 and to_nfc(name) not in classes]
 
     def _as_splits(self) -> Splits:
         """{train,val,test}/{cat,dog}, seg_{train,test}/{cat,dog}: a class folder of train is in val or test, too; or
@@ -132,39 +126,31 @@ class SplitFolders:
         """
         trains = [folder for folder in self.marked.values() if folder.word == "train"]
         found = self.choose("train", filter(self.sharing, trains))
-        val = self.named("val")
         if found:
-            return found | val | self.sharing(found["train"])
+            return found | self.named("val") | self.sharing(found["train"])
         found = self.choose("train", [folder for folder in trains if len(folder.inside) >= 2 - folder.is_named])
-        inside_val = val["val"].inside if val else ()
-        if val and found:
-            if len(inside_val) > 1:
-                problem = f"{shorten(val['val'].name)} has none of the class folders of {shorten(found['train'].name)}"
-                raise UserError(f"{self.root}: {problem}; give both the same folders of classes")
+        found = found or self.named("val")
+        if not any(folder.inside for folder in found.values()):
             return {}
-        if inside_val:
-            found = val
         used = {folder.name for folder in (found | self.named("test")).values()}
-        beside = {*self.names} - used - {*self.bare()}
+        beside = {*self.names}.difference(used, self.bare())
         return {} if any(has_images(self.root / name) for name in beside) else found
 
     def _as_classes(self) -> Splits:
         """{cat,dog}, perhaps beside {val,test}/{cat,dog} and images to predict; empty if it does not fit."""
         splits = {"train": self.top} | self.sharing(self.top)
-        classes = {*self.names} - {folder.name for folder in splits.values()} - {*self.unread(splits)}
-        if not any(map(self._is_class, classes)):
-            return {}
+        classes = {*self.names}.difference((folder.name for folder in splits.values()), self.unread(splits))
         train = self.named("train").get("train", _UNMARKED)
-        if self.all_classes:
-            is_split = train.inside and self.sharing(train)
-            return {} if is_split else splits
         words = {folder.word for folder in self.marked.values()}
         misfits = [
+            not any(map(self._is_class, classes)),
             train.inside,
-            len(self.marked) == len(self.names) and len(words) >= min(2, len(self.names)),
+            len(words) > 1 and len(self.marked) == len(self.names),
             len(classes) > 1 and any(map(_ALL_IMAGES.fullmatch, classes)),
             any(map(self._is_no_class, classes - {train.name})),
         ]
+        if self.all_classes:
+            misfits = [misfits[0], train.inside and self.sharing(train)]
         return {} if any(misfits) else splits
 
     def _is_class(self, name: str) -> bool:
@@ -182,12 +168,13 @@ class SplitFolders:
         folder = self.folders[split]
         train = self.folders.get("train", folder)
         unread = self.unread(self.splits)
-        of_splits = [folder.name for folder in self.splits.values()]
-        excluded = {self.root: {*of_splits, *unread}}  # of the classes in DATA_PATH itself
+        excluded = set[str]()
+        if train == self.root:
+            excluded = {*unread, *(one.name for one in self.splits.values())}
         known = None
         if folder != train:
-            known = _in_nfc(list_folder(train, excluded.get(train, ()))[0])
-        listing = read_class_folders(folder, excluded.get(folder, ()), known)
+            known = _in_nfc(list_folder(train, excluded)[0])
+        listing = read_class_folders(folder, excluded, known)
         listing.notes[:0] = [*self._notes_on_folders(unread), *notes_on_lists(self.root, listing.class_names)]
         return listing
 
@@ -200,10 +187,6 @@ class SplitFolders:
         for train in self.named("train").values():
             text = f"{self.root / train.name} is read as a class; if it is the training split, give it as -data_path"
             yield Note("warning", text)
-
-
-def _exact_word(name: str) -> str | None:
-    return SPLIT_NAMES.get(name.lower())
 
 
 def _in_nfc(names: Iterable[str]) -> frozenset[str]:
@@ -236,12 +219,11 @@ class ClassFolders(Source):
         return split_listing(listing, split, self.splitter) if is_part else listing
 
     def _suggestions(self, listing: ImageFiles, is_part: bool) -> list[Note]:
-        """Of other classes, and of what a split keeps together; of classes of another level, only warnings."""
+        """Of classes of another level, else of what a split keeps together."""
         notes = suggest_groups(listing, self.data, None, is_part)
         if self.data.labels or self.data.class_folders:
             return notes
-        inner = note_on_inner_classes(listing, self.root)
-        return inner + [note for note in notes if not inner or note.kind == "warning"]
+        return note_on_inner_classes(listing, self.root) or notes
 
     @classmethod
     def splits_of(cls, data: Data) -> Collection[str]:
@@ -254,21 +236,18 @@ class ClassFolders(Source):
             return False, None
         found = cls(data)._found
         if found.test and "test" not in found.folders:
-            of_class = "image to which DATA.LABELS gives a class" if data.labels else "folder with the name of a class"
-            return without_labels(found.test, f"has no {of_class}")
+            return without_labels(found.test, "has no images of the classes")
         return "test" in found.folders, None
 
 
 def _pass_doubled(folder: Path) -> Path:
     """The folder, or the folder of the same name in it if that is all: `x/x`, as unzip makes it."""
-    for _ in range(_MAX_DOUBLED):
-        found, name = FoundFiles(folder), os.path.basename(os.path.abspath(folder))
-        folders, files = found.top()
-        is_doubled = [to_nfc(one).casefold() for one in folders] == [to_nfc(name).casefold()]
-        if not is_doubled or any(found.is_image(folder, file) for file in files):
-            break
-        folder /= folders[0]
-    return folder
+    found = FoundFiles(folder)
+    folders, files = found.top()
+    name = to_nfc(os.path.basename(os.path.abspath(folder))).casefold()
+    if [to_nfc(one).casefold() for one in folders] != [name] or any(found.is_image(folder, file) for file in files):
+        return folder
+    return _pass_doubled(folder / folders[0])
 
 
 def _wrong_level(listing: ImageFiles, all_classes: bool) -> str | None:
@@ -297,10 +276,8 @@ def _as_parts(levels: Levels) -> str | None:
 def _as_variants(levels: Levels, names: set[str]) -> str | None:
     of_folders = Counter(names)
     for name, inside in levels.inside.items():
-        found = {to_nfc(path.partition("/")[0]) for path in levels.below[name]}
-        if len(inside) > 1:
-            found |= inside
-        of_folders.update(found - {"", to_nfc(name)})
+        outer = {to_nfc(path.partition("/")[0]) for path in levels.below[name]}
+        of_folders.update((inside | outer) - {"", to_nfc(name)})
     recurring = {name for name, count in of_folders.items() if count > 1}
     if len(recurring) > 1 or recurring & names:
         return f"{list_names(sorted(recurring), _MAX_SHOWN)} are in several folders, as of variants, patients or splits"
