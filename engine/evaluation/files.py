@@ -29,8 +29,8 @@ from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc
 from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.results import MOST_CONFIDENT, SampleResults
-from engine.evaluation.tables import ResultTables, mistakes_of
+from engine.evaluation.results import SampleResults, worst_mistakes
+from engine.evaluation.tables import ResultTables
 from engine.parallel import run_eagerly
 from engine.progress import Metrics
 from engine.run.record import PICTURES, read_evaluation
@@ -250,11 +250,9 @@ class EvaluationFiles:
         model: the evaluated one, for the attention maps; without it there are none. Raises OSError.
         """
         make_own_folder(self.folder)
-        mistakes = mistakes_of(results)
-        confident = [one for one in mistakes if one[0] == MOST_CONFIDENT]
-        shown = {index: (self.samples, index) for _, index in confident or mistakes}  # as the page; each takes a pass
+        shown = {index: (self.samples, index) for index in worst_mistakes(results)}  # each takes a pass
         crops = write_pictures(self.folder / PICTURES, shown, self.data)
-        note: str | None = NOT_DRAWN if crops else "no image is readable"  # why there are no attention maps
+        note: str | None = NOT_DRAWN if crops else "no picture"  # why there are no attention maps
         if crops and model is not None:
             note = write_attention(self.folder / PICTURES, crops, model, self.evaluator)
         more = {"tta": "flip" if self.evaluator.flips else "none", "attention": note}

@@ -25,7 +25,7 @@ from engine.evaluation.ranking import (
     threshold_at,
 )
 from engine.progress import Metrics
-from utils.metric_table import OPERATING, best_metric, metrics_of
+from utils.metric_table import best_metric, metrics_of
 
 TOP_K = 5
 
@@ -113,8 +113,8 @@ class SampleResults:
     def ranking(self) -> RankingFigures:
         """All figures are NaN without scores."""
         if self.scores is None:
-            unknown = np.full((len(OPERATING), 1), np.nan)
-            return RankingFigures(unknown[0], unknown[0], unknown[0], unknown)
+            unknown = np.full(1, np.nan)
+            return RankingFigures(unknown, unknown, unknown)
         return rank_samples(self.targets[self.readable], self.scores[self.readable])
 
     @property
@@ -136,16 +136,6 @@ class SampleResults:
     def predicted(self) -> np.ndarray:
         """The predicted classes with several labels per sample, bool (N, C)."""
         return self.scores >= self.used_thresholds
-
-    def f1_of_labels(self, axis: int | None) -> float:
-        """F1 of all labels together (micro), or with axis 1 the mean over the samples, of predictions with several.
-
-        0 for a sample without true and predicted labels, as in scikit-learn and timm.
-        """
-        true = self.targets[self.readable] > 0
-        predicted = self.predicted[self.readable]
-        counts = np.maximum(true.sum(axis) + predicted.sum(axis), 1)
-        return 200 * float(np.mean((true & predicted).sum(axis) / counts))
 
     def weighted_kappa(self, power: int) -> float:
         """Cohen's kappa (1968), percent: disagreements cost |true - predicted| ** power, 1: linear, 2: quadratic.
@@ -337,8 +327,7 @@ def name_of_target(target: np.ndarray, names: Sequence[str]) -> str:
 
 NUM_BINS = 15  # of the confidence (Guo et al., 2017)
 MAX_THRESHOLDS = 100  # of the coverage
-NUM_MISTAKES = 16  # of each kind
-HIGHEST_LOSS, MOST_CONFIDENT = "highest_loss", "most_confident"
+NUM_MISTAKES = 16
 
 
 def confused_pairs(results: SampleResults, num_classes: int) -> np.ndarray:
@@ -403,16 +392,12 @@ def coverage(results: SampleResults) -> np.ndarray:
     return 100 * np.stack([confidence[last], (last + 1) / len(confidence), hits[last] / (last + 1)], axis=1)
 
 
-def worst_mistakes(results: SampleResults) -> list[tuple[str, int]]:
-    """(kind, index) of the samples with the highest loss, and of the most confident wrong ones, the worst first."""
+def worst_mistakes(results: SampleResults) -> list[int]:
+    """The indices of the most confident wrong samples, or with several labels of the highest losses, worst first."""
     readable = results.readable
+    if results.targets.ndim == 2:
+        order = np.argsort(-np.nan_to_num(results.losses[readable], nan=np.inf), kind="stable")
+        return readable[order][:NUM_MISTAKES].tolist()
     wrong = readable[~results.hits(1)[readable]]
-    by_confidence = wrong[np.argsort(-results.probabilities[wrong, 0], kind="stable")]
-    return highest_losses(results) + [(MOST_CONFIDENT, int(index)) for index in by_confidence[:NUM_MISTAKES]]
-
-
-def highest_losses(results: SampleResults) -> list[tuple[str, int]]:
-    """(kind, index) of the samples with the highest loss, the highest first."""
-    readable = results.readable
-    by_loss = readable[np.argsort(-np.nan_to_num(results.losses[readable], nan=np.inf), kind="stable")]
-    return [(HIGHEST_LOSS, int(index)) for index in by_loss[:NUM_MISTAKES]]
+    order = np.argsort(-results.probabilities[wrong, 0], kind="stable")
+    return wrong[order][:NUM_MISTAKES].tolist()

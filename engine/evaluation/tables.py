@@ -26,7 +26,6 @@ from engine.evaluation.results import (
     class_figures,
     confused_pairs,
     coverage,
-    highest_losses,
     mean_by_group,
     name_of_target,
     results_of_scores,
@@ -35,7 +34,7 @@ from engine.evaluation.results import (
 from engine.progress import Metrics
 from engine.run.record import CONFUSION, GROUPS, MISTAKES, PER_IMAGE, SUMMARY, TABLES
 from utils.files import atomic_write, make_own_folder, open_atomically
-from utils.metric_table import OPERATING
+from utils.metric_table import METRICS
 from utils.tables import matrix_text, safe_cell, table_text
 
 MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
@@ -143,10 +142,10 @@ class ResultTables:
         names = self.class_names
         figures, pairs = class_figures(results, len(names)), confused_pairs(results, len(names))
         bins = calibration(results.probabilities[results.readable, 0], results.hits(1)[results.readable])
-        ranked = {"auroc": results.ranking.auroc}
-        ranked |= zip(OPERATING, results.ranking.operating, strict=True) if len(names) == 2 else ()
-        ranked = {name: np.resize(values, len(names)) for name, values in ranked.items()}
-        self._write_classes(figures, {}, top1=figures.recall, top5=figures.top5, **ranked)
+        shares = {"auroc": np.resize(results.ranking.auroc, len(names))}
+        if METRICS["top5"].applies(len(names), multi_label=False):
+            shares = {"top5": figures.top5} | shares
+        self._write_classes(figures, {}, **shares)
         wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
         pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
         self._write_table("confused_pairs", ("true", "predicted", "count", "share"), pair_rows, _SHOWN_PAIRS)
@@ -188,7 +187,7 @@ class ResultTables:
         means = 100 * probabilities.mean(axis=0, dtype=np.float64)
         thresholds = results.used_thresholds
         shares = {"ap": ranking.average_precision, "threshold": 100 * torch.from_numpy(thresholds).sigmoid().numpy()}
-        shares |= {"probability": means, "ece": errors, **dict(zip(OPERATING, ranking.operating, strict=True))}
+        shares |= {"probability": means, "ece": errors}
         logits = [f"{logit:.9g}" for logit in thresholds]
         self._write_classes(figures, {"threshold_logit": logits}, auroc=ranking.auroc, **shares)
         self._write_mistakes(results)
@@ -214,20 +213,15 @@ class ResultTables:
     def _write_mistakes(self, results: SampleResults) -> None:
         rows = []
         names = self.class_names
-        for kind, index in mistakes_of(results):
+        for index in worst_mistakes(results):
             target = results.targets[index]
             predicted = results.labels[index, 0]
             loss = float(results.losses[index])
             true_probability = 100 * float(np.exp(-loss)) if target.ndim == 0 else np.nan
             probabilities = 100 * float(results.probabilities[index, 0]), true_probability
             texts = self.name(index), name_of_target(target, names), names[predicted]
-            rows.append([kind, index, *texts, *map(_cell, probabilities), f"{loss:.6g}"])
+            rows.append([index, *texts, *map(_cell, probabilities), f"{loss:.6g}"])
         self._write_table("mistakes", MISTAKES, rows)
-
-
-def mistakes_of(results: SampleResults) -> list[tuple[str, int]]:
-    """(kind, index) of the worst mistakes; with several labels per image, of the highest losses."""
-    return (worst_mistakes if results.targets.ndim == 1 else highest_losses)(results)
 
 
 def read_scores(file: Path) -> tuple[SampleResults, list[str], list[str]]:

@@ -171,14 +171,14 @@ _KINDS = {".jpg": ("jpeg", b"\xff\xd8\xff"), ".png": ("png", b"\x89PNG")}  # nam
 Pictured = tuple[Row, str, str]  # with picture and attention map
 
 
-def gallery_of(evaluation: Evaluation) -> tuple[str, list[Pictured]]:
-    """The most confident mistakes with a title; without mistakes, or with several labels, the highest losses."""
-    rows = [row for row in evaluation.rows("mistakes", *MISTAKES) if str(row["index"]).isdecimal()]
-    mistakes = [row for row in rows if row["kind"] == "most_confident"]
-    title = "Most confident mistakes" if mistakes else "Highest losses"
-    paths = [evaluation.folder / PICTURES / str(row["index"]) for row in mistakes or rows]
-    pictures = [(data_uri(Path(f"{path}.jpg")), data_uri(Path(f"{path}-attention.jpg"))) for path in paths]
-    return title, [(row, *found) for row, found in zip(mistakes or rows, pictures, strict=True)]
+def gallery_of(evaluation: Evaluation) -> list[Pictured]:
+    """The worst mistakes."""
+    found = []
+    for row in evaluation.rows("mistakes", *MISTAKES):
+        if str(row["index"]).isdecimal():
+            path = evaluation.folder / PICTURES / str(row["index"])
+            found.append((row, data_uri(path.with_suffix(".jpg")), data_uri(Path(f"{path}-attention.jpg"))))
+    return found
 
 
 def data_uri(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> str:

@@ -34,7 +34,7 @@ GROUPS = "groups"  # a folder in them, of the means of groups
 SUMMARY, TABLES, PER_IMAGE, CONFUSION, PICTURES = (
     "summary.json", "tables.json", "per_image.csv", "confusion.csv", "pictures",
 )  # fmt: skip
-MISTAKES = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")  # columns
+MISTAKES = ("index", "path", "true", "predicted", "probability", "true_probability", "loss")  # columns
 MAX_CHARS = 1000  # of a warning
 Row = dict[str, Any]
 Kind = Literal["report", "evaluation", "epoch"]  # of a row

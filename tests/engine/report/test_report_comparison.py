@@ -236,7 +236,7 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
         )
         paths = np.array([f"{fold}/{number}.png" for number in range(50)])
         add_evaluation(folder, ["a", "b", "c"])
-        mistakes = [{"kind": "most_confident", "index": number, "path": f"{fold}/{number}.png"} for number in range(50)]
+        mistakes = [{"index": number, "path": f"{fold}/{number}.png"} for number in range(50)]
         update_json(folder / "evaluation/tables.json", mistakes=mistakes)
         for number in range(50):
             (folder / f"evaluation/pictures/{number}.jpg").write_bytes(b"\xff\xd8\xff" + f"{fold}/{number}".encode())

@@ -47,7 +47,7 @@ def run(tmp_path):
 def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
     page = read_page(run)
     assert [tag["id"].removeprefix("section-") for tag in page.all("h2")] == [
-        "model-and-data", "curves", "options", "classes", "calibration", "most-confident-mistakes", "warnings",
+        "model-and-data", "curves", "options", "classes", "calibration", "worst-mistakes", "warnings",
     ]  # fmt: skip
     assert "Confusion matrix Rows: true class" in page.text.partition("Model and data")[0]
     for shown in (
@@ -123,7 +123,7 @@ def test_tables_of_groups_count_groups_and_files_have_their_folders(run):
     shutil.copytree(run / "evaluation", run / "evaluation/groups", ignore=shutil.ignore_patterns("pictures"))
     page = read_page(run)
     assert re.findall(r"<code>([\w/-]*)coverage.csv", page.html) == ["evaluation/", "evaluation/groups/"]
-    assert "Most confident mistakes by group" in page.text
+    assert "Worst mistakes by group" in page.text
     assert "no pictures" not in page.text
     shutil.rmtree(run / "evaluation/pictures")
     assert "no pictures: evaluation/pictures" in read_page(run).text
@@ -165,7 +165,7 @@ def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
     (folder / "evaluation").mkdir()
     write_json(folder / "evaluation" / "summary.json", {"epoch": 2, "samples": 10, "mean_ap": 50.0, "loss": 0.5})
     classes = [{"label": 0, "class": "cat", "count": 3, "ap": 50.0}, {"label": 1, "class": "dog", "count": 0, "ap": ""}]
-    row = {"kind": "highest_loss", "index": 1, "true": "cat | dog", "predicted": "dog", "probability": 60, "loss": 1}
+    row = {"index": 1, "true": "cat | dog", "predicted": "dog", "probability": 60, "loss": 1}
     row |= {"path": "1.png", "true_probability": ""}
     write_json(folder / "evaluation" / "tables.json", {"per_class": classes, "mistakes": [row]})
     page = read_page(folder)
@@ -313,11 +313,11 @@ def test_damaged_files_leave_their_parts_out(run):
     page = read_page(run)
     assert "metrics.jsonl: 1 damaged row" in page.text
     assert "suspects.csv cannot be read" in page.text
-    assert "Most confident mistakes" in page.text
+    assert "Worst mistakes" in page.text
     assert len(page.all("img")) == 6
     assert "Confused pairs" in page.text
     (run / "evaluation/tables.json").write_text("{")
-    assert "Most confident mistakes" not in read_page(run).text
+    assert "Worst mistakes" not in read_page(run).text
 
 
 def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run, monkeypatch):
