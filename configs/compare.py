@@ -10,7 +10,6 @@ from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import present_keys
 from configs.versions import GONE_KEYS, WRITTEN_BY
-from configs.weights import PREPROCESSING_BEFORE
 from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.errors import UserError
 
@@ -111,8 +110,7 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     table = OptionTable(values | {"MODEL": model})
     if WRITTEN_BY not in values:
         keep_old_meanings(table)
-    before = dict(flatten({"DATA": PREPROCESSING_BEFORE}))
-    options = _defaults(family) | before | {key: row.value for key, row in table.rows.items()}
+    options = _defaults(family) | {key: row.value for key, row in table.rows.items()}
     off = {key: value for key, (value, _) in GONE_KEYS.items()}
     return {key: value for key, value in options.items() if key not in off or value != off[key]}
 

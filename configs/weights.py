@@ -36,8 +36,6 @@ SPLIT = ("VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED", "GROUPS")
 NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
 # Weights carry these to an evaluation. Exports describe those in `_KEY_OF` of engine/checkpoint/weights_record.py.
 PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
-# Keys that checkpoints of format 6 may lack, and the values of the versions that wrote these.
-PREPROCESSING_BEFORE = {"RESIZE": "crop"}
 _LOGGED = ("IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
 _OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "WEIGHTS_ENTRY", "RESUME", "LORA")  # keys of MODEL
 # Keys of transformers' config.json that do not describe the model

@@ -11,7 +11,7 @@ from torch import nn
 
 from utils.errors import UserError
 
-AUTO, EXPLICIT = "auto", "explicit"
+AUTO, FUSED, EXPLICIT = "auto", "fused", "explicit"
 _LEVELS = 2**16  # of a dropout rate
 
 

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import BaseModel, FiniteFloat, NonNegativeInt, ValidationError
+from pydantic import BaseModel, FiniteFloat, NonNegativeInt
 
 from configs.batch_plan import EpochLayout
-from configs.load import RUN_OPTIONS
 from configs.weights import PADDLE, read_entries
 from configs.yaml_io import format_value, parse_value
-from datasets.sources.class_names import list_names
 from engine.checkpoint.run_folder import (
     BEST,
     FILE,
@@ -34,7 +32,7 @@ from engine.checkpoint.run_folder import (
     modified_time,
     remove_temporary,
 )
-from engine.checkpoint.weights_record import check_description, read_split
+from engine.checkpoint.weights_record import check_description, check_values, read_split
 from engine.progress import NUM_SUMS
 from models.weights.read import has_backing_storage
 from utils.distributed import ProcessContext, broadcast_object, call_on_main
@@ -189,18 +187,7 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
         raise kind(f"{several}{refused[0]}")
     if resume == "auto":
         return
-    named = _with_extension(Path(resume))
-    if names := [folder.name for folder in runs_newest_first(named)]:
-        raise UserError(f"-resume {resume}: is a folder of {len(names)} runs; give one of them: {list_names(names)}")
-    problem, fix = "no checkpoint found", "give a .pth file, the folder of a run, or auto"
-    if (named / RUN_OPTIONS).is_file():
-        problem = "the run has no checkpoint"
-        fix = f"start it again with -cfg={named / RUN_OPTIONS}"
-    elif not os.path.exists(named):
-        problem = "no such file or folder"
-        others = runs_newest_first(named.parent)
-        fix = next((f"did you mean {run}?" for run in others if run.name.startswith(f"{named.name}-")), fix)
-    raise Unavailable(f"-resume {resume}: {problem}; {fix}")
+    raise Unavailable(f"-resume {resume}: no checkpoint found; give a .pth file, the folder of a run, or auto")
 
 
 def _with_extension(path: Path) -> Path:
@@ -267,21 +254,11 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
     if state.get("format") != FORMAT:
         raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
     try:
-        _Content.model_validate(state)
-    except ValidationError as error:
-        places = [one["loc"] for one in error.errors(include_input=False)]
-        listed = ", ".join(" ".join(map(format_value, place)) for place in places[:9])
-        if isinstance(state.get("model"), dict) and max(map(len, places)) == 1:
-            weights = shlex.quote(str(path))
-            fix = f"use its weights, -pretrained={weights} or export.py {weights}, or resume with that version"
-            raise UserError(f"{path}: is of another version, by {listed}; {fix}") from None
-        problem = f"{path}: is not a checkpoint of this program: {listed} missing or of a wrong type"
-        raise UserError(f"{problem}; use another") from None
-    try:
+        check_values(_Content, state)
         check_description(state)
     except ValueError as error:
         problem = f"{path}: is not a checkpoint of this version: {error}"
-        raise UserError(f"{problem}; resume with the version that wrote it") from None
+        raise UserError(f"{problem}; start from its weights with -pretrained={shlex.quote(str(path))}") from None
     if not _is_consistent(state):
         raise UserError(f"{path}: is not a checkpoint of this program: its entries contradict each other; use another")
     if name := _non_finite(state):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from configs.load import RUN_OPTIONS
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
-from utils.errors import Unavailable, UserError, error_from
+from utils.errors import Unavailable, error_from
 from utils.files import atomic_write, link_or_copy, locked, read_json
 from utils.notes import STATUS, SWEEP, run_name
 from utils.threads import wait_for
@@ -83,19 +83,17 @@ def make_run_folder(root: Path, name: str) -> Path:
     Raises UserError: the folder cannot be created.
     """
     name = f"{name}-{time.strftime('%Y%m%d-%H-%M')}"
-    for number in range(1, 1000):
+    number = 1
+    while True:
         folder = root / (name if number == 1 else f"{name}-{number}")
         try:
             folder.mkdir(parents=True)
+            return folder
         except FileExistsError:
-            if root.exists() and not root.is_dir():
-                raise Unavailable(f"SAVE: {root} is a file; choose a folder with -output") from None
-            continue
+            number += 1
         except OSError as error:
             problem = f"SAVE: {root} is not writable: {error.strerror}"
             raise error_from(error, f"{problem}; choose another folder with -output") from None
-        return folder
-    raise UserError(f"SAVE: {root} already has 999 runs from this minute; choose another folder with -output")
 
 
 def decided_run(sweep: Path, name: str | None) -> Path | None:
@@ -109,14 +107,12 @@ RECORDS = ("log.txt", "run.json", "metrics.jsonl", "metrics.csv")  # of a run, b
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Returns whether the checkpoints of the folder are a run: the last one and any other file of it, or a record.
+    """Returns whether the folder has checkpoints and a record of their run.
 
     A copy of a checkpoint, alone or with the options of its run, is none, and neither is an export.
     """
-    found = {path.name for path in checkpoints_by_progress(folder)}
-    has_last = not found.isdisjoint((LAST, PREVIOUS))
-    has_others = len(found) > 1 or any((folder / name).exists() for name in (RUN_OPTIONS, STATUS, _LOCK))
-    return bool(found) and ((has_last and has_others) or any((folder / name).exists() for name in RECORDS))
+    has_record = any((folder / name).exists() for name in (*RECORDS, STATUS, _LOCK))
+    return has_record and bool(checkpoints_by_progress(folder))
 
 
 _VISIBLE_SECONDS = 3.0  # a network file system shows a new file to other hosts within this time

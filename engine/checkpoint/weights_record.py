@@ -1,11 +1,9 @@
 """The data of weights: class names, preprocessing and split, in checkpoints, exports, `run.json` and `held_out.json`.
 
-The entry `class_names` is None if the data has no names, `split` if the data came with splits; checkpoints of older
-versions have no `split`, and the preprocessing in an entry of its own.
+The entry `class_names` is None if the data has no names, `split` if the data came with splits.
 """
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -26,7 +24,6 @@ from configs.weights import (
     NO_RECORD,
     OPTIONS_ENTRY,
     PREPROCESSING,
-    PREPROCESSING_BEFORE,
     SAFETENSORS,
     WeightsRecord,
     data_of_size,
@@ -39,8 +36,8 @@ from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from engine.checkpoint.processor import published_in
 from engine.checkpoint.run_folder import HELD_OUT_FILE
 from models.timm_model import RESIZE, check_kwargs, preprocessing_of, published_preprocessing
-from models.weights.read import WeightsFile, map_tensor, read_weights, size_of_positions, with_tensors
-from utils.errors import UserError, to_single_line
+from models.weights.read import WeightsFile, read_weights, size_of_positions, with_tensors
+from utils.errors import UserError, first_line, to_single_line
 from utils.file_formats.hf_folder import (
     CONFIG,
     HUB,
@@ -51,7 +48,7 @@ from utils.file_formats.hf_folder import (
     model_folder,
     read_config,
 )
-from utils.file_formats.pickles import ArrayRecord, Inert, TensorRecord
+from utils.file_formats.pickles import ArrayRecord, Inert
 from utils.files import atomic_write
 
 ENTRY = "split"
@@ -64,10 +61,9 @@ _NAME_ENTRIES = (  # the first one decides
     "class2idx", "idx2class", "class_mapping", "label_map", "label_encoder",
 )  # fmt: skip
 _MAYBE_NAMES = ("target_names", "categories", "labels", "names", "vocab")  # unless they are numbers
-_LISTS_OF_OBJECTS = ("classes_", "items")  # of scikit-learn's LabelEncoder; of fastai's CategoryMap, and of its `L`
 _NO_NAME, _NUMBER = re.compile(r"LABEL_\d+"), re.compile(r"LABEL_\d+|\d+")  # transformers', without names
 _MAX_FLOAT = float(np.finfo(np.float32).max)
-_MAX_NAMES_BYTES, _MAX_NUMBERS = 10**7, 10**4  # of an array
+_MAX_NAMES_BYTES = 10**7  # of an array
 
 
 def split_to_entry(split: RunSplit | None) -> dict[str, Any] | None:
@@ -211,17 +207,17 @@ def check_description(state: Mapping[str, Any]) -> None:
 
     Raises ValueError: a wrong value, or a key of the preprocessing that is unknown or missing; names it.
     """
-    _check_values(_Description, {name: state.get(name) for name in _Description.model_fields})
+    check_values(_Description, {name: state.get(name) for name in _Description.model_fields})
     values = state.get("preprocessing")
     if values is None:
         return
-    _check_values(Data, {_KEY_OF.get(entry, entry): value for entry, value in values.items()})
-    missing = [entry for entry, key in _KEY_OF.items() if entry not in values and key not in PREPROCESSING_BEFORE]
+    check_values(Data, {_KEY_OF.get(entry, entry): value for entry, value in values.items()})
+    missing = [entry for entry in _KEY_OF if entry not in values]
     if missing:
         raise ValueError(f"preprocessing: {', '.join(missing)} missing")
 
 
-def _check_values(model: type[BaseModel], values: dict[str, Any]) -> None:
+def check_values(model: type[BaseModel], values: dict[str, Any]) -> None:
     """Raises ValueError: names the first wrong value, or the first unknown key."""
     try:
         model.model_validate(values)
@@ -308,15 +304,13 @@ def _record_beside(published: WeightsRecord, weights: WeightsFile) -> WeightsRec
     """The record of another program's weights: the published values, with the class names and the preprocessing that
     the file states.
     """
-    size = None
     own = published.data.get("IMAGE_SIZE")
-    for sized in (size_of_positions(weights.tensors.states.values(), own), weights.trained_size):  # the last decides
-        found = data_of_size(sized)
-        size = found.image_size if found else size
+    of_tensors = size_of_positions(weights.tensors.states.values(), own)
+    sized = data_of_size(weights.trained_size) or data_of_size(of_tensors)
     arguments = weights.program_arguments
     stated = {key: arguments[name] for name, key in _OF_ARGUMENTS.items() if name in arguments}
-    if size and size != own:
-        stated["IMAGE_SIZE"] = size
+    if sized and sized.image_size != own:
+        stated["IMAGE_SIZE"] = sized.image_size
     evaluation = {key: published.evaluation[key] for key in published.evaluation.keys() & {"RESIZE"}}
     sources = published.sources | dict.fromkeys(stated, "the file")
     if mode := str(arguments.get("crop_mode", "")):
@@ -326,7 +320,7 @@ def _record_beside(published: WeightsRecord, weights: WeightsFile) -> WeightsRec
     record = replace(published, class_names=names, built_for=weights.trained_size)
     if stated or mode:
         return replace(record, data=record.data | stated, evaluation=evaluation, sources=sources)
-    return replace(record, source=f"{record.source} (the file names none)") if record.source else record
+    return record
 
 
 def _stated_names(weights: WeightsFile) -> list[str] | None:
@@ -354,26 +348,20 @@ def _entries_of(content: Any) -> Mapping[Any, Any]:
 
 
 def _plain(content: Any) -> Any:
-    """Lists, dicts, texts and numbers in place of arrays, tensors and objects; else the content itself.
+    """Lists, dicts and texts in place of arrays and of dicts of other classes; else the content itself.
 
-    Objects: dicts of other classes, scikit-learn's LabelEncoder, fastai's CategoryMap of an `L`.
-    Raises an exception of any type for a damaged array, and for one that takes more memory than names do.
+    Raises an exception of any type for an array that is damaged, of numbers, or of more memory than names take.
     """
-    entries, attributes = _entries_of(content), getattr(content, "attributes", {})
-    for name in _LISTS_OF_OBJECTS:
-        if name in attributes:
-            return _plain(attributes[name])
+    entries = _entries_of(content)
     if entries:
-        return {_plain(key): _plain(value) for key, value in entries.items()}
+        return {key: _plain(value) for key, value in entries.items()}
     if isinstance(content, list | tuple):
         return list(map(_plain, content))
-    if isinstance(content, TensorRecord) and math.prod(content.shape) < _MAX_NUMBERS:
-        return map_tensor(content).tolist()
-    if isinstance(content, ArrayRecord):
-        if len(content.content) > _MAX_NAMES_BYTES or (content.shape and content.dtype.code[0] not in "UO"):
-            raise ValueError("no names")
-        return content.content if isinstance(content.content, list) else content.array().tolist()
-    return content
+    if not isinstance(content, ArrayRecord):
+        return content
+    if len(content.content) > _MAX_NAMES_BYTES or content.dtype.code[0] not in "UO":
+        raise ValueError("no names")
+    return content.content if isinstance(content.content, list) else content.array().tolist()
 
 
 def record_in(weights: WeightsFile) -> WeightsRecord | None:
@@ -418,10 +406,8 @@ def _record_in_folder(folder: Path, is_of_transformers: bool) -> WeightsRecord |
             return None
         if isinstance(error, UserError):
             raise
-        reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         problem = f"{folder}: {CONFIG} or {PREPROCESSOR} is missing, damaged, or of a newer transformers"
-        fix = "save the image processor of the training there (its save_pretrained), download the whole folder again"
-        raise UserError(f"{problem} ({reason}); {fix}, or update the package") from error
+        raise UserError(f"{problem} ({first_line(error)}); save model and image processor there again") from error
 
 
 def read_record(path: str) -> WeightsRecord | None:
@@ -436,9 +422,8 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
     """
     names, model = content.get("class_names"), dict(options["MODEL"])
     described = {_KEY_OF[entry]: value for entry, value in (content.get("preprocessing") or {}).items()}
-    stated = options["DATA"] | described
-    data = PREPROCESSING_BEFORE | stated
-    _check_values(Data, {key: data[key] for key in PREPROCESSING if key in data})
+    data = options["DATA"] | described
+    check_values(Data, {key: data[key] for key in PREPROCESSING if key in data})
     return WeightsRecord(
         source="the checkpoint",
         model=model,
@@ -448,7 +433,6 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
         split=read_split(content, data),
         plugins=tuple(map(str, options.get("PLUGINS") or ())),
         decision=read_decision(content),
-        sources=dict.fromkeys(PREPROCESSING_BEFORE.keys() - stated.keys(), "the version of the checkpoint"),
     )
 
 

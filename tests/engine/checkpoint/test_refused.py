@@ -13,7 +13,7 @@ from engine.checkpoint.run_folder import FORMAT
 from utils.files import atomic_save
 
 PREPROCESSING = {
-    "image_size": 8, "crop_pct": 1.0, "channels": torch.zeros(2), "mean": [0.5], "std": [0.5],
+    "image_size": 8, "resize": "crop", "crop_pct": 1.0, "channels": torch.zeros(2), "mean": [0.5], "std": [0.5],
     "interpolation": "bicubic",
 }  # fmt: skip
 INVALID = {  # content -> what the error names
@@ -30,7 +30,7 @@ INVALID = {  # content -> what the error names
     "key of a later version": ({"preprocessing": {"edges": "soft"}}, "edges is unknown"),
     "best": ({"best": {"epoch": 1}}, ""),
     "best score": ({"best": {"mean_ap": float("nan"), "epoch": 1, "loss": 0.5}}, ""),
-    "string": ({"model": {"head": "x"}}, "model head"),
+    "string": ({"model": {"head": "x"}}, "model.head"),
     "stride": ({"model": {"head": torch.zeros(1).expand(10**9)}}, ""),
     "nan": ({"model": {"head": torch.tensor([1.0, torch.nan])}}, "model head"),
     "inf": ({"state_dict_ema": {"head": torch.tensor([torch.inf])}}, "state_dict_ema head"),

@@ -16,12 +16,11 @@ from safetensors.torch import save_file
 from configs.compare import changed_options, with_defaults
 from configs.load import OptionTable, nest
 from configs.versions import GONE_KEYS, VERSION
-from configs.weights import PREPROCESSING, PREPROCESSING_BEFORE
+from configs.weights import PREPROCESSING
 from configs.yaml_io import parse_value, write_yaml
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.run_folder import FORMAT
 from engine.checkpoint.weights_record import read_record, to_metadata
-from engine.report.contents import read_contents
 from engine.run.record import read_run
 from scripts import export
 from utils.files import atomic_save
@@ -29,8 +28,6 @@ from utils.files import atomic_save
 RUNS = ROOT / "tests/fixtures/runs"
 # Loss and top-1 of the last evaluation in metrics.csv of the run
 FIGURES = {
-    "df9908af": (1.2768462941878371, 66.11111111111111),
-    "87d05e41": (1.6478465967708165, 51.94444444444444),
     "edee6d06": (1.6478465967708165, 51.94444444444444),
 }
 AVERAGE = ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
@@ -89,26 +86,11 @@ def test_weights_of_before_are_evaluated_from_their_run_alone_and_exported(commi
 
 
 @pytest.mark.parametrize("commit", FIGURES)
-def test_a_run_of_before_is_resumed_or_named_with_the_flag_that_works(commit, tmp_path):
-    """A run whose state lacks an entry of today ends in a line. Its advice, typed, starts from the weights."""
+def test_a_run_of_before_is_resumed(commit, tmp_path):
     run = shutil.copytree(RUNS / commit, tmp_path / "run-1")
     (run / "log.txt").touch()
-    out = [f"-output={tmp_path / 'out'}"]
-    if commit == "edee6d06":
-        train([f"-resume={run}", "-epochs=13"])
-        assert load_checkpoint(run / "last.pth")["epoch"] == 13
-        return
-    with refused(r"last\.pth: is of another version, by state_dict_ema") as error:
-        train([f"-resume={run}", *out])
-    advice = re.search(r"-pretrained=\S+", str(error.value))[0]
-    with refused(re.escape(advice)):
-        evaluate(tmp_path, f"-resume={run}")
-    with refused(re.escape(f"export.py {run / 'last.pth'}")):
-        export.main([str(run), "-format", "safetensors", "-no_check"])
-    started = train([f"-cfg={run / 'config.yaml'}", advice, *out, "-epochs=1"])
-    assert read_result(started)["top1"] > 30
-    with refused("run-1: is not the folder of a training"):
-        read_contents(run)
+    train([f"-resume={run}", "-epochs=13"])
+    assert load_checkpoint(run / "last.pth")["epoch"] == 13
 
 
 def test_a_checkpoint_has_each_entry_of_the_release_with_its_format(digits_run):
@@ -133,11 +115,10 @@ def test_an_option_that_is_gone_says_what_replaces_it(key, value, tmp_path):
         assert config_for(f"-cfg={tmp_path / 'x.yaml'}").seed == 0
 
 
-def test_each_key_of_the_preprocessing_is_in_the_oldest_weights_or_has_its_value_of_before():
-    """A new key without a row of PREPROCESSING_BEFORE would have today's default for weights of before."""
-    record = read_record(str(RUNS / "df9908af/last.pth"))
-    assert record.preprocessing.keys() == set(PREPROCESSING)
-    assert record.sources.keys() == PREPROCESSING_BEFORE.keys()
+@pytest.mark.parametrize("commit", FIGURES)
+def test_each_key_of_the_preprocessing_is_in_weights_of_before(commit):
+    """A new key would have today's default for them."""
+    assert read_record(str(RUNS / commit / "last.pth")).preprocessing.keys() == set(PREPROCESSING)
 
 
 def test_the_options_of_a_run_have_the_version_which_is_no_option_and_no_difference(digits_run):
