@@ -4,7 +4,6 @@ Only training is compiled. Evaluation, the search for non-finite modules and DDP
 they use other batch sizes and modes, and each would need a compilation of its own.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,15 +22,11 @@ from models.blocks import blocks_of, inside_stages, local_tensor, share_drop_pat
 from utils.device import untimed_convolutions
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError, error_from, first_line
-from utils.notes import Note
 from utils.processes.launch import inherited_import_path
 from utils.torch_compat import (
     BatchNorm,
     allow_recompilations,
     can_have_compiled,
-    compile_cache_folders,
-    is_compiled,
-    on_next_compiled_call,
     process_group_timeout,
     select_compiled_kernels_by_time,
     set_process_group_timeout,
@@ -419,27 +414,6 @@ def _compile_mode(options: Train, context: ProcessContext) -> str | None:
     return "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
 
 
-class CompiledParts:
-    """The compiled modules of a model, and the ones among them that the first step calls."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parts = [module for module in model.modules() if is_compiled(module)]
-        self._called: list[nn.Module] = []
-        for part in self._parts:
-            on_next_compiled_call(part, partial(self._called.append, part))
-
-    def note(self, seconds: float, recomputes: bool) -> Note:
-        """The line of the log after the first step. recomputes: whether the model has gradient checkpointing."""
-        called, marked = len(self._called), len(self._parts)
-        text = f"{called} of {marked} marked modules ran compiled; the first step took {seconds:.1f} s"
-        if called == marked:
-            return Note("log", f"Compiled: {text}")
-        reason = "the model does not call the others"
-        if recomputes:
-            reason = "MODEL.GRAD_CHECKPOINTING calls the modules inside the others"
-        return Note("warning", f"{text}: {reason}; -compile=no saves the time of the compiler")
-
-
 def run_eagerly() -> AbstractContextManager[None]:
     """The context in which compiled modules run eagerly."""
     return torch.compiler.set_stance("force_eager") if can_have_compiled() else nullcontext()
@@ -448,27 +422,12 @@ def run_eagerly() -> AbstractContextManager[None]:
 def check_compiler(device: torch.device) -> None:
     """Compiles a small function, so that a missing compiler or a damaged cache is found before training starts.
 
-    Raises UserError: it cannot be compiled, or the cache belongs to another user.
+    Raises UserError: it cannot be compiled.
     """
-    try:
-        folders = compile_cache_folders()
-        for variable, folder in folders.items():  # torch.compile unpickles and loads their files
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            if {os.stat(folder, follow_symlinks=follows).st_uid for follows in (True, False)} != {os.geteuid()}:
-                raise UserError(
-                    f"{variable}: {folder} belongs to another user, and torch.compile runs code from it; "
-                    f"set {variable} to a folder of your own, or remove -compile"
-                )
-    except OSError as error:
-        raise error_from(
-            error, f"TRAIN.COMPILE: the cache {error.filename}: {error.strerror}; remove -compile"
-        ) from error
     try:
         with inherited_import_path():  # torch asks Python processes which vector instructions work
             torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:  # of many types: a missing C++ compiler, no Triton, a read-only folder
-        cause = getattr(error, "inner_exception", error)
-        reason = first_line(cause)
-        cache = folders.get("TORCHINDUCTOR_CACHE_DIR", folders["TMPDIR"])
-        fix = f"install g++, delete the cache {cache} if it is damaged, or remove -compile"
+        reason = first_line(getattr(error, "inner_exception", error))
+        fix = "install g++, delete a damaged cache (/tmp/torchinductor_*), or remove -compile"
         raise error_from(error, f"TRAIN.COMPILE: torch cannot compile: {reason}; {fix}") from error

@@ -209,14 +209,12 @@ class TrainClock:
         self._since = time.perf_counter()
         self._images_then = images_of_epoch
 
-    def lap(self, images_of_epoch: int) -> float:
-        """Adds the time and the images since the last call; returns those seconds."""
+    def lap(self, images_of_epoch: int) -> None:
+        """Adds the time and the images since the last call."""
         now = time.perf_counter()
-        seconds = now - self._since
-        self.seconds += seconds
+        self.seconds += now - self._since
         self.images += images_of_epoch - self._images_then
         self._since, self._images_then = now, images_of_epoch
-        return seconds
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@
 
 import importlib
 import logging
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -71,18 +70,6 @@ def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
 def is_compiled(module: nn.Module) -> bool:
     """Returns whether `module.compile()` was called."""
     return module._compiled_call_impl is not None
-
-
-def on_next_compiled_call(module: nn.Module, act: Callable[[], None]) -> None:
-    """Calls `act` when the compiled `module` is called for the next time, and not after that."""
-    run: Any = module._compiled_call_impl
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        module._compiled_call_impl = run
-        act()
-        return run(*args, **kwargs)
-
-    module._compiled_call_impl = call
 
 
 # The ops of `scaled_dot_product_attention`, and the place of the dropout rate among their arguments.
@@ -237,14 +224,6 @@ def select_compiled_kernels_by_time(enabled: bool) -> None:
 
     if hasattr(config, "deterministic"):  # not in all builds of torch 2.10
         config.deterministic = not enabled
-
-
-def compile_cache_folders() -> dict[str, str]:
-    """The folders from which torch.compile runs code, by the environment variable that moves them; none is created."""
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    named = (name for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR") if name in os.environ)
-    return {"TMPDIR": default_cache_dir()} | {name: os.environ[name] for name in named}
 
 
 def shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:

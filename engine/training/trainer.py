@@ -19,7 +19,6 @@ from engine.checkpoint.weights_record import split_to_entry
 from engine.evaluation.evaluate import EvaluationImages
 from engine.evaluation.results import SampleResults
 from engine.features.probe import Solved
-from engine.parallel import CompiledParts
 from engine.progress import EpochProgress, Evaluated, Metrics, Observer
 from engine.run.baseline import BaselineThread
 from engine.run.reporter import log_validation
@@ -66,9 +65,6 @@ class Trainer:
         measured = (*_OF_START, *_OF_TRAINING) if self.position.has_ended else _OF_START
         self.record.set_result(**{key: before.get(key) for key in measured})
         self._solved: Solved | None = None
-        self._compiled: CompiledParts | None = None
-        if config.train.compiles:
-            self._compiled = CompiledParts(self.state.precision.weights.compute)
         self._saved_step = self.progress.step
         self._save_started = -math.inf
         self._write_seconds = 0.0
@@ -216,10 +212,7 @@ class Trainer:
 
     def after_step(self, progress: EpochProgress) -> None:
         """Reports the step, and saves if a checkpoint is due; called on every rank."""
-        seconds = self.position.clock.lap(self._images_done())
-        if self._compiled:
-            self.logger.note(self._compiled.note(seconds, self.config.model.grad_checkpointing is True))
-            self._compiled = None
+        self.position.clock.lap(self._images_done())
         for observer in self.observers:
             observer.after_step(progress)
         if self.writer:

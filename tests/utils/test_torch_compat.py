@@ -126,16 +126,6 @@ def test_release_loader_event():
     assert list(iterator) == [torch.tensor([1]), torch.tensor([2])]
 
 
-def test_folders_of_the_compile_cache(tmp_path, monkeypatch):
-    named = {name: str(tmp_path / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-    for name, folder in named.items():
-        monkeypatch.setenv(name, folder)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folders = torch_compat.compile_cache_folders()
-    assert folders == {"TMPDIR": folders["TMPDIR"]} | named
-    assert folders["TMPDIR"].startswith(f"{tmp_path}/torch")
-
-
 def test_is_compiled():
     module = nn.Linear(2, 2)
     assert not torch_compat.is_compiled(module)
