@@ -10,7 +10,6 @@ from typing import Any, Literal, NoReturn, get_args
 from configs.yaml_io import parse_value
 from utils.errors import UserError, did_you_mean
 from utils.files import expand_home
-from utils.processes.launch import check_local_rank
 
 Split = Literal["train", "val", "test", "all"]
 
@@ -216,7 +215,6 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
         hint = did_you_mean(unknown[0].partition("=")[0], (f"-{name}" for name in vars(arguments)), 0.75)
         where = "-h lists the flags, docs/flags.md has flags of other programs"
         raise UserError(f"unknown: {', '.join(unknown)[:200]}{hint}; {where}")
-    check_local_rank(arguments.local_rank)
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
     return arguments

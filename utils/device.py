@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from utils.errors import Unavailable, UserError, exception_chain
-from utils.system import DEVICE_FILES, EXCLUDES_GPUS
+from utils.system import EXCLUDES_GPUS, has_nvidia_gpu
 from utils.torch_compat import WithoutValues
 
 _ON_CPU = 'to run on the CPU: -device cpu (entry scripts), or CUDA_VISIBLE_DEVICES=""'
@@ -47,56 +47,25 @@ def visible_gpus(wanted: str | None = None) -> int:
         warnings.simplefilter("ignore")  # torch warns of the driver
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     named = list(takewhile(lambda name: name.strip() not in EXCLUDES_GPUS, (visible or "").split(",")))
-    asked = f"CUDA_VISIBLE_DEVICES {visible or 'not set'}"
-    if must_have:
-        asked = f"-device cuda, {asked}"
-    if 0 < gpus < len(named):
-        raise Unavailable(f"{asked}: torch can use {gpus} of these GPUs; name only GPUs that nvidia-smi -L lists")
-    if gpus:
+    if gpus and gpus >= len(named):
         return gpus
-    reason = _why_unusable(visible)
-    is_expected = must_have or named or "is too old" in reason
-    if is_expected or (torch.version.cuda and _has_nvidia_gpu()):
-        raise Unavailable(f"{asked}: torch {torch.__version__} can use no GPU: {reason}; {_ON_CPU}")
+    asked = f"CUDA_VISIBLE_DEVICES {visible or 'not set'}"
+    if gpus:
+        raise Unavailable(f"{asked}: torch can use {gpus} of these GPUs; name only GPUs that nvidia-smi -L lists")
+    if must_have or named or (torch.version.cuda and has_nvidia_gpu()):
+        raise Unavailable(f"{asked}: torch {torch.__version__} can use no GPU: {_why_unusable()}; {_ON_CPU}")
     return 0
 
 
-def _why_unusable(visible: str | None) -> str:
-    """The reason why torch can use no GPU, and the remedy. visible: CUDA_VISIBLE_DEVICES."""
-    if visible in EXCLUDES_GPUS:
-        return "the variable excludes all GPUs; unset it"
+def _why_unusable() -> str:
+    """The reason why torch can use no GPU, in its words."""
     if not torch.version.cuda:
-        return 'it is built without CUDA; install a build with CUDA (see "Get started" on PyTorch\'s site)'
+        return "it is built without CUDA"
     try:
         torch.cuda.init()
     except RuntimeError as error:
-        code = re.search(r"Error \d+: .*", str(error))
-        reason = code[0] if code else str(error).partition(". ")[0]
-    else:
-        reason = "unknown error"
-    if "no NVIDIA driver" in reason:
-        return "this machine has no NVIDIA driver; install it, or start the container with GPUs (--gpus all)"
-    if "No CUDA GPUs" in reason and visible and _has_nvidia_gpu():
-        return "the variable names no GPU of this machine; nvidia-smi -L lists them"
-    text = f"CUDA {torch.version.cuda}: {reason}; check nvidia-smi, update an old driver"
-    return f"{text}, or install torch for an older CUDA"
-
-
-def cpu_warning(device: torch.device) -> str | None:
-    """The reason why a run that may be meant for a GPU uses the CPU; None if nothing suggests a GPU."""
-    is_excluded = os.environ.get("CUDA_VISIBLE_DEVICES") in EXCLUDES_GPUS
-    if device.type != "cpu" or is_excluded or torch.version.cuda or not _has_nvidia_gpu():
-        return None
-    return f"this run uses the CPU: torch {torch.__version__} is built without CUDA"
-
-
-def _has_nvidia_gpu() -> bool:
-    """A container without GPUs sees the driver of its host in /proc, but no device file that it may open."""
-    for path in DEVICE_FILES.glob("nvidia[0-9]*"):
-        with suppress(OSError):
-            os.close(os.open(path, os.O_RDWR))
-            return True
-    return False
+        return str(error).partition(". ")[0]
+    return "the variable excludes all GPUs"
 
 
 def check_runs_kernels(device: torch.device) -> None:
@@ -108,10 +77,8 @@ def check_runs_kernels(device: torch.device) -> None:
     except RuntimeError as error:
         if "no kernel image" not in str(error):
             raise
-        raise Unavailable(
-            f"GPU {torch.cuda.get_device_name(device)}: torch {torch.__version__} has no code for it; install a build "
-            f'for it (see "Get started" on PyTorch\'s site), or set CUDA_VISIBLE_DEVICES to another GPU; {_ON_CPU}'
-        ) from None
+        problem = f"GPU {torch.cuda.get_device_name(device)}: torch {torch.__version__} has no code for it"
+        raise Unavailable(f"{problem}; install a build for it; {_ON_CPU}") from None
 
 
 def device_name(device: torch.device) -> str:

@@ -19,10 +19,9 @@ import torch
 import torch.distributed as dist
 
 from utils.device import check_runs_kernels, find_shortage, visible_gpus
-from utils.errors import Unavailable, UserError, print_escaped
+from utils.errors import Unavailable, UserError
 from utils.processes.launch import (
     LOOPBACK,
-    find_outer_count,
     has_launcher,
     open_loopback_store,
     report_lost_rank,
@@ -107,14 +106,12 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
     Raises UserError: the processes cannot connect, there are fewer GPUs than processes, only some processes have one,
     a GPU is full or not usable, or another process has ended or does not respond.
     """
-    place, outer = torchrun_variables(), find_outer_count()
+    place = torchrun_variables()
     os.environ.update(place)
     if place["MASTER_ADDR"] in LOOPBACK:  # without an interface, gloo listens on the address of the host's name
         for backend in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     rank, local_rank, world_size = (int(place[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    if rank == 0 and outer:
-        print_escaped(f"Warning: only this host trains: {outer} is {os.environ[outer]!r}", sys.stderr)
     store = connect_store(place, limit_seconds)
     with _report_failure(store, rank, local_rank, limit_seconds):
         meet = partial(_meet, store, rank, world_size, limit_seconds)

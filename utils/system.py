@@ -66,7 +66,12 @@ def limit_spinning(device: str | None) -> None:
 def lacks_gpus(device: str | None) -> bool:
     """Returns whether this process uses no GPU, without asking the driver. device: of -device."""
     is_excluded = device == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in EXCLUDES_GPUS
-    return is_excluded or not any(DEVICE_FILES.glob("nvidia[0-9]*"))
+    return is_excluded or not has_nvidia_gpu()
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether this machine or container has the device file of a GPU."""
+    return any(DEVICE_FILES.glob("nvidia[0-9]*"))
 
 
 @contextmanager
@@ -88,12 +93,6 @@ def _unfreeze() -> None:
     """For Triton, which reports objects that are left at exit. To collect all imported ones takes a second."""
     if "triton" in sys.modules:
         gc.unfreeze()
-
-
-def describe_waiting() -> str:
-    """The variables that say how idle threads wait: 'GOMP_SPINCOUNT 10000'."""
-    found = [f"{name} {os.environ[name]}" for name in (_SPINS, _POLICY) if name in os.environ]
-    return f"OpenMP: {', '.join(found) or 'its default wait policy'}"
 
 
 _PIP_NAMES = {

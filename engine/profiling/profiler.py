@@ -25,7 +25,6 @@ from engine.training.step import NonFiniteGradients, TrainState, train_steps
 from utils.device import device_name, peak_memory_bytes, timed
 from utils.distributed import call_on_main
 from utils.files import atomic_write
-from utils.system import describe_waiting
 from utils.tables import aligned_table, three_digits
 from utils.torch_compat import is_compiled
 
@@ -203,8 +202,7 @@ def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batc
         *([f"launch-bound steps: {profile.launch_bound_share:.0%}"] if profile.launch_bound_share is not None else []),
     ]
     devices = Devices(context.world_size, device_name(device), state.precision.describe())
-    waiting = "" if on_gpu else f"; {describe_waiting()}"
-    title = f"Profile of {state.config.model.name}, batch size {state.config.data.micro_batch}: {devices}{waiting}"
+    title = f"Profile of {state.config.model.name}, batch size {state.config.data.micro_batch}: {devices}"
     outputs.logger.info(f"----- {title}\n{', '.join(figures)}\n\n{profile_text(profile)}\n")
     profiler.export_chrome_trace(str(outputs.folder / TRACE))
     outputs.logger.info(f"----- Trace: {outputs.folder / TRACE} (open it in ui.perfetto.dev)")

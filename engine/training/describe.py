@@ -13,7 +13,6 @@ from engine.training.loss import Teacher
 from engine.training.optimizer import describe_optimizer, lr_factor, timm_name
 from engine.training.step import TrainState
 from models.weights.fit import Fitted, NewHead
-from utils.device import cpu_warning
 from utils.notes import Note
 
 
@@ -96,7 +95,7 @@ def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
     """Warnings of options that do not fit the size of this run, or this device."""
     train, layout, model = state.config.train, state.layout, state.config.model
     epochs = train.num_epochs
-    texts = [_of_other_batch(train, layout.batch.global_size), cpu_warning(state.context.device)]
+    texts = [_of_other_batch(train, layout.batch.global_size)]
     if train.warmup_epochs > epochs / 2:
         texts.append(f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g} exceeds half of NUM_EPOCHS {epochs}; lower it")
     initial = train.model_ema_decay ** (epochs * layout.steps_per_epoch)

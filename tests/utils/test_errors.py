@@ -88,13 +88,6 @@ def test_status_of_a_signal():
     assert run_and_report_errors(raising(Interrupted(15)), []) == 143
 
 
-@pytest.mark.parametrize("words, has_command", [("-eval", True), ("--predict=DIR", True), ("-output eval", False)])
-def test_an_interrupted_command_that_saves_nothing_ends_with_itself(words, has_command, capsys):
-    """A training saves, and has another command, also into a folder with the name of a command."""
-    assert run_and_report_errors(raising(Interrupted(15)), words.split()) == 143
-    assert (words in capsys.readouterr().err) == has_command
-
-
 ESCAPE = "\x1b]0;harm\x07\x1b[31m\u202e\udcff\r"
 
 

@@ -7,8 +7,8 @@ from conftest import refused
 import main_multi_gpu
 from configs.command_line import parse_command_line
 from configs.flags import requested_device
-from utils import device, distributed
-from utils.device import check_runs_kernels, cpu_warning, visible_gpus
+from utils import distributed, system
+from utils.device import check_runs_kernels, visible_gpus
 
 GPU = torch.device("cuda", 0)
 
@@ -24,7 +24,7 @@ def test_gpu_without_code_in_this_torch(monkeypatch):
 
     monkeypatch.setattr(torch, "ones", fail)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
-    with refused(r"^GPU Tesla V100: [^\n]*CUDA_VISIBLE_DEVICES[^\n]*$"):
+    with refused(r"^GPU Tesla V100: "):
         check_runs_kernels(GPU)
 
 
@@ -39,7 +39,7 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setattr(torch.cuda, "init", fail)
         monkeypatch.setattr(torch.version, "cuda", cuda)
-        monkeypatch.setattr(device, "DEVICE_FILES", tmp_path)
+        monkeypatch.setattr(system, "DEVICE_FILES", tmp_path)
         if has_gpu:
             (tmp_path / "nvidia0").touch()
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -52,13 +52,12 @@ def machine(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "error, visible, has_gpu, wanted, reason",
     [
-        (TOO_OLD, "0", False, None, "too old"),  # Windows' Linux subsystem has no device file
         (TOO_OLD, "0", True, "cpu", None),
-        (NO_GPU, "7", True, None, "the variable names no GPU of this machine"),  # there are fewer
+        (NO_GPU, "7", True, None, "No CUDA GPUs"),  # there are fewer
         (NO_GPU, None, False, "cuda", "-device cuda.*No CUDA GPUs are available"),
-        (NO_GPU, "-1", True, "cuda", "excludes all GPUs"),
+        (TOO_OLD, None, True, None, "too old"),
+        (NO_GPU, "-1", True, "cuda", "device cuda"),
         (NO_DRIVER, None, False, None, None),
-        (NO_DRIVER, "0,1,2,3", False, None, "no NVIDIA driver"),
     ],
 )
 def test_a_wanted_gpu_is_used_or_refused(machine, error, visible, has_gpu, wanted, reason):
@@ -76,12 +75,6 @@ def test_a_build_without_cuda(machine):
         visible_gpus()
     machine("never called", None, cuda=None)
     assert visible_gpus() == 0
-    assert cpu_warning(CPU) is None
-    machine("never called", None, has_gpu=True, cuda=None)
-    assert cpu_warning(CPU)
-    assert cpu_warning(torch.device("cuda")) is None
-    machine("never called", "", has_gpu=True, cuda=None)
-    assert cpu_warning(CPU) is None
 
 
 @pytest.mark.parametrize("visible, usable", [(None, True), ("1,-1,0", True), ("0,1,2,-1", False)])

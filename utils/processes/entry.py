@@ -3,19 +3,16 @@
 import errno
 import io
 import os
-import resource
-import shlex
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from utils.errors import Findings, Unavailable, UserError, from_here, print_escaped, print_resume, to_single_line
+from utils.errors import Findings, UserError, print_escaped, print_resume, to_single_line
 from utils.notes import record_run_end
 from utils.processes.launch import has_launcher, rank_of_process
 from utils.signals import Interrupted, raise_on_signals
 
-_SAVES_NOTHING = {"-eval", "-predict", "-embed"}  # commands whose way on is the same command
 _LOST = (errno.EIO, errno.EPIPE, errno.ENOSPC)  # the terminal or the reader of a pipe has gone; a full disk
 
 
@@ -30,7 +27,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8; the default of stderr
     try:
-        return _run_in_limited_memory(main, argv)
+        return main(argv)
     except UserError as error:
         message = str(error) if isinstance(error, Findings) else to_single_line(str(error))
         resume = record_run_end("failed", error.status, message=message)
@@ -44,10 +41,6 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         record_run_end("interrupted", signal.status, signal=str(signal))
         if rank_of_process() == 0 and not has_launcher():
             print(f"interrupted by {signal}", file=sys.stderr, flush=True)
-            flags = {word.partition("=")[0].replace("--", "-", 1) for word in argv}
-            if flags & _SAVES_NOTHING:
-                again = from_here(shlex.join([sys.executable, sys.argv[0], *argv]))
-                print_escaped(f"start again with: {again}", sys.stderr)
         return signal.status
     except Exception as error:
         print_resume(record_run_end("failed", message=to_single_line(f"{type(error).__name__}: {error}")))
@@ -57,17 +50,6 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
 def run_script(main: Callable[[list[str]], int]) -> NoReturn:
     """Runs `main` with the arguments of the process, and exits with its status."""
     sys.exit(run_and_report_errors(main, sys.argv[1:]))
-
-
-def _run_in_limited_memory(main: Callable[[list[str]], int], argv: list[str]) -> int:
-    try:
-        return main(argv)
-    except (ImportError, MemoryError, RuntimeError) as error:
-        limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
-        is_other = isinstance(error, RuntimeError) and str(error) != "can't start new thread"
-        if limit_bytes == resource.RLIM_INFINITY or is_other or isinstance(error, ModuleNotFoundError):
-            raise
-        raise Unavailable(f"ulimit -v is {limit_bytes // 1024}: too little memory ({error!r}); raise it") from error
 
 
 def _report_thread_exception(error: threading.ExceptHookArgs) -> None:

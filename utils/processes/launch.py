@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -37,25 +37,22 @@ _LAUNCHER_PID = "AMPVIT_LAUNCHER_PID"  # environment variable of the processes t
 SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
 _POLL_SECONDS = 0.1
 _POSSIBLE_CAUSES: dict[int, str] = {
-    signal.SIGKILL: "out of host memory",
-    signal.SIGABRT: "another rank did not answer NCCL within TIMEOUT_SECONDS",
+    signal.SIGKILL: f": out of host memory, or not saved {SHUTDOWN_SECONDS} s after another signal",
+    signal.SIGABRT: ": another rank may not have answered NCCL within TIMEOUT_SECONDS",
 }
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # values of MASTER_ADDR: all ranks are on one host
 
-# Variables of SkyPilot, of torchrun's options, of PaddlePaddle and of submitit, and their values where this process is
-# the only one.
-_ALONE = {"SKYPILOT_NUM_NODES": "1", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
-_ALONE |= {"PADDLE_TRAINERS_NUM": "1", "PADDLE_TRAINER_ID": "0", "SUBMITIT_LOCAL_NTASKS": "1"}
 # rank, world size, local rank, local world size
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # Intel MPI as well
 _LAUNCHERS = (_TORCHRUN, _OPEN_MPI, _MPICH, _SRUN)
-# The counts of tasks or nodes of programs that may start torchrun several times, with the rank of each.
-_OUTER_RANKS = {count: rank for rank, count, *_ in (_OPEN_MPI, _MPICH, _SRUN)}
-_OUTER_RANKS |= {"SUBMITIT_LOCAL_NTASKS": "SUBMITIT_LOCAL_GLOBALID", "SKYPILOT_NUM_NODES": "SKYPILOT_NODE_RANK"}
-_OUTER_RANKS["PADDLE_TRAINERS_NUM"] = "PADDLE_TRAINER_ID"
+# Counts of tasks or nodes, also of submitit, SkyPilot and PaddlePaddle, which may start torchrun or this script several
+# times; the last one is an option of torchrun.
+_OTHER_COUNTS = ("SUBMITIT_LOCAL_NTASKS", "SKYPILOT_NUM_NODES", "PADDLE_TRAINERS_NUM")
+_OUTER_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", *_OTHER_COUNTS)
+_TORCHRUN_NODES = "PET_NNODES"
 
 
 def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
@@ -68,8 +65,8 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     """
     _check_numbers(env)
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
-        name = find_outer_count(env)
-        if name and not _is_elastic(env):
+        name = _count_around_torchrun(env)
+        if name:
             fix = f"give torchrun --nnodes, or leave it out (docs/clusters.md); unset {name} for independent runs"
             raise UserError(f"{name} is {env[name]!r}: each torchrun would train alone on its host; {fix}")
         return "torchrun"
@@ -80,8 +77,11 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
         problem = f"{found} without LOCAL_RANK: this process cannot know its rank"
         fix = "start torchrun on every host or pod, or unset RANK and WORLD_SIZE to train on this host alone"
         raise UserError(f"{problem}; {fix}")
-    if launcher in (None, "torchrun"):
-        _refuse_several(env)
+    name = _find_several(env, (*_OTHER_COUNTS, _TORCHRUN_NODES))
+    if name and launcher in (None, "torchrun"):
+        problem = f"{name} is {env[name]!r}: every node or process would train apart"
+        fix = f"start torchrun on each host (docs/clusters.md), or unset {name} to train on this host alone"
+        raise UserError(f"{problem}; {fix}")
     return launcher
 
 
@@ -98,34 +98,21 @@ def _launcher_and_count(env: Mapping[str, str]) -> tuple[str | None, str]:
     return None, "1"
 
 
-def _refuse_several(env: Mapping[str, str]) -> None:
-    """Raises UserError: another program has started this script, or torchrun, several times."""
-    for name, alone in _ALONE.items():
-        if env.get(name, alone) != alone:
-            problem = f"{name} is {env[name]!r}: every node or process would train apart"
-            fix = f"start torchrun on each host (docs/clusters.md), or unset {name} to train on this host alone"
-            raise UserError(f"{problem}; {fix}")
+def _find_several(env: Mapping[str, str], counts: Iterable[str]) -> str | None:
+    """The first of these variables that counts several tasks or nodes."""
+    return next((name for name in counts if env.get(name, "1") != "1"), None)
 
 
-def find_outer_count(env: Mapping[str, str] = os.environ) -> str | None:
-    """The variable by which another program counts several tasks or nodes, while all ranks of this run are on one host.
+def _count_around_torchrun(env: Mapping[str, str]) -> str | None:
+    """The variable by which another program counts several tasks or nodes, while all ranks of torchrun are on one host.
 
-    None for ranks that `launch_processes` starts, and for RANK and WORLD_SIZE that repeat the variables of the program.
+    None if torchrun may start with fewer nodes (--nnodes=MIN:MAX): by the variable that it then needs, or the option.
     """
-    own = env.get("WORLD_SIZE"), env.get("RANK")
-    if _LAUNCHER_PID in env or _local_world_size(env) != own[0]:
+    is_elastic = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1" or ":" in env.get(_TORCHRUN_NODES, "")
+    is_by_torchrun = "TORCHELASTIC_RUN_ID" in env
+    if is_elastic or not is_by_torchrun or _local_world_size(env) != env["WORLD_SIZE"]:
         return None
-    for name, rank in _OUTER_RANKS.items():
-        count = env.get(name, "1")
-        repeats = own == (count, env.get(rank)) and "TORCHELASTIC_RUN_ID" not in env
-        if count.isdecimal() and int(count) > 1 and not repeats:
-            return name
-    return None
-
-
-def _is_elastic(env: Mapping[str, str]) -> bool:
-    """Whether torchrun may start with fewer nodes: the variable that --nnodes=MIN:MAX needs, or the option itself."""
-    return env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1" or ":" in env.get("PET_NNODES", "")
+    return _find_several(env, _OUTER_COUNTS)
 
 
 def _local_world_size(env: Mapping[str, str]) -> str | None:
@@ -135,7 +122,7 @@ def _local_world_size(env: Mapping[str, str]) -> str | None:
         count = env.get(name, "")
         if count.isdecimal() and int(env.get("LOCAL_RANK", 0)) < int(count) <= int(world_size):
             return count
-    return "1" if world_size == "1" else None
+    return None
 
 
 def _check_numbers(env: Mapping[str, str]) -> None:
@@ -143,18 +130,13 @@ def _check_numbers(env: Mapping[str, str]) -> None:
         for name in names:
             if not env.get(name, "0").isdecimal():
                 raise UserError(f"{name} is {env[name]!r}: must be a number; launchers set it, otherwise unset it")
-        for rank, count in zip(names[::2], names[1::2], strict=False):  # srun gives no local count
-            if int(env.get(rank, 0)) >= int(env.get(count, sys.maxsize)):
-                raise UserError(f"{rank} is {env.get(rank, 0)}: must be below {count}, {env[count]}")
-            if names is not _SRUN and int(env.get(names[-1], 1)) > int(env.get(names[1], sys.maxsize)):
-                raise UserError(f"{names[-1]} is {env[names[-1]]}: must be at most {names[1]}, {env[names[1]]}")
+        rank, count, *_ = names
+        if int(env.get(rank, 0)) >= int(env.get(count, sys.maxsize)):
+            raise UserError(f"{rank} is {env.get(rank, 0)}: must be below {count}, {env[count]}")
 
 
 def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
     if _OPEN_MPI[0] in env:
-        for name in _OPEN_MPI[1:3]:
-            if name not in env:
-                raise UserError(f"{_OPEN_MPI[0]} without {name}: start this script with mpirun, which sets both")
         return _OPEN_MPI
     return _MPICH if {_MPICH[0], _MPICH[2]} <= env.keys() else None
 
@@ -168,18 +150,10 @@ def rank_of_process() -> int:
 def check_is_alone(env: Mapping[str, str] = os.environ) -> None:
     """Raises UserError if this process, or this node, is one of several that a launcher started."""
     _check_numbers(env)
-    alone = _ALONE | {"RANK": "0"} | {names[1]: "1" for names in _LAUNCHERS}
-    for name, value in alone.items():
-        if env.get(name, value) != value:
-            problem = f"{name} is {env[name]!r}: a launcher started several processes, this script uses one"
-            raise UserError(f"{problem}; use main_multi_gpu.py, or unset {name}")
-
-
-def check_local_rank(given: int | None) -> None:
-    """Raises UserError if the flag --local-rank, of torch's former launcher, contradicts LOCAL_RANK."""
-    launched = os.environ.get("LOCAL_RANK", "0")
-    if given is not None and str(given) != launched:
-        raise UserError(f"--local-rank {given}: LOCAL_RANK is {launched}; leave the flag to the launcher")
+    name = _find_several(env, ("WORLD_SIZE", *_OUTER_COUNTS, _TORCHRUN_NODES))
+    if name:
+        problem = f"{name} is {env[name]!r}: a launcher started several processes, this script uses one"
+        raise UserError(f"{problem}; use main_multi_gpu.py, or unset {name}")
 
 
 def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -189,11 +163,10 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     priority. Raises UserError as `detect_launcher`, and if the address of the main process is unknown, or no address or
     port.
     """
-    launcher, port = detect_launcher(env), env.get("MASTER_PORT", "29500")
+    launcher = detect_launcher(env)
+    port = env.get("MASTER_PORT", "29500")
     if not (port.isdecimal() and 0 < int(port) < 2**16):
         raise UserError(f"MASTER_PORT is {port!r}: must be a free port on the host of rank 0, 1 to 65535")
-    if re.search(r"[\s/@]|^$", env.get("MASTER_ADDR", "localhost")):  # its value may contain a password
-        raise UserError("MASTER_ADDR: must be the host of rank 0 alone, or not set where all ranks are on one host")
     if launcher == "torchrun":
         defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         place = {name: env.get(name, default) for name, default in defaults.items()}
@@ -216,14 +189,10 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def _place_by_srun(env: Mapping[str, str]) -> tuple[list[str], str | None, str]:
     """The values of the variables `_TORCHRUN`, the list of hosts if it is known, and a name of the job."""
-    _require_variables(env, _SRUN, "srun")
-    counts = env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"])  # '2(x3),1' is 2, 2, 2 and 1
-    repeated = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    _require_variables(env, (*_SRUN, "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"), "srun")
+    repeated = re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"])  # '2(x3),1' is 2, 2, 2 and 1
     per_node = [count for count, repeats in repeated for _ in range(int(repeats or 1))]
-    if not (node := env.get("SLURM_NODEID", "0")).isdecimal() or int(node) >= len(per_node):
-        problem = f"SLURM_NODEID is {node!r}: must be one of the nodes of SLURM_STEP_TASKS_PER_NODE"
-        raise UserError(f"{problem}, {counts}")
-    numbers = [*(env[name] for name in _SRUN), per_node[int(node)]]
+    numbers = [*(env[name] for name in _SRUN), per_node[int(env["SLURM_NODEID"])]]
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST")
     return numbers, nodes, f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
 
@@ -315,7 +284,7 @@ def launch_processes(script: str, argv: list[str], num_processes: int, folder: s
         raise Unavailable(f"{problem}; raise ulimit -u and -n, or lower -ngpus") from error
     finally:
         handle_signals(signal.SIG_IGN)
-        _kill_left(groups)
+        _send(groups, signal.SIGKILL)
     failures = result.failures if result else {}
     return _end_of_failed(failures, received) if failures else 0
 
@@ -374,10 +343,8 @@ def _end_of_failed(failures: Mapping[int, "ProcessFailure"], received: int) -> i
         raise Unavailable(f"{' and '.join(f'rank {rank}' for rank in own)} does not respond; {cause}")
     if status > 0:
         raise Interrupted(status - 128)
-    hint = _POSSIBLE_CAUSES.get(-status, "")
-    if received and status == -signal.SIGKILL:
-        hint = f"it did not end within {SHUTDOWN_SECONDS} s of {signal_name(received)}, or {hint}"
-    error = Unavailable(f"rank {rank} was terminated by {signal_name(-status)}{hint and '; possible cause: '}{hint}")
+    cause = _POSSIBLE_CAUSES.get(-status, "")
+    error = Unavailable(f"rank {rank} was terminated by {signal_name(-status)}{cause}")
     error.status = 128 - status
     raise error
 
@@ -390,17 +357,6 @@ def stop_processes(processes: list[subprocess.Popen[bytes]], number: int, limit_
         with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a device or a disk
             process.wait(max(0.0, deadline - time.monotonic()))
         _send([process.pid], signal.SIGKILL)  # at once: another process may get its number
-
-
-def _kill_left(groups: Collection[int]) -> None:
-    """Kills ranks, and the workers of ended ranks. Another program may have got the number of an empty group."""
-    own, left = f"{_LAUNCHER_PID}={os.getpid()}".encode(), set[int]()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            group = os.getpgid(int(process.name))
-            if group in groups and own in (process / "environ").read_bytes().split(b"\0"):
-                left.add(group)
-    _send(left if sys.platform == "linux" else groups, signal.SIGKILL)
 
 
 def _send(groups: Iterable[int], number: int) -> None:

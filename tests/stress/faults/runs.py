@@ -182,5 +182,4 @@ def worker_faults() -> list[Fault]:
         Fault("evaluation worker killed", loading, killed, act=to_worker(signal.SIGKILL, -1)),
         Fault("evaluation worker stopped", loading, unanswered, act=to_worker(signal.SIGSTOP, -1)),
         Fault("ranks: few open files", two, r"too many open files .*ulimit -n", (1,), MULTI, shell="ulimit -n 40; {}"),
-        Fault("little memory for torch", loading, r"ulimit -v is 500000", (1,), shell="ulimit -v 500000; {}"),
     ]
