@@ -50,6 +50,8 @@ def visible_gpus(wanted: str | None = None) -> int:
     if gpus and gpus >= len(named):
         return gpus
     asked = f"CUDA_VISIBLE_DEVICES {visible or 'not set'}"
+    if must_have:
+        asked = f"-device cuda, {asked}"
     if gpus:
         raise Unavailable(f"{asked}: torch can use {gpus} of these GPUs; name only GPUs that nvidia-smi -L lists")
     if must_have or named or (torch.version.cuda and has_nvidia_gpu()):
@@ -65,7 +67,7 @@ def _why_unusable() -> str:
         torch.cuda.init()
     except RuntimeError as error:
         return str(error).partition(". ")[0]
-    return "the variable excludes all GPUs"
+    return "unknown error"
 
 
 def check_runs_kernels(device: torch.device) -> None:

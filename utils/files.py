@@ -6,11 +6,9 @@ the comment at the end of the ZIP archive that `torch.save` writes, so `torch.lo
 
 import errno
 import fcntl
-import functools
 import hashlib
 import io
 import json
-import logging
 import math
 import os
 import shlex
@@ -27,7 +25,6 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from utils.errors import Unavailable, UserError, error_from
-from utils.notes import RUN_LOG
 from utils.threads import wait_for
 
 if TYPE_CHECKING:  # imported late: it takes 500 MB, and `atomic_write` does not need it
@@ -135,74 +132,34 @@ def file_state(path: str) -> int:
     return int.from_bytes(hashlib.blake2b(repr(state).encode(), digest_size=8).digest())
 
 
-def own_file(path: str, flags: int) -> int:
-    """The opener, for `open`, of each file of a run that is appended to or changed in place.
-
-    A run folder of somebody else may have a link there, whose target would be changed, or a pipe, which would block.
-    Raises UserError for both.
-    """
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):
-            raise
-        raise _not_own(path) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise _not_own(path)
-    return descriptor
-
-
-def space_fix(problem: str | None) -> str:
-    """The remedy for a file that cannot be written, by the text of the error."""
-    is_limit = os.strerror(errno.EFBIG) in (problem or "")
-    return "raise the limit on the size of a file (ulimit -f unlimited)" if is_limit else "free space"
-
-
 def make_own_folder(path: Path) -> None:
-    """Creates a folder of a run unless it exists. Raises UserError for a link: files would be replaced elsewhere."""
-    if path.is_symlink():
-        raise _not_own(path)
+    """Creates a folder of a run, with those above it, unless it exists."""
     path.mkdir(parents=True, exist_ok=True)
-
-
-def _not_own(path: Path | str) -> UserError:
-    kind = f"a link to {os.readlink(path)}" if os.path.islink(path) else "a pipe or a device"
-    return UserError(f"{path}: is {kind}; a run changes its own files only: delete this one, and start again")
 
 
 @contextmanager
 def locked(path: Path, wait_seconds: float = math.inf, fix: str = "") -> Iterator[bool]:
     """Creates the file `path`, and locks it until the block or the process ends. The file names the process.
 
-    Yields whether it is locked: a file system without `flock`, such as Lustre mounted without `-o flock`, has no locks;
-    a warning says so.
-    Raises UserError: another process has locked it for `wait_seconds`, or it is a link; OSError: the file cannot be
-    created or locked.
+    Yields whether it is locked: a file system without `flock`, such as Lustre mounted without `-o flock`, has no locks.
+    Raises UserError: another process has locked it for `wait_seconds`; OSError: the file cannot be created or locked.
     """
     operation = fcntl.LOCK_EX if wait_seconds == math.inf else fcntl.LOCK_EX | fcntl.LOCK_NB
-    file = open(path, "a+b", buffering=0, opener=own_file)  # noqa: SIM115 - closed below
-    has_locks = True
+    with open(path, "a+b", buffering=0) as file:
+        has_locks = True
 
-    def try_lock() -> bool:
-        nonlocal file, has_locks
-        try:
-            fcntl.flock(file, operation)
-        except (BlockingIOError, PermissionError):  # EAGAIN, EACCES
-            return False
-        except OSError as error:
-            if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+        def try_lock() -> bool:
+            nonlocal has_locks
+            try:
+                fcntl.flock(file, operation)
+            except (BlockingIOError, PermissionError):  # EAGAIN, EACCES
+                return False
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                    raise
                 has_locks = False
-                _warn_without_locks(path.parent)
-                return True
-            if error.errno != errno.ESTALE:
-                raise
-            file.close()  # another host has removed it
-            file = open(path, "a+b", buffering=0, opener=own_file)  # noqa: SIM115 - closed below
-            return False
-        return True
+            return True
 
-    try:
         if not (try_lock() or wait_for(try_lock, wait_seconds)):
             holder = os.pread(file.fileno(), 200, 0).decode(errors="replace").strip() or "another process"
             raise Unavailable(f"{path.parent}: is in use by {holder}; {fix}")
@@ -210,14 +167,6 @@ def locked(path: Path, wait_seconds: float = math.inf, fix: str = "") -> Iterato
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield has_locks
-    finally:
-        file.close()
-
-
-@functools.cache
-def _warn_without_locks(folder: Path) -> None:
-    problem = f"nothing is locked, since the file system of {folder} has no flock"
-    logging.getLogger(RUN_LOG).warning(f"{problem}; let one run at a time write there")
 
 
 _DIGEST_CHARS = 64
@@ -249,12 +198,7 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
                 link_or_copy(path, previous)
         fsync_path(path.parent)
     except OSError as error:
-        old = "the previous file is intact" if path.exists() else "there is no earlier one"
-        raise error_from(
-            error,
-            f"{path}: cannot be saved: {error.strerror}; it needs about {tensor_bytes(content):,} bytes, "
-            f"{shutil.disk_usage(path.parent).free:,} are free; {old}: {space_fix(error.strerror)} and start again",
-        ) from None
+        raise error_from(error, f"{path}: cannot be saved: {error.strerror}; free space and start again") from None
 
 
 class _HashingWriter:

@@ -31,7 +31,6 @@ from datasets.transforms.host import HostTransform, build_eval_host_transform, b
 from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, to_single_line
-from utils.files import own_file
 from utils.notes import RANK_LOG, RUN_LOG, Note
 from utils.system import own_share
 from utils.tables import read_rows, safe_cell
@@ -67,7 +66,7 @@ class BadImageList:
         new = [(path, reason) for path, reason in rows.items() if path not in self._listed]
         if not new:
             return
-        with open(self.file, "a", newline="", encoding="utf-8", opener=own_file) as file:
+        with open(self.file, "a", newline="", encoding="utf-8") as file:
             header = [] if file.tell() else [_BAD_COLUMNS]
             csv.writer(file).writerows(header + new)
         self._listed |= rows.keys()

@@ -1,6 +1,5 @@
 """The commands of the entry scripts, and how a shortage of memory is reported."""
 
-import errno
 import os
 import traceback
 from dataclasses import replace
@@ -22,7 +21,6 @@ from utils.device import (
 )
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, error_from
-from utils.files import space_fix
 from utils.signals import kill_children
 
 # By command: the module here, imported when the command runs, and its function.
@@ -73,10 +71,7 @@ def _explain(error: Exception, config: Config, context: ProcessContext) -> UserE
         return UserError(f"DETERMINISTIC: {op} has no deterministic algorithm here; set it to false")
     if not isinstance(error, OSError):
         return None
-    problem = str(error.strerror or error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        problem += f"; {space_fix(error.strerror)}"
-    return error_from(error, f"{os.fsdecode(error.filename or 'the system')}: {problem}")
+    return error_from(error, f"{os.fsdecode(error.filename or 'the system')}: {error.strerror or error}")
 
 
 def _describe_shortage(shortage: Shortage, config: Config, context: ProcessContext) -> str:

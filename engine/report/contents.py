@@ -260,13 +260,10 @@ def read_contents(folder: Path) -> RunContents:
 
 def _read_rows(folder: Path, problems: list[str]) -> list[Row]:
     try:
-        rows, damaged = read_metrics(folder)
+        return read_metrics(folder)
     except OSError as error:
         problems.append(f"{ROWS} cannot be read: {error}")
         return []
-    if damaged:
-        problems.append(f"{ROWS}: {damaged} damaged rows are left out")
-    return rows
 
 
 def _read_suspects(path: Path, problems: list[str]) -> Rows:

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 from engine.run.facts import Fact
 from utils import notes
 from utils.errors import UserError, escape_control_characters, from_here
-from utils.files import atomic_write, link_or_copy, open_atomically, own_file, read_json
+from utils.files import atomic_write, open_atomically, read_json
 from utils.metric_table import METRICS
 from utils.notes import LAUNCH_FOLDER, STATUS, UNFINISHED
 
@@ -154,7 +154,7 @@ class RunRecord:
 
     def _log(self, *lines: str) -> None:
         """Appends to log.txt, whose logger only the main process has: it may be the one that was lost."""
-        with suppress(OSError, UserError), open(self.folder / LOG, "a", encoding="utf-8", opener=own_file) as file:
+        with suppress(OSError, UserError), open(self.folder / LOG, "a", encoding="utf-8") as file:
             for line in filter(None, lines):
                 print(time.strftime("%Y-%m-%d %H:%M:%S"), escape_control_characters(line), file=file)
 
@@ -202,20 +202,15 @@ class RunRecord:
             with suppress(OSError):
                 atomic_write(self.folder / name, json.dumps(_finite(content), indent=2) + "\n")
 
-    def open_rows(self, epochs_done: int, steps_done: int, warn: Callable[[str], None]) -> None:
-        """Continues the rows after this position: later ones are dropped. The main process calls it.
-
-        Damaged rows are left out; `warn` then gets a line, and a copy keeps the file as it was.
-        """
-        path, damaged = self.folder / ROWS, self.folder / "metrics.damaged.jsonl"
-        rows, number = read_metrics(self.folder)
-        if number:
-            link_or_copy(path, damaged)
-            lost = f"{number} row{'s are' if number > 1 else ' is'} damaged"
-            warn(f"{path}: {lost}; the run continues without them, and {damaged.name} is the file as it was")
+    def open_rows(self, epochs_done: int, steps_done: int) -> None:
+        """Continues the rows after this position: later ones are dropped. The main process calls it."""
         done = {"report": ("step", steps_done), "evaluation": ("epoch", epochs_done), "epoch": ("epoch", epochs_done)}
-        kept = [row for row in rows if row[done[row["kind"]][0]] <= done[row["kind"]][1]]
-        with open_atomically(path) as file:
+        kept = []
+        for row in read_metrics(self.folder):
+            unit, last = done[row["kind"]]
+            if row[unit] <= last:
+                kept.append(row)
+        with open_atomically(self.folder / ROWS) as file:
             file.writelines(f"{json.dumps(row)}\n" for row in kept)
         self.epochs = by_epoch(kept)
         self._write_table()
@@ -225,7 +220,7 @@ class RunRecord:
         if not self.is_main:
             return
         row = {"kind": kind} | _finite(values)
-        with open(self.folder / ROWS, "a", encoding="utf-8", opener=own_file) as file:
+        with open(self.folder / ROWS, "a", encoding="utf-8") as file:
             file.write(f"{json.dumps(row)}\n")
         if kind != "report":
             self.epochs.setdefault(row["epoch"], {}).update(row)
@@ -273,26 +268,18 @@ def read_run(folder: Path) -> dict[str, Any]:
     return found and defaults
 
 
-def read_metrics(folder: Path) -> tuple[list[Row], int]:
-    """The rows of `metrics.jsonl`, and the number of damaged ones. Raises OSError.
-
-    A last row that a crash left incomplete is dropped.
-    """
+def read_metrics(folder: Path) -> list[Row]:
+    """The rows of `metrics.jsonl`, without damaged ones, such as a last one that a crash left incomplete."""
     if not (folder / ROWS).exists():
-        return [], 0
+        return []
     rows = list[Row]()
-    damaged = 0
     with open(folder / ROWS, encoding="utf-8", errors="replace") as file:
         for line in file:
-            try:
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
                 row = json.loads(line)
-                is_row = row["kind"] in get_args(Kind) and min(row["epoch"], row["step"]) >= 0
-            except (ValueError, KeyError, TypeError, RecursionError):
-                is_row = False
-            if is_row:
-                rows.append(row)
-            damaged += not is_row and line.endswith("\n")
-    return rows, damaged
+                if row["kind"] in get_args(Kind) and min(row["epoch"], row["step"]) >= 0:
+                    rows.append(row)
+    return rows
 
 
 def by_epoch(rows: Iterable[Row]) -> dict[int, Row]:

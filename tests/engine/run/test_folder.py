@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, config_for, refused, rows, run_here, train
+from conftest import ROOT, config_for, refused, run_here, train
 
 from configs.command_line import parse_command_line
-from engine.checkpoint.run_folder import lock_run_folder
 from engine.run import folder as folder_module
 from engine.run.facts import Environment, read_fact
 from engine.run.folder import PACKAGES, next_command, record_environment
@@ -21,13 +20,6 @@ from engine.run.log import RunLogger
 from engine.run.record import RUN, read_run
 from utils.distributed import ProcessContext
 from utils.errors import UserError, from_here
-from utils.files import atomic_save, atomic_write, temporary_path
-
-
-def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
-    """The content of each file, and when it was written."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 def test_flags_override_the_options_of_the_folder_and_a_recipe_replaces_them(digits_run, tmp_path):
@@ -52,52 +44,6 @@ def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_run
     assert "MAX_STEPS: 6" in (folder / "config.yaml").read_text()
     kept = {path.name: path.read_text() for path in folder.glob("config-*")}
     assert kept == {"config-step-000003.yaml": first, "config-step-000005.yaml": second}
-
-
-@pytest.mark.parametrize("linked", ["files", "folders"])
-def test_a_resumed_run_changes_no_file_outside_its_folder(digits_run, digits_argv, tmp_path, linked):
-    """The folder of somebody else."""
-    folder = digits_run()
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (folder / "bad_images_0.csv").touch()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() if linked == "files" else path.is_dir():
-            path.symlink_to(path.rename(elsewhere / "-".join(path.parts[-2:])))
-    before, refused = contents(elsewhere), list[Path]()
-    argv = [*digits_argv, "TRAIN.NUM_EPOCHS=3", f"-resume={folder}"]
-    for _ in range(20):
-        try:
-            train(argv)
-        except UserError as error:
-            name, _, reason = str(error).partition(": is a link to ")
-            assert "delete this one" in reason
-            os.unlink(name)
-            refused.append(Path(name))
-        else:
-            break
-    assert contents(elsewhere) == before
-    assert {path.name for path in refused} >= ({".lock", "log.txt"} if linked == "files" else set())
-    assert not (folder / "last.pth").is_symlink()
-    assert len(rows(folder)) == 3
-
-
-def test_a_link_or_a_pipe_is_refused_and_a_temporary_file_is_replaced(tmp_path):
-    target, lock, file = tmp_path / "target", tmp_path / "run" / ".lock", tmp_path / "run" / "file"
-    target.write_text("kept")
-    lock.parent.mkdir()
-    lock.symlink_to(target)
-    with refused(r"\.lock: is a link to .*target; "), lock_run_folder(lock.parent):
-        pass
-    lock.unlink()
-    os.mkfifo(lock)
-    with refused(r"\.lock: is a pipe or a device; "), lock_run_folder(lock.parent):
-        pass
-    for write in (atomic_write, atomic_save):
-        temporary_path(file).symlink_to(target)
-        write(file, "new")
-        assert target.read_text() == "kept"
-        assert not file.is_symlink()
 
 
 @pytest.mark.parametrize(
