@@ -1,12 +1,9 @@
 """The AMP report of `-profile`: whether a batch fits into half precision, and which options mend it if it does not."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.nn.utils import parameters_to_vector
 
 from configs.schema import Amp
 from datasets.batch import Batch
@@ -14,7 +11,7 @@ from engine.precision.non_finite import block_of
 from engine.precision.op_lists import OPS
 from engine.precision.policy import Precision
 from engine.profiling.half_values import Pair, Passes, Values, lost_share
-from engine.training.step import TrainState, train_steps
+from engine.training.step import TrainState
 from utils import torch_compat
 from utils.tables import aligned_table, table_text, three_digits
 
@@ -152,35 +149,3 @@ def mend(passes: Passes, problem: Problem) -> str:
         if not find_problem(passes.values(options, scale)):
             return f"Mended, tried on these images, by {words}"
     return "No list, loss scale or dtype of AMP mends it: train without -amp."
-
-
-def observe_update(state: TrainState, batches: Iterator[Batch]) -> list[str]:
-    """Trains a step after the warm-up; returns a line on the rounding of its update if there are no master weights.
-
-    Of weights w with an update u, ||round(w + u) - (w + u)|| / ||u||, where `round` gives the nearest half number.
-    """
-    weights, train = state.precision.weights, state.config.train
-    lines: list[str] = []
-    if weights.keep_master:
-        return lines
-
-    def measure(*_: Any) -> None:
-        """Between the optimizer's step and the copy to the half weights."""
-        before = parameters_to_vector(weights.compute.parameters()).detach().float()
-        after = parameters_to_vector(weights.master.parameters()).detach()
-        changed = after != before  # not so: weights that are frozen, or in float32 in both models
-        if not changed.any():  # at a rate of 0
-            return
-        rounded = after.to(state.precision.dtype).float()
-        ratio = float((rounded - after)[changed].norm() / (after - before).norm())
-        dropped = float((rounded == before)[changed].float().mean())
-        text = (
-            f"Update, without master weights: the nearest half numbers differ from it by {three_digits(ratio)} of its"
-        )
-        lines.append(f"{text} norm, and drop {dropped:.1%} of its values; rounding at random keeps their mean.")
-
-    handle = state.optimizer.register_step_post_hook(measure)
-    progress = state.new_progress(min(math.ceil(train.warmup_epochs), train.num_epochs - 1))
-    train_steps(state, batches, progress, 1, lambda progress: None)
-    handle.remove()
-    return lines

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from datasets.batch import Batch
-from engine.profiling.amp_report import observe_update, report_amp
+from engine.profiling.amp_report import report_amp
 from engine.run.cost import Phase
 from engine.run.facts import Devices
 from engine.training.outputs import RunOutputs
@@ -117,20 +117,19 @@ def profile_run(session: Session, outputs: RunOutputs) -> None:
     except NonFiniteGradients as error:
         failure = error
     if session.state.precision.dtype != torch.float32:
-        rounding = [] if failure else observe_update(session.state, batches)
-        call_on_main(lambda: _write_amp_report(session.state, outputs, next(batches), rounding), session.state.context)
+        call_on_main(lambda: _write_amp_report(session.state, outputs, next(batches)), session.state.context)
     if failure:
         raise failure
 
 
-def _write_amp_report(state: TrainState, outputs: RunOutputs, batch: Batch, rounding: list[str]) -> None:
+def _write_amp_report(state: TrainState, outputs: RunOutputs, batch: Batch) -> None:
     has_other_ranks = state.config.parallel.sync_bn and state.context.world_size > 1
     if state.strategy.is_sharded or has_other_ranks:
         outputs.logger.info("----- AMP report: none with a sharded model or PARALLEL.SYNC_BN: profile it on one device")
         return
     lines, table = report_amp(state, batch)
     atomic_write(outputs.folder / AMP_TABLE, table)
-    text = "\n".join([*lines, *rounding])
+    text = "\n".join(lines)
     outputs.logger.info(f"----- {text}\nAll ops: {outputs.folder / AMP_TABLE}")
 
 

@@ -171,19 +171,11 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
 
 
 def _commit() -> str:
-    """The commit of the program's clone, with '-dirty' if a tracked file differs; '' if git does not tell in time.
-
-    It runs no hook, writes no index, and ignores repositories around the clone and those that variables name.
-    """
-    clone = [f"--git-dir={_PROJECT / '.git'}", f"--work-tree={_PROJECT}"]
-    options = "--no-optional-locks -c core.fsmonitor= status --porcelain=v2 --branch --untracked-files=no --no-renames"
-    command = ["git", *clone, *options.split()]
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    """The commit of the program's clone, with '-dirty' if a tracked file differs; '' if git does not tell in time."""
+    clone = [f"--git-dir={_PROJECT / '.git'}", f"--work-tree={_PROJECT}", "--no-optional-locks"]
+    command = ["git", *clone, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        status = subprocess.run(command, env=variables, capture_output=True, timeout=_GIT_SECONDS, check=True).stdout
+        described = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS, check=True, text=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    head, *others = status.decode(errors="replace").splitlines()
-    commit = head.removeprefix("# branch.oid ")
-    is_dirty = any(not line.startswith("#") for line in others)
-    return f"{commit}-dirty" if is_dirty else commit
+    return described.stdout.strip()

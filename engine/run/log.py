@@ -28,7 +28,7 @@ _NOTE, _MISLEADS = logging.INFO + 5, logging.WARNING + 5
 _MAX_LINES, _MAX_WARNINGS = 7, 3  # on the screen before the first step, below the recipe: in all, and of them
 _MIN_PATH_CHARS = 30  # that are shown
 _MARK = "----- "  # of lines in the files that are no steps
-_OPTION = re.compile(r"-opts ('[^']*'|[^\s']+)")  # of an advice
+_OPTION = "-opts "  # of an advice
 
 
 class _LineFormatter(logging.Formatter):
@@ -88,20 +88,15 @@ class _Console(logging.Handler):
 def _fitted(line: str, end: str = "") -> str:
     """The line in the width of the screen: without the middle of its longest path, then without its last words.
 
-    An option to type is never cut: the words before it go.
+    A line with an option to type keeps its words.
     """
     width = min(shutil.get_terminal_size().columns, MAX_COLUMNS) if sys.stdout.isatty() else MAX_COLUMNS
-    option = _OPTION.search(line)
-    if len(line + end) <= width or not option or option.end() <= width - len(f" ...{end}"):
-        return _without_words(line, width - len(end)) + end
-    before = _without_words(line[: option.start()], max(width - len(f" {option[0]}{end}"), _MIN_PATH_CHARS))
-    return f"{before} {option[0]}{end}"
-
-
-def _without_words(line: str, width: int) -> str:
-    path = max(re.findall(r"\S*/\S*", _OPTION.sub("", line)), key=len, default="")
-    line = line.replace(path, shortened(path, max(len(path) + width - len(line), _MIN_PATH_CHARS)))
-    return textwrap.shorten(line, width, placeholder=" ...")
+    width -= len(end)
+    if _OPTION not in line:
+        path = max(re.findall(r"\S*/\S*", line), key=len, default="")
+        line = line.replace(path, shortened(path, max(len(path) + width - len(line), _MIN_PATH_CHARS)))
+        line = textwrap.shorten(line, width, placeholder=" ...")
+    return line + end
 
 
 class _LogFile(logging.FileHandler):

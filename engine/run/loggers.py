@@ -137,13 +137,7 @@ class MlflowLogger:
 
     def start(self, run: LoggedRun) -> None:
         known_id = run.known_id("mlflow")
-        try:
-            started = self._library.start_run(run_id=known_id, run_name=run.folder.name)
-        except Exception as error:
-            if "MLFLOW_TRACKING_URI" in os.environ or not os.path.isdir("mlruns"):
-                raise
-            # MLflow 3 writes to mlflow.db, unless the folder of earlier versions is there.
-            raise UserError(f"set MLFLOW_TRACKING_URI=sqlite:///mlflow.db, since ./mlruns exists ({error})") from error
+        started = self._library.start_run(run_id=known_id, run_name=run.folder.name)
         atomic_write(run.id_file("mlflow"), f"{started.info.run_id}\n")
         self._log(f"----- mlflow: run {started.info.run_id}, {hide_passwords(self._library.get_tracking_uri())}")
         if not known_id:  # MLflow refuses to change a parameter

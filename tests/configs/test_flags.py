@@ -54,13 +54,6 @@ def test_a_flag_of_another_program_is_this_programs(theirs, ours):
     assert config_for(*theirs.split()) == config_for(*ours.split())
 
 
-def test_a_local_rank_that_differs_from_the_launchers_is_refused(monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert parse_command_line(["--local-rank=1"])
-    with refused("LOCAL_RANK"):
-        parse_command_line(["--local-rank=2"])
-
-
 @pytest.mark.parametrize("url", ["https://me:hunter2@host/d", "s3://b/d?X-Sig=hunter2", "ftp://me:hun/ter2@host/d"])
 def test_a_secret_in_a_url_is_refused_and_not_repeated(url, tmp_path):
     (tmp_path / "recipe.yaml").write_text(f"DATA:\n  DATA_PATH: {url}\n")

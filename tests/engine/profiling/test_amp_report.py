@@ -10,7 +10,7 @@ from torch import nn
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
-from engine.profiling.amp_report import margin, observe_update, report_amp
+from engine.profiling.amp_report import margin, report_amp
 from engine.profiling.half_values import Passes
 from engine.training.step import train_steps
 from utils.tables import read_rows
@@ -166,43 +166,6 @@ def test_the_training_goes_on_as_without_a_report(digits_argv, level):
         return {"model": model, "optimizer": state.optimizer.state_dict(), "scaler": state.precision.state_dict()}
 
     assert_same_state(train(reports=True), train(reports=False))
-
-
-def test_rounding_of_an_update(digits_argv):
-    """SGD without momentum: the update is -lr * gradient, and the nearest bfloat16 is that of torch."""
-    options = [
-        "AMP={ENABLED: true, LEVEL: O3}",
-        "DATA.BATCH_SIZE=8",
-        "TRAIN.OPTIMIZER.NAME=sgd",
-        "TRAIN.WEIGHT_DECAY=0",
-    ]
-    session = session_for([*digits_argv, *options, "TRAIN.OPTIMIZER.MOMENTUM=0", "TRAIN.WARMUP_EPOCHS=0"], CPU)
-    weights = session.state.precision.weights
-    before = [weight.detach().float().clone() for weight in weights.compute.parameters()]
-    found = []
-    copy_back = weights.copy_master_to_model
-
-    def keep_and_copy(seed):
-        found.extend(weight.detach().clone() for weight in weights.master.parameters())
-        copy_back(seed)
-
-    weights.copy_master_to_model = keep_and_copy
-    batches = session.batches.iterate(0, 0, 1, bad_images=session.bad_images)
-    (line,) = observe_update(session.state, batches)
-    trained = [weight.dtype == torch.bfloat16 for weight in weights.compute.parameters()]
-    pairs = [pair for pair, half in zip(zip(before, found, strict=True), trained, strict=True) if half]
-    old, new = (torch.cat([pair[index].flatten() for pair in pairs]) for index in (0, 1))
-    nearest = new.bfloat16().float()
-    dropped = (nearest == old)[new != old].float().mean()
-    assert f"{(nearest - new).norm() / (new - old).norm():.2g}"[:3] in line
-    assert f"{dropped:.1%}" in line
-
-
-def test_a_step_at_a_rate_of_zero_has_no_rounding(digits_argv):
-    options = ["AMP={ENABLED: true, LEVEL: O3}", "DATA.BATCH_SIZE=8", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=1"]
-    session = session_for([*digits_argv, *options, "TRAIN.WARMUP_START_LR=0", "TRAIN.WEIGHT_DECAY=0"], CPU)
-    batches = session.batches.iterate(0, 0, 1, bad_images=session.bad_images)
-    assert observe_update(session.state, batches) == []
 
 
 def test_a_profile_has_the_report_and_all_ops(digits_argv, cpu, tmp_path):

@@ -1,6 +1,5 @@
 """A run's folder and its options; links in it; the commands that a run prints; its environment, without secrets."""
 
-import os
 import re
 import shlex
 import shutil
@@ -108,46 +107,27 @@ def test_secrets_are_not_recorded(tmp_path, cpu, monkeypatch):
 
 
 def git(folder: Path, *arguments: str) -> str:
-    settings = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "core.fsmonitor="]
+    settings = ["-c", "user.name=a", "-c", "user.email=a@b"]
     return subprocess.run(
         ["git", "-C", folder, *settings, *arguments], check=True, capture_output=True, text=True
     ).stdout
 
 
-@pytest.fixture
-def clone(tmp_path, monkeypatch) -> Path:
-    """A clone with one commit, whose hooks write the file `ran`; a file is newer than the index."""
+@NEEDS_GIT
+def test_the_commit_is_the_one_of_the_clone(tmp_path, cpu, monkeypatch):
     clone = tmp_path / "clone"
     git(tmp_path, "init", "-q", str(clone))
     (clone / "tracked").write_text("1")
     git(clone, "add", ".")
     git(clone, "commit", "-qm", "first")
-    for name in ("fsmonitor", "post-index-change"):
-        hook = clone / ".git/hooks" / name
-        hook.parent.mkdir(exist_ok=True)
-        hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
-        hook.chmod(0o700)
-    git(clone, "config", "core.fsmonitor", ".git/hooks/fsmonitor")
-    os.utime(clone / "tracked", (1e9, 1e9))
     monkeypatch.setattr(folder_module, "_PROJECT", clone)
-    return clone
-
-
-@NEEDS_GIT
-def test_the_commit_is_the_one_of_the_clone_and_no_hook_runs(clone, tmp_path, cpu, monkeypatch):
-    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "another"))
     index = (clone / ".git/index").read_bytes()
     (clone / "untracked").touch()
-    commit = record(tmp_path, cpu).parts["commit"]
-    assert re.fullmatch("[0-9a-f]{40}", commit)
-    assert not (tmp_path / "ran").exists()
-    assert (clone / ".git/index").read_bytes() == index
+    commit = git(clone, "rev-parse", "HEAD").strip()
+    assert record(tmp_path, cpu).parts["commit"] == commit
     (clone / "tracked").write_text("2")
     assert record(tmp_path, cpu).parts["commit"] == f"{commit}-dirty"
-    monkeypatch.delenv("GIT_INDEX_FILE")
-    git(clone, "add", ".")
-    assert record(tmp_path, cpu).parts["commit"] == f"{commit}-dirty"
-    assert git(clone, "rev-parse", "HEAD").strip() == commit
+    assert (clone / ".git/index").read_bytes() == index
 
 
 def test_a_resumed_run_names_what_has_changed(tmp_path, cpu):
