@@ -172,7 +172,7 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
 
 def _commit() -> str:
     """The commit of the program's clone, with '-dirty' if a tracked file differs; '' if git does not tell in time."""
-    clone = [f"--git-dir={_PROJECT / '.git'}", f"--work-tree={_PROJECT}", "--no-optional-locks"]
+    clone = [f"--git-dir={_PROJECT / '.git'}", f"--work-tree={_PROJECT}"]
     command = ["git", *clone, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         described = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS, check=True, text=True)

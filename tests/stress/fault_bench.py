@@ -19,8 +19,8 @@ from faults.scene import Scene
 from rank_pool import reset_signals
 
 _SLOW = (  # ten seconds or more on two cores
-    "tar cache: two ranks", "tar cache: ranks killed in a download", "rank 1 stopped", "sharded run: rank 1 stopped",
-    "sharded run: SIGTERM in evaluation", "output: not shared", "torchrun restarts",
+    "tar cache: two ranks", "tar cache: ranks killed in a download", "rank 1 stopped",
+    "output: not shared", "torchrun restarts",
 )  # fmt: skip
 _FAULTS = [
     pytest.param(fault, id=fault.name, marks=[pytest.mark.slow] * (fault.name in _SLOW)) for fault in all_faults()

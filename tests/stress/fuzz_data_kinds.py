@@ -21,7 +21,6 @@ from datasets.decoding.decode import open_image
 from datasets.registry import unlabelled
 from datasets.shards.index import Shard, encode_index, join, read_index, to_index
 from datasets.shards.records import Record, read_records
-from datasets.sources.class_names import BYTES, NATURAL, find_ambiguity, read_class_list, sort_names
 from datasets.sources.listed.lists import Lists, read_table
 from datasets.sources.listed.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
@@ -143,19 +142,6 @@ def read_parquet(data: bytes, folder: Path) -> None:
     samples = Parquet(Data.model_validate({"DATA_PATH": str(file), "DATASET": "parquet"})).read("train")
     for index in range(len(samples)):
         samples.open(index, 3)
-
-
-def class_list_examples() -> list[bytes]:
-    names = ["1", "10", "2", "Cat", "ant", "Ähre"]
-    texts = "\n".join(names), json.dumps(names), json.dumps(dict(enumerate(names)))
-    return [text.encode() for text in (*texts, json.dumps({name: label for label, name in enumerate(names)}))]
-
-
-def read_class_names(data: bytes, folder: Path) -> None:
-    """Names that are accepted have an order, or a reason why not."""
-    (folder / "classes").write_bytes(data)
-    names = read_class_list(folder / "classes")
-    assert find_ambiguity(sorted(names)) or sort_names(names, NATURAL) == sort_names(names, BYTES)
 
 
 def tar_examples() -> list[bytes]:

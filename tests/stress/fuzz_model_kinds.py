@@ -1,14 +1,10 @@
-"""Configurations, weights, checkpoints, folders of runs: valid examples and readers."""
+"""Configurations and weights: valid examples and readers."""
 
 import argparse
 import contextlib
-import functools
-import hashlib
-import os
 import pickle
 import re
 import shlex
-import shutil
 import tempfile
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -17,21 +13,14 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
-from checkpoint_content import checkpoint_state, small_model
-from faults.processes import ROOT, SINGLE, finish
-from faults.scene import Scene
+from checkpoint_content import small_model
+from faults.processes import ROOT
 
 from configs.command_line import parse_command_line, to_yaml
-from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.weights_record import describe_data, read_record, to_metadata
 from models.weights.fit import load_pretrained
-from scripts import report
 from tests.models.weights.weight_files import FIXTURE, small_vit
 from utils.errors import UserError
-from utils.files import atomic_save
-
-_MARK = re.compile(rb"=== ([\w./-]{1,80})\n")  # before each file, with its name
-_TEXT_FILES = (".json", ".jsonl", ".csv", ".txt", ".yaml")
 
 
 def config_examples() -> list[bytes]:
@@ -63,26 +52,6 @@ def read_config(data: bytes, folder: Path) -> None:
         return
     (folder / "saved.yaml").write_text(to_yaml(config))
     assert parse_command_line([f"-cfg={folder / 'saved.yaml'}"]).config == config
-
-
-@functools.cache
-def checkpoint_examples() -> list[bytes]:
-    state = checkpoint_state()
-    return [_bytes_written_by(lambda path: atomic_save(path, state))]
-
-
-def read_checkpoint(data: bytes, folder: Path) -> None:
-    (folder / "last.pth").write_bytes(data)
-    load_checkpoint(folder / "last.pth")
-    has_valid_checksum = data == repair_checkpoint(data)
-    assert data in checkpoint_examples() or has_valid_checksum, "the damage was not detected"
-
-
-def repair_checkpoint(data: bytes) -> bytes:
-    """The file with a valid checksum at its end (utils/files.py), as a forger would write it."""
-    tail_bytes = 2 + len("sha256=") + 64
-    content, tail = data[:-tail_bytes], data[-tail_bytes:]
-    return content + tail[:9] + hashlib.sha256(content + b"\0\0").hexdigest().encode()
 
 
 def pdparams_examples() -> list[bytes]:
@@ -133,37 +102,3 @@ def read_weights_file(data: bytes, folder: Path) -> None:
         read_record(str(file))
         parse_command_line(["-eval", f"-pretrained={file}"])
     load_pretrained(small_model(), str(file))
-
-
-def join_texts(folder: Path) -> bytes:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in _TEXT_FILES]
-    return b"".join(b"=== %s\n%s" % (str(file.relative_to(folder)).encode(), file.read_bytes()) for file in files)
-
-
-def split_files(data: bytes, folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    _, *parts = _MARK.split(data)
-    for name, content in zip(parts[::2], parts[1::2], strict=True):
-        path = Path(os.path.normpath(folder / name.decode()))
-        if path != folder and path.is_relative_to(folder) and not path.is_dir():
-            with contextlib.suppress(FileExistsError, NotADirectoryError):  # a folder has the name of a file
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-
-
-def run_examples() -> list[bytes]:
-    """The text files of a run that was trained and evaluated."""
-    with tempfile.TemporaryDirectory() as temporary:
-        scene = Scene(Path(temporary), Path(temporary))
-        finish(scene, SINGLE, scene.digits("TRAIN.NUM_EPOCHS=1"))
-        (run,) = scene.output.iterdir()
-        return [join_texts(run)]
-
-
-def read_run(data: bytes, folder: Path) -> None:
-    run = folder / "run"
-    split_files(data, run)
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
-        report.main([str(run)])
-        report.main([str(run), str(run), "-output", str(folder / "compare.html")])

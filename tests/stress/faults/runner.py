@@ -13,7 +13,7 @@ from faults.processes import SINGLE, Running, start
 from faults.scene import Provoke, Scene
 
 from engine.checkpoint.files import load_checkpoint
-from engine.checkpoint.run_folder import LAST, PREVIOUS, remove_temporary
+from engine.checkpoint.run_folder import LAST, PREVIOUS
 from utils.errors import REFUSED, UserError
 
 GRACE_SECONDS = 60.0  # for helper processes to end after the main process
@@ -25,13 +25,11 @@ class Fault:
 
     provoke: prepares a scene and returns the flags of `script`.
     line: a pattern for the one error line, or None if no error line is expected.
-    status: the expected exit statuses; the catalogue names the faults that a retry may cure.
+    status: the expected exit statuses.
     act: does something to the running processes.
     state: expected in the status.json of the newest run.
-    prints: a pattern for something else that must be printed.
     shell: a shell command that starts the script; `{}` in it stands for the script's command.
     check: looks for further problems after the processes have ended.
-    may_cut_save: whether `act` may end a rank while it saves; the next start then removes the temporary folder.
     """
 
     name: str
@@ -41,11 +39,9 @@ class Fault:
     script: str = SINGLE
     act: Callable[[Running], None] | None = None
     state: str | None = None
-    prints: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     shell: str | None = None
     check: Callable[[Scene], list[str]] | None = None
-    may_cut_save: bool = False
 
 
 def finished(name: str, provoke: Provoke, **more: Any) -> Fault:
@@ -82,7 +78,7 @@ def _run(fault: Fault, scene: Scene) -> tuple[list[str], str]:
         problems.append(f"status {status}: {' '.join(printed.strip().splitlines()[-1:])[:200]}")
     if state != fault.state:
         problems.append(f"state {state}")
-    problems += [*_problems_of_text(fault, printed, errors), *_problems_of_files(fault, scene)]
+    problems += [*_problems_of_text(fault, printed, errors), *_problems_of_files(scene)]
     problems += fault.check(scene) if fault.check else []
     return problems, ", ".join([f"status {status}", *([f"state {state}"] if state else []), *errors[:1]])
 
@@ -94,18 +90,13 @@ def _problems_of_text(fault: Fault, printed: str, errors: list[str]) -> Iterator
         yield f"{len(errors)} error lines"
     if fault.line is not None and errors and not re.search(fault.line, errors[0]):
         yield "another error line"
-    if fault.prints and not re.search(fault.prints, printed):
-        yield f"does not print {fault.prints}"
     if "Traceback" in printed:
         yield "a traceback"
     if not all(line.isprintable() and len(line) <= 1200 for line in errors):
         yield "an error line that is too long or has control characters"
 
 
-def _problems_of_files(fault: Fault, scene: Scene) -> Iterator[str]:
-    if fault.may_cut_save:
-        for folder in scene.output.iterdir():
-            remove_temporary(folder)
+def _problems_of_files(scene: Scene) -> Iterator[str]:
     for path in scene.folder.rglob("*.tmp"):
         yield f"a temporary file is left: {path.name}"
     for folder in {path.parent for path in scene.output.glob("*/*.pth")}:

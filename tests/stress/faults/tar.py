@@ -20,7 +20,7 @@ from datasets.shards.index import INDEX_NAME
 from tests.datasets.shards.range_server import Fault as ServerFault
 from tests.datasets.shards.range_server import RangeHandler, body, range_server
 from tests.datasets.shards.tar_files import write_shard, write_shards
-from utils.errors import UserError
+from utils.errors import MAY_PASS, UserError
 
 _LONG = ("TRAIN.NUM_EPOCHS=5", "REPORT_FREQ=1")
 _CACHE, _WORKER = "DATA.CACHE_GB=1", "DATA.NUM_WORKERS=1"
@@ -75,10 +75,16 @@ def tar_faults() -> list[Fault]:
     two_slow = _served(_CACHE, flags=("-ngpus=2",), answer=_slow_downloads)
     killed_check = _all_of(_resumed(2, _CACHE), nothing_left)
     return [
-        Fault("tar: no writable place for the index", without_a_place_for_the_index, no_place, shell=read_only),
+        Fault(
+            "tar: no writable place for the index",
+            without_a_place_for_the_index,
+            no_place,
+            (MAY_PASS,),
+            shell=read_only,
+        ),
         finished("tar server: away for 20 s", patient, act=away, check=_is_equal()),
-        Fault("tar server: goes away", impatient, lost, act=gone, state="failed", check=_resumed()),
-        Fault("tar server: shards are replaced during the run", _served(), other, act=replaced, state="failed"),
+        Fault("tar server: goes away", impatient, lost, (MAY_PASS,), act=gone, state="failed", check=_resumed()),
+        Fault("tar server: replaced shards", _served(), other, (MAY_PASS,), act=replaced, state="failed"),
         finished("tar cache: two ranks", two, script=MULTI, check=_all_of(_is_equal(2), once, nothing_left)),
         Fault("tar cache: ranks killed in a download", two_slow, None, (137,), MULTI, act=killed, check=killed_check),
     ]
