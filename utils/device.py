@@ -214,10 +214,12 @@ def find_shortage(error: BaseException) -> Shortage | None:
     marks = {mark for cause in chain for mark in getattr(cause, "__notes__", ())}
     in_loading = IN_LOADING in marks
     for cause in chain:
+        if isinstance(cause, UserError):
+            continue
         lines = str(cause).splitlines()
         for kinds, pattern in ((torch.OutOfMemoryError, _GPU), (MemoryError, _HOST)):
             on_gpu = pattern is _GPU and not in_loading
-            found = [line.strip() for line in lines if pattern.search(line) and not isinstance(cause, UserError)]
+            found = [line.strip() for line in lines if pattern.search(line)]
             if isinstance(cause, kinds):
                 found += lines[:1] or ["no details"]
             if found and (on_gpu or not isinstance(error, UserError)):

@@ -2,13 +2,12 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from utils.tables import three_digits
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -20,7 +19,7 @@ class Start:
     """
 
     folder: str
-    steps_done: Count
+    steps_done: int
     program: str = "python main_single_gpu.py"
 
     def __str__(self) -> str:
@@ -31,7 +30,7 @@ class Start:
 class Devices:
     """Number of processes, device of each, and the numeric types."""
 
-    processes: Count
+    processes: int
     device: str
     precision: str
 
@@ -63,10 +62,10 @@ class Model:
     devices together; None for CPUs and unknown GPUs. trainable: of the parameters.
     """
 
-    parameters: Count
-    flops_per_image: Count | None
+    parameters: int
+    flops_per_image: int | None
     peak_flops_per_second: float | None
-    trainable: Count | None = None
+    trainable: int | None = None
 
     def __str__(self) -> str:
         if self.flops_per_image is None:
@@ -109,11 +108,11 @@ class TrainingData:
     validation_digest: of the names and labels of the validation images.
     """
 
-    training: Count
-    validation: Count
-    test: Count
-    classes: Count
-    model_classes: Count
+    training: int
+    validation: int
+    test: int
+    classes: int
+    model_classes: int
     validation_digest: str = ""
 
     def __str__(self) -> str:
@@ -129,7 +128,7 @@ class TrainingData:
 class Preprocessing:
     """The crops of an evaluation, and the normalization. sources: of the values."""
 
-    image_size: Count | tuple[Count, Count]
+    image_size: int | tuple[int, int]
     crop_pct: float
     interpolation: str
     mean: list[float]
@@ -153,13 +152,13 @@ class EvaluationData:
     that the model was trained on.
     """
 
-    number: Count
-    classes: Count | None = None
-    model_classes: Count | None = None
+    number: int
+    classes: int | None = None
+    model_classes: int | None = None
     split: str | None = None
     path: str | None = None
     digest: str = ""
-    trained: Count = 0
+    trained: int = 0
 
     def __str__(self) -> str:
         return f"Data: {self.images}"
@@ -183,8 +182,8 @@ class PixelBaseline:
 
     pixel_baseline: float
     majority_class: float
-    training: Count
-    validation: Count
+    training: int
+    validation: int
 
     def __str__(self) -> str:
         figures = f"Pixel baseline {self.pixel_baseline:.1f}%, majority class {self.majority_class:.1f}%"

@@ -261,11 +261,8 @@ def _finite(value: Any) -> Any:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The content of `run.json`; empty if the folder has none, or a damaged one."""
-    found, defaults = read_json(folder / RUN), _new_values()
-    for key, value in found.items():
-        if defaults.get(key) is None or isinstance(value, type(defaults[key])):
-            defaults[key] = value
-    return found and defaults
+    found = read_json(folder / RUN)
+    return found and _new_values() | found
 
 
 def read_metrics(folder: Path) -> list[Row]:

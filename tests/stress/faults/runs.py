@@ -24,14 +24,12 @@ def output_faults() -> list[Fault]:
         (folder,) = running.scene.output.iterdir()
         folder.rename(running.scene.folder / "elsewhere")
 
-    gone = "cd $(mktemp -d); rmdir $PWD; {}"
     full = r"(No space left|last.pth|cannot be saved|cannot be written|not one fits)"
     status = (MAY_PASS,)
     return [
         Fault("output: read-only", mounted, r"output: is not writable: a read-only", status, shell=mount("ro")),
         Fault("output: a disk that fills up while saving", mounted, full, status, shell=mount("size=256k")),
         Fault("output: the folder is moved", training, r"No such file", status, act=remove_the_folder),
-        Fault("the folder of the shell is deleted", Scene.digits, r"current folder", status, shell=gone),
     ]
 
 
