@@ -30,7 +30,7 @@ from engine.report.overview import score_text
 from engine.run.cost import count_parameters
 from engine.run.facts import TrainingData
 from models.build import CONSTRUCTORS
-from models.kernels import FUSED, use_attention
+from models.kernels import AUTO, use_attention
 from models.vit import evaluation_arguments
 from scripts.exporting.formats import OPSET, STEM_FILES
 from scripts.weights.trained_model import Forward, TrainedModel
@@ -92,7 +92,7 @@ def _export_program(model: nn.Module, trained: TrainedModel) -> torch.export.Exp
 def write_torch_export(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     """A program of torch.export; class names and preprocessing are in its extra files of these names."""
     model = copy.deepcopy(model)
-    use_attention(model, FUSED)  # the kernel is chosen where the program runs
+    use_attention(model, AUTO)  # the kernel is chosen where the program runs
     torch.export.save(_export_program(model, trained), path, extra_files=trained.metadata())
 
 
