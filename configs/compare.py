@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.load import OptionTable, expand_switches, flatten, keep_old_meanings, stored_options
+from configs.load import OptionTable, expand_switches, flatten, keep_old_meanings
 from configs.schema import Config
 from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -57,10 +57,7 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
     training, also a NAME that is given, the keys of `changes_training`, and NUM_EPOCHS, which may only grow.
     """
     try:
-        stored = {}
-        if not options_file.is_file():
-            stored = stored_options(options_file.parent)
-        before = with_defaults(stored or read_yaml(options_file)[0])
+        before = with_defaults(read_yaml(options_file)[0])
     except UserError as error:
         return str(error)
     for key, value in _values(config).items():

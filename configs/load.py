@@ -326,10 +326,12 @@ def stored_options(named: Path) -> dict[str, Any]:
     For a run whose options file is missing.
     """
     inside = sorted(named.glob("*.pth"), key=os.path.getmtime, reverse=True)
-    beside = filter(os.path.exists, (Path(f"{named}{end}") for end in ("", ".pth")))
-    texts = (read_entries(path).get("options") for path in (inside or beside))
-    values = next((parse_value(text) for text in texts if isinstance(text, str)), None)
-    return values if isinstance(values, dict) else {}
+    for file in (*inside, named, Path(f"{named}.pth")):
+        text = read_entries(file).get("options")
+        values = parse_value(text) if isinstance(text, str) else None
+        if isinstance(values, dict):
+            return values
+    return {}
 
 
 def keep_old_meanings(table: OptionTable) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from configs.yaml_io import read_text
-from utils.errors import UserError, did_you_mean
+from utils.errors import UserError
 from utils.notes import Note
 
 PLUGINS_FOLDER = "plugins"  # in the folder of a run: copies, which no command runs
@@ -44,8 +44,6 @@ class Parts(dict[str, tuple[Any, type[Options]]]):
 
     def add(self, name: str, options: type[Options] = Options) -> Callable[[_T], _T]:
         """Returns the decorator of a plugin's part with these options. Raises ValueError for a name that is taken."""
-        if not isinstance(name, str) or not issubclass(options, Options):
-            raise ValueError(f"a {self.kind} has a name, and options that are a subclass of configs.parts.Options")
         if name in self:
             raise ValueError(f"there is already a {self.kind} {name}")
         return lambda part: self.setdefault(name, (part, options))[0]
@@ -58,8 +56,7 @@ class Parts(dict[str, tuple[Any, type[Options]]]):
 
     def check_name(self, name: str) -> str:
         if name not in self:
-            known = f"(known: {', '.join(self) or 'none'}; -plugin adds others)"
-            raise ValueError(f"{name[:80]}: no {self.kind} {known}{did_you_mean(name, self)}")
+            raise ValueError(f"{name[:80]}: no {self.kind}; known: {', '.join(self) or 'none'} (-plugin adds others)")
         return name
 
     def check_kwargs(self, kwargs: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
@@ -84,8 +81,6 @@ class Parts(dict[str, tuple[Any, type[Options]]]):
             error = invalid.errors(include_url=False)[0]
             key = ".".join(map(str, error["loc"]))
             message = error["msg"].removeprefix("Value error, ")
-            if error["type"] == "extra_forbidden":
-                message = f"no option of {name}{did_you_mean(key, self[name][1].model_fields)}"
             raise ValueError(f"{prefix}{key or name}: {message}") from None
 
 

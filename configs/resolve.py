@@ -221,22 +221,13 @@ def defaults_follow_family(options: OptionTable) -> list[Note]:
     if not family:
         return []
     defaults = dict(flatten(dict(family.defaults)))
-    if "TRAIN.SQRT_SCALED_LR" in options.rows:
-        defaults.pop("TRAIN.LINEAR_SCALED_LR", None)
-    if str(options.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() not in ("adamw", "adamwdl"):
-        defaults = {key: value for key, value in defaults.items() if not key.startswith("TRAIN.OPTIMIZER.")}
     if options.model_only:
         kept = ["MODEL."]
         if options.get("MODEL.PRETRAINED"):
             kept += [f"DATA.{key}" for key in NORMALIZATION]
         defaults = {key: value for key, value in defaults.items() if key.startswith(tuple(kept))}
     used = [key for key, value in defaults.items() if options.set_default(key, copy.deepcopy(value))]
-    texts = [f"{family.title}, unlike PaddleViT's: {correction}" for correction in family.corrections]
-    if used:
-        texts.insert(0, f"Defaults of MODEL.TYPE {name}: {', '.join(used)}")
-    if family.differs:
-        texts.append(f"{family.title}, unlike timm's: {family.differs}")
-    return [Note("log", text) for text in texts]
+    return [Note("log", f"Defaults of MODEL.TYPE {name}: {', '.join(used)}")] if used else []
 
 
 def amp_keys_need_amp(options: OptionTable) -> list[Note]:

@@ -36,7 +36,6 @@ SPLIT = ("VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED", "GROUPS")
 NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
 # Weights carry these to an evaluation. Exports describe those in `_KEY_OF` of engine/checkpoint/weights_record.py.
 PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
-_LOGGED = ("IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
 _OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "WEIGHTS_ENTRY", "RESUME", "LORA")  # keys of MODEL
 # Keys of transformers' config.json that do not describe the model
 _OF_THE_FOLDER = {"_name_or_path", "auto_map", "dtype", "id2label", "label2id", "torch_dtype", "transformers_version"}
@@ -339,33 +338,27 @@ def preprocessing_follows_weights(
     shows_published = as_published and not record.is_own and may_crop
     if data.resize != "crop" and not shows_published:
         data = data.model_copy(update={"crop_pct": 1.0})
-    unlike = {key: value for key, value in trained.items() if now[key] != value}
     differing: dict[str, Note] = {}
-    for key in [key for key in unlike if key in given]:
-        expected = f"{record.source_of(key)} has {format_value(unlike.pop(key))}"
-        text = f"DATA.{key} is {format_value(now[key])}, but {expected}"
-        differing[key] = Note("warning", f"other pixels than the weights expect: {text}")
-    if not record.model:  # timm's published values are the recipe's
-        unlike = {key: value for key, value in unlike.items() if key in record.sources}
-    if unlike and not record.is_own:  # the values of a run of this program are the recipe's, too
-        source = next(iter(record.sources.values()), record.source)
-        shown = ", ".join(f"{key} {format_value(value)}" for key, value in unlike.items())
-        notes.append(Note("screen", f"Preprocessing of {source}: {shown}"))
-    of_weights = {key: record.source_of(key) for key in taken}
-    for key in taken & test.keys() - record.sources.keys():
-        of_weights[key] = f"{record.source}, published for tests"
-    further = record.sources.keys() - {*_LOGGED}
-    if data.resize != "crop":
-        further.add("RESIZE")
-    about = _describe_sources(given, of_weights, [*sorted(further), *_LOGGED])
-    return Followed(options.model_copy(update={"data": data}), notes, about, differing)
+    stated = list[str]()
+    for key, value in trained.items():
+        if now[key] == value:
+            continue
+        if key in given:
+            text = f"DATA.{key} is {format_value(now[key])}, but {record.source_of(key)} has {format_value(value)}"
+            differing[key] = Note("warning", f"other pixels than the weights expect: {text}")
+        elif key in record.sources:
+            stated.append(f"{key} {format_value(value)}")
+    if stated:
+        source = next(iter(record.sources.values()))
+        notes.append(Note("screen", f"Preprocessing of {source}: {', '.join(stated)}"))
+    sources = dict.fromkeys(given, "options") | {key: record.source_of(key) for key in taken}
+    return Followed(options.model_copy(update={"data": data}), notes, _describe_sources(sources), differing)
 
 
-def _describe_sources(given: Collection[str], of_weights: dict[str, str], keys: list[str]) -> str:
-    """The keys of the preprocessing by their source. of_weights: the sources of keys that follow them."""
-    sources = dict.fromkeys(given, "options") | of_weights
+def _describe_sources(sources: dict[str, str]) -> str:
+    """The keys of the preprocessing by their source."""
     by_source: dict[str, list[str]] = {}
-    for key in keys:
+    for key in PREPROCESSING:
         by_source.setdefault(sources.get(key, "default"), []).append(key)
     return "; ".join(f"{source}: {', '.join(of_source)}" for source, of_source in by_source.items())
 
@@ -378,9 +371,11 @@ def _with_preprocessing(values: dict[str, Any], record: WeightsRecord) -> Data:
         first = error.errors()[0]
         key = "".join(map(str, first["loc"][:1]))  # "" of a contradiction between keys
         problem = first["msg"].removeprefix("Value error, ")
+        source = record.source_of(key)
         if key:
-            problem = f"{key} is {shorten(values[key])}: {problem}"
-        raise UserError(f"DATA.{problem}, with the values of {record.source_of(key)}; set the key") from None
+            value = shorten(values[key])
+            raise UserError(f"DATA.{key} is {value} in {source}: {problem}; set DATA.{key}") from None
+        raise UserError(f"DATA.{problem}, with the values of {source}; write all of these keys") from None
 
 
 def options_to_export(options: dict[str, Any]) -> dict[str, Any]:

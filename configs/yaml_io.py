@@ -87,12 +87,11 @@ def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyP
         return _construct(node, (), lines), lines
     except RecursionError:
         raise UserError(f"{path}: is nested too deeply") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise UserError(f"{path}:{line}: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an invalid escape or %YAML version
-        raise UserError(f"{path}: is not valid YAML: {str(error).splitlines()[0]}") from None
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else path
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{place}: {problem}") from None
 
 
 def read_text(path: Path, named_in: str = "", suffix: str = ".yaml", max_bytes: int = MAX_BYTES) -> str:

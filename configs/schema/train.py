@@ -251,7 +251,7 @@ class Train(Augmentation, Distillation):
         if self.warmup_epochs > self.num_epochs:
             yield f"{warmup} exceeds {length}; lower it or train longer"
         if self.sqrt_scaled_lr and self.linear_scaled_lr:
-            yield "SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other; remove one of them"
+            yield "SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other; set one of them to null"
         if self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None:
             yield "OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW"
         decay = self.lr_scheduler.decay_epochs if self.lr_scheduler.name == "wsd" else None

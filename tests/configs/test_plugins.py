@@ -35,9 +35,9 @@ def test_options_of_parts_are_saved_with_their_defaults(plugin, tmp_path):
 @pytest.mark.parametrize(
     "option, error",
     [
-        ("LOSS.NAME=powr", r"LOSS.NAME .*mean power"),
+        ("LOSS.NAME=powr", r"LOSS.NAME .*known: .*power"),
         ("LOSS.KWARGS={power: -1.0}", r"LOSS.KWARGS.power: .*greater than"),
-        ("DATA.HOST_AUGMENTATIONS={ad: {}}", r"HOST_AUGMENTATIONS.ad: .*mean add"),
+        ("DATA.HOST_AUGMENTATIONS={ad: {}}", r"HOST_AUGMENTATIONS.*ad: .*known: .*add"),
         ("DATA.DEVICE_AUGMENTATIONS={drift: 3}", r"DEVICE_AUGMENTATIONS.drift.drift: "),
         ("TRAIN.OPTIMIZER={NAME: plainsgd, KWARGS: {decay: 2.0}}", r"OPTIMIZER.KWARGS.decay: .*less than"),
     ],
@@ -78,7 +78,6 @@ def test_a_changed_plugin_is_a_warning(plugin, tmp_path):
         (None, "cannot be read: No such file"),
         ("x = 1\n\ny = x + z\n", r":3: NameError: name 'z'"),
         ("import configs.parts\nconfigs.parts.loss('bce')", r":2: ValueError: there is already a loss bce"),
-        ("from configs.parts import loss\n@loss('own', dict)\ndef own(): ...", r":2: ValueError: .*a subclass"),
     ],
 )  # fmt: skip
 def test_a_plugin_that_fails_is_one_line(tmp_path, text, error):

@@ -153,8 +153,6 @@ class Family:
     dropped: names in the .pdparams of tensors that timm computes itself; patterns for a whole name.
     norm_eps: pattern of the name of a norm -> its epsilon in PaddleViT, where timm has another one.
     computed: names of float tensors of the model that are not in the .pdparams; patterns for a whole name.
-    corrections: lines for the log about defects of PaddleViT that this project does not repeat.
-    differs: a line for the log about the difference from timm's model of this name; empty if there is none.
     """
 
     title: str
@@ -167,5 +165,3 @@ class Family:
     dropped: Sequence[str] = ()
     norm_eps: Mapping[str, float] = field(default_factory=dict)
     computed: Sequence[str] = ()
-    corrections: Sequence[str] = ()
-    differs: str = ""

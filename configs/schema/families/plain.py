@@ -87,7 +87,6 @@ class BEiT(PlainTransformer):
         arguments=_transformer("use_abs_pos_emb use_rel_pos_bias init_values"),
         defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_BEIT_TRAINING),
         dropped=[r".*\.relative_position_index"],
-        corrections=["MODEL.DROPPATH, DROPOUT and ATTENTION_DROPOUT have an effect; PaddleViT's BEiT ignores them"],
     )
 
 
@@ -213,11 +212,6 @@ class MAE(Model):
         defaults=family_defaults(data={"RANDOM_CROP_SCALE": (0.05, 1.0)}, train=_MAE_TRAINING),
         renames=_VIT_RENAMES,
         computed=["pos_embed"],
-        corrections=[
-            "MODEL.NUM_CLASSES has an effect; PaddleViT's MAE ignores it and has 1000 classes",
-            "TRAIN.RAND_AUGMENT_LAYERS and RAND_AUGMENT_MAGNITUDE have an effect; PaddleViT's MAE always uses 2 and 9",
-        ],
-        differs="a fixed position embedding by the number of the token, as in PaddleViT, in place of a learned one",
     )
 
 

@@ -208,14 +208,13 @@ class CoaT(Model):
             (r"^(patch_embed\d)\.patch_embed\.", r"\1.proj."),
             (r"^serial_blocks\.(\d)\.", shifted("serial_blocks", ".", by=1)),
         ],
-        differs="the three MLPs of a parallel block have weights of their own, as in PaddleViT",
     )
 
 
 class CoaTLite(CoaT):
     type: Literal["coat", "coat_lite"] = "coat_lite"
 
-    family: ClassVar = replace(CoaT.family, title="CoaT-Lite", differs="")
+    family: ClassVar = replace(CoaT.family, title="CoaT-Lite")
 
 
 class VOLOTrans(Section):
@@ -249,11 +248,6 @@ class VOLO(Model):
             (r"^patch_embed\.stem\.", "patch_embed.conv."),
             (r"^model\.", "network."),
             (r"^post_model\.", "post_network."),
-        ],
-        corrections=[
-            "the default of TRAIN.END_LR is 1e-5, as in VOLO's own code; PaddleViT's, written 53-4, is 49",
-            "MODEL.NUM_CLASSES, DROPPATH, DROPOUT and ATTENTION_DROPOUT have an effect; PaddleViT's VOLO ignores them "
-            "and has 1000 classes",
         ],
     )
 
@@ -300,7 +294,6 @@ class PoolFormer(Model):
             (r"^norm\.", "head.norm."),
             (r"^head\.(weight|bias)$", r"head.fc.\1"),
         ],
-        differs="a group norm before the pooling, as in PaddleViT, in place of a layer norm after it",
     )
 
 
@@ -481,5 +474,4 @@ class MobileViT(Model):
             (r"\.norm_\.", ".norm."),
         ],
         norm_eps={r"stages\.\d\.1\.norm": 1e-6},
-        differs="a batch norm and an activation follow the second convolution of a block, as in PaddleViT",
     )
