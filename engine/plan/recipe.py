@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.command_line import Command, read_options
-from configs.load import model_sections, read_layers
+from configs.load import read_layers
 from configs.resolve import model_follows_source, rate_of_tuning, recipe_follows_data
-from configs.schema.config import known_keys
 from configs.weights import OF_EVERY_MODEL, keys_of
 from configs.yaml_io import as_option
 from datasets.registry import recognize_dataset
@@ -25,7 +24,6 @@ from utils.system import lacks_gpus
 
 _OWN_IMAGES = ("folder", "csv", "parquet")  # data sets
 _FEW = 64  # images: an epoch of them has four steps, also where a recipe's batch is larger than the data
-_MANY = 20_000  # images: ten times the largest set that folder_small.yaml was measured on
 _LARGE = 50e6  # parameters: between ViT-S and ViT-B
 _FROM_SCRATCH = "resnet10t"  # more accurate than the ViT of folder_small.yaml on a few thousand images (docs/log.md)
 
@@ -40,14 +38,12 @@ def _shown(file: Path) -> Path:
 class Choice:
     """A recipe, and values of flags for a layer between the recipe and the given options.
 
-    file: of the recipe. flags: by name; -opts is a list. reason: why. warning: that another recipe may be meant; ""
-    without one.
+    file: of the recipe. flags: by name; -opts is a list. reason: why.
     """
 
     file: Path
     reason: str
     flags: dict[str, Any] = field(default_factory=dict)
-    warning: str = ""
 
     def words(self) -> list[str]:
         """The choice as flags of the command line."""
@@ -97,14 +93,9 @@ def _choice_for(command: Command) -> Choice | None:
 def _with_choice(command: Command, choice: Choice) -> Command:
     """The command as if the words of the choice stood before its own."""
     chosen = read_options(command.argv, _with_flags(command.flags, choice), command.script)
-    from engine.run.folder import started_processes  # late: torch
-
-    processes = [] if command.flags.ngpus else started_processes()  # else they are in argv
-    same = shlex.join(["python", command.script, *processes, *choice.words(), *command.argv])
-    notes = [Note("log", f"The same: {same}")]
-    if choice.warning:
-        notes.append(Note("warning", choice.warning))
-    return replace(chosen, recipe=_shown(choice.file), notes=(*notes, *chosen.notes), reason=choice.reason)
+    same = shlex.join(["python", command.script, *choice.words(), *command.argv])
+    notes = (Note("log", f"The same: {same}"), *chosen.notes)
+    return replace(chosen, recipe=_shown(choice.file), notes=notes, reason=choice.reason)
 
 
 def _with_flags(given: argparse.Namespace, choice: Choice) -> argparse.Namespace:
@@ -121,17 +112,9 @@ def _may_choose(command: Command) -> bool:
     if data_set == "digits":
         return keys_of("MODEL", given) <= {"RESUME"}
     is_own = "DATA.DATA_PATH" in given and data_set in _OWN_IMAGES
-    return is_own and (bool(command.flags.model) or not _has_own_architecture(command))
-
-
-def _has_own_architecture(command: Command) -> bool:
-    """Whether keys of MODEL give an architecture that is neither timm's nor the one of a recipe."""
-    given, model = command.given, command.config.model
-    if not {f"MODEL.{key}" for key in keys_of("MODEL", given)} <= {*known_keys("timm")}:
-        return True
-    if "MODEL.TYPE" not in given or model.pretrained == "timm":
-        return False
-    return bool(model_sections(model.name)["MODEL"]["TYPE"] != given["MODEL.TYPE"])
+    keys = {key.partition(".")[0] for key in keys_of("MODEL", given)}
+    is_timms = command.flags.model or config.model.pretrained == "timm"
+    return is_own and (bool(is_timms) or keys <= OF_EVERY_MODEL)
 
 
 def _choose(command: Command, refuses_probe: bool = False) -> Choice | None:
@@ -142,19 +125,16 @@ def _choose(command: Command, refuses_probe: bool = False) -> Choice | None:
     images = _count_images(command)
     if not images:
         return None
-    flags = dict[str, Any]()
-    if "MODEL.TYPE" in given and not command.flags.model:
-        flags["model"] = command.config.model.name  # as a key of -opts it would keep the layers of a recipe
-    weights = _weights_to_start_from(command, flags)
+    weights = _weights_to_start_from(command)
     on_cpu = lacks_gpus(command.flags.device)
     trains = refuses_probe or command.flags.profile or any(key.startswith(("TRAIN.", "MODEL.TUNE")) for key in given)
     probes = given.get("MODEL.TUNE") == "probe"
     name, epochs = recipe_follows_data(images, weights.exist, on_cpu, trains, probes)
-    flags |= weights.flags | _own_flags(command, name, images, epochs, on_cpu)
+    flags = weights.flags | _own_flags(command, name, images, epochs, on_cpu)
     reason = f"{images:,} images; {weights.reason}"
     if name == "probe" and on_cpu:
         reason += "; -minutes=M or -epochs=N trains all weights"
-    choice = Choice(_recipe(name), reason, flags, _another_recipe(command, name, images))
+    choice = Choice(_recipe(name), reason, flags)
     if name == "probe" and not (probes or _has_linear_head(_with_choice(command, choice))):
         return _choose(command, refuses_probe=True)
     return choice
@@ -162,15 +142,6 @@ def _choose(command: Command, refuses_probe: bool = False) -> Choice | None:
 
 def _recipe(name: str) -> Path:
     return Path(__file__).parents[2] / "configs" / f"{name}.yaml"
-
-
-def _another_recipe(command: Command, name: str, images: int) -> str:
-    """A warning where folder_small.yaml, with its 64 pixels, is probably not what is meant; '' elsewhere."""
-    if name != "folder_small" or "DATA.IMAGE_SIZE" in command.given:
-        return ""
-    if images > _MANY:
-        return f"64 pixels are for fewer than {_MANY:,} images; try -model=vit_small_patch16_224 -image_size=224"
-    return ""
 
 
 def _has_linear_head(command: Command) -> bool:
@@ -203,7 +174,7 @@ def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, o
     flags = dict[str, Any]()
     if epochs and given.isdisjoint(("TRAIN.NUM_EPOCHS", "TRAIN.MINUTES")):
         flags["epochs"] = epochs
-    if recipe == "folder_small" and not command.flags.model and "MODEL.TYPE" not in given:
+    if recipe == "folder_small" and not command.flags.model:
         flags["model"] = _FROM_SCRATCH
     if not on_cpu and not command.states_precision:
         flags["amp"] = True
@@ -213,24 +184,15 @@ def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, o
 
 
 def _count_images(command: Command) -> int:
-    """The number of training images; with DATA.FOLDS the mean over the folds, so that all of them have one recipe.
-
-    0 if the data are no images of one's own, or cannot be read.
-    """
+    """The number of training images; 0 if the data are no images of one's own, or cannot be read."""
     alone = single_process("cpu")  # the main process reads them before the others do
     found = recognize_dataset(command.config.data, alone)
     if found.dataset not in _OWN_IMAGES:
         return 0
     try:
-        source = source_class(found.dataset)(found)
-        images = len(source.read("train"))
+        return len(source_class(found.dataset)(found).read("train"))
     except UserError:
         return 0
-    split = source.splitter.result
-    if not found.folds or not split:
-        return images
-    in_all_folds = len(split.trained) + len(split.held_out or ())
-    return round(in_all_folds * (found.folds - 1) / found.folds)
 
 
 def _follow_model(command: Command) -> Command:
@@ -264,12 +226,10 @@ class FoundWeights:
     flags: dict[str, Any] = field(default_factory=dict)
 
 
-def _weights_to_start_from(command: Command, flags: dict[str, Any]) -> FoundWeights:
-    """flags: chosen so far."""
-    given = command.given
-    if "MODEL.PRETRAINED" not in given:
-        return _find_timms_weights(command, flags)
-    if {"MODEL.TYPE", "MODEL.NAME"} & given.keys() or not command.config.model.pretrained:
+def _weights_to_start_from(command: Command) -> FoundWeights:
+    if "MODEL.PRETRAINED" not in command.given:
+        return _find_timms_weights(command)
+    if command.flags.model or command.config.model.pretrained in (None, "timm"):
         return _given_weights(command)
     return _describe_given_weights(command)
 
@@ -301,11 +261,11 @@ def _describe_given_weights(command: Command) -> FoundWeights:
     return replace(found, flags={"opts": options} if options else {})
 
 
-def _find_timms_weights(command: Command, flags: dict[str, Any]) -> FoundWeights:
-    """Of the model that finetune.yaml has with the given options. flags: chosen so far."""
+def _find_timms_weights(command: Command) -> FoundWeights:
+    """Of the model that finetune.yaml has with the given options."""
     from models.timm_model import published_on_hub
 
-    fine_tuned = Choice(_recipe("finetune"), "", flags)
+    fine_tuned = Choice(_recipe("finetune"), "")
     try:
         options = read_layers(_with_flags(command.flags, fine_tuned), evaluates=False)
         model_follows_source(options)

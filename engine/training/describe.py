@@ -96,6 +96,8 @@ def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
     train, layout, model = state.config.train, state.layout, state.config.model
     epochs = train.num_epochs
     texts = [_of_other_batch(train, layout.batch.global_size)]
+    if train.base_lr > 0.05 and train.optimizer.name.lower().startswith("adam"):
+        texts.append(f"TRAIN.BASE_LR {train.base_lr:g} is a rate of SGD, and {train.optimizer.name} diverges: use 1e-3")
     if train.warmup_epochs > epochs / 2:
         texts.append(f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g} exceeds half of NUM_EPOCHS {epochs}; lower it")
     initial = train.model_ema_decay ** (epochs * layout.steps_per_epoch)

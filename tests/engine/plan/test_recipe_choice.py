@@ -10,14 +10,13 @@ from unittest.mock import Mock
 import pytest
 import timm
 import torch
-from conftest import ROOT, cells_of, config_for, log_of, noise_folder, only_run, read_result, refused, told
+from conftest import ROOT, cells_of, config_for, log_of, noise_folder, only_run, read_result, refused
 from huggingface_hub import HfApi
 
 import main_single_gpu
 from configs import command_line
 from configs.command_line import parse_command_line
 from configs.resolve import recipe_follows_data
-from datasets.sources.source import source_class
 from engine.plan import recipe
 from engine.plan.recipe import choose_recipe
 from utils.distributed import single_process
@@ -60,24 +59,6 @@ def chosen(*argv):
 )
 def test_the_rule(facts, expected):
     assert recipe_follows_data(**{"trains": False, "probes": False} | facts) == expected
-
-
-def test_all_folds_have_one_recipe(tmp_path, place):
-    """Of 254 images, folds 0 and 1 have 169 or 170 for training: 60 or 59 epochs."""
-    (image,) = noise_folder(tmp_path / "one", 1, 0, (8, 8, 3)).rglob("*.png")
-    for number in range(254):
-        file = tmp_path / "data" / "ab"[number % 2] / f"{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        os.link(image, file)
-    folds = [["DATA.FOLDS=3", f"DATA.FOLD={fold}"] for fold in range(3)]
-    sizes, epochs = set(), set()
-    for options in folds:
-        command = chosen(f"-data_path={tmp_path / 'data'}", "-opts", *options)
-        sizes.add(len(source_class("folder")(command.config.data).read("train")))
-        epochs.add(command.config.train.num_epochs)
-    assert sizes == {169, 170}
-    assert epochs == {60}
-    assert [recipe_follows_data(size, False, True, False, False)[1] for size in (169, 170)] == [60, 59]
 
 
 # Flags; the run, its model and its epochs with timm's weights, and without them if these differ
@@ -133,6 +114,7 @@ def test_the_rate_follows_the_model_and_its_tuned_part(images, place, flags, rat
     [
         ["-cfg=configs/finetune.yaml"], ["-resume=run"], ["-eval", "-pretrained=a.pth"], ["-dataset=imagenet2012"],
         ["-predict", "-pretrained=a.pth"], ["-embed", "-pretrained=a.pth"], ["-opts", "MODEL.DEPTH=3"],
+        ["-opts", "MODEL.TYPE=timm", "MODEL.NAME=resnet18"],
         ["-data_path=/nowhere"], ["-data_path=configs"], ["-dataset=tar"],
     ],
 )  # fmt: skip
@@ -226,20 +208,6 @@ def test_own_weights_keep_all_arguments_of_their_model(images, tmp_path, monkeyp
     for flags in ([], [f"-cfg={ROOT}/configs/probe.yaml"]):
         command = chosen(f"-data_path={images}", f"-pretrained={tmp_path / 'best.pth'}", "-epochs=1", *flags)
         assert (command.config.model.name, command.config.model.kwargs) == ("test_vit", kwargs)
-
-
-def test_the_same_command_has_the_number_of_started_processes(images, place, monkeypatch):
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, "2")
-    lines = [told(chosen(f"-data_path={images}", *flags).notes, kind="log") for flags in ([], ["-ngpus=2"])]
-    same = [next(line for line in found if line.startswith("The same: ")) for found in lines]
-    assert [line.count("-ngpus=2") for line in same] == [1, 1]
-
-
-def test_many_images_are_told_the_flags_of_larger_ones(images):
-    command = parse_command_line([f"-data_path={images}"])
-    assert not recipe._another_recipe(command, "folder_small", 20_000)
-    assert "-image_size=224" in recipe._another_recipe(command, "folder_small", 20_001)
 
 
 def test_a_start_parses_its_words_once_and_applies_the_rules_again_for_the_recipe_alone(

@@ -36,6 +36,8 @@ MISFITS = """
   NUM_EPOCHS: 10, WARMUP_EPOCHS: 1} | {} | initial weights are 37%
 {MODEL_EMA: true, MODEL_EMA_DECAY: 0.999, MODEL_EMA_WARMUP: true, \
   NUM_EPOCHS: 10, WARMUP_EPOCHS: 1} | {} |
+{BASE_LR: 0.4} | {} | BASE_LR 0.4 is a rate of SGD
+{BASE_LR: 0.4, OPTIMIZER: {NAME: nesterov}} | {} |
 {} | {TUNE: head} | MODEL.TUNE  # of random weights
 {} | {TUNE: head, PRETRAINED: weights.pth} |
 """
