@@ -33,7 +33,6 @@ from datasets.sources.class_names import (
     CLASS_FILE,
     NATURAL,
     find_ambiguity,
-    list_names,
     merged_outputs,
     number_of_classes,
     read_class_list,
@@ -277,7 +276,7 @@ def name_outputs(samples: Samples, record: WeightsRecord, config: Config) -> str
         if len(names) != number:
             raise UserError(f"DATA.CLASSES: {classes}: {len(names)} names for {number} outputs; give one for each")
     elif subset := imagenet_subset(config.model, record):
-        names = descriptions(subset)
+        names = list(ImageNetInfo(subset).label_descriptions())
         source = f"timm's of {subset}, of which timm publishes {config.model.name}"
     else:
         return "the labels, since the weights have no names"
@@ -300,44 +299,24 @@ def match_outputs(
     if classes and len(names) >= number:
         return in_order, list(names), f"in the order of DATA.CLASSES {classes}"
     if not classes:
-        found = _match_imagenet(names, number, model, record)
-        if found:
-            return found
-        if record.output_names:
-            problem = f"{model.pretrained}: its config.json names a part of {number} outputs"
-            raise UserError(f"{problem}; complete label_names, or {fix}")
-    if len(names) < number:
-        problem = f"{model.pretrained}: has {number} outputs without names, and the data {len(names)} classes"
+        ids = wordnet_ids(number)
+        places = {wordnet_id: output for output, wordnet_id in enumerate(ids)}
+        outputs = [places.get(_wordnet_id(name), -1) for name in names]
+        if -1 not in outputs and len({*outputs}) == len(names):
+            shown = dict(zip(outputs, names, strict=True))  # such as n01494475_hammerhead
+            return outputs, [shown.get(output, one) for output, one in enumerate(ids)], "ImageNet's, by WordNet id"
+        subset = imagenet_subset(model, record)
+        if subset:
+            raise UserError(
+                f"{model.pretrained}: is of {subset}, but the classes of the data have no WordNet ids; {fix}"
+            )
+    if record.output_names or len(names) < number:
+        problem = f"{model.pretrained}: has no names for all of its {number} outputs, and the data {len(names)} classes"
         raise UserError(f"{problem}; {fix}")
     ambiguity = find_ambiguity(names)
     if model.num_classes and ambiguity:  # weights without a head are refused when they load
         raise UserError(f"{model.pretrained}: has no class names, and {ambiguity}")
     return in_order, list(names), "from the data, in their order"
-
-
-def _match_imagenet(
-    names: Sequence[str], number: int, model: Model, record: WeightsRecord
-) -> tuple[list[int], list[str], str] | None:
-    """As `match_outputs`, by WordNet ids or timm's English names; None for other names, or outputs that are not
-    ImageNet's.
-    """
-    ids = wordnet_ids(number)
-    if not ids:
-        return None
-    subset = imagenet_subset(model, record)
-    texts = descriptions(subset) if subset else [""] * number
-    outputs = _by_name(names, ids, texts)
-    wrong = [name for name, output in zip(names, outputs, strict=True) if output < 0 or outputs.count(output) > 1]
-    if not wrong:
-        if all(map(_wordnet_id, names)):
-            shown = dict(zip(outputs, names, strict=True))  # such as n01494475_hammerhead
-            return outputs, [shown.get(output, one) for output, one in enumerate(ids)], "ImageNet's, by WordNet id"
-        return outputs, texts, f"timm's of {subset}, by their English names"
-    if subset and (len(names) < number or 2 * len(wrong) < len(names)):
-        problem = f"{model.pretrained} is of {subset}: {list_names(wrong)}: not timm's name of exactly one class of it"
-        fix = f"rename the classes to WordNet ids, or set DATA.CLASSES to {CLASS_FILE}"
-        raise UserError(f"{problem}; {fix}")
-    return None
 
 
 def imagenet_subset(model: Model, record: WeightsRecord) -> str | None:
@@ -362,26 +341,7 @@ def _has_english_names(record: WeightsRecord) -> bool:
     return len(names) == IMAGENET_CLASSES and names[0].startswith("tench") and not record.is_own
 
 
-def descriptions(subset: str) -> list[str]:
-    """timm's description of each class of a part of ImageNet, such as 'tench, Tinca tinca'."""
-    return list(ImageNetInfo(subset).label_descriptions())
-
-
 def _wordnet_id(name: str) -> str:
     """'n01440764' of 'n01440764_tench', else ''."""
     found = re.match(r"n\d{8}(?!\d)", name.lower())
     return found[0] if found else ""
-
-
-def _by_name(names: Sequence[str], ids: Sequence[str], texts: Sequence[str]) -> list[int]:
-    """The class of each name by its WordNet id, its description, or a name in it; -1 if none or several have it."""
-
-    def plain(name: str) -> str:
-        return _wordnet_id(name) or " ".join(re.findall(r"[^\W_]+", name.casefold()))
-
-    classes: dict[str, set[int]] = {}
-    for label, (wordnet_id, text) in enumerate(zip(ids, texts, strict=True)):
-        for name in (wordnet_id, plain(text), *map(plain, text.split(","))):
-            classes.setdefault(name, set()).add(label)
-    found = [classes.get(plain(name), ()) for name in names]
-    return [min(labels) if len(labels) == 1 else -1 for labels in found]
