@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,7 +21,7 @@ from configs.schema import Config, Data
 from configs.schema.data import AUTO
 from configs.weights import NO_RECORD, NORMALIZATION, Followed, WeightsRecord, follow_weights
 from configs.yaml_io import format_value, parse_value
-from datasets.loading.loader import epoch_layout, shard_windows
+from datasets.loading.loader import epoch_layout
 from datasets.registry import has_test_split, read_samples
 from datasets.sources.checks import check_images
 from datasets.sources.class_names import number_of_classes, rename_classes
@@ -242,16 +243,7 @@ def _notes_on_data(config: Config, splits: list[Samples], is_new: bool) -> list[
     data = config.data
     outputs = config.model.num_logits
     notes = list[Note]()
-    if windows := shard_windows(train, data):
-        shuffled = f"{min(windows.size, len(windows.ends))} of {len(windows.ends)} shards"
-        notes.append(Note("log", f"samples are shuffled within {shuffled} (DATA.SHUFFLE_SHARDS)"))
-    counts = train.class_counts(outputs)
-    counts = counts[counts > 0]
-    if config.loss.class_weights == "balanced":  # as `read_class_weights` has it
-        others = (len(train) - counts).clip(1)
-        weights = others / counts if data.multi_label else len(train) / (len(counts) * counts)
-        notes.append(Note("log", f"LOSS.CLASS_WEIGHTS balanced: from {weights.min():.3g} to {weights.max():.3g}"))
-    if not data.multi_label and len(counts) == 1:
+    if not data.multi_label and np.count_nonzero(train.class_counts(outputs)) == 1:
         notes.append(Note("warning", "all training images are of one class: an accuracy of 100% means nothing"))
     used = max(len(samples.class_names) for samples in splits)
     expected = 2 * used  # numbers may leave some classes out

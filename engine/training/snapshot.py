@@ -200,8 +200,10 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     if found is None:
         return RunPosition(config, state.new_progress(config.train.last_epoch), TrainClock(logger.started))
     checkpoint = found.state
-    best = checkpoint["best"]
     changed = changed_options(checkpoint["options"], to_yaml(config))
+    best = None
+    if _GOAL not in changed:  # else best.pth has the threshold of another goal: the next evaluation replaces it
+        best = checkpoint["best"]
     _check_options(config, checkpoint["epoch"], changed)
     done_steps = state.layout.steps_done(checkpoint)
     _load_state(state, checkpoint, changed)
@@ -250,6 +252,7 @@ _FIXED = (  # for the whole run: its state has other entries with another value
     "DATA.MULTI_LABEL", "MODEL.TUNE", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "TRAIN.OPTIMIZER.KWARGS",
     "EVAL.BEST_METRIC", "MODEL.TYPE",
 )  # fmt: skip
+_GOAL = "EVAL.OPERATING_POINT"
 _GROUPING = ("TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY")  # of parameters
 
 
@@ -261,7 +264,7 @@ def _check_options(config: Config, epoch: int, changed: dict[str, tuple[Any, Any
             then = format_value(changed[key][0])
             fix = "set it to the same value, or start a new run with -pretrained"
             raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
-    if epoch == num_epochs and (unused := [key for key in changed if changes_training(key)]):
+    if epoch == num_epochs and (unused := [key for key in changed if changes_training(key) or key == _GOAL]):
         problem = f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done"
         raise UserError(f"{problem}; train longer with -epochs, or start a new run with -pretrained")
     if "TRAIN.LAST_EPOCH" in changed and last_epoch not in (0, epoch):
