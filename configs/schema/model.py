@@ -175,12 +175,6 @@ class Model(Section):
     )
 
     @property
-    def less_memory(self) -> str:
-        """The option that takes less memory than the present value, to type; '' at `true`."""
-        key = "MODEL.GRAD_CHECKPOINTING"
-        return {False: f"{key}=cheap", "cheap": f"{key}=true"}.get(self.grad_checkpointing, "")
-
-    @property
     def num_logits(self) -> int:
         """The width of the head: NUM_CLASSES, or 1000 if the model is built without data."""
         return IMAGENET_CLASSES if self.num_classes is None else self.num_classes

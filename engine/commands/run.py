@@ -1,7 +1,6 @@
 """The commands of the entry scripts, and how a shortage of memory is reported."""
 
 import os
-import traceback
 from dataclasses import replace
 from importlib import import_module
 
@@ -9,7 +8,6 @@ from configs.command_line import Command
 from configs.schema import Config
 from datasets.registry import recognize_dataset
 from engine.plan.training import check_same_options
-from engine.precision.policy import FLOAT32, precision_name
 from engine.run.log import print_waiting_notes
 from utils import notes
 from utils.device import (
@@ -17,7 +15,6 @@ from utils.device import (
     find_shortage,
     keep_freed_memory,
     op_without_deterministic_algorithm,
-    peak_memory_bytes,
 )
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, error_from
@@ -47,10 +44,6 @@ def run(command: Command, context: ProcessContext) -> int:
         if context.is_main:
             notes.record_run_end("finished", 0)  # a training run has recorded its own end
         return status
-    except SystemExit as error:  # of a plugin or a library: the status and the file of the run would not tell
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{frame.filename}:{frame.lineno}"
-        raise UserError(f"{where}: ends the program ({error!r}); raise another exception there") from error
     except Exception as error:
         explained = _explain(error, config, context)
         if explained is None:
@@ -76,31 +69,13 @@ def _explain(error: Exception, config: Config, context: ProcessContext) -> UserE
 
 def _describe_shortage(shortage: Shortage, config: Config, context: ProcessContext) -> str:
     data = config.data
-    evaluates = config.eval.enabled or shortage.in_evaluation
-    flag, size = ("-batch_size_eval", data.eval_batch_size) if evaluates else ("-batch_size", data.batch_size)
+    flag, size = "-batch_size", data.batch_size
+    if config.eval.enabled or shortage.in_evaluation:
+        flag, size = "-batch_size_eval", data.eval_batch_size
     setup = f"{config.model.name} at {flag} {size}, DATA.IMAGE_SIZE {data.image_size}"
-    memory = "host"
-    if shortage.on_gpu:
-        memory = "GPU"
-        peak = f"peak {peak_memory_bytes(context.device) / 1e9:.2f} GB"
-        setup += f", {precision_name(config.amp, context.device)}; {peak}"
-    in_model = shortage.on_gpu or (context.device.type == "cpu" and not shortage.in_loading)
-    if in_model:
-        fixes = _fixes_in_model(flag, evaluates, config)
-    else:
-        fixes = [f"lower -num_workers or {flag}" if data.num_workers else f"lower {flag}"]
-    if shortage.on_gpu and precision_name(config.amp, context.device) == FLOAT32:
-        fixes.append("use -amp")
-    return f"out of {memory} memory with {setup}: {', or '.join(fixes)} ({shortage.reason})"
-
-
-def _fixes_in_model(flag: str, evaluates: bool, config: Config) -> list[str]:
-    """What to do if the activations of the model need the memory."""
-    if evaluates:
-        return [f"lower {flag}"]
-    fixes = [f"lower {flag} and raise -accum_iter"]
-    if config.data.global_batch_size:  # from which the accumulation steps follow
-        fixes = [f"lower {flag}"]
-    if config.model.less_memory:
-        fixes.append(f"set {config.model.less_memory}")
-    return fixes
+    memory = "GPU" if shortage.on_gpu else "host"
+    fix = f"lower {flag}"
+    in_workers = shortage.in_loading or context.device.type != "cpu"
+    if data.num_workers and in_workers and not shortage.on_gpu:
+        fix = "lower -num_workers"
+    return f"out of {memory} memory with {setup}: {fix} ({shortage.reason})"

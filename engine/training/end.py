@@ -26,8 +26,6 @@ from utils.metric_table import METRICS
 from utils.signals import Interrupted
 from utils.tables import format_duration
 
-_MAX_NAMED = 20  # unreadable test images, in the result
-
 
 def finish_run(command: Command, trainer: Trainer) -> int:
     """Evaluates the best checkpoint, records the result and logs it; returns the exit status. A collective call."""
@@ -109,7 +107,7 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
     """
     config = trainer.config.with_data(on_bad_image="skip")
     logger, bad_images, memory = trainer.logger, trainer.session.bad_images, trainer.session.val_batches
-    unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "unreadable_images", "error"))
+    unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "error"))
     started = time.perf_counter()
     try:
         if config.model.tune.solves_head:
@@ -121,25 +119,21 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
             metrics, results = built.evaluator.evaluate(built.compute, batches)
     except UserError as error:  # on all ranks: no image is readable
         logger.warn(f"test images: {error}")
-        names = [test.name(index) for index in range(min(len(test), _MAX_NAMED))]
-        return unknown | {"unreadable": len(test), "unreadable_images": names, "error": str(error)}
+        return unknown | {"unreadable": len(test), "error": str(error)}
     seconds = time.perf_counter() - started
     title = f"Epoch {epoch}, {BEST}, "
     log_validation(logger, title, metrics, config.model.num_logits, metrics.samples, seconds, split="Test")
-    bad = sorted(results.errors) if results else []
+    num_bad = len(test) - metrics.samples
     if results:  # on the main process
-        if bad:
-            example = f"{test.name(bad[0])}: {results.errors[bad[0]]}"
-            missing = f"{len(bad)} of {len(test)} test images cannot be read and do not count"
-            logger.warn(f"{missing}, such as {example}; bad_images_*.csv has all")
+        if num_bad:
+            missing = f"{num_bad} of {len(test)} test images cannot be read and do not count"
+            logger.warn(f"{missing}; bad_images_*.csv names them")
         files = build_eval_files(trainer.config, test, built.evaluator, trainer.outputs.folder, TEST_EVALUATION)
         try:
             files.write(metrics, results, built.compute, epoch=epoch, split="test")
         except OSError as error:  # the result is more important
             logger.warn(f"{error.filename or files.folder} cannot be written: {error.strerror}")
-    names = [test.name(index) for index in bad[:_MAX_NAMED]]
-    counts = {"samples": metrics.samples, "unreadable": len(test) - metrics.samples, "unreadable_images": names}
-    return unknown | {**metrics.values, **counts}
+    return unknown | {**metrics.values, "samples": metrics.samples, "unreadable": num_bad}
 
 
 @dataclass(frozen=True)
@@ -204,8 +198,6 @@ def _say(end: End, command: Command, trainer: Trainer) -> None:
         logger.info(f"----- Predict: {from_here(next_command(command, run, '-predict', 'FOLDER'))}")
     # The screen has one command that trains on: an unfinished run is continued, a finished one follows the advice.
     if end.why:
-        if advised:
-            logger.log(f"----- Try: {from_here(advised)}")
         logger.info(f"----- {end.why}Continue: {from_here(resume)}")
     elif advised:
         logger.info(f"----- Try: {from_here(advised)}")
@@ -229,7 +221,3 @@ def _say_result(contents: RunContents, result: dict[str, Any], total: str, logge
         logger.info(f"----- Best {metric.title}: {best}, in {total}")
         for line in class_figures(contents):
             logger.info(f"----- {line}")
-    average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0
-    if abs(average - raw) > 1:
-        both = f"of the average {metric.text(average)}, of the raw weights {metric.text(raw)}"
-        logger.log(f"----- Last epoch: {metric.title} {both}")

@@ -30,10 +30,7 @@ _SGD = ("momentum", "nesterov")  # timm's names of torch's SGD
 _FUSED = ("adam", "adamw", *_SGD)
 # Those that train sharded weights as whole ones (tests/engine/parallel/test_sharding.py). Not Muon and Adafactor.
 SHARDED_OPTIMIZERS = {"adam", "adamw", "adamwdl", "lamb", "lars", "lion", "nadam", "nadamw", "sgd", *_SGD}
-# The arguments that have a key of their own.
-_KEYS = {"lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY", "layer_decay": "TRAIN.LAYER_DECAY"} | {
-    name: f"TRAIN.OPTIMIZER.{name.upper()}" for name in ("betas", "eps", "momentum")
-}
+_OWN_KEYS = {"lr", "weight_decay", "layer_decay", "betas", "eps", "momentum"}  # arguments with keys of TRAIN
 # The further arguments of `create_optimizer_v2` that a YAML file can hold; with Muon, two choose its AdamW by name.
 _GROUPING = {"filter_bias_and_bn", "layer_decay_min_scale", "layer_decay_no_opt_scale"}
 _OF_MUON = {"fallback_list", "fallback_no_weight_decay"}
@@ -69,10 +66,8 @@ def build_optimizer(model: nn.Module, options: Train, lr: float) -> torch.optim.
     except Exception as error:  # some of timm's optimizers need other packages or options
         if isinstance(error, UserError) or find_shortage(error):
             raise
-        reason = first_line(error)
-        if reason.startswith("Nesterov"):
-            reason += "; use a MOMENTUM above 0, or SGD"
-        raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}") from error
+        problem = f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options"
+        raise UserError(f"{problem}: {first_line(error)}") from error
     _check_fallback_list(model, arguments.get("fallback_list", ()))
     zero_momentum(optimizer, chosen)
     if options.head_lr_scale != 1:
@@ -143,10 +138,8 @@ def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
     kind = timm.optim.get_optimizer_class(name, bind_defaults=False)
     _, *parameters = inspect.signature(kind).parameters
     parameters += _GROUPING | (_OF_MUON if kind is muon.Muon else set())
-    for key in given.keys() - (set(parameters) - _KEYS.keys()):
+    for key in given.keys() - (set(parameters) - _OWN_KEYS):
         hint = did_you_mean(key, parameters)
-        if key in _KEYS:
-            hint = f"; its key is {_KEYS[key]}"
         raise UserError(f"TRAIN.OPTIMIZER.KWARGS: {key[:80]} is no further argument of {chosen.name}{hint}")
     own = {"betas": chosen.betas, "eps": chosen.eps, "momentum": chosen.momentum}
     if "deterministic" in parameters:  # Kron draws random numbers: equal ones on all ranks and in a resumed run
@@ -155,18 +148,13 @@ def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> str:
-    """The hyperparameters in use, and the given options that the optimizer lacks, for the log."""
+    """The hyperparameters in use, for the log."""
     shown = ("beta", "eps", "momentum", "nesterov")
     own = {key: value for key, value in optimizer.defaults.items() if key.startswith(shown)}
     text = chosen.name
     for key, value in (own | (chosen.kwargs or {})).items():
         if value is not None:
             text += f", {key} {value}"
-    info = timm.optim.get_optimizer_info(timm_name(chosen))
-    if chosen.betas and not info.has_betas:
-        text += "; BETAS has no effect"
-    if chosen.eps and not info.has_eps:
-        text += "; EPS has no effect"
     return text
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from configs.command_line import Command, to_yaml
 from configs.compare import non_default_options
-from configs.load import RUN_OPTIONS
 from configs.schema import Config
-from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_folder
+from engine.checkpoint.run_folder import BEST, link_copies, lock_run_folder
 from engine.checkpoint.weights_record import describe_data, write_held_out
 from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.session import build_eval_files
@@ -18,7 +17,7 @@ from engine.progress import Evaluated
 from engine.report.contents import RunContents, contents_of
 from engine.run.cost import describe_model
 from engine.run.facts import TrainingData, read_fact
-from engine.run.folder import enter_folder, next_command, open_new_folder
+from engine.run.folder import enter_folder, open_new_folder
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.record import REPORT, RunRecord, read_run
@@ -26,7 +25,7 @@ from engine.run.reporter import Reporter
 from engine.training.session import Session
 from engine.training.snapshot import RunPosition, space_notes
 from utils.distributed import call_on_main
-from utils.errors import UserError, error_from, from_here
+from utils.errors import UserError, error_from
 from utils.notes import Note
 
 
@@ -62,8 +61,8 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
         logger.note(note)
     if folder := plan.run_folder:
         if position.has_ended:
-            call_on_main(partial(_refuse_other_images, command, position, folder, logger), context)
-        call_on_main(partial(_prepare_folder, position, folder, logger), context)
+            call_on_main(partial(_refuse_other_images, folder, logger), context)
+        call_on_main(partial(_link_best, position), context)
         if position.best:
             logger.record.set_best(position.best, folder / BEST)
         enter_folder(folder, command, context, logger, progress.step, position.has_ended, **values)
@@ -81,9 +80,8 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     return _outputs(session, folder, logger)
 
 
-def _refuse_other_images(command: Command, position: RunPosition, folder: Path, logger: RunLogger) -> None:
+def _refuse_other_images(folder: Path, logger: RunLogger) -> None:
     """Raises UserError: the run has ended, with another number of images, or other validation images, in its record."""
-    config = command.config
     before = read_fact(read_run(folder).get("facts", {}), TrainingData)
     now = read_fact(logger.record.values["facts"], TrainingData)
     if not before or not now:
@@ -91,21 +89,14 @@ def _refuse_other_images(command: Command, position: RunPosition, folder: Path, 
     has_same_numbers = (now.training, now.validation) == (before.training, before.validation)
     if has_same_numbers and before.validation_digest in ("", now.validation_digest):  # "": of an older record
         return
-    flags = f"-epochs={2 * config.train.num_epochs}"
-    if position.progress.epoch < config.train.num_epochs:  # stopped early: more epochs leave it so
-        flags = "-opts TRAIN.PATIENCE=null"
-    fix = f"{flags} trains on these images, and -eval evaluates them"
-    if config.model.tune.solves_head:
-        words = f"-cfg={folder / RUN_OPTIONS}", f"-data_path={config.data.data_path}", f"-output={folder.parent}"
-        fix = f"a new run takes these images: {from_here(next_command(command, *words))}"
+    fix = "start a new run, without -resume; -eval evaluates this one on them"
     raise UserError(f"{folder}: the run has ended with other images ({before.images}, now {now.images}); {fix}")
 
 
-def _prepare_folder(position: RunPosition, folder: Path, logger: RunLogger) -> None:
-    """Names the missing files of a resumed run, and links its best checkpoint, if best.pth is another one."""
-    if missing := [name for name in (RUN_OPTIONS, *RECORDS) if not (folder / name).exists()]:
-        logger.warn(f"Resume: missing in {folder}: {', '.join(missing)}; written from here on")
-    if (best := position.best_path) and best.name != BEST:  # best.pth is of another epoch, damaged or missing
+def _link_best(position: RunPosition) -> None:
+    """Links the best checkpoint of a resumed run, if best.pth is of another epoch, damaged or missing."""
+    best = position.best_path
+    if best and best.name != BEST:
         try:
             link_copies(best, is_best=True, periodic_name=None, keep=0)
         except OSError as error:

@@ -44,7 +44,7 @@ from models.kernels import prepare_convolutions
 from models.recompute import store_products
 from models.weights.choose import FINE_TUNE, Purpose
 from models.weights.fit import Fitted
-from utils.distributed import ProcessContext, call_on_main, gather_objects
+from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError
 from utils.notes import Note
 from utils.seeding import derive_seed
@@ -212,7 +212,8 @@ def build_train_state(
         transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
     )
-    return state, Built(teacher, sharding, compiled, note_on_kernels(fused, context))
+    kernels = Note("log", f"Kernels: {fused[1]} (MODEL.FUSED_BLOCKS)") if fused[1] else None
+    return state, Built(teacher, sharding, compiled, kernels)
 
 
 def _checkpoint_cheaply(model: nn.Module, config: Config) -> None:
@@ -220,26 +221,6 @@ def _checkpoint_cheaply(model: nn.Module, config: Config) -> None:
     if config.model.grad_checkpointing == "cheap":
         image_shape = (config.data.image_channels, *config.data.input_size)
         store_products(model, copy_to_meta(model), image_shape, config.model.name)
-
-
-def note_on_kernels(fused: tuple[int, str], context: ProcessContext) -> Note | None:
-    """Whether blocks are fused, or why not; a warning if they are on some ranks only. A collective call on GPUs.
-
-    fused: of `fuse_blocks`.
-    """
-    of_ranks = [fused]
-    if context.device.type == "cuda":
-        of_ranks = gather_objects(fused, context)
-    expected = of_ranks[0][0]
-    for rank, (number, _) in enumerate(of_ranks):
-        if number != expected:
-            counts = f"{number} fused blocks on {context.name(rank)}, {expected} on {context.name(0)}"
-            reason = min(of_ranks[0], of_ranks[rank])[1]  # of the rank with fewer
-            problem = f"ranks round differently: {counts} ({reason})"
-            return Note("warning", f"{problem}; MODEL.FUSED_BLOCKS=false makes them equal")
-    if not fused[1]:
-        return None
-    return Note("log", f"Kernels: {fused[1]} (MODEL.FUSED_BLOCKS)")
 
 
 def match_classes(plan: Plan) -> HeadClasses:

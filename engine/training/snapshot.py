@@ -29,7 +29,6 @@ from utils.errors import Unavailable, UserError
 from utils.files import tensor_bytes
 from utils.notes import Note
 from utils.signals import Interrupted, PendingSignal
-from utils.system import available_bytes
 
 _SAVE = 1  # a request of the main process; a signal requests _SAVE + its number
 
@@ -163,7 +162,6 @@ class PeftFolder(Observer):
 def space_notes(state: TrainState, run_folder: Path | None) -> list[Note]:
     """The size of a checkpoint, with AdamW's two moments per parameter, and the free space. A warning: two do not fit.
 
-    Another warning if a sharded state does not fit in the host memory of the main process, which gathers it.
     run_folder: of the run that is resumed; None for a new one in the folder SAVE, which may not exist yet.
     Raises Unavailable: not even one without moments fits.
     """
@@ -172,23 +170,18 @@ def space_notes(state: TrainState, run_folder: Path | None) -> list[Note]:
     weights, moments = tensor_bytes(models) / 1e6, 2 * 4 * count_parameters(saved)[1] / 1e6
     size, kept = weights + moments, 3 + state.config.keep_checkpoints  # last, previous, best
     need = f"about {size:,.1f} MB each, at most {kept} kept"
-    notes = list[Note]()
-    memory = available_bytes() / 1e6
-    if state.strategy.is_sharded and 0 < memory < size:
-        problem = f"the main process may be killed when it saves: {memory:,.1f} MB of host memory are free"
-        notes.append(Note("warning", f"{problem}, {size:,.1f} MB needed"))
     folder = run_folder or Path(state.config.save)
     disk = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
     if not disk.total:  # a file system that does not tell, such as some in user space
-        return [*notes, Note("log", f"Checkpoints: {need}")]
+        return [Note("log", f"Checkpoints: {need}")]
     free = disk.free / 1e6
     need = f"{need}, {free:,.1f} MB free in {folder}"
     other = "resume a copy of it elsewhere" if run_folder else "choose another folder with -output"
     if free < weights:
         raise Unavailable(f"Checkpoints: {need}: not one fits; free space, or {other}")
     if free < 2 * size:
-        return [*notes, Note("warning", f"fewer than two checkpoints fit: {need}; free space, or {other}")]
-    return [*notes, Note("log", f"Checkpoints: {need}")]
+        return [Note("warning", f"fewer than two checkpoints fit: {need}; free space, or {other}")]
+    return [Note("log", f"Checkpoints: {need}")]
 
 
 def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None) -> RunPosition:
@@ -228,7 +221,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
 
 def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[str, tuple[Any, Any]]) -> list[str]:
     """What the options of this start change in the run, and what they cannot."""
-    config, folder = state.config, found.run_folder
+    config = state.config
     epoch = found.state["epoch"]
     remarks = [state.layout.changed_global_batch(found.state) or ""]
     if epoch == config.train.num_epochs:
@@ -236,13 +229,9 @@ def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[
         if config.model.tune.solves_head:
             done = f"the probe is done; a new run has other images: -cfg={found.path.parent / RUN_OPTIONS}"
         remarks.insert(0, done)
-    unused = {"MODEL.PRETRAINED": "the checkpoint has all weights"}
-    unused["TRAIN.MINUTES"] = f"the run has {config.train.num_epochs} epochs; -epochs changes them"
-    if folder and folder.absolute().parent != Path(config.save).absolute():
-        unused["SAVE"] = f"the run stays in {folder}"
-    given = {key for key, (_, now) in changed.items() if now}
-    remarks += [f"{key} has no effect: {reason}" for key, reason in unused.items() if key in given]
-    listed = [f"{key}: {then}, now {now}" for key, (then, now) in changed.items() if key not in unused]
+    given = [key for key, (_, now) in changed.items() if now and key in _UNUSED]
+    remarks += [f"{key} has no effect in a run that is resumed" for key in given]
+    listed = [f"{key}: {then}, now {now}" for key, (then, now) in changed.items() if key not in _UNUSED]
     if listed:
         remarks.append(f"options that differ from the checkpoint: {'; '.join(listed)}")
     return list(filter(None, remarks))
@@ -252,8 +241,9 @@ _FIXED = (  # for the whole run: its state has other entries with another value
     "DATA.MULTI_LABEL", "MODEL.TUNE", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "TRAIN.OPTIMIZER.KWARGS",
     "EVAL.BEST_METRIC", "MODEL.TYPE",
 )  # fmt: skip
+_UNUSED = ("MODEL.PRETRAINED", "TRAIN.MINUTES", "SAVE")
 _GOAL = "EVAL.OPERATING_POINT"
-_GROUPING = ("TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY")  # of parameters
+_SHAPING = ("MODEL.", "DATA.IMAGE_", "TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY")  # of parameters
 
 
 def _check_options(config: Config, epoch: int, changed: dict[str, tuple[Any, Any]]) -> None:
@@ -287,13 +277,7 @@ def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collecti
         for entry in LARGE:  # gigabytes of host memory
             del checkpoint[entry]
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        causes: tuple[str, ...] = ("MODEL.", "DATA.IMAGE_")
-        if "parameter group" in str(error):
-            causes = _GROUPING
-        keys = [key for key in changed if key.startswith(causes)]
-        if keys:
-            problem = "gives other parameters, or other groups of them, than the run has"
-            fix = "set it as before, or start a new run with -pretrained"
-            raise UserError(f"{', '.join(keys)}: {problem}; {fix}") from None
+        keys = [key for key in changed if key.startswith(_SHAPING)] or ["-resume"]
         first = shorten(str(error).partition("\n")[2] or str(error), 300, placeholder=" ...")
-        raise UserError(f"-resume: the checkpoint is of another model: {first}; set MODEL as in that run") from None
+        fix = "set it as in the run, or start a new run with -pretrained"
+        raise UserError(f"{', '.join(keys)}: does not fit the checkpoint: {first}; {fix}") from None

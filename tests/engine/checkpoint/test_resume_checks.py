@@ -1,7 +1,6 @@
 """A resumed run checks the checkpoint and its folder: a lock, other experiments, changed options; one that is given
 takes effect or is refused. A resume from behind leaves its run as it is."""
 
-import shlex
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +101,7 @@ def test_more_epochs_continue_the_schedule_of_a_run_that_had_them_from_the_start
 
 @pytest.mark.parametrize("kind", ["full", "probe", "stopped early"])
 def test_a_run_that_has_ended_records_nothing_that_did_not_run(kind, tmp_path, few_penalties, monkeypatch):
-    """Other images are refused with the command that trains on them; other options and devices change no record."""
+    """Other images are refused; other options and devices change no record."""
     before, later = (noise_folder(tmp_path / str(number), number, 8, (12, 12, 3)) for number in (16, 24))
     options = [*TINY_VIT, "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0"]
     if kind == "stopped early":
@@ -113,16 +112,9 @@ def test_a_run_that_has_ended_records_nothing_that_did_not_run(kind, tmp_path, f
         weights = [f"MODEL.PRETRAINED={folder / 'best.pth'}", "MODEL.TUNE=probe"]
         folder = train([f"-data_path={before}", *flags, *weights])
     files = contents(folder)
-    with refused(r"ended with other images \(16 training .* now 24 training") as error:
+    with refused(r"ended with other images \(16 training .* now 24 training"):
         train([f"-resume={folder}", f"-data_path={later}"])
     assert contents(folder) == files
-    words = shlex.split(str(error.value).rpartition("; ")[2].partition(" trains on")[0])
-    command = [f"-resume={folder}", f"-data_path={later}", *words]
-    if kind == "probe":
-        command = shlex.split(str(error.value).rpartition("main_single_gpu.py ")[2])
-    trained = read_run(train(command))
-    assert trained["facts"]["TrainingData"]["training"] == 24
-    assert trained["result"]["finished"]
 
     ended = train([f"-data_path={before}", *flags])
     record = ("facts", "given", "preprocessing")

@@ -56,9 +56,8 @@ def test_real_shortage_of_memory(digits_argv, any_device, monkeypatch, place):
         monkeypatch.setattr("engine.evaluation.evaluate._rank_classes", lambda *args, **options: exhaust(device))
     memory = "GPU" if device.type == "cuda" else "host"
     flag = "-batch_size_eval" if place == "evaluation" else "-batch_size"
-    with refused(rf"^out of {memory} memory with vit at {flag} 64, .*: lower {flag}") as error:
+    with refused(rf"^out of {memory} memory with vit at {flag} 64, .*: lower {flag} \("):
         run(parse_command_line(digits_argv), any_device)
-    assert (place == "evaluation") != ("set MODEL.GRAD_CHECKPOINTING=cheap" in str(error.value))
 
 
 def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, monkeypatch):
@@ -67,8 +66,8 @@ def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, monkeypatch):
     load = "engine.parallel.Strategy.load_optimizer_state"
     shortage, other = torch.AcceleratorError("CUDA error: out of memory"), RuntimeError("sizes differ")
     for error, line in (
-        (shortage, "out of GPU memory .*use -amp"),
-        (other, "-resume: .* of another model: sizes differ"),
+        (shortage, "out of GPU memory .*: lower -batch_size"),
+        (other, "-resume: does not fit the checkpoint: sizes differ"),
     ):
         monkeypatch.setattr(load, Mock(side_effect=error))
         with refused(f"^{line}"):
@@ -116,7 +115,7 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, monkeypatch
     assert finished["state"] == "finished"
     assert finished["resume"] is None
     assert (result["split"], result["samples"], result["finished"]) == ("val", 16, True)
-    counts = ["samples", "unreadable", "unreadable_images", "error"]
+    counts = ["samples", "unreadable", "error"]
     assert [*result["test"]] == [*METRICS, *counts]
     assert result["test"]["samples"] == 16
 

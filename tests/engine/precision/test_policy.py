@@ -14,8 +14,6 @@ from torch.torch_version import TorchVersion
 from configs.schema import Amp
 from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, fuse_blocks, set_process_switches
-from engine.training.session import note_on_kernels
-from utils.distributed import ProcessContext
 
 
 @pytest.mark.parametrize(
@@ -231,9 +229,3 @@ def test_raw_weights_are_evaluated_beside_their_average(digits_argv):
         assert row | unseen == of_average
         assert row["raw_val_loss"] != row["val_loss"]
     assert_same_state(states(both), states(average))
-
-
-def test_ranks_with_other_kernels_than_rank_0_are_a_warning(monkeypatch):
-    monkeypatch.setattr("engine.training.session.gather_objects", lambda fused, context: [fused, (0, "no C compiler")])
-    note = note_on_kernels((12, "12 blocks"), ProcessContext(0, 0, 2, 1, GPU, ("a", "b")))
-    assert (note.kind, "no C compiler" in note.text) == ("warning", True)

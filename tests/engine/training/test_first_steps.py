@@ -26,7 +26,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from datasets.sources.samples import EncodedImages
 from engine.progress import Observer
 from engine.training import trainer
-from engine.training.train_batch import TrainBatch, target_text
+from engine.training.train_batch import TrainBatch
 
 FOLDER = ["-dataset=folder", "-batch_size=4", "-image_size=32"]
 
@@ -159,8 +159,3 @@ def test_a_loss_at_chance_is_said_once(epochs, digits_argv, capsys):
     options = ["TRAIN.BASE_LR=3", "TRAIN.WARMUP_EPOCHS=0", f"TRAIN.NUM_EPOCHS={epochs}", "VALIDATE_FREQ=2"]
     train([*digits_argv, *options])
     assert capsys.readouterr().out.count("a guess of the class has") == 1
-
-
-@pytest.mark.parametrize("name, text", [("Straße Łódź", "Strasse Lodz"), ("Mäntel", "Mantel"), ("帽子", "class 0")])
-def test_a_name_is_written_in_the_letters_of_the_font(name, text):
-    assert target_text(torch.tensor(0), [name]) == text

@@ -20,8 +20,6 @@ from datasets.batch import PADDING
 from engine.commands.run import run
 from engine.training.loss import build_loss
 from scripts import export
-from utils.files import read_json
-from utils.processes.entry import run_and_report_errors
 
 OPTIONS = [
     *("LOSS.NAME=power", "TRAIN.OPTIMIZER.NAME=plainsgd", "DATA.HOST_AUGMENTATIONS={add: {power: 2.0}}"),
@@ -89,27 +87,10 @@ def test_parameters_without_a_gradient_are_named_on_one_and_on_two_ranks(tmp_pat
     assert one["unused.weight"].abs().sum() > 0
 
 
-EXITS = """
-from configs.parts import *
-import sys
-@loss("exits")
-def exits(logits, targets, options):
-    sys.exit(3)
-"""
-
-
 def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv):
     (tmp_path / "now.py").write_text("import sys\nsys.exit(3)\n")
     with refused(r"-plugin .*now\.py:2: SystemExit: 3"):
         parse_command_line([f"-plugin={tmp_path / 'now.py'}", *digits_argv])
-    (tmp_path / "exits.py").write_text(EXITS)
-    argv = [f"-plugin={tmp_path / 'exits.py'}", *digits_argv, "LOSS.NAME=exits"]
-    status = run_and_report_errors(lambda argv: run_here(*argv), argv)
-    (folder,) = (tmp_path / "out").iterdir()
-    found = read_json(folder / "status.json")
-    assert status == found["exit_status"] == 2
-    assert found["state"] == "failed"
-    assert re.fullmatch(r".*exits\.py:6: ends the program \(SystemExit\(3\)\); .*", found["message"])
 
 
 @pytest.mark.slow
