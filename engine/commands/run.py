@@ -69,9 +69,11 @@ def _explain(error: Exception, config: Config, context: ProcessContext) -> UserE
 
 def _describe_shortage(shortage: Shortage, config: Config, context: ProcessContext) -> str:
     data = config.data
-    flag, size = "-batch_size", data.batch_size
+    flag = "-batch_size"
+    size = data.batch_size
     if config.eval.enabled or shortage.in_evaluation:
-        flag, size = "-batch_size_eval", data.eval_batch_size
+        flag = "-batch_size_eval"
+        size = data.eval_batch_size
     setup = f"{config.model.name} at {flag} {size}, DATA.IMAGE_SIZE {data.image_size}"
     memory = "GPU" if shortage.on_gpu else "host"
     fix = f"lower {flag}"
