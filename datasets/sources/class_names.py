@@ -156,24 +156,6 @@ def new_names(names: Sequence[str], renames: Mapping[str, str] | None) -> list[s
     return [(renames or {}).get(name, name) for name in names]
 
 
-def _advise_renaming(
-    unknown: Sequence[str], known: Sequence[str], names: Sequence[str], renames: Mapping[str, str]
-) -> str:
-    """The option for a class that was renamed, or for two or three that were merged, beside the given `renames`.
-
-    unknown: names in the data that are none of `known`. names: of all classes of the data.
-    """
-    lost = [name for name in known if name not in names]
-    if not lost or not unknown:
-        return ""
-    if len(unknown) > 1 or len(lost) > 3:
-        lost = lost[:1]
-    old_names = {new: old for old, new in renames.items()}
-    added = {old_names.get(name, name): unknown[0] for name in lost}
-    option = json.dumps({**renames, **added}, ensure_ascii=False)
-    return f"; if {unknown[0]!r} is the new name of {list_names(lost)}: -opts {shlex.quote(f'DATA.RENAME={option}')}"
-
-
 def number_by(
     known: Sequence[str], samples: Samples, data: Data, needs_all: bool, source: str = "the checkpoint"
 ) -> list[str]:
@@ -187,39 +169,38 @@ def number_by(
     if not samples.has_class_names:
         samples.notes.append(Note("log", "the data has no class names; its labels are used as they are"))
         return []
-    data_path = data.data_path
     labels = map_labels(samples.class_names, known, source)
     used = samples.class_counts(len(labels)) > 0
     missing = []
-    fix = f"rename or remove it; -predict {shlex.quote(data_path)} labels unsorted images"
+    fix = "rename or remove it"
     if needs_all:
         used = np.ones(len(labels), bool)
         missing = sorted({*known}.difference(samples.class_names))
         start = "to train with it, start from the weights: python main_single_gpu.py -cfg=RUN/config.yaml"
-        fix = f"{start} -pretrained=RUN/best.pth -data_path={shlex.quote(data_path)} -opts MODEL.NUM_CLASSES=null"
+        fix = f"{start} -pretrained=RUN/best.pth -data_path={shlex.quote(data.data_path)} -opts MODEL.NUM_CLASSES=null"
     unknown = [samples.class_names[label] for label in np.flatnonzero(used & (labels < 0))]
     others = [name for name in samples.class_names if name not in known]
-    advice = _advise_renaming(unknown or others, known, samples.class_names, data.rename or {})
+    lost = [name for name in known if name not in samples.class_names]
+    advice = ""
+    if others and lost and not data.rename:
+        option = json.dumps({lost[0]: [*unknown, *others][0]}, ensure_ascii=False)
+        advice = f"; if it is the new name of {lost[0]!r}: -opts {shlex.quote(f'DATA.RENAME={option}')}"
     findings = []
     if unknown:
         text = f"{list_names(unknown)}: not a class of {source} ({source} has {list_names(known)})"
-        findings.append(f"{data_path}: {text}; {fix}{advice}")
+        findings.append(f"{data.data_path}: {text}; {fix}{advice}")
     elif advice:
         samples.notes.append(Note("warning", f"not evaluated: {list_names(others)}{advice}"))
     if missing:
-        findings.append(f"{data_path}: {list_names(missing)}: a class of {source} that the data does not have; add it")
+        text = f"{list_names(missing)}: a class of {source} that the data does not have"
+        findings.append(f"{data.data_path}: {text}; add it")
     if not findings and not np.array_equal(labels, np.arange(len(known))):
         samples.number_classes(labels, list(known))
     return findings
 
 
 def check_names(samples: Samples, data_path: str) -> list[str]:
-    """Finds classes with one name, of which one is not in NFC; adds warnings about names that differ only in case."""
-    groups = defaultdict[str, list[str]](list)
-    for name in samples.class_names:
-        groups[name.casefold()].append(name)
-    variants = [list_names(sorted({*names})) for names in groups.values() if len({*names}) > 1]
-    samples.notes += [Note("warning", f"classes {names} differ only in case") for names in variants]
+    """Finds classes with one name, of which one is not in NFC."""
     twice = [name for name, count in Counter(samples.class_names).items() if count > 1]
     return [f"{data_path}: two classes are named {shorten(name)}, in two Unicode forms; merge them" for name in twice]
 

@@ -96,18 +96,14 @@ _SOURCES = {
     "imagenet-v2": "sources.sets.imagenet_sets:ImageNetFolders",
     "imagenet-real": "sources.sets.imagenet_sets:ImageNetReal",
 }
-_OF_IMAGENET = ("imagenet", "imagenet1k", "imagenet-ilsvrc", "ilsvrc2012")  # other names of imagenet2012
-_PACKAGES = {"parquet": ("pyarrow",), "digits": ("sklearn",), "torchvision/PCAM": ("h5py",)}
+_PACKAGES = {"parquet": ("pyarrow",), "digits": ("sklearn",)}
 _PACKAGES |= dict.fromkeys(("torchvision/Flowers102", "torchvision/StanfordCars", "torchvision/SVHN"), ("scipy",))
 
 
 def source_class(dataset: str) -> type[Source]:
     """Returns the class of a data set. Raises UserError: an unknown data set; a package is not installed."""
     if dataset not in DATA_SETS:
-        hint = did_you_mean(TORCHVISION + dataset, DATA_SETS, 0.95)
-        hint = hint or did_you_mean(dataset, [*DATA_SETS, *_OF_IMAGENET])
-        if hint.endswith(tuple(f" {name}?" for name in _OF_IMAGENET)):
-            hint = "; use -dataset=imagenet2012 with -data_path=FOLDER, which contains train/ and val/"
+        hint = did_you_mean(TORCHVISION + dataset.removeprefix(TORCHVISION), DATA_SETS, 0.95)
         names = [name for name in DATA_SETS if not name.startswith(TORCHVISION)]
         known = f"{', '.join(names)}, and {TORCHVISION}NAME as in docs/data.md"
         raise UserError(f"DATA.DATASET: unknown data set {dataset[:80]}{hint} (known: {known})")

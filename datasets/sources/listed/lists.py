@@ -113,7 +113,7 @@ class Tables(Source):
         first = next(iter(rows.target_ids), ())
         if not labels or (table.label_kind == "number" and not first):  # perhaps the number of a path is no label
             return without_labels(table.file, "no row of the split test has a label")
-        if len(labels) == 1 and re.fullmatch(r"(-1|0)(\.0*)?", *labels):
+        if len(labels) == 1 and re.fullmatch(r"(-1|0)(\.0*)?", labels.pop()):
             return without_labels(table.file, "all labels of the split test are 0 or -1, as of images without labels")
         return True, None
 

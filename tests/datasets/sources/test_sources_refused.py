@@ -15,7 +15,7 @@ CASES = {  # DATA.DATASET (None: images to predict), files, the path that is giv
     "no class folders": ("folder", {}, "", ": contains no folders"),
     "classes without images": ("folder", {"train/a/x.txt": "", "train/b/x.txt": ""}, "", "train/a: contains no images"),
     "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, "", ": .* too few"),
-    "another name of ImageNet": ("imagnet", {}, "", " -dataset=imagenet2012 "),
+    "another name of ImageNet": ("imagnet", {}, "", "known: imagenet2012, "),
     "a lost table": ("csv", FOLDERS, "", "train.csv: cannot be read .*DATA.DATASET"),
     "no rows": ("csv", {"train.csv": TABLE}, "", "train.csv: .*lists no images"),
     "no label": ("csv", {"train.csv": f"{TABLE}b.jpg,\n"}, "", r"train.csv:2: .*DATA.MULTI_LABEL=true"),
