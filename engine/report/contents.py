@@ -5,6 +5,7 @@ import os
 import socket
 import textwrap
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,6 @@ from engine.run.facts import SPLITS, Fact, PixelBaseline, read_fact
 from engine.run.record import (
     EVALUATION,
     GROUPS,
-    ROWS,
     SUSPECTS,
     TEST_EVALUATION,
     Row,
@@ -28,7 +28,7 @@ from engine.run.record import (
     read_metrics,
     read_run,
 )
-from utils.errors import Unavailable, UserError
+from utils.errors import UserError
 from utils.metric_table import METRICS, Metric, best_metric
 from utils.notes import UNFINISHED
 from utils.tables import read_rows, to_float, unescaped_cell
@@ -99,7 +99,7 @@ class RunContents:
     options: all options by dotted key. values: of `run.json`. epochs: the rows of `metrics.csv`.
     evaluation: of the validation images, or of `-eval`. test: of the held-out test images.
     The others are for the page only: reports: the rows of the log lines of training. suspects: the first rows of the
-    list of suspect labels. problems: a line for each file that cannot be read.
+    list of suspect labels.
     """
 
     folder: Path
@@ -110,7 +110,6 @@ class RunContents:
     test: Evaluation | None = None
     reports: list[Row] = field(default_factory=list)
     suspects: Rows = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -190,16 +189,14 @@ class RunContents:
     @property
     def state(self) -> str:
         """A state of the record, killed or unknown."""
-        state, pid = self.values["state"], self.values["pid"]
-        is_here = self.values["host"] == socket.gethostname() and isinstance(pid, int) and pid > 0
-        if state in UNFINISHED and is_here:  # the process of a run on this machine may not exist any more
-            try:
-                os.kill(pid, 0)
-            except (ProcessLookupError, OverflowError):
-                return "killed"
-            except PermissionError:
-                pass
-        return str(state)
+        state = str(self.values["state"])
+        if state in UNFINISHED and self.values["host"] == socket.gethostname():
+            with suppress(PermissionError):  # of another user
+                try:
+                    os.kill(self.values["pid"], 0)
+                except ProcessLookupError:  # the process of a run on this machine may not exist any more
+                    return "killed"
+        return state
 
     @property
     def short_status(self) -> str:
@@ -234,47 +231,28 @@ def contents_of(record: RunRecord, config: Config, evaluation: Mapping[str, Any]
 
 def read_contents(folder: Path) -> RunContents:
     """Raises UserError if the folder has no run that trained or evaluated, or its options are damaged; OSError."""
-    if not folder.exists():
-        raise Unavailable(f"{folder}: does not exist; give the folder of a run")
     if not (folder / RUN_OPTIONS).is_file():
         raise UserError(f"{folder}: is not the folder of a run (no {RUN_OPTIONS})")
     values = read_run(folder)
     if not values or folder.resolve().name.startswith(_WITHOUT_PAGE):
         problem = f"{folder}: is not the folder of a training or an evaluation"
         raise UserError(f"{problem}; predictions and profiles have no page")
-    options = with_defaults(read_yaml(folder / RUN_OPTIONS)[0])
-    problems = list[str]()
-    rows = _read_rows(folder, problems)
+    rows = read_metrics(folder)
     return RunContents(
         folder=folder,
-        options=options,
+        options=with_defaults(read_yaml(folder / RUN_OPTIONS)[0]),
         values=values,
         epochs=[*by_epoch(rows).values()],
         evaluation=evaluation_in(folder / EVALUATION),
         test=evaluation_in(folder / TEST_EVALUATION),
         reports=[row for row in rows if row["kind"] == "report"],
-        suspects=_read_suspects(folder / SUSPECTS, problems),
-        problems=problems,
+        suspects=_read_suspects(folder / SUSPECTS),
     )
 
 
-def _read_rows(folder: Path, problems: list[str]) -> list[Row]:
-    try:
-        return read_metrics(folder)
-    except OSError as error:
-        problems.append(f"{ROWS} cannot be read: {error}")
-        return []
-
-
-def _read_suspects(path: Path, problems: list[str]) -> Rows:
-    """The first rows without a correction; rows with one are last."""
-    suspects = Rows()
-    try:
-        for row in read_rows(path)[:_SHOWN]:
-            if row.keys() >= _SUSPECT and not row.get("correction"):
-                suspects.append({column: unescaped_cell(text or "") for column, text in row.items()})
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, csv.Error) as error:
-        problems.append(f"{SUSPECTS} cannot be read: {error}")
-    return suspects
+def _read_suspects(path: Path) -> Rows:
+    """The first rows without a correction; rows with one are last. None of a file that an editor has changed."""
+    rows = Rows()
+    with suppress(OSError, ValueError, csv.Error):
+        rows = [row for row in read_rows(path)[:_SHOWN] if row.keys() >= _SUSPECT and not row.get("correction")]
+    return [{column: unescaped_cell(text) for column, text in row.items()} for row in rows]

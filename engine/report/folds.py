@@ -33,38 +33,34 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
     problems: receives a line if there are no suspect labels. Raises UserError: the scores of a run are missing, or of
     other classes; an image is in several runs. OSError.
     """
+    options = runs[0].options
     parts = []
     pictures = dict[str, Path]()
     names = list[str]()
     classes = list[str]()
     for run in runs:
+        folder_of_run = run.folder / EVALUATION
         try:
-            results, paths, of_run = read_scores(run.folder / EVALUATION / SCORES)
+            results, paths, of_run = read_scores(folder_of_run / SCORES)
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise UserError(f"{run.name}: {EVALUATION}/{SCORES} cannot be read: {error}") from None
         if classes and of_run != classes:
             raise UserError(f"{run.name} has other classes than {runs[0].name}")
+        # Images of a set in memory have numbers, which each fold begins with 0.
+        place = f"{run.name}/" if properties_of(options["DATA.DATASET"]).in_memory else ""
+        for row in Evaluation(folder_of_run, read_evaluation(folder_of_run)).rows("mistakes", "path", "index"):
+            pictures[f"{place}{row['path']}"] = folder_of_run / PICTURES / f"{row['index']}.jpg"
         parts.append(results)
-        mistakes = run.evaluation.rows("mistakes", "path", "index") if run.evaluation else []
-        pictures |= {row["path"]: run.folder / EVALUATION / PICTURES / f"{row['index']}.jpg" for row in mistakes}
-        names += paths
+        names += (f"{place}{path}" for path in paths)
         classes = of_run
     name, number = Counter(names).most_common(1)[0]
-    if number > 1 and not properties_of(runs[0].options["DATA.DATASET"]).in_memory:  # whose images have numbers
-        raise UserError(f"{name} is in {number} runs; give the folds of one seed")
     if number > 1:
-        pictures = {}
-    results = join(parts)
-    goal = runs[0].options["EVAL.OPERATING_POINT"]
-    (chosen,) = new_names([goal["class"] if goal else ""], runs[0].options["DATA.RENAME"])
-    chosen = find_name(chosen, classes)
-    if goal and chosen in classes:
-        point = {**goal, "class": chosen, "label": classes.index(chosen)}
-        results = replace(results, point=OperatingPoint.model_validate(point))
+        raise UserError(f"{name} is in {number} runs; give the folds of one seed")
+    results = replace(join(parts), point=_point_of(options, classes))
     about = {"split": OUT_OF_FOLD, "folds": len(runs)}
-    if results.scores is not None and results.targets.ndim == 1:
+    if results.targets.ndim == 1:
         try:
-            about["suspects"] = _write_suspects(runs[0].options, folder, results, names, classes)
+            about["suspects"] = _write_suspects(options, folder, results, names, classes)
         except UserError as error:
             problems.append(f"no suspect labels out of fold: {error}")
     tables = ResultTables(folder, classes, names.__getitem__)
@@ -72,6 +68,16 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
     pooled = Evaluation(folder, read_evaluation(folder))
     _copy_pictures(pooled, pictures)
     return pooled
+
+
+def _point_of(options: dict[str, Any], classes: list[str]) -> OperatingPoint | None:
+    """EVAL.OPERATING_POINT, which the held-out images choose."""
+    goal = options["EVAL.OPERATING_POINT"]
+    if not goal:
+        return None
+    (renamed,) = new_names([goal["class"]], options["DATA.RENAME"])
+    name = find_name(renamed, classes)
+    return OperatingPoint.model_validate({**goal, "class": name, "label": classes.index(name)})
 
 
 def _write_suspects(

@@ -205,34 +205,33 @@ def status_of(run: RunContents) -> tuple[str, str]:
     """The remark beside the state of the run, and the command that resumes it or that its verdict advises; or ''."""
     values = run.values
     resume = values.get("resume") or ""
-    if run.state == "finished":
-        verdict, command = verdict_of(run)
-        if values.get("reason"):
-            verdict = f"Stopped early: {values['reason']}. {verdict}".strip()
-        return verdict, command or resume
     if run.state == "killed":
         return "Its process has ended without a reason.", command_of(run, f"-resume={run.folder.absolute()}")
     if run.state in UNFINISHED:
         return f"Last status: {values.get('updated')}.", ""
-    return str(values.get("message") or values.get("signal") or ""), resume
+    verdict, command = verdict_of(run)
+    remark = values.get("reason") or values.get("message") or values.get("signal") or ""
+    return f"{remark} {verdict}".strip(), command or resume
 
 
 def details_of(run: RunContents) -> dict[str, str]:
-    """Model, data, devices and environment, by name; '' if it is not known."""
+    """Model, data, devices and environment, by name."""
     options = run.options
-    model = run.fact(facts.Model)
-    data = run.fact(facts.TrainingData) or run.fact(facts.EvaluationData)
-    environment = run.fact(facts.Environment) or facts.Environment("", {}, [])
     dataset = options["DATA.DATASET"]
+    model = run.fact(facts.Model)
+    environment = run.fact(facts.Environment) or facts.Environment("", {}, [])
     resumes = run.values["starts"] - 1
-    return {
+    details = {
         "Model": f"{options['MODEL.NAME']} ({options['MODEL.TYPE']})",
-        "Size": getattr(model, "size", ""),
+        "Size": model.size if model else "",
         "Initial weights": str(options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"),
         "Data set": f"{dataset}, {options['DATA.DATA_PATH']}" if properties_of(dataset).has_files else dataset,
-        "Data": str(data or "").removeprefix("Data: "),
-        "Preprocessing": str(run.fact(facts.Preprocessing) or "").removeprefix("Preprocessing: "),
-        "Devices": str(run.fact(facts.Devices) or ""),
+    }
+    for kind in (facts.TrainingData, facts.EvaluationData, facts.Preprocessing, facts.Devices):
+        if fact := run.fact(kind):
+            name = "Data" if kind.__name__.endswith("Data") else kind.__name__
+            details[name] = str(fact).removeprefix(f"{name}: ")
+    return details | {
         "Environment": str(environment),
         "Hosts": ", ".join(dict.fromkeys(environment.hosts)),
         "Command": environment.command,

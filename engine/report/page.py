@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 COMPARISON = "compare.html"
 _MAX_TITLE_CHARS = 1000
 _MAX_FIRST = 12  # classes of the confusion matrix on the first screen
-_MAX_BATCH_BYTES = 1_500_000  # of train_batch.png: pixels that PNG cannot compress have 1.3 MB
 
 
 def write_report(folder: Path) -> Path:
@@ -59,7 +58,7 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
         "resume": resume,
         "tiles": tiles_of(run),
         "details": details_of(run),
-        "train_batch": tables.data_uri(run.folder / TRAIN_BATCH, _MAX_BATCH_BYTES),
+        "train_batch": tables.data_uri(run.folder / TRAIN_BATCH),
         "charts": charts.curves_of([run]),
         "off_defaults": {key: differing[key] for key in differing if not any(fnmatchcase(key, one) for one in hidden)},
         "suspects": [(row, tables.data_uri(pictures / f"{number}.jpg")) for number, row in enumerate(run.suspects)],

@@ -76,17 +76,14 @@ def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], li
     The first row of a page has the same figures.
     """
     rows = []
-    found = set[str]()  # the names of results, whose columns are first
     for run in runs:
         result, *others = tiles_of(run)[0]
-        found.add(result.name)
         epoch = f"{run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
         interval = interval_of(run, run.evaluation).removeprefix("95% interval ")
         values = {result.name: result.value, "95% interval": interval, "epoch": epoch}
         values |= {one.name: one.value for one in others}
         rows.append({name: value for name, value in values.items() if value})
-    names = sorted((name for row in rows for name in row), key=lambda name: name not in found)
-    header = [*dict.fromkeys(names)]
+    header = [*dict.fromkeys(name for row in rows for name in row)]
     cells = [[*(row.get(name, "") for name in header), run.short_status] for row, run in zip(rows, runs, strict=True)]
     return [*header, "state"], cells, _notes_on_images(runs) + learning_curve(runs)
 
@@ -166,8 +163,6 @@ def share_chart(runs: Sequence[RunContents]) -> list[Chart]:
     return [Chart(title, "share of the training images (%)", [Series("mean", points)], unit_of(runs[0].metric))]
 
 
-_MAX_FILE_BYTES = 32_000  # of a picture: all of them have less than 5 MB
-_KINDS = {".jpg": ("jpeg", b"\xff\xd8\xff"), ".png": ("png", b"\x89PNG")}  # name and first bytes
 Pictured = tuple[Row, str, str]  # with picture and attention map
 
 
@@ -181,14 +176,14 @@ def gallery_of(evaluation: Evaluation) -> list[Pictured]:
     return found
 
 
-def data_uri(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> str:
-    """The picture; '' if there is no such file of at most `max_bytes`, or it is not what its name says."""
+def data_uri(path: Path) -> str:
+    """The picture; '' if there is no such file."""
     try:
-        data = path.read_bytes() if path.stat().st_size <= max_bytes else b""
+        data = path.read_bytes()
     except OSError:
         return ""
-    kind, first_bytes = _KINDS[path.suffix]
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}" if data.startswith(first_bytes) else ""
+    kind = {".jpg": "jpeg", ".png": "png"}[path.suffix]
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 class Group(NamedTuple):

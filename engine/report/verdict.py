@@ -17,6 +17,7 @@ from utils.notes import SWEEP
 from utils.tables import to_float
 
 _RISE = 2.0  # points
+_FEW_STEPS = 100
 _FAR = 10.0  # points: training above validation; a first epoch below the probe
 _WEIGHTED = ("DATA.BALANCED_SAMPLING", "LOSS.CLASS_WEIGHTS")
 _MIXED = ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX", *_WEIGHTED)
@@ -36,8 +37,19 @@ def verdict_of(run: RunContents) -> Verdict:
 
 
 def _training_at_chance(run: RunContents) -> Verdict:
-    text = _at_chance(run)
-    return (f"{text}.", _with_lower_rate(run)) if text else ("", "")
+    """A training loss that ends at least as high as with equal probabilities of all classes.
+
+    At a good rate it may, too, after a few steps, but then it was never twice as high.
+    """
+    chance = math.log(to_float(run.options["MODEL.NUM_CLASSES"]) or 1)
+    losses = points(run.epochs, "step", "train_loss")
+    if not losses or any(run.options[key] != value for key, value in _LOSS.items()):
+        return "", ""
+    steps, last = losses[-1]
+    is_known = steps >= _FEW_STEPS or _highest(losses) > 2 * chance
+    if not is_known or not 0 < chance <= last:
+        return "", ""
+    return f"The training loss is {number(last)}, and a guess of the class has {chance:.2f}.", _with_lower_rate(run)
 
 
 def _one_answer(run: RunContents) -> Verdict:
@@ -101,28 +113,10 @@ def _trained_epochs(run: RunContents) -> list[Row]:
 
 
 def first_epoch_of(run: RunContents) -> str:
-    """A line on a first epoch at chance, or far below the probe of its run; '' for others."""
-    text = _at_chance(run, math.inf)
+    """A line on a first epoch far below the probe of its run; '' for others."""
     gap = _gap_to_probe(run, run.best[1] - _FAR) if run.best else ""
-    if gap and not text:
-        text = f"The first epoch is far below the probe: {gap}"
-    return text and f"{text}; -lr={run.options['TRAIN.BASE_LR'] / 10:g} changes the weights less"
-
-
-def _at_chance(run: RunContents, few_steps: float = 100) -> str:
-    """A text, if the training loss ends at least as high as with equal probabilities of all classes; '' for others.
-
-    At a good rate it may, too, after a few steps, but then it was never twice as high.
-    """
-    chance = math.log(to_float(run.options["MODEL.NUM_CLASSES"]) or 1)
-    losses = points(run.epochs, "step", "train_loss")
-    if not losses or any(run.options[key] != value for key, value in _LOSS.items()):
-        return ""
-    steps, last = losses[-1]
-    is_known = steps >= few_steps or _highest(losses) > 2 * chance
-    if not is_known or not 0 < chance <= last:
-        return ""
-    return f"The training loss is {number(last)}, and a guess of the class has {chance:.2f}"
+    lower = f"-lr={run.options['TRAIN.BASE_LR'] / 10:g}"
+    return f"The first epoch is far below the probe: {gap}; {lower} changes the weights less" if gap else ""
 
 
 def _highest(curve: list[tuple[float, float]]) -> float:
@@ -141,7 +135,7 @@ def _longer(run: RunContents) -> str:
     val = [y for _, y in points(_trained_epochs(run), "epoch", "val_top1")]
     fifth = max(len(val) // 5, 1)
     rises = len(val) > 1 and fmean(val[-fifth:]) - fmean(val[-2 * fifth : -fifth]) >= _RISE
-    if run.options["TRAIN.MINUTES"] or (rises and not run.values.get("stopped_early")):
+    if rises or run.options["TRAIN.MINUTES"]:
         epochs = 2 * run.options["TRAIN.NUM_EPOCHS"]
         return command_of(run, f"-resume={run.folder.absolute()}", f"-epochs={epochs}")
     return ""
