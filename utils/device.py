@@ -168,8 +168,6 @@ def keep_freed_memory() -> None:
     Each step allocates activations of the same sizes. The operating system clears new pages, which takes a seventh of
     ViT-Tiny's step on a CPU. The peak memory does not change. With other C libraries this function does nothing.
     """
-    if sys.platform != "linux":
-        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
         mallopt(_TRIM_THRESHOLD, _NEVER_TRIM)

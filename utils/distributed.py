@@ -124,14 +124,11 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
         with _report_full_gpu():
             device = _claim_device(store, local_rank, local_world_size, wanted)
             _check_devices(meet("device", device.type), hosts)
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                store=store,
-                rank=rank,
-                world_size=world_size,
-                timeout=timedelta(seconds=limit_seconds + (_NCCL_EXTRA_SECONDS if device.type == "cuda" else 0)),
-                device_id=device if device.type == "cuda" else None,
-            )
+            options: dict[str, Any] = {"backend": "gloo", "timeout": timedelta(seconds=limit_seconds)}
+            if device.type == "cuda":
+                limit = timedelta(seconds=limit_seconds + _NCCL_EXTRA_SECONDS)
+                options = {"backend": "nccl", "timeout": limit, "device_id": device}
+            dist.init_process_group(store=store, rank=rank, world_size=world_size, **options)
         raise_on_signals()
         cores = share_on_host(store, rank, on_host)
         yield ProcessContext(rank, local_rank, world_size, local_world_size, device, hosts, cores, is_counted)

@@ -1,6 +1,5 @@
 """The start and the end of a program: an error is one line and an exit status, with a traceback only with `-debug`."""
 
-import errno
 import io
 import os
 import sys
@@ -12,8 +11,6 @@ from utils.errors import Findings, UserError, print_escaped, print_resume, to_si
 from utils.notes import record_run_end
 from utils.processes.launch import has_launcher, rank_of_process
 from utils.signals import Interrupted, raise_on_signals
-
-_LOST = (errno.EIO, errno.EPIPE, errno.ENOSPC)  # the terminal or the reader of a pipe has gone; a full disk
 
 
 def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> int:
@@ -31,7 +28,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
     except UserError as error:
         message = str(error) if isinstance(error, Findings) else to_single_line(str(error))
         resume = record_run_end("failed", error.status, message=message)
-        if "-debug" in argv or "--debug" in argv:
+        if {"-debug", "--debug"} & {*argv}:
             raise
         if not error.is_printed:
             print_escaped(f"error: {message}", sys.stderr)
@@ -88,7 +85,5 @@ class _TolerantFile(io.FileIO):
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
-        except OSError as error:
-            if error.errno not in _LOST:
-                raise
+        except OSError:  # the terminal or the reader of a pipe has gone; a full disk
             return len(memoryview(data))

@@ -143,8 +143,10 @@ def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
 
 def rank_of_process() -> int:
     """The rank in a launcher's variables, before the process has joined its group; 0 if there is none."""
-    ranks = [os.environ[names[0]] for names in _LAUNCHERS if names[0] in os.environ]
-    return int(ranks[0]) if ranks and ranks[0].isdecimal() else 0
+    for rank, *_ in _LAUNCHERS:
+        if os.environ.get(rank, "").isdecimal():
+            return int(os.environ[rank])
+    return 0
 
 
 def check_is_alone(env: Mapping[str, str] = os.environ) -> None:
@@ -175,8 +177,8 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
         return place
     numbers, nodes, job = _place_by_srun(env) if launcher == "srun" else _place_by_mpirun(env)
     # The first host of Slurm's list: 'node03' of 'node[03-05,9],x'
-    first = re.match(r"(?:\[[^\]]*\]|[^,\[])+", nodes or "")
-    host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0]) if first else nodes
+    first = re.sub(r",(?![^\[]*\]).*", "", nodes)
+    host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first)
     is_one_host = len(numbers) < len(_TORCHRUN) or numbers[3] == numbers[1]
     address = env.get("MASTER_ADDR") or ("127.0.0.1" if is_one_host else host)
     if not address:
@@ -187,23 +189,23 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def _place_by_srun(env: Mapping[str, str]) -> tuple[list[str], str | None, str]:
-    """The values of the variables `_TORCHRUN`, the list of hosts if it is known, and a name of the job."""
+def _place_by_srun(env: Mapping[str, str]) -> tuple[list[str], str, str]:
+    """The values of the variables `_TORCHRUN`, the list of hosts, empty if unknown, and a name of the job."""
     _require_variables(env, (*_SRUN, "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"), "srun")
     repeated = re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"])  # '2(x3),1' is 2, 2, 2 and 1
     per_node = [count for count, repeats in repeated for _ in range(int(repeats or 1))]
     numbers = [*(env[name] for name in _SRUN), per_node[int(env["SLURM_NODEID"])]]
-    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST")
+    nodes = env.get("SLURM_STEP_NODELIST", "")
     return numbers, nodes, f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
 
 
-def _place_by_mpirun(env: Mapping[str, str]) -> tuple[list[str], str | None, str]:
+def _place_by_mpirun(env: Mapping[str, str]) -> tuple[list[str], str, str]:
     """As `_place_by_srun`; the last value is missing if the number of ranks on this host is unknown."""
     variables = _mpi_variables(env) or ()
     _require_variables(env, variables[:3], "mpirun")
     numbers = [env[name] for name in variables if name in env]
     job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or str(os.getuid())
-    return numbers, env.get("SLURM_NODELIST"), job
+    return numbers, env.get("SLURM_NODELIST", ""), job
 
 
 def _require_variables(env: Mapping[str, str], names: Iterable[str], launcher: str) -> None:
