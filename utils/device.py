@@ -47,7 +47,7 @@ def visible_gpus(wanted: str | None = None) -> int:
         warnings.simplefilter("ignore")  # torch warns of the driver
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     named = list(takewhile(lambda name: name.strip() not in EXCLUDES_GPUS, (visible or "").split(",")))
-    if gpus and gpus >= len(named):
+    if gpus >= max(1, len(named)):
         return gpus
     asked = f"CUDA_VISIBLE_DEVICES {visible or 'not set'}"
     if must_have:

@@ -166,7 +166,7 @@ def _report_failure(store: dist.Store, rank: int, local_rank: int, limit_seconds
                 number = thread.submit(store.add, "failures", 1).result(_STORE_SECONDS)
             except (dist.DistError, TimeoutError):
                 time.sleep(min(0.5 * local_rank, 3.0))  # a launcher terminates the other ranks when one has ended
-            if number and rank == 0 and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:  # this process owns the store
+            if rank == 0:  # it may own the store
                 time.sleep(1.0)
             failure.is_printed = number > 1
         raise failure from error

@@ -422,14 +422,11 @@ class Precision:
         """Why this device gains nothing from the precision, or loses by it; for warnings."""
         on_cpu = self.device.type == "cpu"
         is_bfloat16 = self.dtype == torch.bfloat16
-        lacks_tensor_cores = not on_cpu and torch.cuda.get_device_capability(self.device) < (7, 0)
         problems = (
             (on_cpu and self.dtype == torch.float16,
              "float16 is 10 to 100 times slower than -amp_dtype=bfloat16 on a CPU"),
             (on_cpu and is_bfloat16 and not multiplies_bfloat16_with_onednn(),
              "bfloat16 is up to 90 times slower than -amp=no on this CPU, which has no AVX-512 or AMX"),
-            (lacks_tensor_cores and self.dtype != torch.float32,
-             "half precision saves memory, but no time: no tensor cores (compute capability below 7.0)"),
             (is_bfloat16 and self._emulates_bfloat16,
              "this GPU emulates bfloat16 (compute capability below 8.0): use -amp_dtype=float16"),
         )  # fmt: skip

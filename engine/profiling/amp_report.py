@@ -39,8 +39,10 @@ def report_amp(state: TrainState, batch: Batch) -> tuple[list[str], str]:
     moved = ", ".join(f"{op} ({calls} calls)" for op, calls in values.recorder.moved.items())
     lines = [title, block_table(values), f"Ops that the lists move: {moved or 'none'}."]
     problem = find_problem(values)
-    lines += [problem.text] if problem else describe_safe(values)
-    if problem and problem.changes:
+    if not problem:
+        return [*lines, *describe_safe(values)], ops_table(values)
+    lines.append(problem.text)
+    if problem.changes:
         lines.append(mend(passes, problem))
     return lines, ops_table(values)
 

@@ -8,7 +8,7 @@ from datasets.sources.samples import Samples
 from engine.progress import EpochProgress, Evaluated, Observer
 from engine.run.facts import PixelBaseline, read_fact
 from engine.run.log import RunLogger
-from utils.errors import UserError
+from utils.errors import first_line
 from utils.notes import Note
 from utils.threads import DaemonPool
 
@@ -49,5 +49,5 @@ def measure_baseline(data: Data, train: Samples, val: Samples) -> PixelBaseline 
     try:
         baseline = pixel_baseline(data, train, val)
     except Exception as error:
-        return Note("log", f"No pixel baseline: {error if isinstance(error, UserError) else repr(error)}")
+        return Note("log", f"No pixel baseline: {first_line(error)}")
     return PixelBaseline(*baseline) if baseline else None

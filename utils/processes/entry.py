@@ -61,13 +61,13 @@ def repair_standard_streams() -> None:
     Otherwise the next file that is opened, such as a checkpoint, would receive its descriptor and all printed text.
     `sys.stderr` has its own descriptor: `captured_stderr` takes what libraries write to 2, not the lines of a thread.
     """
-    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # receives the lowest free descriptor, which is this one
         if getattr(sys, name) is None:
-            setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):  # no test has replaced it

@@ -72,9 +72,8 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
         return "torchrun"
     launcher, count = _launcher_and_count(env)
     if env.get("WORLD_SIZE", count) != count or (launcher is None and "RANK" in env):
-        found = " and ".join(name for name in ("RANK", "WORLD_SIZE") if name in env)
         # A PyTorchJob of Kubernetes sets RANK to the pod, WORLD_SIZE to pods x processes (kubeflow/trainer#1840).
-        problem = f"{found} without LOCAL_RANK: this process cannot know its rank"
+        problem = "RANK or WORLD_SIZE without LOCAL_RANK: this process cannot know its rank"
         fix = "start torchrun on every host or pod, or unset RANK and WORLD_SIZE to train on this host alone"
         raise UserError(f"{problem}; {fix}")
     name = _find_several(env, (*_OTHER_COUNTS, _TORCHRUN_NODES))
@@ -204,7 +203,7 @@ def _place_by_mpirun(env: Mapping[str, str]) -> tuple[list[str], str, str]:
     variables = _mpi_variables(env) or ()
     _require_variables(env, variables[:3], "mpirun")
     numbers = [env[name] for name in variables if name in env]
-    job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or str(os.getuid())
+    job = env.get("PMIX_NAMESPACE", env.get("SLURM_JOB_ID", str(os.getuid())))
     return numbers, env.get("SLURM_NODELIST", ""), job
 
 
