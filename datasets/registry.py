@@ -185,7 +185,9 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     def recognize() -> str:
         if found := _recognize_table(data):
             return found
-        is_folder = properties.may_be_folder and _has_no_lists(Path(data.data_path))
+        root = Path(data.data_path)
+        has_lists = any(root.joinpath(f"{split}_list.txt").exists() for split in ("train", "val"))
+        is_folder = properties.may_be_folder and not has_lists and any(root.glob("[!.]*"))
         return "folder" if is_folder else data.dataset
 
     found = find_on_main(recognize, context)
@@ -197,13 +199,6 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     if data.labels and not properties_of(found).may_be_table:
         raise UserError(f"DATA.LABELS needs a path of each image, but {data.data_path} is read as {found}; remove it")
     return data.model_copy(update={"dataset": found})
-
-
-def _has_no_lists(root: Path) -> bool:
-    """Whether a folder has any content, but none of PaddleViT's lists."""
-    if not root.is_dir() or any((root / f"{split}_list.txt").exists() for split in ("train", "val")):
-        return False
-    return any(one.name[0] != "." for one in root.iterdir())
 
 
 _OF_SUFFIX = dict.fromkeys(TABLE_SUFFIXES, "csv") | {PARQUET: "parquet"}
@@ -275,7 +270,7 @@ def _read(
     corrects_first = bool(data.only_classes)  # the right class of an image may be one that stays
     if corrects_first and not any(of_split.findings for of_split in samples.values()):
         correct(samples, data)
-    findings += _take_parts(samples, data)
+    _take_parts(samples, data)
     unknown = _number_all(samples, data, class_names, predicts)
     if not (corrects_first or findings or unknown):
         correct(samples, data)
@@ -355,19 +350,15 @@ def _read_splits(source: Source, splits: Sequence[str]) -> tuple[dict[str, Sampl
     return samples, findings
 
 
-def _take_parts(samples: dict[str, Samples], data: Data) -> list[Finding]:
-    """Leaves the images of DATA.ONLY_CLASSES, and of the training images DATA.FRACTION; returns the errors."""
+def _take_parts(samples: dict[str, Samples], data: Data) -> None:
+    """Leaves the images of DATA.ONLY_CLASSES, and of the training images DATA.FRACTION. Raises UserError."""
     for split, of_split in [*samples.items()]:
         if of_split.findings:
             continue
-        try:
-            if data.only_classes:
-                samples[split] = take_classes(samples[split], new_names(data.only_classes, data.rename))
-            if data.fraction < 1 and split == "train":
-                samples[split] = take_share(samples[split], data)
-        except UserError as error:
-            return [error]
-    return []
+        if data.only_classes:
+            samples[split] = take_classes(of_split, new_names(data.only_classes, data.rename))
+        if data.fraction < 1 and split == "train":
+            samples[split] = take_share(samples[split], data)
 
 
 def _check_split(source: Source, split: str) -> None:
@@ -407,7 +398,6 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
 
     Images of train and val must have groups; groups of other splits count in the interval of an evaluation.
     """
-    both = ("train", "val") if {"train", "val"} <= samples.keys() else ()
     for split, of_split in samples.items():
         try:
             if isinstance(of_split, ImageFiles) and of_split.groups is None:
@@ -415,7 +405,7 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
             elif of_split.groups:
                 check_groups(of_split.groups, data, of_split.name)
         except UserError as error:  # DATA.GROUPS may be of the training
-            if split in both:
+            if "train" in samples and split != "test":
                 raise
             of_split.notes.append(Note("screen", f"no figures of groups: {error}"))
 

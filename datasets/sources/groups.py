@@ -58,12 +58,14 @@ def suggest_groups(listing: ImageFiles, data: Data, table: Table | None, is_cut:
     """
     if data.groups or properties_of(data.dataset).groups_by == "field":
         return []
-    notes = _cases_in_column(table, data) if table else []
-    if not (notes or table or data.labels):
+    notes = []
+    if table:
+        notes = _cases_in_column(table, data)
+    elif not data.labels:
         notes = _cases_in_folders(listing)
-    if is_cut and not notes:
-        notes = _cases_in_names(listing)
-    return notes
+    if notes or not is_cut:
+        return notes
+    return _cases_in_names(listing)
 
 
 def _cases_in_column(table: Table, data: Data) -> list[Note]:
@@ -81,12 +83,12 @@ def _cases_in_column(table: Table, data: Data) -> list[Note]:
 
 def _cases_in_folders(listing: ImageFiles) -> list[Note]:
     """Of folders with numbers in the class folders: colon/{p01,p02}."""
-    if len(listing.class_names) < 2 or not all("/" in folder for folder in listing.sizes):
-        return []
     paths = [*listing.paths]
     option = case_folders(paths, 0)
-    cases = {(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths if option}
-    if not cases or len({case for case, _ in cases}) < len(cases):
+    if len(listing.class_names) < 2 or not option or not all("/" in folder for folder in listing.sizes):
+        return []
+    cases = {(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths}
+    if len(dict(cases)) < len(cases):  # some are in several classes, as magnifications
         return []
     text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
     fix = f"to keep the images of each in one split: -opts {quote(option)}"
@@ -141,25 +143,26 @@ def with_groups(listing: ImageFiles, data: Data) -> None:
 
     Raises UserError: images without a group; the table of the groups cannot be read, or an image has two.
     """
-    assert data.groups
-    file = listing.file if properties_of(data.dataset).groups_by == "column" else None
-    is_column = file is not None and data.groups in open_table(file, data.encoding).header
-    if "(" in data.groups and not is_column:
-        if problem := problem_of_expression(data.groups):
-            raise UserError(f"DATA.GROUPS {problem}")
-        matches = map(re.compile(data.groups).search, map(to_nfc, listing.paths))
-        packed = StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
-    elif file:
-        columns = {**(data.columns or {}), "label": data.groups}
-        packed = _groups_in(listing, file, data.image_root or "", columns, data)
-    elif not os.path.exists(data.groups):
-        kinds = "column, table path,group or expression (part)"
-        raise UserError(f"DATA.GROUPS {data.groups} is unknown; give a {kinds} of the paths in {listing.root}")
-    else:
-        packed = _groups_in(listing, Path(data.groups), data.data_path, {"path": "path", "label": "group"}, data)
-    groups = packed.strings()
+    groups = _find_groups(listing, data, data.groups or "").strings()
     check_groups(groups, data, listing.location)
     listing.arrays = {**listing.arrays, **to_arrays(groups, "groups")}
+
+
+def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
+    """The group of each image, '' without one. given: DATA.GROUPS."""
+    has_columns = properties_of(data.dataset).groups_by == "column"
+    if listing.file and has_columns and given in open_table(listing.file, data.encoding).header:
+        columns = {**(data.columns or {}), "label": given}
+        return _groups_in(listing, listing.file, data.image_root or "", columns, data)
+    if "(" in given:
+        if problem := problem_of_expression(given):
+            raise UserError(f"DATA.GROUPS {problem}")
+        matches = map(re.compile(given).search, map(to_nfc, listing.paths))
+        return StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
+    if os.path.exists(given):
+        return _groups_in(listing, Path(given), data.data_path, {"path": "path", "label": "group"}, data)
+    kinds = "column, table path,group or expression (part)"
+    raise UserError(f"DATA.GROUPS {given} is unknown; give a {kinds} of the paths in {listing.root}")
 
 
 def _groups_in(
@@ -170,7 +173,8 @@ def _groups_in(
     Raises UserError: the table cannot be read, or an image has two groups.
     """
     changes = {"image_root": root, "labels": None, "columns": {**columns, "split": None}}
-    rows, group_of = table_rows(open_columns(file, data.encoding), data.model_copy(update=changes)), dict[str, str]()
+    rows = table_rows(open_columns(file, data.encoding), data.model_copy(update=changes))
+    group_of = dict[str, str]()
     names = list(map("".join, rows.target_ids))
     for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
         if group_of.setdefault(path, names[target_id]) != names[target_id]:

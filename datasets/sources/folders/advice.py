@@ -37,7 +37,6 @@ _PLACES = ("..", "../meta", "../labels", "../val")
 _SUFFIXES = (".csv", ".tsv", JSON_LINES, TEXT_LIST, ".json")
 _ANY = "latin-1"  # reads any file: the labels are compared, not used
 _MAX_FILES = 20  # in a folder; more are of single images
-_FIELD = r"(\d{1,3})_"  # a longer number is of a case
 # Text before the last number of a name, cat.0.jpg, great_pyrenees_12.jpg, cat (3).jpg; the first field, lamp.x1y.jpg
 _IN_NAMES = (
     *(rf"(.+){number}\.\w+$" for number in (r"_\d+", r"\.\d+", r"-\d+", r" \(?\d+\)?")),
@@ -91,29 +90,25 @@ class TableBeside(NamedTuple):
 def tables_beside(root: Path, folder: Path, paths: Sequence[str]) -> Iterator[TableBeside]:
     """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`.
 
-    A column of labels without such a name is the only one with few values that are no function of the folders.
+    A column of labels without such a name is the only one with few values, which are no function of the folders.
     """
     for file in [file for file in files_beside(root) if file.suffix != ".json"]:
         with suppress(UserError, ValueError):  # a column without a name cannot be given
             columns, is_named = likely_columns(open_table(file, _ANY))
-            found = [(given, _labels_of(file, given, folder, paths)) for given in columns]
-            if not is_named:
-                found = [(given, labels) for given, labels in found if not _follow_folders(labels)]
-            if len(found) != 1:
+            if len(columns) != 1:
                 continue
-            ((given, labels),) = found
+            labels = _labels_of(file, columns[0], folder, paths)
             names = sorted({*labels.values()})
-            if len(names) > 1 and 2 * len(labels) >= len(paths):
-                place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
-                words = f"-dataset=csv -data_path={quote(str(place))}"
-                if file.suffix.lower() != TEXT_LIST:
-                    words += f" -opts {quote(f'DATA.COLUMNS={json.dumps(given, ensure_ascii=False)}')}"
-                classes = f"{len(names)} classes, {list_names(names, _MAX_NAMES)}"
-                yield TableBeside(file, labels, f"{words} trains on its {classes}")
-
-
-def _follow_folders(labels: Mapping[str, str]) -> bool:
-    return len({(os.path.dirname(path), one) for path, one in labels.items()}) == len({*map(os.path.dirname, labels)})
+            of_folders = {(os.path.dirname(path), label) for path, label in labels.items()}
+            follows_folders = len(of_folders) == len(dict(of_folders))
+            if len(names) < 2 or 2 * len(labels) < len(paths) or (follows_folders and not is_named):
+                continue
+            place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
+            words = f"-dataset=csv -data_path={quote(str(place))}"
+            if file.suffix.lower() != TEXT_LIST:
+                words += f" -opts {quote(f'DATA.COLUMNS={json.dumps(columns[0], ensure_ascii=False)}')}"
+            classes = f"{len(names)} classes, {list_names(names, _MAX_NAMES)}"
+            yield TableBeside(file, labels, f"{words} trains on its {classes}")
 
 
 def _stem(path: str) -> str:
@@ -264,8 +259,6 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
     25_1_2_20170116.jpg. split: the level of folders that are splits, or -1.
     """
     folders = [path.split("/")[:-1] for path in paths]
-    if inner := _inner_level(folders, int(split == 0)):
-        yield _of_level(inner), inner
     for level in reversed(range(min(map(len, folders), default=0))):
         parents = defaultdict[str, set[str]](set)
         for parts in folders:
@@ -278,4 +271,4 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
     for expression in _IN_NAMES:
         if all(re.search(r"[^\W\d_]", label_in(expression, path)) for path in paths):
             yield expression, -1
-    yield from ((rf"(?:^|/)(?:[^/_]+_){{{number}}}{_FIELD}", -1) for number in range(_MAX_NAMES))
+    yield from ((rf"(?:^|/)(?:[^/_]+_){{{number}}}(\d{{1,3}})_", -1) for number in range(4))

@@ -18,6 +18,7 @@ from utils.errors import UserError, combine_findings
 from utils.notes import Note
 
 _MAX_SHOWN = 4
+_IS_MASK = re.compile(MASK, re.IGNORECASE).fullmatch
 _PARTS = ("train", "val", "test", "none")  # none: images without labels
 
 
@@ -69,15 +70,21 @@ class LabelledPaths(Table):
         if not paths or self._files.findings:
             findings = self._files.findings or [self._files.lacks_images()]
             raise combine_findings(f"{self.root}: {len(findings)} problems", findings)
-        level, self._paths_of = (-1, {"train": paths}) if data.class_folders else by_split(self.root, paths)
-        labels = {split: {label_in(data.labels or "", path) for path in of} for split, of in self._paths_of.items()}
-        place = {split: self.root / Path(*of[0].split("/")[: level + 1]) for split, of in self._paths_of.items()}
-        unread = {"none"} if labels.get("test", set()) & labels["train"] - {""} else {"none", "test"}
-        self.folders = {split: folder for split, folder in place.items() if split not in unread}
-        self.test = place.get("test")
+        level = -1
+        self._paths_of = {"train": paths}
+        if not data.class_folders:
+            level, self._paths_of = by_split(self.root, paths)
+        first = {split: of_split[0].split("/") for split, of_split in self._paths_of.items()}
+        self.folders = {split: self.root.joinpath(*parts[: level + 1]) for split, parts in first.items()}
+        self.test = self.folders.get("test")
+        train, test = (self._labels_of(split, data.labels or "") for split in ("train", "test"))
+        unread = ["none"] if test & train else ["none", "test"]
+        others = [self.folders.pop(split).name for split in unread if split in self.folders]
         if level >= 0:
-            others = [folder.name for split, folder in place.items() if split in unread]
             self.notes.append(note_on_splits(self.root, self.folders, others))
+
+    def _labels_of(self, split: str, expression: str) -> set[str]:
+        return {label_in(expression, path) for path in self._paths_of.get(split, ())} - {""}
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         paths = ((path, split) for split, of_split in self._paths_of.items() for path in of_split)
@@ -100,8 +107,8 @@ def without_masks(paths: list[str], labels: str = "") -> tuple[list[str], list[N
     """
     of_masks = set[str]()
     for path in paths:
-        named = {one for one in path.split("/")[:-1] if re.fullmatch(MASK, one, re.IGNORECASE)}
-        if named and named - {*label_in(labels, path).split("/")}:
+        named = {*filter(_IS_MASK, path.split("/")[:-1])}
+        if named.difference(label_in(labels, path).split("/")):
             of_masks.add(path)
     images = [path for path in paths if path not in of_masks]
     of_both = [{os.path.splitext(os.path.basename(path))[0] for path in part} for part in (of_masks, images)]

@@ -125,4 +125,4 @@ def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, c
     write_classes(tmp_path, test=3)
     for split in ("train", "all", "test"):
         given = options(tmp_path, dataset="folder")
-        assert_refused(lambda given=given, split=split: ClassFolders(given).read(split), tmp_path, "'test' (3 images)")
+        assert_refused(lambda given=given, split=split: ClassFolders(given).read(split), tmp_path, "'test', 'cow'")

@@ -391,7 +391,7 @@ def test_evaluated_splits_have_groups_where_their_paths_have_them(tmp_path):
         ("(_)", "folder", "DATA.GROUPS"),  # there is one group
         ("absent.csv", "folder", "DATA.GROUPS absent.csv is unknown"),
         ("patient", "csv", "train.csv:11"),  # is empty there
-        ("site", "csv", "train.csv:1: has no column 'site'"),
+        ("site", "csv", "DATA.GROUPS site is unknown"),
     ],
 )
 def test_wrong_groups_end_the_run(groups, dataset, error, folder):
