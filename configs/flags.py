@@ -133,6 +133,20 @@ def _switch(text: str) -> bool:
     return _SWITCH[text.lower()]
 
 
+def positive(text: str) -> int:
+    """argparse type: a positive integer."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
+    return int(text)
+
+
+def probability(text: str) -> float:
+    """argparse type: a number from 0 to 1. Raises ValueError: no number."""
+    if not 0 <= float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
+    return float(text)
+
+
 def entry_parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
@@ -166,7 +180,9 @@ def entry_parser(prog: str) -> Parser:
     add_flag(group, "predict", nargs="?", const=True, metavar="PATH", help=path_help)
     embed_help = "write the features of the images, as -predict names them, to embeddings.npy"
     add_flag(group, "embed", nargs="?", const=True, metavar="PATH", help=embed_help)
-    add_flag(group, "top_k", type=int, metavar="N", help="-predict: number of ranked classes per image (default: 5)")
+    add_flag(
+        group, "top_k", type=positive, metavar="N", help="-predict: number of ranked classes per image (default: 5)"
+    )
     split_help = "-eval, -predict and -embed without PATH: the split of the data"
     add_flag(group, "split", choices=get_args(Split), help=split_help)
     json_help = "-predict: write predictions.json besides the CSV file"
@@ -177,13 +193,13 @@ def entry_parser(prog: str) -> Parser:
     format_help += "predictions.xlsx (default: csv)"
     add_flag(group, "format", choices=("csv", "wide", "excel"), help=format_help)
     threshold_help = '-predict: images whose highest probability is below X are labelled "unknown"'
-    add_flag(group, "threshold", type=float, metavar="X", help=threshold_help)
+    add_flag(group, "threshold", type=probability, metavar="X", help=threshold_help)
     group = parser.add_argument_group("other")
     plugin_help = "run the code of a Python file with own models, losses, ...: docs/python.md; may be repeated"
     add_flag(group, "plugin", action="append", default=[], metavar="FILE", help=plugin_help)
     add_flag(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
     ngpus_help = "processes that main_multi_gpu.py starts (default: visible GPUs)"
-    add_flag(group, "ngpus", type=int, metavar="N", help=ngpus_help)
+    add_flag(group, "ngpus", type=positive, metavar="N", help=ngpus_help)
     add_flag(group, "device", choices=("cuda", "cpu"), help="default: the visible GPUs, or the CPU without one")
     add_flag(group, "dry_run", action="store_true", help="check the options, data and weights, print sizes, and exit")
     add_flag(group, "profile", action="store_true", help="train a few steps and report how long each part takes")
@@ -215,8 +231,6 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
         hint = did_you_mean(unknown[0].partition("=")[0], (f"-{name}" for name in vars(arguments)), 0.75)
         where = "-h lists the flags, docs/flags.md has flags of other programs"
         raise UserError(f"unknown: {', '.join(unknown)[:200]}{hint}; {where}")
-    if arguments.ngpus is not None and arguments.ngpus < 1:
-        raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
     return arguments
 
 
@@ -257,28 +271,14 @@ def _refuse_flags_of_commands(arguments: argparse.Namespace) -> None:
 def _refuse_flags_beside(command: str, arguments: argparse.Namespace) -> None:
     """Raises UserError: another command, or another place of the images."""
     given = vars(arguments)
-    for name in ("predict", "eval", "profile"):
-        if name != command and given[name]:
-            raise UserError(f"-{command} and -{name} are two commands; remove one of them")
     if given[command] == "":
         raise UserError(f"-{command}: the path is empty; give an image, a folder or a list, or remove the '='")
-    for name in ("split", "dataset", "data_path"):
-        if given[command] is not True and given[name] is not None:
-            raise UserError(f"-{command} PATH reads the images of PATH; remove the path, or -{name}")
-
-
-def _number_of_classes(arguments: argparse.Namespace) -> int | None:
-    """Of the ranked classes per image; None: all, as columns. Raises UserError for a wrong -top_k."""
-    top_k: int | None = arguments.top_k
-    if arguments.format == "wide":
-        if top_k is not None:
-            raise UserError("-format wide has a column for each class; remove -top_k")
-        return None
-    if top_k is None:
-        return 5
-    if top_k < 1:
-        raise UserError(f"-top_k {top_k}: must be at least 1")
-    return top_k
+    others = {"predict", "eval", "profile"} - {command}
+    if given[command] is not True:
+        others |= {"split", "dataset", "data_path"}
+    for name in sorted(others):
+        if given[name] not in (None, False):
+            raise UserError(f"-{command} {given[command]} and -{name} exclude each other; remove one of them")
 
 
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
@@ -289,17 +289,13 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     if value is None:
         return None
     _refuse_flags_beside(command, arguments)
-    threshold = arguments.threshold
-    top_k = _number_of_classes(arguments)
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise UserError(f"-threshold {threshold:g}: is a probability, so it must be from 0 to 1, such as 0.7")
     return Prediction(
         path=None if value is True else value,
-        top_k=top_k,
+        top_k=None if arguments.format == "wide" else arguments.top_k or 5,
         folder=Path(arguments.output) if arguments.output else None,
         json=bool(arguments.json),
         excel=arguments.format == "excel",
-        threshold=threshold,
+        threshold=arguments.threshold,
         explain=bool(arguments.explain),
         embeds=command == "embed",
     )

@@ -15,7 +15,7 @@ from configs.schema.data import AUTO
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
 from configs.schema.section import MAX_NAME_CHARS
-from configs.versions import GONE_KEYS, WRITTEN_BY, is_gone_value, refuse_newer
+from configs.versions import GONE_KEYS, WRITTEN_BY, refuse_newer
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
 from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
@@ -226,9 +226,6 @@ def _add_files(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -
         _add_stored_options(table, flags.resume)
     if evaluates and not flags.cfg:
         table.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
-        for key, row in [*table.rows.items()]:
-            if key in GONE_KEYS or is_gone_value(key, row.value):
-                table.remove(key)
 
 
 def _add_stored_options(table: OptionTable, run: str) -> None:
@@ -379,10 +376,10 @@ def _decoded(value: Any) -> Any:
     """The value with each text in it read as YAML; a tuple of Python is a list."""
     if isinstance(value, list):
         return [*map(_decoded, value)]
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str):
         return value
     try:
-        read = parse_value(value.replace("(", "[").replace(")", "]") if value.startswith("(") else value)
+        read = parse_value(value.replace("(", "[").replace(")", "]"))
     except UserError:
         return value
     return value if isinstance(read, dict) else read

@@ -19,7 +19,7 @@ from configs.schema.compute import PRESETS
 from configs.schema.config import known_keys
 from configs.schema.data import AUTO, properties_of
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
-from configs.versions import GONE_KEYS
+from configs.versions import GONE_KEYS, is_gone_value
 from configs.weights import NORMALIZATION, WEIGHT_RULES, described_model
 from configs.yaml_io import format_value, shorten
 from utils.errors import UserError
@@ -127,8 +127,11 @@ def model_follows_source(options: OptionTable) -> list[Note]:
 
 
 def old_keys_are_renamed(options: OptionTable) -> list[Note]:
-    """Old keys get their present name, or are removed if they have no effect; of both names, the higher layer wins."""
+    """Old keys get their present name, or are removed if they have no effect; of both names, the higher layer wins. An
+    evaluation needs none of the keys of trainings that are gone.
+    """
     known = known_keys(options.family)
+    evaluates = options.get("EVAL.ENABLED") is True
     unused: tuple[str, ...] = _UNUSED
     if options.get("TRAIN.LR_SCHEDULER.NAME") == "warmupcosine":  # PaddleViT's name
         unused += _OF_STEP_DECAY
@@ -136,7 +139,8 @@ def old_keys_are_renamed(options: OptionTable) -> list[Note]:
     renamed = list[str]()
     for key, row in list(options.rows.items()):
         present = _present_name(key, known)
-        if key in unused or _is_off(key, row.value, present in known):
+        is_gone = evaluates and (key in GONE_KEYS or is_gone_value(key, row.value))
+        if key in unused or is_gone or _is_off(key, row.value, present in known):
             removed.append(key)
             options.remove(key)
         elif present != key:
@@ -232,11 +236,9 @@ def defaults_follow_family(options: OptionTable) -> list[Note]:
 
 def amp_keys_need_amp(options: OptionTable) -> list[Note]:
     """Keys of AMP in -opts have no effect without -amp; a recipe may hold them for runs with the flag."""
-    if options.get("AMP.ENABLED") is True:
-        return []
-    keys = [key for key in options.given() if key.startswith("AMP.") and key not in _WITHOUT_AMP]
-    unused = [key for key in keys if options.row(key).source == "-opts"]
-    if not unused:
+    typed = [key for key, row in options.rows.items() if row.source == "-opts" and key.startswith("AMP.")]
+    unused = [key for key in typed if key not in _WITHOUT_AMP]
+    if not unused or options.get("AMP.ENABLED") is True:
         return []
     return [Note("warning", f"{', '.join(unused)}: no effect without -amp")]
 

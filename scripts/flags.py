@@ -64,13 +64,6 @@ def write_output(path: Path, content: str | bytes) -> None:
         ) from error
 
 
-def positive(text: str) -> int:
-    """argparse type: a positive integer."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
-    return int(text)
-
-
 def new_file(text: str) -> Path:
     """argparse type: an output file. A wrong path is reported before the measurements start."""
     path = Path(text)

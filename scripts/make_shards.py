@@ -35,6 +35,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
+from configs.flags import positive
 from configs.schema import Data
 from datasets.decoding.decode import open_image
 from datasets.decoding.images import HEAD_BYTES, BadImage, kind_of
@@ -47,7 +48,7 @@ from datasets.sources.samples import EncodedImages
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
 from datasets.sources.tables.files import LABEL_DIGITS
 from datasets.transforms.host import resize
-from scripts.flags import add_flag, positive, script_parser, split_flags
+from scripts.flags import add_flag, script_parser, split_flags
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, escape_control_characters
 from utils.files import atomic_write, open_atomically, open_regular_file

@@ -27,14 +27,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
 from configs.compare import non_default_options
-from configs.flags import add_flag
+from configs.flags import add_flag, positive
 from configs.help import all_keys
 from configs.load import RUN_OPTIONS
 from configs.schema.section import MAX_NAME_CHARS
 from configs.yaml_io import shorten
 from engine.checkpoint.run_folder import check_writable, decided_run, lock_run_folder
 from scripts import report
-from scripts.flags import positive, script_parser, split_flags
+from scripts.flags import script_parser, split_flags
 from utils.device import visible_gpus
 from utils.errors import Unavailable, UserError
 from utils.files import atomic_write, read_json

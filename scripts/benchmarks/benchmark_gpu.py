@@ -17,11 +17,12 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
+from configs.flags import positive
 from datasets.loading.workers import default_num_workers
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported, link_images, make_images
 from scripts.benchmarks.programs import MODES, add_timm_flag, build_program, parse_names, run_turn
 from scripts.benchmarks.turns import CORES, Columns, Figures, figures_table, memory, speed, write_json
-from scripts.flags import add_flag, flag_parser, positive, split_flags
+from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import visible_gpus
 from utils.errors import UserError
 from utils.files import read_json

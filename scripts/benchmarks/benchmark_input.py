@@ -25,6 +25,7 @@ import torch
 
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
+from configs.flags import positive
 from configs.schema import Config, Data, Train
 from datasets.batch import PREFETCH_FACTOR
 from datasets.loading.loader import TrainBatches, epoch_layout
@@ -41,7 +42,7 @@ from scripts.benchmarks.programs import (
     run_to_end,
 )
 from scripts.benchmarks.turns import PER_CPU, SPEED, Columns, Figures, compare, figures_table, ratio_table, speed
-from scripts.flags import add_flag, flag_parser, positive, split_flags
+from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import keep_freed_memory, synchronize
 from utils.distributed import ProcessContext, single_process
 from utils.processes.entry import run_script

@@ -24,6 +24,7 @@ from PIL import Image
 from torch import nn
 
 from configs.command_line import parse_command_line
+from configs.flags import positive
 from configs.schema import Config, Train
 from datasets.transforms.device import Normalize
 from engine.training.optimizer import build_optimizer, set_lr
@@ -47,7 +48,7 @@ from scripts.benchmarks.turns import (
     memory,
     speed,
 )
-from scripts.flags import add_flag, flag_parser, positive, split_flags
+from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
 from utils.errors import UserError

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from configs.command_line import parse_command_line
+from configs.flags import positive
 from datasets.sources.sets.in_memory import Digits
 from engine.training.trial import build_state
 from scripts.benchmarks.programs import (
@@ -29,7 +30,7 @@ from scripts.benchmarks.programs import (
     timm_flags,
 )
 from scripts.benchmarks.turns import Columns, Figures, compare, figures_table
-from scripts.flags import add_flag, flag_parser, positive, split_flags
+from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import visible_gpus
 from utils.distributed import single_process
 from utils.errors import UserError

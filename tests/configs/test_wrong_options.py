@@ -24,7 +24,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 # Commands
 -predict photos | -pretrained
 -predict= -pretrained=x.pth | -predict
--predict photos -pretrained=x.pth -eval | -predict and -eval
+-predict photos -pretrained=x.pth -eval | -predict photos and -eval
 -predict photos -pretrained=x.pth -top_k=0 | -top_k
 -predict photos -pretrained=x.pth -threshold=nan | -threshold
 -predict photos -pretrained=x.pth -split=val | -split

@@ -257,10 +257,8 @@ def test_an_adapter_of_peft_names_the_weights_with_it(tmp_path, path):
     folder.mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (folder / name).touch()
-    for fix in ("merge_and_unload", f"give {tmp_path / 'best.pth'}$"):
-        with refused(f"is an adapter without the weights .*{fix}"):
-            find_weights(str(folder / path))
-        (tmp_path / "best.pth").touch()
+    with refused("is an adapter without the weights .*merge_and_unload"):
+        find_weights(str(folder / path))
 
 
 @pytest.mark.parametrize("name, head", [("test_vit", "head"), ("test_convnext", "head.fc")])
