@@ -375,7 +375,7 @@ DATA_SETS: dict[str, DataSet] = {
     "imagenet-r": replace(_IMAGENET, synsets="imagenet_r"),
     "imagenet-v2": _IMAGENET,
     "imagenet-real": _IMAGENET,
-    **_of_torchvision("FGVCAircraft Flowers102 RenderedSST2", "split", train="train", val="val", test="test"),
+    **_of_torchvision("FGVCAircraft Flowers102 PCAM RenderedSST2", "split", train="train", val="val", test="test"),
     **_of_torchvision("DTD", "split", ("partition",), train="train", val="val", test="test"),
     **_of_torchvision("Country211", "split", train="train", val="valid", test="test"),
     **_of_torchvision("Food101 GTSRB StanfordCars", "split", train="train", test="test"),

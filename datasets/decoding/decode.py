@@ -1,7 +1,7 @@
 """Image files -> uint8 pixels.
 
 A crop of a plain JPEG is decoded without the rest of the image if nvImageCodec is installed (`partial_jpeg.py`).
-Otherwise torchcodec decodes the whole JPEG, a quarter faster than Pillow. The pixels of a plain PPM are
+Otherwise torchcodec or torchvision decodes the whole JPEG, a fifth faster than Pillow. The pixels of a plain PPM are
 used as they are. Pillow decodes all other files. The pixels are the same in each case. An image (C, H, W) has its
 channels innermost in memory, as decoders write them: resampling is twice as fast as for a planar image.
 """
@@ -9,12 +9,14 @@ channels innermost in memory, as decoders write them: resampling is twice as fas
 import contextlib
 import functools
 import importlib
+import importlib.util
 import io
 import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,7 @@ _LOW_BYTES = {_GREY_ALPHA: "ARGB"} | {
     for order, other in ("LB", "BL", "NB")  # N: as this machine stores numbers, the low byte first
 }
 _WHOLE_PIXELS = 2**15  # to decode a part of a smaller JPEG takes longer than the whole: 1.4 times of 32 x 32 pixels
+_AS_STORED = 0  # torchvision's ImageReadMode.UNCHANGED: gray stays gray
 _FIX = "replace or remove it"
 
 Image.MAX_IMAGE_PIXELS = None  # `_check_cost` has the limit
@@ -64,13 +67,21 @@ class Decoding:
 
 
 def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """torchcodec's decoder: bytes, torch.uint8 (N,) -> torch.uint8 (1 or 3, H, W).
+    """The first decoder that loads: bytes, torch.uint8 (N,) -> torch.uint8 (1 or 3, H, W).
 
-    None: it is not installed, or built for another torch; Pillow decodes, 1.3 to 1.5 times as slow.
+    None: Pillow decodes, 1.3 to 1.5 times as slow as torchcodec. torchvision's decoders are deprecated since 0.29, in
+    favour of torchcodec's.
     """
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # not installed, or built for another torch
         torchcodec = importlib.import_module("torchcodec.decoders")
-        return functools.partial(torchcodec.decode_jpeg, mode="UNCHANGED")  # gray stays gray
+        return functools.partial(torchcodec.decode_jpeg, mode="UNCHANGED")
+    found = importlib.util.find_spec("torchvision")  # its import takes as long as torch's
+    for library in Path(found.origin).parent.glob("image*.so") if found and found.origin else ():
+        with contextlib.suppress(OSError):
+            torch.ops.load_library(library)
+    with contextlib.suppress(AttributeError):
+        decode = torch.ops.image.decode_jpeg
+        return lambda data: decode(data, _AS_STORED)
     return None
 
 

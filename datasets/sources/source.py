@@ -96,7 +96,7 @@ _SOURCES = {
     "imagenet-v2": "sources.sets.imagenet_sets:ImageNetFolders",
     "imagenet-real": "sources.sets.imagenet_sets:ImageNetReal",
 }
-_PACKAGES = {"parquet": ("pyarrow",), "digits": ("sklearn",)}
+_PACKAGES = {"parquet": ("pyarrow",), "digits": ("sklearn",), "torchvision/PCAM": ("h5py",)}
 _PACKAGES |= dict.fromkeys(("torchvision/Flowers102", "torchvision/StanfordCars", "torchvision/SVHN"), ("scipy",))
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.tables.files import PARQUET, Cells, Table
 from utils.errors import Finding, UserError, error_from
 from utils.files import file_state
+from utils.notes import Note
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")  # of the hub: train-00000-of-00002.parquet
 _MAX_DEPTH = 3
@@ -38,6 +40,7 @@ _IMAGES = re.compile(
 )
 _FLAT = re.compile(r"(dictionary<values=)?((large_)?string(_view)?|u?int\d+|(half)?float|double|decimal\d+|bool)\b.*")
 _SPLIT_OF_CARD = re.compile(r"\bsplit: *['\"]?(?!train\b)\w")  # in the YAML of the hub's README.md
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 _lock = threading.Lock()  # threads that read a row group wait for the first one
 
 
@@ -77,11 +80,18 @@ class Parquet(Tables):
             if len(names[split]) > 1 or (has_splits and split == "all"):
                 fix = f"name the files of one as train-00000-of-00001{PARQUET}"
                 raise UserError(f"{files[0]}: its split is not clear; {fix}")
-        if not has_splits:
-            _refuse_card(root / "README.md")
+        card = _text_of(root / "README.md")
+        if not has_splits and _SPLIT_OF_CARD.search(card):
+            fix = f"name the files as train-00000-of-00001{PARQUET}, or remove it"
+            raise UserError(f"{root}/README.md: its splits are not read; {fix}")
         if data.groups:
             raise UserError("DATA.GROUPS: is not read from parquet files; save the images as files with a table")
-        return {split: ParquetTable(root, files, data) for split, files in by_split.items()}
+        tables = {split: ParquetTable(root, files, data) for split, files in by_split.items()}
+        for table in tables.values():
+            if "class_label:" in card and not table.classes:
+                text = f"{root}/README.md: its names of classes are not read: the labels are those of the files"
+                table.notes.append(Note("screen", text))
+        return {**tables}
 
     def images(self, listing: ImageFiles, tables: Sequence[Table]) -> ImageFiles:
         return ParquetImages(listing, cast(Sequence[ParquetTable], tables), self.data.shuffle_shards)
@@ -99,7 +109,7 @@ class Parquet(Tables):
 def _places_of(root: Path, found: Sequence[Path]) -> list[tuple[Path, str | None, str]]:
     """Each file, its split, and its name in the hub's form, else ''.
 
-    Raises UserError: the files are of several configurations, or in Hive's folders: label=cat/0.parquet.
+    Raises UserError: the files are of several configurations.
     """
     places = []
     folders = dict[Path, None]()
@@ -108,9 +118,10 @@ def _places_of(root: Path, found: Sequence[Path]) -> list[tuple[Path, str | None
         name = shard[1] if shard else ""
         split = split_of(name or file.stem) if file != root else None
         folder = file.parent
+        while folder != root and "=" in folder.name:
+            folder = folder.parent
+        split = split or SPLIT_NAMES.get(_partition_of(root, file).get("split", "").lower())
         if root not in (file, folder):
-            if "=" in folder.name:
-                raise UserError(f"{root}: folders as {shorten(folder.name)} are not read; write a column of labels")
             of_folder = SPLIT_NAMES.get(folder.name.lower().removeprefix("partial-"))  # the hub's first gigabytes
             split = split or of_folder
             if split and split == of_folder:
@@ -123,13 +134,16 @@ def _places_of(root: Path, found: Sequence[Path]) -> list[tuple[Path, str | None
     return places
 
 
-def _refuse_card(card: Path) -> None:
-    """Raises UserError: README.md names splits of files whose names do not."""
+def _partition_of(root: Path, file: Path) -> dict[str, str]:
+    """The keys and values in the names of Hive's folders: label=Cat/0.parquet; '' for a null."""
+    parts = (part.partition("=") for part in file.relative_to(root).parts[:-1])
+    return {key: "" if value == _NULL else unquote(value) for key, sign, value in parts if sign}
+
+
+def _text_of(card: Path) -> str:
+    """The text of the hub's README.md, '' without one."""
     with _named_errors(card):
-        names_splits = card.is_file() and _SPLIT_OF_CARD.search(card.read_text("utf-8", "replace"))
-    if names_splits:
-        fix = f"name the files as train-00000-of-00001{PARQUET}, or remove it"
-        raise UserError(f"{card}: its splits are not read; {fix}")
+        return card.read_text("utf-8", "replace") if card.is_file() else ""
 
 
 class ParquetTable(Table):
@@ -169,11 +183,16 @@ class ParquetTable(Table):
         others = {name: kind for name, kind in kinds.items() if name not in (*self._flat, *images)}
         if others:
             self.unread = f"; neither text nor numbers: {_list_types(others)}"
-        labels = [*self.classes]
+        partition = _partition_of(Path(self.root or ""), self.file)
+        self._keys = [key for key in ("label", "class") if key in partition and key not in kinds][:1]
+        ignored = sorted(partition.keys() - {"split", *self._keys})
+        if ignored:
+            self.notes.append(Note("screen", f"{self.root}: the folders {', '.join(ignored)}=... are no labels"))
+        labels = [*(self._keys or self.classes)]
         self.columns = {"path": usable[0]}
         if len(labels) == 1:
             self.columns["label"] = labels[0]
-        self.header = [*self._flat, self.columns["path"]]
+        self.header = [*self._flat, *self._keys, self.columns["path"]]
 
     def _unclear_images(self, kinds: Mapping[str, str], images: Sequence[str]) -> UserError:
         problem = (
@@ -188,6 +207,8 @@ class ParquetTable(Table):
         number = 0
         for file in self.files:
             name = file.relative_to(self.root) if self.root else file
+            partition = _partition_of(Path(self.root or ""), file)
+            of_folders = {key: partition.get(key, "") for key in self._keys}
             row = 0
             with _named_errors(file):
                 parquet = _open(file)
@@ -196,6 +217,7 @@ class ParquetTable(Table):
                     texts = [_texts(batch[column].to_pylist(), classes.get(column)) for column in self._flat]
                     for place in range(batch.num_rows):
                         cells = {column: of_column[place] for column, of_column in zip(self._flat, texts, strict=True)}
+                        cells |= of_folders
                         cells[self.columns["path"]] = f"{name}:{row}"
                         row += 1
                         number += 1

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from inspect import signature
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ from configs.schema import Data
 from configs.schema.data import properties_of, spelling
 from configs.yaml_io import shorten
 from datasets.sources.folders.class_folders import CALTECH, find_folder, read_class_folders
-from datasets.sources.samples import ImageFiles, Samples, listing_arrays
+from datasets.sources.samples import EncodedImages, ImageFiles, Samples, listing_arrays, read_error
 from datasets.sources.sets.in_memory import ImageArray
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
 from utils.errors import UserError, error_from, to_single_line
-from utils.library_compat import listed_images, pet_images
+from utils.files import file_state
+from utils.library_compat import listed_images, pcam_files, pet_images
 
 
 class TorchvisionSet(Source):
@@ -140,6 +142,8 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
     open_set = partial(open_set, str(root))
     fixed = {"loader": str, "download": False}  # the path in place of the image; SEMEION's default is True
     data = open_set(**{key: value for key, value in fixed.items() if key in signature(open_set).parameters})
+    if name == "PCAM":
+        return PcamImages(open_set, data)
     classes = {name: label for label, name in enumerate(getattr(data, "classes", getattr(data, "all_categories", ())))}
     by_name = getattr(data, "class_to_idx", classes)  # of a label's several names in Imagenette the first counts
     names = {label: to_nfc(class_name) for class_name, label in reversed(by_name.items())}
@@ -178,3 +182,27 @@ def _in_memory(images: Any, labels: Any, names: Mapping[int, str]) -> ImageArray
     samples = ImageArray(np.ascontiguousarray(images), labels, _names_of(labels, names))
     samples.has_class_names = bool(names)
     return samples
+
+
+class PcamImages(EncodedImages):
+    """The images of PCAM, 7 GB in an HDF5 file, which its class opens for each image."""
+
+    has_class_names = False
+
+    def __init__(self, open_set: "partial[Any]", data: Any) -> None:
+        super().__init__(["0", "1"])
+        self._file, labels = pcam_files(data)
+        self._open_set = open_set
+        with data.h5py.File(labels) as file:
+            self.targets = file["y"][:].ravel().astype(np.int64)
+
+    def read_bytes(self, index: int) -> bytes:
+        pixels = BytesIO()
+        try:
+            self._open_set()[index][0].save(pixels, "PPM")
+        except OSError as error:
+            raise read_error(error, self._file, self.name(index), "download the file again") from error
+        return pixels.getvalue()
+
+    def states(self) -> np.ndarray:
+        return np.full(len(self), file_state(self._file), np.uint64)

@@ -5,6 +5,7 @@ import random
 import sys
 import warnings
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from datasets.decoding.partial_jpeg import decode_part
 from datasets.transforms.host import random_crop_box
 from tests.datasets.photo import PHOTO, as_tensor, decode_image, encode, png16, tiff16
 
-needs_torchcodec = pytest.mark.skipif(decode._decode_jpeg is None, reason="torchcodec does not load here")
 ALPHA = Image.radial_gradient("L").resize(PHOTO.size)
 
 
@@ -131,7 +131,6 @@ def test_white_is_zero_is_inverted_in_16_bits():
     assert decode_image(tiff16(values, photometric=0), 1).tolist() == [[[255, 191, 0]]]
 
 
-@needs_torchcodec
 def test_pillow_does_not_open_a_common_jpeg_or_stored_pixels(monkeypatch):
     monkeypatch.setattr(decode, "open_with_pillow", None)
     for kind in ("jpeg 4:2:0", "jpeg in RGB", "jpeg with bytes after its end", "jpeg of two (MPO)"):
@@ -165,6 +164,21 @@ def refuse(*_):
 def test_pillow_decodes_jpegs_that_no_other_decoder_does(monkeypatch, decoder):
     monkeypatch.setattr(decode, "_decode_jpeg", decoder)
     assert_like_pillow(KINDS["jpeg 4:2:0"]())
+
+
+def test_the_first_decoder_that_loads_is_used(monkeypatch):
+    """In this order: torchcodec, torchvision, Pillow."""
+    modes = []
+    codec = SimpleNamespace(decode_jpeg=lambda data, mode: modes.append(mode) or data)
+    monkeypatch.setitem(sys.modules, "torchcodec", SimpleNamespace(decoders=codec))
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", codec)
+    assert decode._find_jpeg_decoder()(torch.ones(1)) == torch.ones(1)
+    assert modes == ["UNCHANGED"]
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)  # its import fails
+    monkeypatch.setattr(torch.ops, "image", SimpleNamespace(decode_jpeg=lambda data, mode: data + mode))
+    assert decode._find_jpeg_decoder()(torch.ones(1)) == torch.ones(1)
+    monkeypatch.setattr(torch.ops, "image", SimpleNamespace())
+    assert decode._find_jpeg_decoder() is None
 
 
 JPEGS = [kind for kind in KINDS if kind.startswith("jpeg")]
@@ -311,7 +325,6 @@ def test_gray_pixels_are_not_taken_for_missing_ones(options, side):
         assert_like_pillow(encode(gray, "JPEG", **options, **more))
 
 
-@needs_torchcodec
 def test_a_warning_of_a_decoder_is_kept_with_the_image(capfd):
     data = encode(PHOTO, "JPEG")
     image = open_image(data[:-2] + b"1234567890" * 9 + data[-2:], 3, lambda: "x")

@@ -119,6 +119,25 @@ def test_columns_of_splits_and_of_labels(tmp_path):
             assert list(map(len, read(tmp_path, columns={"label": "fine"}))) == [20, 6, 4]
 
 
+@pytest.mark.parametrize("place", ["split=train/label={}", "class={}/site=1"])
+def test_folders_of_hive(tmp_path, place):
+    """polars' and duckdb's PARTITION_BY: label, class and split decide; another key is no label."""
+    for name, numbers in {"Cat": range(10), "a%20b": range(10, 20)}.items():
+        write(tmp_path / place.format(name) / "0.parquet", numbers, None)
+    if "split" in place:
+        write(tmp_path / "split=test/label=Cat/0.parquet", range(20, 24), None)
+    train, val, *test = read(tmp_path)
+    assert train.class_names == ["Cat", "a b"]
+    of_all = classes_of(train) | classes_of(val)
+    assert of_all == {number: ("Cat", "a b")[number // 10] for number in range(20)}
+    assert [classes_of(samples) for samples in test] == [dict.fromkeys(range(20, 24), "Cat")] * ("split" in place)
+    assert bool(told(train.notes, "site=")) == ("site" in place)
+    null = place.format("__HIVE_DEFAULT_PARTITION__")
+    write(tmp_path / null / "0.parquet", range(30, 33), None)
+    with refused(rf"{null}/0\.parquet:0'?: has no label"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize(
     "of_images, of_labels",
     [
@@ -153,6 +172,13 @@ def test_a_column_of_another_type_is_named_with_it(tmp_path, columns, named, giv
     pq.write_table(pa.table({"label": ["a", "b"] * 2} | columns), tmp_path / "x.parquet")
     with refused(named):
         read(tmp_path, columns=given)
+
+
+def test_names_in_a_readme_are_not_read(tmp_path):
+    write(tmp_path / "0.parquet", range(30), lambda number: number % 3)
+    (tmp_path / "README.md").write_text("---\nclass_label:\n  names: {'0': zebra}\n---\n")
+    train, _ = read(tmp_path)
+    assert told(train.notes, "names of classes", "screen")
 
 
 def test_images_to_predict(hub):
@@ -193,7 +219,6 @@ def test_unreadable_rows(tmp_path):
         (["train-00000-of-00003.parquet"], None, "/train-00000-of-00003.parquet"),
         (["a-train-00000-of-00001.parquet", "b-train-00000-of-00001.parquet"], None, "/a-train-"),
         (["train/0.parquet", "1.parquet"], None, "/1.parquet"),
-        (["label=Cat/0.parquet", "label=Dog/0.parquet"], None, "'label=Cat'"),
         (
             ["README.md", "x/a.parquet", "x/b.parquet"],
             b"---\ndata_files:\n- {split: test, path: x/b.parquet}\n",

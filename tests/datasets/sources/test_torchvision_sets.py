@@ -185,7 +185,7 @@ def test_caltech_is_downloaded_by_torchvisions_class(tmp_path, monkeypatch):
 REFUSED = """
 torchvision/Fod101 | {} | torchvision/Food101
 flowers102 | {} | torchvision/Flowers102
-torchvision/PCAM | {} | unknown data set
+torchvision/PCAM | {} | pip install h5py
 torch/Flowers102 | {} | pip install scipy
 torchvision/EuroSAT | {} | -opts DATA.DOWNLOAD=true
 torchvision/USPS | {} | DATA.DOWNLOAD
@@ -197,7 +197,8 @@ torchvision/STL10 | {data_path: nowhere} | nowhere:
 
 @pytest.mark.parametrize("name, values, part", cells_of(REFUSED))
 def test_refusals(name, values, part, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy", None)
+    for module in ("scipy", "h5py"):
+        monkeypatch.setitem(sys.modules, module, None)
     message = line_of(read, options(tmp_path, dataset=name).model_copy(update=parse_value(values)))
     assert part in message
     assert len(message) < 600
