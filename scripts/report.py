@@ -176,11 +176,8 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
             values = (group.options[key] for key in keys[:_MAX_OPTIONS])
             texts = ("-" if value is None else option(value) for value in values)
             rows.append([*texts, *(group.texts[name] or "-" for name in columns)])
-        notes = []
-        if len(keys) > _MAX_OPTIONS:
-            notes.append(f"{len(keys) - _MAX_OPTIONS} more options that differ are in {GROUPS}")
         table = _fitted([*keys[:_MAX_OPTIONS], *columns], rows)
-        parts.append("\n".join(["Runs that differ only in seed or fold:", *table, *notes]))
+        parts.append("\n".join(["Runs that differ only in seed or fold:", *table]))
     lines = ["Options that differ:"]
     for run, options in zip(runs, _options(runs), strict=True):
         more = [f"{len(options) - _MAX_OPTIONS} more in the CSV"] if len(options) > _MAX_OPTIONS else []

@@ -138,8 +138,6 @@ def read_values(text: str) -> Sequence[Any]:
     """'0..4' -> 0 to 4; '1e-3,[1,2]' -> '1e-3' and '[1,2]'."""
     if bounds := re.fullmatch(r"(-?\d{1,9})\.\.(-?\d{1,9})", text):
         return range(int(bounds[1]), int(bounds[2]) + 1)
-    if re.fullmatch(r"\d+[-:]\d+", text):
-        raise UserError(f"-set: {text} is no range; write 0..4 for 0 to 4")
     return re.split(r",(?![^\[{]*[\]}])", text)
 
 

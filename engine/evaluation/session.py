@@ -201,13 +201,10 @@ def _check_threshold(options: Prediction | None, config: Config) -> None:
     """Raises UserError: -threshold is at most 1 / classes, which the most probable class always has."""
     if not options or options.threshold is None or config.data.multi_label:
         return
-    number = config.model.num_logits
-    if options.threshold <= 1 / number:
-        problem = f"-threshold={options.threshold:g}: labels no image unknown, as the most probable of {number} classes"
-        fix = "leave it out"
-        if number > 1:
-            fix = f"give a higher one, such as -threshold={(1 + 1 / number) / 2:.2g}"
-        raise UserError(f"{problem} has a probability of at least {1 / number:.3g}; {fix}")
+    least = 1 / config.model.num_logits
+    if options.threshold <= least:
+        problem = f"-threshold={options.threshold:g}: labels no image unknown, as the most probable class"
+        raise UserError(f"{problem} has a probability of at least {least:.3g}; give a higher one, or leave it out")
 
 
 def place_of(data: Data) -> str:

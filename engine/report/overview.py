@@ -194,11 +194,15 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
 
 
 def class_figures(run: RunContents) -> list[str]:
-    """Lines for the log, of the test images if there are some: the operating point, groups, and 'worst class F1 0.00%
-    (newt, 3 images)'; empty without these figures.
+    """Lines for the log, of the test images if there are some: macro F1, the operating point, groups, and 'worst class
+    F1 0.00% (newt, 3 images)'; empty without these figures.
     """
-    tiles = [tile for tile in _tiles_of_images(run, *run.latest) if tile.value]
-    return [f"{tile.name} {tile.value}{f' ({tile.remark})' if tile.remark else ''}" for tile in tiles]
+    evaluation, split = run.latest
+    tiles = _tiles_of_images(run, evaluation, split)
+    if evaluation:
+        macro_f1 = percent(to_float(evaluation.values.get("macro_f1")))
+        tiles.insert(0, Tile(f"{split} macro F1".strip(), macro_f1))
+    return [f"{tile.name} {tile.value}{f' ({tile.remark})' if tile.remark else ''}" for tile in tiles if tile.value]
 
 
 def status_of(run: RunContents) -> tuple[str, str]:

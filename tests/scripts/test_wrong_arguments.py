@@ -30,7 +30,7 @@ make_shards | -output=EMPTY/x -shard_mb=nan | -shard_mb
 index_shards | -data_path=http://127.0.0.1:9/{0..1}.tar | http://127.0.0.1:9:
 sweep | -set=DATA.FOLD=0..3 SWEEP | FOLD is 3: with FOLDS 3
 sweep | -set=SEED SWEEP | expected KEY=VALUES
-sweep | -set=SEED=0-4 SWEEP | 0..4
+sweep | -set=SEED=0-4 SWEEP | SEED
 sweep | -set=SEED=0..2 -set=SEED=4 SWEEP | each key once
 sweep | -set=SEED=0..999999999 -set=DATA.FOLD=0..2 SWEEP | 3,000,000,000 combinations
 sweep | -set=DATA.FOLD=1,1 SWEEP | the name FOLD=1 is taken
