@@ -1,12 +1,16 @@
 """The flags of the entry scripts, the parser of all command lines, and the values of -predict and its flags."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
+from configs.programs import program_of, programs, split_words, translate
+from configs.schema.config import known_keys
 from configs.yaml_io import parse_value
 from utils.errors import UserError, did_you_mean
 from utils.files import expand_home
@@ -228,10 +232,49 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
     if arguments.help is not None:
         return arguments
     if unknown:
-        hint = did_you_mean(unknown[0].partition("=")[0], (f"-{name}" for name in vars(arguments)), 0.75)
-        where = "-h lists the flags, docs/flags.md has flags of other programs"
-        raise UserError(f"unknown: {', '.join(unknown)[:200]}{hint}; {where}")
+        _refuse(words, unknown, arguments, parser.prog)
+    if (arguments.cfg or "").endswith(".py"):
+        preset = programs()["colossalai"].flags["config"].get(Path(arguments.cfg).name, "AMP.PRESET=torch")
+        raise UserError(f"-cfg {arguments.cfg}: is Python, not YAML; for its precision add -opts {preset} in its place")
     return arguments
+
+
+def _refuse(words: list[str], unknown: list[str], arguments: argparse.Namespace, script: str) -> NoReturn:
+    """Raises UserError with the command of this program for flags that other programs have; else with similar flags."""
+    given = [*split_words(words)]
+    names = [word for word, _ in split_words(unknown)]
+    shown = ", ".join(name[:80] for name in names)[:200]
+    program = program_of(names, (word for word, _ in given))
+    if not program:
+        hint = did_you_mean(names[0], (f"-{name}" for name in vars(arguments)), 0.75)
+        if os.path.isdir(names[0]):
+            hint = f"; a folder of images is -data_path={names[0]}"
+        raise UserError(f"unknown: {shown}{hint}; -h lists the flags, docs/flags.md has flags of other programs")
+    translated = translate(program, given, lambda word: word not in names)
+    left = [*translated.without, *translated.unknown]
+    for word in filter(translated.flags.__contains__, names):  # behind the value of a flag
+        translated.flags.remove(word)
+        left.append(word)
+    problem = f"{shown}: unknown here"
+    if left:
+        problem += f"; without a counterpart: {', '.join(left)[:500]}"
+    command = translated.command(script)
+    raise UserError(f"{problem}; use: {command[:2000]} (flags of {program.program}: docs/flags.md)")
+
+
+@cache
+def other_names() -> dict[str, str]:
+    """Of a flag of another program, in capitals: the key here of its first option; the first program wins."""
+    keys = {f"-{flag.name}": flag.key for group in FLAGS.values() for flag in group}
+    found: dict[str, str] = {}
+    for program in programs().values():
+        for name, target in program.flags.items():
+            first = next(iter(target.values())) if isinstance(target, dict) else target
+            if isinstance(first, str):
+                option = first.partition("=")[0]
+                found.setdefault(name.upper().replace("-", "_"), keys.get(option, option))
+    sections = {key.partition(".")[0] for key in known_keys("vit")}
+    return {name: key for name, key in found.items() if name not in sections and len(name) > 1 and key[0] != "-"}
 
 
 @dataclass(frozen=True)

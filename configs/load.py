@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from pydantic_core import ErrorDetails
 
-from configs.flags import FLAGS
+from configs.flags import FLAGS, other_names
+from configs.programs import paddleclas_keys
 from configs.schema.config import known_keys, model_type
 from configs.schema.data import AUTO
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -415,7 +416,8 @@ def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
         if name in fixed:
             only = format_value(fixed[name])
             return f"{origin}{key} is {shorten(given)}: only {only} is available; remove the key"
-        return f"{origin}unknown key {key}{_nearest_key(key, table.family)}"
+        full = next((row for row in table.rows if row.startswith(f"{key}.")), key)  # of an unknown section
+        return f"{origin}unknown key {full[:80]}{_nearest_key(full, table.family)}"
     if is_contradiction(error):  # the message begins with the key
         name = message.split()[0].rstrip(":")
         full = f"{key}.{name}".lstrip(".")
@@ -429,6 +431,10 @@ def _nearest_key(dotted: str, family: str) -> str:
     """A hint for an unknown key: what replaces it, the families that have it, or the nearest known key."""
     if dotted in GONE_KEYS:
         return f", which is gone; {GONE_KEYS[dotted][1]}"
+    of_others = other_names() | paddleclas_keys()
+    for name in (dotted.upper(), dotted.upper().rpartition(".")[2]):
+        if name in of_others:
+            return f"; use {of_others[name]}"
     owners = [name for name in MODEL_SECTIONS if dotted in known_keys(name)]
     if owners:
         return f" of MODEL.TYPE {family} (a key of {', '.join(owners[:3])}); remove it"

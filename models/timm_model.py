@@ -14,6 +14,7 @@ from timm.data import resolve_data_config
 from timm.models import build_model_with_cfg
 from torch import nn
 
+from configs.programs import name_of_model
 from configs.schema import Data
 from configs.schema.families.family import OWN_KEYS, TimmModel
 from configs.schema.model import Model
@@ -35,6 +36,8 @@ def check_name(name: str) -> None:
     if not timm.is_model(name) or ("." in name and name not in known):
         same_start = [one for one in known if one.startswith(name.lower().partition(".")[0])]
         hint = did_you_mean(name, same_start, cutoff=0.0) or did_you_mean(name, known)
+        if of_timm := name_of_model(name):
+            hint = f"; timm's name is {of_timm}"
         raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{hint}")
 
 

@@ -19,7 +19,7 @@ from conftest import ROOT
 # Tokens of the files in a folder, subfolders of the second level apart.
 CEILINGS = {
     ".": 433,
-    "configs": 16971,
+    "configs": 19914,
     "configs/schema": 14783,
     "datasets": 4064,
     "datasets/decoding": 4995,
@@ -32,13 +32,13 @@ CEILINGS = {
     "engine/commands": 1886,
     "engine/evaluation": 15084,
     "engine/features": 4793,
-    "engine/plan": 5847,
+    "engine/plan": 5970,
     "engine/precision": 6414,
     "engine/profiling": 4369,
     "engine/report": 10066,
     "engine/run": 10371,
     "engine/training": 18099,
-    "models": 15685,
+    "models": 15696,
     "models/weights": 9154,
     "scripts": 6959,
     "scripts/benchmarks": 7784,
@@ -49,16 +49,16 @@ CEILINGS = {
     "utils/file_formats": 2718,
     "utils/processes": 2970,
     "tests": 11735,
-    "tests/configs": 6837,
+    "tests/configs": 7290,
     "tests/datasets": 70374,
-    "tests/engine": 110278,
+    "tests/engine": 110422,
     "tests/fixtures": 378,
     "tests/models": 28894,
     "tests/scripts": 12877,
     "tests/stress": 13048,
     "tests/utils": 10264,
 }
-MAX_PRODUCT_FILES = 181
+MAX_PRODUCT_FILES = 182
 MAX_BRANCHES = 15
 
 FORMATTING = {

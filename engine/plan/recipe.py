@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.command_line import Command, read_options
 from configs.load import read_layers
+from configs.programs import program_of, shown_path, split_words, translate
 from configs.resolve import model_follows_source, rate_of_tuning, recipe_follows_data
 from configs.weights import OF_EVERY_MODEL, keys_of
 from configs.yaml_io import as_option
@@ -24,30 +25,26 @@ from utils.system import lacks_gpus
 
 _OWN_IMAGES = ("folder", "csv", "parquet")  # data sets
 _FEW = 64  # images: an epoch of them has four steps, also where a recipe's batch is larger than the data
+_MANY = 20_000  # images: ten times the largest set that folder_small.yaml was measured on
 _LARGE = 50e6  # parameters: between ViT-S and ViT-B
 _FROM_SCRATCH = "resnet10t"  # more accurate than the ViT of folder_small.yaml on a few thousand images (docs/log.md)
-
-
-def _shown(file: Path) -> Path:
-    """The path of a recipe in a command to type."""
-    here = Path.cwd()
-    return file.relative_to(here) if file.is_relative_to(here) else file
 
 
 @dataclass(frozen=True)
 class Choice:
     """A recipe, and values of flags for a layer between the recipe and the given options.
 
-    file: of the recipe. flags: by name; -opts is a list. reason: why.
+    file: of the recipe. flags: by name; -opts is a list. reason: why. warning: that another recipe may be meant; ""
     """
 
     file: Path
     reason: str
     flags: dict[str, Any] = field(default_factory=dict)
+    warning: str = ""
 
     def words(self) -> list[str]:
         """The choice as flags of the command line."""
-        words = [f"-cfg={_shown(self.file)}"]
+        words = [f"-cfg={shown_path(self.file)}"]
         for name, value in self.flags.items():
             if name == "opts":
                 words += ["-opts", *value]
@@ -94,8 +91,10 @@ def _with_choice(command: Command, choice: Choice) -> Command:
     """The command as if the words of the choice stood before its own."""
     chosen = read_options(command.argv, _with_flags(command.flags, choice), command.script)
     same = shlex.join(["python", command.script, *choice.words(), *command.argv])
-    notes = (Note("log", f"The same: {same}"), *chosen.notes)
-    return replace(chosen, recipe=_shown(choice.file), notes=notes, reason=choice.reason)
+    notes = [Note("log", f"The same: {same}")]
+    if choice.warning:
+        notes.append(Note("warning", choice.warning))
+    return replace(chosen, recipe=shown_path(choice.file), notes=(*notes, *chosen.notes), reason=choice.reason)
 
 
 def _with_flags(given: argparse.Namespace, choice: Choice) -> argparse.Namespace:
@@ -134,7 +133,7 @@ def _choose(command: Command, refuses_probe: bool = False) -> Choice | None:
     reason = f"{images:,} images; {weights.reason}"
     if name == "probe" and on_cpu:
         reason += "; -minutes=M or -epochs=N trains all weights"
-    choice = Choice(_recipe(name), reason, flags)
+    choice = Choice(_recipe(name), reason, flags, _warning_of(command, name, images))
     if name == "probe" and not (probes or _has_linear_head(_with_choice(command, choice))):
         return _choose(command, refuses_probe=True)
     return choice
@@ -142,6 +141,21 @@ def _choose(command: Command, refuses_probe: bool = False) -> Choice | None:
 
 def _recipe(name: str) -> Path:
     return Path(__file__).parents[2] / "configs" / f"{name}.yaml"
+
+
+def _warning_of(command: Command, name: str, images: int) -> str:
+    """A text where folder_small.yaml, with its 64 pixels, is probably not what is meant; '' elsewhere."""
+    if name != "folder_small" or "DATA.IMAGE_SIZE" in command.given:
+        return ""
+    given = [*split_words(command.argv)]
+    theirs = [word for word, _ in given if word.startswith("--") and "-" in word[2:]]  # none is documented here
+    program = program_of(theirs, [word for word, _ in given])
+    if program:
+        typed = translate(program, given, lambda word: True).command(command.script)
+        return f"64 pixels and the recipe of few images, not the defaults of {program.program}; for them type: {typed}"
+    if images > _MANY:
+        return f"64 pixels are for fewer than {_MANY:,} images; try -model=vit_small_patch16_224 -image_size=224"
+    return ""
 
 
 def _has_linear_head(command: Command) -> bool:

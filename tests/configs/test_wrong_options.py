@@ -10,8 +10,16 @@ from configs.command_line import parse_command_line
 WRONG = """
 -batchsize=4 | -batch_size?
 --outptu=1 | -output
---stop-epoch=1 --aug-splits 1 | docs/flags.md
+--stop-epoch=1 --aug-splits 1 --opt sgd | TRAIN.OPTIMIZER.NAME=nesterov (flags of timm's
+--aug-splits 3 | without a counterpart: --aug-splits
+--weights DEFAULT --data-path D | without a counterpart: --weights
+--sched tanh | without a counterpart: --sched
+--dataset_name x | without a counterpart: --dataset_name
+--config config/config_AMP_naive.py | AMP.PRESET=naive  # of ColossalAI
+-o Optimizer.lr.learning_rate=0.1 | Optimizer.lr.learning_rate; use TRAIN.BASE_LR  # of PaddleClas
 configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
+-a resnet18 --lr 3 configs | -data_path=configs  # as in the commands of MoCo
+--predict -x.jpg -pretrained=x.pth | unknown: -x
 -cfg=lora.yml | configs/lora.yaml
 -batch_size=x | -batch_size
 -memory_gb=inf | -memory_gb: DATA.MEMORY_GB

@@ -210,6 +210,26 @@ def test_own_weights_keep_all_arguments_of_their_model(images, tmp_path, monkeyp
         assert (command.config.model.name, command.config.model.kwargs) == ("test_vit", kwargs)
 
 
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("--data-path {} --model resnet18", "-cfg=configs/programs/torchvision.yaml -data_path={} -model=resnet18"),
+        ("-data_path={} -model=resnet18", ""),
+        ("--data-path {} --model resnet18 -image_size=32", ""),
+    ],
+)
+def test_flags_of_another_program_are_answered_by_its_recipe(words, part, images, place):
+    notes = [note.text for note in chosen(*words.format(images).split()).notes if note.kind == "warning"]
+    assert len(notes) == bool(part)
+    assert all(part.format(images) in text for text in notes)
+
+
+def test_many_images_are_told_the_flags_of_larger_ones(images):
+    command = parse_command_line([f"-data_path={images}"])
+    assert not recipe._warning_of(command, "folder_small", 20_000)
+    assert "-image_size=224" in recipe._warning_of(command, "folder_small", 20_001)
+
+
 def test_a_start_parses_its_words_once_and_applies_the_rules_again_for_the_recipe_alone(
     images, place, tmp_path, monkeypatch
 ):
