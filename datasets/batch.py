@@ -8,7 +8,6 @@ that the rank has received.
 Legend: W workers, P batches that each loads ahead, H batches that the rank may hold.
 """
 
-import math
 import os
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -67,16 +66,11 @@ def slots_shape(workers: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 class ImageSlots:
     """The slots of one loader's workers, each with room for a batch. The rank makes them for its workers.
 
-    shape: see `slots_shape`. memory: the slots of a loader that is not in use, which are used if they have the size.
-    Raises RuntimeError: shared memory is full.
+    shape: see `slots_shape`. Raises RuntimeError: shared memory is full.
     """
 
-    def __init__(self, shape: tuple[int, ...], memory: "ImageSlots | None" = None) -> None:
-        self.images: torch.Tensor
-        if memory and memory.images.numel() >= (size := math.prod(shape)):
-            self.images = memory.images.flatten()[:size].view(shape)
-        else:
-            self.images = shared_zeros(shape)
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.images = shared_zeros(shape)
         self._key = os.urandom(16)
         self._number = -1
         _of_rank[self._key] = self

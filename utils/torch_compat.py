@@ -251,12 +251,6 @@ def release_loader_event(iterator: Any) -> None:
     lock.release()
 
 
-def pinning_has_ended(iterator: Iterator[Any]) -> bool:
-    """Returns whether the thread that pins batches has ended. With a timeout, torch itself does not check it."""
-    thread = getattr(iterator, "_pin_memory_thread", None)
-    return thread is not None and not thread.is_alive()
-
-
 def multiplies_bfloat16_with_onednn() -> bool:
     """Otherwise torch multiplies bfloat16 matrices on one core: 93 times slower than float32 on an AVX2 CPU."""
     return not torch.backends.mkldnn.is_available() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -147,15 +147,12 @@ class Loader:
         sampler: TrainSampler | EvalSampler,
         context: ProcessContext,
         bad_images: BadImageList | None,
-        memory: "Loader | None" = None,
     ) -> None:
-        """memory: a loader that is never in use at the same time: its slots are used if they have the size."""
         self.sampler = sampler
         self.samples = reader.samples
         self.device = context.device
         self.bad_images = bad_images
         self._local_ranks = context.local_world_size
-        self._memory = memory
         self._warned = set[str]()
         self._log = RUN_LOG if context.is_main else RANK_LOG
         self.timeout_seconds = _TIMEOUT_SHARE * reader.timeout_seconds
@@ -206,8 +203,7 @@ class Loader:
         loaders = [loader for loader in (self, other) if loader]
         try:
             for loader in (loader for loader in loaders if loader._batches.num_workers and not loader._reader.slots):
-                memory = loader._memory._reader.slots if loader._memory else None
-                loader._reader.slots = ImageSlots(loader._slots_shape(), memory)
+                loader._reader.slots = ImageSlots(loader._slots_shape())
         except RuntimeError as error:
             needed = self._local_ranks * sum(math.prod(loader._slots_shape()) for loader in loaders)
             fix = f"docker run --shm-size={math.ceil(1 + 1.1 * needed / 2**30)}g"
@@ -272,7 +268,7 @@ def num_workers(reader: BatchReader, context: ProcessContext) -> tuple[int, str]
     if given is not None:
         return given, f"DATA.NUM_WORKERS, for {share.source}"
     on_gpu = context.device.type == "cuda"
-    if reader.samples.in_memory and not (on_gpu and reader.transform.is_costly):
+    if reader.samples.in_memory and not on_gpu:
         return 0, "the images are in memory, and take little time"
     return default_num_workers(share, on_gpu), share.source
 
@@ -348,13 +344,12 @@ def build_eval_loader(
     timeout_seconds: float,
     bad_images: BadImageList | None = None,
     first: int = 0,
-    memory: Loader | None = None,
 ) -> Loader:
-    """The validation batches of this rank: each sample from `first` on once over all ranks. memory: see `Loader`.
+    """The validation batches of this rank: each sample from `first` on once over all ranks.
 
     Unusable images are listed in the batches: `Evaluator.compute` raises their error.
     """
     batch_size = min(data.eval_batch_size, len(samples))
     sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size, first)
     reader = BatchReader(samples, data, build_eval_host_transform(data), timeout_seconds, lists_bad=True)
-    return Loader(reader, sampler, context, bad_images, memory)
+    return Loader(reader, sampler, context, bad_images)

@@ -3,10 +3,8 @@
 import atexit
 import errno
 import functools
-import math
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -16,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
-from threading import Event, Thread
 from typing import Any, NoReturn
 
 from torch.utils.data import DataLoader
@@ -28,11 +25,10 @@ from utils.processes.entry import repair_standard_streams
 from utils.processes.launch import end_with_parent, inherited_import_path
 from utils.signals import TERMINATION_SIGNALS, kill_children, signal_name
 from utils.system import CoreShare
-from utils.torch_compat import loader_workers, pinning_has_ended, release_loader_event, start_loader
+from utils.torch_compat import loader_workers, release_loader_event, start_loader
 
 POLL_SECONDS = 5.0  # between two checks for workers that have died
 START_SECONDS = 30.0  # additional time for the first batch: workers import torch
-TICK_SECONDS = 0.5
 _DEATH_SECONDS = 1.0  # until the death of a worker is visible
 _MAX_WORKERS = 16
 _LOW_PRIORITY = 10  # of nice: a tenth of the share of a rank or a worker
@@ -43,8 +39,6 @@ _CAUSES: dict[int, str] = {
     signal.SIGKILL: "probably out of host memory; lower -num_workers, or give the job more host memory",
     signal.SIGBUS: f"probably because /dev/shm is full; {SHARED_MEMORY_FIX}",
 }
-_SHARED_MEMORY = "/dev/shm"  # macOS has none
-_MIN_SHARED_BYTES = 2**20  # per worker: its semaphores, and a batch of a few images
 _WORKER_FILES, _OTHER_FILES = 8, 16  # descriptors: pipes and batches of a worker; checkpoints and logs
 _FILES_FIX = "raise the limit (ulimit -n 65536), or lower -num_workers"
 
@@ -181,18 +175,14 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
     """Starts the workers of a DataLoader, or restarts the workers of its last iteration, and returns its batches in
     order. If not exhausted, it kills the workers.
 
-    Raises UserError: a worker was killed, none has answered for `limit_seconds`, batches are no longer pinned, or a
-    system resource is exhausted.
+    Raises UserError: a worker was killed, none has answered for `limit_seconds`, or a system resource is exhausted.
     """
-    wait = _WorkerWait()
+    wait = _WorkerWait(batches.timeout, limit_seconds + START_SECONDS)
     try:
         with ExitStack() as reserved:  # a worker that loses its rank while it starts prints a traceback
             for _ in range(_WORKER_FILES * batches.num_workers + _OTHER_FILES):
                 reserved.enter_context(open(os.devnull))
-        total, _, free = shutil.disk_usage(_SHARED_MEMORY) if os.path.exists(_SHARED_MEMORY) else (0, 0, 0)
-        if total and free < _MIN_SHARED_BYTES * batches.num_workers:  # 0: without a limit
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with wait.limited(limit_seconds):
+        with wait.killing_workers():
             iterator = start_loader(batches, wait.receive)
     except (OSError, EOFError) as error:
         otherwise = f"loading workers cannot start ({error!r}); use no workers: -num_workers=0"
@@ -200,13 +190,11 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
     kill_children_at_exit()
 
     def limited_batches() -> Iterator[Any]:
-        with wait.limited(limit_seconds + START_SECONDS):
+        with wait.killing_workers():
             wait.attach(iterator)
             for batch in iterator:
-                wait.seconds = -math.inf
                 wait.limit_seconds = limit_seconds
                 yield batch
-                wait.seconds = 0.0
 
     return limited_batches()
 
@@ -214,79 +202,52 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
 class _WorkerWait:
     """Every wait for a message of a worker: a batch, or the answer of one that starts again.
 
-    To receive a message, torch waits without a limit once it has begun. A worker that is stopped at that moment would
-    block the rank forever: after the limit, a thread kills the workers. It only counts its ticks: a rank that was
-    itself stopped, or had no processor, does not count its own pause.
-
-    seconds: of the wait so far.
+    It counts polls: a rank that was itself stopped, or had no processor, does not count its own pause.
     """
 
-    def __init__(self) -> None:
-        self.seconds = self.limit_seconds = 0.0
+    def __init__(self, poll_seconds: float, limit_seconds: float) -> None:
+        self.limit_seconds = limit_seconds
+        self._poll_seconds = poll_seconds
         self._workers = list[BaseProcess]()
-        self._death: str | None = None
-        self._has_expired = False
 
     @contextmanager
-    def limited(self, seconds: float) -> Iterator[None]:
-        """Limits the waits in the block; the workers are killed if it raises."""
-        self.seconds = 0.0
-        self.limit_seconds = seconds
-        self._has_expired = False
-        stopped = Event()
-        Thread(target=self._watch, args=(stopped,), daemon=True).start()
+    def killing_workers(self) -> Iterator[None]:
+        """The workers are killed if the block raises."""
         try:
             yield
         except BaseException:
-            self._kill()
+            for worker in self._workers:
+                worker.kill()
+            iterator = self._iterator() if self._workers else None
+            if iterator is not None:  # else it has ended with its workers
+                release_loader_event(iterator)
             raise
-        finally:
-            stopped.set()
 
     def attach(self, iterator: Any) -> None:
         self._iterator, self._workers = weakref.ref(iterator), loader_workers(iterator)
 
-    def _watch(self, stopped: Event) -> None:
-        while not (self._has_expired or stopped.wait(TICK_SECONDS)):
-            self.seconds += TICK_SECONDS
-            if self.seconds > self.limit_seconds + POLL_SECONDS:
-                self._has_expired = True
-                self._death = _death_message(self._workers)
-                self._kill()
-
-    def _kill(self) -> None:
-        for worker in self._workers:
-            worker.kill()
-        iterator = self._iterator() if self._workers else None
-        if iterator is not None:  # else it has ended with its workers
-            release_loader_event(iterator)
-
     def receive(self, iterator: Any, receive: Callable[[], Any]) -> Any:
-        """The next message; `receive` raises an error after POLL_SECONDS without one."""
+        """The next message; `receive` raises an error after `poll_seconds` without one."""
         self.attach(iterator)
+        seconds = 0.0
         while True:
             try:
                 return receive()
             except Exception as error:
+                seconds += self._poll_seconds
                 timed_out = str(error).startswith("DataLoader timed out")
-                if timed_out and pinning_has_ended(iterator):
-                    ended = "the thread that pins batches has ended; its error is above, probably too many open files"
-                    raise Unavailable(f"{ended}; {_FILES_FIX}") from error
-                if timed_out and self.seconds < self.limit_seconds:
+                if timed_out and seconds < self.limit_seconds:
                     continue
-                problem = _exhausted_resource(error) or self._death
-                if not problem:
-                    problem = self._silence if timed_out or self._has_expired else _death_message(self._workers)
+                problem = _exhausted_resource(error)
+                if timed_out:
+                    problem = (
+                        f"no loading worker has answered for {self.limit_seconds:.0f} s; check that the disk of "
+                        "DATA.DATA_PATH responds, or raise TIMEOUT_SECONDS"
+                    )
+                problem = problem or _death_message(self._workers)
                 if not problem:
                     raise
                 raise Unavailable(problem) from error
-
-    @property
-    def _silence(self) -> str:
-        return (
-            f"no loading worker has answered for {self.limit_seconds:.0f} s; check that the disk of DATA.DATA_PATH "
-            "responds, or raise TIMEOUT_SECONDS"
-        )
 
 
 def _exhausted_resource(error: Exception) -> str | None:

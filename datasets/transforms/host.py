@@ -69,12 +69,9 @@ def to_pillow(pixels: torch.Tensor) -> Image.Image:
 
 
 def from_pillow(image: Image.Image) -> torch.Tensor:
-    """Mode L or RGB -> uint8 (1 or 3, H, W), a copy: plane by plane, in half of the time of `Image.split`."""
-    bands = image.getbands()
-    planes = np.empty((len(bands), image.height * image.width), np.uint8)
-    for plane, band in zip(planes, bands, strict=True):
-        plane[:] = np.frombuffer(image.tobytes("raw", band), np.uint8)
-    return torch.from_numpy(planes).view(len(bands), image.height, image.width)
+    """Mode L or RGB -> uint8 (1 or 3, H, W), a copy."""
+    array = np.array(image)
+    return torch.from_numpy(array.reshape(*array.shape[:2], -1)).permute(2, 0, 1).contiguous()
 
 
 def rand_augment(layers: int, magnitude: float, image: Image.Image, rng: random.Random) -> Image.Image:
@@ -285,7 +282,6 @@ def random_crop_box(
     return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 
-_SMALL = 32  # pixels on a side, to which images are resized in 30 microseconds
 _ImageOperation = Callable[[torch.Tensor, random.Random], torch.Tensor]
 
 
@@ -305,7 +301,6 @@ class HostTransform:
     """A crop and operations on one image; it also draws the random parameters of the device operations.
 
     A device operation's parameters depend on the sample, not on its batch, so they are drawn here.
-    `is_costly`: it takes longer than to send the image from a worker to the rank.
     """
 
     def __init__(
@@ -314,12 +309,9 @@ class HostTransform:
         operations: Sequence[_ImageOperation] = (),
         device_operations: Sequence[RandomDeviceOperation] = (),
         seed: int = 0,
-        *,
-        is_costly: bool = True,
     ) -> None:
         self.plugins = running_plugins()  # the first attribute: a worker runs them before it unpickles the operations
         self.crop, self.operations, self.device_operations, self.seed = crop, operations, device_operations, seed
-        self.is_costly = is_costly
 
     def generator(self, epoch: int, index: int, repeat: int = 0) -> random.Random:
         place = (epoch, index, repeat) if repeat else (epoch, index)
@@ -356,13 +348,10 @@ def build_host_transform(data: Data, train: Train, seed: int) -> HostTransform:
     if policies := build_policies(data, train):
         operations.append(partial(apply_policies, policies))
     operations += [HOST_AUGMENTATIONS.build(name, given) for name, given in (data.host_augmentations or {}).items()]
-    crop = (*data.random_crop_scale, *data.random_crop_ratio)
-    augments = len(operations) > 1 or data.hflip_prob > 0 or crop != (1, 1, 1, 1)
-    is_costly = augments or max(data.input_size) > _SMALL
     first = random_resized_crop if data.resize == "crop" else eval_crop
-    return HostTransform(partial(first, data), operations, drawing, seed, is_costly=is_costly)
+    return HostTransform(partial(first, data), operations, drawing, seed)
 
 
 def build_eval_host_transform(data: Data) -> HostTransform:
     """The host transform of validation images."""
-    return HostTransform(partial(eval_crop, data), is_costly=max(data.input_size) > _SMALL)
+    return HostTransform(partial(eval_crop, data))

@@ -106,16 +106,14 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
     Unreadable images are skipped and listed: they must not turn a finished training into a failed one.
     """
     config = trainer.config.with_data(on_bad_image="skip")
-    logger, bad_images, memory = trainer.logger, trainer.session.bad_images, trainer.session.val_batches
+    logger, bad_images = trainer.logger, trainer.session.bad_images
     unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "error"))
     started = time.perf_counter()
     try:
         if config.model.tune.solves_head:
             metrics, results = evaluate_test_images(config, built, test, bad_images)
         else:
-            batches = build_eval_loader(
-                config.data, test, trainer.context, config.timeout_seconds, bad_images, memory=memory
-            )
+            batches = build_eval_loader(config.data, test, trainer.context, config.timeout_seconds, bad_images)
             metrics, results = built.evaluator.evaluate(built.compute, batches)
     except UserError as error:  # on all ranks: no image is readable
         logger.warn(f"test images: {error}")

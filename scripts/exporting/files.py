@@ -37,8 +37,6 @@ from scripts.weights.trained_model import Forward, TrainedModel
 from utils.errors import UserError, first_line, hide_passwords, to_single_line
 from utils.file_formats.hf_folder import FLIPS, PREPROCESSOR, WEIGHTS
 from utils.files import tensor_bytes
-from utils.metric_table import METRICS
-from utils.tables import markdown_table, to_float
 
 _MAX_ONNX_BYTES = 2_000_000_000  # of a file: protobuf's limit is 2 GiB
 _ROOT = Path(__file__).parents[2]
@@ -270,8 +268,6 @@ license_name: to-be-chosen
 
 # {name}
 
-{metrics}
-
 {facts}
 """
 _IN_TIMM = 'timm: `timm.create_model("hf-hub:ORG/NAME", pretrained=True)`; transformers: `{}`'
@@ -300,30 +296,22 @@ def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
         "Images": f"{shown}{gray if data.image_channels == 1 else ''}",
         "Data": f"`{data.dataset}`{place}{f', {images.images}' if images else ''}",
         "Classes": ", ".join(f"`{to_single_line(name).replace('`', chr(39))}`" for name in names),
+        **_scores(run, trained.weights.name),
         "License": "to be chosen, here and in `license` at the head of this file",
     }
     return _CARD.format(
         library="transformers" if has_code else "timm",
         name=options.name,
-        metrics=_metrics(run, trained.weights.name),
         facts="\n".join(f"- **{name}:** {text}" for name, text in facts.items() if text),
     )
 
 
-def _metrics(run: RunContents | None, weights: str) -> str:
-    """A table of validation and test; a sentence if the run did not evaluate these weights."""
-    result = run.values["result"] if run else {}
-    if not run or Path(str(result.get("checkpoint"))).name != weights:
-        return "No figures: these weights are not the best ones in the folder of their run."
-    shown = [metric for metric in METRICS.values() if metric.name in run.figures and run.shows(metric)]
-    rows = []
-    if run.metric not in shown:
-        return "No figures: the run has not evaluated its weights."
-    splits = (("validation", run.evaluation, result | run.figures), ("test", run.test, run.test_result))
-    for split, evaluation, values in splits:
-        texts = {metric: metric.text(to_float(values.get(metric.name))) for metric in shown}
-        texts[run.metric] = score_text(run, evaluation, to_float(values.get(run.metric.name)))
-        count = int(to_float(values.get("samples")) or 0)
-        rows += [[split, f"{count:,}", *texts.values()]] if count else []
-    table = markdown_table(["images", "number", *(metric.title for metric in shown)], rows)
-    return f"{table}\n\nThe epoch was chosen on the validation images."
+def _scores(run: RunContents | None, weights: str) -> dict[str, str]:
+    """The metric that decides, on the validation and test images; none if the run did not evaluate these weights."""
+    if not run or run.score is None or Path(str(run.values["result"].get("checkpoint"))).name != weights:
+        return {"Figures": "none: these weights are not the best ones in the folder of their run"}
+    title = run.metric.title
+    scores = {"Validation": f"{title} {score_text(run, run.evaluation, run.score)}, by which the epoch was chosen"}
+    if run.test_score is not None:
+        scores["Test"] = f"{title} {score_text(run, run.test, run.test_score)}"
+    return scores

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,7 @@ from utils.errors import UserError, error_from, first_line, print_escaped
 from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import fsync_path
 
-TOLERANCE = 1e-3  # of logits and probabilities in fp32, absolute
+TOLERANCE = 1e-3  # of logits in fp32, absolute
 HALF_TOLERANCE = 1e-2  # of onnx_float16, absolute and of the largest logit
 RELATIVE = 1e-5  # of logits, of the largest one: what float32 rounds away
 MIN_SPREAD = 100  # of the logits of a class over the images, in limits: with less, the limit proves nothing
@@ -59,7 +58,6 @@ class Reference:
     images: torch.Tensor
     logits: torch.Tensor
     title: str = "validation images"
-    is_multi_label: bool = False
     tolerance: float = TOLERANCE
     relative: float = RELATIVE
 
@@ -82,21 +80,15 @@ class Reference:
     def check(self, forward: Forward, subject: str, fix: str) -> float:
         """The largest difference of a logit, over a batch of one image and a batch of the others.
 
-        Raises UserError: a logit differs by more than `limit`, or a probability by more than `tolerance`.
+        Raises UserError: a logit differs by more than `limit`.
         """
         logits = torch.cat([forward(self.images[:1]), forward(self.images[1:])])
-        to_probabilities = torch.sigmoid if self.is_multi_label else partial(torch.softmax, dim=-1)
-        of_logits = _largest_difference(logits, self.logits)
-        of_probabilities = _largest_difference(to_probabilities(logits), to_probabilities(self.logits))
-        for name, found, limit in (
-            ("logits", of_logits, self.limit),
-            ("probabilities", of_probabilities, self.tolerance),
-        ):
-            if not found <= limit:
-                raise UserError(
-                    f"{subject}: the {name} differ by {found:.2g}, more than {limit:.2g}; nothing was written: {fix}"
-                )
-        return of_logits
+        found = _largest_difference(logits, self.logits)
+        if not found <= self.limit:
+            raise UserError(
+                f"{subject}: the logits differ by {found:.2g}, more than {self.limit:.2g}; nothing was written: {fix}"
+            )
+        return found
 
 
 def _largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -118,7 +110,7 @@ def make_reference(model: nn.Module, samples: Samples, data: Data) -> Reference:
     images = Normalize(data)(batch.images[~is_padding(batch.targets)])
     if len(images) < 2:
         raise UserError(f"{data.data_path}: has {len(images)} readable validation images; give two or more")
-    reference = Reference(images, model.eval()(images), is_multi_label=data.multi_label)
+    reference = Reference(images, model.eval()(images))
     reference.check_spread()
     return reference
 
@@ -145,7 +137,7 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
         text = f"-check {file}: images are {tuple(images.shape)}, logits {tuple(logits.shape)}"
         need = f"the model needs (N, *{shape}) and (N, {classes}), N at least 2"
         raise UserError(f"{text}; {need}: set DATA.IMAGE_SIZE or MODEL.NUM_CLASSES")
-    reference = Reference(images, logits, f"images of {file}", config.data.multi_label)
+    reference = Reference(images, logits, f"images of {file}")
     reference.check_spread()
     reference.check(model.eval(), f"-check {file}", "give the images and logits of these weights")
     return reference

@@ -100,7 +100,7 @@ def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path):
     export.main([str(digits_run), "-format", "hf", f"-output={folder}"])  # replaces the earlier export
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    with refused(r"hf/model\.safetensors"):  # which is a source
+    with refused("has no checkpoint"):
         export.main([str(folder), "-format", "onnx"])
     export.main([str(folder / "model.safetensors"), "-format", "safetensors", f"-output={folder / 'a.safetensors'}"])
     assert reference.check(model, "", "") < 1e-5
@@ -125,12 +125,10 @@ def paths_of_machine(content: bytes, *folders: Path) -> list[bytes]:
         (10, 2e-3, "logits differ by 0.002, more than 0.001"),
         (548, 4e-3, ""),  # float32 rounds as much
         (548, 7e-3, "logits differ by 0.007, more than 0.0055"),
-        (-548, 5e-3, "probabilities differ by 0.0013, more than 0.001"),  # of two equal classes
     ],
 )
 def test_the_limit_of_a_difference_grows_with_the_logits(scale, shift, refuses):
-    logits = torch.tensor([[0.0, 1.0, 0.3], [1.0, 0.0, 0.2]]) * abs(scale)
-    logits[0, 2] = logits[0, 1] if scale < 0 else logits[0, 2]
+    logits = torch.tensor([[0.0, 1.0, 0.3], [1.0, 0.0, 0.2]]) * scale
     reference = Reference(torch.zeros(2, 3, 4, 4), logits)
     moved = iter((logits + shift * torch.tensor([0.0, 1.0, 0.0])).split(1))
     with refused(refuses) if refuses else contextlib.nullcontext():

@@ -90,18 +90,6 @@ def test_full_shared_memory_is_found_for_training_and_evaluation_before_a_worker
     assert training._batches._iterator is None
 
 
-@pytest.mark.slow
-def test_a_loader_uses_the_memory_of_one_that_is_idle():
-    validation = loader_of(2)
-    first = [batch.images.clone() for batch in validation]
-    test = Loader(validation._reader, validation.sampler, CPU, None, memory=validation)
-    test._reader.slots = None
-    for _ in range(2):  # and the other one continues after it
-        assert all(torch.equal(batch.images, image) for batch, image in zip(test, first, strict=True))
-        assert all(torch.equal(batch.images, image) for batch, image in zip(validation, first, strict=True))
-    assert test._reader.slots.images.data_ptr() == validation._reader.slots.images.data_ptr()
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16])
 def test_drawn_parameters_of_any_type_arrive(dtype):
     """numpy, in whose arrays most of them travel, has no bfloat16."""
