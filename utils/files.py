@@ -22,7 +22,6 @@ from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
-from weakref import WeakSet
 
 from utils.errors import Unavailable, UserError, error_from
 from utils.threads import wait_for
@@ -50,7 +49,6 @@ class TemporaryFolder:
         self._owner = open(Path(self.name, _OWNER), "x")  # noqa: SIM115 - open as long as the folder exists
         # After the sockets of multiprocessing, which removes them at exit; not in a fork.
         self._remove = Finalize(self, shutil.rmtree, (self.name, True), exitpriority=-100)
-        _temporary_folders.add(self)
         self._owner.write(socket.gethostname())
         self._owner.flush()
         with suppress(OSError):  # without flock, the folder stays after SIGKILL
@@ -58,15 +56,6 @@ class TemporaryFolder:
 
     def cleanup(self) -> None:
         self._remove()
-
-
-_temporary_folders = WeakSet[TemporaryFolder]()
-
-
-def remove_temporary_folders() -> None:
-    """For use before `os._exit`, which runs no exit handlers."""
-    for folder in list(_temporary_folders):
-        folder.cleanup()
 
 
 def expand_home(text: str) -> str:

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from utils.files import remove_temporary_folders
-
 # nohup starts a process with SIGHUP ignored, and it stays so: the run outlives its terminal.
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, *_HANGUP)
@@ -104,7 +102,6 @@ def kill_children() -> None:
 
 
 def exit_now(status: int) -> NoReturn:
-    """Exits without Python's exit handlers, which could block."""
+    """Exits without Python's exit handlers, which could block; the next process removes the temporary folders."""
     kill_children()
-    remove_temporary_folders()
     os._exit(status)

@@ -203,8 +203,6 @@ def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[st
         matched |= found
         if entry in OPS:
             ops.add(entry)
-        elif entry == "mul" and not found:
-            raise UserError(f"{key}: mul is a matrix product in Paddle, not in torch; write linear or elementwise_mul")
         elif not found and not (key == _BLACK and entry in _PADDLE_LOSSES):  # the loss is always computed in fp32
             hint = did_you_mean(entry, (*OPS, *paths))
             raise UserError(

@@ -68,12 +68,12 @@ class Model:
     trainable: int | None = None
 
     def __str__(self) -> str:
-        if self.flops_per_image is None:
-            return f"Model: {self.size}; its FLOPs cannot be counted: no TFLOP/s, no MFU"
-        about = f"Model: {self.size}, {three_digits(self.flops_per_image / 1e9)} GFLOP per training image"
-        if self.peak_flops_per_second is None:
-            return f"{about}; no datasheet peak for this device and dtype: no MFU"
-        return f"{about}; datasheet peak: {three_digits(self.peak_flops_per_second / 1e12)} TFLOP/s"
+        about = f"Model: {self.size}"
+        if self.flops_per_image:
+            about += f", {three_digits(self.flops_per_image / 1e9)} GFLOP per training image"
+        if self.peak_flops_per_second:
+            about += f"; datasheet peak: {three_digits(self.peak_flops_per_second / 1e12)} TFLOP/s"
+        return about
 
     @property
     def size(self) -> str:

@@ -130,15 +130,6 @@ def test_a_hanging_or_stopped_rank_ends_all_after_the_timeout():
         assert re.fullmatch(r"error: rank 1 does not respond; .*\n", ended.err)
 
 
-@pytest.mark.slow
-def test_process_without_its_launcher_exits_at_once():
-    one_of_two = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-    ended = end(start([sys.executable, WORKER, "agree"], **one_of_two, AMPVIT_LAUNCHER_PID="1"))
-    assert ended.status == 1
-    assert ended.out == ""
-    assert ended.err == ""
-
-
 def test_more_processes_than_gpus(monkeypatch):
     class Properties:
         uuid = "GPU-1"

@@ -222,8 +222,6 @@ def exit_with_launcher() -> None:
     handle_signals(signal.SIG_DFL)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings of a lost store are C++ stacks
     end_with_parent()
-    if os.environ.get(_LAUNCHER_PID, str(os.getppid())) != str(os.getppid()):
-        raise SystemExit(1)  # the launcher was killed before prctl was called
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:

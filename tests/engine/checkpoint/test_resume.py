@@ -233,7 +233,6 @@ def test_a_step_that_ends_an_epoch_replaces_no_earlier_checkpoint(digits_argv):
 def test_only_a_later_ctrl_c_exits_immediately(monkeypatch):
     exit_codes = []
     monkeypatch.setattr("utils.signals.os._exit", exit_codes.append)
-    monkeypatch.setattr("utils.signals.remove_temporary_folders", lambda: None)  # other tests of this process use them
     pending = PendingSignal()
     with defer_signals(pending):
         os.kill(os.getpid(), signal.SIGTERM)
