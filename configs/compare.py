@@ -60,29 +60,30 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
         before = with_defaults(read_yaml(options_file)[0])
     except UserError as error:
         return str(error)
-    for key, value in _values(config).items():
+    values = _values(config)
+    keys = _keys_of_experiment(values, before, config)
+    for key, value in values.items():
         then = before.get(key)
-        if _is_of_experiment(key, then, config) and _comparable(key, then) != _comparable(key, value):
+        if key in keys and _comparable(key, then) != _comparable(key, value):
             return f"{key} {shorten(then)}, this run has {shorten(value)}"
     return None
 
 
-def _is_of_experiment(key: str, then: Any, config: Config) -> bool:
-    """then: the value of the other run."""
-    if key == "MODEL.NUM_CLASSES":
-        return config.model.num_classes is not None  # else it follows the data
-    if key == "MODEL.KWARGS" and config.model.pretrained not in (None, "timm"):
-        return getattr(config.model, "kwargs", None) is not None  # else it follows the weights
-    if key in _OF_EXPERIMENT:
-        return True
-    if key.startswith("MODEL."):
-        return key not in _SAME_ARCHITECTURE
-    if config.eval.enabled:
-        return False
-    if key == "NAME":
-        return None not in (config.name, then)
-    is_shorter = isinstance(then, int) and then > config.train.num_epochs
-    return changes_training(key) or (key == "TRAIN.NUM_EPOCHS" and is_shorter)
+def _keys_of_experiment(values: dict[str, Any], before: dict[str, Any], config: Config) -> set[str]:
+    """values: all options of this run. before: of the other one."""
+    keys = {*_OF_EXPERIMENT, *(key for key in values if key.startswith("MODEL."))} - {*_SAME_ARCHITECTURE}
+    if not config.eval.enabled:
+        keys |= {key for key in values if changes_training(key)}
+        if None not in (config.name, before["NAME"]):
+            keys.add("NAME")
+        epochs = before["TRAIN.NUM_EPOCHS"]
+        if isinstance(epochs, int) and epochs > config.train.num_epochs:
+            keys.add("TRAIN.NUM_EPOCHS")
+    if config.model.num_classes is None:
+        keys.remove("MODEL.NUM_CLASSES")  # it follows the data
+    if values.get("MODEL.KWARGS") is None and config.model.pretrained not in (None, "timm"):
+        keys.discard("MODEL.KWARGS")  # it follows the weights
+    return keys
 
 
 def _comparable(key: str, value: Any) -> Any:

@@ -44,13 +44,11 @@ class Row(NamedTuple):
 class OptionTable:
     """Options by dotted YAML key. A later layer overrides an earlier one; rules add values that no layer gives.
 
-    sections: the source of each section. model_only: data and training do not follow the family of the model, for
-    -model replaces the model of a recipe.
+    model_only: data and training do not follow the family of the model, for -model replaces the model of a recipe.
     """
 
     def __init__(self, values: dict[str, Any] | None = None) -> None:
         self.rows = {key: Row(value) for key, value in flatten(expand_switches(values or {}))}
-        self.sections: dict[str, str] = {}
         self.model_only = False
         self._last_source = ""
         self._last_level = 0
@@ -69,8 +67,6 @@ class OptionTable:
 
         for key, value in flatten(expand_switches(values)):
             self._put(key, Row(_merge(self.get(key), value), place(key), self._last_level))
-            *sections, _ = itertools.accumulate(key.split("."), "{}.{}".format)
-            self.sections |= {section: place(section) for section in sections}
 
     def add_key(self, key: str, value: Any, source: str) -> None:
         self.add(nest({key: value}), source)
@@ -80,12 +76,11 @@ class OptionTable:
         return self.rows.get(key, Row(None))
 
     def origin(self, key: str) -> str:
-        """'source: ' of the key, or of the section that contains it; '' for a default value."""
-        while key:
-            source = self.row(key).source or self.sections.get(key)
-            if source:
-                return f"{source}: "
-            key = key.rpartition(".")[0]
+        """'source: ' of the key, of a key below it, or of the value of its section; '' for a default value."""
+        for other, row in reversed(self.rows.items()):
+            is_related = f"{other}.".startswith(f"{key}.") or key.startswith(f"{other}.")
+            if row.source and is_related:
+                return f"{row.source}: "
         return ""
 
     @property
@@ -393,7 +388,7 @@ def is_contradiction(error: ErrorDetails) -> bool:
 
 def mistakes_in(errors: Sequence[ErrorDetails], table: OptionTable) -> UserError:
     """A line for each mistake, with the file and line or the flag, and the key; the first of a key."""
-    given = [error for error in errors if table.row(_key_of(error)).source or _key_of(error) in table.sections]
+    given = [error for error in errors if table.origin(_key_of(error))]
     by_key = {_key_of(error): error for error in reversed(given or errors)}  # others follow from the given ones
     lines = [_error_line(key, error, table) for key, error in reversed(by_key.items())]
     return combine_findings(f"{len(lines)} options are wrong:", lines)
@@ -421,7 +416,7 @@ def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
     if is_contradiction(error):  # the message begins with the key
         name = message.split()[0].rstrip(":")
         full = f"{key}.{name}".lstrip(".")
-        return f"{table.origin(full)}{full}{message.removeprefix(name)}"
+        return f"{table.origin(full) or origin}{full}{message.removeprefix(name)}"
     if error["type"] == "model_type":
         message = "must be a section of keys"
     return f"{origin}{key} is {shorten(given)}: {message[0].lower()}{message[1:]}"
