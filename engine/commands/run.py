@@ -45,7 +45,7 @@ def run(command: Command, context: ProcessContext) -> int:
             notes.record_run_end("finished", 0)  # a training run has recorded its own end
         return status
     except Exception as error:
-        explained = _explain(error, config, context)
+        explained = _explain(error, config)
         if explained is None:
             raise
         raise explained from error
@@ -54,11 +54,11 @@ def run(command: Command, context: ProcessContext) -> int:
         kill_children()
 
 
-def _explain(error: Exception, config: Config, context: ProcessContext) -> UserError | None:
+def _explain(error: Exception, config: Config) -> UserError | None:
     """An error that says what to do about `error`; None for one that this program does not know."""
     shortage = find_shortage(error)
     if shortage:
-        return Unavailable(_describe_shortage(shortage, config, context))
+        return Unavailable(_describe_shortage(shortage, config))
     op = op_without_deterministic_algorithm(error)
     if op:
         return UserError(f"DETERMINISTIC: {op} has no deterministic algorithm here; set it to false")
@@ -67,7 +67,7 @@ def _explain(error: Exception, config: Config, context: ProcessContext) -> UserE
     return error_from(error, f"{os.fsdecode(error.filename or 'the system')}: {error.strerror or error}")
 
 
-def _describe_shortage(shortage: Shortage, config: Config, context: ProcessContext) -> str:
+def _describe_shortage(shortage: Shortage, config: Config) -> str:
     data = config.data
     flag = "-batch_size"
     size = data.batch_size
@@ -77,7 +77,6 @@ def _describe_shortage(shortage: Shortage, config: Config, context: ProcessConte
     setup = f"{config.model.name} at {flag} {size}, DATA.IMAGE_SIZE {data.image_size}"
     memory = "GPU" if shortage.on_gpu else "host"
     fix = f"lower {flag}"
-    in_workers = shortage.in_loading or context.device.type != "cpu"
-    if data.num_workers and in_workers and not shortage.on_gpu:
+    if shortage.in_loading and data.num_workers:
         fix = "lower -num_workers"
     return f"out of {memory} memory with {setup}: {fix} ({shortage.reason})"

@@ -307,9 +307,8 @@ def match_outputs(
             return outputs, [shown.get(output, one) for output, one in enumerate(ids)], "ImageNet's, by WordNet id"
         subset = imagenet_subset(model, record)
         if subset:
-            raise UserError(
-                f"{model.pretrained}: is of {subset}, but the classes of the data have no WordNet ids; {fix}"
-            )
+            problem = f"{model.pretrained}: is of {subset}, but the classes of the data have no WordNet ids"
+            raise UserError(f"{problem}; {fix}")
     if record.output_names or len(names) < number:
         problem = f"{model.pretrained}: has no names for all of its {number} outputs, and the data {len(names)} classes"
         raise UserError(f"{problem}; {fix}")
@@ -322,11 +321,9 @@ def match_outputs(
 def imagenet_subset(model: Model, record: WeightsRecord) -> str | None:
     """timm's name of the part of ImageNet whose classes the outputs are; None for other models.
 
-    The evidence is the names of the outputs, or the model's name: timm publishes weights of it for this part, with as
-    many outputs as this model has. The runs of this program are of their own data.
+    The evidence is the model's name: timm publishes weights of it for this part, with as many outputs as this model
+    has. The runs of this program are of their own data.
     """
-    if _has_english_names(record):
-        return infer_imagenet_subset({"num_classes": IMAGENET_CLASSES})
     architecture = model.name.partition(".")[0]
     if not model.pretrained or not is_model(architecture) or record.is_own:
         return None

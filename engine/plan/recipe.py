@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shlex
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,24 +34,13 @@ class Choice:
     """A recipe, and values of flags for a layer between the recipe and the given options.
 
     file: of the recipe. flags: by name; -opts is a list. reason: why. warning: that another recipe may be meant; ""
+    without one.
     """
 
     file: Path
     reason: str
     flags: dict[str, Any] = field(default_factory=dict)
     warning: str = ""
-
-    def words(self) -> list[str]:
-        """The choice as flags of the command line."""
-        words = [f"-cfg={shown_path(self.file)}"]
-        for name, value in self.flags.items():
-            if name == "opts":
-                words += ["-opts", *value]
-            elif value is True:
-                words.append(f"-{name}")
-            else:
-                words.append(f"-{name}={value}")
-        return words
 
 
 def choose_recipe(command: Command, context: ProcessContext) -> Command:
@@ -90,11 +78,10 @@ def _choice_for(command: Command) -> Choice | None:
 def _with_choice(command: Command, choice: Choice) -> Command:
     """The command as if the words of the choice stood before its own."""
     chosen = read_options(command.argv, _with_flags(command.flags, choice), command.script)
-    same = shlex.join(["python", command.script, *choice.words(), *command.argv])
-    notes = [Note("log", f"The same: {same}")]
+    notes = chosen.notes
     if choice.warning:
-        notes.append(Note("warning", choice.warning))
-    return replace(chosen, recipe=shown_path(choice.file), notes=(*notes, *chosen.notes), reason=choice.reason)
+        notes = (Note("warning", choice.warning), *notes)
+    return replace(chosen, recipe=shown_path(choice.file), notes=notes, reason=choice.reason)
 
 
 def _with_flags(given: argparse.Namespace, choice: Choice) -> argparse.Namespace:
@@ -131,8 +118,6 @@ def _choose(command: Command, refuses_probe: bool = False) -> Choice | None:
     name, epochs = recipe_follows_data(images, weights.exist, on_cpu, trains, probes)
     flags = weights.flags | _own_flags(command, name, images, epochs, on_cpu)
     reason = f"{images:,} images; {weights.reason}"
-    if name == "probe" and on_cpu:
-        reason += "; -minutes=M or -epochs=N trains all weights"
     choice = Choice(_recipe(name), reason, flags, _warning_of(command, name, images))
     if name == "probe" and not (probes or _has_linear_head(_with_choice(command, choice))):
         return _choose(command, refuses_probe=True)

@@ -131,8 +131,6 @@ def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
     """The given options as arguments of `create_optimizer_v2`, which drops betas and eps that the optimizer lacks."""
     info = timm.optim.get_optimizer_info(name)
     given = chosen.kwargs or {}
-    if info.second_order:
-        raise UserError(f"TRAIN.OPTIMIZER.NAME: {chosen.name} needs second derivatives, which no step has; use AdamW")
     if chosen.betas and info.has_betas and len(chosen.betas) != info.num_betas:
         raise UserError(f"TRAIN.OPTIMIZER.BETAS: {chosen.name} has {info.num_betas} values, not {len(chosen.betas)}")
     kind = timm.optim.get_optimizer_class(name, bind_defaults=False)

@@ -146,7 +146,7 @@ class RunReport:
     def __init__(self, outputs: RunOutputs, config: Config) -> None:
         self.outputs, self._config = outputs, config
         self._best: Evaluated | None = None
-        self._is_end, self._last_problem = False, ""
+        self._is_end = False
         self.has_page = False  # of the latest state
         first_time = time.monotonic() + _FIRST_SECONDS / _MAX_TIME_SHARE
         self._next_time = {self._write_evaluation: first_time, self._write_page: 0.0}
@@ -172,10 +172,7 @@ class RunReport:
             try:
                 write()
             except Exception as error:  # a page is never worth a run
-                problem = f"{type(error).__name__}: {error}"
-                if problem != self._last_problem:  # a disk stays full for hours
-                    self.outputs.logger.warn(f"{REPORT} cannot be written: {problem}")
-                self._last_problem = problem
+                self.outputs.logger.warn(f"{REPORT} cannot be written: {type(error).__name__}: {error}")
             finished = time.monotonic()
             self._next_time[write] = finished + (finished - started) / _MAX_TIME_SHARE
         if self._best:

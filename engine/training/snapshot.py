@@ -11,7 +11,6 @@ from typing import Any
 
 from configs.command_line import to_yaml
 from configs.compare import changed_options, changes_training
-from configs.load import RUN_OPTIONS
 from configs.parts import running_plugins
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
@@ -225,10 +224,7 @@ def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[
     epoch = found.state["epoch"]
     remarks = [state.layout.changed_global_batch(found.state) or ""]
     if epoch == config.train.num_epochs:
-        done = f"all {epoch} epochs are done; a larger -epochs continues the training"
-        if config.model.tune.solves_head:
-            done = f"the probe is done; a new run has other images: -cfg={found.path.parent / RUN_OPTIONS}"
-        remarks.insert(0, done)
+        remarks.append(f"all {epoch} epochs are done")
     given = [key for key, (_, now) in changed.items() if now and key in _UNUSED]
     remarks += [f"{key} has no effect in a run that is resumed" for key in given]
     listed = [f"{key}: {then}, now {now}" for key, (then, now) in changed.items() if key not in _UNUSED]
