@@ -116,8 +116,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     mask = None
     if not command.path and properties_of(config.data.dataset).synsets:
         mask = class_mask(config.data.dataset, samples.class_names)
-        masked = f"{np.count_nonzero(~mask)} of {len(mask)} classes"
-        notes.append(Note("log", f"{config.data.dataset}: the logits of {masked} are masked"))
+        notes.append(Note("log", f"{config.data.dataset}: the logits of other classes are masked"))
     return EvaluationPlan(
         config=config,
         samples=samples,

@@ -247,8 +247,7 @@ class Trainer:
     def _evaluate_epoch(self, epochs_done: int) -> Evaluated:
         """The evaluation after so many epochs, of which the observers are told.
 
-        The raw weights are evaluated beside an average: with EVAL_RAW in each evaluation, else in the last one. The one
-        of MAX_STEPS is not in the table, which is the same when the run continues.
+        The raw weights are evaluated beside an average: with EVAL_RAW in each evaluation, else in the last one.
         """
         state, position = self.state, self.position
         num_epochs = self.config.train.num_epochs
@@ -259,8 +258,7 @@ class Trainer:
         is_best = rank(metrics.values) > rank(position.best or {})
         is_last = epochs_done == num_epochs or (not is_best and position.stops_early(epochs_done))
         raw: Metrics | None = None
-        in_table = self.config.eval_raw or is_last
-        if state.average and epochs_done and (in_table or self._reaches_the_end(epochs_done)):
+        if state.average and epochs_done and (self.config.eval_raw or is_last):
             raw, _ = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")
             self.record.set_result(average_score=metrics.score, raw_score=raw.score)
         self.record.set_result(samples=metrics.samples)
@@ -269,7 +267,7 @@ class Trainer:
             position.best = best_entry(metrics, epochs_done)
         # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
         drawn = None if state.strategy.is_sharded else model
-        evaluated = Evaluated(drawn, metrics, results, epochs_done, raw if in_table else None, is_best)
+        evaluated = Evaluated(drawn, metrics, results, epochs_done, raw, is_best)
         for observer in self.observers:
             observer.after_evaluation(self.progress, evaluated)
         return evaluated
