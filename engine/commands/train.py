@@ -37,7 +37,7 @@ def train(command: Command, context: ProcessContext) -> int:
         plan = plan_training(command, context, logger, find_batch_size, locks)
         solved = solve_new_head(plan, context, logger)
         plan = fit_into_minutes(plan, context, logger, solved)
-        reads = plan.steps * plan.batch.global_size
+        reads = plan.steps * plan.batch.global_size  # a profile and a dry run read too few images for a cache
         if note := cache_images([plan.train, plan.val], plan.config.data, reads, context):
             logger.note(note.on("Data"))
         session = build_session(plan, context, logger, solved)

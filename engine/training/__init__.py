@@ -2,4 +2,6 @@
 
 from utils.library_compat import import_timm_optimizers
 
-import_timm_optimizers()  # before the modules here import them
+# Two modules here import timm's optimizers at their head. The first one would import torch's sharded tensors, too, a
+# fifth of all imports of a start (test_first_steps.py lists what a start must not import).
+import_timm_optimizers()

@@ -5,16 +5,13 @@ import shlex
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from conftest import ROOT, cells_of, config_for, told
+from conftest import ROOT, cells_of, config_for
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.schema import Config, Train
 from configs.yaml_io import parse_value
-from datasets.sources.sets.in_memory import ImageArray
-from engine.plan.training import _notes_on_data
 from engine.training.describe import find_misfits
 from engine.training.optimizer import build_schedule
 
@@ -110,10 +107,3 @@ def test_a_rate_given_above_the_recipe_is_not_the_one_that_was_tuned(at_root):
 def test_a_step_has_at_most_the_batches_of_an_epoch():
     layouts = [EpochLayout(96, BatchPlan(8, accumulation=number), 0) for number in (1, 5, 12, 20)]
     assert [layout.steps_per_epoch for layout in layouts] == [12, 3, 1, 1]
-
-
-def test_training_images_of_one_class_are_a_warning():
-    one = ImageArray(np.zeros((4, 8, 8), np.uint8), np.zeros(4, np.int64), ["a", "b"])
-    both = ImageArray(one.images, np.array([0, 0, 1, 1]), one.class_names)
-    for images, number in ((one, 1), (both, 0)):
-        assert len(told(_notes_on_data(config_for("-dataset=digits"), [images], False), kind="warning")) == number

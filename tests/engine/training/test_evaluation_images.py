@@ -97,20 +97,6 @@ def test_an_evaluation_names_all_unreadable_images_on_all_ranks(count, workers, 
     assert states(folder)["done_steps"] == TRAINED // BATCH // count  # it was saved before the evaluation
 
 
-@pytest.mark.slow
-def test_the_process_ends_all_ranks_at_a_step(data, errors_of):
-    """After a save: a resumed run has lost no step."""
-    damage(data / "val/class0/2.png")
-    damage(data / "test/class1/5.png")
-    argv = flags(data, 1, "TRAIN.NUM_EPOCHS=4000", "VALIDATE_FREQ=4000", "SAVE_FREQ=4000")
-    first, second = errors_of(2, argv, False)
-    assert first.startswith("2 images cannot be read; ")
-    assert first == second
-    folder = only_run(data.parent / "out")
-    assert "Validation" not in log_of(folder)
-    assert (folder / "last.pth").is_file()
-
-
 def is_saved_at_the_error(context, argv: list[str], output: Path) -> bool:
     write = CheckpointWriter._write
 
