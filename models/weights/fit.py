@@ -229,9 +229,6 @@ class Pairs:
             positions = source[:, prefix_tokens:].unflatten(1, old)
             resized = resample_abs_pos_embed_nhwc(positions, grid, **method)  # also to a grid of as many tokens
             found = torch.cat([source[:, :prefix_tokens], resized.flatten(1, 2)], 1)
-            if len({*grid}) > 1 or len({*old}) > 1:
-                text = f"positions: {old[0]} x {old[1]} tokens become {grid[0]} x {grid[1]}"
-                self.fitted.note(text, kind="screen")
             self._replace_resized({"pos_embed": found})
 
     def resize_tables(self) -> None:

@@ -117,35 +117,6 @@ def test_fused_blocks_are_as_exact_as_autocast(has_adapters, stream, batch):
     assert distance(stored, exact) < 1.1 * distance(plain, exact)
 
 
-def test_the_memory_of_a_token():
-    """What the kernels store, as a share of what autocast stores, by the dtype of the stream."""
-    blocks = make_model(embed_dim=96, depth=4).blocks
-
-    def saved(run, stream, batch):
-        found = {}
-
-        def note(tensor):
-            found[tensor.untyped_storage().data_ptr()] = tensor
-            return tensor
-
-        x = torch.randn(batch, TOKENS, 96, dtype=stream, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            run(blocks, x)
-        return sum(tensor.untyped_storage().nbytes() for tensor in found.values())
-
-    def per_image(run, stream):
-        return saved(run, stream, 3) - saved(run, stream, 2)
-
-    assert per_image(with_kernels, torch.float16) < 0.92 * per_image(with_autocast, torch.float32)
-
-
-def test_a_block_that_is_used_twice():
-    block = make_blocks()[0]
-    blocks = nn.Sequential(block, block)
-    exact = gradients(lambda model, x: model(x), blocks, torch.float32)
-    assert distance(gradients(lambda m, x: fused.run_fused(m, x, x.dtype), blocks, torch.float32), exact) < 1e-5
-
-
 def test_fused_half_weights():
     """O2 and O3: all weights in half, without autocast."""
     blocks = make_blocks()

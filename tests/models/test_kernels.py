@@ -5,7 +5,7 @@ import torch
 from conftest import GREY, TINY_RESNET, config_for, model_for, states, train
 from torch import nn
 
-from models.kernels import FastDropout, prepare_convolutions, use_fast_dropout
+from models.kernels import FastDropout, prepare_convolutions
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,6 @@ def test_probability_and_scale(p, dtype):
         assert (part == 0).float().mean().item() == pytest.approx(p, abs=8 * deviation)
 
 
-def test_neighboring_elements_are_independent():
-    torch.manual_seed(0)
-    dropped = (FastDropout(0.5)(torch.ones(SHAPE)).flatten() == 0).float()
-    for distance in (1, 2, 3, 4, 5):
-        together = (dropped[distance:] * dropped[:-distance]).mean().item()
-        assert together == pytest.approx(0.25, abs=0.005)
-
-
 def test_gradient_uses_the_same_mask_and_the_seed_is_torchs():
     x = torch.randn(SHAPE, requires_grad=True)
     outputs = []
@@ -113,14 +105,3 @@ def test_evaluation_and_rates_0_and_1():
     assert torch.equal(FastDropout(0.0)(x), x)
     assert not FastDropout(1.0)(x).any()
     assert FastDropout(0.5)(torch.empty(3, 5, device="meta")).shape == (3, 5)
-
-
-def test_every_nn_dropout_is_replaced():
-    model = nn.Sequential(nn.Dropout(0.1), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2)), nn.Dropout1d(0.3))
-    names = list(model.state_dict())
-    use_fast_dropout(model)
-    kinds = [type(module) for module in model.modules() if isinstance(module, nn.Dropout | nn.Dropout1d)]
-    assert kinds == [FastDropout, FastDropout, nn.Dropout1d]
-    assert model[0].p == 0.1
-    assert model[1][1].p == 0.2
-    assert list(model.state_dict()) == names

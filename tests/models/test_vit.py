@@ -5,7 +5,6 @@ import timm
 import torch
 from conftest import config_for, model_for
 from timm.models.vision_transformer import Block
-from timm.optim import param_groups_layer_decay
 from torch import nn
 
 from models.vit import SampleDropBlock, add_residual, num_kept_samples
@@ -54,20 +53,6 @@ def test_a_branch_in_half_does_not_round_the_stream():
     assert add_residual(x.half(), lambda part: part, 8).dtype == torch.float16
 
 
-@pytest.mark.parametrize("rate, same", [(0.0999, True), (0.1, False)])
-def test_rates_below_0_1_use_timms_drop_path(rate, same):
-    ours = SampleDropBlock(C, num_heads=2, drop_path=rate)
-    timms = Block(C, num_heads=2, drop_path=rate)
-    timms.load_state_dict(ours.state_dict())
-    x = torch.randn(64, N, C)
-    outputs = []
-    for block in (ours, timms, ours):
-        torch.manual_seed(0)
-        outputs.append(block.train()(x))
-    assert torch.equal(outputs[0], outputs[1]) == same
-    assert torch.equal(outputs[0], outputs[2])
-
-
 STEM = [
     "MODEL.STEM=resnet10t", "MODEL.EMBED_DIM=24", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5",
     "MODEL.GLOBAL_POOL=avg", "MODEL.INIT_VALUES=0.1",
@@ -89,13 +74,6 @@ def test_tokens_are_the_features_of_the_network_projected(stride):
     tokens = features.flatten(2).mT @ embed.proj.weight.flatten(1).T + embed.proj.bias
     assert embed.num_patches == tokens.shape[1] == (64 // stride) ** 2
     torch.testing.assert_close(embed(images), tokens)
-
-
-def test_layer_decay_puts_the_stem_into_the_first_layer():
-    model = stem_model()
-    groups = param_groups_layer_decay(model, layer_decay=0.5)
-    scale_of = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
-    assert {scale_of[id(p)] for p in model.patch_embed.parameters()} == {min(scale_of.values())} == {0.5**3}
 
 
 WIDTH = 256

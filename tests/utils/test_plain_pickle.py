@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.weights.read import map_tensor
 from utils.file_formats.pickles import ArrayRecord, Inert, _encode, read_pickle
 
 PLAIN = st.recursive(
@@ -60,12 +59,3 @@ def test_a_quantized_tensor_leaves_the_others_readable(dtype, is_archive, tmp_pa
     torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=is_archive)
     plain = read_pickle(tmp_path / "a.pth")["plain"]
     assert bytes(plain.storage.data) == content["plain"].numpy().tobytes()
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16])
-def test_types_without_a_storage_of_their_own_are_read(dtype, tmp_path):
-    tensor = torch.arange(6.0).to(dtype)[2:]
-    torch.save({"weight": tensor}, tmp_path / "a.pth")
-    read = map_tensor(read_pickle(tmp_path / "a.pth")["weight"])
-    assert read.dtype == dtype
-    assert torch.equal(read.float(), tensor.float())

@@ -262,14 +262,6 @@ def test_names_and_preprocessing_are_read_back(names, tmp_path):
     assert options_of(file) == {"embed_dim": 48, "dataset": "digits", "resume": None}
 
 
-def test_options_come_from_flags_then_the_run_then_the_file(tmp_path):
-    argv = ["-eval", f"-pretrained={write(tmp_path)}", "-dataset=folder", "-opts", "MODEL.EMBED_DIM=96"]
-    config = config_for(*argv)
-    assert (config.model.embed_dim, config.model.num_heads, config.data.dataset) == (96, 3, "folder")
-    (tmp_path / "config.yaml").write_text("MODEL: {EMBED_DIM: 24, NUM_HEADS: 3}\n")
-    assert options_of(tmp_path / "a.safetensors")["embed_dim"] == 24
-
-
 WRONG_VALUES = """
 thresholds | [2.0, 0.5] | thresholds.0
 thresholds | "abc" | thresholds
@@ -303,22 +295,6 @@ def test_options_of_another_form_are_of_another_program(text, tmp_path):
     file = write(tmp_path, None, options=text)
     assert read_record(str(file)) is None
     assert options_of(file)["embed_dim"] == 768
-
-
-WRONG_OPTIONS = {
-    "MODEL.DEPTH": {"MODEL": {"DEPTH": -1}, "DATA": {}},
-    "MODEL.": {"MODEL": {"\x1b[2J": 1}, "DATA": {}},
-    "DATA.IMAGE_SIZE": {"MODEL": {}, "DATA": {"IMAGE_SIZE": "x" * 500}},
-    "MODEL.TYPE": {"MODEL": {"TYPE": ["vit"]}, "DATA": {}},
-}
-
-
-@pytest.mark.parametrize(("key", "options"), WRONG_OPTIONS.items())
-def test_wrong_options_are_refused_with_one_line(key, options, tmp_path):
-    message = line_of(options_of, write(tmp_path, None, options=json.dumps(options)))
-    assert "a.safetensors" in message
-    assert key in message
-    assert len(message) < 600
 
 
 def test_options_that_name_other_files_are_not_read(tmp_path):

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import cells_of, refused
 
 from configs.schema import Data
@@ -73,10 +72,3 @@ def test_other_pixels_end_in_a_line_with_their_keys(name, options, keys, tmp_pat
     saved(name, options, tmp_path)
     with refused(rf"^[^\n]*{name}ImageProcessor [^\n]* {keys}[^\n]*$"):
         published_in(tmp_path)
-
-
-@pytest.mark.parametrize("size", [1, 64])
-def test_nearest_is_pillows(size):
-    data = Data(IMAGE_SIZE=size, INTERPOLATION="nearest", RESIZE="squash", CROP_PCT=1.0)
-    shown = build_eval_host_transform(data)(LazyImage(as_tensor(PHOTO)), 0, 0)[0]
-    assert torch.equal(shown, as_tensor(PHOTO.resize((size, size), 0)))
