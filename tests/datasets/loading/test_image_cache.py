@@ -174,16 +174,6 @@ def test_memory_and_descriptors_are_released(root, cpu):
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs memfd")
-def test_a_small_dev_shm_does_not_matter(root, cpu):
-    """The kernel gives the memory without a file system, and takes it back with its last process."""
-    config = config_for("-dataset=folder", f"-data_path={root}", "-opts", "DATA.CACHE=true")
-    (samples,) = samples_for(config, cpu, "train")
-    cache_images([samples], config.data, 0, cpu)
-    path, name, *_ = samples.cache.source
-    assert os.readlink(path) == f"/memfd:{name} (deleted)"
-
-
 def test_an_interrupted_process_does_not_keep_the_lock(root, cpu, monkeypatch):
     """Other ranks wait for it, and this one for them in a collective, before it ends."""
     (samples,) = samples_for(config_for("-dataset=folder", f"-data_path={root}"), cpu, "train")

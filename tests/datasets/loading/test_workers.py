@@ -4,7 +4,6 @@ run."""
 import gc
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from datasets.batch import Batch
 from datasets.loading import loader as loading
 from datasets.loading.loader import BatchReader, Loader, build_eval_loader, num_workers
 from datasets.loading.sampler import EvalSampler
-from datasets.loading.workers import default_num_workers, start_worker_server
+from datasets.loading.workers import start_worker_server
 from datasets.sources.sets.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform
 from tests.datasets.shards.range_server import wait_for
@@ -114,12 +113,6 @@ def test_a_bug_in_a_worker_keeps_its_traceback():
         list(loader_of(Images("a bug"), workers=1))
 
 
-@pytest.mark.parametrize("cores, on_cpu, on_gpu", [(0, 1, 1), (2, 2, 1), (4, 4, 2), (16, 16, 14), (64, 16, 16)])
-def test_default_number_of_workers(cores, on_cpu, on_gpu):
-    """With GPUs, each rank keeps two cores of its share."""
-    assert [default_num_workers(CoreShare(cores, ""), gpu) for gpu in (False, True)] == [on_cpu, on_gpu]
-
-
 def cifar(num_images: int = 4) -> ImageArray:
     return ImageArray(np.zeros((num_images, 3, 32, 32), dtype=np.uint8), [0] * num_images, ["a"])
 
@@ -146,17 +139,6 @@ def test_no_worker_is_without_a_batch(images, workers):
     samples.in_memory = False
     context = ProcessContext(0, 0, 1, 1, torch.device("cpu"), core_share=CoreShare(16, "16 cores"))
     assert build_eval_loader(data, samples, context, timeout_seconds=9)._batches.num_workers == workers
-
-
-def test_workers_map_images_in_memory():
-    """They get a path: CIFAR has 180 MB, and each worker would receive a copy."""
-    samples = cifar(num_images=1000)
-    samples.images[:] = np.random.default_rng(0).integers(256, size=samples.images.shape, dtype=np.uint8)
-    pickled = pickle.dumps(samples)
-    received = pickle.loads(pickled)
-    assert len(pickled) < 20_000
-    assert (received.images == samples.images).all()
-    assert (received.open(7, 3).pixels.numpy() == samples.images[7]).all()
 
 
 def test_shortage_of_pinned_memory(monkeypatch):

@@ -8,8 +8,6 @@ import tarfile
 
 import pytest
 import webdataset
-from hypothesis import given
-from hypothesis import strategies as st
 from tar_files import numbered, tar_of, with_header
 
 from datasets.shards.records import Archive, DamagedShard, Record, read_records
@@ -40,24 +38,6 @@ def pax(records: bytes, kind: bytes = b"x") -> bytes:
     """A header with these records, of the next file (x) or of all that follow (g)."""
     header = with_header(tar_of({"a": records}, tarfile.USTAR_FORMAT), 0, type=kind)
     return header[: 512 + len(records) + -len(records) % 512]
-
-
-@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_files_of_three_formats(tar_format):
-    names = [LONG, "caf\udce9.jpg"] if tar_format != tarfile.USTAR_FORMAT else ["a" * 90 + "/" + "b" * 90]
-    files = {"empty": b"", "./a.jpg": b"x" * 512, "b/c.d.e": b"y" * 513} | dict.fromkeys(names, b"zz")
-    assert files_in(tar_of(files, tar_format)) == files
-
-
-@given(sizes=st.lists(st.integers(0, 2000), max_size=8), chunk_bytes=st.integers(1, 3000), part=st.integers(0, 2000))
-def test_the_content_is_read_in_full_in_part_or_not_at_all(sizes, chunk_bytes, part):
-    contents = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
-    data = tar_of([(f"{number}", content) for number, content in enumerate(contents)])
-    archive = Archive([data[start : start + chunk_bytes] for start in range(0, len(data), chunk_bytes)], "a.tar")
-    for number, member in enumerate(archive.members()):
-        wanted = (member.size, min(part, member.size), 0)[number % 3]
-        assert b"".join(archive.parts(wanted)) == contents[int(member.name)][:wanted]
-    assert archive.position == len(data)
 
 
 @pytest.mark.parametrize("options", [["--format=gnu"], ["--format=posix", "-b", "1"]])

@@ -55,17 +55,6 @@ def test_one_line_for_what_is_not_supported(data_path, problem):
     assert "hunter2" not in message
 
 
-def test_a_pattern_has_a_bounded_number_of_names(monkeypatch):
-    monkeypatch.setattr("datasets.shards.location.MAX_NAMES", 10)
-    assert len(parse_location("/d/{a,b}{0..4}.tar")[1]) == 10
-    for pattern in ("{a,b{0..4}}{0..2}", "{a..k}", "{{0..4},{5..9},x}", "{0..22..2}{,}", "{-5..5}"):
-        with refused("more than 10 names"):
-            parse_location(f"/d/{pattern}.tar")
-    monkeypatch.setattr("braceexpand.braceexpand", None)  # not called
-    with refused("more than 10 names"):
-        parse_location("/d/{" + ",".join(["{0..9}"] * 80) + "}.tar")
-
-
 def make(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -175,13 +175,6 @@ def ahead(cache, shards):
     return ReadAhead(cache, shards, ShardWindows(np.arange(1, 7), 1), EvalSampler(6, 1))
 
 
-def test_read_ahead_downloads_the_next_shards_and_no_others(server, cache, ahead, shards):
-    for number, keys in enumerate(ahead):
-        assert keys == [(0, number, 0)]
-        wait_for(lambda number=number: cached(cache, shards) == list(range(6))[: number + 2])
-    assert sorted(path for _, path, _ in server.requests) == [f"/{number}.tar" for number in range(6)]
-
-
 def test_with_all_shards_in_use_none_replaces_another(server, cache, ahead, shards):
     """As with balanced sampling: a small cache fills up once, and is not downloaded again and again."""
     cache.max_bytes = 3 * SIZE
