@@ -57,10 +57,7 @@ class Evaluation:
 
     def rows(self, table: str, *needed: str) -> list[Row]:
         """The rows of a table that have the needed columns."""
-        rows = self.values.get(table)
-        if not isinstance(rows, list):
-            return []
-        return [row for row in rows if isinstance(row, dict) and row.keys() >= {*needed}]
+        return [row for row in self.values.get(table, []) if row.keys() >= {*needed}]
 
     @property
     def groups(self) -> "Evaluation | None":
@@ -72,18 +69,10 @@ class Evaluation:
         return self.rows("per_class", "class")
 
     @property
-    def interval(self) -> tuple[float, float] | None:
+    def interval(self) -> list[float] | None:
         """The 95% interval of the metric that decides; None if it is not known."""
-        return limits_of(self.values.get("interval"))
-
-
-def limits_of(interval: Any) -> tuple[float, float] | None:
-    """The two numbers of an interval; None if it has other ones."""
-    given = interval if isinstance(interval, list | tuple) else []
-    match [to_float(limit) for limit in given]:
-        case [float(low), float(high)]:
-            return low, high
-    return None
+        interval: list[float] | None = self.values.get("interval")
+        return interval
 
 
 def evaluation_in(folder: Path) -> Evaluation | None:

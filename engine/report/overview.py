@@ -1,19 +1,18 @@
 """The head of a page: state, result, model and data; the same figures for tables and the log."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.schema.data import properties_of
 from engine.report.charts import duration, gigabytes, number, percent
-from engine.report.contents import Evaluation, RunContents, limits_of, points
+from engine.report.contents import Evaluation, RunContents, points
 from engine.report.verdict import command_of, verdict_of
 from engine.run import facts
 from engine.run.record import BASELINES
 from utils.metric_table import METRICS
 from utils.notes import UNFINISHED
-from utils.tables import to_float
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,7 @@ def _remark_on_result(run: RunContents) -> str:
     evaluated = run.fact(facts.EvaluationData)
     if evaluated and evaluated.remark:
         return evaluated.remark
-    if run.best:
-        return f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}"
-    return "no evaluation" if run.score is None else ""
+    return f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
 
 
 def _tiles_of_images(run: RunContents, evaluation: Evaluation | None, split: str) -> list[Tile]:
@@ -84,10 +81,9 @@ def _tiles_of_images(run: RunContents, evaluation: Evaluation | None, split: str
     return [*points_of, *_group_tiles(run, evaluation, split), *_worst_class(run, evaluation, split)]
 
 
-def interval_text(limits: Any) -> str:
-    """'95% interval 88.65 to 98.10%'; '' if they are not two numbers."""
-    found = limits_of(limits)
-    return f"95% interval {found[0]:.2f} to {percent(found[1])}" if found else ""
+def interval_text(limits: Sequence[float] | None) -> str:
+    """'95% interval 88.65 to 98.10%'; '' without limits."""
+    return f"95% interval {limits[0]:.2f} to {percent(limits[1])}" if limits else ""
 
 
 def interval_of(run: RunContents, evaluation: Evaluation | None) -> str:
@@ -117,7 +113,7 @@ def _result_tile(
 ) -> Tile:
     """The metric that decides. kind: of the images, as 'best validation'. of: images or groups."""
     title = run.metric.title
-    samples = number(to_float(evaluation.values.get("samples"))) if evaluation else ""
+    samples = number(evaluation.values.get("samples")) if evaluation else ""
     images = " ".join(filter(None, [samples, kind.removeprefix("best "), of]))
     remarks = filter(None, [interval_of(run, evaluation), remark])
     name = f"{kind} {title}".strip()
@@ -128,7 +124,7 @@ def _result_tile(
 def pooled_tiles(run: RunContents, title: str, pooled: Evaluation) -> list[Tile]:
     """The tiles of all folds together, one of which is `run`. title: ', out of fold, 5 folds'."""
     run = replace(run, epochs=[])
-    tile = _result_tile(run, pooled, "", to_float(pooled.values.get(run.metric.name)))
+    tile = _result_tile(run, pooled, "", pooled.values.get(run.metric.name))
     return [replace(tile, words=f"{tile.words}{title}"), *_tiles_of_images(run, pooled, "out of fold")]
 
 
@@ -155,19 +151,17 @@ def _group_tiles(run: RunContents, evaluation: Evaluation, split: str) -> list[T
         return []
     left_out = groups.values.get("unreadable")
     remark = f"{left_out} groups have different labels, or no image: left out" if left_out else ""
-    tile = _result_tile(run, groups, split, to_float(groups.values.get(run.metric.name)), remark, "groups")
+    tile = _result_tile(run, groups, split, groups.values.get(run.metric.name), remark, "groups")
     return [replace(tile, name=f"{tile.name} by group"), *_point_tiles(groups, f"{split} group".strip())]
 
 
 def _point_tiles(evaluation: Evaluation, split: str) -> list[Tile]:
     """The AUROC of a class, and the figures at its operating point. split: names the images."""
     tiles = []
-    ranked = evaluation.values.get("class_auroc")
-    if isinstance(ranked, dict):
-        auroc = percent(to_float(ranked.get("auroc")))
+    if ranked := evaluation.values.get("class_auroc"):
+        auroc = percent(ranked.get("auroc"))
         tiles.append(Tile(f"{split} AUROC, {ranked.get('class')}".strip(), auroc, _interval_in(ranked)))
-    point = evaluation.values.get("operating_point")
-    if isinstance(point, dict):
+    if point := evaluation.values.get("operating_point"):
         tiles.append(_sensitivity_tile(point, split))
     return tiles
 
@@ -176,8 +170,8 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
     positive = point.get("class")
     name = f"{split} sensitivity, {positive}".strip()
     words = f"{positive} recognized"
-    sensitivity = percent(to_float(point.get("sensitivity"))) or "none"
-    logit = to_float(point.get("threshold"))
+    sensitivity = percent(point.get("sensitivity")) or "none"
+    logit = point.get("threshold")
     if logit is None:
         reason = f"the images that choose it reach the goal only if none is called {positive}"
         return Tile(name, sensitivity, f"no threshold: {reason}, are of one kind, or have no groups", words)
@@ -185,7 +179,7 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
     match point.get("confusion"):
         case [_, [int(missed), int(found)]]:
             remarks.append(f"{found} of {missed + found}")
-    specificity = percent(to_float(point.get("specificity")))
+    specificity = percent(point.get("specificity"))
     probability = 1 / (1 + math.exp(min(-logit, 700)))
     remarks.append(interval_text(point.get("sensitivity_interval")))
     remarks.append(f"specificity {specificity}, from p {probability:.4g} on")
@@ -200,7 +194,7 @@ def class_figures(run: RunContents) -> list[str]:
     evaluation, split = run.latest
     tiles = _tiles_of_images(run, evaluation, split)
     if evaluation:
-        macro_f1 = percent(to_float(evaluation.values.get("macro_f1")))
+        macro_f1 = percent(evaluation.values.get("macro_f1"))
         tiles.insert(0, Tile(f"{split} macro F1".strip(), macro_f1))
     return [f"{tile.name} {tile.value}{f' ({tile.remark})' if tile.remark else ''}" for tile in tiles if tile.value]
 

@@ -5,7 +5,6 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -82,7 +81,7 @@ def _view(evaluation: Evaluation, title: str, is_multi_label: bool) -> dict[str,
         "evaluation": evaluation,
         "is_multi_label": is_multi_label,
         "gallery": tables.gallery_of(evaluation),
-        "confusion": _confusion(evaluation),
+        "confusion": evaluation.values.get("confusion"),
         "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20],
         "reliability": charts.accuracy_by("confidence", evaluation.rows("calibration"), title, charts.CALIBRATED),
         "coverage": charts.accuracy_by("coverage", evaluation.rows("coverage"), title),
@@ -94,16 +93,6 @@ def _first_matrix(views: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The view whose confusion matrix is on the first screen: of the last images that have a small one, but groups."""
     fitting = [one for one in views if one["confusion"] and len(one["confusion"][0]) <= _MAX_FIRST]
     return next((one for one in reversed(fitting) if "by group" not in one["of"]), None)
-
-
-def _confusion(evaluation: Evaluation) -> tuple[list[str], list[list[int]]] | None:
-    """The names of the classes, and the images by true class (rows) and predicted class; None without a matrix."""
-    with suppress(ValueError, TypeError):
-        names, counts = evaluation.values.get("confusion", ([], []))
-        rows = [[int(count) for count in row] for row in counts]
-        if rows and all(len(row) == len(rows) == len(names) for row in rows):
-            return [*map(str, names)], rows
-    return None
 
 
 def comparison_page(
