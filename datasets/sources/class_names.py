@@ -66,11 +66,10 @@ def find_ambiguity(names: Sequence[str]) -> str | None:
         natural, by_bytes = (sort_names(names, order) for order in (NATURAL, BYTES))
     except UserError as not_unique:
         return str(not_unique)
-    for number, (one, other) in enumerate(zip(natural, by_bytes, strict=True)):
-        if one != other:
-            orders = f"class {number} is {shorten(one)} in timm's order, {shorten(other)} in torchvision's"
-            return f"{orders}; set DATA.CLASSES to {NATURAL} (timm), {BYTES} (torchvision), or {CLASS_FILE}"
-    return None
+    if natural == by_bytes:
+        return None
+    fix = f"set DATA.CLASSES to {NATURAL} (timm), {BYTES} (torchvision), or {CLASS_FILE}"
+    return f"timm and torchvision number these class names differently; {fix}"
 
 
 def read_class_list(file: Path) -> list[str]:

@@ -222,17 +222,18 @@ def _are(known: re.Pattern[str], values: Collection[str]) -> bool:
 def _find_split(table: Table, others: Sequence[str], values: Values, data: Data) -> Split:
     """Of DATA.COLUMNS, else of a column among the `others`, else of the paths."""
     splits = {name: _splits_of(name, of) for name, of in values.items()}
-    several = {name: split_of for name, split_of in splits.items() if len({*split_of.values()}) > 1}
     if data.columns and "split" in data.columns:
         return _given_split(table, data.columns["split"], splits, data)
+    several = {name: split_of for name, split_of in splits.items() if len({*split_of.values()}) > 1}
     usable = [name for name in others if name in several]
-    # 0 and 1 of 'train': of an attribute, or of a class
-    unclear = [name for name in usable if _plain(name) in SPLIT_NAMES]
-    unclear += [name for name in others if not splits[name] and _has_name_of_splits(name, values[name])]
+    unclear = [name for name in others if _is_unclear_split(name, values[name], splits[name])]
     if len(usable) > 1 or unclear:
         advice = {"split": [*usable, None][0]}
         raise _unclear(table, "splits", list(dict.fromkeys([*usable, *unclear])), data, advice)
-    return next(((name, several[name]) for name in (*usable, FOLDERS) if name in several), (None, {}))
+    for name in (*usable, FOLDERS):
+        if name in several:
+            return name, several[name]
+    return None, {}
 
 
 def _given_split(table: Table, given: Any, splits: Mapping[str, Mapping[str, str]], data: Data) -> Split:
@@ -286,9 +287,14 @@ def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
     return {value: flag[1] if ONE.match(value) else other for value in lower}
 
 
-def _has_name_of_splits(name: str, values: Collection[str]) -> bool:
-    """Whether a column with several values, not all of splits, has a name as of splits."""
+def _is_unclear_split(name: str, values: Collection[str], split_of: Mapping[str, str]) -> bool:
+    """Whether a column has several values and a name as of splits, and its values are not surely of splits."""
     plain = _plain(name)
-    is_of_splits = plain not in SPLIT_NAMES and _NAME_OF_SPLITS.fullmatch(plain)
+    if len(values) < 2:
+        return False
+    if plain in SPLIT_NAMES:  # 0 and 1 of 'train': of an attribute, or of a class
+        return len({*split_of.values()}) > 1
+    if split_of:
+        return False
     has_words = not {value.lower() for value in values}.isdisjoint(_SPLIT_WORDS)
-    return len(values) > 1 and bool(is_of_splits or (plain in _MAYBE_SPLITS and has_words))
+    return bool(_NAME_OF_SPLITS.fullmatch(plain)) or (plain in _MAYBE_SPLITS and has_words)

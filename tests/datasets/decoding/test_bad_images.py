@@ -25,7 +25,6 @@ from PIL import Image
 from configs.command_line import parse_command_line
 from datasets.batch import PADDING, Batch
 from datasets.decoding.images import BadImage
-from datasets.loading.loader import BadImageList
 from engine.checkpoint.files import load_checkpoint
 from engine.commands.run import run
 from engine.run.record import read_run
@@ -158,17 +157,3 @@ def test_out_of_memory_is_not_a_bad_image(image_folder, tmp_path, cpu, monkeypat
     monkeypatch.setattr("datasets.decoding.decode.open_with_pillow", no_memory)
     with refused(rf"out of host memory \({samples.name(0)}\); .*MAX_PIXELS"):
         next(iter(eval_loader_for(config, samples, cpu)))
-
-
-def test_the_list_escapes_control_characters_and_is_continued(tmp_path):
-    hostile = "a\n\x1b[31m,\"\udcff'=cmd.jpg"
-    first = BadImageList(3, tmp_path)
-    first.add(())
-    assert not first.file.exists()
-    first.add([BadImage(hostile, "a\nreason", ""), BadImage("b.jpg", "x", ""), BadImage(hostile, "again", "")])
-    again = BadImageList(3, tmp_path)
-    again.add([BadImage("b.jpg", "x", ""), BadImage("c.jpg", "y", ""), BadImage(hostile, "y", "")])
-    again.add([BadImage("c.jpg", "y", "")])
-    listed = read_rows(tmp_path / "bad_images_3.csv")
-    assert [row["path"] for row in listed] == [r"""a\n\x1b[31m,"\udcff'=cmd.jpg""", "b.jpg", "c.jpg"]
-    assert (tmp_path / "bad_images_3.csv").read_text().count("\n") == 4

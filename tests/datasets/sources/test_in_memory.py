@@ -1,11 +1,11 @@
-"""Data sets in memory: digits and noise."""
+"""The digits of scikit-learn, in memory."""
 
 import numpy as np
 import pytest
 import torch
 from source_helpers import options
 
-from datasets.sources.sets.in_memory import Digits, Fake
+from datasets.sources.sets.in_memory import Digits
 
 
 def test_digits():
@@ -22,15 +22,3 @@ def test_digits():
     assert set(np.unique(train.images)) == {round(value * 255 / 16) for value in range(17)}
     rows = {image.tobytes() for image in train.images}
     assert not any(image.tobytes() in rows for image in val.images)
-
-
-def test_fake():
-    train, val = (Fake(options("unused", image_size=40, batch_size=256)).read(split) for split in ("train", "val"))
-    assert len(train) == 10_240
-    assert len(val) == 256
-    image = train.open(17, 3).pixels
-    assert image.shape == (3, 40, 40)
-    assert torch.equal(image, Fake(options("unused", image_size=40, batch_size=256)).read("train").open(17, 3).pixels)
-    assert not torch.equal(image, train.open(18, 3).pixels)
-    assert train.open(0, 1).pixels.shape == (1, 40, 40)
-    assert train.targets.max() < 1000

@@ -14,16 +14,12 @@ from datasets.sources.source import source_class
 
 
 def test_imagenet_lists(tmp_path):
-    write_image(tmp_path / "train" / "a b" / "x 1.JPEG", colour=(250, 0, 0))
+    write_image(tmp_path / "train" / "a b" / "x 1.JPEG")
     (tmp_path / "train_list.txt").write_bytes(b"train/a b/x 1.JPEG 3\n\n  \ntrain/missing.JPEG\t 0\r\n")
     samples = Lists(options(tmp_path)).read("train")
     assert names_of(samples) == ["train/a b/x 1.JPEG", "train/missing.JPEG"]
     assert samples.targets.tolist() == [3, 0]
     assert samples.class_names == ["0", "1", "2", "3"]
-    image = samples.open(0, 3).pixels
-    assert image.shape == (3, 9, 12)
-    assert image[0].min() > 230
-    assert image[1].max() < 20
     assert samples.open(0, 1).pixels.shape == (1, 9, 12)
 
 

@@ -93,8 +93,8 @@ SAME = {  # the data set, DATA.KWARGS, the maker of the files, and the arguments
     "CIFAR10": ("torchvision/CIFAR10", {}, cifar, FLAG | {"test": {"train": False}}),
     "DTD": ("torchvision/dtd", {"partition": 2}, textures, TRAIN_TEST | {"val": {"split": "val"}}),
     "INaturalist": ("torch/inaturalist", MINI, inat, {"train": {}, "val": {"version": "2021_valid"}}),
-    "EMNIST": ("torchvision/EMNIST", {"split": "letters"}, handwriting, FLAG | {"test": {"train": False}}),
     "cifar10": ("cifar10", {}, cifar, FLAG | {"val": {"train": False}}),
+    "EMNIST": ("torchvision/EMNIST", {"split": "letters"}, handwriting, FLAG | {"test": {"train": False}}),
 }
 
 
@@ -106,7 +106,7 @@ def read(given):
 def test_images_labels_and_splits_are_torchvisions(case, tmp_path, monkeypatch):
     name, kwargs, make, arguments = SAME[case]
     make(tmp_path, monkeypatch)
-    kind = getattr(theirs, case.split()[0].replace("cifar", "CIFAR"))
+    kind = getattr(theirs, case.replace("cifar", "CIFAR"))
     given = options(tmp_path, dataset=name, kwargs=kwargs or None)
     ours = read(given)
     again = read(given)

@@ -233,8 +233,8 @@ def test_names_in_predictions(folder, tmp_path):
 ORDERS = """
 00 01 10 |
 b a |
-1 10 2 | class 1 is '2' in timm's order, '10' in torchvision's
-Cat ant | class 0 is 'ant'
+1 10 2 | timm and torchvision
+Cat ant | timm and torchvision
 A a b | not unique
 Birke Zeder Ähre | not unique  # as macOS writes it, Ä comes before B
 a² ² |
