@@ -237,20 +237,15 @@ def _problem_of_groups(rule: RunSplit, groups: PackedStrings, number: int) -> st
 def _changes(
     known: RunSplit, paths: PackedStrings, hashes: np.ndarray, is_val: np.ndarray, is_same: bool, seen: np.ndarray
 ) -> list[Note]:
-    """Notes about images that were added or removed since the run `known`, or that it was trained on: `seen`."""
+    """Warnings of held-out images that the data lack now, and of images that the run was trained on: `seen`."""
     if known.held_out is None:
         return [Note("warning", _NO_LIST)]
-    notes, held_out, is_trained = list[Note](), _hashes_of(known.held_out), np.isin(hashes, known.trained)
-    lost = len(known.trained) - len(np.unique(hashes[is_trained]))
+    notes = []
+    held_out = _hashes_of(known.held_out)
     missing = np.count_nonzero(~np.isin(held_out, hashes))
-    added = np.count_nonzero(~is_trained & ~is_val) if len(known.trained) else 0
-    if is_same and (missing or lost or added):
-        text = f"missing are {missing} of {len(held_out)} held-out and {lost} of {len(known.trained)} training image(s)"
-        text = f"since the checkpoint {added} image(s) were added; {text}"
-        if missing:
-            notes.append(Note("warning", f"the figures are of other images than before: {text}"))
-        else:
-            notes.append(Note("log", text))
+    if is_same and missing:
+        text = f"the data lack {missing} of the {len(held_out)} held-out images of the checkpoint"
+        notes.append(Note("warning", f"the figures are of other images than before: {text}"))
     fix = "; -split val evaluates the held-out images" if is_val.all() else ""
     return notes + _too_high(paths, is_val, seen, fix)
 

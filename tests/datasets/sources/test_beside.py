@@ -18,7 +18,7 @@ SPLIT = [f"Image/aligned/{'train' if number < 8 else 'test'}_{number:03}_aligned
 
 def rows(header, paths, labels=LABELS, row="{path},{label}"):
     names = [path.rpartition("/")[2] for path in paths]
-    texts = (row.format(path=path, label=one, name=name, stem=name[:-4], number=number)
+    texts = (row.format(path=path, label=one, name=name, number=number)
              for number, (path, one, name) in enumerate(zip(paths, labels, names, strict=False)))  # fmt: skip
     return "\n".join([*filter(None, [header]), *texts])
 
@@ -30,9 +30,7 @@ NIH = (
 PAD = "patient_id,lesion_id,smoke,diagnostic,img_id,biopsed"
 FACES = "subDirectory_filePath,face_x,expression,valence"
 BESIDE = {  # images; a file and its content; whether the folders could be classes, too; classes of the table
-    "imagefolder": (PATIENTS, {"metadata.csv": rows("file_name,label", PATIENTS)}, True),
     "labels.csv": (PATIENTS, {"labels.csv": rows("image,label", PATIENTS)}, True),
-    "ids": (ONE, {"labels.csv": rows("id,diagnosis", ONE, row="{stem},{label}")}, False),
     "of a split": (TRAIN, {"train/metadata.csv": rows("file_name,label", PATIENTS)}, True),
     "Roboflow": (TRAIN, {"train/_classes.csv": rows("filename,benign,malignant", PATIENTS, ["1,0", "0,1"] * 12)}, True),
     "a clinic's": (
@@ -53,8 +51,6 @@ NO_WORD = {  # tables that agree with the folders, that this program writes, or 
     "age and site": {"meta.csv": rows("image,age,site", PATIENTS, row="{path},{number},{label}")},
     "of the folders": {"meta.csv": rows("image,kind", PATIENTS, [path < "pd" for path in PATIENTS])},
     "predictions": {"predictions.csv": rows("path,class_1,probability_1,label", PATIENTS, row="{path},x,0.9,{label}")},
-    "suspects": {"suspects.csv": rows("path,label,predicted,label_probability", PATIENTS, row="{path},{label},x,0.1")},
-    "no name of a column": {"labels.csv": rows(",label", PATIENTS)},
     "other images": {"labels.csv": rows("image,label", [f"{number}.png" for number in range(24)])},
 }
 

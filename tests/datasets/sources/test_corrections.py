@@ -103,18 +103,6 @@ def test_an_image_is_moved_into_and_out_of_the_classes_that_stay(data, renames):
     assert classes_of(after)[fox] == new
 
 
-@pytest.mark.parametrize("only", [["pet", "=fox"], ["dog", "=fox"]])
-@pytest.mark.parametrize("name", ["pet", "cat", "dog"])
-def test_an_image_is_moved_into_a_merged_class_that_stays(data, only, name):
-    """Old names of classes mean their new ones."""
-    train, _ = read_splits(data)
-    moved = next(one for one in names_of(train) if one.startswith("=fox"))
-    part = data.model_copy(update={"only_classes": only, "rename": {"cat": "pet", "dog": "pet"}})
-    found = classes_of(*corrected(part, f"path,correction\n{moved},{name}\n"))
-    assert len(found) == 60
-    assert found[moved] == "pet"
-
-
 def test_a_number_is_the_only_class_that_yaml_reads_as_it(tmp_path):
     write_classes(tmp_path / "data", **{"007": 4, "8": 4, "true": 4, "08": 4})
     for given, names in (("[007, 8]", ["007", "8"]), ("[true, 08]", ["8", "true"])):

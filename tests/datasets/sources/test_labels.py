@@ -1,12 +1,8 @@
 """DATA.LABELS: labels in paths; the advice in errors about images without class folders trains when it is typed."""
 
 import pytest
-from conftest import GREY, TINY_VIT, line_of, read_result, refused, rows, told, train
-from source_helpers import classes_of, expand, options, read_splits, tree, typed, write_image
-
-from configs.command_line import parse_command_line
-from engine.commands.run import run
-from scripts import export
+from conftest import line_of, refused, told
+from source_helpers import classes_of, expand, options, read_splits, tree, typed
 
 NUMBERS = "{1,2,3,4,5,6,7,8}"
 READ = {  # files; DATA.LABELS; classes; images of train, val and perhaps test
@@ -122,22 +118,3 @@ def test_the_groups_in_class_folders_are_named(tmp_path):
     assert len({*train.groups}) == 6
     assert len({*val.groups}) == 2
     assert not {*train.groups} & {*val.groups}
-
-
-def test_a_run_is_evaluated_and_predicts_with_its_labels(tmp_path, cpu):
-    root = tmp_path / "data"
-    for path in (*expand(f"train/{{cat,dog}}.{NUMBERS}.jpg"), "test1/1.jpg", "test1/2.jpg"):
-        write_image(root / path, size=(8, 8))
-    flags = [f"-data_path={root}", "-batch_size=4", f"-output={tmp_path / 'out'}", "-num_workers=0"]
-    folder = train([*flags, "-opts", *TINY_VIT, *GREY, r"DATA.LABELS=(.+)\.\d+", "TRAIN.NUM_EPOCHS=1"], cpu)
-    assert read_result(folder)["finished"]
-    assert len(rows(folder)) == 1
-    file = tmp_path / "run.safetensors"
-    assert export.main([str(folder), "-format", "safetensors", "-no_check", f"-output={file}"]) == 0
-    for source in (f"-resume={folder}", f"-pretrained={file}"):
-        assert run(parse_command_line(["-eval", source, f"-output={tmp_path / 'eval'}"]), cpu) == 0
-    predict = ["-predict", str(root / "test1"), f"-resume={folder}", f"-output={tmp_path / 'predict'}"]
-    assert run(parse_command_line(predict), cpu) == 0
-    (table,) = tmp_path.glob("predict/**/predictions.csv")
-    assert table.read_text().count("\n") == 3
-    assert "cat" in table.read_text() or "dog" in table.read_text()

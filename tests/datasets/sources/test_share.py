@@ -53,11 +53,6 @@ def test_the_same_data_in_another_folder_have_the_same_share(kind, tmp_path):
     assert shares[0] == shares[1]
 
 
-def test_another_seed_of_the_split_takes_other_images(folder):
-    shares = [read({"path": folder, "fraction": 0.5, "split_seed": seed})[0] for seed in (0, 1)]
-    assert names_of(shares[0]) != names_of(shares[1])
-
-
 def test_whole_groups_are_taken(tmp_path):
     paths = (
         f"{name}/p{patient:02}_{shot}.jpg" for name in ("ill", "well") for patient in range(20) for shot in range(3)
@@ -133,13 +128,6 @@ def test_several_labels_share_all_images(tmp_path):
     labels = dict(zip(names_of(whole), whole.targets.tolist(), strict=True))
     assert len(part) == 4
     assert part.targets.tolist() == [labels[name] for name in names_of(part)]
-
-
-def test_digits_in_memory():
-    train, val = read({"path": "unused", "dataset": "digits", "fraction": 0.1, "only_classes": [3, 8]})
-    assert train.class_names == val.class_names == ["3", "8"]
-    assert counts(train) == {"3": 15, "8": 14}  # of 146 and 139
-    assert len(val) == 72
 
 
 def test_classes_without_images_in_a_split_are_refused(tmp_path):

@@ -3,7 +3,6 @@
 import io
 import json
 from collections import Counter
-from dataclasses import replace
 from hashlib import blake2b
 from unicodedata import normalize
 
@@ -71,7 +70,8 @@ def test_a_run_keeps_its_list():
     val, notes, _ = part(now, "val", run, val_fraction=0.2)
     assert set(val) == held_out - {run.held_out[0]}
     (note,) = notes
-    assert all(number in note for number in ("Warning", "20 image(s) were added", "1 of 4 held-out", "1 of 16 train"))
+    assert note.startswith("Warning: ")
+    assert "lack 1 of the 4 held-out" in note
     resumed = part(now, "train", run, val_fraction=0.2)[2]
     assert resumed.held_out == run.held_out
     assert len(resumed.trained) == 16 + 20  # the missing ones may come back
@@ -287,15 +287,6 @@ def test_no_fold_is_empty_if_there_are_as_many_groups():
         counts = Counter(image[1:] for image in images)
         ill = [sum(counts[1, group] > counts[0, group] for group in fold) for fold in found]
         assert max(ill) - min(ill) <= 1 and max(map(len, found)) - min(map(len, found)) <= 2, number
-
-
-def test_a_run_keeps_its_list_of_groups():
-    hospitals = of_hospitals([(16, 4), (14, 2), (12, 4), (3, 15), (4, 12)])
-    run = part_of(hospitals, "train", folds=5, fold=3)[2]
-    assert read_again(run, {"GROUPS": "(x)", "FOLDS": 5, "FOLD": 3}) == [run, run]
-    older = replace(run, held_out_groups=("h0", "h4"))  # as another version may have cut them
-    resumed = part_of(hospitals, "train", older, folds=5, fold=3)[2]
-    assert resumed.held_out_groups == older.held_out_groups
 
 
 IMAGES = [(f"{group % 2}/p{group}_{shot}.jpg", group % 2, f"p{group}") for group in range(8) for shot in range(3)]
