@@ -389,9 +389,11 @@ def is_contradiction(error: ErrorDetails) -> bool:
 def mistakes_in(errors: Sequence[ErrorDetails], table: OptionTable) -> UserError:
     """A line for each mistake, with the file and line or the flag, and the key; the first of a key."""
     given = [error for error in errors if table.origin(_key_of(error))]
-    by_key = {_key_of(error): error for error in reversed(given or errors)}  # others follow from the given ones
-    lines = [_error_line(key, error, table) for key, error in reversed(by_key.items())]
-    return combine_findings(f"{len(lines)} options are wrong:", lines)
+    lines = dict[str, str]()
+    for error in given or errors:  # others follow from the given ones
+        key = _key_of(error)
+        lines.setdefault(key, _error_line(key, error, table))
+    return combine_findings(f"{len(lines)} options are wrong:", [*lines.values()])
 
 
 def _key_of(error: ErrorDetails) -> str:

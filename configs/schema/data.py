@@ -12,7 +12,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
 from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, Range, Section, option, texts_of
 from configs.yaml_io import shorten
-from utils.errors import did_you_mean
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
 MAX_PIXELS = 64_000_000
@@ -249,8 +248,8 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         kwargs = self.kwargs or {}
         for key in kwargs:
             if key not in data_set.options:
-                hint = did_you_mean(key, data_set.options) or f" (options: {', '.join(data_set.options) or 'none'})"
-                yield f"KWARGS: {shorten(key)} is no option of {shorten(self.dataset)}{hint}"
+                known = ", ".join(data_set.options) or "none"
+                yield f"KWARGS: {shorten(key)} is no option of {shorten(self.dataset)}; known: {known}"
         if data_set.torchvision == "EMNIST" and "split" not in kwargs:
             yield "KWARGS: EMNIST has six versions; name one, as -opts 'DATA.KWARGS={split: balanced}'"
 

@@ -56,8 +56,6 @@ def test_xcit_with_a_teacher_distils_as_paddlevits_script_does():
 
 
 def test_an_evaluation_needs_no_distillation_of_the_teacher():
-    with refused("needs a distillation"):
-        parse("MODEL.TYPE=xcit", "TRAIN.DISTILLATION_TYPE=none", flags=[TEACHER])
     assert parse("SEED=0", flags=[TEACHER, "-eval", "-pretrained=a.pth"]).eval.enabled
 
 

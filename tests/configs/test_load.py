@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -217,13 +218,15 @@ def test_a_recipe_data_or_a_model_selects_a_run(capsys):
 
 MISMATCHES = """
 SEED=1 | SEED 0, this run has 1
-DATA={FOLDS: 5, FOLD: 1} | DATA.FOLD 0, this run has 1
+'DATA={FOLDS: 5, FOLD: 1}' | DATA.FOLD 0, this run has 1
 MODEL.DEPTH=3 | MODEL.DEPTH 12, this run has 3
 DATA.DATA_PATH=./data/ |
 TRAIN.NUM_EPOCHS=299 | TRAIN.NUM_EPOCHS 300, this run has 299
 TRAIN.NUM_EPOCHS=301 |
 TRAIN.ACCUM_ITER=2 |
 MODEL.FUSED_BLOCKS=false |
+TRAIN.BASE_LR=0.5 | TRAIN.BASE_LR 0.003, this run has 0.5
+EVAL.ENABLED=true MODEL.RESUME=auto TRAIN.BASE_LR=0.5 |
 """
 
 
@@ -232,14 +235,8 @@ def test_first_difference(tmp_path, option, difference):
     argv = ["-dataset=csv", "-data_path=data"]
     folds = ", FOLDS: 5, FOLD: 0" if "FOLD" in option else ""
     (tmp_path / "config.yaml").write_text(f"NAME: other\nDATA: {{DATASET: csv, DATA_PATH: data{folds}}}")
-    config = config_for(*argv, "-opts", option)
+    config = config_for(*argv, "-opts", *shlex.split(option))
     assert experiment_mismatch(tmp_path / "config.yaml", config) == (difference or None)
-
-
-def test_an_evaluation_ignores_options_of_the_training(tmp_path):
-    (tmp_path / "config.yaml").write_text("DATA: {DATASET: digits}\nTRAIN: {BASE_LR: 0.1}\nNAME: other")
-    config = config_for("-dataset=digits", "-eval", "-resume=auto")
-    assert experiment_mismatch(tmp_path / "config.yaml", config) is None
 
 
 def test_unreadable_options_do_not_match(tmp_path):
@@ -247,31 +244,29 @@ def test_unreadable_options_do_not_match(tmp_path):
     assert "expected `KEY: value` lines" in experiment_mismatch(tmp_path / "config.yaml", config_for())
 
 
-def test_a_rate_of_0_is_timms_own_in_runs_of_before_alone(tmp_path):
-    before = "MODEL: {TYPE: timm, NAME: nest_tiny, DROPPATH: 0.0, DROPOUT: 0.0}"
+RATES = "MODEL: {TYPE: timm, NAME: nest_tiny, DROPPATH: 0.0, DROPOUT: 0.0}"
+SGD = "TRAIN: {OPTIMIZER: {NAME: SGD}}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rate", "optimizer"),
+    [
+        (RUN_OPTIONS, "", None, "nesterov"),
+        (RUN_OPTIONS, "VERSION: 0.3.0\n", 0.0, "SGD"),
+        ("recipe.yaml", "", 0.0, "SGD"),
+    ],
+)
+def test_runs_of_before_alone_keep_the_meanings_of_their_options(name, text, rate, optimizer, tmp_path):
+    """A rate of 0 was timm's own, and SGD had Nesterov momentum."""
     (tmp_path / STATUS).write_text("{}")
-    for name, text, rate in (
-        (RUN_OPTIONS, before, None),
-        (RUN_OPTIONS, f"VERSION: 0.3.0\n{before}", 0.0),
-        ("recipe.yaml", before, 0.0),
-    ):
-        (tmp_path / name).write_text(text)
-        model = config_for(f"-cfg={tmp_path / name}").model
-        assert (model.droppath, model.dropout) == (rate, rate), text
+    (tmp_path / name).write_text(f"{text}{RATES}\n{SGD}")
+    config = config_for(f"-cfg={tmp_path / name}")
+    assert (config.model.droppath, config.model.dropout, config.train.optimizer.name) == (rate, rate, optimizer)
+
+
+def test_a_rate_of_0_of_before_is_no_change():
     now = config_for("-opts", "MODEL={TYPE: timm, NAME: nest_tiny}")
     same = parse_value(to_yaml(now))
     same["MODEL"] |= {"DROPPATH": 0.0, "DROPOUT": 0.0}
     same.pop("VERSION", None)
     assert changed_options(write_yaml(same), to_yaml(now)) == {}
-
-
-def test_sgd_keeps_its_nesterov_momentum_in_runs_of_before_alone(tmp_path):
-    (tmp_path / STATUS).write_text("{}")
-    before = "TRAIN: {OPTIMIZER: {NAME: SGD}}"
-    for name, text, meaning in (
-        (RUN_OPTIONS, before, "nesterov"),
-        (RUN_OPTIONS, f"VERSION: 0.3.0\n{before}", "SGD"),
-        ("recipe.yaml", before, "SGD"),
-    ):
-        (tmp_path / name).write_text(text)
-        assert config_for(f"-cfg={tmp_path / name}").train.optimizer.name == meaning

@@ -67,7 +67,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -opts DATA.FOLD=5 DATA.FOLDS=5 | FOLD
 -opts DATA.FOLD=0 DATA.FOLDS=5 DATA.VAL_FRACTION=0.2 | FOLDS
 -dataset=cifar10 -opts 'DATA.GROUPS=(p)' | DATA.GROUPS
--dataset=torch/dtd -opts 'DATA.KWARGS={partitoin: 2}' | ; did you mean partition?
+-dataset=torch/dtd -opts 'DATA.KWARGS={partitoin: 2}' | known: partition
 -dataset=torch/emnist | DATA.KWARGS={split:
 -dataset=folder -opts DATA.DOWNLOAD=true | DATA.DOWNLOAD
 -dataset=folder -opts DATA.LABELS=.+_ | DATA.LABELS  # an expression without a group
