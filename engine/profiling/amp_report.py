@@ -90,8 +90,6 @@ def describe_safe(values: Values) -> list[str]:
     gradients = f"the largest gradient, {three_digits(gradient)} in {place(steepest)}, {margin(gradient)}"
     safe = f"float16 is safe at loss scale {values.scale:g}: {fits},"
     lost_gradients = f"at most {lost:.2%} of the gradients of a block are lost."
-    if values.precision.scaler.dynamic:
-        lost_gradients += " The first steps, whose gradients are others, may be skipped until the scale fits them."
     return [safe, f"{gradients}; {lost_gradients}"]
 
 

@@ -73,13 +73,7 @@ def open_new_folder(
     name = prefix + command.run_name
     made = str(make_run_folder(Path(command.config.save), name)) if context.is_main else ""
     folder = Path(broadcast_object(made, context))
-    try:
-        enter_folder(folder, command, context, logger, steps_done=0, **values)
-    except UserError:
-        if context.is_main:
-            with suppress(OSError):  # it is not empty
-                folder.rmdir()
-        raise
+    enter_folder(folder, command, context, logger, steps_done=0, **values)
     return folder
 
 
