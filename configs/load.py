@@ -372,10 +372,10 @@ def _decoded(value: Any) -> Any:
     """The value with each text in it read as YAML; a tuple of Python is a list."""
     if isinstance(value, list):
         return [*map(_decoded, value)]
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value.strip():
         return value
     try:
-        read = parse_value(value.replace("(", "[").replace(")", "]"))
+        read = parse_value(value.replace("(", "[").replace(")", "]") if value.startswith("(") else value)
     except UserError:
         return value
     return value if isinstance(read, dict) else read
