@@ -15,8 +15,6 @@ GONE_KEYS: dict[str, tuple[Any, str]] = {
     "DATA.NEAR_COPIES": (False, "remove it"),
     "LOSS.SUM_CLASSES": (False, "use the mean over the classes, and with SGD a TRAIN.BASE_LR times their number"),
     "PARALLEL.COMM_HOOK": ("none", "use AMP.LEVEL=O2, which exchanges 16 bits"),
-    "MODEL.LORA.DROPOUT": (0.0, "use MODEL.DROPOUT"),
-    "MODEL.LORA.TARGETS": (None, "remove it: all linear layers in blocks have adapters"),
     "PARALLEL.OFFLOAD": (False, "use MODEL.GRAD_CHECKPOINTING=true, or more devices"),
     "PARALLEL.REDUCE_DTYPE": ("float32", "use AMP.LEVEL=O2, which exchanges 16 bits"),
     "PARALLEL.SHARDS_PER_GROUP": (None, "use PARALLEL.STRATEGY=fsdp"),

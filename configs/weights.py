@@ -72,7 +72,7 @@ def _refuse_parts(path: Path) -> None:
         program = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {shlex.quote(str(folder))}"
         raise UserError(f"{path}: is of torch.distributed.checkpoint; give what this writes: {program} weights.pth")
     if os.path.isfile(folder / "adapter_config.json"):
-        fix = "save the state_dict of peft's model.merge_and_unload(), and give that file"
+        fix = "give the state_dict of peft's model.merge_and_unload(), or best.pth of the run"
         raise UserError(f"{path}: is an adapter without the weights that it belongs to; {fix}")
 
 

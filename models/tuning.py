@@ -10,9 +10,14 @@ names of the state dict stay; `lora_A` and `lora_B` are added.
 Legend: O output features, I input features, R rank.
 """
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from safetensors.torch import save
 from timm.models import group_parameters
 from torch import nn
 
@@ -20,7 +25,8 @@ from configs.schema.model import Lora, Model
 from models.blocks import add_mixin, blocks_of
 from models.timm_model import classifiers
 from models.weights.names import State
-from utils.errors import UserError
+from utils.errors import UserError, did_you_mean
+from utils.files import atomic_write, make_own_folder
 from utils.torch_compat import BatchNorm
 
 
@@ -101,6 +107,7 @@ def _set_modes(module: nn.Module, after: bool) -> bool:
 
 
 A, B = "lora_A", "lora_B"
+_Layers = dict[str, nn.Linear]  # by their paths
 
 
 def effective_weight(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -110,41 +117,82 @@ def effective_weight(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alp
 
 
 class _Adapted(nn.Module):
-    """A mix-in for the class of a linear layer: its `weight` is the effective one."""
+    """A mix-in for the class of a linear layer: its `weight` is the effective one.
+
+    With DROPOUT, a step in training sets columns of A to zero. peft drops the inputs of A, separately for each token;
+    a parametrization does not see the tokens, so one mask holds for all tokens of a pass.
+    """
 
     lora_A: torch.Tensor
     lora_B: torch.Tensor
     lora_alpha: float
+    lora_dropout: float
 
     @property
     def weight(self) -> torch.Tensor:
         weight = self._parameters["weight"]
+        a = self.lora_A
         assert weight is not None
-        return effective_weight(weight, self.lora_A, self.lora_B, self.lora_alpha)
+        if self.training and self.lora_dropout:
+            a = a * F.dropout(torch.ones_like(a[:1]), self.lora_dropout)
+        return effective_weight(weight, a, self.lora_B, self.lora_alpha)
 
 
 def add_adapters(model: nn.Module, options: Lora, name: str) -> None:
-    """Freezes the backbone and adapts the linear layers inside blocks. B is zero: the outputs stay the same.
+    """Freezes the backbone and adapts linear layers. B is zero: the outputs stay the same.
 
-    Layers that mix attention heads (CaiT) may have fewer features than the rank, and stay as they are.
-    Raises UserError: there is no layer.
+    TARGETS names the layers, as peft reads it, by whole paths or their ends. null: those inside blocks; layers that mix
+    attention heads (CaiT) may have fewer features than the rank, and stay as they are.
     """
+    in_heads = {module for head in classifiers(model) for module in head.modules()}
+    linear = {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module not in in_heads and "weight" in module._parameters
+    }
+    if options.targets is None:
+        layers = _layers_in_blocks(model, linear, options.rank, name)
+    else:
+        layers = _named_layers(linear, options.targets, name)
     model.requires_grad_(False)
-    inside = {module for block in blocks_of(model) for module in block.modules() if isinstance(module, nn.Linear)}
-    in_order = [module for module in model.modules() if module in inside and "weight" in module._parameters]
-    layers: list[Any] = [layer for layer in in_order if min(layer.weight.shape) >= options.rank]
-    if not layers:
-        problem = f"{name} has no linear layers in a list of blocks that are {options.rank} wide (MODEL.LORA.RANK)"
-        raise UserError(f"MODEL.TUNE lora: {problem}; use head or full")
-    for layer in layers:
+    for path, layer in layers.items():
+        width = min(layer.in_features, layer.out_features)
+        if options.rank > width:
+            raise UserError(f"MODEL.LORA.RANK {options.rank}: {path} is only {width} wide; lower it, or change TARGETS")
         a = layer.weight.new_empty((options.rank, layer.in_features))
         b = layer.weight.new_zeros((layer.out_features, options.rank))
         adapted = add_mixin(layer, _Adapted)
         adapted.lora_A = nn.Parameter(nn.init.kaiming_uniform_(a, 5**0.5))
         adapted.lora_B = nn.Parameter(b)
         adapted.lora_alpha = options.alpha
+        adapted.lora_dropout = options.dropout
     for head in classifiers(model):
         head.requires_grad_(True)
+
+
+def _layers_in_blocks(model: nn.Module, linear: _Layers, rank: int, name: str) -> _Layers:
+    """Raises UserError: there is none."""
+    inside = {module for block in blocks_of(model) for module in block.modules()}
+    layers = {path: layer for path, layer in linear.items() if layer in inside}
+    if not layers:
+        raise UserError(f"MODEL.TUNE lora: {name} has no linear layers in a list of blocks; use head or full")
+    wide = {path: layer for path, layer in layers.items() if min(layer.weight.shape) >= rank}
+    return wide or layers  # all are narrower: the caller names one
+
+
+def _named_layers(linear: _Layers, targets: Sequence[str], name: str) -> _Layers:
+    """Raises UserError: a target is the end of no path."""
+    ends = tuple(f".{target}" for target in targets)
+    for target, end in zip(targets, ends, strict=True):
+        if not any(f".{path}".endswith(end) for path in linear):
+            hint = did_you_mean(target, {path.rpartition(".")[2] for path in linear})
+            raise UserError(f"MODEL.LORA.TARGETS: {target[:80]} is no linear layer of {name}{hint}")
+    return {path: layer for path, layer in linear.items() if f".{path}".endswith(ends)}
+
+
+def adapter_size(model: nn.Module) -> int:
+    """The number of parameters in adapters."""
+    return sum(value.numel() for path, value in model.named_parameters() if path.endswith((f".{A}", f".{B}")))
 
 
 def merge_adapters(state: State, alpha: float) -> State:
@@ -156,3 +204,28 @@ def merge_adapters(state: State, alpha: float) -> State:
             weight, a, b = (state[f"{layer}.{other}"].float() for other in ("weight", A, B))
             merged[f"{layer}.weight"] = effective_weight(weight, a, b, alpha)
     return merged
+
+
+PEFT_FOLDER, _PREFIX = "adapter", "base_model.model."
+
+
+def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Module, options: Lora) -> None:
+    """Writes `adapter_model.safetensors`, with the trained head, and `adapter_config.json` beside a checkpoint.
+
+    `PeftModel.from_pretrained(model, folder)` opens the folder, with timm's model as base. Raises OSError.
+    """
+    state = content["state_dict_ema"] or content["model"]
+    heads = [path for path, module in model.named_modules() if module in classifiers(model)]
+    names = {name: f"{name}.weight" for name in state if name.endswith((f".{A}", f".{B}"))}
+    targets = [name.removesuffix(f".{A}") for name in names if name.endswith(f".{A}")]
+    names |= {name: name for name in state if name.startswith(tuple(f"{head}." for head in heads))}
+    tensors = {f"{_PREFIX}{to}": state[name] for name, to in names.items()}
+    config = {
+        "peft_type": "LORA", "r": options.rank, "lora_alpha": options.alpha, "lora_dropout": options.dropout,
+        "target_modules": targets, "modules_to_save": heads, "bias": "none", "inference_mode": True,
+    }  # fmt: skip
+    folder = checkpoint.with_name(PEFT_FOLDER)
+    make_own_folder(folder)
+    float32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
+    atomic_write(folder / "adapter_model.safetensors", save(float32, {"format": "pt"}))
+    atomic_write(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")

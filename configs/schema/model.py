@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import PlainSerializer, PlainValidator, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from configs.schema.data import IMAGENET_CLASSES
-from configs.schema.section import Name, OptionalPath, Probability, Section, as_tuple, option
+from configs.schema.section import Name, OptionalPath, Probability, Section, as_names, as_tuple, option
 
 # MODEL.TYPE -> the keys of PaddleViT's files that have one possible value, and this value; null: also false; ...: any
 # value, since the key has no effect. They are in no field.
@@ -112,6 +112,10 @@ class Lora(Section):
 
     rank: int = option(8, "rank of an adapter: the rows of A, the columns of B", ge=1)
     alpha: float = option(16.0, "an adapter adds ALPHA / RANK * B A to the weight of its layer", gt=0)
+    targets: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(as_names)] | None = option(
+        None, "linear layers with adapters: paths or their ends, as [qkv, mlp.fc1]; null: all inside blocks"
+    )
+    dropout: float = option(0.0, "dropout rate of A's inputs; one mask for all tokens of a forward pass", ge=0, lt=1)
 
 
 class Model(Section):

@@ -16,13 +16,14 @@ from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
 from configs.yaml_io import format_value
 from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
-from engine.checkpoint.run_folder import AVERAGE
+from engine.checkpoint.run_folder import AVERAGE, BEST
 from engine.checkpoint.weights_record import ENTRY, decision_to_entries, read_decision
-from engine.progress import EpochProgress, Metrics, TrainClock
+from engine.progress import EpochProgress, Metrics, Observer, TrainClock
 from engine.run.cost import count_parameters
 from engine.run.log import RunLogger
 from engine.training.optimizer import set_lr, zero_momentum
 from engine.training.step import TrainState
+from models.tuning import adapter_size, write_peft_folder
 from utils.errors import Unavailable, UserError
 from utils.files import tensor_bytes
 from utils.notes import Note
@@ -138,6 +139,23 @@ def take_snapshot(
         "plugins": {plugin.entry: plugin.text for plugin in running_plugins()},
     }
     return state.strategy.gather(content)
+
+
+class PeftFolder(Observer):
+    """Writes the adapters, if there are any, of the best checkpoint; of the last one until there is a best one."""
+
+    def __init__(self, state: TrainState, logger: RunLogger) -> None:
+        self._model = state.meta_model
+        self._lora = state.config.model.lora
+        self._logger = logger
+
+    def after_save(self, path: Path, content: dict[str, Any]) -> None:
+        if not adapter_size(self._model) or (content["best"] and path.name != BEST):
+            return
+        try:
+            write_peft_folder(path, content, self._model, self._lora)
+        except OSError as error:  # the checkpoint has the adapters, too
+            self._logger.warn(f"the adapters cannot be written for peft: {error}")
 
 
 def space_notes(state: TrainState, run_folder: Path | None) -> list[Note]:

@@ -25,7 +25,7 @@ from engine.run.reporter import log_validation
 from engine.training.optimizer import UntrainedParameters
 from engine.training.outputs import RunOutputs, RunReport
 from engine.training.session import Session
-from engine.training.snapshot import SaveTrigger, best_entry, take_snapshot
+from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
 from engine.training.train_batch import TrainBatch
 from utils.distributed import RankExchange, broadcast_object, call_on_main
@@ -94,7 +94,7 @@ class Trainer:
         if is_new:
             observers.append(UntrainedParameters(self.state.precision.weights.compute, self.logger))
         observers += [self.eval_images, TrainBatch(self.session, self.outputs), self.baseline]
-        return observers
+        return [*observers, PeftFolder(self.state, self.logger)]
 
     @property
     def progress(self) -> EpochProgress:

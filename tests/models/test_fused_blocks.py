@@ -107,7 +107,7 @@ def with_kernels(blocks, x):
 def test_fused_blocks_are_as_exact_as_autocast(has_adapters, stream, batch):
     model = make_model()
     if has_adapters:
-        add_adapters(model, Lora(RANK=2), "vit")
+        add_adapters(model, Lora(RANK=2, TARGETS=["qkv", "proj"]), "vit")
         for name, parameter in model.named_parameters():
             if "lora" in name:
                 parameter.data.normal_()

@@ -152,7 +152,8 @@ REFUSED = r"""
 -model=inception_v3 -opts MODEL.TUNE=last:1 | last:1: inception_v3 has no list of blocks; use head or full
 -model=lowformer_b0 -opts MODEL.TUNE=lora | lora: lowformer_b0 has no linear layers in a list of blocks
 VIT MODEL.TUNE=last:5 | last:5: vit has 4 blocks
-VIT MODEL.TUNE=lora MODEL.LORA.RANK=25 | vit has no .* 25 wide
+VIT MODEL.TUNE=lora MODEL.LORA.RANK=25 | RANK 25: blocks\.0\.attn\.qkv is only 24 wide
+VIT MODEL.TUNE=lora MODEL.LORA.TARGETS=[qvk] | TARGETS: qvk .* qkv
 VIT MODEL.FEATURES=token MODEL.GLOBAL_POOL=avg | MODEL.FEATURES token:
 VIT MODEL.STEM=resnet10 | resnet10t
 VIT MODEL.STEM=resnet10t MODEL.PATCH_SIZE=4 | PATCH_SIZE of 8, 16 or 32

@@ -149,7 +149,7 @@ def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, level, t
     pretrained = trained_digits("TRAIN.MAX_STEPS=3") / "last.pth"
     argv = ["-amp", f"-pretrained={pretrained}", *digits_argv, f"MODEL.TUNE={tune}", f"AMP.LEVEL={level}"]
     argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5", "TRAIN.NUM_EPOCHS=1", "TRAIN.ACCUM_ITER=2"]
-    argv += ["MODEL.DROPOUT=0.1", "TRAIN.HEAD_LR_SCALE=3.0"]
+    argv += ["MODEL.DROPOUT=0.1", "MODEL.LORA.DROPOUT=0.1", "TRAIN.HEAD_LR_SCALE=3.0"]
     uninterrupted = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=8"]) / "last.pth")
     stopped = train([*argv, "TRAIN.MAX_STEPS=4"])
     resumed = load_checkpoint(train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=8"]) / "last.pth")

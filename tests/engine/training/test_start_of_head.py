@@ -16,6 +16,7 @@ from conftest import (
     states,
     train,
 )
+from safetensors.torch import load_file
 from torch import nn
 
 from configs.schema.model import Model
@@ -25,6 +26,7 @@ from engine.features.classifiers import fit_probe
 from models.tuning import merge_adapters, set_training
 from models.weights.read import read_weights
 from scripts import export
+from utils.files import read_json
 
 pytestmark = pytest.mark.usefixtures("few_penalties")
 
@@ -164,3 +166,12 @@ def test_a_later_run_starts_from_the_merged_weights(adapted, digits_argv, traine
     torch.save(damaged, later / "damaged.pth")
     with pytest.raises(Exception, match=r"damaged\.pth: is damaged"):
         _ = read_weights(str(later / "damaged.pth")).tensors
+
+
+def test_the_folder_for_peft_has_the_best_adapters_and_head(adapted):
+    tensors, state = load_file(adapted / "adapter" / "adapter_model.safetensors"), load_checkpoint(adapted / "best.pth")
+    names = {f"base_model.model.{name}{'.weight' if '.lora_' in name else ''}": name for name in state["model"]}
+    assert {names[name] for name in tensors} == {n for n in state["model"] if ".lora_" in n or n.startswith("head.")}
+    assert all(torch.equal(tensor, state["model"][names[name]]) for name, tensor in tensors.items())
+    config = read_json(adapted / "adapter" / "adapter_config.json")
+    assert (config["r"], config["lora_alpha"], len(config["target_modules"])) == (4, 10, 8)
