@@ -4,6 +4,7 @@ The entry `class_names` is None if the data has no names, `split` if the data ca
 """
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from engine.checkpoint.processor import published_in
 from engine.checkpoint.run_folder import HELD_OUT_FILE
 from models.timm_model import RESIZE, check_kwargs, preprocessing_of, published_preprocessing
-from models.weights.read import WeightsFile, read_weights, size_of_positions, with_tensors
+from models.weights.read import WeightsFile, map_tensor, read_weights, size_of_positions, with_tensors
 from utils.errors import UserError, first_line, to_single_line
 from utils.file_formats.hf_folder import (
     CONFIG,
@@ -48,7 +49,7 @@ from utils.file_formats.hf_folder import (
     model_folder,
     read_config,
 )
-from utils.file_formats.pickles import ArrayRecord, Inert
+from utils.file_formats.pickles import ArrayRecord, Inert, TensorRecord
 from utils.files import atomic_write
 
 ENTRY = "split"
@@ -61,9 +62,10 @@ _NAME_ENTRIES = (  # the first one decides
     "class2idx", "idx2class", "class_mapping", "label_map", "label_encoder",
 )  # fmt: skip
 _MAYBE_NAMES = ("target_names", "categories", "labels", "names", "vocab")  # unless they are numbers
+_LISTS_OF_OBJECTS = ("classes_", "items")  # of scikit-learn's LabelEncoder; of fastai's CategoryMap, and of its `L`
 _NO_NAME, _NUMBER = re.compile(r"LABEL_\d+"), re.compile(r"LABEL_\d+|\d+")  # transformers', without names
 _MAX_FLOAT = float(np.finfo(np.float32).max)
-_MAX_NAMES_BYTES = 10**7  # of an array
+_MAX_NAMES_BYTES, _MAX_NUMBERS = 10**7, 10**4  # of an array
 
 
 def split_to_entry(split: RunSplit | None) -> dict[str, Any] | None:
@@ -348,20 +350,26 @@ def _entries_of(content: Any) -> Mapping[Any, Any]:
 
 
 def _plain(content: Any) -> Any:
-    """Lists, dicts and texts in place of arrays and of dicts of other classes; else the content itself.
+    """Lists, dicts, texts and numbers in place of arrays, tensors and objects; else the content itself.
 
-    Raises an exception of any type for an array that is damaged, of numbers, or of more memory than names take.
+    Objects: dicts of other classes, scikit-learn's LabelEncoder, fastai's CategoryMap of an `L`.
+    Raises an exception of any type for a damaged array, and for one that takes more memory than names do.
     """
-    entries = _entries_of(content)
+    entries, attributes = _entries_of(content), getattr(content, "attributes", {})
+    for name in _LISTS_OF_OBJECTS:
+        if name in attributes:
+            return _plain(attributes[name])
     if entries:
-        return {key: _plain(value) for key, value in entries.items()}
+        return {_plain(key): _plain(value) for key, value in entries.items()}
     if isinstance(content, list | tuple):
         return list(map(_plain, content))
-    if not isinstance(content, ArrayRecord):
-        return content
-    if len(content.content) > _MAX_NAMES_BYTES or content.dtype.code[0] not in "UO":
-        raise ValueError("no names")
-    return content.content if isinstance(content.content, list) else content.array().tolist()
+    if isinstance(content, TensorRecord) and math.prod(content.shape) < _MAX_NUMBERS:
+        return map_tensor(content).tolist()
+    if isinstance(content, ArrayRecord):
+        if len(content.content) > _MAX_NAMES_BYTES or (content.shape and content.dtype.code[0] not in "UO"):
+            raise ValueError("no names")
+        return content.content if isinstance(content.content, list) else content.array().tolist()
+    return content
 
 
 def record_in(weights: WeightsFile) -> WeightsRecord | None:

@@ -113,8 +113,8 @@ def held_bytes(model: nn.Module, precision: Precision, images: torch.Tensor) -> 
 
 @pytest.mark.parametrize(
     "name, size, share",
-    [
-        ("vit_tiny_patch16_224", 64, 0.68),
+    [  # the last product of ConvNeXt's blocks is stored: layer scale needs it. Without it: 0.54, 16% more computation
+        ("vit_tiny_patch16_224", 64, 0.63),
         pytest.param("swin_tiny_patch4_window7_224", 64, 0.68, marks=pytest.mark.slow),
         ("convnext_atto", 64, 0.64),
         ("resnet18", 64, 0.87),
@@ -134,6 +134,7 @@ def test_the_memory_of_an_image_in_o1(name, size, share):
 
 
 def test_products_are_computed_once():
+    """The last one of a block, too, although it is not stored: no backward pass needs its result."""
     counts = []
     for mode in ("false", "cheap", "true"):
         model, _, shape = new_model([*VIT[: -len(RANDOM)], "MODEL.ATTENTION=fused"], mode)
@@ -193,11 +194,20 @@ class ChangesItsProduct(nn.Module):
         return self.fc(x).mul_(2).exp()
 
 
+class CallsWhatIsInside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([ChangesItsProduct()])
+
+    def forward(self, x):
+        return self.blocks[0].fc(x)
+
+
 @pytest.mark.parametrize(
     "model, reason",
     [
         (nn.Sequential(OrderedDict(blocks=nn.Sequential(ChangesItsProduct()))), "mutated.*true$"),
-        (nn.Linear(4, 4), "no blocks"),
+        (CallsWhatIsInside(), "no blocks"),
     ],
 )
 def test_a_block_that_changes_what_is_stored_is_refused(model, reason):

@@ -254,12 +254,22 @@ def test_a_list_of_classes_that_cannot_be_used_is_one_line(content, tmp_path):
     assert f"DATA.CLASSES: {tmp_path / 'list'}: " in line_of(read_class_list, tmp_path / "list")
 
 
+class Inner:
+    """An object of another program."""
+
+    def __init__(self, **attributes):
+        self.__dict__ |= attributes
+
+
 OTHERS = {
     "scikit-learn's classes_": {"classes": np.array(["dog", "cat", "bee"], dtype=object)},
     "MMPretrain": {"meta": {"epoch": 1, "dataset_meta": {"classes": ("dog", "cat", "bee")}}},
     "transformers": {"config": {"label2id": {"dog": 0, "cat": 1, "bee": 2}}},
     "Lightning": {"datamodule_hyper_parameters": {"class_names": ["dog", "cat", "bee"]}},
     "a Namespace": {"args": Namespace(classes=["dog", "cat", "bee"])},
+    "numpy's keys": {"idx_to_class": {np.int64(0): "dog", np.int64(1): "cat", np.int64(2): "bee"}},
+    "scikit-learn's LabelEncoder": {"label_encoder": Inner(classes_=np.array(["dog", "cat", "bee"], dtype=object))},
+    "fastai's vocab": {"vocab": Inner(o2i={"dog": 0, "cat": 1, "bee": 2}, items=Inner(items=["dog", "cat", "bee"]))},
 }
 
 
