@@ -11,9 +11,12 @@ import argparse
 import random
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -40,6 +43,7 @@ from scripts.benchmarks.programs import (
 )
 from scripts.benchmarks.turns import (
     CORES,
+    SPEED,
     Columns,
     Figures,
     compare,
@@ -142,13 +146,27 @@ def main(argv: list[str]) -> int:
 
         first, *others = contenders
         pairs = [(other, first) for other in others] if flags.modes else RATIOS
-        compare(SCRIPT, argv, size, contenders, flags.rounds, measure, tables, flags.json, pairs)
+        compare(SCRIPT, argv, size, contenders, flags.rounds, measure, partial(tables, size), flags.json, pairs)
     return 0
 
 
-def tables(figures: Figures) -> list[str]:
+def tables(batch_size: int, figures: Figures) -> list[str]:
     columns: Columns = {"images/s": speed, "CPU cores": lambda one: median_and_range(one[CORES], ".1f")}
-    return [figures_table(figures, columns | {"peak memory (GB)": memory})]
+    return [figures_table(figures, columns | {"peak memory (GB)": memory}), duration_table(figures, batch_size)]
+
+
+def duration_table(figures: Figures, batch_size: int) -> str:
+    """Seconds per 100 iterations of each round, as on PaddleViT's page of AMP; iterations/s as Colossal-AI's."""
+
+    def seconds(one: dict[str, Any]) -> list[float]:
+        return [100 * batch_size / speed for speed in one[SPEED]]
+
+    columns: Columns = {
+        "rounds": lambda one: ", ".join(f"{value:.3f}" for value in seconds(one)),
+        "mean (s)": lambda one: f"{mean(seconds(one)):.3f}",
+        "iterations/s": lambda one: f"{mean(one[SPEED]) / batch_size:.3f}",
+    }
+    return f"Seconds per 100 iterations:\n\n{figures_table(figures, columns)}"
 
 
 def benchmark_parser() -> argparse.ArgumentParser:

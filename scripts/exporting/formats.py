@@ -36,18 +36,14 @@ def check_target(target: Path, kind: str, weights: Path) -> None:
 
     weights: the file to export, or the folder of its run.
     """
-    is_folder = kind in FOLDERS
-    inside = {path.name for path in target.iterdir()} if target.is_dir() else set()
-    strangers = inside - FOLDERS.get(kind, set())
-    is_source = target.is_file() and target.resolve() == weights.resolve()
-    is_other = bool(strangers) or (target.exists() and not target.is_dir())
-    suffix = f".{FORMATS[kind].suffix.rpartition('.')[2]}"
-    problems = {
-        "is the file to export; give another path with -output": is_source,
-        "is not an exported folder; give another path with -output": is_folder and is_other,
-        "is a folder; give the name of a file in it": not is_folder and target.is_dir(),
-        f"must end with {suffix}; add it": not is_folder and target.suffix != suffix,
-    }
-    for problem, applies in problems.items():
-        if applies:
-            raise UserError(f"-output {target}: {problem}")
+    if kind in FOLDERS:
+        is_right = not target.exists()
+        if target.is_dir():
+            is_right = {path.name for path in target.iterdir()} <= FOLDERS[kind]
+        need = "a new folder, or one that was exported"
+    else:
+        suffix = f".{FORMATS[kind].suffix.rpartition('.')[2]}"
+        is_right = target.suffix == suffix and not target.is_dir() and target.resolve() != weights.resolve()
+        need = f"another file, whose name ends with {suffix}"
+    if not is_right:
+        raise UserError(f"-output {target}: give {need}")

@@ -64,6 +64,11 @@ def test_a_difference_is_shown_with_its_standard_error():
     assert line == "ours - timm: -0.93 points, standard error 0.58"
 
 
+def test_durations_are_those_of_100_iterations():
+    table = benchmark_train.duration_table({"a": {"images_per_second": [32.0, 16.0]}}, batch_size=32)
+    assert table.endswith("| a | 100.000, 200.000 | 150.000 | 0.750 |")
+
+
 def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
     """Crops of the whole image that are always flipped have only one result."""
     link_images(make_images(tmp_path / "images", (64, 48), 8, noise=0.0), tmp_path / "data", 8)

@@ -19,9 +19,9 @@ average_checkpoints | RUN OTHER | other.pth:
 average_checkpoints | RUN CLASSES | was trained with other classes
 export |  | python scripts/export.py output/RUN -format onnx
 export | RUN -format pdparams | invalid choice
-export | RUN -format safetensors -output=x.bin | must end with .safetensors
-export | RUN/best.pth -format hf -output=RUN/best.pth | is the file to export
-export | RUN -format hf -output=RUN | is not an exported folder
+export | RUN -format safetensors -output=x.bin | ends with .safetensors
+export | RUN/best.pth -format hf -output=RUN/best.pth | one that was exported
+export | RUN -format hf -output=RUN | one that was exported
 export | RUN -format hf -no_check -check=a.npz | -no_check
 export | EMPTY -format hf | no checkpoint
 export | RUN -format hf -dataset=folder -data_path=EMPTY/gone | gone
