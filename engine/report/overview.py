@@ -68,7 +68,7 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
 
 def _remark_on_result(run: RunContents) -> str:
     evaluated = run.fact(facts.EvaluationData)
-    if evaluated and evaluated.remark:
+    if evaluated:
         return evaluated.remark
     return f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
 
@@ -208,8 +208,8 @@ def status_of(run: RunContents) -> tuple[str, str]:
     if run.state in UNFINISHED:
         return f"Last status: {values.get('updated')}.", ""
     verdict, command = verdict_of(run)
-    remark = values.get("reason") or values.get("message") or values.get("signal") or ""
-    return f"{remark} {verdict}".strip(), command or resume
+    remarks = [values.get(key) for key in ("reason", "message", "signal")]
+    return ". ".join(map(str, filter(None, [*remarks, verdict]))), command or resume
 
 
 def details_of(run: RunContents) -> dict[str, str]:

@@ -27,7 +27,7 @@ Verdict = tuple[str, str]  # a defect with its numbers, and a command to try; ''
 
 def verdict_of(run: RunContents) -> Verdict:
     """The first defect of a trained model."""
-    if run.is_evaluation or run.state != "finished" or run.score is None:
+    if run.is_evaluation or run.state != "finished":
         return "", ""
     for rule in (_training_at_chance, _one_answer, _below_a_rival, _overfitting):
         text, command = rule(run)
@@ -77,10 +77,8 @@ def _below_a_rival(run: RunContents) -> Verdict:
     other, rival = max((run.measured(name) or 0.0, name) for name in BASELINES)
     if run.metric is not METRICS["top1"] or other <= limits[1]:
         return "", ""
-    text = (
-        f"The model is worse than the {rival.replace('_', ' ')}: top-1 {percent(run.score)} against {percent(other)}."
-    )
-    return _longer_or_probe(run, text)
+    text = f"The model is worse than the {rival.replace('_', ' ')}: top-1 {percent(run.score)}"
+    return _longer_or_probe(run, f"{text} against {percent(other)}.")
 
 
 def _gap_to_probe(run: RunContents, least: float) -> str:

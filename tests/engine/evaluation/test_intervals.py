@@ -10,7 +10,7 @@ from scipy.stats import binomtest, norm
 from test_results import results_for, results_of
 
 from engine.evaluation.intervals import confidence_interval, ranking_of
-from engine.evaluation.results import SampleResults, mean_by_group
+from engine.evaluation.results import SampleResults
 from utils.metric_table import METRICS, metrics_of
 
 
@@ -107,15 +107,6 @@ def test_one_image_of_a_class_leaves_its_figure_open(name, is_right):
     value = METRICS[name].compute(results)
     assert interval[0] <= value - 100 * weight * (is_right - wilson.low) + 0.1
     assert interval[1] >= value + 100 * weight * (wilson.high - is_right) - 0.1
-
-
-def test_a_missing_interval_counts_what_is_drawn():
-    """Eight images; images of four groups; means of four groups."""
-    targets = torch.arange(8) % 4 // 2
-    results = results_of(torch.eye(2)[targets], targets)
-    by_group = replace(results, groups=np.array([*"abcdabcd"]))
-    of_samples = [confidence_interval(one, METRICS["auroc"]) for one in (results, by_group, mean_by_group(by_group))]
-    assert [reason.split()[3] for _, reason in of_samples] == ["images", "groups", "groups"]
 
 
 def test_a_thousand_classes_of_five_images_have_a_narrow_interval():

@@ -13,7 +13,6 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import (
     average_precision_score,
     balanced_accuracy_score,
-    classification_report,
     cohen_kappa_score,
     f1_score,
     precision_recall_curve,
@@ -158,10 +157,6 @@ def test_class_figures_are_those_of_scikit_learn(evaluated):
     assert np.isnan(figures.precision[5])
     assert figures.recall[5] == figures.f1[5] == 0  # never predicted
     assert np.isnan([figures.recall[6], figures.f1[6], figures.top5[6]]).all()  # no samples
-    report = classification_report(targets, predicted, output_dict=True, labels=range(6), zero_division=0)
-    assert figures.macro() == pytest.approx(
-        {name: 100 * report["macro avg"][f"{name}-score" if name == "f1" else name] for name in figures.macro()}
-    )
 
 
 def test_the_calibration_of_each_label_is_that_of_scikit_learn(tmp_path, cpu):
@@ -236,8 +231,10 @@ def random_case(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return targets, targets + 2 * torch.randn((N, C), generator=generator)
 
 
-def test_the_mean_over_the_classes_with_positives_is_that_of_scikit_learn():
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_mean_over_the_classes_with_positives_is_that_of_scikit_learn(ties):
     targets, logits = random_case()
+    logits = logits.round() if ties else logits
     metrics = results_for(targets, logits).metrics()
     expected = average_precision_score(targets[:, :-1].numpy(), logits[:, :-1].numpy(), average="macro")
     assert metrics.values["mean_ap"] == metrics.score == pytest.approx(100 * expected)
@@ -303,28 +300,6 @@ def test_thresholds_of_an_older_file_are_probabilities():
     logits = read_decision({"thresholds": [0.5, 1.0, 1e-300, 0.9]}).thresholds
     assert logits == pytest.approx([0, 17.3287, -690.7755, np.log(9)], rel=1e-5)
     assert read_decision({"thresholds": None}).thresholds is None
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_equal_scores_are_selected_together_as_in_scikit_learn(seed):
-    """Scores that are whole numbers, the lowest and the highest ones of float32 among them."""
-    targets, logits = (values.numpy() for values in random_case(seed))
-    scores = np.round(logits)
-    scores[::9], scores[1::9] = np.finfo(np.float32).min, np.finfo(np.float32).max
-    found = rank_samples(targets, scores).average_precision
-    expected = [100 * average_precision_score(targets[:, label], scores[:, label]) for label in range(C - 1)]
-    assert found[:-1] == pytest.approx(expected, rel=1e-13)
-    assert np.isnan(found[-1])
-
-
-def test_unreadable_images_do_not_count():
-    targets, logits = random_case()
-    padded = targets.clone()
-    padded[::7] = PADDING
-    kept = torch.arange(N) % 7 != 0
-    given, expected = results_for(padded, logits).metrics(), results_for(targets[kept], logits[kept]).metrics()
-    assert given == expected
-    assert given.samples == int(kept.sum())
 
 
 def test_a_score_that_is_not_a_number_is_the_lowest():

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from engine.report.charts import CALIBRATED, MAX_POINTS, Chart, Series, accuracy_by, axis_of, downsample
+from engine.report.charts import MAX_POINTS, Chart, Series, axis_of, downsample
 from engine.report.contents import points
 from engine.report.page import _environment
 
@@ -31,13 +31,6 @@ def values_at_pixels(svg: str) -> list[list[tuple[float, float]]]:
         ]
         for line in PIXELS.findall(svg)
     ]
-
-
-def test_losses_of_several_orders_are_drawn_by_their_logarithms():
-    values = [10.0**power for power in range(-2, 8)]
-    svg = drawing(Chart("Loss", "epoch", [Series("training", list(enumerate(values, 1)))], log=True))
-    pixels = [float(pair.split(",")[1]) for pair in PIXELS.findall(svg)[0].split()]
-    assert np.allclose(np.diff(pixels), np.diff(pixels).mean(), atol=0.2)
 
 
 def test_the_points_of_a_curve_are_its_values():
@@ -86,15 +79,3 @@ def test_numbers_at_the_limits_of_float64_have_a_chart_or_are_left_out(values, l
             svg = drawing(Chart("Loss", "epoch", [Series("validation", kept)], log=log))
             pixels = [float(pixel) for pair in PIXELS.findall(svg)[0].split() for pixel in pair.split(",")]
             assert all(map(math.isfinite, pixels))
-
-
-def test_the_reliability_of_filled_bins_is_beside_the_diagonal():
-    rows = [
-        {"confidence": "", "accuracy": ""},
-        {"confidence": 70, "accuracy": 62.5},
-        {"confidence": 90, "accuracy": 80},
-    ]
-    drawn, diagonal = values_at_pixels(drawing(accuracy_by("confidence", rows, "", CALIBRATED)))
-    assert accuracy_by("confidence", rows[:1], "", CALIBRATED) is None
-    assert np.allclose(drawn, [(70, 62.5), (90, 80)], atol=0.2)
-    assert np.allclose(diagonal, [(0, 0), (100, 100)], atol=0.2)

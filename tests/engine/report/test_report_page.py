@@ -134,15 +134,6 @@ def test_tables_of_groups_count_groups_and_files_have_their_folders(run):
     assert [row[1] for row in titles] == ["images", "groups"]
 
 
-def test_the_log_has_no_line_for_a_figure_of_groups_that_is_not_defined(run):
-    """Such as the AUROC of groups of one class."""
-    before = class_figures(read_contents(run))
-    shutil.copytree(run / "evaluation", run / "evaluation/groups")
-    assert len(class_figures(read_contents(run))) == len(before) + 1
-    update_json(run / "evaluation/groups/summary.json", top1=None)
-    assert class_figures(read_contents(run)) == before
-
-
 @pytest.mark.parametrize(
     ("split", "word"), [("val", "validation "), ("train", "training "), ("test", "test "), (None, "")]
 )
@@ -177,15 +168,6 @@ def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
     assert "dog 0 –" in page.text
     assert "Confusion" not in page.text
     assert "top-1" not in page.text.lower()
-
-
-def test_two_classes_have_their_own_sensitivity_and_specificity(run):
-    figures = {"healthy": ("96.1538", "93.7500"), "ill": ("93.7500", "96.1538")}
-    rows = [{"class": name, "recall": recall, "specificity": other} for name, (recall, other) in figures.items()]
-    update_json(run / "evaluation/tables.json", per_class=rows)
-    update_json(run / "evaluation/summary.json", interval=None, interval_missing="fewer than 10 images")
-    assert "sensitivity specificity healthy 96.15% 93.75% ill 93.75% 96.15%" in read_page(run).text
-    assert "no interval: fewer than 10 images" in tiles_of(read_contents(run))[0][0].remark
 
 
 def test_the_first_row_has_the_result_and_what_it_is_worth(run):
@@ -322,7 +304,6 @@ def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(page_module, "atomic_write", full)
-    report.update(now=True)
     report.update(now=True)
     assert log == ["report.html cannot be written: OSError: [Errno 28] No space left on device"]
     assert (run / REPORT).read_bytes() == old
