@@ -14,10 +14,8 @@ _GRAY_AND_BLUR = "use TRAIN.AUGMENT_POLICY=3a, which has gray values and blur, o
 GONE_KEYS: dict[str, tuple[Any, str]] = {
     "DATA.NEAR_COPIES": (False, "remove it"),
     "LOSS.SUM_CLASSES": (False, "use the mean over the classes, and with SGD a TRAIN.BASE_LR times their number"),
-    "PARALLEL.COMM_HOOK": ("none", "use AMP.LEVEL=O2, which exchanges 16 bits"),
     "PARALLEL.OFFLOAD": (False, "use MODEL.GRAD_CHECKPOINTING=true, or more devices"),
-    "PARALLEL.REDUCE_DTYPE": ("float32", "use AMP.LEVEL=O2, which exchanges 16 bits"),
-    "PARALLEL.SHARDS_PER_GROUP": (None, "use PARALLEL.STRATEGY=fsdp"),
+    "PARALLEL.REDUCE_DTYPE": ("float32", "use PARALLEL.STRATEGY=hsdp for less traffic between hosts"),
     "TRAIN.BLUR_PROB": (0, _GRAY_AND_BLUR),
     "TRAIN.CLIP_MODE": ("norm", "use TRAIN.GRAD_CLIP alone, which clips the norm of all gradients"),
     "TRAIN.GRAYSCALE_PROB": (0, _GRAY_AND_BLUR),
@@ -25,10 +23,7 @@ GONE_KEYS: dict[str, tuple[Any, str]] = {
     "TRAIN.RESTART_SCHEDULE": (False, "use a new run with -pretrained=RUN/last.pth"),
 }
 # Values that are gone, by key; evaluations do not need them.
-GONE_VALUES = {
-    "DATA.GREY_RANGE": ("auto",), "MODEL.ATTENTION": ("cudnn",), "PARALLEL.STRATEGY": ("hsdp",),
-    "TRAIN.MIXUP_MODE": ("elem", "pair"),
-}  # fmt: skip
+GONE_VALUES = {"DATA.GREY_RANGE": ("auto",), "MODEL.ATTENTION": ("cudnn",), "TRAIN.MIXUP_MODE": ("elem", "pair")}
 
 
 def is_gone_value(key: str, value: Any) -> bool:

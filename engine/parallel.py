@@ -13,20 +13,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from configs.schema import Parallel, Train
 from models.blocks import blocks_of, inside_stages, local_tensor, share_drop_path
 from utils.device import untimed_convolutions
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError, error_from, first_line
 from utils.processes.launch import inherited_import_path
 from utils.torch_compat import (
     BatchNorm,
     allow_recompilations,
     can_have_compiled,
+    process_group_timeout,
     select_compiled_kernels_by_time,
+    set_process_group_timeout,
     split_graphs_at_ddp_buckets,
     tree_leaves,
     tree_map_only,
@@ -35,7 +38,9 @@ from utils.torch_compat import (
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
+_SHARD, _REPLICATE = "shard", "replicate"
 DtypeOf = Callable[[nn.Module], torch.dtype | None]
+_HOOKS: dict[str, Callable[..., Any] | None] = {"none": None, "bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 
 
 class Strategy:
@@ -123,10 +128,16 @@ class Strategy:
 
 
 class DDP(Strategy):
-    """Data parallelism: every rank holds the whole model, and gradients are averaged over the ranks."""
+    """Data parallelism: every rank holds the whole model, and gradients are averaged over the ranks.
+
+    With COMM_HOOK each rank casts its gradients to 16 bits and divides them by the number of ranks; their sum has 16
+    bits too. A value beyond the range of the dtype becomes infinite on all ranks, so that all of them skip the step.
+    The hooks keep no state: resuming stays exact.
+    """
 
     def __init__(self, device: torch.device, options: Parallel) -> None:
         self.device = device
+        self._hook = _HOOKS[options.comm_hook]
         self._bucket_mb = options.bucket_mb
 
     def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
@@ -138,6 +149,8 @@ class DDP(Strategy):
             gradient_as_bucket_view=True,
             find_unused_parameters=bool(unused_parameters(model, images)),
         )
+        if self._hook:
+            wrapped.register_comm_hook(None, self._hook)
         # DDP regroups gradients after its first backward pass. With three or more ranks the grouping changes the last
         # bits of the sums, so that a resumed run would differ from an uninterrupted one.
         for _ in range(2):
@@ -172,22 +185,45 @@ def unused_parameters(model: nn.Module, images: torch.Tensor, wrapped: nn.Module
     return unused
 
 
+def _ranks_per_host(context: ProcessContext) -> int:
+    """The number of ranks on each host; a collective call. Raises UserError on all ranks if it is not the same."""
+    counts = gather_objects(context.local_world_size, context)
+    for rank, count in enumerate(counts):
+        if count != counts[0]:
+            problem = f"{context.name(rank)} is one of {count} on its host, {context.name(0)} one of {counts[0]}"
+            fix = "start the same number on each host, or set PARALLEL.SHARDS_PER_GROUP"
+            raise UserError(f"PARALLEL.STRATEGY hsdp: {problem}; {fix}")
+    return counts[0]
+
+
 class FSDP(Strategy):
     """Fully sharded data parallelism: torch's `fully_shard` (FSDP2).
 
-    All ranks share one copy of the parameters, the gradients and the moments. The parameters of a block are gathered
-    before its passes; its gradients are averaged, and each rank keeps its part of them. As in DINOv3 and torchtitan,
-    the order is gradient checkpointing, compilation, sharding, optimizer. Nothing is wrapped: paths, classes and names
-    of the state dict stay. Other runs do not import these parts of torch, which take half a second.
+    The ranks share the parameters, the gradients and the moments: all ranks one copy of the model (fsdp), or each group
+    of `shards` ranks (hsdp). The parameters of a block are gathered before its passes; its gradients are averaged, and
+    each rank keeps its part of them. As in DINOv3 and torchtitan, the order is gradient checkpointing, compilation,
+    sharding, optimizer. Nothing is wrapped: paths, classes and names of the state dict stay. Other runs do not import
+    these parts of torch, which take half a second.
     """
 
     is_sharded = True
 
     def __init__(self, options: Parallel, context: ProcessContext) -> None:
+        """A collective call with hsdp. Raises UserError: the ranks cannot be divided into groups of equal size."""
         self.options = options
         self.device = context.device
         self.world_size = context.world_size
         self.is_main = context.is_main
+        if options.strategy == "fsdp":
+            self.shards = context.world_size
+        else:
+            self.shards = options.shards_per_group or _ranks_per_host(context)
+        if self.world_size % self.shards:
+            divisors = [str(size) for size in range(2, self.world_size + 1) if self.world_size % size == 0]
+            raise UserError(
+                f"PARALLEL.SHARDS_PER_GROUP: {self.world_size} processes cannot be divided into groups of "
+                f"{self.shards}; set it to one of {', '.join(divisors)}"
+            )
 
     def shard(self, model: nn.Module, average: nn.Module | None = None, dtype_of: DtypeOf = lambda module: None) -> str:
         for path, module in model.named_modules():
@@ -200,12 +236,20 @@ class FSDP(Strategy):
         units = self._shard_model(model, dtype_of, self.options.reshard_after_forward, reshard_rest=False)
         if average is not None:
             self._shard_model(average, dtype_of, reshard=True, reshard_rest=True)
-        return f"{units} units over {self.world_size} ranks, gradients summed in float32"
+        groups = "" if self.shards == self.world_size else f", {self.world_size // self.shards} groups"
+        return f"{units} units over {self.shards} ranks each{groups}, gradients summed in float32"
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """All ranks. The first access is a collective call."""
-        return init_device_mesh(self.device.type, (self.world_size,))
+        """The ranks that share a copy of the model, in hsdp for each copy. The first access is a collective call."""
+        sizes = {_SHARD: self.shards}
+        if self.options.strategy == "hsdp":
+            sizes = {_REPLICATE: self.world_size // self.shards} | sizes
+        mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        if timeout := process_group_timeout(self.device):
+            for name in sizes:
+                set_process_group_timeout(timeout, mesh.get_group(name))
+        return mesh
 
     def _shard_model(self, model: nn.Module, dtype_of: DtypeOf, reshard: bool, reshard_rest: bool) -> int:
         """Makes units: each block, each norm that stays in fp32, and the rest of the model; returns their number.
@@ -228,9 +272,24 @@ class FSDP(Strategy):
         fully_shard(model, mesh=self.mesh, reshard_after_forward=reshard_rest, mp_policy=policy)
         return len(blocks) + len(norms) + 1
 
+    @contextmanager
+    def no_sync(self, wrapped: nn.Module) -> Iterator[None]:
+        """Gradients are always exchanged within a group: whole ones would take the memory of the whole model.
+
+        Only the exchange between groups waits for the last micro-step.
+        """
+        from torch.distributed.fsdp import FSDPModule
+
+        assert isinstance(wrapped, FSDPModule)
+        wrapped.set_requires_all_reduce(False)
+        try:
+            yield
+        finally:
+            wrapped.set_requires_all_reduce(True)
+
     def total_norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         squared = nn.utils.get_total_norm([local_tensor(gradient) for gradient in gradients]).square()
-        dist.all_reduce(squared, group=self.mesh.get_group())
+        dist.all_reduce(squared, group=self.mesh.get_group(_SHARD))
         return squared.sqrt()
 
     @contextmanager
@@ -294,7 +353,7 @@ def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:
-    """Builds the strategy of the run; one process uses none."""
+    """Builds the strategy of the run; one process uses none. Raises UserError: as `FSDP`."""
     if context.world_size == 1:
         return Strategy()
     return DDP(context.device, options) if options.strategy == "ddp" else FSDP(options, context)

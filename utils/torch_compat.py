@@ -8,6 +8,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from multiprocessing.process import BaseProcess
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves  # nested tuples, lists and dicts
@@ -24,6 +26,15 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 BatchNorm = nn.modules.batchnorm._BatchNorm  # the base class of all batch norms
 # Context manager: calls inside it reach no `TorchFunctionMode`. An alias, because torch.compile recognizes the class.
 DisableTorchFunction = torch._C.DisableTorchFunction
+# (timeout, process group, by default the whole run's). `dist.set_timeout` is public; torch 2.10 lacks it.
+set_process_group_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+
+
+def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None = None) -> timedelta | None:
+    """The timeout of the default process group or another, for tensors of this device; None: its backend has none."""
+    own: Any = group or dist.group.WORLD
+    options: Any = own._get_backend(device).options
+    return options and options._timeout
 
 
 def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor:

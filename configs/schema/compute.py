@@ -68,13 +68,21 @@ class Amp(Section):
 class Parallel(Section):
     """Options of sharing the model and exchanging gradients between ranks; not used by one process."""
 
-    needs = (("BUCKET_MB", "STRATEGY", "ddp"),)
-    strategy: Literal["ddp", "fsdp"] = option(
-        "ddp", "ddp: each rank holds the whole model; fsdp: all ranks share parameters, gradients and moments"
+    needs = (
+        ("SHARDS_PER_GROUP", "STRATEGY", "hsdp"),
+        ("COMM_HOOK", "STRATEGY", "ddp"),
+        ("BUCKET_MB", "STRATEGY", "ddp"),
     )
+    strategy: Literal["ddp", "fsdp", "hsdp"] = option(
+        "ddp",
+        "ddp: each rank holds the whole model; fsdp: all ranks share parameters, gradients and moments; hsdp: groups "
+        "of ranks share them, each group holds all",
+    )
+    shards_per_group: int | None = option(None, "hsdp: ranks that share a copy of the model; null: a host's", ge=2)
     reshard_after_forward: bool = option(
-        True, "fsdp: free a block's gathered parameters after its forward pass: less memory, more traffic"
+        True, "fsdp, hsdp: free a block's gathered parameters after its forward pass: less memory, more traffic"
     )
+    comm_hook: Literal["none", "bf16", "fp16"] = option("none", "ddp: dtype of exchanged gradients; none: their own")
     sync_bn: bool = option(False, "ddp on GPUs: batch norms use all ranks' statistics (docs/clusters.md)")
     bucket_mb: float | None = option(
         None,

@@ -305,7 +305,7 @@ class Precision:
         Raises UserError: O3, which has no fp32 weights to shard.
         """
         if self.level == "O3":
-            raise UserError("AMP.LEVEL O3: PARALLEL.STRATEGY fsdp shards fp32 weights; use AMP.LEVEL=O2")
+            raise UserError("AMP.LEVEL O3: PARALLEL.STRATEGY fsdp and hsdp shard fp32 weights; use AMP.LEVEL=O2")
         return self.dtype if self.level == "O2" and not keeps_fp32_weights(module) else None
 
     @property

@@ -19,7 +19,6 @@ if detect_launcher():
     exit_with_launcher()
 
 import torch
-import torch.distributed as dist
 
 from utils.distributed import (
     ProcessContext,
@@ -30,6 +29,7 @@ from utils.distributed import (
     work_while_others_wait,
 )
 from utils.system import usable_cores
+from utils.torch_compat import set_process_group_timeout
 
 
 def print_line(line: str) -> None:
@@ -89,7 +89,7 @@ def one_fails_and_its_exit_hangs(context: ProcessContext) -> None:
 
 
 def one_hangs(context: ProcessContext, is_stopped: bool = False) -> None:
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3.0))
+    set_process_group_timeout(timedelta(seconds=3.0))
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP) if is_stopped else time.sleep(600)
     all_reduce_sum(torch.zeros(1), context)
@@ -104,7 +104,7 @@ def all_fail(context: ProcessContext) -> None:
 
 
 def one_is_slow(context: ProcessContext) -> None:
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2.0))
+    set_process_group_timeout(timedelta(seconds=2.0))
 
     def work() -> int:
         time.sleep(4 * context.rank)

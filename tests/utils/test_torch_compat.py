@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import ROOT, environment
 from torch import nn
 from torch.utils.data import DataLoader
@@ -24,6 +26,16 @@ def test_fused_lerp(any_device):
         torch_compat.fused_lerp_(starts, ends, 0.3, skipped.fill_(step_is_skipped))
         assert all(map(torch.allclose, starts, expected))
         assert all(map(torch.equal, ends, copies))
+
+
+@pytest.mark.usefixtures("cpu_group")
+def test_process_group_timeout():
+    torch_compat.set_process_group_timeout(timedelta(seconds=77))
+    backend = dist.group.WORLD._get_backend(CPU)
+    assert backend.options._timeout == timedelta(seconds=77)
+    other = dist.new_group(timeout=timedelta(seconds=11))
+    torch_compat.set_process_group_timeout(timedelta(seconds=33), other)
+    assert [torch_compat.process_group_timeout(CPU, group).seconds for group in (None, other)] == [77, 33]
 
 
 def test_compiled_backward_without_autocast():

@@ -17,7 +17,7 @@ OPTIONS = [
     f"SAVE_FREQ_STEPS={BROKEN}", f"TRAIN.MAX_STEPS={END}", "DATA.GLOBAL_BATCH_SIZE=96", "DATA.REPEATED_AUGMENTATION=2",
 ]  # fmt: skip
 CASES = [  # ranks that saved, ranks that resume, and their strategy
-    (3, 3, "fsdp"), (3, 2, "fsdp"), (2, 3, "fsdp"), (3, 1, "fsdp"),
+    (3, 3, "fsdp"), (3, 2, "fsdp"), (2, 3, "fsdp"), (3, 2, "hsdp"), (3, 1, "fsdp"),
     (3, 3, "ddp"), ("ddp", 3, "fsdp"), ("ddp", 2, "ddp"),
     ("ddp", 1, "ddp"),  # two micro-steps a step
 ]  # fmt: skip

@@ -4,6 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,14 @@ def o2_dtypes(context: ProcessContext) -> Any:
             module.register_forward_hook(partial(see, path))
     train(state, context, steps=1)
     return {"passes": seen, "kept": sorted({str(parameter.dtype) for parameter in model.parameters()})}
+
+
+def hsdp(context: ProcessContext) -> Any:
+    """Groups of two ranks, and of one, the only one of its host."""
+    options, sharded = ["TRAIN.ACCUM_ITER=2", "TRAIN.GRAD_CLIP=0.5"], ["PARALLEL.STRATEGY=hsdp"]
+    alone = replace(context, local_world_size=1)
+    pairs = [*sharded, "PARALLEL.SHARDS_PER_GROUP=2"]
+    return [against_ddp(context, options, pairs), against_ddp(alone, options, sharded)]
 
 
 def memory(context: ProcessContext) -> Any:

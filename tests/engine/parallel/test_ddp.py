@@ -1,4 +1,4 @@
-"""Gradients of three ranks: buckets, and synchronized batch norms of two."""
+"""Gradients of three ranks: buckets, 16-bit hooks, non-finite values; and synchronized batch norms of two."""
 
 import pytest
 import timm
@@ -7,6 +7,7 @@ from conftest import TINY_RESNET, assert_same_state, refused
 from sharding_cases import batches, build, difference, train, weights
 from timm.models.deit import VisionTransformerDistilled
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from configs.schema import Amp, Parallel
 from datasets.batch import Batch
@@ -18,12 +19,20 @@ from utils.distributed import ProcessContext
 RANKS = 3
 
 
+EXCHANGES = {  # options, relative error of the mean gradient, buckets, dtype
+    "default": ({}, 1e-6, 2, torch.float32),
+    "per parameter": ({"BUCKET_MB": 0.0}, 1e-6, 10, torch.float32),
+    "fp16": ({"COMM_HOOK": "fp16"}, 6e-4, 2, torch.float16),
+}
+
+
 def exchange(context: ProcessContext, options: dict) -> dict:
-    """Gradients after the exchange in two passes over the same data."""
+    """Gradients after the exchange in two passes over the same data; then a step with a gradient of 1e6 on rank 1."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(400, 400) for _ in range(5)))
     precision = Precision(Amp(), context.device)
     compute_model, strategy = precision.attach(model), DDP(context.device, Parallel.model_validate(options))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     images = torch.randn(3, 8, 400)[context.rank % 3]
     wrapped = strategy.wrap(compute_model, images)
 
@@ -37,21 +46,33 @@ def exchange(context: ProcessContext, options: dict) -> dict:
     own = torch.autograd.grad(model(images).square().sum() / 8, list(model.parameters()))
     mean = torch.cat([part.flatten() for part in own]) / context.world_size
     torch.distributed.all_reduce(mean)
+    before = parameters_to_vector(model.parameters()).clone()
+    precision.scaler.backward(wrapped(images).square().sum() * (1e6 if context.rank == 1 else 1.0), samples=8)
+    infinite = any(parameter.grad.isinf().any().item() for parameter in model.parameters())
+    precision.step(optimizer, max_norm=None, seed=0)
     return {
         "error": ((first - mean).norm() / mean.norm()).item(),
         "checksum": first.double().sum().item(),
         "repeats": torch.equal(first, second),
+        "infinite": infinite,
+        "updates": not torch.equal(parameters_to_vector(model.parameters()), before),
         "buckets": len(wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")),
     }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options, buckets", [({}, 2), ({"BUCKET_MB": 0.0}, 10)])
-def test_each_rank_has_the_mean_gradient(ranks, options, buckets):
-    """DDP regroups its buckets after its first pass, which the warm-up runs: the first step sums as all later steps."""
+@pytest.mark.parametrize("options, error, buckets, dtype", EXCHANGES.values(), ids=EXCHANGES.keys())
+def test_each_rank_has_the_mean_gradient(ranks, options, error, buckets, dtype):
+    """A hook rounds to its dtype before and during the sum; all ranks see a gradient beyond the range of fp16.
+
+    DDP regroups its buckets after its first pass, which the warm-up runs: the first step sums as all later steps.
+    """
     reports = ranks(RANKS)(exchange, options)
     assert len({report["checksum"] for report in reports}) == 1
-    assert all(report["error"] < 1e-6 and report["repeats"] for report in reports)
+    assert all(report["error"] < error and report["repeats"] for report in reports)
+    assert error < 1e-5 or reports[0]["error"] > error / 20
+    overflows = dtype == torch.float16
+    assert all((report["infinite"], report["updates"]) == (overflows, not overflows) for report in reports)
     assert reports[0]["buckets"] == buckets
 
 

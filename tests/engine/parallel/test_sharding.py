@@ -1,11 +1,11 @@
-"""FSDP on two ranks: equal to DDP, half its memory, and one line for each option that does not work."""
+"""FSDP and HSDP on two ranks: equal to DDP, half its memory, and one line for each option that does not work."""
 
 import time
 
 import pytest
 import sharding_cases as cases
 import torch
-from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, config_for, refused, states, train
+from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, config_for, refused, slow, states, train
 from sharding_cases import FSDP, against_ddp
 
 from configs.batch_plan import BatchPlan, EpochLayout
@@ -99,9 +99,10 @@ def test_training_in_o2_is_as_close_to_ddp_as_bf16_sums_allow(both):
         [*FSDP, BF16, "AMP.LEVEL=O2", "TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE],
         [*FSDP, *FP16, "TRAIN.OPTIMIZER.NAME=lamb", "TRAIN.LAYER_DECAY=0.8"],
         [*FSDP, "MODEL.TUNE=last:1", "TRAIN.OPTIMIZER.NAME=sgd"],
+        ["PARALLEL.STRATEGY=hsdp", "PARALLEL.SHARDS_PER_GROUP=2", *AVERAGE],
         [BF16, "AMP.LEVEL=O2", "TRAIN.OPTIMIZER.NAME=muon", "TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE],
     ],
-    ids=["O2, accumulation", "float16, LAMB", "frozen, SGD", "ddp, Muon"],
+    ids=["O2, accumulation", "float16, LAMB", "frozen, SGD", "hsdp", "ddp, Muon"],
 )
 def test_a_restored_state_trains_bit_for_bit_as_the_saved_one(both, tmp_path, options):
     on_ranks = both(cases.resumed, options, tmp_path / "x.pth")
@@ -116,6 +117,12 @@ def test_non_finite_gradient_on_one_rank_changes_no_weight(both):
         assert report["unchanged"] == 0
         assert report["skipped"] == 1
         assert report["weights"] < 1e-6
+
+
+@pytest.mark.slow
+def test_hsdp_meshes_equal_ddp(both):
+    """One group of two ranks, and two groups of one."""
+    assert all(map(is_equal, both(cases.hsdp)[0]))
 
 
 @pytest.mark.slow
@@ -146,6 +153,7 @@ TWO = ProcessContext(0, 0, 2, 2, torch.device("cpu"))  # without a process group
 REFUSED = {
     r"AMP\.LEVEL": [*TINY_VIT, "AMP.ENABLED=true", "AMP.LEVEL=O3"],
     r"TRAIN\.OPTIMIZER\.NAME: muon": [*TINY_VIT, "TRAIN.OPTIMIZER.NAME=muon"],
+    r"PARALLEL\.SHARDS_PER_GROUP: .* 3;": [*TINY_VIT, "PARALLEL.STRATEGY=hsdp", "PARALLEL.SHARDS_PER_GROUP=3"],
     r"MODEL\.TUNE lora": [*TINY_VIT, "MODEL.TUNE=lora"],
     r"PARALLEL\.STRATEGY: .*conv1": TINY_RESNET,
 }
@@ -158,8 +166,18 @@ def test_options_that_do_not_work_are_refused(named, options):
         state_without_data(config, TWO, EpochLayout(100, BatchPlan(8), 0))
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_hsdp_on_hosts_with_different_numbers_of_ranks_is_refused_on_all(monkeypatch, rank):
+    monkeypatch.setattr("engine.parallel.gather_objects", lambda count, context: [2, 2, 1])
+    context = ProcessContext(rank, rank % 2, 3, (2, 2, 1)[rank], torch.device("cpu"), ("a", "a", "b"))
+    options = config_for("-opts", "PARALLEL.STRATEGY=hsdp").parallel
+    with refused(r"rank 2 \(b\) is one of 1 .* rank 0 \(a\) one of 2; .*SHARDS_PER_GROUP"):
+        FullyShardedDataParallel(options, context)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", slow("hsdp")])
 @pytest.mark.usefixtures("nondeterministic_after_test")
-def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, monkeypatch):
+def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, monkeypatch, strategy):
     """Clipping, average, evaluation, loss scale."""
     monkeypatch.setattr("engine.training.session.build_strategy", FullyShardedDataParallel)  # one rank would use none
 
@@ -168,7 +186,7 @@ def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, mon
         options.append("DETERMINISTIC=true")
         options += [BF16, "AMP.DTYPE=float16"] if group_of_one.device.type == "cuda" else []
         flags = ["-dataset=digits", "-batch_size=96", f"-output={tmp_path / output}"]
-        return [*flags, "-opts", *options, *FSDP, *more]
+        return [*flags, "-opts", *options, f"PARALLEL.STRATEGY={strategy}", *more]
 
     whole = states(train(argv("whole"), group_of_one))
     stopped = train(argv("stopped", "TRAIN.MAX_STEPS=9"), group_of_one)
