@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 from configs.command_line import Command, parse_command_line
 from configs.flags import requested_device
 from utils import notes
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.files import TemporaryFolder
 from utils.processes.entry import run_script
 from utils.processes.launch import detect_launcher, exit_with_launcher, launch_processes
@@ -46,6 +46,7 @@ def main(argv: list[str]) -> int:
         if refused:
             raise refused
         command.require_selection(context.is_main)
+        check_num_processes(command.flags.ngpus, context.local_world_size)
         return run(choose_recipe(command, context), context)
 
 
@@ -74,11 +75,21 @@ def _prepare(argv: list[str]) -> tuple[Command, UserError | None]:
         return parse_command_line([], SCRIPT), error
 
 
+def check_num_processes(requested: int | None, started: int) -> None:
+    """Refuses a number of processes that differs from the launcher's on this host."""
+    if requested not in (None, started):
+        problem = f"-ngpus {requested}: a launcher started {started} process(es) on this host (LOCAL_WORLD_SIZE)"
+        raise UserError(f"{problem}; leave -ngpus out, or start this script without a launcher")
+
+
 def num_processes(requested: int | None, device: str | None = None) -> int:
     """The requested number, else one per visible GPU, else one. device: of -device."""
     from utils.device import visible_gpus
 
-    return requested or visible_gpus(device) or 1
+    gpus = visible_gpus(device)
+    if gpus and requested and requested > gpus:
+        raise Unavailable(f"-ngpus {requested}: only {gpus} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")
+    return requested or gpus or 1
 
 
 if __name__ == "__main__":

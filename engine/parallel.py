@@ -81,6 +81,10 @@ class Strategy:
         """The context of passes of `model` without backward passes."""
         return torch.inference_mode()
 
+    def gather_in_turn(self, model: nn.Module) -> Iterator[None]:
+        """Gathers a sharded model unit by unit: in each iteration the parameters of one unit are whole. Collective."""
+        yield
+
     def sync_buffers(self, model: nn.Module) -> None:
         """Copies rank 0's buffers (running statistics) to every rank before an evaluation."""
 
@@ -301,6 +305,12 @@ class FSDP(Strategy):
         finally:
             for module in _units(model):  # parameters that stay gathered would miss the updates of the following steps
                 module.reshard()
+
+    def gather_in_turn(self, model: nn.Module) -> Iterator[None]:
+        for unit in _units(model):
+            unit.unshard()
+            yield
+            unit.reshard()
 
     def gather(self, content: dict[str, Any]) -> dict[str, Any]:
         from torch.distributed.tensor import DTensor

@@ -53,8 +53,8 @@ class Config(Section):
     save_freq_minutes: float | None = option(15, "minutes between additional checkpoints; null: off", gt=0)
     keep_checkpoints: int = option(3, "number of periodic checkpoints to keep besides last and best", ge=0)
     report_freq: int = option(20, "steps between log lines", ge=1)
-    loggers: Annotated[tuple[Literal["wandb", "mlflow"], ...], BeforeValidator(as_names)] = option(
-        (), "wandb, mlflow: where the figures of training go besides TensorBoard"
+    loggers: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], BeforeValidator(as_names)] = option(
+        (), "wandb, mlflow, trackio: where the figures of training go besides TensorBoard"
     )
     validate_freq: int = option(1, "epochs between evaluations; the last epoch is always evaluated", ge=1)
     seed: int = option(0, "seed of all random numbers of the run", ge=0, lt=2**63)

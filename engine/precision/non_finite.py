@@ -1,6 +1,6 @@
-"""Finds the first module of a forward pass that returns an infinite or NaN value."""
+"""Finds the first module of a pass that returns an infinite or NaN value."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from models.blocks import local_tensor
 from utils.torch_compat import tree_leaves
 
 
@@ -25,29 +26,80 @@ class Origin:
 IMAGES = Origin("the images")
 
 
-def first_non_finite(model: nn.Module, run_pass: Callable[[], object]) -> Origin | None:
-    """Hooks into `model` while `run_pass` runs its forward pass; None if every value is finite.
+def first_non_finite(
+    model: nn.Module, run_pass: Callable[[], object], gathered: Iterable[None] = (None,)
+) -> Origin | None:
+    """Hooks into `model` while `run_pass` runs its forward and backward pass; None if every value is finite.
 
-    A module is the origin if its inputs are finite and its outputs are not. The innermost such module is returned.
+    A module is the origin if its inputs are finite and its outputs are not; in the backward pass, if the gradients of
+    its outputs are finite and the gradients of its inputs or parameters are not. The innermost such module is returned.
+
+    `gathered`: `Strategy.gather_in_turn(model)`, if the model may be sharded.
     """
-    origins: list[Origin] = []
-
-    def check(path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        """Hooks of inner modules run before hooks of outer modules, also on a tensor that both return."""
-        if _all_finite(outputs):
-            return
-        if _all_finite(inputs):
-            origins.append(Origin("the output", path or "the model"))
-        elif module is model:
-            origins.append(IMAGES)
-
-    handles = [module.register_forward_hook(partial(check, path)) for path, module in model.named_modules()]
+    hooks = _FiniteHooks(model, gathered)
     try:
         run_pass()
     finally:
-        for handle in handles:
+        hooks.remove()
+    return hooks.origin
+
+
+class _FiniteHooks:
+    """Hooks on tensors: full backward hooks of modules fail if an activation works in place."""
+
+    def __init__(self, model: nn.Module, gathered: Iterable[None]) -> None:
+        self.model = model
+        self.origin: Origin | None = None
+        self._finite_output_gradient: dict[nn.Module, bool] = {}
+        self._handles: list[Any] = []
+        for path, module in model.named_modules():
+            self._handles.append(module.register_forward_hook(partial(self._after_forward, path)))
+        hooked: set[torch.Tensor] = set()
+        for _ in gathered:
+            # The parameters that are not hooked yet, and that this rank holds as a whole.
+            for path, module in model.named_modules():
+                for name, parameter in module.named_parameters(recurse=False):
+                    if parameter.requires_grad and parameter not in hooked and local_tensor(parameter) is parameter:
+                        hooked.add(parameter)
+                        hook = partial(self._parameter_gradient, path, name, module)
+                        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def remove(self) -> None:
+        for handle in self._handles:
             handle.remove()
-    return origins[0] if origins else None
+
+    def _set_origin(self, tensor: str, path: str) -> None:
+        """Keeps the first one."""
+        self.origin = self.origin or (Origin(tensor, path) if path else Origin(f"{tensor} of the model"))
+
+    def _after_forward(self, path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        """Hooks of inner modules run before hooks of outer modules, also on a tensor that both return."""
+        inputs, outputs = float_tensors(inputs), float_tensors(outputs)
+        if not _all_finite(outputs):
+            if _all_finite(inputs):
+                self._set_origin("the output", path)
+            elif module is self.model:
+                self.origin = self.origin or IMAGES
+        for tensor in outputs:
+            if tensor.requires_grad:
+                self._handles.append(tensor.register_hook(partial(self._output_gradient, module)))
+        for tensor in inputs:
+            if tensor.requires_grad:
+                self._handles.append(tensor.register_hook(partial(self._input_gradient, path, module)))
+
+    def _output_gradient(self, module: nn.Module, gradient: torch.Tensor) -> None:
+        finite = _all_finite([gradient])
+        self._finite_output_gradient[module] = self._finite_output_gradient.get(module, True) and finite
+        if module is self.model and not finite:
+            self.origin = self.origin or Origin("the gradient of the loss")
+
+    def _input_gradient(self, path: str, module: nn.Module, gradient: torch.Tensor) -> None:
+        if self._finite_output_gradient.get(module) and not _all_finite([gradient]):
+            self._set_origin("the gradient at the input", path)
+
+    def _parameter_gradient(self, path: str, name: str, module: nn.Module, parameter: nn.Parameter) -> None:
+        if self._finite_output_gradient.get(module) and not _all_finite(float_tensors(parameter.grad)):
+            self._set_origin(f"the gradient of the {name}", path)
 
 
 def block_of(path: str) -> str:
@@ -61,5 +113,5 @@ def float_tensors(values: Any) -> list[torch.Tensor]:
     return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and value.is_floating_point()]
 
 
-def _all_finite(values: Any) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in float_tensors(values))
+def _all_finite(tensors: list[torch.Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)

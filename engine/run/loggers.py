@@ -1,6 +1,6 @@
-"""Loggers of the figures of a run: TensorBoard, and Weights & Biases and MLflow on request.
+"""Loggers of the figures of a run: TensorBoard, and Weights & Biases, MLflow and Trackio on request.
 
-The environment variables of the libraries (WANDB_MODE, MLFLOW_TRACKING_URI, ...) work as documented there.
+The environment variables of the libraries (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR, ...) work as documented there.
 Each library is imported when its logger is made: ImportError if it is not installed.
 """
 
@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -83,33 +84,46 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """Logs to a run of Weights & Biases; a resumed run continues it.
+    """Logs to a run of Weights & Biases, or of Trackio, which has its interface; a resumed run continues it.
 
-    wandb drops the steps that it already has, so that repeated steps of a resumed run appear once. Without an API key
-    wandb would ask for one on the terminal: the constructor raises UserError.
+    wandb drops the steps that it already has, so that repeated steps of a resumed run appear once; Trackio logs them a
+    second time, and continues the newest run of the name. Without an API key wandb would ask for one on the terminal:
+    the constructor raises UserError.
     """
 
-    def __init__(self, log: _Log) -> None:
+    def __init__(self, name: str, log: _Log) -> None:
+        self._name = name
         self._log = log
+        self._library = import_module(name)
+        if name == "trackio":
+            return
         for variable, value in _WANDB_SETTINGS.items():
             os.environ.setdefault(variable, value)
-        self._library = import_module("wandb")
         is_online = self._library.setup().settings.mode in ("online", "shared", "run")
         if is_online and not self._library.login(prompt=False, verify=False):
             problem = "LOGGERS: wandb has no API key: run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline"
             raise UserError(f"{problem}; or remove it from LOGGERS")
 
     def start(self, run: LoggedRun) -> None:
-        options: dict[str, Any] = {"id": run.known_id("wandb"), "resume": "allow", "allow_val_change": True}
+        known_id, project = run.known_id(self._name), os.environ.get("TRACKIO_PROJECT", "ampvit")
+        options: dict[str, Any] = {"id": known_id, "resume": "allow", "dir": str(run.folder), "allow_val_change": True}
+        if self._name == "trackio":  # in a notebook `embed` would start a server
+            options = {"project": project, "resume": "allow" if known_id else "never", "embed": False}
         config = parse_value(run.options) | {"environment": run.environment}
-        self._run: Any = self._library.init(name=run.folder.name, dir=str(run.folder), config=config, **options)
-        atomic_write(run.id_file("wandb"), f"{self._run.id}\n")
-        self._log(f"----- wandb: {self._run.url or f'{self._run.id}, offline, in {run.folder}/wandb'}")
+        self._run: Any = self._library.init(name=run.folder.name, config=config, **options)
+        atomic_write(run.id_file(self._name), f"{self._run.id}\n")
+        if self._name == "trackio":
+            self._log(f"----- trackio: run {self._run.name}; trackio show --project {project}")
+        else:
+            self._log(f"----- wandb: {self._run.url or f'{self._run.id}, offline, in {run.folder}/wandb'}")
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
+        if self._name == "trackio":
+            self._run.finish()
+            return
         self._run.summary.update({f"result/{key}": value for key, value in (result or {}).items() if value is not None})
         self._run.finish(exit_code=0 if result else 1)
 
@@ -142,8 +156,9 @@ class MlflowLogger:
 
 _LOGGERS: dict[str, Callable[[_Log], Any]] = {
     "tensorboard": TensorBoardLogger,
-    "wandb": WandbLogger,
+    "wandb": partial(WandbLogger, "wandb"),
     "mlflow": MlflowLogger,
+    "trackio": partial(WandbLogger, "trackio"),
 }
 
 

@@ -156,12 +156,16 @@ def _explain_skips(state: TrainState, batch: Batch, step: int, window: int) -> s
     precision, weights = state.precision, state.precision.weights
     weights.save_batch_stats()
     with state.strategy.no_sync(state.wrapped), run_eagerly():
-        found = first_non_finite(weights.compute, lambda: forward_backward(state, batch, step, window - 1, window))
+        found = first_non_finite(
+            weights.compute,
+            lambda: forward_backward(state, batch, step, window - 1, window),
+            state.strategy.gather_in_turn(weights.compute),
+        )
     weights.compute.zero_grad(set_to_none=True)
     weights.restore_batch_stats(torch.ones_like(precision.scaler.last_skipped))
     origin = next(filter(None, gather_objects(found, state.context)), None)
     return (
         f"Non-finite gradients for {precision.scaler.consecutive_skipped} consecutive steps, up to step {step + 1}, in "
-        f"{precision.name}; aborting. First non-finite value: {origin or 'in the backward pass'}. "
+        f"{precision.name}; aborting. First non-finite value: {origin or 'none when the last step was repeated'}. "
         f"{precision.suggest_fix(origin)}"
     )

@@ -1,16 +1,20 @@
 """FSDP and HSDP on two ranks: equal to DDP, half its memory, and one line for each option that does not work."""
 
 import time
+from typing import Any
 
 import pytest
 import sharding_cases as cases
 import torch
 from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, config_for, refused, slow, states, train
 from sharding_cases import FSDP, against_ddp
+from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from engine.checkpoint.files import CheckpointWriter
 from engine.parallel import FSDP as FullyShardedDataParallel
+from engine.parallel import build_strategy
+from engine.precision.non_finite import first_non_finite
 from engine.training.optimizer import SHARDED_OPTIMIZERS
 from engine.training.trial import state_without_data
 from utils.distributed import ProcessContext
@@ -147,6 +151,22 @@ def test_each_rank_holds_half_of_parameters_gradients_moments_and_average(both):
 def test_evaluation_between_steps_sees_the_current_weights(both):
     """Gathered parameters that stayed after an evaluation would be parameters of an earlier step."""
     assert max(both(cases.evaluation)[0]) < 1e-6
+
+
+def origin(context: ProcessContext) -> Any:
+    """A weight's gradient overflows on rank 1 alone; all ranks search."""
+    config = config_for("-opts", *FSDP)
+    strategy = build_strategy(config.parallel, context)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    strategy.shard(model)
+    images = torch.ones(2, 4) * (1e10 if context.rank == 1 else 1.0)
+    found = first_non_finite(model, lambda: (model(images) * 1e30).sum().backward(), strategy.gather_in_turn(model))
+    return found and str(found)
+
+
+@pytest.mark.slow
+def test_search_for_the_first_non_finite_module_sees_gathered_gradients(both):
+    assert both(origin) == [None, "the gradient of the weight of 1"]
 
 
 TWO = ProcessContext(0, 0, 2, 2, torch.device("cpu"))  # without a process group: refused before it is used

@@ -18,8 +18,25 @@ from engine.training import session
 from engine.training.step import TrainState
 
 
+class InfiniteGradient(torch.autograd.Function):
+    """The identity in the forward pass; multiplies the gradient by infinity."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * math.inf
+
+
 def make_output_nan(module: nn.Module):
     module.register_forward_hook(lambda _, inputs, output: output * math.nan)
+
+
+def make_input_gradient_infinite(module: nn.Module):
+    original = module.forward
+    module.forward = lambda x: original(InfiniteGradient.apply(x))
 
 
 def find_origin(model: nn.Module, images: torch.Tensor | None = None) -> str:
@@ -29,10 +46,15 @@ def find_origin(model: nn.Module, images: torch.Tensor | None = None) -> str:
 
 
 @pytest.mark.parametrize("path", ["patch_embed.proj", "blocks.1.attn.qkv", "head"])
-def test_names_the_module(path):
+def test_names_the_module_in_the_forward_and_backward_pass(path):
     model = vit(depth=3)
     make_output_nan(model.get_submodule(path))
     assert find_origin(model) == f"the output of {path}"
+    if path == "patch_embed.proj":
+        return  # images have no gradient
+    model = vit(depth=3)
+    make_input_gradient_infinite(model.get_submodule(path))
+    assert find_origin(model) == f"the gradient at the input of {path}"
 
 
 def test_names_the_parent_module_of_a_functional_op():
@@ -41,8 +63,14 @@ def test_names_the_parent_module_of_a_functional_op():
     assert find_origin(model) == "the output of blocks.1.attn"
 
 
-def test_names_the_images():
+def test_names_the_parameter_the_images_and_the_loss():
+    model = vit(depth=3)
+    model.blocks[1].mlp.fc1.weight.register_hook(lambda gradient: gradient * math.inf)
+    assert find_origin(model) == "the gradient of the weight of blocks.1.mlp.fc1"
     assert find_origin(vit(depth=3), torch.full((4, 3, 32, 32), math.nan)) == "the images"
+    model = vit(depth=3)
+    found = first_non_finite(model, lambda: (model(torch.randn(4, 3, 32, 32)).sum() * math.inf).backward())
+    assert str(found).startswith("the gradient of the loss")
     assert find_origin(vit(depth=3)) == "None"
 
 

@@ -11,7 +11,7 @@ from conftest import assert_same_state, log_of, refused, states, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.run.log import RunLogger
-from engine.run.loggers import BackgroundLogger, LoggedRun, check_loggers
+from engine.run.loggers import BackgroundLogger, LoggedRun, WandbLogger, check_loggers
 from engine.run.record import read_run
 
 RESULT = {"top1": 90.0, "finished": True}
@@ -128,6 +128,28 @@ def test_a_library_that_is_missing_ends_the_run_before_data_are_read(digits_argv
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())  # as Python imports a folder of that name
     with refused(r"^LOGGERS: wandb "):
         check_loggers(["wandb"])
+
+
+def test_a_resumed_run_continues_in_trackio(tmp_path, monkeypatch):
+    """Trackio finds a run by its name; another run of this name, in another folder, is not continued."""
+    trackio = MagicMock()
+    trackio.init.return_value.id, trackio.init.return_value.name = "trackio-id", "a-run"
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    (folder := tmp_path / "a-run").mkdir()
+    for steps_done in (0, 22):
+        lines = []
+        logger = BackgroundLogger("trackio", WandbLogger("trackio", lines.append), lines.append)
+        environment = {"parts": {"torch": "2.15"}}
+        logger.submit("start", LoggedRun(folder, steps_done, "TRAIN: {BASE_LR: 0.1}", {}, environment))
+        logger.submit("scalars", {"train/loss": 1.0}, steps_done + 1)
+        logger.finish(RESULT)
+        assert lines == ["----- trackio: run a-run; trackio show --project ampvit"]
+    inits = [made.kwargs for made in trackio.init.call_args_list]
+    assert [init["resume"] for init in inits] == ["never", "allow"]
+    assert inits[1]["name"] == "a-run"
+    assert inits[0]["config"] == {"TRAIN": {"BASE_LR": 0.1}, "environment": environment}
+    assert trackio.init().log.call_args_list == [call({"train/loss": 1.0}, step=step) for step in (1, 23)]
+    assert trackio.init().finish.call_count == 2
 
 
 def test_wandb_does_not_ask_for_a_login(libraries):
