@@ -330,15 +330,16 @@ def find_on_main(find: Callable[[], T], context: ProcessContext) -> T:
 
 
 class RankExchange:
-    """The greatest request of all ranks, one call late, so that ranks do not wait for each other.
+    """The greatest request and the times of all ranks, one call late, so that ranks do not wait for each other.
 
     A rank waits only for one that is more than a call behind, at most `timeout_seconds`. The exchange uses gloo between
     hosts, in parallel with the collectives of the devices.
     """
 
     def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
+        self._rank, self._ranks = context.rank, context.world_size
         self._group: Any = None
-        self._pending: tuple[Any, torch.Tensor] | None = None  # the previous call
+        self._pending: tuple[Any, torch.Tensor, bool] | None = None  # the previous call
         if context.world_size > 1:
             try:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
@@ -349,22 +350,28 @@ class RankExchange:
                 fix = "set GLOO_SOCKET_IFNAME to the name of their common network interface"
                 raise Unavailable(f"{problem}; {fix}") from error
 
-    def swap(self, request: int) -> int:
-        """Sends the request; returns the greatest request of the previous call, 0 at first.
+    def swap(self, request: int, seconds: Sequence[float] | None = None) -> tuple[int, torch.Tensor | None]:
+        """Sends the request; returns the greatest request of the previous call, 0 at first, and the times of all ranks.
 
-        All ranks must call it equally often. In a run of one process the result is of this call.
+        All ranks must call it equally often. In a run of one process the results are of this call.
+
+        seconds: of this rank in a step: waiting for data, in the forward pass; all ranks give them, or none. The times
+        (ranks, 2) are None if the previous call gave none.
         """
-        if self._group is None:
-            return request
-        previous = self._pending
-        greatest = torch.tensor(request)
-        work = dist.all_reduce(greatest, dist.ReduceOp.MAX, self._group, async_op=True)
-        self._pending = work, greatest
-        if previous is None:
-            return 0
-        work, greatest = previous
-        work.wait()
-        return int(greatest)
+        values = torch.zeros(1 + 2 * self._ranks, dtype=torch.float64)  # every rank fills its own two places
+        values[0] = request
+        if seconds is not None:
+            values[1 + 2 * self._rank : 3 + 2 * self._rank] = torch.tensor(seconds, dtype=torch.float64)
+        has_seconds = seconds is not None
+        if self._group is not None:
+            previous = self._pending
+            work = dist.all_reduce(values, dist.ReduceOp.MAX, self._group, async_op=True)
+            self._pending = work, values, has_seconds
+            if previous is None:
+                return 0, None
+            work, values, has_seconds = previous
+            work.wait()
+        return int(values[0]), values[1:].view(-1, 2) if has_seconds else None
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""What a step costs: its wait for data and for kernels, FLOPs, and the peaks of GPUs.
+"""What a step costs: its time until a rank waits for others, ranks that are slower, FLOPs, and the peaks of GPUs.
 
-On a GPU, events measure the waits. They are read only when they are complete, so that the host never waits: a time may
-be added a few steps late, but before the host reads a result of its step.
+The time is that for a batch, and in the forward pass. On a GPU, events measure it. They are read only when they are
+complete, so that the host never waits: a time may be added a few steps late, but before the host reads a result of its
+step. The time of a whole step is the same on all ranks: the exchange of gradients waits for the slowest.
 
 FLOPs are counted and not measured. A multiply-add counts as two. Only matrix products and convolutions count.
 Recomputation for activation checkpointing does not count, and stochastic depth does not reduce the count: these are the
@@ -30,8 +31,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from configs.schema import Data
 from datasets.batch import Batch
 from engine.run.facts import Model
+from engine.run.record import RunRecord
 from models.kernels import EXPLICIT, use_attention
 from utils.distributed import ProcessContext
+from utils.notes import Note
 
 
 class Phase(StrEnum):
@@ -57,6 +60,7 @@ class TimerTotals(NamedTuple):
     """
 
     data_wait_seconds: float
+    forward_seconds: float
     checks: int
     launch_bound: int
 
@@ -69,13 +73,15 @@ class TimerTotals(NamedTuple):
 
 
 class StepTimer:
-    """The waits of a training; `next_batch` and `launch_check` are for its loop."""
+    """A context manager around the forward pass. `next_batch` and `launch_check` are for the loop around it."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._waits: deque[_Span] = deque()
-        self._wait_seconds = 0.0
+        self._passes: deque[_Span] = deque()
+        self._started = self._wait_seconds = self._forward_seconds = 0.0
         self._checks = self._launch_bound = 0
+        self._taken = self.totals()
 
     def next_batch(self, batches: Iterator[Batch]) -> Batch:
         started = time.perf_counter()
@@ -86,6 +92,18 @@ class StepTimer:
         elif previous_end and batch.copied:
             self._waits.append((previous_end, batch.copied))
         return batch
+
+    def __enter__(self) -> None:
+        if self._on_gpu:
+            self._forward_start = _recorded_event()
+        else:
+            self._started = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        if self._on_gpu:
+            self._passes.append((self._forward_start, _recorded_event()))
+        else:
+            self._forward_seconds += time.perf_counter() - self._started
 
     @contextmanager
     def launch_check(self) -> Iterator[None]:
@@ -98,7 +116,15 @@ class StepTimer:
 
     def totals(self) -> TimerTotals:
         self._wait_seconds += _pop_complete(self._waits)
-        return TimerTotals(self._wait_seconds, self._checks, self._launch_bound)
+        self._forward_seconds += _pop_complete(self._passes)
+        return TimerTotals(self._wait_seconds, self._forward_seconds, self._checks, self._launch_bound)
+
+    def take(self) -> tuple[float, float]:
+        """The seconds of the data wait and of the forward passes since the last call."""
+        totals = self.totals()
+        new = totals.since(self._taken)
+        self._taken = totals
+        return new.data_wait_seconds, new.forward_seconds
 
 
 def _recorded_event() -> torch.cuda.Event:
@@ -114,6 +140,58 @@ def _pop_complete(spans: deque[_Span]) -> float:
         start, end = spans.popleft()
         seconds += max(0.0, start.elapsed_time(end) / 1000)
     return seconds
+
+
+SLOWER = 0.2  # than the median
+MIN_SECONDS = 0.005
+BLOCK_STEPS, BLOCKS = 10, 5
+STEPS = BLOCK_STEPS * BLOCKS
+LOADING, FORWARD_PASS = "loading the data", "the forward pass"
+
+
+class SlowRanks:
+    """Finds a rank that is 20% slower than the median for 50 steps, from the times of all ranks; on the main process.
+
+    The steps count in five blocks of ten, each of which must be slower: loading workers deliver batches in bursts, so
+    that the waits of single steps differ. A difference below 5 ms per step is noise of tiny steps, and does not count.
+    The median is the lower one of two, so that one of two ranks can be slow. run.json has the rank of the last 50 steps
+    that is the slowest one; a change of it, or of its cause, is a warning.
+
+    compares_forward: False if the forward pass itself waits for other ranks, as in sharded models.
+    """
+
+    def __init__(self, compares_forward: bool, context: ProcessContext, record: RunRecord) -> None:
+        self.causes = (LOADING, FORWARD_PASS) if compares_forward else (LOADING,)
+        self.context, self.record = context, record
+        self._steps: list[torch.Tensor] = []
+        self._known: dict[str, int | str] | None = None
+
+    def add_step(self, seconds: torch.Tensor) -> Note | None:
+        """A warning, if a rank has become slow. seconds: of one step, (ranks, 2): data wait, forward pass."""
+        if self.context.is_main:
+            self._steps.append(seconds[:, : len(self.causes)])
+        if len(self._steps) < STEPS:
+            return None
+        blocks = torch.stack(self._steps).unflatten(0, (BLOCKS, BLOCK_STEPS)).mean(1)  # (BLOCKS, ranks, causes)
+        self._steps.clear()
+        excess = blocks.sum(2) - blocks.sum(2).median(1, keepdim=True).values
+        mean = blocks.mean(0)
+        slower = excess.clamp(min=0) / (blocks.sum(2) - excess)  # than the lower median
+        is_slow = ((slower > SLOWER) & (excess > MIN_SECONDS)).all(0)
+        rank = int((is_slow * slower.mean(0)).argmax())
+        column = int((mean[rank] - mean.median(0).values).argmax())  # exceeds its median most
+        host = self.context.hosts[rank] if self.context.hosts else self.context.host
+        found: dict[str, int | str] = {"rank": rank, "host": host, "cause": self.causes[column]}
+        slow = found if is_slow.any() else None
+        if slow == self._known:
+            return None
+        self._known = slow
+        self.record.update(slow_rank=slow)
+        times = f"{1000 * mean[rank, column]:.0f} ms per step against {1000 * mean[:, column].median():.0f} ms"
+        problem = (
+            f"rank {rank} on {host} was {slower[:, rank].mean():.0%} slower than the median rank for {STEPS} steps"
+        )
+        return Note("warning", f"{problem}; cause: {self.causes[column]} ({times})") if slow else None
 
 
 _PEAKS = Path(__file__).with_name("gpu_peaks.yaml")

@@ -48,7 +48,7 @@ class TrainState:
     layout: how the samples of an epoch are divided into steps.
     average: of the weights; None without MODEL_EMA.
     transform: batch -> images (B, C, S, S), targets; on the device.
-    timer: of the waits for data and for kernels.
+    timer: of the data wait and the forward passes.
     """
 
     config: Config
@@ -139,7 +139,7 @@ def forward_backward(
     with record_function(Phase.TRANSFORM):
         images, targets = state.transform(batch)
     with record_function(Phase.FORWARD):
-        with state.precision.autocast():
+        with state.timer, state.precision.autocast():
             outputs = state.wrapped(images)
         loss = state.loss(outputs, targets, images)
     statistics: AbstractContextManager[None] = nullcontext()

@@ -21,6 +21,7 @@ from engine.evaluation.results import SampleResults
 from engine.features.probe import Solved
 from engine.progress import EpochProgress, Evaluated, Metrics, Observer
 from engine.run.baseline import BaselineThread
+from engine.run.cost import SlowRanks
 from engine.run.reporter import log_validation
 from engine.training.optimizer import UntrainedParameters
 from engine.training.outputs import RunOutputs, RunReport
@@ -58,6 +59,10 @@ class Trainer:
         config, context, is_main = self.config, self.context, self.context.is_main
         self.split_entry = split_to_entry(self.plan.split)
         self.max_steps = config.train.max_steps or sys.maxsize
+        # Sharded models gather weights in the forward pass, and DDP sends buffers: they wait for other ranks.
+        is_sharded = self.state.strategy.is_sharded
+        is_local = not is_sharded and not [*self.state.wrapped.buffers()]
+        self.slow_ranks = SlowRanks(is_local, context, self.record)
         self.exchange = RankExchange(context, config.timeout_seconds)
         self.trigger = SaveTrigger(is_main, config.save_freq_steps, config.save_freq_minutes)
         self.interrupted: Interrupted | None = None
@@ -71,8 +76,8 @@ class Trainer:
         self.writer: CheckpointWriter | None = None  # on a rank that writes no checkpoints
         self.report: RunReport | None = None
         if is_main:
-            is_copy = self.state.strategy.is_sharded  # `Strategy.gather` copies a sharded state
-            self.writer = CheckpointWriter(outputs.folder, config.keep_checkpoints, self._on_written, is_copy)
+            # `Strategy.gather` copies a sharded state.
+            self.writer = CheckpointWriter(outputs.folder, config.keep_checkpoints, self._on_written, is_sharded)
             self.report = RunReport(outputs, config)
             self.record.on_end = partial(self.report.update, now=True)
             # A launcher may kill the run a second after the signal, while it is being saved.
@@ -217,20 +222,22 @@ class Trainer:
             observer.after_step(progress)
         if self.writer:
             self.writer.check()
-        self._save_if_due(progress.step)
+        self._save_if_due(progress.step, self.state.timer.take())
 
     def after_eval_batch(self) -> None:
         """A run resumed from a checkpoint that is saved here repeats the evaluation."""
         self._save_if_due()
 
-    def _save_if_due(self, steps_done: int | None = None) -> None:
-        """Exchanges the request to save with the other ranks.
+    def _save_if_due(self, steps_done: int | None = None, seconds: tuple[float, float] | None = None) -> None:
+        """Exchanges the request to save and, after a step, its `seconds` with the other ranks.
 
         Raises UserError: the main process has found unreadable images; the run is saved.
         """
         error = self.eval_images.error()
         own_request = _END if error else self.trigger.request()
-        request = self.exchange.swap(own_request)
+        request, seconds_of_ranks = self.exchange.swap(own_request, seconds)
+        if seconds_of_ranks is not None and (note := self.slow_ranks.add_step(seconds_of_ranks)):
+            self.logger.note(note)
         if request == _END:
             self._save()
             self._wait_on_all_ranks()

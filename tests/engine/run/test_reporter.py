@@ -116,7 +116,7 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
 
     run.before_report = pass_a_second
     monkeypatch.setattr("engine.run.reporter.time.perf_counter", lambda: now)
-    monkeypatch.setattr(run.reporter.timer, "totals", lambda: TimerTotals(0.2 * now, 4 * now, 3 * now))
+    monkeypatch.setattr(run.reporter.timer, "totals", lambda: TimerTotals(0.2 * now, 0.0, 4 * now, 3 * now))
     for _ in range(2):
         run.epoch(*[(1.0, 1.0, False)] * STEPS)
         figures = [row for row in read_metrics(tmp_path) if row["kind"] == "report"][-1]

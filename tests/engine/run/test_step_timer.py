@@ -1,4 +1,5 @@
-"""The cost of a run: FLOPs of a model, peaks, TFLOP/s and MFU; the waits of steps on a simulated GPU."""
+"""The cost of a run: FLOPs of a model, peaks, TFLOP/s and MFU; the times of micro-steps on a simulated GPU; a rank that
+is slower than the others is found with its cause, once."""
 
 import math
 from collections import deque
@@ -12,13 +13,18 @@ from conftest import config_for, model_for
 from configs.schema import Data
 from datasets.batch import Batch
 from engine.run.cost import (
+    FORWARD_PASS,
+    LOADING,
+    SlowRanks,
     StepTimer,
     describe_model,
     flops_per_image,
     peak_flops_per_second,
 )
 from engine.run.facts import Model
+from engine.run.record import RUN, RunRecord
 from utils.distributed import ProcessContext
+from utils.files import read_json
 
 NOTHING = torch.empty(0)
 
@@ -62,18 +68,21 @@ class SimulatedGpu:
             yield Batch(NOTHING, NOTHING, 1, copied=copied)
 
     def train(self, timer, batches, steps, launch, busy, accum=1):
-        """launch, busy: of the two passes of a micro-step. Returns the seconds of all."""
+        """launch, busy: of the two passes of a micro-step; a third is the forward pass. Returns the seconds of all."""
         started = self.now
         step_ends = deque()
         for _ in range(steps):
             for batch in islice(iter(lambda: timer.next_batch(batches), None), accum):
                 assert batch.copied
-                self.compute(launch, busy)
+                with timer:
+                    self.compute(launch / 3, busy / 3)
+                self.compute(2 * launch / 3, 2 * busy / 3)
             with timer.launch_check():
                 self.compute(launch=0.001, busy=0.0002)
             step_ends.append(self.free_at)
             if len(step_ends) > 2:  # the host is at most two steps ahead
                 self.now = max(self.now, step_ends.popleft())
+            timer.take()
         self.now = max(self.now, self.free_at)  # a report reads the metrics
         return self.now - started
 
@@ -101,6 +110,7 @@ def test_shares_of_the_time(simulated, loader, launch, busy, wait, launch_bound,
     times = timer.totals().since(start)
     assert times.data_wait_seconds / seconds == pytest.approx(wait, abs=0.015)
     assert times.launch_bound_share == pytest.approx(launch_bound, abs=0.05)
+    assert times.forward_seconds == pytest.approx(40 * accum * max(busy, launch) / 3, rel=0.05)
 
 
 def test_work_between_epochs_is_no_wait(simulated):
@@ -112,6 +122,75 @@ def test_work_between_epochs_is_no_wait(simulated):
     gpu.compute(launch=1.0, busy=60.0)
     gpu.train(timer, batches, 5, launch=0.01, busy=0.075)
     assert timer.totals().since(start).data_wait_seconds < 0.01
+
+
+EVEN = (0.01, 0.10)  # waiting for data, forward pass
+
+
+@pytest.fixture
+def slow_ranks(cpu, tmp_path):
+    """A function that makes a `SlowRanks`; its run.json is in `tmp_path`."""
+    (record := RunRecord()).open(tmp_path)
+    return lambda compares_forward=True: SlowRanks(compares_forward, cpu, record)
+
+
+def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tuple[int, str]]:
+    """The notes in these equal steps, each with the number of steps done then."""
+    times = torch.tensor(seconds, dtype=torch.float64)
+    notes = ((step, ranks.add_step(times)) for step in range(1, steps + 1))
+    return [(step, str(note)) for step, note in notes if note]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cause", "times"),
+    [
+        ((0.09, 0.10), LOADING, "90 ms per step against 10 ms"),
+        ((0.01, 0.18), FORWARD_PASS, "180 ms per step against 100"),
+    ],
+)
+def test_found_after_50_steps_with_rank_cause_and_times(slow_ranks, tmp_path, seconds, cause, times):
+    ((step, note),) = feed(slow_ranks(), 500, EVEN, EVEN, seconds, EVEN)
+    assert step == 50
+    assert all(word in note for word in ("rank 2 on", " 73% ", cause, times))  # 0.19 s against 0.11 s
+    assert (status := read_json(tmp_path / RUN)["slow_rank"])["rank"] == 2
+    assert status["cause"] == cause
+
+
+def test_told_again_after_recovery_or_for_another_cause(slow_ranks, tmp_path):
+    ranks = slow_ranks()
+    slow_loading = (0.09, 0.10)
+    slow_forward = (0.01, 0.19)
+    assert len(feed(ranks, 100, EVEN, EVEN, slow_loading)) == 1
+    ((step, note),) = feed(ranks, 100, EVEN, EVEN, slow_forward)
+    assert step == 50
+    assert FORWARD_PASS in note
+    assert feed(ranks, 50, EVEN, EVEN, EVEN) == []
+    assert read_json(tmp_path / RUN)["slow_rank"] is None
+    assert [step for step, _ in feed(ranks, 100, EVEN, EVEN, slow_forward)] == [50]
+
+
+@pytest.mark.parametrize(
+    ("compares_forward", "seconds", "causes"),
+    [
+        (True, (EVEN, (0.01, 0.14)), [FORWARD_PASS]),  # one of two ranks
+        (True, ((0.0, 0.004), (0.0, 0.008)), []),  # twice as long, but 4 ms
+        (False, (EVEN, EVEN, (0.01, 5.0)), []),  # the forward pass waits for other ranks
+    ],
+)
+def test_noise_is_not_found(slow_ranks, compares_forward, seconds, causes):
+    notes = feed(slow_ranks(compares_forward), 200, *seconds)
+    assert len(notes) == len(causes)
+    assert all(cause in note for cause, (_, note) in zip(causes, notes, strict=True))
+
+
+def test_bursts_of_loading_workers_count_as_their_mean_and_single_stalls_do_not(slow_ranks):
+    """Four workers: every fourth step waits."""
+    ranks = slow_ranks()
+    assert feed(ranks, 1, EVEN, (60.0, 0.1), EVEN) == []
+    bursts = ((0.0 if step % 4 else 0.4, 0.1) for step in range(99))
+    ((_, note),) = (found for seconds in bursts for found in feed(ranks, 1, EVEN, EVEN, seconds))
+    assert "rank 2 " in note
+    assert LOADING in note
 
 
 # FLOPs of a forward pass of ViT-Tiny; a multiply-add counts as two.
