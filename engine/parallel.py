@@ -22,11 +22,14 @@ from models.blocks import blocks_of, inside_stages, local_tensor, share_drop_pat
 from utils.device import untimed_convolutions
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError, error_from, first_line
+from utils.notes import Note
 from utils.processes.launch import inherited_import_path
 from utils.torch_compat import (
     BatchNorm,
     allow_recompilations,
     can_have_compiled,
+    is_compiled,
+    on_next_compiled_call,
     process_group_timeout,
     select_compiled_kernels_by_time,
     set_process_group_timeout,
@@ -412,6 +415,27 @@ def _compile_mode(options: Train, context: ProcessContext) -> str | None:
     # `cudagraph_mark_step_begin`: for torch a forward pass that follows a backward pass begins a step.
     graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
     return "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
+
+
+class CompiledParts:
+    """The compiled modules of a model, and the ones among them that the first step calls."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parts = [module for module in model.modules() if is_compiled(module)]
+        self._called: list[nn.Module] = []
+        for part in self._parts:
+            on_next_compiled_call(part, partial(self._called.append, part))
+
+    def note(self, seconds: float, recomputes: bool) -> Note:
+        """The line of the log after the first step. recomputes: whether the model has gradient checkpointing."""
+        called, marked = len(self._called), len(self._parts)
+        text = f"{called} of {marked} marked modules ran compiled; the first step took {seconds:.1f} s"
+        if called == marked:
+            return Note("log", f"Compiled: {text}")
+        reason = "the model does not call the others"
+        if recomputes:
+            reason = "MODEL.GRAD_CHECKPOINTING calls the modules inside the others"
+        return Note("warning", f"{text}: {reason}; -compile=no saves the time of the compiler")
 
 
 def run_eagerly() -> AbstractContextManager[None]:

@@ -209,12 +209,14 @@ class TrainClock:
         self._since = time.perf_counter()
         self._images_then = images_of_epoch
 
-    def lap(self, images_of_epoch: int) -> None:
-        """Adds the time and the images since the last call."""
+    def lap(self, images_of_epoch: int) -> float:
+        """Adds the time and the images since the last call; returns those seconds."""
         now = time.perf_counter()
-        self.seconds += now - self._since
+        seconds = now - self._since
+        self.seconds += seconds
         self.images += images_of_epoch - self._images_then
         self._since, self._images_then = now, images_of_epoch
+        return seconds
 
 
 @dataclass(frozen=True)

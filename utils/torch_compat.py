@@ -72,6 +72,18 @@ def is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None
 
 
+def on_next_compiled_call(module: nn.Module, act: Callable[[], None]) -> None:
+    """Calls `act` when the compiled `module` is called for the next time, and not after that."""
+    run: Any = module._compiled_call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        module._compiled_call_impl = run
+        act()
+        return run(*args, **kwargs)
+
+    module._compiled_call_impl = call
+
+
 # The ops of `scaled_dot_product_attention`, and the place of the dropout rate among their arguments.
 _ATTENTION = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default: 5,

@@ -192,21 +192,15 @@ class RunRecord:
         return is_own and written.get("state", "running") in (*UNFINISHED, *states)
 
     def _write(self, of_main: dict[str, Any]) -> None:
-        """Ignores a full disk: saving a checkpoint reports it. The blocks of the old file hold the new text, too.
+        """Ignores a full disk: saving a checkpoint reports it.
 
         of_main: what another rank writes: the main process has added to its record.
         """
         values = self.values | of_main | {"updated": time.strftime("%Y-%m-%d %H:%M:%S%z")}
         view = {key: values[key] for key in STATUS_KEYS}
         for name, content in ((RUN, values), (STATUS, view)):
-            text = json.dumps(_finite(content), indent=2) + "\n"
-            try:
-                atomic_write(self.folder / name, text)
-            except OSError:
-                with suppress(OSError, UserError), open(self.folder / name, "r+b", 0, opener=own_file) as file:
-                    old = os.fstat(file.fileno())
-                    if len(text) <= 512 * old.st_blocks:
-                        file.write(text.ljust(old.st_size).encode())
+            with suppress(OSError):
+                atomic_write(self.folder / name, json.dumps(_finite(content), indent=2) + "\n")
 
     def open_rows(self, epochs_done: int, steps_done: int) -> None:
         """Continues the rows after this position: later ones are dropped. The main process calls it."""

@@ -19,6 +19,7 @@ from engine.checkpoint.weights_record import split_to_entry
 from engine.evaluation.evaluate import EvaluationImages
 from engine.evaluation.results import SampleResults
 from engine.features.probe import Solved
+from engine.parallel import CompiledParts
 from engine.progress import EpochProgress, Evaluated, Metrics, Observer
 from engine.run.baseline import BaselineThread
 from engine.run.cost import SlowRanks
@@ -70,6 +71,9 @@ class Trainer:
         measured = (*_OF_START, *_OF_TRAINING) if self.position.has_ended else _OF_START
         self.record.set_result(**{key: before.get(key) for key in measured})
         self._solved: Solved | None = None
+        self._compiled: CompiledParts | None = None
+        if config.train.compiles:
+            self._compiled = CompiledParts(self.state.precision.weights.compute)
         self._saved_step = self.progress.step
         self._save_started = -math.inf
         self._write_seconds = 0.0
@@ -217,7 +221,10 @@ class Trainer:
 
     def after_step(self, progress: EpochProgress) -> None:
         """Reports the step, and saves if a checkpoint is due; called on every rank."""
-        self.position.clock.lap(self._images_done())
+        seconds = self.position.clock.lap(self._images_done())
+        if self._compiled:
+            self.logger.note(self._compiled.note(seconds, self.config.model.grad_checkpointing is True))
+            self._compiled = None
         for observer in self.observers:
             observer.after_step(progress)
         if self.writer:

@@ -26,7 +26,7 @@ from torch.nn.utils import parameters_to_vector
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.schema import Amp, Parallel, Train
 from datasets.batch import Batch
-from engine.parallel import DDP, FSDP, compile_model, run_eagerly
+from engine.parallel import DDP, FSDP, CompiledParts, compile_model, run_eagerly
 from engine.precision.policy import Precision
 from engine.training.step import train_steps
 from engine.training.trial import state_without_data
@@ -319,5 +319,9 @@ def test_the_modules_in_stages_are_compiled_with_checkpoints(graphs, cpu):
     model = timm.create_model("mobilenetv3_small_050", num_classes=2)
     model.set_grad_checkpointing(True)
     assert compile_model(model, Train(COMPILE="default"), cpu) == "12 blocks"
+    parts = CompiledParts(model)
     model(torch.randn(2, 3, 32, 32)).sum().backward()
+    note = parts.note(seconds=1.0, recomputes=True)
     assert graphs
+    assert note.kind == "log"
+    assert "12 of 12" in note.text
