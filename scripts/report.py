@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
         if not runs:
             raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
         runs = ranked(runs)
-        groups = groups_of(runs)
+        groups = groups_of(runs, problems)
         pooled = _pool(groups, page.parent, problems)
         write_output(page, comparison_page(runs, groups, problems, page.parent, pooled, flags.share))
         if groups:

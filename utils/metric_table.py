@@ -7,10 +7,16 @@ from typing import Any, Literal
 
 MetricName = Literal[
     "top1", "top5", "loss", "macro_f1", "balanced_accuracy", "mean_ap", "min_recall", "auroc", "specificity",
-    "quadratic_kappa", "linear_kappa",
+    "quadratic_kappa", "linear_kappa", "micro_f1", "sample_f1",
 ]  # fmt: skip
 MEAN_SPECIFICITY = "specificity, mean over classes"  # of two classes it is the balanced accuracy
 MAX_SCORED_CLASSES = 256  # see `Evaluator.classify`
+OPERATING_POINTS = (90, 95)  # percent
+OPERATING = {  # columns of the figures per class, and their titles
+    f"{figure}_at_{given}_{point}": f"{figure[:4]}. at {point}% {given[:4]}."
+    for figure, given in (("sensitivity", "specificity"), ("specificity", "sensitivity"))
+    for point in OPERATING_POINTS
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,8 @@ METRICS: dict[str, Metric] = {
         Metric("specificity", MEAN_SPECIFICITY, lambda results: results.per_class.mean_specificity, None),
         Metric("quadratic_kappa", "quadratic kappa", lambda results: results.weighted_kappa(2), is_ordinal=True),
         Metric("linear_kappa", "linear kappa", lambda results: results.weighted_kappa(1), is_ordinal=True),
+        Metric("micro_f1", "micro F1", lambda results: results.f1_of_labels(None), True),
+        Metric("sample_f1", "F1 per image", lambda results: results.f1_of_labels(1), True),
     )
 }
 

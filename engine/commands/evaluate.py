@@ -46,7 +46,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     if results:  # on the main process
         from engine.report import page  # late: the answer has been printed
         from engine.report.contents import contents_of
-        from engine.report.overview import class_figures, score_text
+        from engine.report.overview import class_figures, score_text, shift_by_weights
 
         about = {"split": plan.split, "checkpoint": absolute_file(str(config.model.pretrained))}
         logger.record.set_result(
@@ -77,6 +77,8 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         except (OSError, UserError) as error:  # the result is more important
             logger.warn(f"{REPORT} cannot be written: {error}")
         logger.log(f"----- Tables: {files.folder}")
+        if shift := shift_by_weights(contents):
+            logger.warn(shift)
     return 0
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from utils.metric_table import OPERATING, OPERATING_POINTS
+
 LOWEST = float(np.finfo(np.float32).min)  # the score of a class that is NaN
 
 
@@ -35,11 +37,14 @@ class RankingFigures:
     all others; equal scores count half. NaN unless there are positive and negative samples. threshold: the score from
     which on a class is predicted for the highest F1: halfway from the chosen sample to the next lower score, so that
     noise changes few predictions; 0 without positive samples.
+    operating: a row for each of `OPERATING`, the highest sensitivity whose specificity is the given one or more, and
+    the reverse; NaN as auroc.
     """
 
     average_precision: np.ndarray
     auroc: np.ndarray
     threshold: np.ndarray
+    operating: np.ndarray
 
     @property
     def mean_auroc(self) -> float:
@@ -53,11 +58,12 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
     probability. A score that is NaN is the lowest.
     """
     precision, auroc, threshold = (np.full(scores.shape[1], value) for value in (np.nan, np.nan, 0.0))
+    operating = np.full((len(OPERATING), scores.shape[1]), np.nan)
     number = len(scores)
     for label in np.unique(targets) if targets.ndim == 1 else np.flatnonzero(targets.any(axis=0)):
         values = np.nan_to_num(scores[:, label], nan=LOWEST)
         is_own = targets == label if targets.ndim == 1 else targets[:, label] > 0
-        every, own = np.sort(values), np.sort(values[is_own])
+        every, own, others = np.sort(values), np.sort(values[is_own]), np.sort(values[~is_own])
         positives = len(own)
         negatives = number - len(own)
         # A threshold is the score of a positive sample: samples with equal scores are selected together.
@@ -69,7 +75,11 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
         if negatives:  # twice the sum of the ranks of the positive samples: Mann and Whitney, 1947
             doubled = np.sum(below + up_to + 1) - positives * (positives + 1)
             auroc[label] = 100 * doubled / (2 * positives * negatives)
-    return RankingFigures(precision, auroc, threshold)
+            lowest_own = [own[positives + -point * positives // 100] for point in OPERATING_POINTS]
+            highest_other = [others[-(-point * negatives // 100) - 1] for point in OPERATING_POINTS]
+            sensitivity = 1 - np.searchsorted(own, highest_other, "right") / positives
+            operating[:, label] = 100 * np.append(sensitivity, np.searchsorted(others, lowest_own) / negatives)
+    return RankingFigures(precision, auroc, threshold, operating)
 
 
 def threshold_at(scores: np.ndarray, index: int) -> float:

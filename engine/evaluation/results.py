@@ -25,7 +25,7 @@ from engine.evaluation.ranking import (
     threshold_at,
 )
 from engine.progress import Metrics
-from utils.metric_table import best_metric, metrics_of
+from utils.metric_table import OPERATING, best_metric, metrics_of
 
 TOP_K = 5
 
@@ -113,8 +113,8 @@ class SampleResults:
     def ranking(self) -> RankingFigures:
         """All figures are NaN without scores."""
         if self.scores is None:
-            unknown = np.full(1, np.nan)
-            return RankingFigures(unknown, unknown, unknown)
+            unknown = np.full((len(OPERATING), 1), np.nan)
+            return RankingFigures(unknown[0], unknown[0], unknown[0], unknown)
         return rank_samples(self.targets[self.readable], self.scores[self.readable])
 
     @property
@@ -136,6 +136,16 @@ class SampleResults:
     def predicted(self) -> np.ndarray:
         """The predicted classes with several labels per sample, bool (N, C)."""
         return self.scores >= self.used_thresholds
+
+    def f1_of_labels(self, axis: int | None) -> float:
+        """F1 of all labels together (micro), or with axis 1 the mean over the samples, of predictions with several.
+
+        0 for a sample without true and predicted labels, as in scikit-learn and timm.
+        """
+        true = self.targets[self.readable] > 0
+        predicted = self.predicted[self.readable]
+        counts = np.maximum(true.sum(axis) + predicted.sum(axis), 1)
+        return 200 * float(np.mean((true & predicted).sum(axis) / counts))
 
     def weighted_kappa(self, power: int) -> float:
         """Cohen's kappa (1968), percent: disagreements cost |true - predicted| ** power, 1: linear, 2: quadratic.

@@ -34,7 +34,7 @@ from engine.evaluation.results import (
 from engine.progress import Metrics
 from engine.run.record import CONFUSION, GROUPS, MISTAKES, PER_IMAGE, SUMMARY, TABLES
 from utils.files import atomic_write, make_own_folder, open_atomically
-from utils.metric_table import METRICS
+from utils.metric_table import METRICS, OPERATING
 from utils.tables import matrix_text, safe_cell, table_text
 
 MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
@@ -145,6 +145,8 @@ class ResultTables:
         shares = {"auroc": np.resize(results.ranking.auroc, len(names))}
         if METRICS["top5"].applies(len(names), multi_label=False):
             shares = {"top5": figures.top5} | shares
+        if len(names) == 2:
+            shares |= zip(OPERATING, results.ranking.operating, strict=True)
         self._write_classes(figures, {}, **shares)
         wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
         pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
@@ -187,7 +189,7 @@ class ResultTables:
         means = 100 * probabilities.mean(axis=0, dtype=np.float64)
         thresholds = results.used_thresholds
         shares = {"ap": ranking.average_precision, "threshold": 100 * torch.from_numpy(thresholds).sigmoid().numpy()}
-        shares |= {"probability": means, "ece": errors}
+        shares |= {"probability": means, "ece": errors, **dict(zip(OPERATING, ranking.operating, strict=True))}
         logits = [f"{logit:.9g}" for logit in thresholds]
         self._write_classes(figures, {"threshold_logit": logits}, auroc=ranking.auroc, **shares)
         self._write_mistakes(results)

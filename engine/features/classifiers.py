@@ -1,4 +1,6 @@
-"""Linear classifiers on features: multinomial logistic regression, or with the loss of the run, and an L2 penalty.
+"""Classifiers on features: weighted k-NN, as DINO evaluates its backbones (Caron et al., 2021), and a linear one.
+
+The linear one is multinomial logistic regression, or has the loss of the run, with an L2 penalty.
 
 Legend: N samples, F width of the features, C classes.
 """
@@ -8,12 +10,35 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from datasets.sources.samples import label_pairs
 from datasets.sources.split import most_frequent
 from engine.evaluation.suspects import Margins, margins
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # see `build_loss` in engine/training/loss.py
+_NEIGHBORS, _TEMPERATURE = 20, 0.07
+_ROWS = 1024  # of similarities at a time
+
+
+def knn_top1(
+    features: torch.Tensor, targets: torch.Tensor, queries: torch.Tensor, query_targets: torch.Tensor, num_classes: int
+) -> float:
+    """The share of queries whose class the neighbors predict, in percent.
+
+    The 20 training images of the highest cosine similarity s vote, with the weight exp(s / 0.07).
+
+    features: of the training, (N, F). queries: (M, F). targets, query_targets: int64 (N,), (M,).
+    """
+    features = F.normalize(features)
+    hits = 0
+    for rows, labels in zip(F.normalize(queries).split(_ROWS), query_targets.split(_ROWS), strict=True):
+        similarity, neighbors = (rows @ features.T).topk(min(_NEIGHBORS, len(features)))
+        votes = F.one_hot(targets[neighbors], num_classes) * (similarity / _TEMPERATURE).exp().unsqueeze(-1)
+        hits += int((votes.sum(dim=1).argmax(dim=-1) == labels).sum())
+    return 100 * hits / len(queries)
+
+
 ROWS = 1 << 16  # of logits at a time
 _L2_VALUES = tuple(10.0 ** (-exponent / 2) for exponent in range(13))  # from strong to weak
 _FOLDS, _TUNING_ITERATIONS, _ITERATIONS = 5, 100, 1000

@@ -34,6 +34,7 @@ from engine.features.classifiers import (
     classes_of_one_fold,
     fit_probe,
     have_label,
+    knn_top1,
     out_of_fold_margins,
     stratified_folds,
 )
@@ -62,7 +63,8 @@ class Features(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """The solved head: weight (C, F) and bias (C,) on the CPU, and its L2 penalty.
+    """The solved head: weight (C, F) and bias (C,) on the CPU, its L2 penalty, and k-NN's top-1 on the same features,
+    None with several labels.
 
     On the main process alone: sums: of the training images; results: of the validation images.
     """
@@ -70,6 +72,7 @@ class Solved(NamedTuple):
     weight: torch.Tensor
     bias: torch.Tensor
     l2: float
+    knn_top1: float | None
     sums: BatchSums | None
     results: SampleResults | None
 
@@ -175,6 +178,10 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
         if len(lone):
             _log_lone_classes(task, lone)
         weight, bias, l2 = _fit(task, train, folds)
+        knn = None
+        if not task.config.data.multi_label:
+            knn = knn_top1(train.values, train.targets, val.values, val.targets, classes)
+            task.logger.log(f"----- k-NN top-1 on the same features: {knn:.2f}%")
         if task.suspects:
             of_train = out_of_fold_margins(train.values, train.targets, classes, task.loss, l2, folds)
             of_val = margins(F.linear(val.values, weight, bias).softmax(1), val.targets)
@@ -187,7 +194,7 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
         for rows, labels in zip(train.values.split(ROWS), train.targets.split(ROWS), strict=True):
             logits = F.linear(rows, weight, bias)
             sums.append(BatchSums.of(task.loss(logits, labels), logits, labels, len(labels)))
-    return Solved(weight.cpu(), bias.cpu(), l2, reduce(add, sums), None)
+    return Solved(weight.cpu(), bias.cpu(), l2, knn, reduce(add, sums), None)
 
 
 @contextmanager

@@ -60,6 +60,7 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
         others += _tiles_of_images(run, run.evaluation, split)
     speed = run.measured("images_per_second")
     others += [
+        Tile("k-NN top-1", percent(run.measured("knn_top1")), "on the features of the start"),
         Tile("images/s", "" if speed is None else number(round(speed, 1)), "all devices"),
         Tile("peak memory", gigabytes(run.measured("peak_memory_bytes"))),
     ]
@@ -141,6 +142,9 @@ def _worst_class(run: RunContents, evaluation: Evaluation, split: str) -> list[T
         return []
     lowest, negative_count, name = min(classes)
     remark = f"{name}, {-negative_count:,.0f} image{'s' * (negative_count != -1)}"
+    zeros = sum(score == 0 for score, _, _ in classes)
+    if zeros > 1:
+        remark += f"; {zeros:,} of {len(classes):,} classes have 0%"
     return [Tile(f"{split} worst class".strip(), f"{column.upper()} {percent(lowest)}", remark)]
 
 
@@ -188,15 +192,43 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
 
 
 def class_figures(run: RunContents) -> list[str]:
-    """Lines for the log, of the test images if there are some: macro F1, the operating point, groups, and 'worst class
-    F1 0.00% (newt, 3 images)'; empty without these figures.
+    """Lines for the log: 'Classes: macro F1 82.90%, worst class F1 0.00% (newt, 3 images)', the operating point and
+    groups, of the test images if there are some; empty without these figures.
     """
     evaluation, split = run.latest
-    tiles = _tiles_of_images(run, evaluation, split)
-    if evaluation:
-        macro_f1 = percent(evaluation.values.get("macro_f1"))
-        tiles.insert(0, Tile(f"{split} macro F1".strip(), macro_f1))
+    if not evaluation:
+        return []
+    named = split if run.test else ""
+    macro_f1 = Tile(f"{named} macro F1".strip(), percent(evaluation.values.get("macro_f1")))
+    classes = _texts_of([macro_f1, *_worst_class(run, evaluation, named)])
+    lines = [f"Classes: {', '.join(classes)}"] if classes else []
+    return lines + _texts_of([*_point_tiles(evaluation, split), *_group_tiles(run, evaluation, split)])
+
+
+def _texts_of(tiles: list[Tile]) -> list[str]:
+    """'macro F1 82.90% (remark)' of those with a value."""
     return [f"{tile.name} {tile.value}{f' ({tile.remark})' if tile.remark else ''}" for tile in tiles if tile.value]
+
+
+def shift_by_weights(run: RunContents) -> str:
+    """The label whose mean probability is farthest from its share of the images, if the classes have weights.
+
+    '' for a difference below 5 points.
+    """
+    evaluation = run.evaluation
+    samples = evaluation.values.get("samples") if evaluation else None
+    if not evaluation or not samples or not run.options["LOSS.CLASS_WEIGHTS"]:
+        return ""
+    shifts = []
+    for row in evaluation.classes:
+        for mean, count in points([row], "probability", "count"):
+            share = 100 * count / samples
+            shifts.append((abs(mean - share), mean, share, row["class"]))
+    shift, mean, share, name = max(shifts, default=(0.0, 0.0, 0.0, ""))
+    if shift <= 5:
+        return ""
+    text = f"of {name} is {percent(mean)} on average, and {percent(share)} of the images have it"
+    return f"LOSS.CLASS_WEIGHTS shifts the probabilities: that {text}"
 
 
 def status_of(run: RunContents) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from configs.compare import differing_from_defaults
 from engine.report import charts, tables
 from engine.report.charts import MAX_NAME_CHARS, number, option, percent
 from engine.report.contents import Evaluation, RunContents, read_contents
-from engine.report.overview import details_of, interval_text, pooled_tiles, status_of, tiles_of
+from engine.report.overview import details_of, interval_text, pooled_tiles, shift_by_weights, status_of, tiles_of
 from engine.run.record import PICTURES, REPORT, SUSPECTS, TRAIN_BATCH
 from utils.errors import on_one_line, shortened
 from utils.files import atomic_write
@@ -62,6 +62,7 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
         "off_defaults": {key: differing[key] for key in differing if not any(fnmatchcase(key, one) for one in hidden)},
         "suspects": [(row, tables.data_uri(pictures / f"{number}.jpg")) for number, row in enumerate(run.suspects)],
         "views": _views({"": run.evaluation, " of the test images": run.test}, run.is_multi_label),
+        "shift": shift_by_weights(run),
     }
     return _render("run.html", values, is_shared)
 

@@ -13,7 +13,7 @@ from engine.report.contents import Evaluation, RunContents
 from engine.report.overview import interval_of, tiles_of
 from engine.run.facts import EvaluationData, TrainingData
 from engine.run.record import MISTAKES, PICTURES, Row
-from utils.metric_table import METRICS
+from utils.metric_table import METRICS, OPERATING
 from utils.tables import to_float
 
 MAX_CLASSES = 2000  # rows; a page of more opens slowly
@@ -21,7 +21,7 @@ OPTIONS_OF_RUN = ("NAME", "SAVE", "MODEL.RESUME", "EVAL.ENABLED")
 _CLASS_COLUMNS = {
     "count": "images", "predicted": "predicted", "precision": "precision", "recall": "recall, sensitivity",
     "specificity": "specificity", "f1": "F1", "top5": "top-5", "ap": "AP", "auroc": "AUROC",
-    "threshold": "threshold", "probability": "mean probability", "ece": "ECE",
+    "threshold": "threshold", "probability": "mean probability", "ece": "ECE", **OPERATING,
 }  # fmt: skip
 _REPEATED = ("SEED", "DATA.FOLD")
 _SHARE = "DATA.FRACTION"
@@ -222,9 +222,11 @@ class Group(NamedTuple):
         return len(self.runs) > 1 and len({run.options["DATA.FOLD"] for run in self.runs}) == len(self.runs)
 
 
-def groups_of(runs: Sequence[RunContents]) -> list[Group]:
+def groups_of(runs: Sequence[RunContents], problems: list[str]) -> list[Group]:
     """The groups in the order of their first runs, by the options that files, flags and -opts gave: rules may derive
     other epochs for each fold. No groups if no two runs differ only in seed or fold.
+
+    problems: receives the reason why there is no mean, and the runs that are left out of one.
     """
     trained = [run for run in runs if not run.is_evaluation]
     asked = asked_options(trained)
@@ -232,8 +234,14 @@ def groups_of(runs: Sequence[RunContents]) -> list[Group]:
     for run in trained:
         options = _given(run)
         groups.setdefault(repr([[options.get(key) for key in asked], run.metric.name]), []).append(run)
+    differing = compared_options(trained)
     if len(groups) == len(trained):
+        if repeated := [key for key in _REPEATED if key in differing]:
+            others = " and ".join(key for key in asked if key in differing) or "metric"
+            problems.append(f"no mean over {' and '.join(repeated)}: no two runs have the same {others}")
         return []
+    left_out = [run for run in trained if not _is_result(run)]
+    problems += [f"left out of the mean: {run.name}: {run.short_status}" for run in left_out]
     return [_group(asked, members) for members in groups.values()]
 
 

@@ -47,7 +47,7 @@ BASELINES = ("pixel_baseline", "majority_class")
 # A new key of the result: here, in docs/operation.md, and where it is measured (CONTRIBUTING.md names the places).
 RESULT_KEYS = (
     *METRICS, "samples", "split", "precision", "recall", "f1", "ece", "epoch", "checkpoint", "average_score",
-    "raw_score", "probe_score", "probe_l2", *BASELINES, "test", "finished", "stopped_early", "reason",
+    "raw_score", "probe_score", "knn_top1", "probe_l2", *BASELINES, "test", "finished", "stopped_early", "reason",
     "train_seconds", "total_seconds", "images_per_second", "peak_memory_bytes", "numeric_precision", "device",
     "parameters", "trainable_parameters",
 )  # fmt: skip
@@ -192,15 +192,19 @@ class RunRecord:
         return is_own and written.get("state", "running") in (*UNFINISHED, *states)
 
     def _write(self, of_main: dict[str, Any]) -> None:
-        """Ignores a full disk: saving a checkpoint reports it.
+        """Ignores a full disk: saving a checkpoint reports it. The blocks of the old file hold the new text, too.
 
         of_main: what another rank writes: the main process has added to its record.
         """
         values = self.values | of_main | {"updated": time.strftime("%Y-%m-%d %H:%M:%S%z")}
         view = {key: values[key] for key in STATUS_KEYS}
         for name, content in ((RUN, values), (STATUS, view)):
-            with suppress(OSError):
-                atomic_write(self.folder / name, json.dumps(_finite(content), indent=2) + "\n")
+            text = json.dumps(_finite(content), indent=2) + "\n"
+            try:
+                atomic_write(self.folder / name, text)
+            except OSError:
+                with suppress(OSError):
+                    _overwrite(self.folder / name, text)
 
     def open_rows(self, epochs_done: int, steps_done: int) -> None:
         """Continues the rows after this position: later ones are dropped. The main process calls it."""
@@ -249,6 +253,14 @@ def record_end_of_ranks(folder: Path, **values: Any) -> str | None:
     record = RunRecord(is_main=False)
     record.open(Path(run["folder"]), pid=run["pid"], host=run["host"])
     return record.update(overrules=values["state"] == "failed", **values)
+
+
+def _overwrite(path: Path, text: str) -> None:
+    """Writes ASCII into the blocks of a file, if they hold it. Raises OSError."""
+    with open(path, "r+b", 0) as file:
+        old = os.fstat(file.fileno())
+        if len(text) <= 512 * old.st_blocks:
+            file.write(text.ljust(old.st_size).encode())
 
 
 def _finite(value: Any) -> Any:

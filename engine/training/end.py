@@ -207,9 +207,11 @@ def _say(end: End, command: Command, trainer: Trainer) -> None:
 
 def _say_result(contents: RunContents, result: dict[str, Any], total: str, logger: RunLogger) -> None:
     """Logs the best epoch and the time of the run, its classes, and the raw weights of the last one."""
-    from engine.report.overview import class_figures, score_text  # late, as the page
+    from engine.report.overview import class_figures, score_text, shift_by_weights  # late, as the page
 
     metric = contents.metric
+    if shift := shift_by_weights(contents):
+        logger.warn(shift)
     if result["epoch"] is not None:
         score = math.nan if contents.score is None else contents.score
         best = f"{score_text(contents, contents.evaluation, score)} (epoch {result['epoch']})"

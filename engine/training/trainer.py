@@ -39,7 +39,7 @@ from utils.threads import DaemonPool
 _END = 100  # a request to end all ranks, above all requests of `SaveTrigger`
 _WRITE_TIMES = 20  # time since the last save / time of its write: at least, for a save before an evaluation
 # Of a result; the start of a run measures the first ones, training the others.
-_OF_START = ("probe_score", "probe_l2")
+_OF_START = ("probe_score", "knn_top1", "probe_l2")
 _OF_TRAINING = ("samples", "average_score", "raw_score", "peak_memory_bytes", "numeric_precision", "device")
 
 
@@ -162,7 +162,7 @@ class Trainer:
     def use_solved(self, solved: Solved) -> None:
         """The next evaluation takes its results from the features of this head."""
         self._solved = solved
-        self.record.set_result(probe_l2=solved.l2)
+        self.record.set_result(probe_l2=solved.l2, knn_top1=solved.knn_top1)
 
     def _save_probe(self, solved: Solved) -> None:
         """The probe is epoch 0: a checkpoint with its evaluation, the best one so far."""

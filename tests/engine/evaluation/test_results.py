@@ -19,9 +19,11 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
     recall_score,
     roc_auc_score,
+    roc_curve,
     top_k_accuracy_score,
 )
 from test_evaluation_files import files_for
+from timm.task import MultiLabelClassificationEvaluator
 
 from datasets.batch import PADDING
 from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision
@@ -241,18 +243,27 @@ def test_the_mean_over_the_classes_with_positives_is_that_of_scikit_learn(ties):
     assert metrics.loss == pytest.approx(F.binary_cross_entropy_with_logits(logits, targets.float()).item(), rel=1e-6)
     areas = roc_auc_score(targets[:, :-1].numpy(), logits[:, :-1].numpy(), average=None)
     assert metrics.values["auroc"] == pytest.approx(100 * areas.mean())
-    assert metrics.values.keys() == {"loss", "mean_ap", "auroc", "specificity", "macro_f1"}
+    several = {"macro_f1", "micro_f1", "sample_f1"}
+    assert metrics.values.keys() == {"loss", "mean_ap", "auroc", "specificity"} | several
     assert metrics.samples == N
     assert results_for(torch.zeros_like(targets), logits).mean_average_precision == 0
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("ties", [False, True])
-def test_f1_of_several_labels_is_that_of_scikit_learn(seed, ties):
-    """At the thresholds of the highest F1: no other one is better, also when they are given."""
+def test_f1_of_several_labels_is_that_of_scikit_learn_and_timm(seed, ties):
+    """At logit 0, and at the thresholds of the highest F1: no other one is better, also when they are given."""
     targets, logits = random_case(seed)
     logits = logits.round() if ties else logits
     targets[:9] = 0  # samples without labels
+    given = replace(results_for(targets, logits), thresholds=np.zeros(C))
+    evaluator = MultiLabelClassificationEvaluator(torch.device("cpu"))
+    evaluator.update(logits, targets)
+    theirs = evaluator.compute()
+    found = given.metrics().values
+    for kind, name in (("micro", "micro_f1"), ("samples", "sample_f1")):
+        expected = f1_score(targets, logits >= 0, average=kind, zero_division=0)
+        assert found[name] == pytest.approx(100 * expected) == pytest.approx(theirs[name])
     best = results_for(targets, logits)
     precision, recall, f1, _ = precision_recall_fscore_support(targets, best.predicted, zero_division=0)
     figures = best.per_class
@@ -300,6 +311,29 @@ def test_thresholds_of_an_older_file_are_probabilities():
     logits = read_decision({"thresholds": [0.5, 1.0, 1e-300, 0.9]}).thresholds
     assert logits == pytest.approx([0, 17.3287, -690.7755, np.log(9)], rel=1e-5)
     assert read_decision({"thresholds": None}).thresholds is None
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("decimals", [0, 3])
+def test_operating_points_are_those_of_scikit_learns_curve(seed, decimals, tmp_path, cpu):
+    """Of several labels and of two classes, with ties; NaN without samples of the class or others."""
+    targets, logits = random_case(seed)
+    logits = logits.round(decimals=decimals)
+    two = results_of(logits[:, :2], targets[:, 0].long())
+    cases = [(results_for(targets, logits), label, targets[:, label], logits[:, label]) for label in range(C - 1)]
+    cases += [(two, label, targets[:, 0] == label, two.scores[:, label]) for label in range(2)]
+    for results, label, is_own, scores in cases:
+        wrong, sensitivity, _ = roc_curve(is_own, scores, drop_intermediate=False)
+        expected = [sensitivity[wrong <= 1 - point + 1e-9].max() for point in (0.9, 0.95)]
+        expected += [1 - wrong[sensitivity >= point - 1e-9].min() for point in (0.9, 0.95)]
+        assert results.ranking.operating[:, label] == pytest.approx(100 * np.array(expected))
+    assert np.isnan(cases[0][0].ranking.operating[:, -1]).all()
+    files = files_for(tmp_path / "e", ["no", "yes"], [f"{index}.jpg" for index in range(N)], cpu)
+    files.write(two.metrics(), two, None)
+    (_, yes), found = read_rows(tmp_path / "e" / "per_class.csv"), two.ranking.operating[:, 1]
+    names = ("sensitivity_at_specificity", "specificity_at_sensitivity")
+    points = [float(yes[f"{name}_{point}"]) for name in names for point in (90, 95)]
+    assert points == pytest.approx(found, abs=1e-4)
 
 
 def test_a_score_that_is_not_a_number_is_the_lowest():

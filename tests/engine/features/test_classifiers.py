@@ -1,4 +1,4 @@
-"""Classifiers on features beside scikit-learn's; suspect labels in the order of cleanlab."""
+"""Classifiers on features beside scikit-learn's: linear ones, k-NN; suspect labels in the order of cleanlab."""
 
 from itertools import product
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
 
 from configs.schema import Loss
 from engine.features import classifiers
@@ -14,6 +15,7 @@ from engine.features.classifiers import (
     fit_linear,
     fit_probe,
     have_label,
+    knn_top1,
     margins,
     out_of_fold_margins,
     standardize,
@@ -81,6 +83,15 @@ def test_the_weights_are_for_the_features_as_they_are(data):
     again = fit_probe(features, targets, C, loss)
     assert torch.equal(again[0], weight)
     assert torch.equal(again[1], bias)
+
+
+def test_k_nn_is_that_of_scikit_learn(data):
+    """Of scikit-learn, with the weights of DINO as a function of the cosine distance."""
+    features, targets = data
+    reference = KNeighborsClassifier(20, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
+    reference.fit(features[:300], targets[:300])
+    expected = 100 * (reference.predict(features[300:]) == targets[300:].numpy()).mean()
+    assert knn_top1(features[:300], targets[:300], features[300:], targets[300:], C) == pytest.approx(expected)
 
 
 def test_margins_are_those_of_cleanlab():

@@ -47,6 +47,7 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
     """-eval gives the figures of the run; the head is the fit on the features; the backbone is unchanged."""
     result, before = read_result(probed), read_result(trained_digits())
     assert result["top1"] > before["top1"] + 10
+    assert result["knn_top1"] > 50
     assert result["finished"]
     assert result["pixel_baseline"] > 85
     again = read_result(evaluate(tmp_path, f"-resume={probed}"))
@@ -109,6 +110,7 @@ def test_several_labels_and_unreadable_images(tmp_path):
     folder = train(argv)
     result, features = read_result(folder), features_of(tmp_path / "out", "train")
     assert result["mean_ap"] > 90
+    assert result["knn_top1"] is None
     assert features.shape == (60, 32)
     assert np.flatnonzero(np.isnan(features).any(axis=1)).tolist() == [1]
     assert "train1.png" in (folder / "bad_images_0.csv").read_text()

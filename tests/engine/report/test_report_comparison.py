@@ -39,7 +39,7 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     update_json(two / "run.json", result={"top1": 51.0, "test": {"top1": 49.5}, "train_seconds": 3600.0})
     (two / "report.html").touch()
     page, lines, problems = compare(one, two)
-    assert not problems
+    assert problems == ["no mean over SEED: no two runs have the same TRAIN.BASE_LR"]
     assert lines[-1] == f"Page: {tmp_path / 'compare.html'}"
     assert [re.split(" {2,}", line) for line in lines[:3]] == [
         ["run", "best validation top-1", "epoch", "test top-1", "training time", "state"],
@@ -69,9 +69,12 @@ def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, c
     assert lines[3].split()[1:-1] == ["-"] * (len(lines[3].split()) - 2)
     assert "87.50%" in page.text
     assert "failed: out of memory" in page.text
-    assert len(problems) == 1
-    assert "missing" in problems[0]
-    assert problems[0] in page.text
+    missing, *left_out = problems
+    assert "missing" in missing
+    assert missing in page.text
+    assert [problem.split(": ")[:2] for problem in left_out] == [
+        ["left out of the mean", name] for name in ("killed", "failed", "running")
+    ]
     assert "pixel baseline" not in page.text  # without columns that have no value
     assert page.text.index("killed 20.00%") < page.text.index("87.50%")
 
@@ -188,7 +191,7 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
 
 
 def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
-    """Rules derive other epochs for each fold: one mean; of epochs that were given: no mean."""
+    """Rules derive other epochs for each fold: one mean; of epochs that were given: no mean, and why."""
     for fold, (epochs, score) in enumerate([(9, 84.0), (6, 55.0), (10, 86.0)]):
         keys = ["DATA.FOLDS=3", f"DATA.FOLD={fold}", f"TRAIN.NUM_EPOCHS={epochs}", "TRAIN.MINUTES=2"]
         given = {"TRAIN.NUM_EPOCHS": 40, "DATA.FOLD": fold, "DATA.FOLDS": 3, "TRAIN.MINUTES": 2}
@@ -202,7 +205,9 @@ def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
         given |= {"TRAIN.NUM_EPOCHS": (9, 6, 10)[fold], "DATA.FOLD": fold}
         update_json(tmp_path / f"fold-{fold}/run.json", given=given)
     assert main([str(tmp_path)]) == 0
-    assert "± " not in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "± " not in printed.out
+    assert "no mean over DATA.FOLD: no two runs have the same TRAIN.NUM_EPOCHS" in printed.err
 
 
 @pytest.mark.parametrize("further, has_curve", [([], True), (["TRAIN.BASE_LR={}"], False)], ids=["shares", "and rates"])

@@ -28,7 +28,7 @@ from engine.commands.run import run as run_command
 from engine.report import charts
 from engine.report import page as page_module
 from engine.report.contents import read_contents
-from engine.report.overview import class_figures, tiles_of
+from engine.report.overview import class_figures, shift_by_weights, tiles_of
 from engine.run.facts import Environment, PixelBaseline, TrainingData
 from engine.run.record import REPORT
 from engine.training.outputs import RunReport
@@ -107,8 +107,8 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     first, _, more = head.partition("More figures")
     assert "top-1; epoch 3 of 300 validation worst class F1 0.00% fox, 9 images" in first
     assert "macro F1 82.90%" in more
-    figures = ["validation macro F1 82.90%", "validation worst class F1 0.00% (fox, 9 images)"]
-    assert class_figures(read_contents(run)) == figures
+    lost = "F1 0.00% (fox, 9 images; 2 of 3 classes have 0%)"
+    assert class_figures(read_contents(run)) == [f"Classes: macro F1 82.90%, worst class {lost}"]
     shutil.copytree(run / "evaluation", run / "evaluation-test")
     test = [{"class": "cat", "count": 5, "f1": 80.0}]
     update_json(run / "evaluation-test/tables.json", per_class=test)
@@ -116,7 +116,26 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     first, _, more = read_page(run).text.partition("Model and data")[0].partition("More figures")
     assert "test worst class F1 80.00% cat, 5 images" in first
     assert "validation worst class F1 0.00%" in more
-    assert class_figures(read_contents(run))[1:] == ["test worst class F1 80.00% (cat, 5 images)"]
+    figures = "test macro F1 82.90%, test worst class F1 80.00% (cat, 5 images)"
+    assert class_figures(read_contents(run)) == [f"Classes: {figures}"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "mean", "found"),
+    [("balanced", 53.0, "that of cat is 53.00% on average, and 25.00% of the images have it"), ("balanced", 29.0, ""),
+     ("null", 53.0, "")],
+)  # fmt: skip
+def test_weights_of_classes_that_shift_the_probabilities_are_named(tmp_path, weights, mean, found):
+    options = [f"LOSS.CLASS_WEIGHTS={weights}", "DATA.MULTI_LABEL=true", "DATA.DATASET=csv", "LOSS.NAME=bce"]
+    folder = make_run(tmp_path / "a run", options=options)
+    (folder / "evaluation").mkdir()
+    write_json(folder / "evaluation/summary.json", {"samples": 12})
+    rows = [("cat", 3, mean), ("dog", 6, 48.0), ("fox", 0, "")]
+    classes = [{"class": name, "count": count, "probability": value} for name, count, value in rows]
+    write_json(folder / "evaluation/tables.json", {"per_class": classes})
+    shift = shift_by_weights(read_contents(folder))
+    assert shift.partition(": ")[2] == found
+    assert shift in read_page(folder).text
 
 
 def test_tables_of_groups_count_groups_and_files_have_their_folders(run):

@@ -1,5 +1,6 @@
 """The record of a run: its states, rows and facts; a full disk; what a kill leaves."""
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -94,6 +95,24 @@ def test_the_first_process_that_fails_writes_why_and_how_to_resume_into_the_log(
     assert main.update(state="failed", message="late") is None
     lines = log_of(tmp_path).splitlines()
     assert [line[20:] for line in lines] == ["error: rank 0\\x1b has ended", f"resume with: {command}"]
+
+
+@pytest.mark.parametrize("message", ["no space: " + "x" * 900, "short"])
+def test_a_full_disk_has_room_for_the_last_state(tmp_path, monkeypatch, message):
+    record = record_in(tmp_path)
+    record.update(slow_rank={"host": "a" * 100})  # the text becomes shorter
+
+    def full_disk(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("engine.run.record.atomic_write", full_disk)
+    record.update(slow_rank=None, state="failed", message=message)
+    written = read_json(tmp_path / STATUS)
+    assert (written["state"], written["message"]) == ("failed", message)
+    record.add_warning("x" * 10**5)
+    record.values["message"] = "x" * 10**5  # would need another block
+    record.update()
+    assert read_json(tmp_path / STATUS) == written
 
 
 def test_numbers_that_json_lacks_are_null(tmp_path):

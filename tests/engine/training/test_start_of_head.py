@@ -72,7 +72,7 @@ def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path
     assert len([*tmp_path.glob("features/*/*/features.npy")]) == 2, "the features are computed once: of both splits"
     assert len(fits) == 1, "the head is fitted once"
     result, expected = read_result(folder), read_result(probed)
-    assert all(result[key] == expected[key] for key in ("finished", "top1", "probe_l2", "epoch"))
+    assert all(result[key] == expected[key] for key in ("finished", "top1", "knn_top1", "probe_l2", "epoch"))
     assert run_here(f"-resume={folder}") == 0
 
 
@@ -90,7 +90,7 @@ def test_epoch_0_is_the_probe_and_a_resumed_run_is_exact(backbone, probed, tmp_p
     whole = train(tuned(tmp_path / "whole", backbone))
     probe, result, table = read_result(probed), read_result(whole), rows(whole)
     assert result["probe_score"] == probe["top1"]
-    assert result["probe_l2"] == probe["probe_l2"]
+    assert (result["knn_top1"], result["probe_l2"]) == (probe["knn_top1"], probe["probe_l2"])
     assert [row["epoch"] for row in table] == ["0", "1", "2"]
     assert float(table[0]["val_top1"]) == probe["top1"]
     assert result["top1"] >= probe["top1"]
