@@ -332,9 +332,14 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     if value is None:
         return None
     _refuse_flags_beside(command, arguments)
+    top_k = arguments.top_k or 5
+    if arguments.format == "wide":
+        if arguments.top_k:
+            raise UserError("-format wide has a column for each class; remove -top_k")
+        top_k = None
     return Prediction(
         path=None if value is True else value,
-        top_k=None if arguments.format == "wide" else arguments.top_k or 5,
+        top_k=top_k,
         folder=Path(arguments.output) if arguments.output else None,
         json=bool(arguments.json),
         excel=arguments.format == "excel",

@@ -182,8 +182,13 @@ def _cut(
     """Holds out a part of the units, in the order of the hashes of their names. A group has its most frequent class."""
     of_units = hash_paths(groups or paths, rule.seed) if groups or rule.seed else hashes
     units, unit_of = np.unique(of_units, return_inverse=True)
-    fold, _ = rule.fold or (0, 0)
-    if groups and (problem := _problem_of_groups(rule, groups, len(units))):
+    fold, folds = rule.fold or (0, 0)
+    problem = None
+    if groups:
+        problem = _problem_of_groups(rule, groups, len(units))
+    elif targets.ndim == 1:
+        problem = _problem_of_classes(folds, paths, targets)
+    if problem:
         return _Cut(np.zeros(len(targets), bool), problem)
     cut = _Cut(_parts_of_units(rule, targets, unit_of)[unit_of] == fold)
     if groups:
@@ -232,6 +237,16 @@ def _problem_of_groups(rule: RunSplit, groups: PackedStrings, number: int) -> st
     if rule.fold and number < rule.fold[1]:
         return f"DATA.FOLDS {rule.fold[1]}: more than the {number} groups; set at most {number}"
     return None
+
+
+def _problem_of_classes(folds: int, paths: PackedStrings, targets: np.ndarray) -> str | None:
+    """Of a class with fewer images than folds."""
+    _, first, sizes = np.unique(targets, return_index=True, return_counts=True)
+    small = first[sizes < folds]
+    if not len(small):
+        return None
+    path = shorten(paths[int(small[0])])
+    return f"DATA.FOLDS {folds}: the class of {path} has fewer images; add images, or set fewer folds"
 
 
 def _changes(

@@ -165,6 +165,10 @@ def _search(resume: str, runs: Sequence[Path], best_first: bool, locks: ExitStac
         named = _with_extension(Path(resume))
         runs = [named] if named.exists() else []
     for run in runs:
+        sharded = _sharded_in(run)
+        if sharded:
+            fix = "make one file of it with that version, see docs/resume.md#formats"
+            raise UserError(f"{sharded[0]}: is a sharded checkpoint of version 0.2, a folder; {fix}")
         folder = run if run.is_dir() else run.parent
         if not best_first and is_run_folder(folder):
             check_writable(folder, "resume a copy of it")
@@ -190,6 +194,13 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
     raise Unavailable(f"-resume {resume}: no checkpoint found; give a .pth file, the folder of a run, or auto")
 
 
+def _sharded_in(run: Path) -> list[Path]:
+    """The checkpoints of version 0.2 in a run that are folders, or `run` itself; [] if a file was made of the last."""
+    if os.path.exists(run / LAST):
+        return []
+    return [path for path in (run, *sorted(run.glob("*.shards"))) if path.suffix == ".shards"]
+
+
 def _with_extension(path: Path) -> Path:
     """`path`, or the checkpoint whose name without its extension is `path`."""
     extensions = ("", FILE, PADDLE, _PADDLE_OPTIMIZER)
@@ -198,8 +209,10 @@ def _with_extension(path: Path) -> Path:
 
 
 def runs_newest_first(output: Path) -> list[Path]:
-    """The folders of runs that have a checkpoint."""
-    checkpoints = {folder: checkpoints_by_progress(folder) for folder in output.glob("*") if is_run_folder(folder)}
+    """The folders of runs that have a checkpoint, also one that `find_checkpoint` refuses."""
+    checkpoints = {folder: _sharded_in(folder) for folder in output.glob("*")}
+    for folder in filter(is_run_folder, checkpoints):
+        checkpoints[folder] += checkpoints_by_progress(folder)
     newest = {folder: max(map(modified_time, paths)) for folder, paths in checkpoints.items() if paths}
     return sorted(newest, key=newest.__getitem__, reverse=True)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +43,18 @@ class Choice:
     flags: dict[str, Any] = field(default_factory=dict)
     warning: str = ""
 
+    def words(self) -> list[str]:
+        """The choice as flags of the command line."""
+        words = [f"-cfg={shown_path(self.file)}"]
+        for name, value in self.flags.items():
+            if name == "opts":
+                words += ["-opts", *value]
+            elif value is True:
+                words.append(f"-{name}")
+            else:
+                words.append(f"-{name}={value}")
+        return words
+
 
 def choose_recipe(command: Command, context: ProcessContext) -> Command:
     """A training without -cfg on class folders or a table: with the recipe of `recipe_follows_data`, and a note; on the
@@ -78,7 +91,8 @@ def _choice_for(command: Command) -> Choice | None:
 def _with_choice(command: Command, choice: Choice) -> Command:
     """The command as if the words of the choice stood before its own."""
     chosen = read_options(command.argv, _with_flags(command.flags, choice), command.script)
-    notes = chosen.notes
+    same = shlex.join(["python", command.script, *choice.words(), *command.argv])
+    notes = (Note("log", f"The same: {same}"), *chosen.notes)
     if choice.warning:
         notes = (Note("warning", choice.warning), *notes)
     return replace(chosen, recipe=shown_path(choice.file), notes=notes, reason=choice.reason)
@@ -183,15 +197,24 @@ def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, o
 
 
 def _count_images(command: Command) -> int:
-    """The number of training images; 0 if the data are no images of one's own, or cannot be read."""
+    """The number of training images; with DATA.FOLDS the mean over the folds, so that all of them have one recipe.
+
+    0 if the data are no images of one's own, or cannot be read.
+    """
     alone = single_process("cpu")  # the main process reads them before the others do
     found = recognize_dataset(command.config.data, alone)
     if found.dataset not in _OWN_IMAGES:
         return 0
     try:
-        return len(source_class(found.dataset)(found).read("train"))
+        source = source_class(found.dataset)(found)
+        images = len(source.read("train"))
     except UserError:
         return 0
+    split = source.splitter.result
+    if not found.folds or not split:
+        return images
+    in_all_folds = len(split.trained) + len(split.held_out or ())
+    return round(in_all_folds * (found.folds - 1) / found.folds)
 
 
 def _follow_model(command: Command) -> Command:

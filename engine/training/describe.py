@@ -1,9 +1,10 @@
 """The lines of a training before its first step: how its state was built, and options that do not fit it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from configs.batch_plan import EpochLayout
 from configs.schema import Train
 from datasets.sources.class_names import list_names
 from engine.evaluation.session import model_line, place_of
@@ -53,6 +54,8 @@ def describe_state(state: TrainState, built: Built) -> list[Note]:
     notes = [*_notes_on_weights(built), *_notes_on_teacher(built.teacher)]
     if built.sharding:
         notes.append(Note("log", f"Parallel: {config.parallel.strategy}: {built.sharding}"))
+    elif config.parallel.strategy != "ddp":
+        notes.append(Note("warning", f"one process: PARALLEL.STRATEGY {config.parallel.strategy} has no effect"))
     if not config.model.tune.solves_head:  # which takes no step of the optimizer
         notes.append(Note("log", f"Optimizer: {describe_optimizer(state.optimizer, train.optimizer)}"))
         if state.schedule.peak_lr != train.base_lr:
@@ -62,6 +65,7 @@ def describe_state(state: TrainState, built: Built) -> list[Note]:
         notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
     if built.kernels:
         notes.append(built.kernels)
+    notes += notes_on_left_out(state.layout)
     if batch.whole_steps:
         notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
     return notes
@@ -91,13 +95,29 @@ def _notes_on_teacher(teacher: Teacher | None) -> list[Note]:
     return [note.on("Teacher") for note in (about, *fitted.remarks)]
 
 
+def notes_on_left_out(layout: EpochLayout) -> list[Note]:
+    """The images of the incomplete last batch: on the screen if they are over a tenth."""
+    if not layout.left_out:
+        return []
+    text = f"of {layout.samples:,} images fill no batch: each epoch leaves out as many, others each time"
+    note = Note("log", f"Training: {layout.left_out:,} {text}")
+    if 10 * layout.left_out > layout.samples:
+        note = replace(note, kind="screen")
+    return [note]
+
+
 def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
     """Warnings of options that do not fit the size of this run, or this device."""
     train, layout, model = state.config.train, state.layout, state.config.model
-    epochs = train.num_epochs
+    epochs, rate, optimizer = train.num_epochs, train.base_lr, train.optimizer.name
+    is_sgd = optimizer.lower() in ("sgd", "nesterov", "momentum")
     texts = [_of_other_batch(train, layout.batch.global_size)]
-    if train.base_lr > 0.05 and train.optimizer.name.lower().startswith("adam"):
-        texts.append(f"TRAIN.BASE_LR {train.base_lr:g} is a rate of SGD, and {train.optimizer.name} diverges: use 1e-3")
+    if rate > 0.05 and optimizer.lower().startswith("adam"):
+        texts.append(f"TRAIN.BASE_LR {rate:g} is a rate of SGD, and {optimizer} diverges: use 1e-3")
+    if is_sgd and 0 < rate < 1e-4:
+        texts.append(f"TRAIN.BASE_LR {rate:g} is a rate of AdamW, and {optimizer} changes the weights little: try 0.1")
+    if train.end_lr > rate:
+        texts.append(f"TRAIN.END_LR {train.end_lr:g} exceeds BASE_LR {rate:g}, so the rate rises; lower it")
     if train.warmup_epochs > epochs / 2:
         texts.append(f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g} exceeds half of NUM_EPOCHS {epochs}; lower it")
     initial = train.model_ema_decay ** (epochs * layout.steps_per_epoch)

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -158,10 +158,20 @@ def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str]
     part, note = convert({name.removeprefix(prefix): state[name] for name in inside})
     outside = {name: state[name] for name in state if name not in {*inside, *part} and not _OF_LOSS.search(name)}
     notes = [note] if note else []
+    _take_heads_behind_dropout(part, own.keys() - body)
     notes += _take_heads_beside(part, outside, own, body)
     names = body & part.keys()
     shapes = sum(part[name].shape == own[name].shape for name in names)
     return Candidate(f"{entry}.{prefix}".strip("."), part | outside, (shapes, len(names)), notes)
+
+
+def _take_heads_behind_dropout(part: State, heads: Collection[str]) -> None:
+    """Renames `fc.1.weight` of nn.Sequential(Dropout, Linear) to `fc.weight`. heads: names of the model's."""
+    for path in {name.rpartition(".")[0] for name in heads if name not in part}:
+        layers = [name for name in part if name.startswith(f"{path}.")]
+        if len({name.rpartition(".")[0] for name in layers}) == 1:
+            for name in layers:
+                part[f"{path}.{name.rpartition('.')[2]}"] = part.pop(name)
 
 
 def _take_heads_beside(part: State, outside: State, own: State, body: set[str]) -> list[Note]:

@@ -35,6 +35,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -predict photos -pretrained=x.pth -eval | -predict photos and -eval
 -predict photos -pretrained=x.pth -top_k=0 | -top_k
 -predict photos -pretrained=x.pth -threshold=nan | -threshold
+-predict photos -pretrained=x.pth -format=wide -top_k=3 | -top_k
 -predict photos -pretrained=x.pth -split=val | -split
 -eval -pretrained=x.pth -explain | -explain is a flag of -predict
 -save_logits | -save_logits is a flag of -eval

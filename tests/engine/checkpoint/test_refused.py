@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_content import content
-from conftest import line_of
+from conftest import CPU, line_of, refused, run_here
 
-from engine.checkpoint.files import load_checkpoint
+from engine.checkpoint.files import find_checkpoint, load_checkpoint
 from engine.checkpoint.run_folder import FORMAT
 from utils.files import atomic_save
 
@@ -60,3 +60,29 @@ def test_other_files_are_refused(tmp_path):
         digest = hashlib.sha256(data + b"\0\0").hexdigest()  # a valid checksum, as an attacker could write it
         path.write_bytes(data + (71).to_bytes(2, "little") + f"sha256={digest}".encode())
         refusal(path)
+
+
+@pytest.fixture
+def sharded(tmp_path, monkeypatch) -> Path:
+    """A run of version 0.2 whose last checkpoint is a folder."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run-1"
+    (run / "last.shards").mkdir(parents=True)
+    (run / "log.txt").touch()
+    (run / "config.yaml").write_text("DATA: {DATASET: digits}\n")
+    atomic_save(run / "previous.pth", {"format": FORMAT} | content())
+    return run
+
+
+@pytest.mark.parametrize("flags", [["-resume=run-1"], ["-resume=auto", "-cfg=run-1/config.yaml"]])
+def test_sharded_checkpoints_of_before_are_refused(sharded, flags):
+    """A resume from the earlier file would repeat steps without a word; without the file, `auto` would start anew."""
+    for _ in range(2):
+        with refused(r"^run-1/last\.shards: "):
+            run_here(*flags, "-output=.")
+        (sharded / "previous.pth").unlink(missing_ok=True)
+
+
+def test_a_run_whose_sharded_checkpoint_was_made_one_file_is_read(sharded):
+    atomic_save(sharded / "last.pth", {"format": FORMAT} | content(epoch=1))
+    assert find_checkpoint(str(sharded), CPU).path == find_checkpoint(str(sharded / "last"), CPU).path

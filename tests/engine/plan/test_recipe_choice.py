@@ -10,13 +10,14 @@ from unittest.mock import Mock
 import pytest
 import timm
 import torch
-from conftest import ROOT, cells_of, log_of, noise_folder, only_run, read_result, refused
+from conftest import ROOT, cells_of, config_for, log_of, noise_folder, only_run, read_result, refused
 from huggingface_hub import HfApi
 
 import main_single_gpu
 from configs import command_line
 from configs.command_line import parse_command_line
 from configs.resolve import recipe_follows_data
+from datasets.sources.source import source_class
 from engine.plan import recipe
 from engine.plan.recipe import choose_recipe
 from utils.distributed import single_process
@@ -61,6 +62,23 @@ def test_the_rule(facts, expected):
     assert recipe_follows_data(**{"trains": False, "probes": False} | facts) == expected
 
 
+def test_all_folds_have_one_recipe(tmp_path, place):
+    """Of 254 images, folds 0 and 1 have 169 or 170 for training: 60 or 59 epochs."""
+    (image,) = noise_folder(tmp_path / "one", 1, 0, (8, 8, 3)).rglob("*.png")
+    for number in range(254):
+        file = tmp_path / "data" / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.link(image, file)
+    sizes, epochs = set(), set()
+    for fold in range(3):
+        command = chosen(f"-data_path={tmp_path / 'data'}", "-opts", "DATA.FOLDS=3", f"DATA.FOLD={fold}")
+        sizes.add(len(source_class("folder")(command.config.data).read("train")))
+        epochs.add(command.config.train.num_epochs)
+    assert sizes == {169, 170}
+    assert epochs == {60}
+    assert [recipe_follows_data(size, False, True, False, False)[1] for size in (169, 170)] == [60, 59]
+
+
 # Flags; the run, its model and its epochs with timm's weights, and without them if these differ
 WITH_FLAGS = """
  | probe VIT 1 | folder_small resnet10t 60
@@ -80,12 +98,16 @@ WITH_FLAGS = """
 @pytest.mark.parametrize("place", ["in the cache", None], indirect=True)
 @pytest.mark.parametrize("flags, with_weights, without", cells_of(WITH_FLAGS))
 def test_flags_win_over_the_recipe(images, place, flags, with_weights, without):
+    """And the command in the note has the same options."""
     command = chosen(f"-data_path={images}", *shlex.split(flags))
     config = command.config
     expected = with_weights if place or not without else without
     assert f"{command.run_name} {config.model.name} {config.train.num_epochs}" == expected.replace("VIT", VIT)
     assert config.model.pretrained == ("timm" if command.run_name != "folder_small" else None)
     assert command.reason.startswith("34 images; ")
+    note = next(note.text for note in command.notes if note.kind == "log")
+    python, script, *words = shlex.split(note.partition("The same: ")[2])
+    assert (python, script, config_for(*words)) == ("python", "main_single_gpu.py", config)
 
 
 RATES = """

@@ -12,7 +12,8 @@ from conftest import ROOT, cells_of, config_for
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.schema import Config, Train
 from configs.yaml_io import parse_value
-from engine.training.describe import find_misfits
+from datasets.loading.sampler import TrainSampler
+from engine.training.describe import find_misfits, notes_on_left_out
 from engine.training.optimizer import build_schedule
 
 
@@ -26,14 +27,37 @@ def misfits_of(config: Config, layout: EpochLayout) -> list[str]:
     return [note.text for note in find_misfits(SimpleNamespace(config=config, layout=layout, context=gpu), is_new=True)]
 
 
+@pytest.mark.parametrize(
+    "layout, number, kind",
+    [
+        (EpochLayout(80, BatchPlan(64), 0), 16, "screen"),
+        (EpochLayout(1000, BatchPlan(16, ranks=3), 0), 40, "log"),
+        (EpochLayout(100, BatchPlan(8, accumulation=4, whole_steps=True), 0), 4, "log"),
+        (EpochLayout(96, BatchPlan(8, accumulation=5), 0), 0, ""),
+        (EpochLayout(100, BatchPlan(8), 0, max_steps=2), 0, ""),
+    ],
+)
+def test_the_images_of_the_incomplete_last_batch_are_named(layout, number, kind):
+    """As many as the sampler leaves out of each epoch."""
+    ranks = [TrainSampler(layout, 1, rank) for rank in range(layout.batch.ranks)]
+    used = {index for sampler in ranks for batch in sampler for _, index, _ in batch}
+    if layout.max_steps is None:
+        assert layout.samples - len(used) == number
+    notes = notes_on_left_out(layout)
+    assert [note.kind for note in notes] == [kind] * bool(number)
+    assert all(f" {number} of {layout.samples:,} images" in note.text for note in notes)
+
+
 # TRAIN, MODEL, a part of the warning
 MISFITS = """
 {NUM_EPOCHS: 6, WARMUP_EPOCHS: 4} | {} | WARMUP_EPOCHS 4
+{BASE_LR: 0.0001, END_LR: 0.0002} | {} | END_LR 0.0002
 {MODEL_EMA: true, MODEL_EMA_DECAY: 0.999, MODEL_EMA_WARMUP: false, \
   NUM_EPOCHS: 10, WARMUP_EPOCHS: 1} | {} | initial weights are 37%
 {MODEL_EMA: true, MODEL_EMA_DECAY: 0.999, MODEL_EMA_WARMUP: true, \
   NUM_EPOCHS: 10, WARMUP_EPOCHS: 1} | {} |
 {BASE_LR: 0.4} | {} | BASE_LR 0.4 is a rate of SGD
+{BASE_LR: 1e-05, OPTIMIZER: {NAME: SGD}} | {} | BASE_LR 1e-05 is a rate of AdamW
 {BASE_LR: 0.4, OPTIMIZER: {NAME: nesterov}} | {} |
 {} | {TUNE: head} | MODEL.TUNE  # of random weights
 {} | {TUNE: head, PRETRAINED: weights.pth} |

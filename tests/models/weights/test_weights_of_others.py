@@ -373,6 +373,19 @@ def test_a_head_beside_the_backbone_is_named_on_the_screen(saved, place, others)
     assert weights_record(TimmModel(NAME="test_vit", PRETRAINED=path)).class_names == ["c", "a", "b"]
 
 
+def test_a_linear_layer_behind_a_dropout_is_the_head(saved):
+    source = vit(num_classes=3)
+    source.head = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(48, 3))
+    model = vit(num_classes=3)
+    state = {f"module.{name}": one for name, one in randomized(source).state_dict().items()}
+    load_pretrained(model, saved(state), purpose=EVALUATE)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model.eval()(images), source(images))
+    source.head = torch.nn.Sequential(torch.nn.LayerNorm(48), torch.nn.Linear(48, 3))
+    with refused("cannot be evaluated"):
+        load_pretrained(model, saved(source.state_dict()), purpose=EVALUATE)
+
+
 OLD_VIT = (
     *((r"^cls_token", "patch_embedding.cls_token"), (r"^pos_embed", "patch_embedding.position_embeddings")),
     *((r"^patch_embed\.proj", "patch_embedding.patch_embedding"), (r"^blocks", "encoder.layers")),
