@@ -78,7 +78,7 @@ def read_samples(
         source = source_class(data.dataset)(data, splitter)
         has_numbers = num_classes is not None or data.classes not in (None, NATURAL, BYTES)
         source.numbers = Numbers(names, are_names=is_new and not has_numbers)
-        samples = _read(data, num_classes, context, splits, names, predicts, source)
+        samples = _read_and_check(data, num_classes, context, splits, names, predicts, source)
         return _Read(samples, splitter.result, splitter.num_trained)
 
     found = _on_all_ranks(read, context)
@@ -252,7 +252,7 @@ def split_to_evaluate(data: Data, context: ProcessContext) -> tuple[str, str | N
     return find_on_main(find, context)
 
 
-def _read(
+def _read_and_check(
     data: Data,
     num_classes: int | None,
     context: ProcessContext,

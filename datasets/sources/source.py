@@ -83,7 +83,7 @@ def without_labels(path: Path, problem: str) -> tuple[bool, str]:
 # Of each data set of configs/schema/data.py the class, which is imported when the data set is read, and its packages.
 _SOURCES = {
     "imagenet2012": "sources.listed.lists:Lists",
-    "folder": "sources.folders.split_folders:ClassFolders",
+    "folder": "sources.folders.split_folders:ImageFolders",
     "csv": "sources.listed.lists:Tables",
     "parquet": "sources.listed.parquet:Parquet",
     "caltech101": "sources.sets.torchvision_sets:Caltech",

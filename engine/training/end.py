@@ -42,7 +42,7 @@ def finish_run(command: Command, trainer: Trainer) -> int:
     record.set_result(total_seconds=position.clock.total_seconds)
     trainer.reporter.finish()
     end = end_of(record.values["result"], trainer.interrupted, trainer.config.train.num_epochs)
-    _say(end, command, trainer)
+    _record_and_say(end, command, trainer)
     return end.status
 
 
@@ -170,8 +170,8 @@ def end_of(result: dict[str, Any], signal: Interrupted | None, num_epochs: int) 
     return End("finished", (f"-epochs={2 * num_epochs}",))
 
 
-def _say(end: End, command: Command, trainer: Trainer) -> None:
-    """Records the end of the run, and logs its result and the commands that follow."""
+def _record_and_say(end: End, command: Command, trainer: Trainer) -> None:
+    """Records the end of the run, which writes its page, and logs its result and the commands that follow."""
     logger, record, report, clock = trainer.logger, trainer.record, trainer.report, trainer.position.clock
     total = format_duration(clock.total_seconds)
     logger.log(f"----- Total time: {total}, of it {format_duration(clock.seconds)} in training steps")

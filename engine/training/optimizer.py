@@ -42,7 +42,7 @@ _TIMM_NAMES = {"adamwdl": "adamw", "sgd": "momentum"}
 def build_optimizer(model: nn.Module, options: Train, lr: float) -> torch.optim.Optimizer:
     """timm's optimizer of that name, without weight decay on biases, norms and tokens; fused if torch has a kernel.
 
-    lr: the peak of the schedule, to which a corrected weight decay is relative.
+    lr: the peak of the schedule, to which a corrected weight decay is relative; `train_steps` sets each step's rate.
     BETAS and EPS that are null are the optimizer's own, as in timm's `create_optimizer_v2`. With LAYER_DECAY the
     learning rate of a layer is scaled as in BEiT (Bao et al., 2021): timm's `param_groups_layer_decay`, with the layers
     of the model's `group_matcher`. HEAD_LR_SCALE multiplies the learning rate of the head.

@@ -38,7 +38,8 @@ from utils.threads import DaemonPool
 
 _END = 100  # a request to end all ranks, above all requests of `SaveTrigger`
 _WRITE_TIMES = 20  # time since the last save / time of its write: at least, for a save before an evaluation
-# Of a result; the start of a run measures the first ones, training the others.
+# Of a result: the start of a new run measures the first ones, training the others. A resumed run takes the first ones
+# from its record, and all of them if it has ended and trains no step.
 _OF_START = ("probe_score", "knn_top1", "probe_l2")
 _OF_TRAINING = ("samples", "average_score", "raw_score", "peak_memory_bytes", "numeric_precision", "device")
 
@@ -135,7 +136,7 @@ class Trainer:
                     broadcast_object(None, self.context)  # the first rank that raises ends the others
                     last = self.outputs.folder / LAST
                     raise NonFiniteGradients(f"{error} The last good weights are in {last}") from None
-                if progress.done_steps < progress.steps:
+                if progress.done_steps < progress.steps:  # TRAIN.MAX_STEPS ends the run inside an epoch
                     self._save()
                     break
                 if not self.end_epoch():

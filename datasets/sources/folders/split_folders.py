@@ -193,8 +193,9 @@ def _in_nfc(names: Iterable[str]) -> frozenset[str]:
     return frozenset(map(to_nfc, names))
 
 
-class ClassFolders(Source):
-    """One folder per class in the folder of each split, see `SplitFolders`; without val the images are split.
+class ImageFolders(Source):
+    """One folder per class in the folder of each split, see `SplitFolders`, or with DATA.LABELS see `LabelledPaths`;
+    without val the images are split.
 
     The split 'all' is all images of DATA_PATH, without test, if it has neither train nor val.
     """

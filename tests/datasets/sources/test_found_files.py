@@ -17,7 +17,7 @@ from datasets.registry import read_samples, unlabelled
 from datasets.sources.checks import check_images
 from datasets.sources.folders import class_folders
 from datasets.sources.folders.class_folders import read_class_folders
-from datasets.sources.folders.split_folders import ClassFolders
+from datasets.sources.folders.split_folders import ImageFolders
 from datasets.sources.source import source_class
 from utils.distributed import single_process
 
@@ -72,7 +72,7 @@ def test_photos_need_their_decoder(tmp_path, heif):
     tree(tmp_path, "c/")
     for name in ("a/1.heic", "b/3.heif", "c/1.heic"):
         (tmp_path / name).write_bytes(HEIC)
-    samples = ClassFolders(options(tmp_path)).read("all")
+    samples = ImageFolders(options(tmp_path)).read("all")
     jpegs = ["a/000.jpg", "b/000.jpg"]
     photos = ["a/1.heic", "b/3.heif", "c/1.heic"]
     assert sorted(names_of(samples)) == sorted(jpegs + photos if heif else jpegs)
@@ -130,7 +130,7 @@ def test_first_frames_are_counted(tmp_path):
     frames[0].save(tmp_path / "b/3.jpg", "WEBP", save_all=True, append_images=frames[1:])
     for name in ("a/2.gif", "b/2.tif"):
         frames[1].save(tmp_path / name)
-    samples = ClassFolders(options(tmp_path)).read("all")
+    samples = ImageFolders(options(tmp_path)).read("all")
     check_images([samples], options(tmp_path), CPU)
     (note,) = told(samples.notes, "further frames")
     assert note.startswith("6 of 8 images")
@@ -155,7 +155,7 @@ def test_a_link_in_place_of_an_image_or_of_a_folder(tmp_path, cpu):
     tree(tmp_path, "far/{train,val}/{a,b}", "linked>far", "lost>missing")
     given = options(tmp_path / "linked", dataset="folder")
     assert [*map(len, read_samples(given, None, cpu, "train", "val"))] == [8, 8]
-    assert_refused(lambda: ClassFolders(options(tmp_path / "lost")).read("train"), tmp_path / "lost", "No such file")
+    assert_refused(lambda: ImageFolders(options(tmp_path / "lost")).read("train"), tmp_path / "lost", "No such file")
 
 
 def test_images_without_labels(tmp_path):
@@ -185,7 +185,7 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
         return scandir(folder)
 
     monkeypatch.setattr(class_folders.os, "scandir", deny)
-    assert_refused(lambda: ClassFolders(options(tmp_path)).read("train"), f"{tmp_path}/dog: ", "Permission denied")
+    assert_refused(lambda: ImageFolders(options(tmp_path)).read("train"), f"{tmp_path}/dog: ", "Permission denied")
 
 
 def test_a_start_lists_each_folder_once(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from PIL import Image, features
 from source_helpers import options, write_classes
 
 from datasets.sources.checks import check_files, check_images, decode_images
-from datasets.sources.folders.split_folders import ClassFolders
+from datasets.sources.folders.split_folders import ImageFolders
 from tests.datasets import photo
 from utils.errors import Findings
 
@@ -30,7 +30,7 @@ def samples_of(tmp_path):
         for name, content in contents.items():
             (tmp_path / "train" / "class").mkdir(exist_ok=True)
             (tmp_path / "train" / "class" / f"{name}.jpg").write_bytes(content)
-        return ClassFolders(options(tmp_path)).read("train")
+        return ImageFolders(options(tmp_path)).read("train")
 
     return write
 
@@ -113,7 +113,7 @@ def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
         write_classes(tmp_path / split, a=15, b=2)
         for path in (tmp_path / split / "a").iterdir():
             path.write_bytes(b"")
-    splits = [ClassFolders(options(tmp_path)).read(split) for split in ("train", "val")]
+    splits = [ImageFolders(options(tmp_path)).read(split) for split in ("train", "val")]
     with pytest.raises(Findings) as caught:
         check_images(splits, options(tmp_path), cpu)
     headline, *lines = str(caught.value).split("\n  ")
@@ -137,7 +137,7 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
         (tmp_path / name).write_bytes(content)
 
     def notes(*names):
-        splits = [ClassFolders(options(tmp_path)).read(split) for split in names]
+        splits = [ImageFolders(options(tmp_path)).read(split) for split in names]
         lengths = list(map(len, splits))
         before = len(splits[0].notes)
         check_images(splits, options(tmp_path), cpu)

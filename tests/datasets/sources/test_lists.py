@@ -8,7 +8,7 @@ from conftest import config_for, refused
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
 from datasets.registry import read_samples, recognize_dataset, unlabelled
-from datasets.sources.folders.split_folders import ClassFolders
+from datasets.sources.folders.split_folders import ImageFolders
 from datasets.sources.listed.lists import Lists, Tables
 from datasets.sources.source import source_class
 
@@ -121,4 +121,4 @@ def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, c
     write_classes(tmp_path, test=3)
     for split in ("train", "all", "test"):
         given = options(tmp_path, dataset="folder")
-        assert_refused(lambda given=given, split=split: ClassFolders(given).read(split), tmp_path, "'test', 'cow'")
+        assert_refused(lambda given=given, split=split: ImageFolders(given).read(split), tmp_path, "'test', 'cow'")
