@@ -133,7 +133,7 @@ class Header:
 def open_weights(path: str | Path) -> Header:
     """The header of the weight file at `path`.
 
-    Raises UserError: as `find_weights`; an unknown format, a damaged file, or a pickle that calls a function.
+    Raises UserError: as `find_weights`; an unknown format, a damaged file, or a pickled model.
     """
     file = find_weights(str(path))
     header = Header(file, format_of(file))

@@ -316,7 +316,7 @@ class DataSet:
     may_be_folder: without its files, class folders in DATA_PATH are read as the data set `folder`.
     may_be_table: a table or parquet files in DATA_PATH are read as such.
     has_files: DATA_PATH names its files. in_memory: its images are in memory, so that it needs no workers.
-    may_lack_splits: may come without splits; the split 'all' is then all images. has_test: may have a split 'test'.
+    may_lack_splits: may come without splits; the split 'all' is then all images.
     multi_label: its images may have several labels (DATA.MULTI_LABEL).
     groups_by: what DATA.GROUPS names: a part of the path or a table of paths, a column, a field of the .json.
     num_classes: the number of classes, also of those without an image here; None: of the classes found.
@@ -331,7 +331,6 @@ class DataSet:
     has_files: bool = True
     in_memory: bool = False
     may_lack_splits: bool = False
-    has_test: bool = False
     multi_label: bool = False
     groups_by: Literal["path", "column", "field"] = "path"
     num_classes: int | None = None
@@ -350,24 +349,22 @@ def _of_torchvision(
 ) -> dict[str, DataSet]:
     """argument: of the classes `names`, with its value for each split."""
     splits = {split: {argument: value} for split, value in values.items()}
-    data_set = DataSet(in_memory=in_memory, may_lack_splits=not splits, has_test="test" in splits, options=options)
+    data_set = DataSet(in_memory=in_memory, may_lack_splits=not splits, options=options)
     return {TORCHVISION + name: replace(data_set, torchvision=name, splits=splits) for name in names.split()}
 
 
 _TRAIN_VAL = {"train": {"train": True}, "val": {"train": False}}  # the test images of CIFAR, as in PaddleViT
 _IMAGENET = DataSet(num_classes=IMAGENET_CLASSES, synsets="imagenet")
 DATA_SETS: dict[str, DataSet] = {
-    "imagenet2012": DataSet(may_be_folder=True, may_be_table=True, has_test=True, num_classes=IMAGENET_CLASSES),
-    "folder": DataSet(may_be_table=True, may_lack_splits=True, has_test=True),
-    "csv": DataSet(
-        has_columns=True, may_be_table=True, may_lack_splits=True, has_test=True, multi_label=True, groups_by="column"
-    ),
-    "parquet": DataSet(has_columns=True, may_lack_splits=True, has_test=True, groups_by="field"),
+    "imagenet2012": DataSet(may_be_folder=True, may_be_table=True, num_classes=IMAGENET_CLASSES),
+    "folder": DataSet(may_be_table=True, may_lack_splits=True),
+    "csv": DataSet(has_columns=True, may_be_table=True, may_lack_splits=True, multi_label=True, groups_by="column"),
+    "parquet": DataSet(has_columns=True, may_lack_splits=True, groups_by="field"),
     "caltech101": DataSet(),
     "caltech256": DataSet(),
     "cifar10": DataSet(in_memory=True, torchvision="CIFAR10", splits=_TRAIN_VAL),
     "cifar100": DataSet(in_memory=True, torchvision="CIFAR100", splits=_TRAIN_VAL),
-    "tar": DataSet(may_lack_splits=True, has_test=True, multi_label=True, groups_by="field"),
+    "tar": DataSet(may_lack_splits=True, multi_label=True, groups_by="field"),
     "digits": DataSet(has_files=False, in_memory=True),
     "fake": DataSet(has_files=False, in_memory=True),
     "imagenet-a": replace(_IMAGENET, synsets="imagenet_a"),

@@ -127,9 +127,7 @@ def run_to_end(command: Sequence[str]) -> dict[str, float]:
     return {"wall_seconds": wall, "cpu_seconds": user + system} | dict(top1)
 
 
-def run_turn(
-    program: Program, warmup: int, steps: int, limit_seconds: float, images_per_step: int = 1
-) -> dict[str, float]:
+def run_turn(program: Program, warmup: int, steps: int, limit_seconds: float, images_per_step: int) -> dict[str, float]:
     """Starts the program, times `steps` steps after its first line with `warmup` or more steps, and kills it.
 
     Returns the images/s, the CPU seconds per second, and the peak memory if it logs it.

@@ -43,7 +43,6 @@ _IN_NAMES = (
     r"([^/\d]*[^\W\d_])\d+\.\w+$",
     *(rf"([^/{mark}]+){mark}[^/]+$" for mark in (r"\.", "_", "-")),
 )
-_SUBMISSION = re.compile("(?i)submission|sample_?sub")  # an example without labels
 _MAX_SHOWN = 3  # folders
 _MAX_NAMES = 4  # classes, and numbers in names of files
 
@@ -235,7 +234,7 @@ def _of_level(level: int) -> str:
     return f"^{'[^/]+/' * level}([^/]+)/"
 
 
-def _inner_level(folders: Sequence[Sequence[str]], first: int, numbers: bool = False) -> int | None:
+def _inner_level(folders: Sequence[Sequence[str]], first: int, numbers: bool) -> int | None:
     """The first level of folders below the level `first` whose names may be classes; None without one.
 
     Each folder of that level has several, and none is in two of them. numbers: their names may all be numbers.
