@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, combinations
@@ -54,6 +54,7 @@ def read_samples(
     predicts: bool = False,
     splitter: Splitter | None = None,
     is_new: bool = False,
+    of_weights: Sequence[str] | None = None,
 ) -> list[Samples]:
     """Reads the samples of each split, with every check that does not open an image.
 
@@ -63,6 +64,7 @@ def read_samples(
     may have missing files and no label, and 'train' may be of any size and lack classes. `splitter` splits data without
     a validation split.
     `is_new`: for a new training: labels of a table that are not 0, 1, 2, ... are names, unless `num_classes` is given.
+    `of_weights`: the class names of its initial weights, which DATA.RENAME may name.
 
     Every rank must call it, and raises the main process's error. One rank of each host reads, and looks for some files;
     all ranks compare what they have.
@@ -78,7 +80,8 @@ def read_samples(
         source = source_class(data.dataset)(data, splitter)
         has_numbers = num_classes is not None or data.classes not in (None, NATURAL, BYTES)
         source.numbers = Numbers(names, are_names=is_new and not has_numbers)
-        samples = _read_and_check(data, num_classes, context, splits, names, predicts, source)
+        known = {*map(to_nfc, of_weights or ())}
+        samples = _read_and_check(data, num_classes, context, splits, names, predicts, source, known)
         return _Read(samples, splitter.result, splitter.num_trained)
 
     found = _on_all_ranks(read, context)
@@ -260,13 +263,14 @@ def _read_and_check(
     class_names: Sequence[str],
     predicts: bool,
     source: Source,
+    of_weights: Set[str],
 ) -> list[Samples]:
     data = source.data
     # With the labels that the data have: `_number_classes` replaces them by a checkpoint's, or by DATA.CLASSES.
     samples, findings = _read_splits(source, splits)
     if data.groups:
         _group(samples, data)
-    findings += _name_all(samples, data, class_names)
+    findings += _name_all(samples, data, class_names, of_weights)
     corrects_first = bool(data.only_classes)  # the right class of an image may be one that stays
     if corrects_first and not any(of_split.findings for of_split in samples.values()):
         correct(samples, data)
@@ -293,16 +297,21 @@ def _read_and_check(
     return list(samples.values())
 
 
-def _name_all(samples: Mapping[str, Samples], data: Data, class_names: Sequence[str]) -> list[str]:
+def _name_all(
+    samples: Mapping[str, Samples], data: Data, class_names: Sequence[str], of_weights: Set[str]
+) -> list[str]:
     """Gives the classes of each split their names of DATA.RENAME; returns the errors of equal names.
 
-    class_names: of a checkpoint, after DATA.RENAME. Raises UserError: as `check_renames`.
+    class_names: of a checkpoint, after DATA.RENAME. of_weights: of initial weights, before. Raises UserError: an old
+    name is no class, unless all folders have their new names already.
     """
     twice = [text for of_split in samples.values() for text in check_names(of_split, data.data_path)]
     if not data.rename or any(of_split.findings for of_split in samples.values()):
         return twice
     named = [of_split for of_split in samples.values() if of_split.has_class_names]
-    check_renames(data.rename, {*class_names}.union(*(of_split.class_names for of_split in named)), data.data_path)
+    of_data = {name for of_split in named for name in of_split.class_names}
+    new = {*data.rename.values()}
+    check_renames(data.rename, of_data | of_weights, new if of_data <= new else class_names, data.data_path)
     for of_split in named:
         renamed = new_names(of_split.class_names, data.rename)
         names = list(dict.fromkeys(renamed))
@@ -310,10 +319,10 @@ def _name_all(samples: Mapping[str, Samples], data: Data, class_names: Sequence[
     return twice
 
 
-def check_renames(renames: Mapping[str, str], names: Collection[str], place: object) -> None:
-    """Raises UserError if neither the old nor the new name is in `names`. A folder may have the new name already."""
+def check_renames(renames: Mapping[str, str], names: Set[str], renamed: Collection[str], place: object) -> None:
+    """Raises UserError for an old name that is not in `names` and whose new name is not in `renamed`."""
     for old, new in renames.items():
-        if {old, new}.isdisjoint(names):
+        if old not in names and new not in renamed:
             raise UserError(f"DATA.RENAME: {place} has no class {shorten(old)}{did_you_mean(old, names)}; correct it")
 
 

@@ -181,13 +181,13 @@ def _cut(
 ) -> _Cut:
     """Holds out a part of the units, in the order of the hashes of their names. A group has its most frequent class."""
     of_units = hash_paths(groups or paths, rule.seed) if groups or rule.seed else hashes
-    units, unit_of = np.unique(of_units, return_inverse=True)
+    units, first, unit_of = np.unique(of_units, return_index=True, return_inverse=True)
     fold, folds = rule.fold or (0, 0)
     problem = None
     if groups:
         problem = _problem_of_groups(rule, groups, len(units))
     elif targets.ndim == 1:
-        problem = _problem_of_classes(folds, paths, targets)
+        problem = _problem_of_classes(folds, paths, targets, first)
     if problem:
         return _Cut(np.zeros(len(targets), bool), problem)
     cut = _Cut(_parts_of_units(rule, targets, unit_of)[unit_of] == fold)
@@ -239,10 +239,10 @@ def _problem_of_groups(rule: RunSplit, groups: PackedStrings, number: int) -> st
     return None
 
 
-def _problem_of_classes(folds: int, paths: PackedStrings, targets: np.ndarray) -> str | None:
-    """Of a class with fewer images than folds."""
-    _, first, sizes = np.unique(targets, return_index=True, return_counts=True)
-    small = first[sizes < folds]
+def _problem_of_classes(folds: int, paths: PackedStrings, targets: np.ndarray, indices: np.ndarray) -> str | None:
+    """Of a class with fewer images than folds. indices: of the images, each once."""
+    _, first, sizes = np.unique(targets[indices], return_index=True, return_counts=True)
+    small = indices[first[sizes < folds]]
     if not len(small):
         return None
     path = shorten(paths[int(small[0])])

@@ -138,7 +138,7 @@ def _rename(record: WeightsRecord, data: Data) -> tuple[WeightsRecord, dict[int,
     """
     if not record.class_names or not data.rename:
         return record, {}
-    check_renames(data.rename, record.class_names, "the checkpoint")
+    check_renames(data.rename, {*record.class_names}, record.class_names, "the checkpoint")
     merged = merged_outputs(record.class_names, data.rename)
     if merged and data.multi_label:
         raise UserError("DATA.RENAME: merges outputs of weights with one label per image only; train with it instead")

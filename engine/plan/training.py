@@ -150,7 +150,7 @@ def _facts_of(splits: list[Samples], data: Data, found: FoundCheckpoint | None, 
 
 
 def _read_splits(
-    config: Config, of_run: WeightsRecord, splitter: Splitter, context: ProcessContext
+    config: Config, of_run: WeightsRecord, weights: WeightsRecord, splitter: Splitter, context: ProcessContext
 ) -> tuple[list[Samples], list[Note]]:
     """The images to train and to validate, and of a test split if there is one; notes. of_run: of a resumed run."""
     place = as_read_before(config.data, of_run.split)
@@ -166,6 +166,7 @@ def _read_splits(
         class_names=of_run.class_names,
         splitter=splitter,
         is_new=of_run is NO_RECORD,
+        of_weights=weights.class_names,
     )
     return splits, [Note("log", text) for text in (no_labels,) if text]
 
@@ -203,7 +204,7 @@ def plan_training(
     followed = follow_weights(config, given, record)
     config = followed.options
     splitter = Splitter(config.data, of_run.split, None if found else record.split)
-    splits, notes = _read_splits(config, of_run, splitter, context)
+    splits, notes = _read_splits(config, of_run, record, splitter, context)
     train, val, *tests = splits
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
         for note in followed.notes:

@@ -217,6 +217,8 @@ def test_the_data_are_merged_in_a_new_training(images, tmp_path):
     wrong = "DATA.RENAME={bea: wasp}"
     with refused(f"RENAME: {images} has no class 'bea'; did you mean bee"):
         train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, wrong))
+    with refused("RENAME: .* has no class 'bea'"):  # `ant` is a class: nothing would be merged
+        train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, "DATA.RENAME={bea: ant}"))
     with refused("RENAME: the checkpoint has no class 'bea'"):
         evaluate(folder / "best.pth", images, tmp_path / "eval", wrong)
 
