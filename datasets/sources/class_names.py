@@ -199,7 +199,12 @@ def number_by(
 
 
 def check_names(samples: Samples, data_path: str) -> list[str]:
-    """Finds classes with one name, of which one is not in NFC."""
+    """Finds classes with one name, of which one is not in NFC; adds warnings about names that differ only in case."""
+    groups = defaultdict[str, set[str]](set)
+    for name in samples.class_names:
+        groups[name.casefold()].add(name)
+    variants = [list_names(sorted(names)) for names in groups.values() if len(names) > 1]
+    samples.notes += [Note("warning", f"classes {names} differ only in case") for names in variants]
     twice = [name for name, count in Counter(samples.class_names).items() if count > 1]
     return [f"{data_path}: two classes are named {shorten(name)}, in two Unicode forms; merge them" for name in twice]
 

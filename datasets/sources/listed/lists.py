@@ -36,6 +36,7 @@ _NO_NAMES = ("nan", "-1")  # as programs write a label that lacks
 _NUMBER_AS_NAME = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
 _NO_LABEL = "has no label; fill it in or remove the line; with -dataset=csv, DATA.MULTI_LABEL=true reads such images"
+_CUT = "has fewer fields than the header, and the file ends in it: is it cut off? Write the rest, or end the line"
 _NO_NUMBER = "does not end with a class number; write a path, a space and a number from 0"
 Part = tuple[Table, str | None]
 
@@ -193,6 +194,8 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
         check_target_bytes(rows.file, len(rows.lines), len(class_names))
         of_ids = _multi_hot(labels_of, len(class_names))
         no_label = ""
+        if table.cut_line:  # the image of such a row would have no labels
+            findings.append(f"{rows.place(table.cut_line)}: {_CUT}")
     else:
         of_ids = np.array([(*labels, -1)[0] for labels in labels_of], np.int64)
         no_label = {"number": _NO_NUMBER}.get(kind, _NO_LABEL)

@@ -79,6 +79,7 @@ class Table:
     columns: Mapping[str, str] = {}  # as DATA.COLUMNS, if the table names them
     classes: Mapping[str, tuple[str, ...]] = {}  # the names of all classes of a column, if the table has them
     unread = ""  # about columns that are not read, for errors
+    cut_line = 0  # the last line if it has fewer fields than the header and no line end: perhaps cut off
     layout: Layout | None = None  # see `columns.find_layout`
 
     def __init__(self, file: Path, header: Iterable[str] = ()) -> None:
@@ -118,6 +119,8 @@ def _find_encoding(file: Path, given: str | None) -> str:
 class CsvTable(Table):
     """A file of fields between separators, with a header."""
 
+    _line = ""
+
     def __init__(self, file: Path, encoding: str) -> None:
         super().__init__(file)
         self._encoding = encoding
@@ -131,7 +134,7 @@ class CsvTable(Table):
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """The header and the rows of a CSV file; spreadsheets write empty rows, which are left out."""
-        lines = read_lines(self.file, self._encoding)
+        lines = map(self._keep_line, read_lines(self.file, self._encoding))
         reader = csv.reader(lines, delimiter=self._separator, skipinitialspace=True, strict=True)
         width = 0
         try:
@@ -140,12 +143,18 @@ class CsvTable(Table):
                 if not any(texts):
                     continue
                 width = width or len(row)
+                if len(row) < width and not self._line.endswith("\n"):
+                    self.cut_line = reader.line_num
                 if len(row) > width:
                     self.mistakes[reader.line_num] = _TOO_WIDE
                 else:  # spreadsheets leave out the separators of empty cells at the end
                     yield reader.line_num, [*texts, *[""] * (width - len(row))]
         except csv.Error as error:  # the lines after it cannot be parsed reliably
             self.mistakes[reader.line_num] = f"is not valid CSV ({error}); correct the line"
+
+    def _keep_line(self, line: str) -> str:
+        self._line = line
+        return line
 
 
 class JsonLines(Table):

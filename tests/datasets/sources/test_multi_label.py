@@ -90,6 +90,20 @@ def test_bad_tables_are_refused(tmp_path, train, val, parts):
     assert_refused(lambda: Tables(given).read("train" if "GB" in parts[0] else "val"), *parts)
 
 
+@pytest.mark.parametrize("end, is_cut", [("", True), ("\n", False)])
+def test_a_row_of_which_labels_may_be_cut_off_is_refused(tmp_path, end, is_cut):
+    """Spreadsheets leave out the separators of empty cells at the end of a line, but not its end."""
+    for split in ("train", "val"):
+        write_image(tmp_path / f"{split}0.png")
+        write_image(tmp_path / f"{split}1.png")
+        (tmp_path / f"{split}.csv").write_text(f"image_path,target\n{split}0.png,cat\n{split}1.png{end}")
+    read = Tables(options(tmp_path, dataset="csv", multi_label=True)).read
+    if is_cut:
+        assert_refused(lambda: read("train"), "train.csv:3: ")
+    else:
+        assert read("train").targets.tolist() == [[1], [0]]
+
+
 def test_labels_follow_the_names_of_a_checkpoint(tables):
     given = tables(["dog|cat", "emu"], val=["dog", "dog|cat"])
     val = Tables(given).read("val")

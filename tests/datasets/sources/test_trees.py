@@ -41,7 +41,7 @@ Synology | {a,b} {a,b}/@eaDir/0.jpg | a b | 6 2 | 0
 systems | {a,b} a/{#recycle,.@__thumb} $RECYCLE.BIN lost+found/ @Recycle/b | a b | 6 2 | 0
 no class in val | train/{a,b,c} val/{a,c} | a b c | 12 8 | 0
 empty class in val | train/{a,b,c} {val,test}/{a,c} {val,test}/b/ | a b c | 12 8 8 | 0
-two cases | {dog,Dog} | Dog dog | 6 2 | 0
+two cases | {dog,Dog} | Dog dog | 6 2 | 1
 masks | {a,b}/{0,1,2}{,_mask}.png | a b | 10 2 | 1
 other kinds | {a,b}/{0,1,2}.{jpg,png} | a b | 10 2 | 1
 a few copies | {a,b}/{0,1,2,3}.jpg {a,b}/0_copy.jpg | a b | 8 2 | 0
