@@ -25,7 +25,7 @@ from scripts.benchmarks.turns import CORES, Columns, Figures, figures_table, mem
 from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import visible_gpus
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import atomic_write, read_json
 from utils.processes.entry import run_script
 from utils.system import own_share
 
@@ -105,7 +105,9 @@ def main(argv: list[str]) -> int:
             for path in (file, flags.json):
                 write_json(path, figures)
     columns: Columns = {"images/s": speed, "peak memory (GB)": memory, "CPU cores": partial(speed, figure=CORES)}
-    print(figures_table(figures, columns))
+    table = figures_table(figures, columns)
+    atomic_write(flags.output / "figures.md", f"{table}\n")
+    print(table)
     return int(has_failed)
 
 
