@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from utils.errors import Unavailable, UserError, exception_chain
-from utils.system import EXCLUDES_GPUS, has_nvidia_gpu
+from utils.system import EXCLUDES_GPUS, has_nvidia_gpu, lacks_gpus
 from utils.torch_compat import WithoutValues
 
 _ON_CPU = 'to run on the CPU: -device cpu (entry scripts), or CUDA_VISIBLE_DEVICES=""'
@@ -68,6 +68,13 @@ def _why_unusable() -> str:
     except RuntimeError as error:
         return str(error).partition(". ")[0]
     return "unknown error"
+
+
+def cpu_warning(device: torch.device) -> str:
+    """A text for a run on the CPU of a machine with a GPU, which this build of torch cannot use; '' for others."""
+    if device.type != "cpu" or torch.version.cuda or lacks_gpus(None):
+        return ""
+    return f"this run uses the CPU: torch {torch.__version__} is built without CUDA"
 
 
 def check_runs_kernels(device: torch.device) -> None:

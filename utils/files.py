@@ -6,9 +6,11 @@ the comment at the end of the ZIP archive that `torch.save` writes, so `torch.lo
 
 import errno
 import fcntl
+import functools
 import hashlib
 import io
 import json
+import logging
 import math
 import os
 import shlex
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from utils.errors import Unavailable, UserError, error_from
+from utils.notes import RUN_LOG
 from utils.threads import wait_for
 
 if TYPE_CHECKING:  # imported late: it takes 500 MB, and `atomic_write` does not need it
@@ -130,7 +133,8 @@ def make_own_folder(path: Path) -> None:
 def locked(path: Path, wait_seconds: float = math.inf, fix: str = "") -> Iterator[bool]:
     """Creates the file `path`, and locks it until the block or the process ends. The file names the process.
 
-    Yields whether it is locked: a file system without `flock`, such as Lustre mounted without `-o flock`, has no locks.
+    Yields whether it is locked: a file system without `flock`, such as Lustre mounted without `-o flock`, has no locks;
+    a warning says so.
     Raises UserError: another process has locked it for `wait_seconds`; OSError: the file cannot be created or locked.
     """
     operation = fcntl.LOCK_EX if wait_seconds == math.inf else fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -147,6 +151,7 @@ def locked(path: Path, wait_seconds: float = math.inf, fix: str = "") -> Iterato
                 if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
                     raise
                 has_locks = False
+                _warn_without_locks(path.parent)
             return True
 
         if not (try_lock() or wait_for(try_lock, wait_seconds)):
@@ -156,6 +161,12 @@ def locked(path: Path, wait_seconds: float = math.inf, fix: str = "") -> Iterato
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield has_locks
+
+
+@functools.cache
+def _warn_without_locks(folder: Path) -> None:
+    problem = f"nothing is locked, since the file system of {folder} has no flock"
+    logging.getLogger(RUN_LOG).warning(f"{problem}; let one run at a time write there")
 
 
 _DIGEST_CHARS = 64

@@ -30,6 +30,10 @@ def why_unusable() -> str | None:
     if sys.platform not in ("linux", "darwin"):
         return f"this system ({sys.platform}) is not supported; use Linux, macOS, or WSL 2 on Windows"
     try:
+        os.getcwd()
+    except OSError as error:
+        return f"the current folder: {error.strerror}; change to one that exists"
+    try:
         tempfile.gettempdir()
     except OSError as error:
         return f"TMPDIR: {error.strerror}; set it to a folder that can be written"

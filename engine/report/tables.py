@@ -76,14 +76,17 @@ def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], li
     The first row of a page has the same figures.
     """
     rows = []
+    found = set[str]()  # the names of results, whose columns are first
     for run in runs:
         result, *others = tiles_of(run)[0]
+        found.add(result.name)
         epoch = f"{run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
         interval = interval_of(run, run.evaluation).removeprefix("95% interval ")
         values = {result.name: result.value, "95% interval": interval, "epoch": epoch}
         values |= {one.name: one.value for one in others}
         rows.append({name: value for name, value in values.items() if value})
-    header = [*dict.fromkeys(name for row in rows for name in row)]
+    names = sorted((name for row in rows for name in row), key=lambda name: name not in found)
+    header = [*dict.fromkeys(names)]
     cells = [[*(row.get(name, "") for name in header), run.short_status] for row, run in zip(rows, runs, strict=True)]
     return [*header, "state"], cells, _notes_on_images(runs) + learning_curve(runs)
 

@@ -14,6 +14,7 @@ from engine.training.loss import Teacher
 from engine.training.optimizer import describe_optimizer, lr_factor, timm_name
 from engine.training.step import TrainState
 from models.weights.fit import Fitted, NewHead
+from utils.device import cpu_warning
 from utils.notes import Note
 
 
@@ -126,6 +127,7 @@ def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
         texts.append(f"TRAIN.MODEL_EMA_DECAY {train.model_ema_decay:g}: {share}; lower it")
     if is_new and model.tune.kind != "full" and not model.pretrained:
         texts.append(f"MODEL.TUNE={model.tune} keeps random weights: give the weights of the backbone with -pretrained")
+    texts.append(cpu_warning(state.context.device))
     return [Note("warning", text) for text in texts if text]
 
 

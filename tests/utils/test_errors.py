@@ -232,3 +232,14 @@ def test_user_errors_with_a_cause():
     outer = UserError("last.pth: is damaged")
     assert find_shortage(chained(MemoryError(), outer=outer)) is None
     assert find_shortage(chained(torch.OutOfMemoryError("CUDA out of memory"), outer=outer)).on_gpu
+
+
+def test_a_limit_of_the_address_space_is_named_in_one_line(monkeypatch, capsys):
+    def main(argv):
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    with pytest.raises(ImportError):
+        run_and_report_errors(main, [])
+    monkeypatch.setattr("resource.getrlimit", lambda _: (500_000 * 1024, -1))
+    assert run_and_report_errors(main, []) == MAY_PASS
+    assert capsys.readouterr().err.startswith("error: ulimit -v is 500000: ")

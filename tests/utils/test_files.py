@@ -20,6 +20,7 @@ from engine.checkpoint.run_folder import lock_run_folder, remove_temporary
 from utils import files
 from utils.errors import Unavailable
 from utils.files import TemporaryFolder, atomic_save, locked, read_regular_file, temporary_path, verify_checksum
+from utils.notes import RUN_LOG
 from utils.seeding import derive_seed
 from utils.tables import read_rows, safe_cell, unescaped_cell
 
@@ -169,9 +170,10 @@ def test_a_folder_is_locked_by_one_process_which_is_named(tmp_path, monkeypatch)
     assert is_free(tmp_path / ".lock")
 
 
-def test_without_flock_nothing_is_locked(tmp_path, monkeypatch):
+def test_without_flock_nothing_is_locked_and_a_warning_says_so(tmp_path, monkeypatch, caplog):
     fail_flock(monkeypatch, errno.ENOSYS)
     with lock_run_folder(tmp_path) as has_locks:
+        assert [record.name for record in caplog.records] == [RUN_LOG]
         assert not has_locks
         assert is_free(tmp_path / ".lock")
 

@@ -41,6 +41,7 @@ REFUSED = [
     (ONE_OF_2 | {"MASTER_PORT": "99999"}, "MASTER_PORT is '99999': "),
     (ONE_OF_2 | {"MASTER_PORT": ""}, "MASTER_PORT is '': "),
     ({"PET_NNODES": "1:2"}, "PET_NNODES is '1:2': "),
+    (ONE_OF_2 | {"MASTER_ADDR": "tcp://me:pass@host"}, "^MASTER_ADDR: must be the host of rank 0 alone$"),
 ]
 
 
@@ -92,6 +93,12 @@ SRUN = {
     "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NODELIST": "node[03-06]", "SLURM_NODELIST": "node[01-09]",
     "SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "0",
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("node", ["4", "x"])
+def test_srun_names_a_node_of_its_list(node):
+    with refused(f"SLURM_NODEID is '{node}'"):
+        torchrun_variables(SRUN | {"SLURM_NODEID": node})
 
 
 def test_srun_variables():

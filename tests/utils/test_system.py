@@ -45,6 +45,11 @@ def test_no_folder_for_temporary_files(monkeypatch):
     assert "/nonexistent" in problem
 
 
+def test_the_current_folder_is_gone(monkeypatch):
+    monkeypatch.setattr(os, "getcwd", lambda: os.stat("/nonexistent").st_size)
+    assert why_unusable().startswith("the current folder: No such file")
+
+
 def test_missing_required_packages(monkeypatch):
     for module in ("safetensors", "PIL"):
         monkeypatch.setitem(sys.modules, module, None)

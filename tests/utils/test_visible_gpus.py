@@ -8,9 +8,10 @@ import main_multi_gpu
 from configs.command_line import parse_command_line
 from configs.flags import requested_device
 from utils import distributed, system
-from utils.device import check_runs_kernels, visible_gpus
+from utils.device import check_runs_kernels, cpu_warning, visible_gpus
 
 GPU = torch.device("cuda", 0)
+CPU = torch.device("cpu")
 
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver"
 NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver"
@@ -75,6 +76,12 @@ def test_a_build_without_cuda(machine):
         visible_gpus()
     machine("never called", None, cuda=None)
     assert visible_gpus() == 0
+    assert cpu_warning(CPU) == ""
+    machine("never called", None, has_gpu=True, cuda=None)
+    assert "built without CUDA" in cpu_warning(CPU)
+    assert cpu_warning(GPU) == ""
+    machine("never called", "", has_gpu=True, cuda=None)
+    assert cpu_warning(CPU) == ""
 
 
 @pytest.mark.parametrize("visible, usable", [(None, True), ("1,-1,0", True), ("0,1,2,-1", False)])

@@ -2,12 +2,13 @@
 
 import io
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from utils.errors import Findings, UserError, print_escaped, print_resume, to_single_line
+from utils.errors import Findings, Unavailable, UserError, print_escaped, print_resume, to_single_line
 from utils.notes import record_run_end
 from utils.processes.launch import has_launcher, rank_of_process
 from utils.signals import Interrupted, raise_on_signals
@@ -24,7 +25,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8; the default of stderr
     try:
-        return main(argv)
+        return _run_in_limited_memory(main, argv)
     except UserError as error:
         message = str(error) if isinstance(error, Findings) else to_single_line(str(error))
         resume = record_run_end("failed", error.status, message=message)
@@ -47,6 +48,16 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
 def run_script(main: Callable[[list[str]], int]) -> NoReturn:
     """Runs `main` with the arguments of the process, and exits with its status."""
     sys.exit(run_and_report_errors(main, sys.argv[1:]))
+
+
+def _run_in_limited_memory(main: Callable[[list[str]], int], argv: list[str]) -> int:
+    try:
+        return main(argv)
+    except (ImportError, MemoryError) as error:
+        limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit_bytes == resource.RLIM_INFINITY or isinstance(error, ModuleNotFoundError):
+            raise
+        raise Unavailable(f"ulimit -v is {limit_bytes // 1024}: too little memory ({error!r}); raise it") from error
 
 
 def _report_thread_exception(error: threading.ExceptHookArgs) -> None:

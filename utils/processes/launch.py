@@ -168,6 +168,8 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     port = env.get("MASTER_PORT", "29500")
     if not (port.isdecimal() and 0 < int(port) < 2**16):
         raise UserError(f"MASTER_PORT is {port!r}: must be a free port on the host of rank 0, 1 to 65535")
+    if re.search(r"[\s/@]", env.get("MASTER_ADDR", "")):  # its value may contain a password
+        raise UserError("MASTER_ADDR: must be the host of rank 0 alone")
     if launcher == "torchrun":
         defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         place = {name: env.get(name, default) for name, default in defaults.items()}
@@ -193,7 +195,10 @@ def _place_by_srun(env: Mapping[str, str]) -> tuple[list[str], str, str]:
     _require_variables(env, (*_SRUN, "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"), "srun")
     repeated = re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"])  # '2(x3),1' is 2, 2, 2 and 1
     per_node = [count for count, repeats in repeated for _ in range(int(repeats or 1))]
-    numbers = [*(env[name] for name in _SRUN), per_node[int(env["SLURM_NODEID"])]]
+    node = env["SLURM_NODEID"]
+    if not node.isdecimal() or int(node) >= len(per_node):
+        raise UserError(f"SLURM_NODEID is {node!r}: must be a node of SLURM_STEP_TASKS_PER_NODE; srun sets both")
+    numbers = [*(env[name] for name in _SRUN), per_node[int(node)]]
     nodes = env.get("SLURM_STEP_NODELIST", "")
     return numbers, nodes, f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
 
