@@ -6,11 +6,13 @@ names. Legend: B images, C channels, S pixels on a side, H heads, T tokens.
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from timm.layers import drop_path
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -81,8 +83,8 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
     """The model of the configuration MODEL.KWARGS: normalized images (B, C, S, S) -> logits (B, classes).
 
     A model without a classifier (DINOv3) gets a linear one on its pooled output. Position embeddings keep the size of
-    the weights, and each pass interpolates them. Raises UserError: transformers is missing, or lacks this model; an
-    option that the model lacks.
+    the weights, and each pass interpolates them. Without a drop path of its own, equal blocks are dropped whole (Huang
+    et al., 2016). Raises UserError: transformers is missing, or lacks this model; an option that the model lacks.
     """
     with errors_of_building(f"MODEL.NAME: {options.name}", data):
         config, auto = _configuration(options.kwargs or {})
@@ -94,9 +96,8 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
         blocks = _blocks_of(model)
         shapes = {(type(block), *(weight.shape for weight in block.parameters())) for block in blocks}
         is_uniform = len(shapes) == 1
-        _check_rates(options, own_rates)
-        for block in blocks:
-            add_mixin(block, _Block)
+        _check_rates(options, own_rates, is_uniform)
+        _drop_blocks(blocks, 0.0 if "drop_path_rate" in own_rates else options.droppath)
         for module in [one for one in model.modules() if hasattr(one, "inv_freq")]:
             add_mixin(module, _KeepsBuffers)
         model.own_blocks = blocks
@@ -112,11 +113,18 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
     return model
 
 
-def _check_rates(options: TransformersModel, own: dict[str, str]) -> None:
-    """Raises UserError: a rate that the configuration lacks is set."""
-    for key in {*_RATES.values()} - {*own.values()}:
+def _check_rates(options: TransformersModel, own: dict[str, str], is_uniform: bool) -> None:
+    """Raises UserError: a rate that the configuration lacks is set; equal blocks can be dropped without it."""
+    replaced = {"droppath"} if is_uniform else set()
+    for key in {*_RATES.values()} - {*own.values()} - replaced:
         if getattr(options, key):
             raise UserError(f"MODEL.{key.upper()}: {options.name} has none; set it to 0")
+
+
+def _drop_blocks(blocks: list[nn.Module], last_rate: float) -> None:
+    """Gives the blocks a drop path whose rate grows from 0 to `last_rate`."""
+    for index, block in enumerate(blocks):
+        add_mixin(block, _Block).drop_rate = last_rate * index / max(1, len(blocks) - 1)
 
 
 def _arguments(model: Any, vision: Any, data: Data) -> dict[str, bool]:
@@ -143,14 +151,18 @@ class _KeepsBuffers(nn.Module):
 
 
 class _Block(nn.Module):
-    """A mix-in for blocks: recomputation in the backward pass."""
+    """A mix-in for blocks: drop path around them, and recomputation in the backward pass."""
 
-    is_recomputed = False
+    drop_rate, is_recomputed = 0.0, False
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.training or not self.is_recomputed:
-            return super().forward(*args, **kwargs)
-        return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        run = super().forward
+        if self.training and self.is_recomputed:
+            run = partial(checkpoint, run, use_reentrant=False)
+        result = run(x, *args, **kwargs)
+        if not self.training or not self.drop_rate:
+            return result
+        return x + drop_path(result - x, self.drop_rate, True)
 
 
 class _Classifier(nn.Module):
