@@ -180,6 +180,8 @@ def _construct_mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPat
             problem = f"{shorten(key)} is not a valid key"
         elif key in values:
             problem = f"{'.'.join((*path, key))} is given twice, first in line {lines[*path, key]}"
+        elif node.flow_style and ":" in key and not value_node.value:
+            problem = f"{shorten(key)} has no value; write a space after the colon"
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
         lines[*path, key] = key_node.start_mark.line + 1

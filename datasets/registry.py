@@ -186,6 +186,12 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     source_class(data.dataset)  # its packages are installed
 
     def recognize() -> str:
+        if "://" in data.data_path:
+            raise UserError(
+                f"{data.data_path}: is a URL, which only -dataset=tar reads; download it, and give a folder"
+            )
+        if data.data_path.lower().endswith(_ARCHIVES) and os.path.isfile(data.data_path):
+            raise UserError(f"{data.data_path}: is an archive; unpack it, and give the folder that it contains")
         if found := _recognize_table(data):
             return found
         root = Path(data.data_path)
@@ -204,6 +210,7 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     return data.model_copy(update={"dataset": found})
 
 
+_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar")
 _OF_SUFFIX = dict.fromkeys(TABLE_SUFFIXES, "csv") | {PARQUET: "parquet"}
 
 

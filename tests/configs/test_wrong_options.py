@@ -43,6 +43,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 # Keys
 -opts 'EVAL.OPERATING_POINT={class: a}' | {class: malignant, specificity: 0.95}
 -opts 'EVAL.OPERATING_POINT={class: a, specificity: 95}' | EVAL.OPERATING_POINT
+-opts 'MODEL.KWARGS={global_pool:avg}' | a space after the colon  # else the key global_pool:avg
 -opts SEED | -opts SEED
 -opts DATA.BATCHSIZE=4 | DATA.BATCH_SIZE?
 -opts TRAIN.OPTIMIZER=lamb | TRAIN.OPTIMIZER is

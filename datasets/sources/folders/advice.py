@@ -142,7 +142,9 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
     levels = Levels({folder: number for folder, number in found.sizes.items() if folder})
     names = [name for name, _ in levels.sizes.most_common()]
     data_set = next(filter(is_data_set, _candidates(root, levels, images)), None)
-    if data_set:
+    if all((root / f"{split}_list.txt").is_file() for split in ("train", "val")):
+        advice = f"-dataset=imagenet2012 -data_path={quote(str(root))} reads its lists"
+    elif data_set:
         advice = f"if it is the data set, give -data_path={quote(str(data_set))}"
     else:
         advice = _advise_tables(root, images) or advise_labels(given) or _other_data(root)

@@ -137,3 +137,12 @@ def test_classes_in_the_folders_of_folders(name, tmp_path):
         classes = classes_of(*read_splits(one))
         assert len({*classes.values()}) == number
         assert all(path.split("/")[-2] == classes[path] for path in classes)
+
+
+def test_lists_of_both_splits_are_an_answer(tmp_path):
+    paths = [f"{split}/{number}.jpg" for split in ("train", "val") for number in range(4)]
+    lists = {f"{split}_list.txt": "".join(f"{split}/{n}.jpg {n % 2}\n" for n in range(4)) for split in ("train", "val")}
+    given = write(tmp_path, paths, lists)
+    (advised,) = typed(line_of(read_splits, given), given)
+    train, val = read_splits(advised)
+    assert [*classes_of(train, val)] == paths

@@ -48,6 +48,14 @@ def test_other_classes_are_refused(counts, splits, class_names, part, tmp_path):
         read(tmp_path, *splits, class_names=class_names)
 
 
+def test_names_that_differ_only_in_case_are_named(tmp_path):
+    write_classes(tmp_path, cat=2, Dog=2, dog=2)
+    (samples,) = read(tmp_path, "all", class_names=None)
+    assert [note.text for note in samples.notes if note.kind == "warning"] == [
+        "classes 'Dog', 'dog' differ only in case"
+    ]
+
+
 @pytest.mark.parametrize("dataset", ["folder", "csv"])
 @pytest.mark.parametrize("form, known", [("NFC", "NFD"), ("NFD", "NFC")])
 def test_names_are_equal_in_every_unicode_form(tmp_path, dataset, form, known):

@@ -34,7 +34,9 @@ CASES = {  # DATA.DATASET (None: images to predict), files, the path that is giv
     "a workbook": ("csv", {"x.csv": "PK\3\4" + "\0" * 99}, "x.csv", "x.csv: .*CSV"),
     "a Git LFS pointer": ("csv", {"x.csv": "version https://git-lfs\n"}, "x.csv", "x.csv:1: "),
     "columns of one name": ("csv", {"x.csv": "file,label,label\n1.png,a,b\n"}, "x.csv", "x.csv:1: .*DATA.COLUMNS"),
-    **{f"a file {name}": ("imagenet2012", {name: "PK"}, name, "is a file") for name in ("a.xlsx", "a.json", "a.7z")},
+    **{f"a file {name}": ("imagenet2012", {name: "PK"}, name, "is a file") for name in ("a.xlsx", "a.json")},
+    "a URL": ("folder", {}, "hf://datasets/org/name", "hf://datasets/org/name: is a URL"),
+    "an archive": ("folder", {"a.zip": "PK"}, "a.zip", "a.zip: is an archive"),
     "no images to predict": (None, {}, "missing", "missing: no such file or folder"),
     "an empty list": (None, {"empty.txt": "\n\n"}, "empty.txt", "empty.txt: lists no images"),
     "no column of paths": (None, {"no.csv": "a,b\nx.jpg,1\n"}, "no.csv", "no.csv:1: .*DATA.COLUMNS"),
@@ -51,7 +53,7 @@ def test_refusals(case, tmp_path, cpu):
         write_image(tmp_path / name)
         if content is not IMAGE:
             (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    data = options(tmp_path / path, dataset=dataset or "folder")
+    data = options(path if "://" in path else tmp_path / path, dataset=dataset or "folder")
     with refused(part) as error:
         if dataset:
             read_samples(recognize_dataset(data, cpu), None, cpu, "train")
