@@ -68,7 +68,7 @@ def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, c
     assert len(lines[2]) < 150
     assert lines[3].split()[1:-1] == ["-"] * (len(lines[3].split()) - 2)
     assert "87.50%" in page.text
-    assert re.split(" {2,}", lines[0])[:3] == ["run", "best validation top-1", "validation top-1"]
+    assert re.split(" {2,}", lines[0])[:3] == ["run", "best validation top-1", "top-1"]
     assert "failed: out of memory" in page.text
     missing, *left_out = problems
     assert "missing" in missing
