@@ -89,11 +89,11 @@ def make_run_folder(root: Path, name: str) -> Path:
         try:
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            number += 1
         except OSError as error:
-            problem = f"SAVE: {root} is not writable: {error.strerror}"
-            raise error_from(error, f"{problem}; choose another folder with -output") from None
+            if not folder.exists():
+                problem = f"SAVE: {root} is not writable: {error.strerror}"
+                raise error_from(error, f"{problem}; choose another folder with -output") from None
+            number += 1
 
 
 def decided_run(sweep: Path, name: str | None) -> Path | None:
