@@ -346,7 +346,9 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     ):
         found = [files for files in equal.values() if len({one[fact] for one in files}) > 1]
         if found:
-            pair = f"{shorten(found[0][0][0])} and {shorten(found[0][-1][0])}"
+            first, *others = found[0]
+            other = next(one for one in others if one[fact] != first[fact])
+            pair = f"{shorten(first[0])} and {shorten(other[0])}"
             text = f"{effect}: {sum(map(len, found))} files with equal bytes {problem}: {pair}"
             notes.append(Note("warning", text))
     return notes

@@ -147,4 +147,6 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
     labels, splits = notes("train", "val")
     assert "train/b/1.bmp" in labels
     assert "val/b/1.bmp" in splits
+    (tmp_path / "val/a/2.bmp").write_bytes(images[0])  # the third copy, with the label of the first
+    assert "train/b/1.bmp" in notes("train", "val")[0]
     assert ": 10 files" in notes("train", "train")[1]  # one path in two splits
