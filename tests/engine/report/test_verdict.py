@@ -71,6 +71,10 @@ def test_a_model_below_a_baseline(tmp_path, val, interval, baselines, options, k
         assert all(figure in verdict_of(run)[0] for figure in ("60.00%", f"{max(given):.2f}%"))
 
 
+def test_more_epochs_are_no_advice_after_an_early_stop(tmp_path):
+    assert kind_of(run_of(tmp_path / "run", RISING, RISING, WEIGHTS, (78.4, 10.0), stopped_early=True)) == "probe"
+
+
 def test_the_command_has_the_processes_and_does_not_join_a_sweep(tmp_path):
     sweep = tmp_path / "sweep"
     run = run_of(sweep / "run", FLAT, FLAT, [*WEIGHTS, f"SAVE={sweep}"], (78.4, 10.2))
