@@ -44,6 +44,8 @@ def run(command: Command, context: ProcessContext) -> int:
         if context.is_main:
             notes.record_run_end("finished", 0)  # a training run has recorded its own end
         return status
+    except SystemExit as error:  # of a plugin or a library; its status may be 0
+        raise UserError(f"{error!r} of a plugin or a library ended the run; raise another exception there") from error
     except Exception as error:
         explained = _explain(error, config)
         if explained is None:

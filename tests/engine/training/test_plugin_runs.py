@@ -91,6 +91,10 @@ def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv):
     (tmp_path / "now.py").write_text("import sys\nsys.exit(3)\n")
     with refused(r"-plugin .*now\.py: SystemExit: 3"):
         parse_command_line([f"-plugin={tmp_path / 'now.py'}", *digits_argv])
+    exits = "import sys\nfrom configs.parts import loss\nloss('exits')(lambda *_, **options: sys.exit(0))\n"
+    (tmp_path / "later.py").write_text(exits)
+    with refused(r"SystemExit\(0\) of a plugin"):  # else the status 0, without a result
+        run_here(f"-plugin={tmp_path / 'later.py'}", *digits_argv, "LOSS.NAME=exits")
 
 
 @pytest.mark.slow
