@@ -170,9 +170,9 @@ def _operating_point(
         return goal
     if command.flags.cfg or any(option.startswith(_KEY) for option in command.flags.opts):
         has = f"{of_weights.title} of {of_weights.name}" if of_weights else "none"
-        fix = "remove it here, or continue the training with it (-resume=RUN and a higher -epochs)"
+        fix = "remove it here, or train anew with it (-cfg=RUN/config.yaml)"
         raise UserError(f"{_KEY}: the weights have {has}, and validation images choose a point; {fix}")
-    return of_weights  # the run was continued with another point, after its best epoch
+    return of_weights
 
 
 def _goal_of(point: OperatingPoint) -> dict[str, Any]:

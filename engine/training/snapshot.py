@@ -193,9 +193,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
         return RunPosition(config, state.new_progress(config.train.last_epoch), TrainClock(logger.started))
     checkpoint = found.state
     changed = changed_options(checkpoint["options"], to_yaml(config))
-    best = None
-    if _GOAL not in changed:  # else best.pth has the threshold of another goal: the next evaluation replaces it
-        best = checkpoint["best"]
+    best = checkpoint["best"]
     _check_options(config, checkpoint["epoch"], changed)
     done_steps = state.layout.steps_done(checkpoint)
     _load_state(state, checkpoint, changed)
@@ -233,12 +231,11 @@ def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[
     return list(filter(None, remarks))
 
 
-_FIXED = (  # for the whole run: its state has other entries with another value
+_FIXED = (  # for the whole run: with another value its state, or best.pth, has other entries
     "DATA.MULTI_LABEL", "MODEL.TUNE", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "TRAIN.OPTIMIZER.KWARGS",
-    "EVAL.BEST_METRIC", "MODEL.TYPE",
+    "EVAL.BEST_METRIC", "EVAL.OPERATING_POINT", "MODEL.TYPE",
 )  # fmt: skip
 _UNUSED = ("MODEL.PRETRAINED", "TRAIN.MINUTES", "SAVE")
-_GOAL = "EVAL.OPERATING_POINT"
 _SHAPING = ("MODEL.", "DATA.IMAGE_", "TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY")  # of parameters
 
 
@@ -250,7 +247,7 @@ def _check_options(config: Config, epoch: int, changed: dict[str, tuple[Any, Any
             then = format_value(changed[key][0])
             fix = "set it to the same value, or start a new run with -pretrained"
             raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
-    if epoch == num_epochs and (unused := [key for key in changed if changes_training(key) or key == _GOAL]):
+    if epoch == num_epochs and (unused := [key for key in changed if changes_training(key)]):
         problem = f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done"
         raise UserError(f"{problem}; train longer with -epochs, or start a new run with -pretrained")
     if "TRAIN.LAST_EPOCH" in changed and last_epoch not in (0, epoch):
