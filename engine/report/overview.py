@@ -187,7 +187,7 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
     probability = 1 / (1 + math.exp(min(-logit, 700)))
     remarks.append(interval_text(point.get("sensitivity_interval")))
     remarks.append(f"specificity {specificity}, from p {probability:.4g} on")
-    remarks.append(f"chosen for {point.get('goal')}")
+    remarks.append(f"chosen on validation images for {point.get('goal')}")
     return Tile(name, sensitivity, "; ".join(filter(None, remarks)), words)
 
 
