@@ -207,12 +207,14 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         mean, std = self.imagenet_mean, self.imagenet_std
         channels = self.image_channels
         low, high = self.grey_range or (0, 1)
+        is_bgr = [round(value, 3) for value in mean] == [0.406, 0.456, 0.485]  # Caffe's
         return texts_of(
             (len(mean) != channels, f"IMAGENET_MEAN has {len(mean)} values for IMAGE_CHANNELS {channels}"),
             (len(std) != channels, f"IMAGENET_STD has {len(std)} values for IMAGE_CHANNELS {channels}"),
             (not 0 <= low < high <= 65535, f"GREY_RANGE {[low, high]} must ascend, within 0..65535"),
             (min(std, default=1) <= 0, "IMAGENET_STD must be greater than 0"),
             (max(*mean, *std, 0) > 1, "IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide both by 255"),
+            (is_bgr, "IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD"),
             (self.random_crop_scale[1] > 1, "RANDOM_CROP_SCALE is a fraction of the image, at most 1"),
         )
 
