@@ -222,8 +222,8 @@ def _recognize_table(data: Data) -> str | None:
     train, val = (table_file(root, split) for split in ("train", "val"))
     has_metadata = any(file.name in METADATA and file.is_file() for file in (*map(root.joinpath, METADATA), train, val))
     has_parquet = bool(parquet_files(root))
-    has_other = has_parquet or data.class_folders or any(root.glob("*_list.txt"))
-    is_csv = has_metadata or (train.is_file() and not has_other)
+    has_other = has_parquet or any(root.glob("*_list.txt"))
+    is_csv = has_metadata or (train.is_file() and not (has_other or data.class_folders))
     if not (is_csv or has_parquet) or _are_in_class_folders(root):
         return None
     return "csv" if is_csv else "parquet"
