@@ -191,7 +191,13 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
         raise kind(f"{several}{refused[0]}")
     if resume == "auto":
         return
-    raise Unavailable(f"-resume {resume}: no checkpoint found; give a .pth file, the folder of a run, or auto")
+    named = _with_extension(Path(resume))
+    problem = "no checkpoint found" if named.exists() else "no such file or folder"
+    fix = "give a .pth file, the folder of a run, or auto"
+    if runs := runs_newest_first(named):
+        problem = f"is a folder of {len(runs)} runs"
+        fix = f"give one of them, such as {runs[0]}"
+    raise Unavailable(f"-resume {resume}: {problem}; {fix}")
 
 
 def _sharded_in(run: Path) -> list[Path]:

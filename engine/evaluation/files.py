@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path, PurePath
 from typing import Any
@@ -257,6 +257,6 @@ class EvaluationFiles:
             note = write_attention(self.folder / PICTURES, crops, model, self.evaluator)
         more = {"tta": "flip" if self.evaluator.flips else "none", "attention": note}
         if self.data.groups and results.groups is None:
-            more |= {"interval": None, "interval_missing": "the groups of the images are not known"}
+            results = replace(results, lacks_groups=True)
         tables = ResultTables(self.folder, self.class_names, self.samples.name, self.samples.checksums())
         return tables.write(metrics, results, about, **more)

@@ -30,6 +30,8 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
 
     None for a loss, for a value that is not a share, and where too few samples show the variance; then the reason, too.
     """
+    if results.lacks_groups:
+        return None, "the groups of the images are not known"
     readable = results.readable
     units = np.arange(len(readable))
     unit = results.unit

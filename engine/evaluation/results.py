@@ -80,6 +80,7 @@ class SampleResults:
     groups: str (N,), with DATA.GROUPS: the name of the group of each sample.
     point: EVAL.OPERATING_POINT; unless it is chosen, its thresholds are the ones of these samples.
     unit: what a sample is, in messages: images, or groups of `mean_by_group`.
+    lacks_groups: with DATA.GROUPS, the groups are not known: the samples may depend on each other, without intervals.
     """
 
     targets: np.ndarray
@@ -93,6 +94,7 @@ class SampleResults:
     groups: np.ndarray | None = None
     point: OperatingPoint | None = None
     unit: str = "images"
+    lacks_groups: bool = False
 
     def take(self, rows: np.ndarray) -> "SampleResults":
         """The results of the samples at `rows` (M,), without the reasons of unreadable ones."""

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from scipy.stats import binomtest, norm
 from test_results import results_for, results_of
 
-from engine.evaluation.intervals import confidence_interval, ranking_of
+from configs.schema.operating_point import OperatingPoint
+from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
 from engine.evaluation.results import SampleResults
 from utils.metric_table import METRICS, metrics_of
 
@@ -82,6 +83,18 @@ def test_the_auroc_of_a_class_against_the_others_is_that_of_two_classes():
     assert found["auroc"] == pytest.approx(METRICS["auroc"].compute(binary))
     assert found["interval"] == pytest.approx(interval_of(binary, METRICS["auroc"])[0])
     assert ranking_of(results_of(logits, torch.zeros(300, dtype=torch.int64)), 1, "abc") is None  # of no image
+
+
+def test_samples_of_unknown_groups_have_no_interval():
+    targets = np.arange(200) % 2
+    results = drawn_results(targets, np.array([0.7, 0.7]), np.random.default_rng(0).random(200))
+    results = replace(results, scores=np.random.default_rng(1).random((200, 2)).astype(np.float32), lacks_groups=True)
+    point = OperatingPoint(name="b", label=1, threshold=0.5, specificity=0.9)
+    figures = figures_at(results, point)
+    assert (figures["sensitivity_interval"], figures["specificity_interval"]) == (None, None)
+    assert figures["sensitivity"] > 0
+    assert ranking_of(results, 1, ["a", "b"])["interval"] is None
+    assert confidence_interval(results, METRICS["top1"])[0] is None
 
 
 def drawn_results(targets: np.ndarray, recalls: np.ndarray, uniform: np.ndarray) -> SampleResults:
