@@ -170,7 +170,7 @@ def _operating_point(
         return goal
     if command.flags.cfg or any(option.startswith(_KEY) for option in command.flags.opts):
         has = f"{of_weights.title} of {of_weights.name}" if of_weights else "none"
-        fix = "remove it here, or train anew with it (-cfg=RUN/config.yaml)"
+        fix = "remove it here, or start a new run with it (-cfg=RUN/config.yaml)"
         raise UserError(f"{_KEY}: the weights have {has}, and validation images choose a point; {fix}")
     return of_weights
 

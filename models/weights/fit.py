@@ -198,7 +198,7 @@ class Pairs:
     def resize_positions(self, weights: WeightsFile, image_size: tuple[int, int] | None) -> None:
         """Resizes position embeddings (1, N, D) by timm's functions. image_size: as in `load_pretrained`.
 
-        Positions in Google's .npz are resized as Google's programs do, and timm's reader: bilinear, without a filter.
+        Positions in Google's .npz are resized as timm's reader does: bilinear, no filter (findings/scipy-zoom.sh).
         Raises UserError: MODEL.POS_EMBED is a formula, but not the one of the file.
         """
         if "pos_embed" not in self.own.keys() & self.state.keys():

@@ -94,6 +94,18 @@ def test_the_tables_have_the_figures(written):
     assert summary["recall"] == pytest.approx(100 * (0.5 + 1 + 0 + 1 + 1 + 0.5) / 6)
 
 
+def test_images_without_their_groups_have_no_interval(tmp_path, cpu):
+    """Images of one patient depend on each other; without groups in the data they are drawn one by one."""
+    targets = np.arange(42) % 3
+    results = results_for(targets, np.where(np.arange(42) < 30, targets, 0))
+    files = files_for(tmp_path, ["a", "b", "c"], [f"{index}.png" for index in range(42)], cpu)
+    assert files.write(results.metrics(), results, None)["interval"] is not None
+    files.data = files.data.model_copy(update={"groups": "patient"})
+    summary = files.write(results.metrics(), results, None)
+    assert summary["interval"] is None
+    assert "groups" in summary["interval_missing"]
+
+
 def assert_text(cells: list[str]) -> None:
     """No cell is a formula or has a control character."""
     assert all(cell.isprintable() and cell[:1] not in ("=", "+", "-", "@") for cell in cells)

@@ -12,6 +12,7 @@ import torch
 from conftest import ROOT, config_for, refused, run_here, train
 
 from configs.command_line import parse_command_line
+from engine.checkpoint.run_folder import make_run_folder
 from engine.run import folder as folder_module
 from engine.run.facts import Environment, read_fact
 from engine.run.folder import PACKAGES, next_command, record_environment
@@ -145,3 +146,14 @@ def test_a_resumed_run_names_what_has_changed(tmp_path, cpu):
     changes = f"torch 2.9.0 -> {parts['torch']}, timm none -> {parts['timm']}, driver 570 -> none"
     assert warning.endswith(f": {changes}")
     assert not read_run(without_facts)
+
+
+@pytest.mark.parametrize("kind", ["a file", "a dangling link"])
+def test_a_root_that_is_no_folder_is_refused(tmp_path, kind):
+    root = tmp_path / "output"
+    if kind == "a file":
+        root.touch()
+    else:
+        root.symlink_to(tmp_path / "nowhere")
+    with refused("SAVE: .*output"):
+        make_run_folder(root, "vit")
