@@ -40,7 +40,8 @@ from datasets.decoding.decode import open_image
 from datasets.decoding.images import HEAD_BYTES, BadImage, kind_of
 from datasets.loading.loader import BadImageList
 from datasets.loading.workers import default_num_workers
-from datasets.registry import has_test_split, read_samples, recognize_dataset
+from datasets.reading import has_test_split, read_samples
+from datasets.recognition import recognize_dataset
 from datasets.shards.index import INDEX_NAME, INFO_FILE, Index, Shard, encode_index, join, to_index
 from datasets.shards.records import LABELS_KEY, chunks_of, read_records
 from datasets.sources.samples import EncodedImages

@@ -26,7 +26,7 @@ from configs.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.batch import Batch
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, epoch_layout
-from datasets.registry import read_samples
+from datasets.reading import read_samples
 from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
 from utils.device import use_deterministic_algorithms

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from configs.command_line import Command
 from configs.schema import Config
-from datasets.registry import recognize_dataset
+from datasets.recognition import recognize_dataset
 from engine.plan.training import check_same_options
 from engine.run.log import print_waiting_notes
 from utils import notes

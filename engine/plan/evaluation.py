@@ -26,7 +26,8 @@ from configs.weights import (
     model_follows_weights,
     prediction_needs_no_labels,
 )
-from datasets.registry import check_renames, read_samples, read_unlabelled, recognize_dataset, split_to_evaluate
+from datasets.reading import check_renames, read_samples, read_unlabelled, split_to_evaluate
+from datasets.recognition import recognize_dataset
 from datasets.sources.checks import check_images, digest_of
 from datasets.sources.class_names import (
     BYTES,

@@ -14,7 +14,7 @@ from configs.programs import program_of, shown_path, split_words, translate
 from configs.resolve import model_follows_source, rate_of_tuning, recipe_follows_data
 from configs.weights import OF_EVERY_MODEL, keys_of
 from configs.yaml_io import as_option
-from datasets.registry import recognize_dataset
+from datasets.recognition import recognize_dataset
 from datasets.sources.source import source_class
 from utils.device import on_meta_device
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, single_process

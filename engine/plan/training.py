@@ -22,7 +22,7 @@ from configs.schema.data import AUTO
 from configs.weights import NO_RECORD, NORMALIZATION, Followed, WeightsRecord, follow_weights
 from configs.yaml_io import format_value, parse_value
 from datasets.loading.loader import epoch_layout
-from datasets.registry import has_test_split, read_samples
+from datasets.reading import has_test_split, read_samples
 from datasets.sources.checks import check_images
 from datasets.sources.class_names import number_of_classes, rename_classes
 from datasets.sources.samples import Samples

@@ -29,7 +29,7 @@ from configs.flags import positive
 from configs.schema import Config, Data, Train
 from datasets.batch import PREFETCH_FACTOR
 from datasets.loading.loader import TrainBatches, epoch_layout
-from datasets.registry import read_samples
+from datasets.reading import read_samples
 from datasets.transforms.device import TrainTransform
 from scripts.benchmarks.benchmark_train import MODEL, link_images, make_images
 from scripts.benchmarks.programs import (

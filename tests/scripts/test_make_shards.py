@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from webdataset.tariterators import base_plus_ext
 
 from datasets.decoding.images import BadImage
-from datasets.registry import read_samples
+from datasets.reading import read_samples
 from datasets.shards.index import INDEX_NAME, INFO_FILE, read_index
 from scripts import index_shards, make_shards
 from scripts.make_shards import unique_keys

@@ -18,7 +18,7 @@ from PIL import Image
 
 from configs.schema import Data
 from datasets.decoding.decode import open_image
-from datasets.registry import unlabelled
+from datasets.reading import unlabelled
 from datasets.shards.index import Shard, encode_index, join, read_index, to_index
 from datasets.shards.records import Record, read_records
 from datasets.sources.listed.lists import Lists, read_table

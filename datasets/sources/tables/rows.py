@@ -202,7 +202,7 @@ def _paths_of_names(root: Path, files: Iterable[Path]) -> dict[str, str]:
 
 
 def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> ImageFiles:
-    """The images of a list or a table, with the column and the text that name them; see `datasets.registry.unlabelled`.
+    """The images of a list or a table, with the column and the text that name them; see `datasets.reading.unlabelled`.
 
     Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
     """

@@ -13,7 +13,7 @@ from tar_files import jpeg, tar_of, write_shard, write_shards
 from configs.schema import Data
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import EvalSampler
-from datasets.registry import has_test_split, read_samples
+from datasets.reading import has_test_split, read_samples
 from datasets.shards.data_set import TarShards
 from datasets.shards.samples import TarSamples
 from tests.datasets.photo import decode_image

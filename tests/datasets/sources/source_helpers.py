@@ -9,7 +9,8 @@ from conftest import CPU, config_for
 from PIL import Image
 
 from configs.schema import Data
-from datasets.registry import has_test_split, read_samples, recognize_dataset
+from datasets.reading import has_test_split, read_samples
+from datasets.recognition import recognize_dataset
 from datasets.sources.checks import check_files
 from utils.errors import UserError
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import CPU, refused
 from source_helpers import names_of, options, write_classes, write_image
 
-from datasets.registry import read_samples
+from datasets.reading import read_samples
 from datasets.sources.class_names import number_of_classes
 
 KNOWN = ["ant", "bee", "cat", "dog"]

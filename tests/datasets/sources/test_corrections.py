@@ -7,7 +7,7 @@ from conftest import CPU, config_for, refused, told
 from source_helpers import classes_of, names_of, options, read_splits, write_classes
 
 from configs.schema import Data
-from datasets.registry import read_samples
+from datasets.reading import read_samples
 from utils.tables import safe_cell
 
 

@@ -13,7 +13,7 @@ from source_helpers import assert_refused, expand, names_of, options, read_split
 
 from configs.schema import Data
 from datasets.decoding.images import kind_of, missing_decoder
-from datasets.registry import read_samples, unlabelled
+from datasets.reading import read_samples, unlabelled
 from datasets.sources.checks import check_images
 from datasets.sources.folders import class_folders
 from datasets.sources.folders.class_folders import read_class_folders

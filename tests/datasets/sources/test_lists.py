@@ -7,7 +7,8 @@ import pytest
 from conftest import config_for, refused
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
-from datasets.registry import read_samples, recognize_dataset, unlabelled
+from datasets.reading import read_samples, unlabelled
+from datasets.recognition import recognize_dataset
 from datasets.sources.folders.split_folders import ImageFolders
 from datasets.sources.listed.lists import Lists, Tables
 from datasets.sources.source import source_class

@@ -11,7 +11,8 @@ from conftest import config_for, eval_loader_for, refused, samples_for, train_ba
 from source_helpers import assert_refused, options, write_classes, write_image
 
 from datasets.batch import PADDING
-from datasets.registry import read_samples, recognize_dataset
+from datasets.reading import read_samples
+from datasets.recognition import recognize_dataset
 from datasets.sources.class_names import number_by
 from datasets.sources.listed.lists import Tables, split_labels
 from datasets.sources.shared_arrays import StringPacker

@@ -15,7 +15,7 @@ from PIL import Image
 from test_tables import read
 
 from configs.schema import Data
-from datasets.registry import unlabelled
+from datasets.reading import unlabelled
 from datasets.sources.checks import check_files
 from datasets.sources.listed.parquet import ParquetImages
 from tests.datasets.photo import encode

@@ -6,7 +6,8 @@ from source_helpers import options, write_image
 
 from configs.schema import Data
 from configs.schema.data import DATA_SETS
-from datasets.registry import read_samples, recognize_dataset, unlabelled
+from datasets.reading import read_samples, unlabelled
+from datasets.recognition import recognize_dataset
 
 TABLE = "image_path,target\n"
 IMAGE = None  # in place of the content of a file

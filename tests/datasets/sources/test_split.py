@@ -12,7 +12,7 @@ import torch
 from conftest import line_of, refused, told
 from source_helpers import names_of, options, write_classes, write_image
 
-from datasets.registry import read_samples
+from datasets.reading import read_samples
 from datasets.shards.samples import TarSamples
 from datasets.sources.shared_arrays import StringPacker, strings_in
 from datasets.sources.source import source_class

@@ -8,7 +8,8 @@ from conftest import CPU, cells_of, line_of, refused, told
 from source_helpers import classes_of, names_of, options, tree, typed, write_classes, write_image
 
 from configs.yaml_io import parse_value
-from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
+from datasets.reading import has_test_split, read_samples, unlabelled
+from datasets.recognition import recognize_dataset
 from datasets.sources.checks import check_images
 from datasets.sources.split import RunSplit, Splitter, as_read_before
 from datasets.sources.tables import rows

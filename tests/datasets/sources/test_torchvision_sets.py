@@ -19,7 +19,7 @@ from source_helpers import options, read_splits, write_image
 from torchvision import datasets as theirs
 
 from configs.yaml_io import parse_value
-from datasets.registry import read_samples
+from datasets.reading import read_samples
 from tests.models.weights.weight_files import Reduced
 
 RANDOM = np.random.default_rng(0)

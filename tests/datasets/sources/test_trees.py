@@ -8,7 +8,7 @@ import pytest
 from conftest import cells_of, line_of, told
 from source_helpers import options, read_splits, tree
 
-from datasets.registry import read_samples
+from datasets.reading import read_samples
 
 
 def read(root, **values):

@@ -1,11 +1,10 @@
-"""Reads a data set with all checks, and the images of a prediction: one image, a folder, or a list of images."""
+"""Reads the samples of a data set with all checks, and the images of a prediction: one image, a folder, or a list."""
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.decoding.decode import Decoding
+from datasets.recognition import recognize_table
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems
 from datasets.sources.class_names import (
     BYTES,
@@ -26,18 +26,16 @@ from datasets.sources.class_names import (
     sort_names,
 )
 from datasets.sources.corrections import correct
-from datasets.sources.folders.class_folders import has_class_folders, read_images
+from datasets.sources.folders.class_folders import read_images
 from datasets.sources.groups import check_groups, with_groups
-from datasets.sources.listed.lists import METADATA, table_file
-from datasets.sources.listed.parquet import Parquet, parquet_files
+from datasets.sources.listed.parquet import Parquet
 from datasets.sources.listing import forget_listings
-from datasets.sources.path_words import split_of_images
 from datasets.sources.samples import ImageFiles, Samples, listing_arrays
 from datasets.sources.share import take_classes, take_share
 from datasets.sources.shared_arrays import StringPacker, share_arrays, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
 from datasets.sources.split import RunSplit, Splitter
-from datasets.sources.tables.files import PARQUET, TABLE_SUFFIXES
+from datasets.sources.tables.files import TABLE_SUFFIXES
 from datasets.sources.tables.rows import read_unlabelled_list
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, find_on_main, work_while_others_wait
 from utils.errors import Finding, Unavailable, UserError, combine_findings, did_you_mean
@@ -174,70 +172,6 @@ def _read_per_host(read: Callable[[], _Read], context: ProcessContext) -> _Read:
         raise
 
 
-def recognize_dataset(data: Data, context: ProcessContext) -> Data:
-    """Replaces the data set by the one that DATA_PATH is: a table, parquet files, or class folders without lists.
-
-    Every rank must call it. Raises UserError for DATA.MULTI_LABEL and a data set with one label per image.
-    """
-    properties = properties_of(data.dataset)
-    if not properties.may_be_table:
-        return data  # its packages may be missing where it is not read
-
-    source_class(data.dataset)  # its packages are installed
-
-    def recognize() -> str:
-        if "://" in data.data_path:
-            raise UserError(
-                f"{data.data_path}: is a URL, which only -dataset=tar reads; download it, and give a folder"
-            )
-        if data.data_path.lower().endswith(_ARCHIVES) and os.path.isfile(data.data_path):
-            raise UserError(f"{data.data_path}: is an archive; unpack it, and give the folder that it contains")
-        if found := _recognize_table(data):
-            return found
-        root = Path(data.data_path)
-        has_lists = any(root.joinpath(f"{split}_list.txt").exists() for split in ("train", "val"))
-        is_folder = properties.may_be_folder and not has_lists and any(root.glob("[!.]*"))
-        return "folder" if is_folder else data.dataset
-
-    found = find_on_main(recognize, context)
-    if data.multi_label and not properties_of(found).multi_label:
-        raise UserError(
-            f"DATA.MULTI_LABEL needs a table or tar shards, but {data.data_path} is read as {found}; "
-            "give a table: -data_path=TABLE.csv, or -dataset=csv or tar"
-        )
-    if data.labels and not properties_of(found).may_be_table:
-        raise UserError(f"DATA.LABELS needs a path of each image, but {data.data_path} is read as {found}; remove it")
-    return data.model_copy(update={"dataset": found})
-
-
-_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar")
-_OF_SUFFIX = dict.fromkeys(TABLE_SUFFIXES, "csv") | {PARQUET: "parquet"}
-
-
-def _recognize_table(data: Data) -> str | None:
-    """The data set of DATA_PATH if it is a table, or a folder of images with train.csv or a table of Hugging Face's."""
-    root = Path(data.data_path)
-    if root.is_file():
-        return _OF_SUFFIX.get(root.suffix.lower())
-    train, val = (table_file(root, split) for split in ("train", "val"))
-    has_metadata = any(file.name in METADATA and file.is_file() for file in (*map(root.joinpath, METADATA), train, val))
-    has_parquet = bool(parquet_files(root))
-    has_other = has_parquet or any(root.glob("*_list.txt"))
-    is_csv = has_metadata or (train.is_file() and not (has_other or data.class_folders))
-    if not (is_csv or has_parquet) or _are_in_class_folders(root):
-        return None
-    return "csv" if is_csv else "parquet"
-
-
-def _are_in_class_folders(root: Path) -> bool:
-    """Whether class folders are in the folders of train, else of other splits and of all images, else in `root`."""
-    found = defaultdict[str | None, list[Path]](list)
-    for path in root.glob("*/"):
-        found[split_of_images(path.name)].append(path)
-    found.pop(None, None)
-    return any(map(has_class_folders, found["train"] or [*chain(*found.values())] or [root]))
-
-
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
     """Calls `Source.find_test` on the main process, whose error every rank raises. Every rank must call it."""
     return find_on_main(lambda: source_class(data.dataset).find_test(data), context)
@@ -274,7 +208,7 @@ def _read_and_check(
 ) -> list[Samples]:
     data = source.data
     # With the labels that the data have: `_number_classes` replaces them by a checkpoint's, or by DATA.CLASSES.
-    samples, findings = _read_splits(source, splits)
+    samples, findings = _read_each_split(source, splits)
     if data.groups:
         _group(samples, data)
     findings += _name_all(samples, data, class_names, of_weights)
@@ -353,7 +287,7 @@ def _misfit_of_folds(source: Source, samples: Mapping[str, Samples]) -> list[Fin
     return [f"{problem}; give the training part alone with -data_path, or remove DATA.FOLDS"]
 
 
-def _read_splits(source: Source, splits: Sequence[str]) -> tuple[dict[str, Samples], list[Finding]]:
+def _read_each_split(source: Source, splits: Sequence[str]) -> tuple[dict[str, Samples], list[Finding]]:
     """The samples of each split, and the errors of the others."""
     samples = {}
     findings = list[Finding]()
@@ -449,7 +383,7 @@ def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Sample
     list.
     """
     file = Path(path)
-    if _recognize_table(data.model_copy(update={"data_path": path})) == "parquet":
+    if recognize_table(data.model_copy(update={"data_path": path})) == "parquet":
         require(path, "pyarrow")
         return Parquet(data.model_copy(update={"data_path": path, "columns": None})).read_unlabelled()
     if os.path.isdir(path):

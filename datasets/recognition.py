@@ -1,0 +1,81 @@
+"""Which data set DATA_PATH is: a table, parquet files, class folders, or what DATA.DATASET says."""
+
+import os
+from collections import defaultdict
+from itertools import chain
+from pathlib import Path
+
+from configs.schema import Data
+from configs.schema.data import properties_of
+from datasets.sources.folders.class_folders import has_class_folders
+from datasets.sources.listed.lists import METADATA, table_file
+from datasets.sources.listed.parquet import parquet_files
+from datasets.sources.path_words import split_of_images
+from datasets.sources.source import source_class
+from datasets.sources.tables.files import PARQUET, TABLE_SUFFIXES
+from utils.distributed import ProcessContext, find_on_main
+from utils.errors import UserError
+
+
+def recognize_dataset(data: Data, context: ProcessContext) -> Data:
+    """Replaces the data set by the one that DATA_PATH is: a table, parquet files, or class folders without lists.
+
+    Every rank must call it. Raises UserError for DATA.MULTI_LABEL and a data set with one label per image.
+    """
+    properties = properties_of(data.dataset)
+    if not properties.may_be_table:
+        return data  # its packages may be missing where it is not read
+
+    source_class(data.dataset)  # its packages are installed
+
+    def recognize() -> str:
+        if "://" in data.data_path:
+            raise UserError(
+                f"{data.data_path}: is a URL, which only -dataset=tar reads; download it, and give a folder"
+            )
+        if data.data_path.lower().endswith(_ARCHIVES) and os.path.isfile(data.data_path):
+            raise UserError(f"{data.data_path}: is an archive; unpack it, and give the folder that it contains")
+        if found := recognize_table(data):
+            return found
+        root = Path(data.data_path)
+        has_lists = any(root.joinpath(f"{split}_list.txt").exists() for split in ("train", "val"))
+        is_folder = properties.may_be_folder and not has_lists and any(root.glob("[!.]*"))
+        return "folder" if is_folder else data.dataset
+
+    found = find_on_main(recognize, context)
+    if data.multi_label and not properties_of(found).multi_label:
+        raise UserError(
+            f"DATA.MULTI_LABEL needs a table or tar shards, but {data.data_path} is read as {found}; "
+            "give a table: -data_path=TABLE.csv, or -dataset=csv or tar"
+        )
+    if data.labels and not properties_of(found).may_be_table:
+        raise UserError(f"DATA.LABELS needs a path of each image, but {data.data_path} is read as {found}; remove it")
+    return data.model_copy(update={"dataset": found})
+
+
+_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar")
+_OF_SUFFIX = dict.fromkeys(TABLE_SUFFIXES, "csv") | {PARQUET: "parquet"}
+
+
+def recognize_table(data: Data) -> str | None:
+    """The data set of DATA_PATH if it is a table, or a folder of images with train.csv or a table of Hugging Face's."""
+    root = Path(data.data_path)
+    if root.is_file():
+        return _OF_SUFFIX.get(root.suffix.lower())
+    train, val = (table_file(root, split) for split in ("train", "val"))
+    has_metadata = any(file.name in METADATA and file.is_file() for file in (*map(root.joinpath, METADATA), train, val))
+    has_parquet = bool(parquet_files(root))
+    has_other = has_parquet or any(root.glob("*_list.txt"))
+    is_csv = has_metadata or (train.is_file() and not (has_other or data.class_folders))
+    if not (is_csv or has_parquet) or _are_in_class_folders(root):
+        return None
+    return "csv" if is_csv else "parquet"
+
+
+def _are_in_class_folders(root: Path) -> bool:
+    """Whether class folders are in the folders of train, else of other splits and of all images, else in `root`."""
+    found = defaultdict[str | None, list[Path]](list)
+    for path in root.glob("*/"):
+        found[split_of_images(path.name)].append(path)
+    found.pop(None, None)
+    return any(map(has_class_folders, found["train"] or [*chain(*found.values())] or [root]))
