@@ -72,10 +72,18 @@ def names_of(samples):
     return [os.fsdecode(path) for path in samples.paths]
 
 
+def labels_of(*splits):
+    """The label of each image, by the name of the image."""
+    labels = {}
+    for one in splits:
+        labels |= zip(names_of(one), one.targets.tolist(), strict=True)
+    return labels
+
+
 def classes_of(*splits):
     """The name of the class of each image, by the name of the image."""
-    pairs = [pair for one in splits for pair in zip(names_of(one), one.targets.tolist(), strict=True)]
-    return {name: splits[0].class_names[label] for name, label in pairs}
+    class_names = splits[0].class_names
+    return {name: class_names[label] for name, label in labels_of(*splits).items()}
 
 
 def assert_refused(call, *parts):

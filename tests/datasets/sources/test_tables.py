@@ -5,7 +5,7 @@ import csv
 import pandas
 import pytest
 from conftest import CPU, cells_of, line_of, refused, told
-from source_helpers import classes_of, names_of, options, tree, typed, write_classes, write_image
+from source_helpers import classes_of, labels_of, names_of, options, tree, typed, write_classes, write_image
 
 from configs.yaml_io import parse_value
 from datasets.reading import has_test_split, read_samples, unlabelled
@@ -54,55 +54,80 @@ TWO = {"file": FILES, "label": LABELS}
 WITH_SIGNS = [label + "\u200b" * (number % 3) for number, label in enumerate(LABELS)]
 SITES = ["Nord"] * 18 + ["7"] * 6 + ["Süd"] * 6
 IN_FOLDERS = [f"{split}/{file}" for split, file in zip(SPLITS, FILES, strict=True)]
-READ = {  # columns, DATA.COLUMNS, the images of each split; of the file: its name, separator and encoding
-    "short names": ({"path": FILES, "label": LABELS}, None, [26, 4]),
-    "two kinds": ({"file_space_name": FILES, "id": range(30), "class_id": range(30), "Class": LABELS}, None, [26, 4]),
-    "documented": ({"image_path": FILES, "target": LABELS, "path": range(30), "label": range(30)}, None, [26, 4]),
-    "the only other column": ({"Unnamed: 0": range(30), "file_name": FILES, "finding": LABELS}, None, [26, 4]),
-    "GTSRB": ({"Width": range(30), "Roi.X1": [5] * 30, "ClassId": LABELS, "Path": FILES}, None, [26, 4]),
-    "given": ({"x": FILES, "y": LABELS}, {"path": "x", "label": "y"}, [26, 4]),
-    "columns of 0 and 1": ({"filename": FILES, **pandas.get_dummies(pandas.Series(LABELS))}, None, [26, 4]),
-    "pixels beside paths": ({**TWO, **PIXELS}, None, [26, 4]),
-    "invisible signs": ({"file": FILES, "label": WITH_SIGNS}, None, [26, 4]),
-    "a split": ({**TWO, "split": SPLITS}, None, [18, 6, 6]),
-    "capitals": ({**TWO, "data_space_set": [name.upper() for name in SPLITS]}, None, [18, 6, 6]),
-    "is_valid": ({**TWO, "is_valid": [name == "val" for name in SPLITS]}, None, [24, 6]),
-    "is_train": ({**TWO, "is_train": [int(name == "train") for name in SPLITS]}, None, [18, 12]),
-    "numbers": ({**TWO, "val": [0.1, 0.2, 0.3] * 10, "stage": [1, 2, 3] * 10}, None, [26, 4]),
-    "a split by its values": ({**TWO, "zzz": SPLITS}, None, [18, 6, 6]),
-    "a given split": ({**TWO, "zzz": SPLITS, "set": SPLITS[::-1]}, {"split": "zzz"}, [18, 6, 6]),
-    "sites": ({**TWO, "site": SITES}, {"split": {"column": "site", "test": ["süd"], "val": [7]}}, [18, 6, 6]),
-    "all rows": ({**TWO, "split": SPLITS}, {"split": None}, [26, 4]),
-    "folders of splits": ({**TWO, "file": IN_FOLDERS}, None, [18, 6, 6]),
-    "lists of one": ({"file_name": FILES, "label": [[label] for label in LABELS]}, None, [26, 4], "a.jsonl"),
-    "tabs": (TWO, None, [26, 4], "data.tsv", "\t"),
-    "capitals of the file": (TWO, None, [26, 4], "DATA.CSV", ";"),
-    "a spreadsheet": (TWO, None, [26, 4], "all.csv", ";", "utf-8-sig"),
-    "UTF-16": (TWO, None, [26, 4], "all.csv", "\t", "utf-16"),
+COLUMNS = {  # of tables without splits
+    "short names": {"path": FILES, "label": LABELS},
+    "two kinds": {"file_space_name": FILES, "id": range(30), "class_id": range(30), "Class": LABELS},
+    "documented": {"image_path": FILES, "target": LABELS, "path": range(30), "label": range(30)},
+    "the only other column": {"Unnamed: 0": range(30), "file_name": FILES, "finding": LABELS},
+    "GTSRB": {"Width": range(30), "Roi.X1": [5] * 30, "ClassId": LABELS, "Path": FILES},
+    "columns of 0 and 1": {"filename": FILES, **pandas.get_dummies(pandas.Series(LABELS))},
+    "pixels beside paths": TWO | PIXELS,
+    "invisible signs": TWO | {"label": WITH_SIGNS},
+    "numbers": TWO | {"val": [0.1, 0.2, 0.3] * 10, "stage": [1, 2, 3] * 10},
+    "lists of one": {"file_name": FILES, "label": [[label] for label in LABELS]},
 }
+OF_SPLITS = {  # the column of splits, DATA.COLUMNS, the images of each split
+    "split": (SPLITS, None, [18, 6, 6]),
+    "data_space_set": ([name.upper() for name in SPLITS], None, [18, 6, 6]),
+    "is_valid": ([name == "val" for name in SPLITS], None, [24, 6]),
+    "is_train": ([int(name == "train") for name in SPLITS], None, [18, 12]),
+    "known by its values": (SPLITS, None, [18, 6, 6]),
+    "given": (SPLITS, {"split": "given"}, [18, 6, 6]),
+    "site": (SITES, {"split": {"column": "site", "test": ["süd"], "val": [7]}}, [18, 6, 6]),
+    "not used": (SPLITS, {"split": None}, [26, 4]),
+}
+# The name of the file, the separator, the encoding
+FORMATS = """
+data.tsv | tab | utf-8
+DATA.CSV | ; | utf-8
+all.csv | ; | utf-8-sig  # a spreadsheet
+all.csv | tab | utf-16
+"""
 
 
-@pytest.mark.parametrize("case", READ)
-def test_columns_and_splits(case, table):
-    columns, given, sizes, *file = READ[case]
-    name, separator, encoding = (*file, *("all.csv", ",", "utf-8")[len(file) :])
-    paths = IN_FOLDERS if case == "folders of splits" else FILES
-    written = table(name, paths, encoding, separator, **columns)
-    assert names_of(unlabelled(str(written), options(written, columns=given))) == paths
-    splits = read(written, columns=given, dataset="folder")
+def assert_read(file, sizes, paths=FILES, columns=None):
+    """The splits have these numbers of images, in the order of the table, and its labels."""
+    assert names_of(unlabelled(str(file), options(file, columns=columns))) == paths
+    splits = read(file, columns=columns, dataset="folder")
     assert classes_of(*splits) == dict(zip(paths, LABELS, strict=True))
     assert list(map(len, splits)) == sizes
     if len(sizes) == 3:
         assert [names_of(samples) for samples in splits] == [paths[:18], paths[18:24], paths[24:]]
 
 
+@pytest.mark.parametrize("case", COLUMNS)
+def test_columns(case, table):
+    name = "a.jsonl" if case == "lists of one" else "all.csv"
+    assert_read(table(name, FILES, **COLUMNS[case]), [26, 4])
+
+
+def test_given_columns(table):
+    assert_read(table(files=FILES, x=FILES, y=LABELS), [26, 4], columns={"path": "x", "label": "y"})
+
+
+@pytest.mark.parametrize("column", OF_SPLITS)
+def test_splits(column, table):
+    values, given, sizes = OF_SPLITS[column]
+    others = {"set": SPLITS[::-1]} if column == "given" else {}
+    assert_read(table(files=FILES, **TWO, **{column: values}, **others), sizes, columns=given)
+
+
+def test_folders_of_splits(table):
+    assert_read(table(files=IN_FOLDERS, file=IN_FOLDERS, label=LABELS), [18, 6, 6], IN_FOLDERS)
+
+
+@pytest.mark.parametrize("name, separator, encoding", cells_of(FORMATS))
+def test_formats(name, separator, encoding, table):
+    assert_read(table(name, FILES, encoding, separator.replace("tab", "\t"), **TWO), [26, 4])
+
+
 REFUSED = {  # columns; whether the advised columns are all that lack
     "two labels": ({"filename": FILES, "label": LABELS, "class": range(30)}, True),
     "no path": ({"a b": range(30), "c": FILES, "d": LABELS}, True),
     "no label": ({"file": FILES, "cat": [0, 1] * 15, "dog": [1, 0] * 15, "age": range(30)}, True),
-    "two splits": ({**TWO, "split": SPLITS, "set": SPLITS}, True),
-    "numbers of splits": ({**TWO, "partition": [0, 1, 2] * 10}, True),
-    "unknown splits": ({**TWO, "Split Name": ["trn", "tst"] * 15}, True),
+    "two splits": (TWO | {"split": SPLITS, "set": SPLITS}, True),
+    "numbers of splits": (TWO | {"partition": [0, 1, 2] * 10}, True),
+    "unknown splits": (TWO | {"Split Name": ["trn", "tst"] * 15}, True),
     "pixels": ({"digit": LABELS, **PIXELS}, False),
     "pixels in a text": ({"emotion": [0, 1] * 15, "pixels": ["70 70"] * 30, "Usage": SPLITS}, False),
     "no header": ({"TRAIN": SPLITS, "gs://b/0.jpg": FILES, "cat": LABELS}, False),
@@ -188,34 +213,29 @@ def test_columns_of_zeros_and_ones(table, tmp_path):
     assert 0 < train.targets[:, 0].sum() < len(train)
 
 
-@pytest.mark.parametrize(
-    "values, names, labels",
-    [
-        ([5, 1001, 40000], ["5", "1001", "40000"], [0, 1, 2]),
-        ([-1, 1, 2435099], ["-1", "1", "2435099"], [0, 1, 2]),
-        ([1.0, 3.0, 10.0], ["1", "3", "10"], [0, 1, 2]),
-        (["010", "001", "002"], ["001", "002", "010"], [2, 0, 1]),
-        (["000", "001", "002"], ["000", "001", "002"], [0, 1, 2]),
-        ([2, 0, 1], None, [2, 0, 1]),
-    ],
-)
-def test_numbers_with_gaps_are_names(table, values, names, labels):
-    file = table(files=FILES, file=FILES, label=values * 10)
-    train, _ = read(file)
-    assert train.has_class_names == (names is not None)
-    assert names is None or train.class_names == names
-    assert train.targets.tolist() == [labels[int(name.removesuffix(".png")) % 3] for name in names_of(train)]
-    assert bool(told(train.notes, "'-1'", "warning")) == (-1 in values)
-    if names:  # with a checkpoint that has these names
-        again, _ = read(file, class_names=names, is_new=False)
-        assert again.class_names == names
-        assert again.targets.tolist() == train.targets.tolist()
-    if names and min(map(int, values)) >= 0:  # labels of a run without names, or of a model
-        for given in ({"is_new": False}, {"num_classes": 40001}):
-            kept, _ = read(file, **given)
-            expected = [int(values[int(name.removesuffix(".png")) % 3]) for name in names_of(kept)]
-            assert not kept.has_class_names
-            assert kept.targets.tolist() == expected
+@pytest.mark.parametrize("labels", ["5 1001 40000", "-1 1 2435099", "1.0 3.0 10.0", "010 001 002", "000 001 002"])
+def test_numbers_with_gaps_are_names(table, labels):
+    file = table(files=FILES, file=FILES, label=labels.split() * 10)
+    names = labels.replace(".0", "").split()
+    splits = read(file)
+    known = splits[0].class_names
+    assert known == sorted(names, key=int)
+    assert classes_of(*splits) == dict(zip(FILES, names * 10, strict=True))
+    assert bool(told(splits[0].notes, "'-1'", "warning")) == ("-1" in names)
+    again = read(file, class_names=known, is_new=False)  # with a checkpoint that has these names
+    assert again[0].class_names == known
+    assert labels_of(*again) == labels_of(*splits)
+    numbers = list(map(int, names * 10))
+    for given in ({"is_new": False}, {"num_classes": 40001}) if min(numbers) >= 0 else ():  # without names
+        kept = read(file, **given)
+        assert not kept[0].has_class_names
+        assert labels_of(*kept) == dict(zip(FILES, numbers, strict=True))
+
+
+def test_numbers_without_gaps_are_labels(table):
+    splits = read(table(files=FILES, file=FILES, label=[2, 0, 1] * 10))
+    assert not splits[0].has_class_names
+    assert labels_of(*splits) == dict(zip(FILES, [2, 0, 1] * 10, strict=True))
 
 
 @pytest.mark.parametrize("step", [1, -1], ids=["", "in another order"])
@@ -355,10 +375,8 @@ def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, nam
     assert unlabelled(str(file), given, None).name(3) == f"{tmp_path}/{files[3]}"
     with monkeypatch.context() as patch:  # a large folder around a small table is not searched to its end
         patch.setattr(rows, "_MAX_SEARCHED", 10)
-        tree = [f"part_1/more/{number}.txt" for number in range(90)]
-        (tmp_path / "part_1/more").mkdir()
-        for path in tree:
-            (tmp_path / path).touch()
+        for number in range(90):
+            (tmp_path / f"part_1/{number}.txt").touch()
         with refused(r"DATA\.IMAGE_ROOT"):
             read(file, checked=True, columns={"path": "id"})
     write_image(tmp_path / "part_2" / "0.png")
