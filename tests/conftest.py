@@ -204,6 +204,12 @@ def noise_folder(root: Path, train: int, val: int, shape: tuple[int, ...]) -> Pa
     return root
 
 
+def rotated(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
 def bright_channels(root: Path, **counts: int) -> None:
     """A table and images of each split; the labels of an image are its bright channels. counts: images of a split."""
     rng = np.random.default_rng(0)

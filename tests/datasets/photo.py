@@ -28,6 +28,10 @@ def encode(image: Image.Image, kind: str, **options) -> bytes:
     return stream.getvalue()
 
 
+def jpeg(image: Image.Image = PHOTO, **options) -> bytes:
+    return encode(image, "JPEG", **options)
+
+
 def png16(values: np.ndarray) -> bytes:
     """A PNG of 16 bits, which Pillow does not write: gray and alpha, RGB or RGBA. values: (H, W, 2, 3 or 4)."""
     height, width, channels = values.shape

@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, rotated
 from PIL import Image
 
 from configs.schema import Data
@@ -115,18 +115,16 @@ def test_the_input_of_the_page_is_the_input_of_an_evaluation(case, opened, tmp_p
     """Equal bytes, of a JPEG with an orientation too; values within float32's rounding."""
     resize, size, crop_pct, interpolation, channels, box = case
     photograph = pytest.importorskip("sklearn.datasets").load_sample_image("china.jpg")
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.fromarray(photograph).crop(box).save(tmp_path / "photo.jpg", exif=exif, quality=95, subsampling=0)
-    mean, std = [0.3, 0.4, 0.5][:channels], [0.2, 0.3, 0.25][:channels]
+    photo = tmp_path / "photo.jpg"
+    Image.fromarray(photograph).crop(box).save(photo, exif=rotated(6), quality=95, subsampling=0)
+    mean = [0.3, 0.4, 0.5][:channels]
+    std = [0.2, 0.3, 0.25][:channels]
     values = {"image_size": size, "resize": resize, "crop_pct": crop_pct, "interpolation": interpolation}
-    data = Data.model_validate({
-        "IMAGE_CHANNELS": channels, "IMAGENET_MEAN": mean, "IMAGENET_STD": std, "IMAGE_SIZE": size, "RESIZE": resize,
-        "CROP_PCT": crop_pct, "INTERPOLATION": interpolation,
-    })  # fmt: skip
+    of_colors = {"image_channels": channels, "imagenet_mean": mean, "imagenet_std": std}
+    data = Data.model_validate({key.upper(): value for key, value in (values | of_colors).items()})
     page = opened({"preprocessing": values | {"mean": mean, "std": std, "channels": channels}}, "photo.jpg")
     found = json.loads(re.search(r'<pre id="input">(.*?)</pre>', page)[1])
-    image = open_image((tmp_path / "photo.jpg").read_bytes(), channels, str)
+    image = open_image(photo.read_bytes(), channels, str)
     expected = Normalize(data)(eval_crop(data, image, random.Random())[None])
     assert found["shape"] == list(expected.shape)
     steps = (torch.tensor(found["values"]).view(expected.shape) - expected).abs() * 255 * min(std)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import timm.data
 import webdataset
-from conftest import GREY, config_for, refused
+from conftest import GREY, config_for, refused, rotated
 from PIL import Image, ImageOps
 from webdataset.tariterators import base_plus_ext
 
+from configs.schema import Data
 from datasets.decoding.images import BadImage
 from datasets.reading import read_samples
 from datasets.shards.index import INDEX_NAME, INFO_FILE, read_index
@@ -44,18 +45,18 @@ def bad(folders) -> Path:
     return folders / "train" / "cat" / "ä.5.jpg"
 
 
-def flags_for(
-    root: Path, output: Path, *options: str, dataset: str = "folder", shard_mb: float = 0.04, size=None
-) -> list[str]:
-    chosen = [f"-dataset={dataset}", f"-data_path={root}", f"-output={output}", f"-shard_mb={shard_mb}"]
-    chosen += [f"-size={size}"] if size else []
-    return [*chosen, "-opts", "DATA.NUM_WORKERS=2", *options]
-
-
 def write(root: Path, name: str = "shards", *options: str, **changes) -> Path:
+    """Writes shards beside the folder of the data; returns their folder."""
     output = root.parent / name
-    assert make_shards.main(flags_for(root, output, *options, **changes)) == 0
+    values = {"dataset": "folder", "shard_mb": 0.04} | changes
+    flags = [f"-{flag}={value}" for flag, value in values.items()]
+    words = [f"-data_path={root}", f"-output={output}", *flags, "-opts", "DATA.NUM_WORKERS=2", *options]
+    assert make_shards.main(words) == 0
     return output
+
+
+def data_of(root: Path, dataset: str, *options: str) -> Data:
+    return config_for(f"-data_path={root}", f"-dataset={dataset}", "-opts", "DATA.BATCH_SIZE=1", *options).data
 
 
 def shards_of(folder: Path, split: str = "") -> list[Path]:
@@ -76,9 +77,7 @@ def by_webdataset(shards: list[Path]) -> dict[str, tuple[bytes, int]]:
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_webdataset_and_timm_read_all_samples(folders, cpu, split):
     output = write(folders)
-    (samples,) = read_samples(
-        config_for(f"-data_path={folders}", "-dataset=folder", "-batch_size=1").data, 3, cpu, split
-    )
+    (samples,) = read_samples(data_of(folders, "folder"), 3, cpu, split)
     paths = [Path(samples.name(index)).relative_to(folders) for index in range(len(samples))]
     keys = [str(path.with_name(path.stem.replace(".", "_"))) for path in paths]
     expected = {key: (samples.read_bytes(n), int(samples.targets[n])) for n, key in enumerate(keys)}
@@ -123,21 +122,22 @@ def test_stored_pixels_are_pillows_resize_of_the_upright_image(folders, cpu, cha
     mode, extension = ("RGB", ".ppm") if channels == 3 else ("L", ".pgm")
     rng = np.random.default_rng(2)
     deep = folders / "val" / "cat" / "deep.png"
-    exif = Image.Exif()
-    exif[0x0112] = 6  # rotated by 90 degrees
-    Image.fromarray(rng.integers(256, size=(60, 90, 3), dtype=np.uint8)).save(deep.with_name("turned.jpg"), exif=exif)
+    turned = Image.fromarray(rng.integers(256, size=(60, 90, 3), dtype=np.uint8))
+    turned.save(deep.with_name("turned.jpg"), exif=rotated(6))
     Image.fromarray(rng.integers(1000, 3000, size=(50, 45), dtype=np.uint16)).save(deep)
     options = ["DATA.GREY_RANGE=[1000,3000]", *(GREY if channels == 1 else [])]
-    output, sizes = write(folders, "shards", *options, size=38), set()
-    data = config_for(f"-data_path={output}", "-dataset=tar", "-batch_size=1", "-opts", *options).data
-    for samples in read_samples(data, 3, cpu, "train", "val"):
+    output = write(folders, "shards", *options, size=38)
+    sizes = set()
+    for samples in read_samples(data_of(output, "tar", *options), 3, cpu, "train", "val"):
         for index in range(len(samples)):
             member = samples.relative_name(index, "")
             (path,) = folders.glob(member.removesuffix(extension).replace("ä_", "ä.") + ".*")
             image = ImageOps.exif_transpose(Image.open(path))
+            short = min(image.size)
             if path == deep:
-                image = Image.fromarray(np.rint((np.array(image, np.float32) - 1000) * (255 / 2000)).astype(np.uint8))
-            image, short = image.convert(mode), min(image.size)
+                values = (np.array(image, np.float32) - 1000) * (255 / 2000)
+                image = Image.fromarray(np.rint(values).astype(np.uint8))
+            image = image.convert(mode)
             if short > 38:
                 image = image.resize([side * 38 // short for side in image.size], Image.Resampling.BICUBIC)
             pixels = samples.open(index, channels).pixels.permute(1, 2, 0).numpy().squeeze()
@@ -180,15 +180,12 @@ def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
         (root / f"{split}.csv").write_text(f"image_path,target\n{rows}")
 
     def read(dataset, folder, several="true"):
-        options = f"DATA.MULTI_LABEL={several}"
-        data = config_for(f"-dataset={dataset}", f"-data_path={folder}", "-opts", options).data
-        data = data.model_copy(update={"batch_size": 1})
-        samples = read_samples(data, None, cpu, "train", "val", is_new=True)
-        return {
-            Path(one.name(index)).stem: (one.class_names, one.targets[index].tolist())
-            for one in samples
-            for index in range(len(one))
-        }
+        data = data_of(folder, dataset, f"DATA.MULTI_LABEL={several}")
+        found = {}
+        for one in read_samples(data, None, cpu, "train", "val", is_new=True):
+            for index, labels in enumerate(one.targets.tolist()):
+                found[Path(one.name(index)).stem] = one.class_names, labels
+        return found
 
     expected = read("csv", root)
     assert len(expected) == 6

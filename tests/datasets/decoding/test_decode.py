@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import line_of
+from conftest import line_of, rotated
 from PIL import Image, ImageOps, features
 
 from datasets.decoding import decode
@@ -19,7 +19,7 @@ from datasets.decoding.decode import Decoding, open_image
 from datasets.decoding.images import BadImage
 from datasets.decoding.partial_jpeg import decode_part
 from datasets.transforms.host import random_crop_box
-from tests.datasets.photo import PHOTO, as_tensor, decode_image, encode, png16, tiff16
+from tests.datasets.photo import PHOTO, as_tensor, decode_image, encode, jpeg, png16, tiff16
 
 ALPHA = Image.radial_gradient("L").resize(PHOTO.size)
 
@@ -44,21 +44,11 @@ def assert_like_pillow(data: bytes):
         assert (image.int() - reference.int()).abs().max() <= 1
 
 
-def jpeg(image: Image.Image = PHOTO, **options) -> bytes:
-    return encode(image, "JPEG", **options)
-
-
 def ycck_jpeg() -> bytes:
     """Pillow writes CMYK as Adobe does, inverted, with the transform flag 0; the flag 2 makes the same bytes YCCK."""
     data = jpeg(PHOTO.convert("CMYK"), quality=95)
     adobe = data.index(b"Adobe")
     return data[: adobe + 11] + b"\x02" + data[adobe + 12 :]
-
-
-def rotated(orientation: int) -> Image.Exif:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return exif
 
 
 KINDS = {
@@ -185,6 +175,7 @@ def test_the_first_decoder_that_loads_is_used(monkeypatch):
     assert decode._find_jpeg_decoder() is None
 
 
+SHARES = (0.01, 1.0), (0.2, 5.0)  # of the area of a crop, and its ratios
 JPEGS = [kind for kind in KINDS if kind.startswith("jpeg")]
 
 
@@ -197,7 +188,7 @@ def test_a_crop_equals_that_of_the_whole_image(kind, has_codec, monkeypatch):
     rng = random.Random(0)
     for channels in (1, 3):
         whole = decode_image(data, channels)
-        boxes = [random_crop_box(*whole.shape[1:], (0.01, 1.0), (0.2, 5.0), rng) for _ in range(20)]
+        boxes = [random_crop_box(*whole.shape[1:], *SHARES, rng) for _ in range(20)]
         for top, left, height, width in [*boxes, (0, 0, *whole.shape[1:]), (198, 260, 1, 1)]:
             part = open_image(data, channels, name).crop((top, left, height, width))
             assert torch.equal(part, whole[:, top : top + height, left : left + width])
@@ -278,14 +269,16 @@ def damages(data: bytes, rng: random.Random) -> dict[str, bytes]:
     for share in (0.2, 0.5, 0.9):
         place = start + int((length - start) * share)
         end = min(place + (length - start) // 4, length - 2)
+        head = data[:place]
+        tail = data[end:]
         damaged |= {
-            f"middle missing {share}": data[:place] + data[end:],
-            f"middle of zeros {share}": data[:place] + bytes(end - place) + data[end:],
-            f"middle of ones {share}": data[:place] + b"\xff" * (end - place) + data[end:],
-            f"cut before its end {share}": data[:place] + data[-2:],
-            f"zeros at the end {share}": data[:place] + bytes(length - place),
-            f"many zeros at the end {share}": data[:place] + bytes(5 * length),
-            f"zeros before its end {share}": data[:place] + bytes(length - place - 2) + data[-2:],
+            f"middle missing {share}": head + tail,
+            f"middle of zeros {share}": head + bytes(end - place) + tail,
+            f"middle of ones {share}": head + b"\xff" * (end - place) + tail,
+            f"cut before its end {share}": head + data[-2:],
+            f"zeros at the end {share}": head + bytes(length - place),
+            f"many zeros at the end {share}": head + bytes(5 * length),
+            f"zeros before its end {share}": head + bytes(length - place - 2) + data[-2:],
         }
     for number in range(6):
         place = rng.randrange(start, length - 400)
@@ -305,14 +298,13 @@ def test_a_damaged_jpeg_has_the_pixels_of_pillow_or_is_refused(kind, capfd):
         except Exception:  # Pillow refuses it
             expected = None
         for _ in range(3):
-            try:
+            with contextlib.suppress(BadImage):
                 image = open_image(data, 3, name)
-                box = random_crop_box(*image.size, (0.01, 1.0), (0.2, 5.0), rng)
+                box = random_crop_box(*image.size, *SHARES, rng)
                 crops.append((box, image.crop(box)))
-            except BadImage:
-                pass
         with contextlib.suppress(BadImage):
-            crops.append(((0, 0, *open_image(data, 3, name).size), decode_image(data, 3)))
+            whole = decode_image(data, 3)
+            crops.append(((0, 0, *whole.shape[1:]), whole))
         for (top, left, height, width), crop in crops:
             assert expected is not None, damage
             assert (crop.int() - expected[:, top : top + height, left : left + width].int()).abs().max() <= 1, damage

@@ -11,66 +11,53 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import config_for, samples_for, slow, train_batches_for
-from PIL import Image
+from conftest import config_for, rotated, samples_for, slow, train_batches_for
 
 from datasets.loading import image_cache
 from datasets.loading.image_cache import cache_images, open_cache
 from datasets.sources.samples import ImageFiles
-from tests.datasets.photo import PHOTO, encode
+from tests.datasets.photo import PHOTO, encode, jpeg
 
 DAMAGED, WARNED = "damaged.jpg", "warned.jpg"
 NOT_KEPT = {DAMAGED, WARNED}
-ROTATED = Image.Exif()
-ROTATED[0x0112] = 5
 
 
 def resampled(subsampling: int, factors: int) -> bytes:
     """Colors with other sampling factors (horizontal << 4 | vertical), whose blocks have the same order."""
-    data = bytearray(encode(PHOTO.resize((256, 256)), "JPEG", subsampling=subsampling))
+    data = bytearray(jpeg(PHOTO.resize((256, 256)), subsampling=subsampling))
     data[data.index(b"\xff\xc0") + 11] = factors
     return bytes(data)
 
 
-def cut_before_its_end() -> bytes:
-    """Crops of its upper part can be decoded."""
-    data = encode(PHOTO, "JPEG", quality=90)
-    return data[: int(0.7 * len(data))] + data[-2:]
-
-
-def with_bytes_before_its_end() -> bytes:
-    """Crops that do not reach its end are decoded without a warning."""
-    data = encode(PHOTO, "JPEG", quality=90)
-    return data[:-2] + bytes(range(1, 60)) + data[-2:]
-
-
+PLAIN = jpeg(quality=90)
 FILES = {
-    "plain.jpg": lambda: encode(PHOTO, "JPEG", quality=90),
-    "progressive.jpg": lambda: encode(PHOTO, "JPEG", progressive=True),
-    "411.jpg": lambda: resampled(2, 0x41),
-    "440.jpg": lambda: resampled(1, 0x12),
-    "444.jpg": lambda: encode(PHOTO, "JPEG", subsampling=0),
-    "gray.jpg": lambda: encode(PHOTO.convert("L"), "JPEG"),
-    "rotated.jpg": lambda: encode(PHOTO, "JPEG", exif=ROTATED),
-    "small.jpg": lambda: encode(PHOTO.resize((32, 32)), "JPEG"),
-    "png.png": lambda: encode(PHOTO, "PNG"),
-    "palette.png": lambda: encode(PHOTO.quantize(64), "PNG"),
-    "cmyk.jpg": lambda: encode(PHOTO.convert("CMYK"), "JPEG"),
-    DAMAGED: cut_before_its_end,
-    WARNED: with_bytes_before_its_end,
-    "tall.png": lambda: encode(PHOTO.crop((0, 0, 5, 199)), "PNG"),
-    "webp.webp": lambda: encode(PHOTO, "WEBP"),
-    "bmp.bmp": lambda: encode(PHOTO, "BMP"),
+    "plain.jpg": PLAIN,
+    "progressive.jpg": jpeg(progressive=True),
+    "411.jpg": resampled(2, 0x41),
+    "440.jpg": resampled(1, 0x12),
+    "444.jpg": jpeg(subsampling=0),
+    "gray.jpg": jpeg(PHOTO.convert("L")),
+    "rotated.jpg": jpeg(exif=rotated(5)),
+    "small.jpg": jpeg(PHOTO.resize((32, 32))),
+    "png.png": encode(PHOTO, "PNG"),
+    "palette.png": encode(PHOTO.quantize(64), "PNG"),
+    "cmyk.jpg": jpeg(PHOTO.convert("CMYK")),
+    # Crops of its upper part can be decoded; crops that do not reach its end are decoded without a warning.
+    DAMAGED: PLAIN[: int(0.7 * len(PLAIN))] + PLAIN[-2:],
+    WARNED: PLAIN[:-2] + bytes(range(1, 60)) + PLAIN[-2:],
+    "tall.png": encode(PHOTO.crop((0, 0, 5, 199)), "PNG"),
+    "webp.webp": encode(PHOTO, "WEBP"),
+    "bmp.bmp": encode(PHOTO, "BMP"),
 }
 
 
 @pytest.fixture
 def root(tmp_path) -> Path:
-    for number, (name, write) in enumerate(FILES.items()):
+    for number, (name, content) in enumerate(FILES.items()):
         for split in ("train", "val"):
             folder = tmp_path / split / f"class{number % 2}"
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(write())
+            (folder / name).write_bytes(content)
     return tmp_path
 
 

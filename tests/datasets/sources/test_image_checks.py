@@ -59,34 +59,34 @@ def boxed(data):
 FLOATS = Image.fromarray(np.linspace(0, 1, 1200, dtype=np.float32).reshape(30, 40))
 SIGNED = Image.fromarray(np.full((30, 40), -5, np.int32))
 REFUSED = {
-    "float.tif": lambda: encode("TIFF", FLOATS),
-    "signed.tif": lambda: encode("TIFF", SIGNED),
-    "cut.tif": lambda: encode("TIFF")[:3000],
-    "cut_lzw.tif": lambda: encode("TIFF", compression="tiff_lzw")[:3000],
-    "cut_tables.tif": lambda: encode("TIFF", compression="jpeg")[:-2],  # behind the last strip
-    "cut.gif": lambda: encode("GIF")[:900],
-    "cut.ppm": lambda: encode("PPM")[:3000],
-    "cut.bmp": lambda: encode("BMP")[:3000],
-    "cut.pgm": lambda: encode("PPM", NOISE.convert("L"))[:900],
-    "cut.webp": lambda: encode("WEBP")[:300],
-    "size.bmp": lambda: b"BM" + bytes(4) + encode("BMP")[6:3000],  # without the size of the file
-    "large.png": lambda: encode("PNG", Image.new("1", (9500, 9500))),
-    "thin.png": lambda: encode("PNG", Image.new("L", (3100, 30))),
-    "depth.png": lambda: encode("PNG")[:24] + b"\x07" + encode("PNG")[25:],
-    "text.ppm": lambda: b"P3 9 9 255 " + b"1 " * 99,
-    "no_pixels.jpg": lambda: encode("JPEG")[:300] + b"\xff\xd9",
-    "tables.jpg": lambda: b"\xff\xd8" + bytes(99) + b"\xff\xd9",
-    "cut.jpg": lambda: encode("JPEG")[:1500],
-    "no_end.jpg": lambda: encode("JPEG")[:-2],
-    "signature.jpg": lambda: b"\xff\xd8\xff",
-    "cut.png": lambda: encode("PNG")[:3000],
-    "twice.jpg": lambda: encode("JPEG")[:1500] + encode("JPEG"),
-    "pixels.png": lambda: encode("PNG")[:2000] + bytes(400) + encode("PNG")[2400:],
-    "page": lambda: b"<html>404</html>" * 9,
-    "empty": lambda: b"",
+    "float.tif": encode("TIFF", FLOATS),
+    "signed.tif": encode("TIFF", SIGNED),
+    "cut.tif": encode("TIFF")[:3000],
+    "cut_lzw.tif": encode("TIFF", compression="tiff_lzw")[:3000],
+    "cut_tables.tif": encode("TIFF", compression="jpeg")[:-2],  # behind the last strip
+    "cut.gif": encode("GIF")[:900],
+    "cut.ppm": encode("PPM")[:3000],
+    "cut.bmp": encode("BMP")[:3000],
+    "cut.pgm": encode("PPM", NOISE.convert("L"))[:900],
+    "cut.webp": encode("WEBP")[:300],
+    "size.bmp": b"BM" + bytes(4) + encode("BMP")[6:3000],  # without the size of the file
+    "large.png": encode("PNG", Image.new("1", (9500, 9500))),
+    "thin.png": encode("PNG", Image.new("L", (3100, 30))),
+    "depth.png": encode("PNG")[:24] + b"\x07" + encode("PNG")[25:],
+    "text.ppm": b"P3 9 9 255 " + b"1 " * 99,
+    "no_pixels.jpg": encode("JPEG")[:300] + b"\xff\xd9",
+    "tables.jpg": b"\xff\xd8" + bytes(99) + b"\xff\xd9",
+    "cut.jpg": encode("JPEG")[:1500],
+    "no_end.jpg": encode("JPEG")[:-2],
+    "signature.jpg": b"\xff\xd8\xff",
+    "cut.png": encode("PNG")[:3000],
+    "twice.jpg": encode("JPEG")[:1500] + encode("JPEG"),
+    "pixels.png": encode("PNG")[:2000] + bytes(400) + encode("PNG")[2400:],
+    "page": b"<html>404</html>" * 9,
+    "empty": b"",
 }
 if features.check("avif"):
-    REFUSED |= {"cut.avif": lambda: encode("AVIF")[:-500], "large.avif": lambda: boxed(encode("AVIF"))}
+    REFUSED |= {"cut.avif": encode("AVIF")[:-500], "large.avif": boxed(encode("AVIF"))}
 
 
 OF_OTHER_KINDS = {name for name in REFUSED if name.endswith(("tif", "gif", "ppm", "bmp", "pgm", "webp", "avif"))}
@@ -97,7 +97,7 @@ def test_headers_of_jpegs_and_pngs_show_all_that_decoding_refuses_but_damaged_pi
     """Other kinds are decoded beside the first steps, or in the first epoch."""
     whole = {kind: encode("TIFF", compression=kind) for kind in ("tiff_lzw", "jpeg")}
     lab = encode("TIFF", NOISE.convert("RGB").convert("LAB"))
-    samples = samples_of(**{name: content() for name, content in REFUSED.items()}, **whole, lab=lab)
+    samples = samples_of(**REFUSED, **whole, lab=lab)
     found = reasons(samples)
     assert found.keys() == {f"{name}.jpg" for name in REFUSED.keys() - BY_DECODING}
     decoded = {Path(image.path).name for image in decode_images([samples, samples], 3)}
