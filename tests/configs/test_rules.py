@@ -1,6 +1,7 @@
 """The rules of options (configs/resolve.py): -model, presets, old keys, defaults, facts of the data -> one `Config`."""
 
 import json
+import shlex
 from ast import literal_eval
 from operator import attrgetter
 
@@ -40,17 +41,18 @@ def test_accumulation_follows_from_the_number_of_ranks():
     assert steps_of(7, "TRAIN.ACCUM_ITER=3") == 3
 
 
-@pytest.mark.parametrize(
-    ("words", "number"),
-    [
-        (["DATA.ONLY_CLASSES=[3, 8]"], 2),
-        (["DATA.ONLY_CLASSES=[3, 6, 8]", "DATA.RENAME={6: 8}"], 2),
-        (["DATA.ONLY_CLASSES=[3, 8]", "MODEL.NUM_CLASSES=10"], 10),
-        (["DATA.ONLY_CLASSES=[3, 8]", "EVAL.ENABLED=true", "MODEL.PRETRAINED=x.pth"], 10),
-    ],
-)
+CLASSES = """
+DATA.ONLY_CLASSES=[3,8] | 2
+DATA.ONLY_CLASSES=[3,6,8] 'DATA.RENAME={6: 8}' | 2
+DATA.ONLY_CLASSES=[3,8] MODEL.NUM_CLASSES=10 | 10
+DATA.ONLY_CLASSES=[3,8] EVAL.ENABLED=true MODEL.PRETRAINED=x.pth | 10
+"""
+
+
+@pytest.mark.parametrize("words, number", cells_of(CLASSES))
 def test_a_recipe_has_as_many_classes_as_are_chosen(words, number):
-    assert config_for("-cfg=configs/vit_digits.yaml", "-opts", *words).model.num_classes == number
+    config = config_for("-cfg=configs/vit_digits.yaml", "-opts", *shlex.split(words))
+    assert config.model.num_classes == int(number)
 
 
 def test_dinov3_takes_bfloat16_unless_a_dtype_is_given():
@@ -61,19 +63,19 @@ def test_dinov3_takes_bfloat16_unless_a_dtype_is_given():
     assert parse_command_line(words[:1]).config.amp.dtype is None
 
 
-@pytest.mark.parametrize(
-    "words, rate",
-    [
-        (["-cfg=configs/finetune.yaml", "-opts", "MODEL.TUNE=last:4"], 2e-4),
-        (["-cfg=configs/finetune.yaml", "-opts", "MODEL.TUNE=lora"], 5e-4),
-        (["-cfg=configs/lora.yaml", "-lr=3e-3"], 3e-3),
-        (["-cfg=configs/finetune.yaml", "-opts", "MODEL.PRETRAINED=null"], 3e-3),  # the default: from scratch
-        (["-cfg=configs/vit_base_patch16_224_folder.yaml"], 2e-4),  # PaddleViT's head
-    ],
-)
+RATES = """
+-cfg=configs/finetune.yaml -opts MODEL.TUNE=last:4 | 2e-4
+-cfg=configs/finetune.yaml -opts MODEL.TUNE=lora | 5e-4
+-cfg=configs/lora.yaml -lr=3e-3 | 3e-3
+-cfg=configs/finetune.yaml -opts MODEL.PRETRAINED=null | 3e-3  # the default: from scratch
+-cfg=configs/vit_base_patch16_224_folder.yaml | 2e-4  # PaddleViT's head
+"""
+
+
+@pytest.mark.parametrize("words, rate", cells_of(RATES))
 def test_the_rate_of_a_fine_tuning_follows_from_the_trained_part(words, rate, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert config_for(*words).train.base_lr == rate
+    assert config_for(*words.split()).train.base_lr == float(rate)
 
 
 @given(total=st.integers(1, 100), num_ranks=st.integers(1, 12), batch_size=st.sampled_from([1, 3, 8, 64]))
@@ -86,23 +88,26 @@ def test_the_global_batch_of_the_error_works(total, num_ranks, batch_size):
         assert steps_of(num_ranks, advised, size) >= 1
 
 
-@pytest.mark.parametrize(
-    "metric, multi_label, classes, problem",
-    [
-        ("mean_ap", "false", 20, "DATA.MULTI_LABEL false and MODEL.NUM_CLASSES 20; use loss, top1"),
-        ("top1", "true", 20, "DATA.MULTI_LABEL true and MODEL.NUM_CLASSES 20; use loss, mean_ap"),
-        ("top5", "false", 7, "DATA.MULTI_LABEL false and MODEL.NUM_CLASSES 7; use loss, top1, macro_f1"),
-        ("auroc", "false", 257, "DATA.MULTI_LABEL false and MODEL.NUM_CLASSES 257; use loss, top1, top5, macro_f1"),
-        ("loss", "true", 2, None),
-    ],
-)
-def test_a_metric_that_does_not_apply_to_the_data_is_refused(metric, multi_label, classes, problem):
+# EVAL.BEST_METRIC, DATA.MULTI_LABEL, MODEL.NUM_CLASSES, the metrics that the error offers
+METRICS = """
+mean_ap | false | 20 | loss, top1
+top1 | true | 20 | loss, mean_ap
+top5 | false | 7 | loss, top1, macro_f1
+auroc | false | 257 | loss, top1, top5, macro_f1
+loss | true | 2 |
+"""
+
+
+@pytest.mark.parametrize("metric, multi_label, classes, others", cells_of(METRICS))
+def test_a_metric_that_does_not_apply_to_the_data_is_refused(metric, multi_label, classes, others):
     config = options(f"EVAL.BEST_METRIC={metric}", f"DATA.MULTI_LABEL={multi_label}", "DATA.DATASET=csv")
-    if problem is None:
-        assert follow_facts(config, Facts(classes=classes)).eval == config.eval
-    else:
-        message = line_of(follow_facts, config, Facts(classes=classes))
-        assert f"EVAL.BEST_METRIC {metric} does not apply to {problem}" in message
+    facts = Facts(classes=int(classes))
+    if not others:
+        assert follow_facts(config, facts).eval == config.eval
+        return
+    message = line_of(follow_facts, config, facts)
+    problem = f"DATA.MULTI_LABEL {multi_label} and MODEL.NUM_CLASSES {classes}; use {others}"
+    assert f"EVAL.BEST_METRIC {metric} does not apply to {problem}" in message
 
 
 WARM_UPS = {  # a recipe; the warm-up of a run of 5 epochs; the origins of a longer one in lines about it
@@ -128,28 +133,28 @@ def test_a_warm_up_that_is_not_shorter_than_the_run_becomes_a_tenth(case, tmp_pa
     assert all(map(str.__contains__, texts, origins))
 
 
-@pytest.mark.parametrize(
-    "model, options, tune",
-    [
-        ("FREEZE_BACKBONE: true", [], "head"),
-        ("FREEZE_BACKBONE: true, TUNE: full", [], "head"),  # of an earlier run
-        ("FREEZE_BACKBONE: true", ["-opts", "MODEL.FREEZE_BACKBONE=false"], "full"),
-        ("TUNE: 'last:2'", ["-opts", "MODEL.FREEZE_BACKBONE=false"], "last:2"),
-        ("FREEZE_BACKBONE: true, TUNE: lora", [], None),
-    ],
-)
-def test_paddlevits_frozen_backbone_is_a_tuned_head(tmp_path, model, options, tune):
-    given = tmp_path, f"MODEL: {{{model}}}", *options
-    if tune is None:
-        with refused(r"recipe.yaml:1: MODEL.FREEZE_BACKBONE is TUNE=head, not TUNE=lora"):
-            parse(*given)
-    else:
-        config = parse(*given).config
-        assert str(config.model.tune) == tune
-        assert "FREEZE_BACKBONE" not in to_yaml(config)
-        stored = parse_value(to_yaml(config))
-        stored["MODEL"] |= {"TUNE": "full", "FREEZE_BACKBONE": True}
-        assert ("MODEL.TUNE" in changed_options(write_yaml(stored), to_yaml(config))) == (tune != "head")
+# The section MODEL of a recipe, an option, MODEL.TUNE
+FROZEN = """
+FREEZE_BACKBONE: true | | head
+FREEZE_BACKBONE: true, TUNE: full | | head  # of an earlier run
+FREEZE_BACKBONE: true | MODEL.FREEZE_BACKBONE=false | full
+TUNE: 'last:2' | MODEL.FREEZE_BACKBONE=false | last:2
+"""
+
+
+@pytest.mark.parametrize("model, option, tune", cells_of(FROZEN))
+def test_paddlevits_frozen_backbone_is_a_tuned_head(tmp_path, model, option, tune):
+    config = parse(tmp_path, f"MODEL: {{{model}}}", "-opts", "SEED=0", *option.split()).config
+    assert str(config.model.tune) == tune
+    assert "FREEZE_BACKBONE" not in to_yaml(config)
+    stored = parse_value(to_yaml(config))
+    stored["MODEL"] |= {"TUNE": "full", "FREEZE_BACKBONE": True}
+    assert ("MODEL.TUNE" in changed_options(write_yaml(stored), to_yaml(config))) == (tune != "head")
+
+
+def test_a_frozen_backbone_is_tuned_in_one_way(tmp_path):
+    with refused(r"recipe.yaml:1: MODEL.FREEZE_BACKBONE is TUNE=head, not TUNE=lora"):
+        parse(tmp_path, "MODEL: {FREEZE_BACKBONE: true, TUNE: lora}")
 
 
 def model_of(*argv: str):

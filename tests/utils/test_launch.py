@@ -8,119 +8,126 @@ from utils.processes import launch
 from utils.processes.launch import check_is_alone, detect_launcher, launch_processes, torchrun_variables
 from utils.signals import Interrupted
 
-ONE_OF_16 = {"RANK": "0", "WORLD_SIZE": "16"}
-ONE_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
-OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-SRUN_2 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-SRUN_16 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "16"}
+
+def env(*words: str) -> dict[str, str]:
+    """'RANK=0 WORLD_SIZE=2' -> the variables of an environment; later ones win."""
+    return dict(word.split("=", 1) for word in " ".join(words).split())
+
+
+ONE_OF_16 = "RANK=0 WORLD_SIZE=16"
+ONE_OF_2 = "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1"
+OPEN_MPI = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2"
+OPEN_MPI_LOCAL = f"{OPEN_MPI} OMPI_COMM_WORLD_LOCAL_RANK=1"
+SRUN_2 = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2"
+SRUN_16 = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=16"
 
 
 @pytest.mark.parametrize(
-    "started_by, env",
+    "started_by, variables",
     [
-        ("srun", SRUN_2 | {"PMI_RANK": "0"}),  # srun --mpi=pmi2
-        ("mpirun", SRUN_2 | OPEN_MPI),
-        ("torchrun", SRUN_2 | {"LOCAL_RANK": "0"} | ONE_OF_16),
-        ("srun", SRUN_16 | ONE_OF_16),  # exported by a script; srun knows the local rank
+        ("srun", env(SRUN_2, "PMI_RANK=0")),  # srun --mpi=pmi2
+        ("mpirun", env(SRUN_2, OPEN_MPI_LOCAL)),
+        ("torchrun", env(SRUN_2, "LOCAL_RANK=0", ONE_OF_16)),
+        ("srun", env(SRUN_16, ONE_OF_16)),  # exported by a script; srun knows the local rank
     ],
 )
-def test_launcher(started_by, env):
-    assert detect_launcher(env) == started_by
+def test_launcher(started_by, variables):
+    assert detect_launcher(variables) == started_by
 
 
 # The variables, and the words of the error
-REFUSED = [
-    ({"PET_NNODES": "2", "RANK": "1", "WORLD_SIZE": "8"}, "without LOCAL_RANK"),  # a PyTorchJob
-    (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": None}, "OMPI_COMM_WORLD_LOCAL_RANK: not set"),
-    ({"PMI_RANK": "1", "PMI_SIZE": None, "MPI_LOCALRANKID": "1"}, "PMI_SIZE: not set"),
-    (SRUN_2, "SLURM_LOCALID: not set"),
-    (OPEN_MPI, "MASTER_ADDR: not set"),  # on several hosts
-    *((ONE_OF_2 | {"RANK": value}, f"RANK is '?{value}'?: ") for value in ("abc", "-1", "", "2")),
-    (ONE_OF_2 | {"WORLD_SIZE": "0"}, "WORLD_SIZE, 0"),
-    (ONE_OF_2 | {"MASTER_PORT": "99999"}, "MASTER_PORT is '99999': "),
-    (ONE_OF_2 | {"MASTER_PORT": ""}, "MASTER_PORT is '': "),
-    ({"PET_NNODES": "1:2"}, "PET_NNODES is '1:2': "),
-    (ONE_OF_2 | {"MASTER_ADDR": "tcp://me:pass@host"}, "^MASTER_ADDR: must be the host of rank 0 alone$"),
-]
+REFUSED = f"""
+PET_NNODES=2 RANK=1 WORLD_SIZE=8 | without LOCAL_RANK  # a PyTorchJob
+{OPEN_MPI} | OMPI_COMM_WORLD_LOCAL_RANK: not set
+PMI_RANK=1 MPI_LOCALRANKID=1 | PMI_SIZE: not set
+{SRUN_2} | SLURM_LOCALID: not set
+{OPEN_MPI_LOCAL} | MASTER_ADDR: not set  # on several hosts
+{ONE_OF_2} RANK=abc | RANK is 'abc':
+{ONE_OF_2} RANK=-1 | RANK is '?-1'?:
+{ONE_OF_2} RANK= | RANK is '':
+{ONE_OF_2} RANK=2 | RANK is '?2'?:
+{ONE_OF_2} WORLD_SIZE=0 | WORLD_SIZE, 0
+{ONE_OF_2} MASTER_PORT=99999 | MASTER_PORT is '99999':
+{ONE_OF_2} MASTER_PORT= | MASTER_PORT is '':
+PET_NNODES=1:2 | PET_NNODES is '1:2':
+{ONE_OF_2} MASTER_ADDR=tcp://me:pass@host | ^MASTER_ADDR: must be the host of rank 0 alone$
+"""
 
 
-@pytest.mark.parametrize("env, words", REFUSED)
-def test_a_process_that_cannot_know_its_place_is_refused(env, words):
+@pytest.mark.parametrize("variables, words", cells_of(REFUSED))
+def test_a_process_that_cannot_know_its_place_is_refused(variables, words):
     with refused(words):
-        torchrun_variables({name: value for name, value in env.items() if value is not None})
+        torchrun_variables(env(variables))
 
 
-ALL_OF_2 = ONE_OF_2 | {"LOCAL_WORLD_SIZE": "2"}
-TORCHRUN = ALL_OF_2 | {"TORCHELASTIC_RUN_ID": "none"}
+ALL_OF_2 = f"{ONE_OF_2} LOCAL_WORLD_SIZE=2"
+TORCHRUN = f"{ALL_OF_2} TORCHELASTIC_RUN_ID=none"
 
 
 @pytest.mark.parametrize("name", launch._OUTER_COUNTS)
 def test_a_torchrun_of_one_host_that_is_started_several_times_is_refused(name):
     """Each would train apart, such as under `srun -N2 torchrun` without --nnodes."""
-    outer = {name: "2", "SLURM_NNODES": "2", "SLURM_NTASKS": "2"}
+    outer = f"SLURM_NNODES=2 SLURM_NTASKS=2 {name}=2"
     with refused(f"^{name} is '2': .*unset {name} "):
-        detect_launcher(TORCHRUN | outer)
+        detect_launcher(env(TORCHRUN, outer))
     with refused(f"^{name} is '2': .*main_multi_gpu"):
-        check_is_alone(outer)
+        check_is_alone(env(outer))
     whole_runs = [
-        TORCHRUN | {name: "1"},
-        TORCHRUN | outer | {"LOCAL_WORLD_SIZE": "1"},  # on two hosts
-        ALL_OF_2 | outer,  # -ngpus=2, or a script has copied the variables of the outer launcher
-        TORCHRUN | outer | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},  # --nnodes=1:2 with one node left
-        TORCHRUN | outer | {"PET_NNODES": "1:2"},
+        env(TORCHRUN, f"{name}=1"),
+        env(TORCHRUN, outer, "LOCAL_WORLD_SIZE=1"),  # on two hosts
+        env(ALL_OF_2, outer),  # -ngpus=2, or a script has copied the variables of the outer launcher
+        env(TORCHRUN, outer, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),  # --nnodes=1:2 with one node left
+        env(TORCHRUN, outer, "PET_NNODES=1:2"),
     ]
-    assert [detect_launcher(env) for env in whole_runs] == 5 * ["torchrun"]
+    assert [detect_launcher(variables) for variables in whole_runs] == 5 * ["torchrun"]
 
 
 @pytest.mark.parametrize(
     "variables, expected",
     [
-        ({"LOCAL_SIZE": "2"}, "2"),  # deepspeed
-        ({"LOCAL_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}, "1"),
-        ({}, None),
-        ({"LOCAL_SIZE": "20 GB"}, None),
-        ({"LOCAL_SIZE": "8"}, None),  # of another program
+        ("LOCAL_SIZE=2", "2"),  # deepspeed
+        ("LOCAL_SIZE=2 LOCAL_WORLD_SIZE=1", "1"),
+        ("", None),
+        ("LOCAL_SIZE=20GB", None),
+        ("LOCAL_SIZE=8", None),  # of another program
     ],
 )
 def test_ranks_of_this_host(variables, expected):
-    place = torchrun_variables({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"} | variables)
+    place = torchrun_variables(env("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", variables))
     assert place.get("LOCAL_WORLD_SIZE") == expected
 
 
-SRUN = {
-    "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NODELIST": "node[03-06]", "SLURM_NODELIST": "node[01-09]",
-    "SLURM_JOB_ID": "1234", "SLURM_STEP_ID": "0",
-}  # fmt: skip
+SRUN = (
+    "SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_STEP_NUM_TASKS=7 SLURM_STEP_TASKS_PER_NODE=2(x3),1 "
+    "SLURM_STEP_NODELIST=node[03-06] SLURM_NODELIST=node[01-09] SLURM_JOB_ID=1234 SLURM_STEP_ID=0"
+)
 
 
 @pytest.mark.parametrize("node", ["4", "x"])
 def test_srun_names_a_node_of_its_list(node):
     with refused(f"SLURM_NODEID is '{node}'"):
-        torchrun_variables(SRUN | {"SLURM_NODEID": node})
+        torchrun_variables(env(SRUN, f"SLURM_NODEID={node}"))
 
 
 def test_srun_variables():
-    check_is_alone({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8"})
-    translated = torchrun_variables(SRUN)
+    check_is_alone(env("SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=8"))
+    translated = torchrun_variables(env(SRUN))
     port = int(translated.pop("MASTER_PORT"))
-    expected = {"RANK": "5", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node03"}
-    assert translated == expected
+    assert translated == env("RANK=5 WORLD_SIZE=7 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node03")
     assert 20000 <= port < 30000
-    assert port != int(torchrun_variables(SRUN | {"SLURM_STEP_ID": "1"})["MASTER_PORT"])
-    assert torchrun_variables(SRUN | {"SLURM_NODEID": "3"})["LOCAL_WORLD_SIZE"] == "1"
+    assert port != int(torchrun_variables(env(SRUN, "SLURM_STEP_ID=1"))["MASTER_PORT"])
+    assert torchrun_variables(env(SRUN, "SLURM_NODEID=3"))["LOCAL_WORLD_SIZE"] == "1"
     nodes = {"node1": "node1", "node[03-05,9],x": "node03", "rack[2-3]-gpu[01,04].org,x": "rack2-gpu01.org"}
     for nodelist, host in nodes.items():
-        assert torchrun_variables(SRUN | {"SLURM_STEP_NODELIST": nodelist})["MASTER_ADDR"] == host
+        assert torchrun_variables(env(SRUN, f"SLURM_STEP_NODELIST={nodelist}"))["MASTER_ADDR"] == host
 
 
 def test_mpirun_over_several_hosts_needs_an_address():
-    told = torchrun_variables(OPEN_MPI | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"})
+    told = torchrun_variables(env(OPEN_MPI_LOCAL, "MASTER_ADDR=head MASTER_PORT=1234"))
     assert told["MASTER_ADDR"] == "head"
     assert told["MASTER_PORT"] == "1234"
     assert told["LOCAL_WORLD_SIZE"] == "2"
-    assert torchrun_variables(OPEN_MPI | {"SLURM_NODELIST": "node[1-2]"})["MASTER_ADDR"] == "node1"
+    assert torchrun_variables(env(OPEN_MPI_LOCAL, "SLURM_NODELIST=node[1-2]"))["MASTER_ADDR"] == "node1"
 
 
 RANK_SCRIPT = """
