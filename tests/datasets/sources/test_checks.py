@@ -17,7 +17,7 @@ from source_helpers import options, tree, write_classes, write_image
 
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
-from datasets import registry
+from datasets import reading
 from datasets.sources import checks
 from datasets.sources.checks import check_same_data, digest_of, find_problems, notes_on
 from datasets.sources.sets.in_memory import FakeImages, ImageArray
@@ -137,9 +137,9 @@ def test_values_of_12_bits_are_mapped_linearly_and_few_levels_are_a_warning(tmp_
 @pytest.fixture
 def answers(monkeypatch):
     """Calls a function, which makes one collective call, on two ranks in turn; returns their results or errors."""
-    monkeypatch.setattr(registry, "work_while_others_wait", lambda work, context: work())
-    monkeypatch.setattr(registry, "call_on_main", lambda call, context: None)
-    monkeypatch.setattr(registry, "broadcast_object", lambda value, context, source: value)
+    monkeypatch.setattr(reading, "work_while_others_wait", lambda work, context: work())
+    monkeypatch.setattr(reading, "call_on_main", lambda call, context: None)
+    monkeypatch.setattr(reading, "broadcast_object", lambda value, context, source: value)
     contexts = [ProcessContext(rank, 0, 2, 1, torch.device("cpu"), ("node1", "node2")) for rank in range(2)]
 
     def call(function):
@@ -225,8 +225,8 @@ def test_evaluations_and_predictions_compare_too(tmp_path, answers, predicts):
     def read(context):
         data = options(tmp_path / context.host, dataset="folder")
         if predicts:
-            return registry.read_unlabelled(data.data_path, data, context)
-        return registry.read_samples(data, None, context, "val")
+            return reading.read_unlabelled(data.data_path, data, context)
+        return reading.read_samples(data, None, context, "val")
 
     assert not any(isinstance(answer, str) for answer in answers(read))
     (tmp_path / "node2/val/b/000.jpg").unlink()
@@ -255,8 +255,8 @@ def read_and_count(context: ProcessContext, root: Path, hosts: tuple[str, str], 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "scandir", lambda path: listed.update([str(path)]) or scandir(path))
         if not sees:
-            patch.setattr(registry, "broadcast_object", refuse)
-        splits = registry.read_samples(splitter.data, None, context, "train", "val", splitter=splitter)
+            patch.setattr(reading, "broadcast_object", refuse)
+        splits = reading.read_samples(splitter.data, None, context, "train", "val", splitter=splitter)
     splits = pickle.loads(pickle.dumps(splits))
     facts = [(len(samples), digest_of(samples), samples.class_names, samples.read_bytes(0)) for samples in splits]
     return max(listed[str(root / name)] for name in "ab"), [splitter.result, *facts]
@@ -284,8 +284,8 @@ def test_one_rank_of_each_host_lists_the_folders(tmp_path, ranks, hosts, sees, c
 
 def test_all_ranks_of_a_host_have_the_error_of_the_one_that_reads(tmp_path, monkeypatch):
     sent = {}
-    monkeypatch.setattr(registry, "call_on_main", lambda call, context: None)
-    monkeypatch.setattr(registry, "work_while_others_wait", lambda work, context: work())
+    monkeypatch.setattr(reading, "call_on_main", lambda call, context: None)
+    monkeypatch.setattr(reading, "work_while_others_wait", lambda work, context: work())
     monkeypatch.setattr(
         registry, "broadcast_object", lambda value, context, source: sent.setdefault((source, context.rank), value)
     )
@@ -294,5 +294,5 @@ def test_all_ranks_of_a_host_have_the_error_of_the_one_that_reads(tmp_path, monk
         sent[1, 2] = sent.get((1, 1))
         context = replace(CPU, rank=rank, world_size=3, hosts=("a", "b", "b"))
         with refused("^b, unlike a: .*data"):
-            registry.read_samples(data, None, context, "train", "val")
+            reading.read_samples(data, None, context, "train", "val")
         write_classes(tmp_path / "data", a=10, b=10)  # the other rank does not read it

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import config_for, refused
 
-from datasets import registry
+from datasets import reading
 from engine.checkpoint import run_folder as folder
 from engine.checkpoint.run_folder import check_same_checkpoint, check_shared
 from utils.distributed import ProcessContext
@@ -86,12 +86,12 @@ def test_a_folder_of_the_same_name_on_another_disk_is_not_enough(tmp_path, monke
 
 def read_on(rank: int, data: Path, monkeypatch: pytest.MonkeyPatch) -> list:
     """`read_samples` on a rank whose rank 0 has found no error."""
-    monkeypatch.setattr(registry, "work_while_others_wait", lambda work, context: work())
-    monkeypatch.setattr(registry, "call_on_main", lambda call, context: None)
-    monkeypatch.setattr(registry, "broadcast_object", lambda value, context, source: value)
-    monkeypatch.setattr(registry, "check_same_data", lambda splits, context: None)
+    monkeypatch.setattr(reading, "work_while_others_wait", lambda work, context: work())
+    monkeypatch.setattr(reading, "call_on_main", lambda call, context: None)
+    monkeypatch.setattr(reading, "broadcast_object", lambda value, context, source: value)
+    monkeypatch.setattr(reading, "check_same_data", lambda splits, context: None)
     config = config_for("-dataset=imagenet2012", f"-data_path={data}", "-batch_size=1")
-    return registry.read_samples(config.data, 2, on_rank(rank), "train", "val")
+    return reading.read_samples(config.data, 2, on_rank(rank), "train", "val")
 
 
 def test_a_host_without_the_data_is_named(tmp_path, monkeypatch):
