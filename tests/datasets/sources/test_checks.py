@@ -287,7 +287,7 @@ def test_all_ranks_of_a_host_have_the_error_of_the_one_that_reads(tmp_path, monk
     monkeypatch.setattr(reading, "call_on_main", lambda call, context: None)
     monkeypatch.setattr(reading, "work_while_others_wait", lambda work, context: work())
     monkeypatch.setattr(
-        registry, "broadcast_object", lambda value, context, source: sent.setdefault((source, context.rank), value)
+        reading, "broadcast_object", lambda value, context, source: sent.setdefault((source, context.rank), value)
     )
     data = options(tmp_path / "data", dataset="folder")
     for rank in (1, 2):
