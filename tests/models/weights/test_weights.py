@@ -1,7 +1,6 @@
 """Weight files of all formats are read correctly and fitted to the model."""
 
 import json
-import re
 import runpy
 import shlex
 import sys
@@ -15,7 +14,7 @@ import safetensors.torch
 import timm
 import torch
 import torch.distributed.checkpoint as dcp
-from conftest import line_of, refused
+from conftest import assert_same_state, line_of, refused
 from timm.models.regnet import RegNet, RegNetCfg
 from weight_files import (
     FIXTURE,
@@ -28,7 +27,9 @@ from weight_files import (
     pickled,
     random_vit,
     read,
+    renamed,
     small_vit,
+    without,
 )
 
 from configs.schema.families.family import TimmModel
@@ -63,7 +64,6 @@ def test_paddlevits_regnet_is_timms_with_the_biases_in_the_running_means():
     sizes = RegNetCfg(depth=6, w0=16, wa=16.0, wm=1.8, group_size=8, se_ratio=0.25)
     source, model = (RegNet(sizes, num_classes=5).eval() for _ in range(2))
     generator = torch.Generator().manual_seed(0)
-    state = {}
     for tensor in source.state_dict().values():
         if tensor.is_floating_point():
             tensor.copy_(0.5 + 0.2 * torch.rand(tensor.shape, generator=generator))
@@ -82,11 +82,8 @@ def test_paddlevits_regnet_is_timms_with_the_biases_in_the_running_means():
         "running_var": "_variance",
         r"^s(\d).b(\d)": lambda match: f"stages.{int(match[1]) - 1}.blocks.{int(match[2]) - 1}",
     }
-    for name, tensor in source.state_dict().items():
-        for pattern, replacement in names.items():
-            name = re.sub(pattern, replacement, name)
-        if "num_batches" not in name:
-            state[name] = tensor.t() if name == "head.2.weight" else tensor
+    state = without(renamed(source, names), "num_batches_tracked")
+    state["head.2.weight"] = state["head.2.weight"].t()
     assert {"stages.0.blocks.0.conv3.bias", "stages.0.blocks.0.bn3._mean", "stem.1._variance"} <= state.keys()
     options = TimmModel(NAME="regnety_160.deit_in1k")
     model.load_state_dict(paddle_to_timm(Path("regnet"), options, model, state)[0])
@@ -101,7 +98,7 @@ def test_pdparams_in_every_protocol_and_memory_order(tmp_path, protocol):
     }
     expected = read(FIXTURE / "vit.pdparams")
     found = read(pickled(tmp_path / "vit.pdparams", OrderedDict(state), protocol))
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert_same_state(found, expected)
 
 
 def test_pdparams_bfloat16_is_stored_as_uint16(tmp_path):
@@ -123,7 +120,7 @@ def test_google_npz_as_timm_reads_it(tmp_path, prefix, big_vision, stacked):
     torch.testing.assert_close(logits(ours), logits(source))
     if prefix if big_vision else not stacked:  # the formats that all supported versions of timm read
         timms.load_pretrained(str(tmp_path / "vit.npz"))
-        assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in timms.state_dict().items())
+        assert_same_state(ours.state_dict(), timms.state_dict())
 
 
 def test_google_npz_in_bfloat16(tmp_path):
@@ -146,7 +143,7 @@ def test_a_map_head_of_big_vision_as_timm_reads_it(tmp_path, prefix):
     np.savez(tmp_path / "x.npz", **arrays, **map_head(48, 3, prefix), **{"params/txt/Embed_0/embedding": np.ones(3)})
     timms.load_pretrained(str(tmp_path / "x.npz"))
     load_pretrained(ours, str(tmp_path / "x.npz"), purpose=FEATURES)
-    assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in timms.state_dict().items())
+    assert_same_state(ours.state_dict(), timms.state_dict())
 
 
 def test_positions_of_an_npz_are_resized_as_timm_resizes_them(tmp_path):
@@ -179,7 +176,7 @@ COMPILED_BLOCKS = r"^(blocks\.\d+)", r"\1._orig_mod"
 def test_safetensors_and_torch_files_with_the_names_of_wrappers(tmp_path, ending, pattern, wrapped):
     source = random_vit()
     model = small_vit()
-    state = {re.sub(pattern, wrapped, name): tensor for name, tensor in source.state_dict().items()}
+    state = renamed(source, {pattern: wrapped})
     save = safetensors.torch.save_file if ending == "safetensors" else torch.save
     save(state, tmp_path / f"vit.{ending}")
     load_pretrained(model, str(tmp_path / f"vit.{ending}"))
@@ -210,7 +207,7 @@ def test_shards_by_their_index_without_a_config(tmp_path):
     for path in (tmp_path, index):
         model = small_vit()
         load_pretrained(model, str(path))
-        assert torch.equal(logits(model), logits(random_vit()))
+        assert_same_logits(model, random_vit())
     (tmp_path / file).unlink()
     with refused(rf"index.json: names {file}, which is missing"):
         load_pretrained(model, str(index))
@@ -227,7 +224,7 @@ def test_a_distributed_checkpoint_is_read_after_the_printed_conversion(tmp_path,
     runpy.run_module(module, run_name="__main__")
     model = small_vit()
     load_pretrained(model, str(tmp_path / "weights.pth"))
-    assert torch.equal(logits(model), logits(random_vit()))
+    assert_same_logits(model, random_vit())
 
 
 @pytest.mark.parametrize("path", ["", "adapter_model.safetensors"])

@@ -4,22 +4,31 @@ import argparse
 import collections
 import datetime
 import enum
-import functools
 import os
 import pickle
-import re
 import tracemalloc
 import types
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
-from conftest import line_of, refused
+from conftest import assert_same_state, line_of, refused
 from timm.models import adapt_input_conv
-from weight_files import Reduced, assert_same_logits, logits, pickled, random_vit, refusal, small_vit
+from weight_files import (
+    Reduced,
+    assert_same_logits,
+    logits,
+    pickled,
+    random_vit,
+    refusal,
+    renamed,
+    small_vit,
+    without,
+)
 
 from configs.schema.families.family import TimmModel
 from configs.schema.families.plain import DeiT
@@ -61,7 +70,7 @@ def objects() -> dict:
     values = [argparse.Namespace(lr=1e-3, path=Path("a")), np.float64(1.5), np.arange(3), np.dtype("f4"), Path("/x")]
     values += [datetime.datetime.now(), datetime.timedelta(1), Color.RED, {Color.RED: 1}, Config(a=Config(b=1))]
     values += [Slots(), History([1]), History.Inner(), collections.defaultdict(list, a=[1]), collections.deque([1], 3)]
-    values += [collections.Counter("aab"), types.SimpleNamespace(a=1), functools.partial(torch.nn.functional.gelu, a=1)]
+    values += [collections.Counter("aab"), types.SimpleNamespace(a=1), partial(torch.nn.functional.gelu, a=1)]
     values += [torch.optim.SGD([torch.zeros(1)], 0.1), frozenset({1}), range(3), slice(1, 2), ...]
     values += [np.random.RandomState(0), np.random.default_rng(0), os.path.join, len, torch.device("cpu"), 1j, b"x"]
     return {f"{number}": value for number, value in enumerate(values)}
@@ -108,21 +117,26 @@ RAW = random_vit(0)
 FAR = random_vit(1)
 
 
+def prefixed(prefix: str, state: dict) -> dict:
+    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
 def states(prefix: str = "", far: bool = False) -> dict:
-    return {f"{prefix}{name}": tensor for name, tensor in (FAR if far else RAW).state_dict().items()}
+    return prefixed(prefix, (FAR if far else RAW).state_dict())
 
 
 def averaged(prefix: str = "module.") -> dict:
     return {"n_averaged": torch.tensor(3)} | states(prefix, far=True)
 
 
-BODY = {name: tensor for name, tensor in states().items() if not name.startswith("head.")}
-HEAD = {name: tensor for name, tensor in states().items() if name.startswith("head.")}
-BACKBONE = {f"backbone.{name}": tensor for name, tensor in BODY.items()}
+LINEAR = RAW.head.state_dict()
+BODY = without(states(), "head.weight", "head.bias")
+BACKBONE = prefixed("backbone.", BODY)
 SWAPPED = {"state_dict": states("model.", far=True)}
 NUMPY = {name: tensor.numpy() for name, tensor in states().items()}
-INNER = {name.replace("blocks.", "blocks._checkpoint_wrapped_module."): one for name, one in states().items()}
+ONES = torch.ones(4)
 NO_DATA = {"grid": torch.arange(5).expand(3, 5), "mask": torch.eye(3).to_sparse()}
+WRAPPERS = {"^": "_fsdp_wrapped_module._orig_mod.", r"blocks\.": "blocks._checkpoint_wrapped_module."}
 DINO_HEAD = {f"head.{layer}": torch.ones(2, 2) for layer in ("mlp.0.weight", "mlp.2.weight", "last_layer.weight_v")}
 # File -> its content; what is read by default in a training, and in an evaluation. raw: RAW, average: FAR
 LAYOUTS = {
@@ -137,13 +151,13 @@ LAYOUTS = {
     "mmengine": (SWAPPED | {"message_hub": {}, "ema_state_dict": states("module.model.")}, "average", "average"),
     "DeepSpeed": ({"module": states(), "ds_config": {}, "optimizer": None}, "raw", "raw"),
     "BEiT": ({"model": states("encoder."), "x": {"y": {"z": torch.ones(1)}}}, "raw", "raw"),
-    "head beside": ({"state_dict": BACKBONE | {f"fc.{k[5:]}": v for k, v in HEAD.items()}}, "raw", "raw"),
-    "mmpretrain": ({"state_dict": BACKBONE | {f"head.layers.{k}": v for k, v in HEAD.items()}}, "raw", "raw"),
+    "head beside": ({"state_dict": BACKBONE | prefixed("fc.", LINEAR)}, "raw", "raw"),
+    "mmpretrain": ({"state_dict": BACKBONE | prefixed("head.layers.head.", LINEAR)}, "raw", "raw"),
     "flat with moments": (states() | states("exp_avg.", far=True) | states("optim.m.", far=True), "raw", "raw"),
     "numpy beside others": ({"params": NUMPY, "x": np.array(["a"], object), "y": np.zeros(3, "M8[s]")}, "raw", "raw"),
-    "wrappers of PyTorch": ({f"_fsdp_wrapped_module._orig_mod.{k}": v for k, v in INNER.items()}, "raw", "raw"),
+    "wrappers of PyTorch": (renamed(RAW, WRAPPERS), "raw", "raw"),
     "tensors without data": ({"state_dict": states() | NO_DATA, "state_dict_ema": states(far=True)}, "average", "raw"),
-    "one head": ({"train_model": BACKBONE | {f"class_{k}": v for k, v in HEAD.items()}}, "raw", "raw"),
+    "one head": ({"train_model": BACKBONE | prefixed("class_head.", LINEAR)}, "raw", "raw"),
     "the same twice": (dict.fromkeys(("model", "state_dict"), states()), "raw", "raw"),
 }
 
@@ -224,34 +238,29 @@ def randomized(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def renamed(model: torch.nn.Module, *pairs: tuple[str, object]) -> dict:
-    state = {}
-    for name, tensor in model.state_dict().items():
-        for pattern, replacement in pairs:
-            name = re.sub(pattern, replacement, name)
-        state[name] = tensor
-    return state
-
-
 def vit(name: str = "vit_tiny_patch16_224", **changes) -> torch.nn.Module:
-    return timm.create_model(
-        name, **{"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3} | changes
-    )
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
+    return timm.create_model(name, **options | changes)
+
+
+def swin() -> torch.nn.Module:
+    return timm.create_model("swin_tiny_patch4_window7_224", **SWIN)
 
 
 SWIN = {"embed_dim": 8, "depths": (1, 1, 1), "num_heads": (1, 2, 4), "img_size": 32, "window_size": 2, "num_classes": 5}
-SWIN_PAIRS = (r"(?<=layers\.)(\d)(?=\.downsample)", lambda match: str(int(match[1]) - 1)), (r"^head\.fc\.", "head.")
+SWIN_NAMES = {r"(?<=layers\.)(\d)(?=\.downsample)": lambda match: str(int(match[1]) - 1), r"^head\.fc\.": "head."}
 CONVNEXT = {"depths": (1, 1, 2, 1), "dims": (8, 16, 24, 32), "num_classes": 5}
-CONVNEXT_PAIRS = (
-    *((r"^stem\.", "downsample_layers.0."), (r"stages\.(\d)\.downsample\.", r"downsample_layers.\1.")),
-    *((r"stages\.(\d)\.blocks\.", r"stages.\1."), (r"conv_dw", "dwconv"), (r"mlp\.fc", "pwconv")),
-    *((r"^head\.norm", "norm"), (r"^head\.fc", "head")),
-)
+CONVNEXT_NAMES = {
+    r"^stem\.": "downsample_layers.0.", r"stages\.(\d)\.downsample\.": r"downsample_layers.\1.",
+    r"stages\.(\d)\.blocks\.": r"stages.\1.", "conv_dw": "dwconv", r"mlp\.fc": "pwconv",
+    r"^head\.norm": "norm", r"^head\.fc": "head",
+}  # fmt: skip
+GRN_NAMES = {r"mlp\.grn\.bias": "grn.beta", r"mlp\.grn\.weight": "grn.gamma"}
 
 
 def registers(model: torch.nn.Module) -> dict:
     """DINOv2's: the class token has a position of its own."""
-    state = renamed(model, ("reg_token", "register_tokens")) | {"mask_token": torch.zeros(1, 48)}
+    state = renamed(model, {"reg_token": "register_tokens"}) | {"mask_token": torch.zeros(1, 48)}
     position = torch.full((1, 1, 48), 0.5)
     positions = torch.cat([position, state["pos_embed"]], dim=1)
     return state | {"cls_token": state["cls_token"] - position, "pos_embed": positions}
@@ -259,7 +268,7 @@ def registers(model: torch.nn.Module) -> dict:
 
 def dinov3(model: torch.nn.Module) -> dict:
     """The official names: one bias of query, key and value, which is zero for the key."""
-    state = renamed(model, (r"gamma_(\d)", r"ls\1.gamma"), ("reg_token", "storage_tokens"))
+    state = renamed(model, {r"gamma_(\d)": r"ls\1.gamma", "reg_token": "storage_tokens"})
     for name in [name for name in state if name.endswith("q_bias")]:
         query = state.pop(name)
         value = state.pop(name.replace("q_bias", "v_bias"))
@@ -269,55 +278,44 @@ def dinov3(model: torch.nn.Module) -> dict:
     return state | {"mask_token": torch.ones(1, 48), "rope_embed.periods": torch.ones(16)}
 
 
-OF_TORCHVISION = (
-    *((r"^blocks\.(\d+)", r"encoder.layers.encoder_layer_\1"), ("^cls_token", "class_token")),
-    *(("^pos_embed", "encoder.pos_embedding"), (r"patch_embed\.proj", "conv_proj"), (r"^norm\.", "encoder.ln.")),
-    *(
-        (r"\.norm(\d)", r".ln_\1"),
-        (r"attn\.qkv\.", "self_attention.in_proj_"),
-        (r"attn\.proj", "self_attention.out_proj"),
-    ),
-    *((r"mlp\.fc1", "mlp.0"), (r"mlp\.fc2", "mlp.3"), ("^head", "heads.head")),
-)
-OF_MMPRETRAIN = (
-    *((r"^blocks", "layers"), (r"patch_embed\.proj", "patch_embed.projection"), (r"^norm\.", "ln1.")),
-    *((r"\.norm(\d)", r".ln\1"), (r"mlp\.fc1", "ffn.layers.0.0"), (r"mlp\.fc2", "ffn.layers.1")),
-)
-AUTHORS = {
-    "torchvision's ViT": (vit, lambda model: renamed(model, *OF_TORCHVISION)),
-    "MMPretrain's ViT": (vit, lambda model: renamed(model, *OF_MMPRETRAIN)),
-    "DINOv3 with biases": (lambda: vit("vit_tiny_patch16_dinov3_qkvb", num_classes=5), dinov3),
-    "Swin": (
-        lambda: timm.create_model("swin_tiny_patch4_window7_224", **SWIN),
-        lambda model: renamed(model, *SWIN_PAIRS) | {"layers.0.blocks.0.attn.relative_position_index": torch.ones(4)},
-    ),
-    "ConvNeXt": (lambda: timm.create_model("convnext_tiny", **CONVNEXT), lambda model: renamed(model, *CONVNEXT_PAIRS)),
-    "ConvNeXt V2": (
-        lambda: timm.create_model("convnextv2_tiny", **CONVNEXT),
-        lambda model: {
-            name: tensor.view(1, 1, 1, -1) if "grn" in name else tensor
-            for name, tensor in renamed(
-                model, *CONVNEXT_PAIRS, ("mlp.grn.bias", "grn.beta"), ("mlp.grn.weight", "grn.gamma")
-            ).items()
-        },
-    ),
-    "DeiT III": (
-        lambda: vit("deit3_small_patch16_224"), lambda model: renamed(model, (r"\.ls(\d)\.gamma", r".gamma_\1")),
-    ),
-    "DINOv2 with registers": (
-        lambda: vit(reg_tokens=4, no_embed_class=True, init_values=1e-5), registers,
-    ),
-    "BEiT": (lambda: vit("beit_base_patch16_224"), lambda model: renamed(model)),
+def convnext_v2(model: torch.nn.Module) -> dict:
+    state = renamed(model, CONVNEXT_NAMES | GRN_NAMES)
+    for name in state:
+        if "grn" in name:
+            state[name] = state[name].view(1, 1, 1, -1)
+    return state
+
+
+OF_TORCHVISION = {
+    r"^blocks\.(\d+)": r"encoder.layers.encoder_layer_\1", "^cls_token": "class_token",
+    "^pos_embed": "encoder.pos_embedding", r"patch_embed\.proj": "conv_proj", r"^norm\.": "encoder.ln.",
+    r"\.norm(\d)": r".ln_\1", r"attn\.qkv\.": "self_attention.in_proj_", r"attn\.proj": "self_attention.out_proj",
+    r"mlp\.fc1": "mlp.0", r"mlp\.fc2": "mlp.3", "^head": "heads.head",
 }  # fmt: skip
+OF_MMPRETRAIN = {
+    "^blocks": "layers", r"patch_embed\.proj": "patch_embed.projection", r"^norm\.": "ln1.",
+    r"\.norm(\d)": r".ln\1", r"mlp\.fc1": "ffn.layers.0.0", r"mlp\.fc2": "ffn.layers.1",
+}  # fmt: skip
+AUTHORS = {  # the model, and its names: a table or what gives the state
+    "torchvision's ViT": (vit, OF_TORCHVISION),
+    "MMPretrain's ViT": (vit, OF_MMPRETRAIN),
+    "DINOv3 with biases": (partial(vit, "vit_tiny_patch16_dinov3_qkvb", num_classes=5), dinov3),
+    "Swin": (swin, lambda model: renamed(model, SWIN_NAMES) | {"layers.0.blocks.0.attn.relative_position_index": ONES}),
+    "ConvNeXt": (partial(timm.create_model, "convnext_tiny", **CONVNEXT), CONVNEXT_NAMES),
+    "ConvNeXt V2": (partial(timm.create_model, "convnextv2_tiny", **CONVNEXT), convnext_v2),
+    "DeiT III": (partial(vit, "deit3_small_patch16_224"), {r"\.ls(\d)\.gamma": r".gamma_\1"}),
+    "DINOv2 with registers": (partial(vit, reg_tokens=4, no_embed_class=True, init_values=1e-5), registers),
+    "BEiT": (partial(vit, "beit_base_patch16_224"), {}),
+}
 
 
 @pytest.mark.parametrize("author", AUTHORS)
 def test_the_names_of_the_authors(saved, author):
-    build, to_original = AUTHORS[author]
+    build, names = AUTHORS[author]
     source = randomized(build())
-    original = to_original(source)
-    prefixed = {f"module.{name}": tensor for name, tensor in original.items()}
-    for content in (original, {"model": original, "optimizer": {}}, {"state_dict": prefixed}):
+    original = names(source) if callable(names) else renamed(source, names)
+    wrapped = {"state_dict": prefixed("module.", original)}
+    for content in (original, {"model": original, "optimizer": {}}, wrapped):
         path = saved(content)
         model = build().eval()
         load_pretrained(model, path, purpose=EVALUATE)
@@ -339,7 +337,7 @@ def test_biases_of_dinov3_that_a_model_lacks_are_refused_unless_they_are_zero(sa
 
 def test_of_two_heads_of_lightlytrain_none_is_taken(saved):
     """The one in the backbone is untrained; the other one has features of LightlyTrain's own pooling."""
-    beside = {f"model.class_{name}": tensor for name, tensor in HEAD.items()}
+    beside = prefixed("model.class_head.", LINEAR)
     path = saved({"train_model": states("model.backbone._model.", far=True) | beside})
     message = refusal(path, purpose=EVALUATE)
     assert "head: no usable one in the file" in message
@@ -348,11 +346,14 @@ def test_of_two_heads_of_lightlytrain_none_is_taken(saved):
 
 def test_a_head_of_the_training_beside_a_model_with_a_head_is_not_taken(saved):
     model = vit(num_classes=3)
-    state = renamed(model, ("^", "model.")) | {"aux_head.weight": torch.ones(3, 5), "aux_head.bias": torch.ones(3)}
+    state = prefixed("model.", model.state_dict()) | {
+        "aux_head.weight": torch.ones(3, 5),
+        "aux_head.bias": torch.ones(3),
+    }
     path = saved({"state_dict": state})
     read = vit(num_classes=3)
     load_pretrained(read, path, purpose=EVALUATE)
-    assert all(torch.equal(tensor, read.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert_same_state(read.state_dict(), model.state_dict())
 
 
 BESIDE = [
@@ -365,7 +366,7 @@ BESIDE = [
 @pytest.mark.parametrize("place, others", BESIDE)
 def test_a_head_beside_the_backbone_is_named_on_the_screen(saved, place, others):
     model = vit(num_classes=3)
-    state = renamed(model, (r"^(?!head)", "backbone._model."), ("^head", place)) | others
+    state = renamed(model, {r"^(?!head)": "backbone._model.", "^head": place}) | others
     classes = {"model_init_args": {"classes": {0: "c", 1: "a", 2: "b"}}}
     path = saved({"train_model": state, **classes})
     notes = load_pretrained(model, path, purpose=EVALUATE).notes()
@@ -377,7 +378,7 @@ def test_a_linear_layer_behind_a_dropout_is_the_head(saved):
     source = vit(num_classes=3)
     source.head = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(48, 3))
     model = vit(num_classes=3)
-    state = {f"module.{name}": one for name, one in randomized(source).state_dict().items()}
+    state = prefixed("module.", randomized(source).state_dict())
     load_pretrained(model, saved(state), purpose=EVALUATE)
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(model.eval()(images), source(images))
@@ -386,42 +387,39 @@ def test_a_linear_layer_behind_a_dropout_is_the_head(saved):
         load_pretrained(model, saved(source.state_dict()), purpose=EVALUATE)
 
 
-OLD_VIT = (
-    *((r"^cls_token", "patch_embedding.cls_token"), (r"^pos_embed", "patch_embedding.position_embeddings")),
-    *((r"^patch_embed\.proj", "patch_embedding.patch_embedding"), (r"^blocks", "encoder.layers")),
-    *((r"\.norm1\.", ".attn_norm."), (r"\.norm2\.", ".mlp_norm."), (r"\.attn\.proj\.", ".attn.out.")),
-    *((r"^norm\.", "encoder.encoder_norm."), (r"^head\.", "classifier.")),
-)
-FIRST_VIT = (
-    *OLD_VIT,
-    *((r"^patch_embedding.patch_embedding", "patch_embedding.patch_embeddings"), (r"^patch_embedding", "embeddings")),
-    (r"^(embeddings|encoder)", r"transformer.\1"),
-)
-OLD_DEIT = (
-    *((r"^cls_token", "class_token"), (r"^dist_token", "distill_token"), (r"^blocks", "layers")),
-    (r"^head_dist", "head_distill"),
-)
+OLD_VIT = {
+    "^cls_token": "patch_embedding.cls_token", "^pos_embed": "patch_embedding.position_embeddings",
+    r"^patch_embed\.proj": "patch_embedding.patch_embedding", "^blocks": "encoder.layers",
+    r"\.norm1\.": ".attn_norm.", r"\.norm2\.": ".mlp_norm.", r"\.attn\.proj\.": ".attn.out.",
+    r"^norm\.": "encoder.encoder_norm.", r"^head\.": "classifier.",
+}  # fmt: skip
+FIRST_VIT = OLD_VIT | {
+    "^patch_embedding.patch_embedding": "patch_embedding.patch_embeddings", "^patch_embedding": "embeddings",
+    "^(embeddings|encoder)": r"transformer.\1",
+}  # fmt: skip
+OLD_DEIT = {
+    "^cls_token": "class_token", "^dist_token": "distill_token", "^blocks": "layers", "^head_dist": "head_distill",
+}  # fmt: skip
 PADDLE = {  # name -> the model, the section MODEL, PaddlePaddle's names
     "ViT of 2021": (vit, Model(), OLD_VIT),
     "ViT of June 2021": (vit, Model(), FIRST_VIT),
-    "DeiT of 2021": (lambda: vit("deit_tiny_distilled_patch16_224"), DeiT(DISTILLED=True), OLD_DEIT),
-    "PaddleClas, ViT": (vit, Model(), ()),
-    "PaddleClas, Swin": (
-        lambda: timm.create_model("swin_tiny_patch4_window7_224", **SWIN), MODEL_SECTIONS["swin"](), SWIN_PAIRS,
-    ),
-}  # fmt: skip
+    "DeiT of 2021": (partial(vit, "deit_tiny_distilled_patch16_224"), DeiT(DISTILLED=True), OLD_DEIT),
+    "PaddleClas, ViT": (vit, Model(), {}),
+    "PaddleClas, Swin": (swin, MODEL_SECTIONS["swin"](), SWIN_NAMES),
+}
 
 
 @pytest.mark.parametrize("version", PADDLE)
 def test_paddlevits_names_before_march_2022_and_paddleclas(tmp_path, version):
-    build, options, pairs = PADDLE[version]
+    build, options, names = PADDLE[version]
     source = randomized(build())
     model = build().eval()
-    state = renamed(source, *pairs)
-    linear = {name for name, tensor in state.items() if tensor.ndim == 2 and name.endswith(".weight")}
-    arrays = {name: (tensor.t() if name in linear else tensor).numpy() for name, tensor in state.items()}
-    pickled(tmp_path / "x.pdparams", arrays)
-    load_pretrained(model, str(tmp_path / "x.pdparams"), options, EVALUATE)
+    arrays = {}
+    for name, tensor in renamed(source, names).items():
+        is_linear = tensor.ndim == 2 and name.endswith(".weight")
+        arrays[name] = (tensor.t() if is_linear else tensor).numpy()
+    path = pickled(tmp_path / "x.pdparams", arrays)
+    load_pretrained(model, str(path), options, EVALUATE)
     torch.testing.assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
 
 

@@ -11,7 +11,17 @@ import pytest
 import safetensors.torch
 import torch
 from conftest import config_for, line_of
-from weight_files import google_arrays, paddle_state, pickled, random_vit, read, refusal, small_vit, written
+from weight_files import (
+    google_arrays,
+    paddle_state,
+    pickled,
+    random_vit,
+    read,
+    refusal,
+    small_vit,
+    without,
+    written,
+)
 
 from configs.command_line import to_yaml
 from models.weights.choose import EVALUATE, FINE_TUNE
@@ -23,10 +33,6 @@ VIT = random_vit().state_dict()
 GOOGLE, STACKED = (google_arrays(random_vit(), stacked=stacked) for stacked in (False, True))
 ITSELF: dict = {}
 ITSELF["model"] = ITSELF
-
-
-def without(state: dict, *names: str) -> dict:
-    return {name: tensor for name, tensor in state.items() if not name.endswith(names)}
 
 
 def inflated(path: Path) -> None:
@@ -157,15 +163,14 @@ def test_paths_that_are_no_weight_file(tmp_path):
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_empty_truncated_and_foreign_files(tmp_path, ending):
-    others = [
-        written(tmp_path, other).read_bytes() for other in ENDINGS if (other == "pdparams") != (ending == "pdparams")
-    ]
     path = written(tmp_path, ending)
     whole = path.read_bytes()
+    foreign = ("safetensors", "pth", "npz") if ending == "pdparams" else ("pdparams",)
     read(path)
     lengths = [0, 1, 2, 7, 8, 100, len(whole) - 1, *range(0, len(whole), len(whole) // 20)]
     contents = [whole[:length] for length in lengths] + [b"<html></html>", bytes(1000), b"\x80\x04.", b"]" * 99]
     contents += [pickle.dumps(content) for content in (None, [1], {"model": 3}, {"model": {}}, {}, {1: 2}, {"a": "b"})]
-    for content in contents + others:
+    contents += [written(tmp_path, other).read_bytes() for other in foreign]
+    for content in contents:
         path.write_bytes(content)
         assert line_of(read, path).startswith(str(path))

@@ -1,6 +1,7 @@
 """Models and weight files in the formats of PaddleViT, Google, timm and torch."""
 
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,21 @@ def refusal(path: Path | str, model: torch.nn.Module | None = None, purpose: Pur
 def read(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file, with timm's names of a ViT."""
     return choose(read_weights(str(path)), small_vit(), Model(), FINE_TUNE).state
+
+
+def without(state: dict, *names: str) -> dict:
+    """Without the entries whose names end so."""
+    return {name: tensor for name, tensor in state.items() if not name.endswith(names)}
+
+
+def renamed(model: torch.nn.Module, names: dict[str, object]) -> dict[str, torch.Tensor]:
+    """The state of a model. names: pattern -> replacement, in this order."""
+    state = {}
+    for name, tensor in model.state_dict().items():
+        for pattern, replacement in names.items():
+            name = re.sub(pattern, replacement, name)
+        state[name] = tensor
+    return state
 
 
 def paddle_state() -> dict[str, np.ndarray]:
