@@ -1,6 +1,5 @@
 """Operating points against scikit-learn's ROC curve, and on their way from a training to a prediction."""
 
-import json
 import re
 from dataclasses import replace
 
@@ -14,11 +13,11 @@ from scipy.special import expit
 from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 from test_evaluation_files import files_for, read_table
-from test_results import results_for, results_of
+from test_results import results_for, results_of, stored_decision
 from torch import nn
 
 from configs.schema.operating_point import OperatingPoint
-from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision, read_record
+from engine.checkpoint.weights_record import read_record
 from engine.evaluation.intervals import figures_at
 from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
 from engine.evaluation.session import operating_goal
@@ -57,10 +56,8 @@ def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
     figures = {"specificity": 1 - false, "sensitivity": true}
     (other,) = figures.keys() - goal
     possible = figures[name] >= least
-    chosen = replace(results, point=point)
-    content = json.loads(json.dumps(decision_to_entries(chosen.metrics().decision)))
-    check_description(content)
-    found = figures_at(results, read_decision(content).point)
+    decision = stored_decision(replace(results, point=point))
+    found = figures_at(results, decision.point)
     if not possible.any():
         assert found["threshold"] is found["sensitivity"] is None
         return
