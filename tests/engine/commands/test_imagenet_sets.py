@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import config_for, line_of, model_for, only_run, read_result, run_here
+from conftest import cells_of, config_for, line_of, model_for, only_run, read_result, run_here
 from PIL import Image
 from test_class_outputs import logits_of, write_noise
 from timm.data import RealLabelsImagenet
@@ -21,7 +21,6 @@ OPTIONS = [
     "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0",
 ]  # fmt: skip
 IN_A = {6: "n01498041", 11: "n01531178", 13: "n01534433", 15: "n01558993"}  # labels in imagenet_a_indices.txt
-REAL = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in (1, 2)]
 IN_R = {1: "n01443537", 2: "n01484850", 4: "n01494475", 6: "n01498041"}
 
 
@@ -87,14 +86,16 @@ def test_numbers_and_wordnet_ids_are_labels(model, weights, tmp_path):
 def test_any_real_label_is_right(model, weights, tmp_path):
     names = [f"ILSVRC2012_val_{number + 1:08d}.JPEG" for number in range(40)]
     rng = np.random.default_rng(1)
-    write_noise(root := tmp_path / "data", [f"val/{name}" for name in names], size=8)
-    logits = logits_of(model, np.stack([np.asarray(Image.open(root / "val" / name)) for name in names]))
+    root = tmp_path / "data"
+    write_noise(root, [f"val/{name}" for name in names], size=8)
+    logits = logits_of(model, np.stack([Image.open(root / "val" / name) for name in names]))
     ranked = logits.argsort(descending=True)
     picked = [ranked[row, rng.integers(0, 9, size=rng.integers(0, 4))].tolist() for row in range(40)]
     (root / "real.json").write_text(json.dumps(picked))
     real = RealLabelsImagenet(names, root / "real.json")
     real.add_result(logits)
-    losses = [row[labels].min().item() for row, labels in zip(-logits.log_softmax(-1), picked, strict=True) if labels]
+    of_class = -logits.log_softmax(-1)
+    losses = [of_class[row, labels].min().item() for row, labels in enumerate(picked) if labels]
     top1, top5, loss = evaluate("imagenet-real", root, weights, tmp_path / "out")
     assert (top1, top5) == pytest.approx((real.get_accuracy(1), real.get_accuracy(5)))
     assert 0 < top1 < top5 < 100
@@ -102,18 +103,20 @@ def test_any_real_label_is_right(model, weights, tmp_path):
     assert read_result(only_run(tmp_path / "out", "eval"))["samples"] == len(losses) < 40
 
 
-@pytest.mark.parametrize(
-    ("dataset", "content", "options", "line"),
-    [
-        ("imagenet-r", {"cat/0.png": None}, [], "data: 'cat': not a class of imagenet-r"),
-        ("imagenet-v2", {"7/0.png": None}, ["MODEL.NUM_CLASSES=10"], "-dataset=imagenet-v2: the classes of the model"),
-        ("imagenet-real", {f"val/{REAL[0]}": None}, [], "timm: ReaL labels of other images than the 1 of"),
-        ("imagenet-real", {"a.png": None, "real.json": [[1]]}, [], "real.json: ReaL labels of other images"),
-        ("imagenet-real", {REAL[0]: None, "real.json": [[1000]]}, [], "real.json: is not a list of lists of labels"),
-    ],
-)
-def test_wrong_sets_are_one_line(dataset, content, options, line, weights, tmp_path):
-    write_noise(root := tmp_path / "data", [name for name in content if name != "real.json"], size=8)
-    if "real.json" in content:
-        (root / "real.json").write_text(json.dumps(content["real.json"]))
-    assert line in line_of(evaluate, dataset, root, weights, tmp_path / "out", *options)
+# Data set, image, real.json, classes of the model, a part of the line
+WRONG_SETS = """
+imagenet-r | cat/0.png | | 1000 | data: 'cat': not a class of imagenet-r
+imagenet-v2 | 7/0.png | | 10 | -dataset=imagenet-v2:
+imagenet-real | val/ILSVRC2012_val_00000001.JPEG | | 1000 | timm: ReaL labels of other images than the 1 of
+imagenet-real | a.png | [[1]] | 1000 | real.json: ReaL labels of other images
+imagenet-real | ILSVRC2012_val_00000001.JPEG | [[1000]] | 1000 | real.json: is not a list of lists of labels
+"""
+
+
+@pytest.mark.parametrize("dataset, image, labels, classes, line", cells_of(WRONG_SETS))
+def test_wrong_sets_are_one_line(dataset, image, labels, classes, line, weights, tmp_path):
+    root = tmp_path / "data"
+    write_noise(root, [image], size=8)
+    if labels:
+        (root / "real.json").write_text(labels)
+    assert line in line_of(evaluate, dataset, root, weights, tmp_path / "out", f"MODEL.NUM_CLASSES={classes}")

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from conftest import config_for
+from conftest import CPU, GREY, config_for, eval_loader_for, samples_for
 from torch import nn
 
 from configs.schema import Amp, Config
@@ -15,10 +15,7 @@ from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.results import SampleResults
 from engine.parallel import Strategy
 from engine.precision.policy import Precision
-from tests.conftest import GREY, eval_loader_for, samples_for
 from utils.distributed import ProcessContext
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -34,10 +31,8 @@ def model() -> nn.Module:
 
 
 def evaluator_for(config: Config, context: ProcessContext, flips: bool = False) -> Evaluator:
-    transform = Normalize(config.data)
     precision = Precision(Amp(), context.device)
-    multi_label = False
-    return Evaluator(transform, precision, Strategy(), context, flips, multi_label, keeps_logits=True)
+    return Evaluator(Normalize(config.data), precision, Strategy(), context, flips, keeps_logits=True)
 
 
 def test_features_in_fp32_meet_a_head_in_half(cpu):
@@ -59,9 +54,9 @@ def results_on(world_size: int, config: Config, model: nn.Module, monkeypatch) -
 
     monkeypatch.setattr(evaluate, "gather_to_main", gather)
     monkeypatch.setattr(evaluate, "gather_objects", lambda errors, context: [errors])
-    (samples,) = samples_for(config, ProcessContext(0, 0, 1, 1, CPU), "val")
+    (samples,) = samples_for(config, CPU, "val")
     for rank in reversed(range(world_size)):
-        context = ProcessContext(rank, rank, world_size, world_size, CPU)
+        context = ProcessContext(rank, rank, world_size, world_size, CPU.device)
         loader = eval_loader_for(config, samples, context)
         (results,) = evaluator_for(config, context).classify(model, loader, 3, len(loader))
         assert (results is None) == (rank > 0)
@@ -69,7 +64,7 @@ def results_on(world_size: int, config: Config, model: nn.Module, monkeypatch) -
 
 
 def test_results_are_equal_to_the_last_bit_on_any_number_of_ranks(digits, model, monkeypatch):
-    (samples,) = samples_for(digits, ProcessContext(0, 0, 1, 1, CPU), "val")
+    (samples,) = samples_for(digits, CPU, "val")
     one = results_on(1, digits, model, monkeypatch)
     assert (one.targets == samples.targets).all()
     assert one.labels.shape == (len(samples), 3)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from scipy.stats import binomtest, norm
 from test_results import results_for, results_of
 
@@ -19,16 +18,19 @@ def interval_of(results, metric, groups=None):
     return confidence_interval(replace(results, groups=None if groups is None else np.array(groups)), metric)
 
 
+def of_first_class(is_wrong: np.ndarray) -> SampleResults:
+    """The first of two classes is predicted for all images."""
+    return results_of(torch.tensor([[1.0, 0.0]]).repeat(len(is_wrong), 1), torch.from_numpy(is_wrong).long())
+
+
 def test_the_interval_of_single_images_is_wilsons():
     for hits in (0, 3, 90, 100):
-        right = np.arange(100) < hits
-        logits = torch.tensor([[1.0, 0.0]]).repeat(100, 1)
-        results = results_of(logits, torch.from_numpy(~right).long())
+        results = of_first_class(np.arange(100) >= hits)
         expected = binomtest(hits, 100).proportion_ci(method="wilson")
         found, _ = confidence_interval(results, METRICS["top1"])
         assert found == pytest.approx([100 * expected.low, 100 * expected.high], abs=0.01)
         assert confidence_interval(results, METRICS["loss"]) == (None, "")
-    repeated = results_of(logits.repeat_interleave(5, 0), torch.zeros(500, dtype=torch.int64))  # five in each group
+    repeated = of_first_class(np.zeros(500))  # five in each group
     groups = [str(index // 5) for index in range(500)]
     assert interval_of(repeated, METRICS["top1"], groups)[0] == pytest.approx(found, abs=0.2)
     assert interval_of(repeated, METRICS["top1"], ["one"] * 500) == (None, "fewer than 2 groups")
@@ -61,8 +63,7 @@ def test_an_interval_by_group_has_the_true_value_in_about_95_of_100_samples(name
 def test_images_of_few_groups_tell_no_more_than_single_images():
     groups = np.repeat(list("abcde"), [5, 5, 4, 4, 4])
     for wrong in ([0, 1, 5, 6, 10, 14], [0, 5], []):  # errors spread evenly over the groups; none
-        targets = np.isin(np.arange(22), wrong)
-        results = results_of(torch.tensor([[1.0, 0.0]]).repeat(22, 1), torch.from_numpy(targets).long())
+        results = of_first_class(np.isin(np.arange(22), wrong))
         low, high = interval_of(results, METRICS["top1"], groups)[0]
         single_low, single_high = interval_of(results, METRICS["top1"])[0]
         assert low <= single_low
@@ -140,10 +141,11 @@ def test_any_results_have_an_interval_that_holds_their_figure_or_none(seed):
     targets = np.repeat(np.arange(classes), generator.choice([0, 1, 2, 3, 30], classes))
     groups = [None, [*map(str, generator.integers(0, generator.integers(1, 30), len(targets)))]][seed % 2]
     logits = generator.normal(size=(len(targets), classes)).astype(np.float32).round(1)
-    logits[np.arange(len(targets)), targets] += generator.choice([-9, 0, 2, 9])
-    tensors = torch.from_numpy(logits), torch.from_numpy(targets)
-    hot = F.one_hot(tensors[1], classes).to(torch.int8) if len(targets) else torch.zeros((0, classes), dtype=torch.int8)
-    for results in (results_of(*tensors), results_for(hot | (tensors[0] > 1.5).to(torch.int8), tensors[0])):
+    hot = np.eye(classes, dtype=np.int8)[targets]
+    logits += hot * generator.choice([-9, 0, 2, 9])
+    scores = torch.from_numpy(logits)
+    several = torch.from_numpy(hot | (logits > 1.5))
+    for results in (results_of(scores, torch.from_numpy(targets)), results_for(several, scores)):
         for metric in metrics_of(results.targets.ndim == 2):
             interval, reason = interval_of(results, metric, groups) if len(targets) else (None, "")
             if interval:

@@ -124,9 +124,9 @@ def test_the_gradient_is_that_of_finite_differences(cpu):
     [("swinv2_tiny_window8_256", WINDOWS, 14), ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 2}, 2)],
 )
 def test_every_kind_of_model_has_maps(name, options, cells, cpu):
-    model, size = timm.create_model(name, num_classes=5, **options).eval(), options.get("img_size", 32)
-    nn.init.normal_(model.get_classifier()[0].weight if "dist" in name else model.get_classifier().weight)
-    images = torch.randn(2, 3, size, size)
+    model = timm.create_model(name, num_classes=5, **options).eval()
+    nn.init.normal_(next(model.head.parameters()))
+    images = torch.randn(2, 3, options["img_size"], options["img_size"])
     with torch.inference_mode():
         maps = heat_map(model, images, evaluator_for(cpu, ENABLED=True))
     assert maps.shape == (2, cells, cells)
