@@ -10,22 +10,22 @@ from datasets.shards.location import parse_location
 from datasets.shards.store import ShardStore
 from tests.datasets.shards.range_server import range_server
 
+# DATA.DATA_PATH, the root, the names of shards
+LOCATIONS = """
+/data/in1k/ | /data/in1k |
+https://host:80/d/ | https://host:80/d |
+a.tar | . | a.tar
+gs://bucket/d/a.tar | gs://bucket/d | a.tar
+/d/{train,val}/{08..10}.tar | /d | train/08.tar, train/09.tar, train/10.tar, val/08.tar, val/09.tar, val/10.tar
+https://host/my%20d/a%20{1..2}.tar | https://host/my%20d | a 1.tar, a 2.tar
+s3://bucket/x/t-{0..4..2}.tar | s3://bucket/x | t-0.tar, t-2.tar, t-4.tar
+{a,b{1..2}}.tar | . | a.tar, b1.tar, b2.tar
+"""
 
-@pytest.mark.parametrize(
-    "data_path, root, names",
-    [
-        ("/data/in1k/", "/data/in1k", None),
-        ("https://host:80/d/", "https://host:80/d", None),
-        ("a.tar", ".", ["a.tar"]),
-        ("gs://bucket/d/a.tar", "gs://bucket/d", ["a.tar"]),
-        ("/d/{train,val}/{08..10}.tar", "/d", [f"{s}/{n}.tar" for s in ("train", "val") for n in ("08", "09", "10")]),
-        ("https://host/my%20d/a%20{1..2}.tar", "https://host/my%20d", ["a 1.tar", "a 2.tar"]),
-        ("s3://bucket/x/t-{0..4..2}.tar", "s3://bucket/x", ["t-0.tar", "t-2.tar", "t-4.tar"]),
-        ("{a,b{1..2}}.tar", ".", ["a.tar", "b1.tar", "b2.tar"]),
-    ],
-)
+
+@pytest.mark.parametrize("data_path, root, names", cells_of(LOCATIONS))
 def test_location(data_path, root, names):
-    assert parse_location(data_path) == (root, names)
+    assert parse_location(data_path) == (root, names.split(", ") if names else None)
 
 
 @pytest.mark.parametrize("name", ["{a,b}", "set.tar"])
@@ -98,8 +98,8 @@ def test_places_that_cannot_be_listed(tmp_path):
 
 
 SHARDS = {
-    "train": {"filenames": ["t-1.tar", "t-0.tar"], "shard_lengths": [3, 4], "num_samples": 7, "alt_label": "species"},
-    "validation": {"filenames": ["v.tar"], "shard_lengths": [2], "num_samples": 2, "alt_label": "species"},
+    "train": {"filenames": ["t-1.tar", "t-0.tar"], "alt_label": "species"},
+    "validation": {"filenames": ["v.tar"], "alt_label": "species"},
 }
 INFO = {"splits": SHARDS, "class_names": ["cat", "Ha\u0308her"]}
 
@@ -118,29 +118,25 @@ def test_info_of_timm(tmp_path):
     assert not find(tmp_path).label_key
 
 
-def with_splits(**splits):
-    return INFO | {"splits": splits}
+TRAIN = '{"splits": {"train": {"filenames": '
+TWO_KEYS = '{"splits": {"val": {"filenames": ["v"], "alt_label": "a"}, "test": {"filenames": ["t"], "alt_label": "b"}}}'
+HOSTILE = {  # a part of the error: _info.json
+    "JSON": "[" * 100_000,
+    "'other'": '{"splits": {"other": {"filenames": ["t-0.tar"]}}}',
+    "splits.train.filenames": TRAIN + "[]}}}",
+    "splits.train.filenames.0": TRAIN + "[5]}}}",
+    "../a.tar": TRAIN + '["../a.tar"]}}}',
+    "pipe:a.tar": TRAIN + '["pipe:a.tar"]}}}',
+    "a\\n.tar": TRAIN + r'["a\n.tar"]}}}',
+    "a shard or a class twice": TRAIN + '["a.tar", "a.tar"]}}}',
+    "alt_label": TWO_KEYS,
+    "a class twice": TRAIN + '["a.tar"]}}, "class_names": ["a", "a"]}',
+}
 
 
-@pytest.mark.parametrize(
-    "info, problem",
-    [
-        (b"[" * 100_000, "JSON"),
-        (with_splits(other=SHARDS["train"]), "'other'"),
-        *(
-            (with_splits(train={"filenames": names}), problem)
-            for names, problem in (
-                ([], "splits.train.filenames"), ([5], "splits.train.filenames.0"), (["../a.tar"], "../a.tar"),
-                (["pipe:a.tar"], "pipe:a.tar"), (["a\n.tar"], "a\\n.tar"),
-                (["a.tar", "a.tar"], "a shard or a class twice"),
-            )
-        ),
-        (with_splits(**{n: {"filenames": [f"{n}.tar"], "alt_label": n} for n in ("val", "test")}), "alt_label"),
-        (INFO | {"class_names": ["a", "a"]}, "a class twice"),
-    ],
-)  # fmt: skip
-def test_hostile_info(tmp_path, info, problem):
-    (tmp_path / "_info.json").write_bytes(info if isinstance(info, bytes) else json.dumps(info).encode())
+@pytest.mark.parametrize("problem", HOSTILE)
+def test_hostile_info(tmp_path, problem):
+    (tmp_path / "_info.json").write_text(HOSTILE[problem])
     message = line_of(find, tmp_path)
     assert message.startswith(f"{tmp_path}/_info.json: ")
     assert problem in message

@@ -4,7 +4,7 @@ import pickle
 from unicodedata import normalize
 
 import pytest
-from conftest import CPU, refused
+from conftest import CPU, cells_of, refused, told
 from source_helpers import names_of, options, write_classes, write_image
 
 from datasets.reading import read_samples
@@ -34,26 +34,28 @@ def test_images_get_the_labels_of_the_checkpoint(tmp_path):
         assert train.targets.tolist() == val.targets.tolist() == labels
 
 
-@pytest.mark.parametrize("counts, splits, class_names, part", [
-    ({"dog": 2}, ["all"], None, ""),  # one folder
-    ({"dog": 1, "eel": 1, "fox": 1}, ["all"], KNOWN, r"'eel', 'fox': .*'ant', 'bee', 'cat', 'dog'"),
-    ({"dog": 2, "bee": 2}, ["train", "val"], KNOWN, "'ant', 'cat': "),  # a training needs all classes
-    ({**dict.fromkeys(KNOWN, 2), "bat": 2}, ["train", "val"], KNOWN, "'bat': .* -pretrained=.*NUM_CLASSES=null$"),
-    (dict.fromkeys([normalize(form, "Ähre") for form in ("NFC", "NFD")], 1), ["all"], None, ".*'Ähre'"),
-    ({"dog": 2, "Dog": 2}, ["all"], KNOWN, "'Dog'"),
-])  # fmt: skip
-def test_other_classes_are_refused(counts, splits, class_names, part, tmp_path):
-    write_classes(tmp_path, **counts)
+AS_FILES = normalize("NFC", "Ähre"), normalize("NFD", "Ähre")
+OTHERS = f"""
+dog | all | | only one folder
+dog eel fox | all | ant bee cat dog | 'eel', 'fox': .*'ant', 'bee', 'cat', 'dog'
+dog bee | train val | ant bee cat dog | 'ant', 'cat':  # a training needs all classes
+ant bee cat dog bat | train val | ant bee cat dog | 'bat': .* -pretrained=.*NUM_CLASSES=null$
+{" ".join(AS_FILES)} | all | | .*'Ähre'
+dog Dog | all | ant bee cat dog | 'Dog'
+"""
+
+
+@pytest.mark.parametrize("folders, splits, class_names, part", cells_of(OTHERS))
+def test_other_classes_are_refused(folders, splits, class_names, part, tmp_path):
+    write_classes(tmp_path, **dict.fromkeys(folders.split(), 2))
     with refused(f"^{tmp_path}: {part}"):
-        read(tmp_path, *splits, class_names=class_names)
+        read(tmp_path, *splits.split(), class_names=class_names.split() or None)
 
 
 def test_names_that_differ_only_in_case_are_named(tmp_path):
     write_classes(tmp_path, cat=2, Dog=2, dog=2)
     (samples,) = read(tmp_path, "all", class_names=None)
-    assert [note.text for note in samples.notes if note.kind == "warning"] == [
-        "classes 'Dog', 'dog' differ only in case"
-    ]
+    assert told(samples.notes, kind="warning") == ["classes 'Dog', 'dog' differ only in case"]
 
 
 @pytest.mark.parametrize("dataset", ["folder", "csv"])
@@ -64,15 +66,17 @@ def test_names_are_equal_in_every_unicode_form(tmp_path, dataset, form, known):
     mine, theirs = ([normalize(f, name) for name in classes] for f in (form, known))
     write_classes(tmp_path / "val", **dict.fromkeys(mine, 2))
     rows = [f"val/{name}/00{number}.jpg,{name}" for number in range(2) for name in mine]
-    (tmp_path / "val.csv").write_text("\n".join(["image_path,target", *rows, rows[1].replace(mine[1], theirs[1])]))
+    rows.append(rows[1].replace(mine[1], theirs[1]))
+    (tmp_path / "val.csv").write_text("\n".join(["image_path,target", *rows]))
     if dataset == "csv":
         write_classes(tmp_path / "val", **{theirs[1]: 1})
     for names, label in (None, 1), (theirs, 1), (theirs[::-1], 0):
         (samples,) = read(tmp_path, "val", class_names=names, dataset=dataset)
-        assert not [name for name in samples.class_names if name != normalize("NFC", name)]
+        assert sorted(samples.class_names) == [normalize("NFC", name) for name in classes]
         assert samples.class_names[label] == classes[1]
         assert (samples.targets == label).any()
-        assert [samples.open(index, 3) for index in range(len(samples))]
+        for index in range(len(samples)):
+            samples.open(index, 3)
 
 
 def test_number_of_classes(tmp_path):

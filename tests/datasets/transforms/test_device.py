@@ -19,23 +19,24 @@ GREY = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.0], "IMAGENET_STD": [1.0]}
 
 
 def test_normalization_equals_torchvisions():
-    data = Data.model_validate({"IMAGENET_MEAN": [0.4, 0.5, 0.6], "IMAGENET_STD": [0.2, 0.3, 0.4]})
+    mean = [0.4, 0.5, 0.6]
+    std = [0.2, 0.3, 0.4]
+    data = Data(IMAGENET_MEAN=mean, IMAGENET_STD=std)
     images = torch.randint(0, 256, (2, 3, 5, 5), dtype=torch.uint8)
-    expected = v2.functional.normalize(images / 255, [0.4, 0.5, 0.6], [0.2, 0.3, 0.4])
+    expected = v2.functional.normalize(images / 255, mean, std)
     assert torch.allclose(Normalize(data)(images), expected, atol=1e-5)
     transformed, _ = TrainTransform(data, Train(), 10)(Batch(images, torch.tensor([1, 2]), 2))
     assert torch.allclose(transformed, expected, atol=1e-5)
 
 
 def test_affine_map_has_its_probability():
-    data = Data.model_validate({"AFFINE_DEGREES": 15.0, "AFFINE_PROB": 0.25})
-    affine = RandomAffine(data)
+    affine = RandomAffine(Data(AFFINE_DEGREES=15.0, AFFINE_PROB=0.25))
     rng = random.Random(0)
     drawn = [affine.draw(rng) for _ in range(2000)]
-    unchanged = [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]
-    assert 0.22 < sum(matrix != list(unchanged) for matrix in drawn) / 2000 < 0.28
+    unchanged = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    assert 0.22 < sum(matrix != unchanged for matrix in drawn) / 2000 < 0.28
     images = torch.rand(1, 3, 9, 9) * 255
-    (matrix,) = affine.collate([list(unchanged)])
+    (matrix,) = affine.collate([unchanged])
     assert torch.allclose(affine(images, matrix), images, atol=1e-3)
 
 
@@ -53,41 +54,39 @@ def test_affine_map_equals_torchvisions(degrees, shift, zoom, width):
     images = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 48, width), 9, 1, 4).mul(255).to(torch.uint8)
     ours = affine(images, matrix)
     # Ours shifts in the frame of the old image before it rotates, torchvision's after: the shift is converted here.
-    cos = matrix[0, 0, 0] * zoom
-    sin = matrix[0, 1, 0] * zoom * width / 48
-    right = -shift * 48 * zoom
-    down = -shift * 48 * zoom
-    moved = [float(right * cos + down * sin), float(-right * sin + down * cos)]
+    cos = float(matrix[0, 0, 0]) * zoom
+    sin = float(matrix[0, 1, 0]) * zoom * width / 48
+    moved = [-shift * 48 * zoom * (cos + sin), -shift * 48 * zoom * (cos - sin)]
     theirs = v2.functional.affine(
         images.float(), -degrees, moved, zoom, [0.0], interpolation=v2.InterpolationMode.BILINEAR
     )
     assert (ours - theirs)[..., 8:-8, 8:-8].abs().max() < 1.0
 
 
+def erase_of(size: int, **train) -> RandomErase:
+    """Each image of this size has rectangles."""
+    return RandomErase(Data(IMAGE_SIZE=size), Train(RANDOM_ERASE_PROB=1.0, **train))
+
+
 def test_the_number_of_rectangles_is_uniform_and_scales_their_area():
     """As in timm and PaddleViT: 1 to RANDOM_ERASE_COUNT."""
-    size = 64
-    draws = 3000
     rng = random.Random(0)
-    options = {"RANDOM_ERASE_PROB": 1.0, "RANDOM_ERASE_COUNT": 3}
-    erase = RandomErase(Data.model_validate({"IMAGE_SIZE": size}), Train.model_validate(options))
-    drawn = [erase.draw(rng) for _ in range(draws)]
+    erase = erase_of(64, RANDOM_ERASE_COUNT=3)
+    drawn = [erase.draw(rng) for _ in range(3000)]
     for count in (1, 2, 3):
         images = [boxes for boxes in drawn if len(boxes) == count]
-        assert len(images) / draws == pytest.approx(1 / 3, abs=0.03)
-        area = sum(height * width for boxes in images for _, _, height, width in boxes) / len(images) / size**2
-        assert area == pytest.approx((0.02 + 1 / 3) / 2, rel=0.06)
+        assert len(images) / 3000 == pytest.approx(1 / 3, abs=0.03)
+        areas = [height * width for boxes in images for _, _, height, width in boxes]
+        assert sum(areas) / len(images) / 64**2 == pytest.approx((0.02 + 1 / 3) / 2, rel=0.06)
 
 
 @pytest.mark.parametrize("mode, colors", [("const", 1), ("rand", 1), ("pixel", 200)])
 def test_the_boxes_are_filled_with_zeros_a_color_or_noise(mode, colors):
     """As in timm, the values of the noise have the mean 0 and the deviation 1."""
-    options = {"RANDOM_ERASE_PROB": 1.0, "RANDOM_ERASE_MODE": mode, "RANDOM_ERASE_COUNT": 3}
-    erase = RandomErase(Data.model_validate({"IMAGE_SIZE": 24}), Train.model_validate(options))
+    erase = erase_of(24, RANDOM_ERASE_MODE=mode, RANDOM_ERASE_COUNT=3)
     torch.manual_seed(0)
     plain = torch.full((60, 3, 24, 24), 9.0)
-    box = (2, 3, 10, 20)
-    erased = erase(plain.clone(), *erase.collate([[box]] * 60))
+    erased = erase(plain, *erase.collate([[(2, 3, 10, 20)]] * 60))
     inside = torch.zeros(24, 24, dtype=torch.bool)
     inside[2:12, 3:23] = True
     assert torch.equal((erased != 9).all(1), inside.expand(60, -1, -1))
@@ -98,7 +97,7 @@ def test_the_boxes_are_filled_with_zeros_a_color_or_noise(mode, colors):
 
 
 def test_padding_is_not_erased():
-    erase = RandomErase(Data.model_validate({"IMAGE_SIZE": 16}), Train.model_validate({"RANDOM_ERASE_PROB": 1.0}))
+    erase = erase_of(16)
     positions, boxes = erase.collate([None, erase.draw(random.Random(0)), None])
     assert positions.tolist() == [1]
     assert boxes.shape == (1, 1, 4)
@@ -246,4 +245,5 @@ def test_epochs_with_mixup(off_epoch, mixed_epochs):
     train = Train.model_validate({"MIXUP_ALPHA": 0.8, "MIXUP_OFF_EPOCH": off_epoch})
     transform = TrainTransform(Data(), train, 4)
     batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 1]), 2)
-    assert [epoch for epoch in range(4) if transform(batch._replace(epoch=epoch))[1].ndim == 2] == mixed_epochs
+    targets = [transform(batch._replace(epoch=epoch))[1] for epoch in range(4)]
+    assert [epoch for epoch in range(4) if targets[epoch].ndim == 2] == mixed_epochs

@@ -16,8 +16,19 @@ from torchvision.transforms.v2 import Resize
 from configs.parts import HOST_AUGMENTATIONS, Options
 from configs.schema import Data, Train
 from datasets.decoding.decode import LazyImage
-from datasets.transforms.host import build_eval_host_transform, build_host_transform, random_crop_box, resize
+from datasets.transforms.host import (
+    HostTransform,
+    build_eval_host_transform,
+    build_host_transform,
+    random_crop_box,
+    resize,
+)
 from tests.datasets.photo import PHOTO, as_tensor
+
+
+def transform_of(keys: dict, seed: int = 0, **train) -> HostTransform:
+    """The transform of a training. keys: of DATA."""
+    return build_host_transform(Data.model_validate(keys), Train.model_validate(train), seed)
 
 
 @pytest.mark.parametrize("axis, key, other", [(-1, "HFLIP_PROB", "VFLIP_PROB"), (-2, "VFLIP_PROB", "HFLIP_PROB")])
@@ -25,7 +36,7 @@ def test_flip_probability(axis, key, other):
     image = torch.arange(9, dtype=torch.uint8).view(1, 3, 3)
     whole = {"IMAGE_SIZE": 3, "RANDOM_CROP_SCALE": [1, 1], "RANDOM_CROP_RATIO": [1, 1], other: 0.0}
     for probability in (0.0, 0.3, 1.0):
-        transform = build_host_transform(Data.model_validate(whole | {key: probability}), Train(), seed=0)
+        transform = transform_of(whole | {key: probability})
         crops = [transform(LazyImage(image), 0, index)[0] for index in range(2000)]
         flipped = sum(torch.equal(crop, image.flip(axis)) for crop in crops)
         assert flipped + sum(torch.equal(crop, image) for crop in crops) == 2000
@@ -36,10 +47,9 @@ def test_options_of_the_device_draw_nothing_from_an_earlier_operation():
     """An additional device operation changes neither the crop nor the draws of the operations before it."""
     image = LazyImage(torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8))
     affine = {"IMAGE_SIZE": 16, "AFFINE_DEGREES": 9.0}
-    erase = Train.model_validate({"RANDOM_ERASE_PROB": 1.0})
-    plain, _ = build_host_transform(Data.model_validate({"IMAGE_SIZE": 16}), Train(), 0)(image, 0, 1)
-    one, drawn = build_host_transform(Data.model_validate(affine), Train(), 0)(image, 0, 1)
-    both, drawn_both = build_host_transform(Data.model_validate(affine), erase, 0)(image, 0, 1)
+    plain, _ = transform_of({"IMAGE_SIZE": 16})(image, 0, 1)
+    one, drawn = transform_of(affine)(image, 0, 1)
+    both, drawn_both = transform_of(affine, RANDOM_ERASE_PROB=1.0)(image, 0, 1)
     assert torch.equal(plain, one)
     assert torch.equal(plain, both)
     assert drawn == drawn_both[:1]
@@ -49,30 +59,32 @@ def test_options_of_the_device_draw_nothing_from_an_earlier_operation():
 @pytest.mark.parametrize("resize", ["squash", "pad"])
 def test_training_and_validation_see_the_whole_image(resize):
     image = torch.full((3, 20, 40), 200, dtype=torch.uint8)
-    data = Data.model_validate({"IMAGE_SIZE": 16, "RESIZE": resize, "HFLIP_PROB": 0.0, "CROP_PCT": 1.0})
-    trained, _ = build_host_transform(data, Train(), 0)(LazyImage(image), 0, 1)
-    validated, _ = build_eval_host_transform(data)(LazyImage(image), 0, 1)
-    assert torch.equal(trained, validated)
+    keys = {"IMAGE_SIZE": 16, "RESIZE": resize, "HFLIP_PROB": 0.0, "CROP_PCT": 1.0}
+    trained, _ = transform_of(keys)(LazyImage(image), 0, 1)
+    assert torch.equal(trained, eval_crop(image, **keys))
     assert trained.shape == (3, 16, 16)
     rows = (trained == 200).all(dim=(0, 2))
     assert rows.sum() == (16 if resize == "squash" else 8)
     assert (trained[:, ~rows] == 128).all()  # the mean color
 
 
+SIZES = [(261, 199), (300, 12), (97, 640), (31, 33)]  # of photographs
+
+
 @pytest.mark.parametrize("size", [64, (40, 96)])
 def test_timms_no_aug_squashes_in_training_only(size):
     """By the keys that docs/recipes.md names; no other box fits into the image."""
     keys = {"IMAGE_SIZE": size, "RANDOM_CROP_SCALE": [1, 1], "RANDOM_CROP_RATIO": [1e-99, 1e99], "HFLIP_PROB": 0.0}
-    train = build_host_transform(Data.model_validate(keys), Train(), 0)
+    train = transform_of(keys)
     shape = [size, size] if isinstance(size, int) else [*size]
     timms = create_transform((3, *shape), is_training=True, no_aug=True, interpolation="bicubic", normalize=False)
-    for width, height in ((261, 199), (300, 12), (97, 640), (31, 33)):
-        image = as_tensor(PHOTO.resize((width, height)))
+    for photo in map(PHOTO.resize, SIZES):
+        image = as_tensor(photo)
+        squashed = resize(image, *shape, "bicubic")
         for index in range(20):
-            assert torch.equal(train(LazyImage(image), 0, index)[0], resize(image, *shape, "bicubic"))
-        assert (resize(image, *shape, "bicubic").int() - timms(PHOTO.resize((width, height))).int()).abs().max() <= 1
-        without = {key: value for key, value in keys.items() if key == "IMAGE_SIZE"}
-        assert torch.equal(eval_crop(image, **keys), eval_crop(image, **without))
+            assert torch.equal(train(LazyImage(image), 0, index)[0], squashed)
+        assert (squashed.int() - timms(photo).int()).abs().max() <= 1
+        assert torch.equal(eval_crop(image, **keys), eval_crop(image, IMAGE_SIZE=size))
 
 
 def test_draws_equal_those_of_earlier_versions():
@@ -85,10 +97,9 @@ def test_draws_equal_those_of_earlier_versions():
             boxes.append(box)
             return super().crop(box)
 
-    train = Train.model_validate({"RANDOM_ERASE_PROB": 0.5})
     drawn = []
     for seed in (0, 7):
-        transform = build_host_transform(Data.model_validate({"IMAGE_SIZE": 8}), train, seed)
+        transform = transform_of({"IMAGE_SIZE": 8}, seed, RANDOM_ERASE_PROB=0.5)
         for number in range(200):
             pixels, (erased,) = transform(Image(columns), number % 3, 1000 * number, number % 2)
             drawn.append((boxes.pop(), bool(pixels[0, 0, 0] > pixels[0, 0, -1]), erased))
@@ -100,27 +111,26 @@ def test_draws_equal_those_of_earlier_versions():
 def test_a_plugin_that_returns_other_pixels_is_refused(monkeypatch):
     """Normalized pixels would become black images."""
     monkeypatch.setitem(HOST_AUGMENTATIONS, "unit", (lambda image, rng, options: image / 255, Options))
-    data = Data.model_validate({"IMAGE_SIZE": 8, "HOST_AUGMENTATIONS": {"unit": {}}})
-    image = LazyImage(torch.zeros(3, 8, 8, dtype=torch.uint8))
+    transform = transform_of({"IMAGE_SIZE": 8, "HOST_AUGMENTATIONS": {"unit": {}}})
     with refused(r"^DATA.HOST_AUGMENTATIONS: .*float32"):
-        build_host_transform(data, Train(), 0)(image, 0, 0)
+        transform(LazyImage(torch.zeros(3, 8, 8, dtype=torch.uint8)), 0, 0)
 
 
 @pytest.mark.parametrize(
-    "box, mode, interpolation, size",
+    "top, left, height, width, mode, interpolation, size",
     [
-        ((20, 30, 150, 100), "RGB", "bicubic", 32),
-        ((3, 5, 7, 250), "L", "bicubic", 224),
-        ((0, 0, 1, 1), "RGB", "bilinear", 9),
-        ((40, 7, 96, 96), "RGB", "bicubic", 96),
+        (20, 30, 150, 100, "RGB", "bicubic", 32),
+        (3, 5, 7, 250, "L", "bicubic", 224),
+        (0, 0, 1, 1, "RGB", "bilinear", 9),
+        (40, 7, 96, 96, "RGB", "bicubic", 96),
     ],
 )
-def test_resize_is_pillows_antialiased_filter(box, mode, interpolation, size):
+def test_resize_is_pillows_antialiased_filter(top, left, height, width, mode, interpolation, size):
     photo = PHOTO.resize((320, 280)).convert(mode)
-    top, left, height, width = box
     part = photo.crop((left, top, left + width, top + height))
     reference = as_tensor(part.resize((size, size), Image.Resampling[interpolation.upper()]))
-    crop = resize(LazyImage(as_tensor(photo)).crop(box), size, size, interpolation)
+    crop = LazyImage(as_tensor(photo)).crop((top, left, height, width))
+    crop = resize(crop, size, size, interpolation)
     assert crop.dtype == torch.uint8
     assert crop.shape == reference.shape
     difference = (crop.int() - reference.int()).abs()
@@ -137,16 +147,13 @@ def eval_crop(image: torch.Tensor, **keys) -> torch.Tensor:
 @pytest.mark.parametrize("crop_pct", [0.95, 0.6])
 @pytest.mark.parametrize("size", [225, (128, 33)])
 def test_the_modes_are_timms(resize, mode, crop_pct, size):
-    normalization = {"IMAGENET_MEAN": (0.485, 0.456, 0.406), "IMAGENET_STD": (0.229, 0.224, 0.225)}
-    as_timm = create_transform(
-        size, interpolation="bicubic", mean=normalization["IMAGENET_MEAN"], std=normalization["IMAGENET_STD"],
-        crop_pct=crop_pct, crop_mode=mode, normalize=False,
-    )  # fmt: skip
-    for width, height in ((261, 199), (300, 12), (97, 640), (31, 33), (224, 224)):
-        photo = PHOTO.resize((width, height))
-        keys = {"IMAGE_SIZE": size, "RESIZE": resize, "CROP_PCT": crop_pct} | normalization
-        ours = eval_crop(as_tensor(photo), **keys)
-        theirs = as_timm(photo)
+    mean = (0.485, 0.456, 0.406)  # the color of a border
+    timms = create_transform(
+        size, interpolation="bicubic", mean=mean, crop_pct=crop_pct, crop_mode=mode, normalize=False
+    )
+    for photo in map(PHOTO.resize, [*SIZES, (224, 224)]):
+        ours = eval_crop(as_tensor(photo), IMAGE_SIZE=size, RESIZE=resize, CROP_PCT=crop_pct, IMAGENET_MEAN=mean)
+        theirs = timms(photo)
         assert ours.shape == theirs.shape
         assert (ours.int() - theirs.int()).abs().float().mean() < 0.2
 
@@ -181,8 +188,8 @@ def test_random_crop_box_is_distributed_as_torchvisions(height, width, scale):
     assert (own[:, :2] + own[:, 2:] <= [height, width]).all()
     spread = reference.std(axis=0) + 0.5
     assert (np.abs(own.mean(axis=0) - reference.mean(axis=0)) < 0.1 * spread).all()
-    quantiles = np.quantile(own, (0.1, 0.5, 0.9), axis=0) - np.quantile(reference, (0.1, 0.5, 0.9), axis=0)
-    assert (np.abs(quantiles) < 0.2 * spread).all()
+    ours, theirs = (np.quantile(boxes, (0.1, 0.5, 0.9), axis=0) for boxes in (own, reference))
+    assert (np.abs(ours - theirs) < 0.2 * spread).all()
 
 
 @pytest.mark.parametrize("height, width", [(20, 3000), (7, 3)])
