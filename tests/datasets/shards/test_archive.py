@@ -1,13 +1,14 @@
 """Archives of Python and GNU tar are read; damaged and hostile ones, some of which `tarfile` accepts, are named.
 Samples of a shard are WebDataset's, with the labels of its files."""
 
-import json
 import re
 import subprocess
 import tarfile
+from ast import literal_eval
 
 import pytest
 import webdataset
+from conftest import cells_of
 from tar_files import numbered, tar_of, with_header
 
 from datasets.shards.records import Archive, DamagedShard, Record, read_records
@@ -34,6 +35,10 @@ def error_of(data: bytes) -> str:
     return message
 
 
+def octal(number: int) -> bytes:
+    return b"%011o" % number
+
+
 def pax(records: bytes, kind: bytes = b"x") -> bytes:
     """A header with these records, of the next file (x) or of all that follow (g)."""
     header = with_header(tar_of({"a": records}, tarfile.USTAR_FORMAT), 0, type=kind)
@@ -43,20 +48,23 @@ def pax(records: bytes, kind: bytes = b"x") -> bytes:
 @pytest.mark.parametrize("options", [["--format=gnu"], ["--format=posix", "-b", "1"]])
 def test_archives_of_gnu_tar(tmp_path, options):
     names = ["1.jpg", "1.cls", "n" * 150 + ".jpg"]
-    (tmp_path / "in" / "a").mkdir(parents=True)
+    folder = tmp_path / "in/a"
+    folder.mkdir(parents=True)
     for name in names:
-        (tmp_path / "in" / "a" / name).write_bytes(b"1" * 1000)
+        (folder / name).write_bytes(b"1" * 1000)
     path = tmp_path / "a.tar"
     other = tmp_path / "b.tar"
-    subprocess.run(["tar", "-C", tmp_path / "in", *options, "-cf", path, "."], check=True)
+    subprocess.run(["tar", "-C", folder.parent, *options, "-cf", path, "."], check=True)
     other.write_bytes(tar_of({"b/2.jpg": b"3"}))
     subprocess.run(["tar", "-Af", path, other], check=True)
-    assert files_in(path.read_bytes()) == {f"./a/{name}": b"1" * 1000 for name in names} | {"b/2.jpg": b"3"}
+    expected = {f"./a/{name}": b"1" * 1000 for name in names}
+    assert files_in(path.read_bytes()) == expected | {"b/2.jpg": b"3"}
 
 
 def test_a_comment_in_a_global_header_does_not_count_and_a_size_in_a_pax_header_does():
     assert files_in(pax(b"21 comment=hello abc\n", b"g") + FILE) == {"b": b"1"}
-    data = pax(b"12 size=700\n") + with_header(tar_of({"a": b"x" * 700}, tarfile.USTAR_FORMAT), 0, size=b"%011o" % 3)
+    large = tar_of({"a": b"x" * 700}, tarfile.USTAR_FORMAT)
+    data = pax(b"12 size=700\n") + with_header(large, 0, size=octal(3))
     assert files_in(data) == {"a": b"x" * 700}
 
 
@@ -83,8 +91,8 @@ REFUSED = [
     (member(type=b"6"), NO_FILE),
     (member(name=b"b/../a\0"), NO_FILE),
     (member(type=b"5", name=b"/a/\0"), NO_FILE),
-    (member(size=b"%011o" % 400_000_001), NO_FILE),
-    (member(type=b"L", size=b"%011o" % 65_537), "headers at byte 0 with more than"),
+    (member(size=octal(400_000_001)), NO_FILE),
+    (member(type=b"L", size=octal(65_537)), "headers at byte 0 with more than"),
     (member(type=b"L"), "no valid header at byte 0"),
     (member(type=b"S", prefix=bytes(137) + b"\1"), NO_FILE),  # sparse; 1: its map continues
     (pax(b"12 path=a\0b\n") + FILE, NO_FILE),
@@ -127,60 +135,64 @@ def test_keys_and_extensions_are_those_of_webdataset(tmp_path):
     }  # fmt: skip
     (tmp_path / "shard.tar").write_bytes(data := tar_of(files))
     source = [{"url": str(tmp_path / "shard.tar")}]
-    expected = []
+    theirs = {}
     for sample in webdataset.tariterators.tarfile_samples(source, handler=webdataset.reraise_exception):
-        content = [sample[extension] for extension in ("jpg", "jpeg", "png", "webp") if extension in sample]
-        if content and not sample["__key__"].endswith("/"):
-            expected.append((sample["__key__"], content[0]))
-    records, _ = records_of(files)
-    assert [(r.name.rpartition(".")[0], data[r.offset :][: r.length]) for r in records] == expected
-    assert [key for key, _ in expected] == ["./a.b/c", "x", "y", "d.e/z"]
+        theirs |= {(sample["__key__"], ending): content for ending, content in sample.items()}
+    ours = {}
+    for record in records_of(files)[0]:
+        key, _, ending = record.name.rpartition(".")
+        ours[key, ending.lower()] = data[record.offset :][: record.length]
+    assert [key for key, _ in ours] == ["./a.b/c", "x", "y", "d.e/z"]
+    assert ours.items() <= theirs.items()
 
 
-@pytest.mark.parametrize(
-    "files, label",
-    [
-        ({"cat/a.jpg": b"", "cat/a.cls": b" 3\n", "cat/a.json": b'{"label": 4}'}, 3),
-        ({"a.jpg": b"", "a.cls": b"3", "a.x.json": b"{}", "a.y.json": b"{}"}, 3),
-        ({"cat/a.jpg": b"", "cat/a.json": b'{"other": 1, "cls": 5, "target": 6}'}, 5),
-        ({"a.json": b'{"label": true, "class": 2.0, "class_id": 3}', "a.jpg": b""}, 2),
-        ({"a.jpg": b"", "a.json": b'{"label": null, "class_name": "dog"}'}, "dog"),
-        ({"a.jpg": b"", "a.json": b'"cat"'}, "cat"),
-        ({"train/cat/a.jpg": b"", "train/cat/a.json": b'{"caption": "x"}'}, "cat"),
-        ({"a.jpg": b"", "a.txt": b"5"}, None),
-        ({"caf\udce9/a.jpg": b""}, "caf\udce9"),
-    ],
-)
-def test_the_label_is_that_of_the_first_source(files, label):
-    assert [record.label for record in records_of(files)[0]] == [label]
+# The files of a sample, their texts after an equals sign; the label
+LABELS = r"""
+cat/a.jpg cat/a.cls=\t3\n cat/a.json={"label":4} | 3
+a.jpg a.cls=3 a.x.json={} a.y.json={} | 3
+cat/a.jpg cat/a.json={"other":1,"cls":5,"target":6} | 5
+a.json={"label":true,"class":2.0,"class_id":3} a.jpg | 2
+a.jpg a.json={"label":null,"class_name":"dog"} | 'dog'
+a.jpg a.json="cat" | 'cat'
+train/cat/a.jpg train/cat/a.json={"caption":"x"} | 'cat'
+a.jpg a.txt=5 | None
+caf\udce9/a.jpg | 'caf\udce9'
+"""
+
+
+@pytest.mark.parametrize("names, label", cells_of(LABELS))
+def test_the_label_is_that_of_the_first_source(names, label):
+    files = {}
+    for word in names.encode().decode("unicode_escape").split(" "):
+        name, _, text = word.partition("=")
+        files[name] = text.encode()
+    assert [record.label for record in records_of(files)[0]] == [literal_eval(label)]
 
 
 def test_a_label_key_selects_the_label():
-    files = {}
-    for number, label in enumerate((4, "dog")):
-        files |= {f"{number}.jpg": b"", f"{number}.cls": b"1", f"{number}.json": json.dumps({"alt": label}).encode()}
+    files = {"0.jpg": b"", "0.cls": b"1", "0.json": b'{"alt": 4}', "1.jpg": b"", "1.json": b'{"alt": "dog"}'}
     records, _ = records_of(files, "alt")
     assert [(record.name, record.label) for record in records] == [("0.jpg", 4), ("1.jpg", "dog")]
     assert "'other'" in error_of_files(files, "other")
     assert "'alt'" in error_of_files({"a.jpg": b"", "a.cls": b"1"}, "alt")
 
 
-@pytest.mark.parametrize(
-    "name, content, problem",
-    [
-        ("cls", b"-1", "'-1'"),
-        ("cls", "٣".encode(), "not a whole number"),
-        ("json", b"9" * 5000, "not valid JSON"),
-        ("json", b"[" * 100_000, "not valid JSON"),
-        ("json", b'"' + b"a" * 256 + b'"', "at most 255"),
-        ("json", b'"\\ud800"', "not the name of a class"),
-        ("json", b" " * (1 << 20) + b"1", "1,048,576"),
-    ],
-)
-def test_invalid_labels_are_named(name, content, problem):
+INVALID = {  # an ending and the content of the file: a part of the error
+    ("cls", b"-1"): "'-1'",
+    ("cls", "٣".encode()): "not a whole number",
+    ("json", b"9" * 5000): "not valid JSON",
+    ("json", b"[" * 100_000): "not valid JSON",
+    ("json", b'"' + b"a" * 256 + b'"'): "at most 255",
+    ("json", b'"\\ud800"'): "not the name of a class",
+    ("json", b" " * (1 << 20) + b"1"): "1,048,576",
+}
+
+
+@pytest.mark.parametrize("name, content", INVALID, ids=INVALID.values())
+def test_invalid_labels_are_named(name, content):
     message = error_of_files({"b/a.jpg": b"", f"b/a.{name}": content})
     assert message.startswith(f"a.tar: sample 'b/a': .{name}")
-    assert problem in message
+    assert INVALID[name, content] in message
 
 
 def test_samples_without_an_image_are_counted():
@@ -198,12 +210,15 @@ def test_the_last_part_of_an_extension_is_its_kind():
     assert [(one.name, one.label) for one in records_of(files)[0]] == [("2.jpg", 5)]
 
 
-@pytest.mark.parametrize(
-    "names, name",
-    [
-        ("a.jpg b.jpg a.cls", "'a'"), ("a.jpg a.JPG", "'a.JPG'"), ("a.jpg b.jpg a.jpg", "'a'"),
-        ("a.0.jpg a.1.png", "'a.0.jpg' and 'a.1.png'"), ("a.jpg a.x.cls a.y.cls", "'a.x.cls' and 'a.y.cls'"),
-    ],
-)  # fmt: skip
+REPEATED = """
+a.jpg b.jpg a.cls | 'a'
+a.jpg a.JPG | 'a.JPG'
+a.jpg b.jpg a.jpg | 'a'
+a.0.jpg a.1.png | 'a.0.jpg' and 'a.1.png'
+a.jpg a.x.cls a.y.cls | 'a.x.cls' and 'a.y.cls'
+"""
+
+
+@pytest.mark.parametrize("names, name", cells_of(REPEATED))
 def test_repeated_samples_are_refused(names, name):
     assert name in error_of_files([(one, b"1") for one in names.split()])

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import line_of, refused, told
+from conftest import cells_of, line_of, refused, told
 from PIL import Image
 from test_tables import read
 
@@ -26,6 +26,10 @@ NAMES = ["zebra", "ant", "mole"]
 def encoded(number):
     """An image whose brightness is its number."""
     return encode(Image.new("L", (6, 4), number), "PNG")
+
+
+def number_of(image):
+    return int(image.pixels[0, 0, 0])
 
 
 def write(file, numbers, labels="class", rows=4, images=None, names=NAMES, **columns):
@@ -56,7 +60,7 @@ def hub(tmp_path):
 
 def classes_of(samples):
     """The name of the class of each image, by its number."""
-    numbers = [int(samples.open(index, 1).pixels[0, 0, 0]) for index in range(len(samples))]
+    numbers = [number_of(samples.open(index, 1)) for index in range(len(samples))]
     return dict(zip(numbers, (samples.class_names[label] for label in samples.targets), strict=True))
 
 
@@ -69,7 +73,7 @@ def test_splits_classes_and_images(hub, dataset):
         assert samples.class_names == NAMES
         indices = random.Random(0).sample(range(len(samples)), len(samples))
         for worker in (samples, pickle.loads(pickle.dumps(samples))):
-            images = [int(image.pixels[0, 0, 0]) for image in worker.open_all(indices, 3)]
+            images = [number_of(image) for image in worker.open_all(indices, 3)]
             assert images == [start + index for index in indices]
         assert samples.targets.tolist() == [(start + index) % 3 for index in range(len(samples))]
     train = splits[0]
@@ -110,13 +114,15 @@ def test_files_without_splits_are_split(tmp_path, labels, names):
 
 
 def test_columns_of_splits_and_of_labels(tmp_path):
+    file = tmp_path / "all.parquet"
+    write(file, range(30), None, tags=[["a"], ["b"]] * 15)
+    with refused(r"DATA\.COLUMNS"):
+        read(tmp_path)
     splits = ["train"] * 20 + ["validation"] * 6 + ["test"] * 4
-    for columns in ({"fine": ["a", "b"] * 15, "coarse": ["x"] * 30, "split": splits}, {"tags": [["a"], ["b"]] * 15}):
-        write(tmp_path / "all.parquet", range(30), None, **columns)
-        with refused(r"DATA\.COLUMNS"):
-            read(tmp_path)
-        if "fine" in columns:
-            assert list(map(len, read(tmp_path, columns={"label": "fine"}))) == [20, 6, 4]
+    write(file, range(30), None, fine=["a", "b"] * 15, coarse=["x"] * 30, split=splits)
+    with refused(r"DATA\.COLUMNS"):
+        read(tmp_path)
+    assert list(map(len, read(tmp_path, columns={"label": "fine"}))) == [20, 6, 4]
 
 
 @pytest.mark.parametrize("place", ["split=train/label={}", "class={}/site=1"])
@@ -156,20 +162,21 @@ def test_types_of_images_and_labels(tmp_path, of_images, of_labels):
     assert classes_of(train) | classes_of(val) == {3: "a", 5: "b"}
 
 
-@pytest.mark.parametrize(
-    "columns, named",
-    [
-        ({"image": [[1, 2]] * 4}, r"image'? \(list<"),
-        ({"image": [[{"bytes": b"1"}]] * 4}, r"image'? \(list<"),
-        ({"image": [{"path": "x.png"}] * 4}, r"image'? \(struct<path: "),
-        ({"image": [{"image": {"bytes": b"1", "path": "x"}}] * 4}, r"image'? \(struct<image: "),
-        ({"image": [b"1"] * 4, "label": [[1]] * 4}, r"label'? \(list<"),
-        ({"image": [b"1"] * 4, "label": [{"a": 1}] * 4}, r"label'? \(struct<"),
-    ],
-)
+OF_OTHER_TYPES = {  # columns of images and of labels; a part of the error
+    "numbers": ([1, 2], "a", r"image'? \(list<"),
+    "lists of images": ([{"bytes": b"1"}], "a", r"image'? \(list<"),
+    "paths": ({"path": "x.png"}, "a", r"image'? \(struct<path: "),
+    "images in images": ({"image": {"bytes": b"1", "path": "x"}}, "a", r"image'? \(struct<image: "),
+    "lists of labels": (b"1", [1], r"label'? \(list<"),
+    "structs of labels": (b"1", {"a": 1}, r"label'? \(struct<"),
+}
+
+
+@pytest.mark.parametrize("case", OF_OTHER_TYPES)
 @pytest.mark.parametrize("given", [None, {"path": "image", "label": "label"}])
-def test_a_column_of_another_type_is_named_with_it(tmp_path, columns, named, given):
-    pq.write_table(pa.table({"label": ["a", "b"] * 2} | columns), tmp_path / "x.parquet")
+def test_a_column_of_another_type_is_named_with_it(tmp_path, case, given):
+    image, label, named = OF_OTHER_TYPES[case]
+    pq.write_table(pa.table({"image": [image] * 4, "label": [label] * 4}), tmp_path / "x.parquet")
     with refused(named):
         read(tmp_path, columns=given)
 
@@ -184,7 +191,7 @@ def test_names_in_a_readme_are_not_read(tmp_path):
 def test_images_to_predict(hub):
     file = hub / "data/test-00000-of-00001.parquet"
     samples = unlabelled(str(file), Data())
-    assert [int(samples.open(index, 1).pixels[0, 0, 0]) for index in range(3)] == [36, 37, 38]
+    assert [number_of(samples.open(index, 1)) for index in range(3)] == [36, 37, 38]
     assert samples.listed_name(2) == f"{file}:2"
     with refused("-predict"):
         unlabelled(str(hub), Data())
@@ -211,27 +218,25 @@ def test_unreadable_rows(tmp_path):
     assert "0.parquet:" in samples.name(0)
 
 
-@pytest.mark.parametrize(
-    "names, content, part",
-    [
-        (["0.parquet"], b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "/0.parquet"),
-        (["0.parquet"], b"PAR1 cut off", "/0.parquet"),
-        (["train-00000-of-00003.parquet"], None, "/train-00000-of-00003.parquet"),
-        (["a-train-00000-of-00001.parquet", "b-train-00000-of-00001.parquet"], None, "/a-train-"),
-        (["train/0.parquet", "1.parquet"], None, "/1.parquet"),
-        (
-            ["README.md", "x/a.parquet", "x/b.parquet"],
-            b"---\ndata_files:\n- {split: test, path: x/b.parquet}\n",
-            "/README.md",
-        ),
-        (["a/train-00000-of-00001.parquet", "b/train-00000-of-00001.parquet"], None, r"-data_path=\S+/a or -d\S+/b"),
-    ],
-)
+# Files; the content of the first one; a part of the error
+REFUSED = r"""
+0.parquet | version https://git-lfs.github.com/spec/v1\noid sha256:0\n | /0.parquet
+0.parquet | PAR1 cut off | /0.parquet
+train-00000-of-00003.parquet | | /train-00000-of-00003.parquet
+a-train-00000-of-00001.parquet b-train-00000-of-00001.parquet | | /a-train-
+train/0.parquet 1.parquet | | /1.parquet
+README.md x/a.parquet x/b.parquet | ---\ndata_files:\n- {split: test, path: x/b.parquet}\n | /README.md
+a/train-00000-of-00001.parquet b/train-00000-of-00001.parquet | | -data_path=\S+/a or -d\S+/b
+"""
+
+
+@pytest.mark.parametrize("names, content, part", cells_of(REFUSED))
 def test_what_is_refused(tmp_path, names, content, part):
-    for name in names:
-        write(tmp_path / name, range(6))
+    files = [tmp_path / name for name in names.split()]
+    for file in files:
+        write(file, range(6))
     if content:
-        (tmp_path / names[0]).write_bytes(content)
+        files[0].write_text(content.replace("\\n", "\n"))
     assert re.search(part, line_of(read, tmp_path))
 
 
@@ -240,6 +245,6 @@ def test_large_row_groups_are_shuffled_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.sources.listed.parquet._CACHE_BYTES", 10)
     train, _ = read(tmp_path)
     assert train.windows.size == 1
-    assert [int(image.pixels[0, 0, 0]) for image in train.open_all([20, 0, 9], 1)]
+    assert [number_of(image) for image in train.open_all([20, 0, 9], 1)]
     assert len(train._cache) == 1
     assert np.array_equal(np.sort(train.windows.order(1, 0)), np.arange(len(train)))
