@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from pydantic import ValidationError
 
@@ -27,6 +28,14 @@ from utils.files import open_regular_file, read_json
 from utils.notes import Note
 
 PADDLE, SAFETENSORS, TORCH, NPZ = ".pdparams", ".safetensors", ".pth", ".npz"
+# Files of other programs, by their ending, that are taken for weights
+_NO_WEIGHTS = {
+    ".onnx": "a program of ONNX",
+    ".pt2": "a program of torch.export",
+    ".keras": "a model of Keras",
+    ".h5": "a model of Keras",
+    ".zip": "an archive of files",
+}
 _OLD_TORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # in the first pickle of torch before 1.6
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA
@@ -96,12 +105,21 @@ def format_of(file: Path) -> str:
         raise UserError(f"{file}: is a pointer of Git LFS, not the weights; get them with: git lfs pull")
     if head.startswith(b"PK"):
         first = head[30 : 30 + int.from_bytes(head[26:28], "little")]  # the name of the first file in the archive
-        return NPZ if first.endswith(b".npy") else TORCH
+        if first.endswith(b".npy"):
+            return NPZ
+        return TORCH if _may_be_of_torch(file) else ""
     if head.startswith(b"\x80") and _OLD_TORCH in head[:40]:
         return TORCH
     if head[8:9] == b"{":  # after the size of the header, 8 bytes
         return SAFETENSORS
     return ""
+
+
+def _may_be_of_torch(archive: Path) -> bool:
+    """Whether it has the member that torch reads; True for a damaged archive, which its reader explains."""
+    with suppress(Exception), ZipFile(archive) as members:  # of many types
+        return any(name.endswith("/data.pkl") for name in members.namelist())
+    return True
 
 
 @dataclass(frozen=True)
@@ -138,9 +156,8 @@ def open_weights(path: str | Path) -> Header:
     file = find_weights(str(path))
     header = Header(file, format_of(file))
     if not header.kind:
-        known = ", ".join(WEIGHTS_EXTENSIONS)
-        problem = f"{file}: is damaged, or of none of the known formats ({known})"
-        raise UserError(f"{problem}; download it again or give another")
+        kind = _NO_WEIGHTS.get(file.suffix.lower(), "damaged, or of none of the known formats")
+        raise UserError(f"{file}: is {kind}; give a file of weights: {', '.join(WEIGHTS_EXTENSIONS)}")
     if header.kind == SAFETENSORS:
         beside = read_json(file.with_name(CONFIG)) if file.name in (*WEIGHTS, SHARDS) else {}
         return replace(header, content=read_metadata(file), is_of_transformers=not is_of_timm(beside))

@@ -37,7 +37,16 @@ ITSELF["model"] = ITSELF
 
 def inflated(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"")
         archive.writestr("archive/data/0", bytes(10**8))
+
+
+def archive_of(name: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(name, b"")
+
+    return write
 
 
 def altered(ending: str, old: bytes, new: bytes) -> Callable[[Path], None]:
@@ -95,6 +104,11 @@ REFUSED = {  # ending, content or what writes it, words of the line
     "a dict in itself": ("pth", ITSELF, NO_TENSORS),
     "TorchScript": ("pt", torchscript, "contains a pickled object"),
     "Git LFS": ("pt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+    "torch.export's": ("pt2", archive_of("model/models/model.json"), "is a program of torch.export; [^\n]*safetensors"),
+    "ONNX": ("onnx", b"\x08\n\x12\x07pytorch", "is a program of ONNX; [^\n]*safetensors"),
+    "Keras'": ("keras", archive_of("model.weights.h5"), "is a model of Keras; [^\n]*safetensors"),
+    "an archive": ("zip", archive_of("weights.pth"), "is an archive"),
+    "an archive, renamed": ("pth", archive_of("weights.txt"), "none of the known formats"),
     "PaddlePaddle's, renamed": ("pth", lambda path: pickled(path, paddle_state()), "none of the known formats"),
     "torch's, renamed": ("pdparams", lambda path: torch.save(VIT, path), DAMAGED),
     "bytes that unpack to many": ("pth", inflated, "would unpack from"),
