@@ -14,18 +14,40 @@ _OF_EXAMPLE = _NEEDED | {"best_acc1", "best_prec1", "optimizer", "scheduler", "s
 _OF_MOCO = {"model": "vit_small_patch16_224", "model_kwargs": {"num_heads": 12}}  # MoCo v3; DeiT's has 6 heads
 
 
+OPEN_CLIP = "open_clip"  # begins the names of OpenCLIP's weights, and of the file beside them
+_CROP_MODES = {"shortest": "center", "longest": "border", "squash": "squash"}  # timm's, by OpenCLIP's resize_mode
+
+
+def open_clip_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As `fixed_arguments`, of OpenCLIP's open_clip_config.json; empty for a file without its entries."""
+    try:
+        model = config["model_cfg"]
+        vision = model["vision_cfg"]
+        stated = {"interpolation": "bicubic", "resize_mode": "shortest"} | config["preprocess_cfg"]
+        arguments = {"img_size": vision["image_size"], "crop_pct": 1.0, "crop_mode": _CROP_MODES[stated["resize_mode"]]}
+    except (KeyError, TypeError):
+        return {}
+    arguments |= {name: stated[name] for name in ("mean", "std", "interpolation") if name in stated}
+    is_own_vit = isinstance(vision.get("layers"), int) and "timm_model_name" not in vision
+    if is_own_vit and model.get("quick_gelu"):
+        arguments["model_kwargs"] = {"act_layer": "quick_gelu"}
+    return arguments
+
+
 def fixed_arguments(entries: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """By the names of timm's arguments; empty for a program that is not known.
 
     entries: of the file. options: its `args`, with the sections of its `config`, which Swin's program writes.
     Sources: PyTorch's example for ImageNet and MoCo, torchvision's references, DeiT, MAE, ConvNeXt, Swin, DINO, iBOT.
-    BEiT and EVA have the normalization of timm's model.
+    BEiT and EVA have the normalization of timm's model, unless they are told to take ImageNet's.
     """
     match options:
         case {"imagenet_default_mean_and_std": False}:
             return {}
         case {"val_resize_size": int(side), "val_crop_size": int(shown)} if side > 0:
             return _IMAGENET | {"img_size": shown, "crop_pct": shown / side}
+        case {"rel_pos_bias": _, "crop_pct": None, "input_size": int(side)} if side >= 384:  # BEiT
+            return _OF_DEIT | {"crop_pct": 1.0}
         case {"nb_classes": _, "crop_pct": None, "input_size": int(side)} if side >= 384:  # ConvNeXt
             return _OF_DEIT | _WHOLE
         case {"nb_classes": _, "global_pool": bool(is_average), "input_size": int(side)}:  # MAE

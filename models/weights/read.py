@@ -23,7 +23,7 @@ from configs.yaml_io import parse_value
 from models.transformers_model import read_folder
 from models.tuning import A, merge_adapters
 from models.weights.names import State, google_to_timm, summarize_names
-from models.weights.programs import fixed_arguments
+from models.weights.programs import OPEN_CLIP, fixed_arguments, open_clip_arguments
 from utils.errors import UserError
 from utils.file_formats.hf_folder import LOCAL, SHARDS
 from utils.file_formats.pickles import (
@@ -111,7 +111,14 @@ class WeightsFile(Header):
         arguments = _named(self.entries.get("args"))
         sections = {name: _named(section) for name, section in _named(self.entries.get("config")).items()}
         stated = {name: value for name, value in arguments.items() if value not in (None, "")}
-        return fixed_arguments(self.entries, sections | arguments) | stated
+        return fixed_arguments(self.entries, sections | arguments) | stated | self.of_open_clip
+
+    @cached_property
+    def of_open_clip(self) -> dict[str, Any]:
+        """What OpenCLIP's file beside its weights states, by the names of timm's arguments; empty for other weights."""
+        if not self.file.name.startswith(OPEN_CLIP):
+            return {}
+        return open_clip_arguments(read_json(self.file.with_name(f"{OPEN_CLIP}_config.json")))
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -130,7 +137,8 @@ class WeightsFile(Header):
 
     def network_arguments(self, name: str) -> dict[str, Any]:
         """The arguments of timm's model `name` by the arguments of timm's train.py; empty for another architecture."""
-        if name.partition(".")[0] != self.architecture.partition(".")[0]:
+        is_named = name.partition(".")[0] == self.architecture.partition(".")[0]
+        if not is_named and not self.of_open_clip:
             return {}
         stated = {argument: self.program_arguments.get(key) for key, argument in _OF_NETWORK.items()}
         further = self.program_arguments.get("model_kwargs")

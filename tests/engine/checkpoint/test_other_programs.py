@@ -132,6 +132,11 @@ OF_PROGRAMS = {  # model, what the file has beside the weights, side or size aft
         {"args": Namespace(model="test_convnext", nb_classes=3, input_size=384, crop_pct=None)},
         (384, 384), "bicubic",
     ),
+    "BEiT": (
+        "test_convnext",
+        {"args": Namespace(model="test_convnext", nb_classes=3, input_size=384, crop_pct=None, rel_pos_bias=True)},
+        384, "bicubic",
+    ),
     "MAE": (
         "test_vit",
         {"args": Namespace(model="test_vit", nb_classes=3, input_size=256, global_pool=True)},
@@ -159,6 +164,23 @@ def test_what_a_program_fixes_decides_pixels_and_network(program, tmp_path):
     options = options_of_weights(parse_command_line(words))[0]
     pixels = pixels_of(options.data)
     assert (pixels - expected).abs().mean() < 0.02
+    assert torch.allclose(build_eval_model(options, CPU).fp32.eval()(pixels), model(pixels), atol=1e-5)
+
+
+def test_the_file_beside_open_clips_weights_decides_pixels_and_activation(tmp_path):
+    small = {"embed_dim": 64, "depth": 1, "num_heads": 1}
+    model = timm.create_model("vit_base_patch16_clip_quickgelu_224", img_size=32, num_classes=3, **small).eval()
+    torch.save(model.state_dict(), tmp_path / "open_clip_pytorch_model.bin")
+    shown = {"mean": [0.5] * 3, "std": [0.25] * 3, "resize_mode": "squash"}
+    beside = {"quick_gelu": True, "vision_cfg": {"layers": 1, "width": 64, "patch_size": 16, "image_size": 32}}
+    config = {"model_cfg": beside, "preprocess_cfg": shown}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    words = ["-eval", f"-pretrained={tmp_path}/open_clip_pytorch_model.bin", "-model=vit_base_patch16_clip_224"]
+    command = parse_command_line([*words, "-opts", f"MODEL.KWARGS={small}", "MODEL.NUM_CLASSES=3"])
+    options = options_of_weights(command)[0]
+    pixels = pixels_of(options.data)
+    expected = as_tensor(PHOTO.resize((131, 96)).resize((32, 32)))[None] / 255
+    assert ((expected - 0.5) / 0.25 - pixels).abs().mean() < 0.02
     assert torch.allclose(build_eval_model(options, CPU).fp32.eval()(pixels), model(pixels), atol=1e-5)
 
 
