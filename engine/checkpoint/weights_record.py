@@ -99,14 +99,20 @@ def _array_of(tensor: Any, dtype: str) -> np.ndarray:
 
 
 def exported_entry(split: RunSplit | None) -> dict[str, Any]:
-    """The entry of weights without their training images, by its name; empty if the split is not known."""
+    """The entry of weights as JSON, by its name; empty if the split is not known.
+
+    trained: the hashes of the training images, so that an evaluation of them has the warning of a checkpoint.
+    """
     if split is None or split.held_out is None:
         return {}
     if not split.held_out:
         return {ENTRY: None}
+    return {ENTRY: _listed(split) | {"trained": split.trained.tobytes().hex()}}
+
+
+def _listed(split: RunSplit) -> dict[str, Any]:
     groups = {"groups": list(split.held_out_groups)} if split.held_out_groups else {}
-    entry = {"digest": split.digest, "held_out": list(split.held_out), **groups}
-    return {ENTRY: entry}
+    return {"digest": split.digest, "held_out": list(split.held_out or ()), **groups}
 
 
 def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
@@ -125,9 +131,10 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
         return rule
     try:
         digest, held_out = entry["digest"], entry["held_out"]
-        trained = rule.trained
         if isinstance(held_out, torch.Tensor):  # of a checkpoint
             trained = _array_of(entry["trained"], "int64").view(np.uint64)
+        else:  # of an export: before version 0.3 without hashes
+            trained = np.frombuffer(bytes.fromhex(entry.get("trained", "")), "<u8")
         split = replace(
             rule,
             held_out=_to_names(held_out),
@@ -191,7 +198,7 @@ def _read_thresholds(content: Mapping[str, Any]) -> list[float] | None:
 def write_held_out(folder: Path, split: RunSplit | None) -> None:
     """Writes `held_out.json` if the run holds images out; raises OSError if that fails."""
     if split:
-        atomic_write(folder / HELD_OUT_FILE, json.dumps(exported_entry(split)[ENTRY], indent=2) + "\n")
+        atomic_write(folder / HELD_OUT_FILE, json.dumps(_listed(split), indent=2) + "\n")
 
 
 class _Description(BaseModel, strict=True):
@@ -380,6 +387,8 @@ def record_in(weights: WeightsFile) -> WeightsRecord | None:
     transformers whose .json files cannot be read.
     """
     is_safetensors = weights.kind == SAFETENSORS
+    if weights.of_open_clip:
+        return None
     if weights.file.name == WEIGHTS[1] or (is_safetensors and OPTIONS_ENTRY not in weights.entries):
         return _record_in_folder(weights.file.parent, weights.is_of_transformers)
     content = dict(weights.entries)

@@ -125,7 +125,8 @@ def test_the_entry_of_a_checkpoint():
     _, _, run = part([*PATHS, "a/\udcff\n.jpg"], "train", val_fraction=0.9)
     exported, saved = read_again(run, data)
     assert exported == saved == run
-    assert np.array_equal(saved.trained, run.trained)
+    for read in (exported, saved):
+        assert np.array_equal(read.trained, run.trained)
     assert read_split({}, data) == RunSplit(0, 0.9, None)
     assert read_split({ENTRY: None}, {}) == RunSplit(0, 0.1, ())
     assert read_split({ENTRY: None}, {"FOLDS": 5, "FOLD": 3}) == RunSplit(0, 0.1, (), fold=(3, 5))
