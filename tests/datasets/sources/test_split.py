@@ -4,25 +4,23 @@ import io
 import json
 from collections import Counter
 from hashlib import blake2b
+from itertools import chain
 from unicodedata import normalize
 
 import numpy as np
 import pytest
 import torch
-from conftest import line_of, refused, told
-from source_helpers import names_of, options, write_classes, write_image
+from conftest import CPU, cells_of, line_of, refused, told
+from source_helpers import options, write_classes, write_image
 
 from datasets.reading import read_samples
-from datasets.shards.samples import TarSamples
-from datasets.sources.shared_arrays import StringPacker, strings_in
+from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.source import source_class
 from datasets.sources.split import RunSplit, Splitter, hash_paths
 from engine.checkpoint.weights_record import ENTRY, exported_entry, read_split, split_to_entry
 from scripts import make_shards
 from tests.datasets.shards.tar_files import jpeg, tar_of
-from utils.distributed import single_process
 
-CPU = single_process("cpu")
 PATHS = [f"{name}/{number}.jpg" for name in ("a", "ä") for number in range(10)]
 
 
@@ -49,15 +47,15 @@ def by_definition(paths, number, seed=0):
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_the_smallest_hashes_of_each_class_are_held_out(seed):
-    val, notes, _ = part(PATHS, "val", split_seed=seed, val_fraction=0.3)
+    given = {"split_seed": seed, "val_fraction": 0.3}
+    val, notes, _ = part(PATHS, "val", **given)
     assert set(val) == by_definition(PATHS, 3, seed)
     assert not notes
-    assert set(part(PATHS, "train", split_seed=seed, val_fraction=0.3)[0]) == set(PATHS) - set(val)
+    assert set(part(PATHS, "train", **given)[0]) == set(PATHS) - set(val)
     decomposed = [normalize("NFD", path) for path in reversed(PATHS)]
-    moved = part(decomposed, "val", split_seed=seed, val_fraction=0.3)[0]
+    moved = part(decomposed, "val", **given)[0]
     assert {normalize("NFC", path) for path in moved} == set(val)
-    twice = part(PATHS + PATHS, "val", split_seed=seed, val_fraction=0.3)[0]
-    assert sorted(twice) == sorted(val + val)
+    assert sorted(part(PATHS + PATHS, "val", **given)[0]) == sorted(val + val)
     assert len(np.unique(hash_paths(StringPacker(PATHS).strings(), seed))) == len(PATHS)
 
 
@@ -88,8 +86,9 @@ def test_images_of_the_training_are_named():
     assert "18 of 20 image(s)" in part(PATHS, "all", run)[1][0]
     assert not part([*PATHS[:2], "a/x.jpg"], "all", run)[1]  # other data, of which some names are the same
     for paths, known in ((["a/x.jpg", "a/y.jpg"], run), (PATHS, RunSplit(0, 0.1, ()))):  # nothing to evaluate
-        assert part(paths, "val", known)[1][0].startswith("DIR: ")
-        assert not part(paths, "val", known)[0]
+        val, (finding, *_), _ = part(paths, "val", known)
+        assert finding.startswith("DIR: ")
+        assert not val
     val, (note,), _ = part(PATHS, "val", RunSplit(5, 0.3, None), split_seed=5, val_fraction=0.3)  # without a list
     assert val == part(PATHS, "val", split_seed=5, val_fraction=0.3)[0]
     assert note.startswith("Warning: ")
@@ -133,20 +132,20 @@ def test_the_entry_of_a_checkpoint():
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "key, value",
     [
-        {"digest": "0"},
-        {"held_out": [1]},
-        {"held_out": torch.zeros(1, dtype=torch.uint8).expand(2**50)},
-        {"held_out": torch.tensor([*b"x.jpg"], dtype=torch.uint8)},
-        {"trained": None},
-        {"trained": torch.tensor([1.0])},
+        ("digest", "0"),
+        ("held_out", [1]),
+        ("held_out", torch.zeros(1, dtype=torch.uint8).expand(2**50)),
+        ("held_out", torch.tensor([*b"x.jpg"], dtype=torch.uint8)),
+        ("trained", None),
+        ("trained", torch.ones(1)),
     ],
 )
-def test_a_damaged_entry_is_refused(damage):
+def test_a_damaged_entry_is_refused(key, value):
     entry = split_to_entry(part(PATHS, "train", val_fraction=0.9)[2])
     with pytest.raises(ValueError):
-        read_split({ENTRY: entry | damage}, {"VAL_FRACTION": 0.9})
+        read_split({ENTRY: entry | {key: value}}, {"VAL_FRACTION": 0.9})
 
 
 @pytest.mark.parametrize("dataset", ["folder", "csv", "tar"])
@@ -157,11 +156,12 @@ def test_the_split_of_a_data_set_stays_without_one_image(tmp_path, dataset):
         for name in names:
             write_image(root / name)
         if dataset == "csv":
-            (root / "train.csv").write_text("\n".join(["image_path,target", *(f"{name},{name[:3]}" for name in names)]))
+            rows = [f"{name},{name[:3]}" for name in names]
+            (root / "train.csv").write_text("\n".join(["image_path,target", *rows]))
         if dataset == "tar":
             (root / "train-0.tar").write_bytes(tar_of({name: (root / name).read_bytes() for name in names}))
         samples = source_class(dataset)(options(root, dataset=dataset, cache_dir=str(tmp_path))).read("val")
-        return list(strings_in(samples.arrays, "names")) if isinstance(samples, TarSamples) else names_of(samples)
+        return [samples.relative_name(index, str(root)) for index in range(len(samples))]
 
     assert held_out(1) == held_out(0)
     assert len(held_out(0)) == 4
@@ -182,12 +182,12 @@ def folds_of(paths, folds, known=None, **values):
 @pytest.mark.parametrize("folds, seed", [(2, 0), (5, 7)])
 def test_each_image_is_held_out_in_one_fold(folds, seed):
     paths = [f"{name}/{number}.jpg" for name in "abcdefg" for number in range(folds + ord(name) % 5)]
-    parts = folds_of([*paths, *paths[:9]], folds, split_seed=seed)  # some are listed twice
-    assert sorted(path for part in parts for path in part) == sorted([*paths, *paths[:9]])
+    listed = [*paths, *paths[:9]]  # some twice
+    parts = folds_of(listed, folds, split_seed=seed)
+    assert sorted(chain(*parts)) == sorted(listed)
     assert sum(len(set(part)) for part in parts) == len(paths)  # the copies of an image are in one fold
     for name in "abcdefg":
-        sizes = [sum(path[0] == name for path in set(part)) for part in parts]
-        assert max(sizes) - min(sizes) <= 1
+        assert np.ptp([sum(path[0] == name for path in set(part)) for part in parts]) <= 1
     totals = [len(part) for part in folds_of([f"{name}/{i}.jpg" for name in "abcde" for i in range(6)], 5)]
     assert totals == [6] * 5  # not the larger part of each class in the same fold
 
@@ -230,16 +230,13 @@ def test_folds_of_digits_and_of_data_with_splits(tmp_path, cpu):
     for split in ("train", "val"):
         write_classes(tmp_path / "data" / split, cat=6, dog=6)
     write_classes(tmp_path / "data/test", cat=1, dog=1)
-    folded = {"dataset": "folder", "folds": 3, "fold": 0, "batch_size": 2}
-    context = cpu
+    folded = options(tmp_path / "data", dataset="folder", folds=3, fold=0)
     with refused(r"DATA.FOLDS 3: .* -data_path, or"):
-        read_samples(options(tmp_path / "data", **folded), None, context, "train", "val")
-    assert len(read_samples(options(tmp_path / "data", **folded), None, context, "val")[0]) == 12  # an evaluation
+        read_samples(folded, None, cpu, "train", "val")
+    assert len(read_samples(folded, None, cpu, "val")[0]) == 12  # an evaluation
     (tmp_path / "data/val").rename(tmp_path / "empty")
-    train, val, test = read_samples(options(tmp_path / "data", **folded), None, context, "train", "val", "test")
-    assert len(train) == 8
-    assert len(val) == 4
-    assert len(test) == 2
+    splits = read_samples(folded, None, cpu, "train", "val", "test")
+    assert list(map(len, splits)) == [8, 4, 2]
 
 
 # Groups
@@ -269,7 +266,7 @@ def folds_of_groups(images, folds):
         val = part_of(images, "val", folds=folds, fold=fold)[0]
         assert sorted(train + val) == list(range(len(images)))
         found.append(groups_of(images, val))
-    assert sorted(group for fold in found for group in fold) == sorted({group for *_, group in images})
+    assert sorted(chain(*found)) == sorted({group for *_, group in images})
     return found
 
 
@@ -287,9 +284,11 @@ def test_no_fold_is_empty_if_there_are_as_many_groups():
         assert min(map(len, found)) >= 1, number
         counts = Counter(image[1:] for image in images)
         ill = [sum(counts[1, group] > counts[0, group] for group in fold) for fold in found]
-        assert max(ill) - min(ill) <= 1 and max(map(len, found)) - min(map(len, found)) <= 2, number
+        assert np.ptp(ill) <= 1, number
+        assert np.ptp([*map(len, found)]) <= 2, number
 
 
+OF_NAMES = r"/(p\d+)_"
 IMAGES = [(f"{group % 2}/p{group}_{shot}.jpg", group % 2, f"p{group}") for group in range(8) for shot in range(3)]
 
 
@@ -320,13 +319,26 @@ def folder(tmp_path):
     return tmp_path / "data"
 
 
+def write_table(folder, columns, cells):
+    """A table of IMAGES with these further cells."""
+    lines = [f"{path},{label},{more}" for (path, label, _), more in zip(IMAGES, cells, strict=True)]
+    (folder / "train.csv").write_text("\n".join([f"image_path,target,{columns}", *lines]))
+
+
 def read(root, groups, *splits, **values):
     return read_samples(options(root, groups=groups, **values), None, CPU, *(splits or ("train", "val")))
 
 
+def assert_apart(train, val):
+    """No group is in both splits, and each has its three images."""
+    of_train, of_val = (Counter(samples.groups) for samples in (train, val))
+    assert not of_train.keys() & of_val.keys()
+    assert {*of_train.values(), *of_val.values()} == {3}
+
+
 def test_folders_by_expression_and_by_table(folder, tmp_path):
-    train, val = read(folder, r"/(p\d+)_", dataset="folder")
-    assert {*Counter(train.groups).values()} == {*Counter(val.groups).values()} == {3}
+    train, val = read(folder, OF_NAMES, dataset="folder")
+    assert_apart(train, val)
     assert train.notes == val.notes
     first, second = sorted({*val.groups})
     assert f"2 of 8 groups are held out ('{first}', '{second}'), 6 of 24 images" in train.notes[-1].text
@@ -337,24 +349,24 @@ def test_folders_by_expression_and_by_table(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "column, values, given, is_named",
+    "column, values, is_named",
     [
-        ("patient_id", 6, None, True),
-        ("patient_id", 24, None, False),  # each image has its own
-        ("patient", 3, None, False),  # yes, no and unknown
-        ("animal", 6, None, False),  # a species
-        ("patient_id", 6, "site", False),
+        ("patient_id", 6, True),
+        ("patient_id", 24, False),  # each image has its own
+        ("patient", 3, False),  # yes, no and unknown
+        ("animal", 6, False),  # a species
     ],
 )
-def test_a_column_that_may_be_groups_is_named(folder, column, values, given, is_named):
-    rows = enumerate(IMAGES)
-    lines = "".join(f"{path},{label},{number % values},{group}\n" for number, (path, label, group) in rows)
-    (folder / "train.csv").write_text(f"image_path,target,{column},site\n{lines}")
-    train, val = read(folder, given, dataset="csv")
+def test_a_column_that_may_be_groups_is_named(folder, column, values, is_named):
+    write_table(folder, f"{column},site", [f"{number % values},{group}" for number, (*_, group) in enumerate(IMAGES)])
+    train, _ = read(folder, None, dataset="csv")
     notes = told(train.notes, f"DATA.GROUPS={column}")
     assert len(notes) == is_named
     assert all(f"{values} values in 24 rows" in note for note in notes)
-    assert given is None or (len({*val.groups}) == 2 and not {*train.groups} & {*val.groups})
+    train, val = read(folder, "site", dataset="csv")
+    assert not told(train.notes, f"DATA.GROUPS={column}")
+    assert len({*val.groups}) == 2
+    assert not {*train.groups} & {*val.groups}
 
 
 def test_evaluated_splits_have_groups_where_their_paths_have_them(tmp_path):
@@ -363,7 +375,7 @@ def test_evaluated_splits_have_groups_where_their_paths_have_them(tmp_path):
         for number, name in enumerate(names):
             for label in "xy":
                 write_image(tmp_path / split / label / f"p{name}_{number}.jpg")
-    data = options(tmp_path, groups=r"/(p\d+)_", dataset="folder")
+    data = options(tmp_path, groups=OF_NAMES, dataset="folder")
     train, _, test = read_samples(data, None, CPU, "train", "val", "test")
     assert told(train.notes, "'p2'", "warning")  # is on both sides
     (val,) = read_samples(data, None, CPU, "val")
@@ -375,23 +387,25 @@ def test_evaluated_splits_have_groups_where_their_paths_have_them(tmp_path):
     assert len(test) == 7
 
 
-@pytest.mark.parametrize(
-    "groups, dataset, error",
-    [
-        (r"(q\d+)_", "folder", "24 of 24 images"),
-        (r"/(.*)\.jpg", "folder", "DATA.GROUPS"),  # each image is a group
-        ("(_)", "folder", "DATA.GROUPS"),  # there is one group
-        ("absent.csv", "folder", "DATA.GROUPS absent.csv is unknown"),
-        ("patient", "csv", "train.csv:11"),  # is empty there
-        ("site", "csv", "DATA.GROUPS site is unknown"),
-    ],
-)
+WRONG = r"""
+(q\d+)_ | folder | 24 of 24 images
+/(.*)\.jpg | folder | DATA.GROUPS  # each image is a group
+(_) | folder | DATA.GROUPS  # there is one group
+absent.csv | folder | DATA.GROUPS absent.csv is unknown
+patient | csv | train.csv:11  # is empty there
+site | csv | DATA.GROUPS site is unknown
+"""
+
+
+@pytest.mark.parametrize("groups, dataset, error", cells_of(WRONG))
 def test_wrong_groups_end_the_run(groups, dataset, error, folder):
-    lines = (f"{path},{label},{group.replace('p3', '')}\n" for path, label, group in IMAGES)
-    (folder / "train.csv").write_text(f"image_path,target,patient\n{''.join(lines)}")
+    write_table(folder, "patient", [group.replace("p3", "") for *_, group in IMAGES])
     assert error in line_of(read, folder, groups, dataset=dataset)
+
+
+def test_more_folds_than_groups_end_the_run(folder):
     with refused(r"DATA.FOLDS 20: .* at most 8"):
-        read(folder, r"/(p\d+)_", dataset="folder", folds=20, fold=0)
+        read(folder, OF_NAMES, dataset="folder", folds=20, fold=0)
 
 
 def write_shards(folder, without=()):
@@ -413,8 +427,7 @@ def test_shards_by_field_and_an_index_without_groups(tmp_path):
     assert read(folder, None, "train", dataset="tar")[0].groups is None
     first = index.read_bytes()
     train, val = read(folder, "patient", dataset="tar")
-    assert not set(train.groups) & set(val.groups)
-    assert {*Counter(train.groups).values()} == {*Counter(val.groups).values()} == {3}
+    assert_apart(train, val)
     second = index.read_bytes()
     read(folder, None, "train", dataset="tar")
     assert index.read_bytes() == second != first
@@ -426,10 +439,16 @@ def test_shards_by_field_and_an_index_without_groups(tmp_path):
 
 def test_make_shards_writes_the_groups(folder, tmp_path, capsys):
     """The shards keep the split; training shards can be split again by the field `group`."""
-    flags = ["-dataset=folder", f"-data_path={folder}", f"-output={tmp_path / 'out'}", "-opts", r"DATA.GROUPS=/(p\d+)_"]
-    assert make_shards.main(flags) == 0
+    flags = [
+        "-dataset=folder",
+        f"-data_path={folder}",
+        f"-output={tmp_path / 'out'}",
+        "-opts",
+        f"DATA.GROUPS={OF_NAMES}",
+    ]
+    assert make_shards.main([*flags, "-opts", f"DATA.GROUPS={OF_NAMES}"]) == 0
     train, val = read(tmp_path / "out", "group", dataset="tar")
-    assert not set(train.groups) & set(val.groups)
+    assert_apart(train, val)
     assert Counter(train.groups) + Counter(val.groups) == Counter(group for *_, group in IMAGES)
     assert not told(train.notes, "in both train and val")
     with refused(r"GROUPS 'patient': .*train-000000\.tar/"):
