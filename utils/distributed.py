@@ -320,6 +320,7 @@ def call_on_main(call: Callable[[], T], context: ProcessContext) -> T | None:
 
     result, error = work_while_others_wait(outcome, context)
     if error := broadcast_object(error, context):
+        error.is_shared = True
         raise error
     return result
 

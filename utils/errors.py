@@ -21,10 +21,12 @@ class UserError(Exception):
 
     status: the exit status. REFUSED: a retry fails again (wrong options, labels, images, weights).
     is_printed: another process prints the error.
+    is_shared: every process of the run raises it at the same place.
     """
 
     status = REFUSED
     is_printed = False
+    is_shared = False
 
 
 class Unavailable(UserError):

@@ -25,6 +25,7 @@ from utils.processes.entry import repair_standard_streams
 from utils.processes.launch import end_with_parent, inherited_import_path
 from utils.signals import TERMINATION_SIGNALS, kill_children, signal_name
 from utils.system import CoreShare
+from utils.threads import DaemonPool
 from utils.torch_compat import loader_workers, release_loader_event, start_loader
 
 POLL_SECONDS = 5.0  # between two checks for workers that have died
@@ -203,12 +204,16 @@ class _WorkerWait:
     """Every wait for a message of a worker: a batch, or the answer of one that starts again.
 
     It counts polls: a rank that was itself stopped, or had no processor, does not count its own pause.
+
+    A thread receives the messages: it waits without a limit for the end of one that has begun, which never comes if the
+    worker is killed or stopped while it sends.
     """
 
     def __init__(self, poll_seconds: float, limit_seconds: float) -> None:
         self.limit_seconds = limit_seconds
         self._poll_seconds = poll_seconds
         self._workers = list[BaseProcess]()
+        self._thread = DaemonPool(1)
 
     @contextmanager
     def killing_workers(self) -> Iterator[None]:
@@ -230,24 +235,30 @@ class _WorkerWait:
         """The next message; `receive` raises an error after `poll_seconds` without one."""
         self.attach(iterator)
         seconds = 0.0
+        message = self._thread.submit(receive)
         while True:
             try:
-                return receive()
+                return message.result(2 * self._poll_seconds)
+            except TimeoutError as error:  # the message has begun, and does not end
+                if death := _death_message(self._workers):
+                    raise Unavailable(death) from error
+                seconds += 2 * self._poll_seconds
+                if seconds >= self.limit_seconds:
+                    raise self._silence() from error
             except Exception as error:
+                if not str(error).startswith("DataLoader timed out"):
+                    problem = _exhausted_resource(error) or _death_message(self._workers)
+                    if not problem:
+                        raise
+                    raise Unavailable(problem) from error
                 seconds += self._poll_seconds
-                timed_out = str(error).startswith("DataLoader timed out")
-                if timed_out and seconds < self.limit_seconds:
-                    continue
-                problem = _exhausted_resource(error)
-                if timed_out:
-                    problem = (
-                        f"no loading worker has answered for {self.limit_seconds:.0f} s; check that the disk of "
-                        "DATA.DATA_PATH responds, or raise TIMEOUT_SECONDS"
-                    )
-                problem = problem or _death_message(self._workers)
-                if not problem:
-                    raise
-                raise Unavailable(problem) from error
+                if seconds >= self.limit_seconds:
+                    raise self._silence() from error
+                message = self._thread.submit(receive)
+
+    def _silence(self) -> Unavailable:
+        problem = f"no loading worker has answered for {self.limit_seconds:.0f} s"
+        return Unavailable(f"{problem}; check that the disk of DATA.DATA_PATH responds, or raise TIMEOUT_SECONDS")
 
 
 def _exhausted_resource(error: Exception) -> str | None:

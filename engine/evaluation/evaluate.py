@@ -98,7 +98,9 @@ class Evaluator:
         metrics = broadcast_object(results.metrics(self.best_metric) if results else None, self.context)
         if not metrics or not metrics.samples:
             problem = "no image of the evaluation can be read"
-            raise UserError(f"{problem}; bad_images_*.csv in the run's folder has the reasons")
+            error = UserError(f"{problem}; bad_images_*.csv in the run's folder has the reasons")
+            error.is_shared = True
+            raise error
         return metrics
 
     def classify(

@@ -115,7 +115,9 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
         else:
             batches = build_eval_loader(config.data, test, trainer.context, config.timeout_seconds, bad_images)
             metrics, results = built.evaluator.evaluate(built.compute, batches)
-    except UserError as error:  # on all ranks: no image is readable
+    except UserError as error:
+        if trainer.context.world_size > 1 and not error.is_shared:  # the other ranks wait for this one
+            raise
         logger.warn(f"test images: {error}")
         return unknown | {"unreadable": len(test), "error": str(error)}
     seconds = time.perf_counter() - started

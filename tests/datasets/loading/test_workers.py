@@ -107,6 +107,29 @@ def test_a_worker_that_is_killed_or_hangs(sent, line):
     assert_gone(*workers)
 
 
+class LargeMessages(Images):
+    """The targets of a batch are larger than the pipe to the rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.targets = np.zeros((400, 50_000), np.int8)
+
+
+@pytest.mark.parametrize("sent, line", [(signal.SIGKILL, r"\d+ was killed by SIGKILL"), (signal.SIGSTOP, HANGING)])
+@pytest.mark.slow
+def test_a_worker_that_is_killed_or_stopped_in_the_middle_of_a_message(sent, line):
+    loader = loader_of(LargeMessages(), timeout_seconds=5, workers=1)
+    batches = iter(loader)
+    next(batches)
+    iterator = loader._batches._iterator
+    (worker,) = loader_workers(iterator)
+    wait_for(iterator._worker_result_queue._reader.poll)
+    os.kill(worker.pid, sent)
+    with refused(line):
+        next(batches)
+    assert_gone(worker.pid)
+
+
 @pytest.mark.slow
 def test_a_bug_in_a_worker_keeps_its_traceback():
     with pytest.raises(RuntimeError, match=r"(?s)Original Traceback.*test_workers.py.*a bug"):

@@ -1,11 +1,16 @@
 """The held-out test images: evaluated once, at the end of a finished run, with the best weights."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from conftest import TINY_VIT, log_of, only_run, read_result, run_here, train
+from conftest import CPU, TINY_VIT, config_for, log_of, only_run, read_result, refused, run_here, train
 from PIL import Image
 
+from engine.training import end
 from engine.training.optimizer import Schedule
+from utils.errors import UserError
 from utils.files import read_json
 from utils.tables import read_rows
 
@@ -59,6 +64,29 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, mon
     classes = read_rows(folder / "evaluation-test" / "per_class.csv")
     assert [(row["class"], row["count"]) for row in classes] == [("blue", "17"), ("red", "17")]
     assert read_json(folder / "evaluation" / "summary.json")["samples"] == 24
+
+
+@pytest.mark.parametrize("ranks, is_shared, ends", [(1, False, False), (2, True, False), (2, False, True)])
+def test_an_error_of_one_rank_ends_the_run_and_one_of_all_is_a_warning(ranks, is_shared, ends, monkeypatch):
+    """The other ranks would wait for the one that goes on."""
+    error = UserError("a reason")
+    error.is_shared = is_shared
+
+    def fail(*_):
+        raise error
+
+    warnings = []
+    monkeypatch.setattr(end, "build_eval_loader", fail)
+    session = SimpleNamespace(bad_images=None)
+    logger = SimpleNamespace(warn=warnings.append)
+    context = replace(CPU, world_size=ranks)
+    trainer = SimpleNamespace(config=config_for(), context=context, session=session, logger=logger)
+    if ends:
+        with refused("a reason"):
+            end._evaluate_test(trainer, None, range(3), 1)
+    else:
+        assert end._evaluate_test(trainer, None, range(3), 1)["error"] == "a reason"
+    assert len(warnings) == (not ends)
 
 
 def test_a_stopped_run_does_not_touch_them_and_its_end_does(argv):
