@@ -3,86 +3,85 @@
 import json
 
 import pytest
-from conftest import line_of, told
+from conftest import cells_of, line_of, told
 from source_helpers import classes_of, expand, options, read_splits, tree, typed
 
 from utils.errors import UserError
 
 PATIENTS = [f"p{patient}/{number}.jpg" for patient in "abcdef" for number in range(4)]
 LABELS = ["benign", "malignant"] * 12
-SITES = [f"{site}/IMG_{10 * number + place}.jpg" for place, site in enumerate(("Köln", "Bonn")) for number in range(6)]
-ONE = [f"images/PAT_{number // 2}_{number // 2}_{7 * number}.png" for number in range(24)]
-PARTS = [f"images_00{1 + number // 12}/images/{number // 3:08}_{number % 3:03}.png" for number in range(24)]
 SPLIT = [f"Image/aligned/{'train' if number < 8 else 'test'}_{number:03}_aligned.jpg" for number in range(12)]
-
-
-def rows(header, paths, labels=LABELS, row="{path},{label}"):
-    names = [path.rpartition("/")[2] for path in paths]
-    texts = (row.format(path=path, label=one, name=name, number=number)
-             for number, (path, one, name) in enumerate(zip(paths, labels, names, strict=False)))  # fmt: skip
-    return "\n".join([*filter(None, [header]), *texts])
-
-
-TRAIN = [f"train/{path}" for path in PATIENTS]
-NIH = (
-    "Image Index,Finding Labels,Follow-up #,Patient ID,Age,Width,Height]"  # a row is shorter, as spreadsheets write it
-)
-PAD = "patient_id,lesion_id,smoke,diagnostic,img_id,biopsed"
-FACES = "subDirectory_filePath,face_x,expression,valence"
-BESIDE = {  # images; a file and its content; whether the folders could be classes, too; classes of the table
-    "labels.csv": (PATIENTS, {"labels.csv": rows("image,label", PATIENTS)}, True),
-    "of a split": (TRAIN, {"train/metadata.csv": rows("file_name,label", PATIENTS)}, True),
-    "Roboflow": (TRAIN, {"train/_classes.csv": rows("filename,benign,malignant", PATIENTS, ["1,0", "0,1"] * 12)}, True),
-    "a clinic's": (
-        SITES, {"Befunde.csv": rows("Datei;Alter;Befund", SITES, LABELS, "{name};{number};{label}")}, True,
-    ),
-    "no known name": (
-        PATIENTS, {"x.csv": rows("file,age,sex,result", PATIENTS, LABELS, "{path},{number},m,{label}")}, True,
-    ),
-    "a list": (PATIENTS, {"list_label.txt": rows("", PATIENTS, [0, 1] * 12, "{path} {label}")}, True),
-    "ChestX-ray14": (PARTS, {"Data_Entry.csv": rows(NIH, PARTS, row="{name},{label},0,{number},58,9")}, True),
-    "PAD-UFES-20": (ONE, {"metadata.csv": rows(PAD, ONE, row="PAT_{number},1,False,{label},{name},True")}, False),
-    "AffectNet": (
-        [f"M/{one}" for one in PATIENTS], {"training.csv": rows(FACES, PATIENTS, row="{path},134,{label},-0.5")}, False,
-    ),
-}  # fmt: skip
-NO_WORD = {  # tables that agree with the folders, that this program writes, or without labels
-    "other names": {"labels.csv": rows("image,label", PATIENTS, [path[1] for path in PATIENTS])},
-    "age and site": {"meta.csv": rows("image,age,site", PATIENTS, row="{path},{number},{label}")},
-    "of the folders": {"meta.csv": rows("image,kind", PATIENTS, [path < "pd" for path in PATIENTS])},
-    "predictions": {"predictions.csv": rows("path,class_1,probability_1,label", PATIENTS, row="{path},x,0.9,{label}")},
-    "other images": {"labels.csv": rows("image,label", [f"{number}.png" for number in range(24)])},
+IMAGES = {
+    "patients": PATIENTS,
+    "train": [f"train/{path}" for path in PATIENTS],
+    "M": [f"M/{path}" for path in PATIENTS],
+    "sites": [f"{site}/IMG_{10 * n + place}.jpg" for place, site in enumerate(("Köln", "Bonn")) for n in range(6)],
+    "one": [f"images/PAT_{number // 2}_{number // 2}_{7 * number}.png" for number in range(24)],
+    "parts": [f"images_00{1 + number // 12}/images/{number // 3:08}_{number % 3:03}.png" for number in range(24)],
 }
+# Images; a table, its header and its rows; how many classes the folders could be, too
+BESIDE = """
+labels.csv | patients | labels.csv | image,label | {path},{label} | 6
+of a split | train | train/metadata.csv | file_name,label | {inner},{label} | 6
+Roboflow | train | train/_classes.csv | filename,benign,malignant | {inner},{not_place},{place} | 6
+a clinic's | sites | Befunde.csv | Datei;Alter;Befund | {name};{number};{label} | 2
+no known name | patients | x.csv | file,age,sex,result | {path},{number},m,{label} | 6
+a list | patients | list_label.txt | | {path} {place} | 6
+ChestX-ray14 | parts | Data_Entry.csv | Image,Finding Labels,Follow-up #,Patient,Age,Width,Height] \
+    | {name},{label},0,{number},58,9 | 2  # a row is shorter, as spreadsheets write it
+PAD-UFES-20 | one | metadata.csv | patient_id,lesion_id,smoke,diagnostic,img_id,biopsed \
+    | PAT_{number},1,False,{label},{name},True |
+AffectNet | M | training.csv | subDirectory_filePath,face_x,expression,valence | {inner},134,{label},-0.5 |
+"""
+NO_WORD = """
+other names | labels.csv | image,label | {path},{path[1]}
+age and site | meta.csv | image,age,site | {path},{number},{label}
+of the folders | meta.csv | image,kind | {path},{is_first}
+predictions | predictions.csv | path,class_1,probability_1,label | {path},x,0.9,{label}
+other images | labels.csv | image,label | {number}.png,{label}
+"""  # tables that agree with the folders, that this program writes, or without labels
 
 
-def write(root, images, files):
+def write(root, images, files=()):
     tree(root, *images)
-    for name, content in files.items():
+    for name, content in dict(files).items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(content)
     return options(root, dataset="folder")
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_a_table_beside_the_folders_is_an_answer(name, tmp_path):
-    images, files, are_classes = BESIDE[name]
-    given = write(tmp_path, images, files)
+def write_table(file, header, row, paths):
+    """row: with the path of an image, its parts, its number, and its label, which is the first or the second one."""
+    lines = [header] if header else []
+    for number, path in enumerate(paths):
+        folder, _, inner = path.partition("/")
+        words = {"path": path, "inner": inner, "name": path.rpartition("/")[2], "is_first": folder < "pd"}
+        place = number % 2
+        label = LABELS[number]
+        lines.append(row.format(number=number, place=place, not_place=1 - place, label=label, **words))
+    file.write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("name, images, table, header, row, classes", cells_of(BESIDE))
+def test_a_table_beside_the_folders_is_an_answer(name, images, table, header, row, classes, tmp_path):
+    paths = IMAGES[images]
+    given = write(tmp_path, paths)
+    write_table(tmp_path / table, header, row, paths)
     of_table, *of_folders = typed(line_of(read_splits, given), given)
-    train, val = read_splits(of_table)
-    classes = classes_of(train, val)
+    found = classes_of(*read_splits(of_table))
     expected = ["0", "1"] * 12 if name == "a list" else LABELS
-    assert len(classes) == len(images)
-    for path, label in classes.items():
-        assert label == expected[[image.endswith(path) for image in images].index(True)]
-    assert len(of_folders) == are_classes
-    for one in of_folders:
-        folders = {path.partition("/")[0] for path in images}
-        assert len(read_splits(one)[0].class_names) == (6 if folders == {"train"} else len(folders))
+    assert len(found) == len(paths)
+    for path, label in found.items():
+        (number,) = (number for number, image in enumerate(paths) if image.endswith(path))
+        assert label == expected[number]
+    assert [len(read_splits(one)[0].class_names) for one in of_folders] == [*map(int, classes.split())]
 
 
-@pytest.mark.parametrize("name", NO_WORD)
-def test_a_table_that_adds_nothing_is_not_mentioned(name, tmp_path):
-    train, _ = read_splits(write(tmp_path, PATIENTS, NO_WORD[name]))
+@pytest.mark.parametrize("name, table, header, row", cells_of(NO_WORD))
+def test_a_table_that_adds_nothing_is_not_mentioned(name, table, header, row, tmp_path):
+    given = write(tmp_path, PATIENTS)
+    write_table(tmp_path / table, header, row, PATIENTS)
+    train, _ = read_splits(given)
     assert len(train.class_names) == 6
     assert not [note for note in train.notes if note.kind != "log"]
 
@@ -121,7 +120,7 @@ def test_classes_in_the_folders_of_folders(name, tmp_path):
     parts, number = INNER[name]
     folders = [folder for part in parts for folder in expand(part)]
     images = [f"{folder}/{folder.replace('/', '_')}_{place}.jpg" for folder in folders for place in range(4)]
-    given = write(tmp_path, images, {})
+    given = write(tmp_path, images)
     if name == "iNaturalist 2018":
         (tmp_path / "train2018.json").write_text(json.dumps({"images": [{"file_name": image} for image in images]}))
     try:
