@@ -1,13 +1,13 @@
 """Flags: of -predict, in the words of other programs, with URLs; `-h KEY` and docs/options.md."""
 
 import re
+from ast import literal_eval
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, cells_of, config_for, refused
 
 from configs.command_line import parse_command_line
-from configs.flags import Prediction
 from configs.help import all_keys, options_page
 from configs.parts import TABLES
 from configs.resolve import ALL_RULES
@@ -18,23 +18,35 @@ from configs.schema.model import FIXED_KEYS
 WEIGHTS = "-pretrained=vit.pth"
 
 
-@pytest.mark.parametrize(
-    "argv, expected",
-    [
-        (["-predict", "photos"], Prediction("photos", 5, None, False)),
-        (["-predict=photos", "-top_k=1", "-json"], Prediction("photos", 1, None, True)),
-        (["-predict=-x.jpg", "-output=o"], Prediction("-x.jpg", 5, Path("o"), False)),  # a dash needs '='
-        (["-predict", "-split=val", "-dataset=digits"], Prediction(None, 5, None, False)),
-        (["-predict=photos", "-format=excel"], Prediction("photos", 5, None, False, excel=True)),
-        (["-predict=photos", "-format=wide"], Prediction("photos", None, None, False)),
-        ([], None),
-    ],
-)
+# The path, the number of classes, the folder, JSON, the spreadsheet; nothing for a training
+PREDICTIONS = """
+-predict photos | 'photos', 5, 'None', False, False
+-predict=photos -top_k=1 -json | 'photos', 1, 'None', True, False
+-predict=-x.jpg -output=o | '-x.jpg', 5, 'o', False, False  # a dash needs '='
+-predict -split=val -dataset=digits | None, 5, 'None', False, False
+-predict=photos -format=excel | 'photos', 5, 'None', False, True
+-predict=photos -format=wide | 'photos', None, 'None', False, False
+"""
+
+
+@pytest.mark.parametrize("argv, expected", cells_of(PREDICTIONS))
 def test_a_prediction(argv, expected):
-    command = parse_command_line([WEIGHTS, *argv])
-    assert command.prediction == expected
-    assert command.name == ("predict" if expected else "train")
-    assert command.config.eval.enabled == bool(expected)
+    command = parse_command_line([WEIGHTS, *argv.split()])
+    found = command.prediction
+    assert (found.path, found.top_k, str(found.folder), found.json, found.excel) == literal_eval(expected)
+    assert found.threshold is None
+    assert not found.explain
+    assert not found.embeds
+    assert command.name == "predict"
+    assert command.config.eval.enabled
+    command.require_selection()
+
+
+def test_a_training_is_no_prediction():
+    command = parse_command_line([WEIGHTS])
+    assert command.prediction is None
+    assert command.name == "train"
+    assert not command.config.eval.enabled
     command.require_selection()
 
 

@@ -101,25 +101,21 @@ def test_no_advice_trains_on_splits_or_patients(images, files, tmp_path):
 
 
 ORGANS = "{colon/colon_{aca,n},lung/lung_{aca,n,scc}}"
-INNER = {  # the tree, with images named after their class; the number of classes that the question gives
-    "organs": ([f"{{train,val}}/{ORGANS}"], 5),
-    "LC25000": ([ORGANS], 5),
-    "HyperKvasir": (
-        ["{lower/{pathological/{polyps,haem},landmarks/{cecum,ileum}},upper/landmarks/{pylorus,z-line}}"],
-        6,
-    ),
-    "iNaturalist 2018": (["train_val2018/{Aves/{200,202},Plantae/{201,203}}"], 4),
-    "hospitals": (["{Bonn,Ulm}/{ill,well}"], 2),
-    "patients": (["ill/{p1,p2}", "well/{p3,p4}"], None),
-}
+# The tree, with images named after their class; the number of classes that the question gives
+INNER = f"""
+organs | {{train,val}}/{ORGANS} | 5
+LC25000 | {ORGANS} | 5
+HyperKvasir | {{lower/{{pathological/{{polyps,haem}},landmarks/{{cecum,ileum}}}},upper/landmarks/{{pylorus,z}}}} | 6
+iNaturalist 2018 | train_val2018/{{Aves/{{200,202}},Plantae/{{201,203}}}} | 4
+hospitals | {{Bonn,Ulm}}/{{ill,well}} | 2
+patients | {{ill/{{p1,p2}},well/{{p3,p4}}}} |
+"""
 
 
-@pytest.mark.parametrize("name", INNER)
-def test_classes_in_the_folders_of_folders(name, tmp_path):
+@pytest.mark.parametrize("name, parts, number", cells_of(INNER))
+def test_classes_in_the_folders_of_folders(name, parts, number, tmp_path):
     """A question on the screen, or an error, has the expression, counted from DATA_PATH."""
-    parts, number = INNER[name]
-    folders = [folder for part in parts for folder in expand(part)]
-    images = [f"{folder}/{folder.replace('/', '_')}_{place}.jpg" for folder in folders for place in range(4)]
+    images = [f"{folder}/{folder.replace('/', '_')}_{place}.jpg" for folder in expand(parts) for place in range(4)]
     given = write(tmp_path, images)
     if name == "iNaturalist 2018":
         (tmp_path / "train2018.json").write_text(json.dumps({"images": [{"file_name": image} for image in images]}))
@@ -130,11 +126,11 @@ def test_classes_in_the_folders_of_folders(name, tmp_path):
     except UserError as error:
         text = str(error)
     advised = [one for one in typed(text, given) if one.labels]
-    assert len(advised) == (number is not None)
+    assert len(advised) == bool(number)
     assert not any(one.data_path != str(tmp_path) for one in typed(text, given))
     for one in advised:
         classes = classes_of(*read_splits(one))
-        assert len({*classes.values()}) == number
+        assert len({*classes.values()}) == int(number)
         assert all(path.split("/")[-2] == classes[path] for path in classes)
 
 

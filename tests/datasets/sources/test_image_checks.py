@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import told
+from conftest import cells_of, told
 from PIL import Image, features
 from source_helpers import options, write_classes
 
@@ -61,14 +61,9 @@ SIGNED = Image.fromarray(np.full((30, 40), -5, np.int32))
 REFUSED = {
     "float.tif": encode("TIFF", FLOATS),
     "signed.tif": encode("TIFF", SIGNED),
-    "cut.tif": encode("TIFF")[:3000],
     "cut_lzw.tif": encode("TIFF", compression="tiff_lzw")[:3000],
     "cut_tables.tif": encode("TIFF", compression="jpeg")[:-2],  # behind the last strip
-    "cut.gif": encode("GIF")[:900],
-    "cut.ppm": encode("PPM")[:3000],
-    "cut.bmp": encode("BMP")[:3000],
     "cut.pgm": encode("PPM", NOISE.convert("L"))[:900],
-    "cut.webp": encode("WEBP")[:300],
     "size.bmp": b"BM" + bytes(4) + encode("BMP")[6:3000],  # without the size of the file
     "large.png": encode("PNG", Image.new("1", (9500, 9500))),
     "thin.png": encode("PNG", Image.new("L", (3100, 30))),
@@ -76,15 +71,25 @@ REFUSED = {
     "text.ppm": b"P3 9 9 255 " + b"1 " * 99,
     "no_pixels.jpg": encode("JPEG")[:300] + b"\xff\xd9",
     "tables.jpg": b"\xff\xd8" + bytes(99) + b"\xff\xd9",
-    "cut.jpg": encode("JPEG")[:1500],
-    "no_end.jpg": encode("JPEG")[:-2],
     "signature.jpg": b"\xff\xd8\xff",
-    "cut.png": encode("PNG")[:3000],
     "twice.jpg": encode("JPEG")[:1500] + encode("JPEG"),
     "pixels.png": encode("PNG")[:2000] + bytes(400) + encode("PNG")[2400:],
     "page": b"<html>404</html>" * 9,
     "empty": b"",
 }
+# Files, their formats and the place where they are cut
+CUT = """
+cut.tif | TIFF | 3000
+cut.gif | GIF | 900
+cut.ppm | PPM | 3000
+cut.bmp | BMP | 3000
+cut.webp | WEBP | 300
+cut.jpg | JPEG | 1500
+no_end.jpg | JPEG | -2
+cut.png | PNG | 3000
+"""
+for name, kind, end in cells_of(CUT):
+    REFUSED[name] = encode(kind)[: int(end)]
 if features.check("avif"):
     REFUSED |= {"cut.avif": encode("AVIF")[:-500], "large.avif": boxed(encode("AVIF"))}
 

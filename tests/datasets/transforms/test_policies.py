@@ -11,6 +11,7 @@ import pytest
 import timm.data
 import timm.data.auto_augment
 import torch
+from conftest import GREY, cells_of, config_for, seeded
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 from torchvision import transforms
@@ -19,6 +20,7 @@ from torchvision.transforms.v2 import functional as TF
 
 from configs.schema import Data, Train
 from configs.schema.train import check_policy
+from configs.yaml_io import parse_value
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.host import (
     _auto_augment,
@@ -37,8 +39,7 @@ from datasets.transforms.host import (
 )
 from tests.datasets.photo import PHOTO
 
-PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)).permute(2, 0, 1)
-GREY = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
+PIXELS = torch.randint(256, (3, 24, 20), dtype=torch.uint8, generator=seeded(0))
 
 
 def draw(policy, draws: int, operations: list, monkeypatch) -> list[tuple]:
@@ -127,9 +128,12 @@ def test_color_jitter_is_torchvisions(monkeypatch):
     image = to_pillow(PIXELS)
     functions = {"Brightness": TF.adjust_brightness, "Contrast": TF.adjust_contrast, "Color": TF.adjust_saturation}
     enhance = ImageEnhance._Enhance.enhance
-    monkeypatch.setattr(
-        ImageEnhance._Enhance, "enhance", lambda kind, f: steps.append((type(kind).__name__, f)) or enhance(kind, f)
-    )
+
+    def noted(kind, factor):
+        steps.append((type(kind).__name__, factor))
+        return enhance(kind, factor)
+
+    monkeypatch.setattr(ImageEnhance._Enhance, "enhance", noted)
     for seed in range(600):
         steps.clear()
         result = color_jitter(0.4, image, random.Random(seed))
@@ -145,24 +149,23 @@ def test_color_jitter_is_torchvisions(monkeypatch):
     assert stats.chisquare(list(orders.values())).pvalue > 0.01
 
 
-PRECEDENCE = [
-    ({}, []),
-    ({"COLOR_JITTER": 0.3}, [color_jitter]),
-    ({"COLOR_JITTER": 0.3, "AUTO_AUGMENT": True}, [auto_augment]),
-    ({"COLOR_JITTER": 0.3, "AUTO_AUGMENT": True, "RAND_AUGMENT": True}, [rand_augment]),
-    ({"COLOR_JITTER": 0.3, "RAND_AUGMENT": True, "AUGMENT_POLICY": "rand-m9"}, [timm_policy]),
-    ({"COLOR_JITTER": 0.3, "AUGMENT_POLICY": "3a"}, [timm_policy, color_jitter]),
-]
+PRECEDENCE = """
+{} |
+{COLOR_JITTER: 0.3} | color_jitter
+{COLOR_JITTER: 0.3, AUTO_AUGMENT: true} | auto_augment
+{COLOR_JITTER: 0.3, AUTO_AUGMENT: true, RAND_AUGMENT: true} | rand_augment
+{COLOR_JITTER: 0.3, RAND_AUGMENT: true, AUGMENT_POLICY: rand-m9} | timm_policy
+{COLOR_JITTER: 0.3, AUGMENT_POLICY: 3a} | timm_policy color_jitter
+"""
 
 
-@pytest.mark.parametrize("options, kinds", PRECEDENCE)
-def test_precedence(options, kinds):
-    assert [
-        getattr(policy, "func", policy) for policy in build_policies(Data(), Train.model_validate(options))
-    ] == kinds
+@pytest.mark.parametrize("options, names", cells_of(PRECEDENCE))
+def test_precedence(options, names):
+    policies = build_policies(Data(), Train.model_validate(parse_value(options)))
+    assert [getattr(policy, "func", policy).__name__ for policy in policies] == names.split()
 
 
-@pytest.mark.parametrize("channels", [{}, GREY])
+@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
     "options",
     [
@@ -171,8 +174,8 @@ def test_precedence(options, kinds):
     ],
 )  # fmt: skip
 def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(channels, options):
-    data = Data.model_validate(channels | {"IMAGE_SIZE": 16, "AFFINE_DEGREES": 9.0})
-    image = LazyImage(PIXELS[: data.image_channels])
+    data = config_for("-image_size=16", "-opts", "DATA.AFFINE_DEGREES=9", *(GREY if channels == 1 else ())).data
+    image = LazyImage(PIXELS[:channels])
     train = Train.model_validate(options | {"RANDOM_ERASE_PROB": 0.5})
     transform = build_host_transform(data, train, seed=3)
     in_worker = pickle.loads(pickle.dumps(transform))
@@ -262,9 +265,8 @@ def test_a_magnitude_above_the_maximum_is_answered_with_the_one_that_timm_takes(
     with pytest.raises(ValueError, match=f"write {written.split('-')[1]}$"):
         check_policy(policy)
     check_policy(written)
-    if "rand" in policy:  # augmix draws up to m
+    for seed in range(9) if "rand" in policy else ():  # augmix draws up to m
         found, expected = (
-            [timm_policy(one, 48, MEAN, "bicubic", PHOTO, random.Random(seed)).tobytes() for seed in range(9)]
-            for one in (policy, written)
+            timm_policy(one, 48, MEAN, "bicubic", PHOTO, random.Random(seed)) for one in (policy, written)
         )
-        assert found == expected
+        assert found.tobytes() == expected.tobytes()
