@@ -9,7 +9,7 @@ from configs.schema import Config
 from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import present_keys
-from configs.versions import GONE_KEYS, WRITTEN_BY
+from configs.versions import GONE_KEYS
 from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.errors import UserError
 
@@ -106,8 +106,7 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     family = model_type(values)
     model = present_keys(values.get("MODEL", {}), family)
     table = OptionTable(values | {"MODEL": model})
-    if WRITTEN_BY not in values:
-        keep_old_meanings(table)
+    keep_old_meanings(table, values)
     options = _defaults(family) | {key: row.value for key, row in table.rows.items()}
     off = {key: value for key, (value, _) in GONE_KEYS.items()}
     return {key: value for key, value in options.items() if key not in off or value != off[key]}

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,51 +34,68 @@ All keys with types, units, defaults and ranges: -h KEY, docs/options.md.
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag that sets a YAML key."""
+    """A flag that sets a YAML key. options: of argparse's `add_argument`, with the type of the key's value."""
 
     name: str
     key: str
-    type: Callable[[str], Any]
+    options: Mapping[str, Any]
     help: str
-    value: Any = True  # of a switch that is on
-    off: Any = False
-    bare: str | None = None  # the value of the flag alone
 
 
+def _switch(text: str) -> bool:
+    if text.lower() not in _SWITCH:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not yes or no")
+    return _SWITCH[text.lower()]
+
+
+def _compilation(text: str) -> str:
+    return "default" if _switch(text) else "none"
+
+
+_SWITCH = dict.fromkeys(("yes", "true", "on", "1"), True) | dict.fromkeys(("no", "false", "off", "0"), False)
+_INTEGER = {"type": int, "metavar": "N"}
+_YAML = {"type": parse_value, "metavar": "N"}
+_NUMBER = {"type": float, "metavar": "X"}
+_TEXT = {"type": str, "metavar": "X"}
+_YES_OR_NO = {"type": _switch, "nargs": "?", "const": "yes", "metavar": "yes|no"}
 FLAGS = {
     "run": (
-        Flag("amp", "AMP.ENABLED", bool, "mixed precision in training and evaluation"),
-        Flag("amp_dtype", "AMP.DTYPE", str, "mixed precision with dtype float16 or bfloat16"),
-        Flag("compile", "TRAIN.COMPILE", bool, "compile the model with torch.compile", "default", "none"),
-        Flag("eval", "EVAL.ENABLED", bool, "evaluate only; needs -pretrained or -resume"),
-        Flag("save_logits", "EVAL.SAVE_LOGITS", bool, "-eval: write the logits of each image to logits.npz"),
-        Flag("accum_iter", "TRAIN.ACCUM_ITER", int, "gradient accumulation steps"),
-        Flag("epochs", "TRAIN.NUM_EPOCHS", int, "number of epochs; a warm-up of as many or more becomes a tenth"),
-        Flag("minutes", "TRAIN.MINUTES", float, "time of the run; the number of epochs follows from it"),
-        Flag("lr", "TRAIN.BASE_LR", float, "peak learning rate, before scaling by the batch size"),
-        Flag("last_epoch", "TRAIN.LAST_EPOCH", int, "number of finished epochs"),
+        Flag("amp", "AMP.ENABLED", _YES_OR_NO, "mixed precision in training and evaluation"),
+        Flag("amp_dtype", "AMP.DTYPE", _TEXT, "mixed precision with dtype float16 or bfloat16"),
+        Flag(
+            "compile",
+            "TRAIN.COMPILE",
+            _YES_OR_NO | {"type": _compilation},
+            "compile the model with torch.compile",
+        ),
+        Flag("eval", "EVAL.ENABLED", _YES_OR_NO, "evaluate only; needs -pretrained or -resume"),
+        Flag("save_logits", "EVAL.SAVE_LOGITS", _YES_OR_NO, "-eval: write the logits of each image to logits.npz"),
+        Flag("accum_iter", "TRAIN.ACCUM_ITER", _INTEGER, "gradient accumulation steps"),
+        Flag("epochs", "TRAIN.NUM_EPOCHS", _INTEGER, "number of epochs; a warm-up of as many or more becomes a tenth"),
+        Flag("minutes", "TRAIN.MINUTES", _NUMBER, "time of the run; the number of epochs follows from it"),
+        Flag("lr", "TRAIN.BASE_LR", _NUMBER, "peak learning rate, before scaling by the batch size"),
+        Flag("last_epoch", "TRAIN.LAST_EPOCH", _INTEGER, "number of finished epochs"),
     ),
     "data": (
-        Flag("dataset", "DATA.DATASET", str, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
-        Flag("data_path", "DATA.DATA_PATH", str, "folder of the data set, or URL of tar shards"),
-        Flag("batch_size", "DATA.BATCH_SIZE", parse_value, "images per device, or auto"),
-        Flag("memory_gb", "DATA.MEMORY_GB", float, "limit of -batch_size=auto (default: the free GPU memory)"),
-        Flag("batch_size_eval", "DATA.BATCH_SIZE_EVAL", int, "the same for evaluation (default: -batch_size)"),
-        Flag("image_size", "DATA.IMAGE_SIZE", parse_value, "pixels of the input: a number, or HEIGHT,WIDTH"),
-        Flag("num_workers", "DATA.NUM_WORKERS", int, "worker processes per rank"),
+        Flag("dataset", "DATA.DATASET", _TEXT, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
+        Flag("data_path", "DATA.DATA_PATH", _TEXT, "folder of the data set, or URL of tar shards"),
+        Flag("batch_size", "DATA.BATCH_SIZE", _YAML, "images per device, or auto"),
+        Flag("memory_gb", "DATA.MEMORY_GB", _NUMBER, "limit of -batch_size=auto (default: the free GPU memory)"),
+        Flag("batch_size_eval", "DATA.BATCH_SIZE_EVAL", _INTEGER, "the same for evaluation (default: -batch_size)"),
+        Flag("image_size", "DATA.IMAGE_SIZE", _YAML, "pixels of the input: a number, or HEIGHT,WIDTH"),
+        Flag("num_workers", "DATA.NUM_WORKERS", _INTEGER, "worker processes per rank"),
     ),
     "weights and output": (
         Flag(
             "pretrained",
             "MODEL.PRETRAINED",
-            str,
+            _TEXT | {"nargs": "?", "const": "timm"},
             "initial weights: a file, a folder, hf-hub:ORG/NAME, or timm",
-            bare="timm",
         ),
-        Flag("teacher_model_path", "TRAIN.TEACHER_WEIGHTS", str, "weights of the teacher of a distillation"),
-        Flag("resume", "MODEL.RESUME", str, "a checkpoint, the folder of a run, or auto"),
-        Flag("output", "SAVE", str, "output folder; each run creates a folder in it"),
-        Flag("name", "NAME", str, "the run's folder is X-DATE-TIME in -output"),
+        Flag("teacher_model_path", "TRAIN.TEACHER_WEIGHTS", _TEXT, "weights of the teacher of a distillation"),
+        Flag("resume", "MODEL.RESUME", _TEXT, "a checkpoint, the folder of a run, or auto"),
+        Flag("output", "SAVE", _TEXT, "output folder; each run creates a folder in it"),
+        Flag("name", "NAME", _TEXT, "the run's folder is X-DATE-TIME in -output"),
     ),
 }
 # Of timm, torchvision, Colossal-AI, PyTorch's examples, PaddleClas, PaddleViT; their words with dashes have `_` here.
@@ -95,7 +112,6 @@ _ALIASES = {
     "pretrained": ("--initial-checkpoint",),
     "teacher_model_path": ("-teacher_model", "--teacher_model"),
 }
-_SWITCH = dict.fromkeys(("yes", "true", "on", "1"), True) | dict.fromkeys(("no", "false", "off", "0"), False)
 
 
 class Parser(argparse.ArgumentParser):
@@ -129,12 +145,6 @@ def add_flag(parser: Any, name: str, **options: Any) -> None:
         aliases.append(f"--{name.replace('_', '-')}")
     if aliases and not options.get("required"):
         parser.add_argument(*aliases, dest=name, **options | {"help": argparse.SUPPRESS})
-
-
-def _switch(text: str) -> bool:
-    if text.lower() not in _SWITCH:
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not yes or no")
-    return _SWITCH[text.lower()]
 
 
 def positive(text: str) -> int:
@@ -171,14 +181,7 @@ def entry_parser(prog: str) -> Parser:
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
-            options: dict[str, Any] = {"type": flag.type, "metavar": "N", "help": flag.help}
-            if flag.type in (float, str):
-                options["metavar"] = "X"
-            elif flag.type is bool:
-                options |= {"type": _switch, "nargs": "?", "const": True, "metavar": "yes|no"}
-            if flag.bare:
-                options |= {"nargs": "?", "const": flag.bare}
-            add_flag(group, flag.name, **options)
+            add_flag(group, flag.name, help=flag.help, **flag.options)
     group = parser.add_argument_group("prediction")
     path_help = "label an image, a folder, a list (.txt, .csv), or without PATH the data; needs -pretrained or -resume"
     add_flag(group, "predict", nargs="?", const=True, metavar="PATH", help=path_help)

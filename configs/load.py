@@ -3,7 +3,8 @@
 import argparse
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from configs.schema.config import known_keys, model_type
 from configs.schema.data import AUTO
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
+from configs.schema.operating_point import Goal
 from configs.schema.section import MAX_NAME_CHARS
 from configs.versions import GONE_KEYS, WRITTEN_BY, refuse_newer
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
@@ -28,6 +30,7 @@ RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 _RECIPES = Path(__file__).parent
 _MAPPINGS = ("KWARGS", "_AUGMENTATIONS", "COLUMNS", "OPERATING_POINT", "RENAME")  # ends of keys with a value {...: ...}
 _GOALS = {"sensitivity", "specificity"}
+_NO_PLACES: Mapping[str, str] = {}
 
 
 class Row(NamedTuple):
@@ -47,26 +50,23 @@ class OptionTable:
     model_only: data and training do not follow the family of the model, for -model replaces the model of a recipe.
     """
 
-    def __init__(self, values: dict[str, Any] | None = None) -> None:
-        self.rows = {key: Row(value) for key, value in flatten(expand_switches(values or {}))}
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.rows = {key: Row(value) for key, value in flatten(expand_switches(values))}
         self.model_only = False
         self._last_source = ""
         self._last_level = 0
 
-    def add(self, values: dict[str, Any], source: str, lines: dict[str, int] | None = None) -> None:
-        """Adds the values of a file or a flag as an option layer. lines: of each key and section in the file."""
+    def add(self, values: dict[str, Any], source: str, places: Mapping[str, str] = _NO_PLACES) -> None:
+        """Adds the values of a file or a flag as an option layer. places: 'file:line' of each key in a file.
+
+        Raises UserError: a newer version wrote them; a value in place of a section of keys.
+        """
         refuse_newer(values, source)
         if source != self._last_source:
             self._last_source = source
             self._last_level += 1
-
-        def place(key: str) -> str:
-            while lines and key not in lines:  # AMP.ENABLED of `AMP: true`
-                key = key.rpartition(".")[0]
-            return f"{source}:{lines[key]}" if lines else source
-
         for key, value in flatten(expand_switches(values)):
-            self._put(key, Row(_merge(self.get(key), value), place(key), self._last_level))
+            self._put(key, Row(_merge(self.get(key), value), places.get(key, source), self._last_level))
 
     def add_key(self, key: str, value: Any, source: str) -> None:
         self.add(nest({key: value}), source)
@@ -103,7 +103,7 @@ class OptionTable:
 
     def set(self, key: str, value: Any) -> None:
         """Sets a value that follows from others; nothing where a section of keys has a wrong type."""
-        if not any(row.value for section, row in self.rows.items() if key.startswith(f"{section}.")):
+        if all(self.rows[section].value == {} for section in self._above(key)):
             self._put(key, self.row(key)._replace(value=value))
 
     def set_default(self, key: str, value: Any) -> bool:
@@ -116,21 +116,40 @@ class OptionTable:
     def remove(self, key: str) -> None:
         self.rows.pop(key, None)
 
+    def _above(self, key: str) -> list[str]:
+        """The keys with a row whose sections would have this key."""
+        return [other for other in self.rows if key.startswith(f"{other}.")]
+
     def _put(self, key: str, row: Row) -> None:
-        """A value replaces the keys of a section, and a key the value of its section."""
+        """A value replaces the keys below it in lower layers. Raises UserError: a key has a value and keys below it."""
         below = [other for other in self.rows if other.startswith(f"{key}.")]
         if below and row.value == {}:
             return
-        above = [other for other in self.rows if key.startswith(f"{other}.")]
-        for other in below + above:
-            del self.rows[other]
+        for section in self._above(key):
+            _check_section(section, self.rows.pop(section), key, row)
+        for other in below:
+            lower = self.rows.pop(other)
+            if lower.level == row.level:
+                _check_section(key, row, other, lower)
         self.rows[key] = row
 
 
+def _check_section(section: str, upper: Row, key: str, lower: Row) -> None:
+    """Raises UserError if a section of keys has a value: it would be ignored."""
+    if upper.value != {}:
+        problem = f"must be a section of keys, as {key} is given ({lower.source})"
+        raise UserError(f"{upper.source}: {section} is {shorten(upper.value)}: {problem}")
+
+
+def _switches(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """PaddleViT's `AMP: true` and `EVAL: true`, also as texts, as sections with the key ENABLED."""
+    sections = ("AMP", "EVAL")
+    return {key: {"ENABLED": values[key]} for key in sections if str(values.get(key)).lower() in ("true", "false")}
+
+
 def expand_switches(values: dict[str, Any]) -> dict[str, Any]:
-    """The options, without VERSION, with PaddleViT's `AMP: true` and `EVAL: true` as sections with the key ENABLED."""
-    switches = {key: {"ENABLED": values[key]} for key in ("AMP", "EVAL") if isinstance(values.get(key), bool)}
-    return {key: value for key, value in (values | switches).items() if key != WRITTEN_BY}
+    """The options without VERSION, with the sections of `_switches`."""
+    return {key: value for key, value in (values | _switches(values)).items() if key != WRITTEN_BY}
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -168,7 +187,7 @@ def read_layers(flags: argparse.Namespace, evaluates: bool) -> OptionTable:
 
     Raises UserError: a file cannot be read; an empty flag; -opts without a value.
     """
-    table = OptionTable()
+    table = OptionTable({})
     _add_files(table, flags, evaluates)
     _add_model(table, flags, evaluates)
     _add_flags(table, flags)
@@ -177,68 +196,73 @@ def read_layers(flags: argparse.Namespace, evaluates: bool) -> OptionTable:
     return table
 
 
-def add_recipe(table: OptionTable, path: Path) -> None:
-    """Adds the files in BASE, recursively, then the file itself. Raises UserError for one that is not allowed."""
+def add_recipe(table: OptionTable, path: Path) -> dict[str, Any]:
+    """Adds the files in BASE, recursively, then the file itself, and returns its values.
+
+    Raises UserError for a file that is not allowed.
+    """
     roots = [os.path.realpath(folder) for folder in (path.parent, ".")]
 
-    def add(path: Path, chain: tuple[str, ...], named_in: str) -> None:
+    def add(path: Path, chain: tuple[str, ...], named_in: str) -> dict[str, Any]:
         values, paths = read_yaml(path, named_in)
+        switches = _switches(values)
         lines = dict[str, int]()
         for keys, line in paths.items():
             key = ".".join(keys)
+            if key in switches:
+                key = f"{key}.ENABLED"
             if key in lines:  # as KEY of its section, and as SECTION.KEY
                 raise UserError(f"{path}:{line}: {key} is given twice, first in line {lines[key]}; remove one")
             lines[key] = line
         chain = (*chain, os.path.realpath(path))
         at_base = f"{path}:{lines.get('BASE')}: BASE"
-        for base in _names_of_bases(values.pop("BASE", None) or [], at_base):
+        for base in _names_of_bases(values.pop("BASE", None), at_base):
             target = os.path.realpath(path.parent / base)
             if not any(Path(target).is_relative_to(root) for root in roots):
                 raise UserError(f"{at_base} {shorten(base)} is outside {roots[0]}; move it beside the recipe")
             if target in chain:
                 raise UserError(f"{at_base} {shorten(base)} is cyclic; remove it")
             add(path.parent / base, chain, f"{at_base}: ")
-        table.add(values, str(path), lines)
+        table.add(values, str(path), {key: f"{path}:{line}" for key, line in lines.items()})
+        return values
 
-    add(path, (), "")
+    return add(path, (), "")
 
 
 def _names_of_bases(bases: Any, at_base: str) -> list[str]:
+    if bases in (None, ""):
+        return []
     if not isinstance(bases, list) or not all(str(base).isprintable() for base in bases):
         raise UserError(f"{at_base} must be a list of files, relative to this one")
-    return [str(base) for base in bases if base]
+    return [str(base) for base in bases if base not in (None, "")]  # PaddleViT's files have ['']
 
 
 def _add_files(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -> None:
     """Adds the recipe of -cfg, or else the options of the run that -resume names, or of the weights to evaluate."""
     weights = flags.pretrained if evaluates else None
-    file = flags.cfg or _find_run_options(flags.resume, weights)
+    run = None if flags.resume == "auto" else flags.resume
+    file = flags.cfg or _find_run_options(run or weights)
     if file:
-        add_recipe(table, Path(file))
-        _forget_choices_of_run(table, Path(file), continues=bool(evaluates or flags.resume))
+        values = add_recipe(table, Path(file))
+        if _is_of_run(Path(file)):
+            keep_old_meanings(table, values)
+            _forget_choices_of_run(table, Path(file), continues=bool(evaluates or flags.resume))
+    elif run:  # whose options file is missing
+        stored = stored_options(Path(run))
+        table.add(stored, run)
+        keep_old_meanings(table, stored)
     elif weights and not flags.resume:
         table.add(weight_options(weights), f"{weights}: metadata")
-    elif flags.resume not in (None, "auto"):
-        _add_stored_options(table, flags.resume)
     if evaluates and not flags.cfg:
         table.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
 
 
-def _add_stored_options(table: OptionTable, run: str) -> None:
-    """Adds the options in a checkpoint of a run whose options file is missing."""
-    stored = stored_options(Path(run))
-    table.add(stored, run)
-    if WRITTEN_BY not in stored:
-        keep_old_meanings(table)
+def _is_of_run(file: Path) -> bool:
+    return file.name == RUN_OPTIONS and file.with_name(STATUS).exists()
 
 
 def _forget_choices_of_run(table: OptionTable, file: Path, continues: bool) -> None:
     """Removes values that a run chose for itself from the options that are read from its folder."""
-    is_stored = file.name == RUN_OPTIONS and file.with_name(STATUS).exists()
-    if not is_stored:
-        return
-    if WRITTEN_BY not in read_yaml(file)[0]:
-        keep_old_meanings(table)
     given = read_json(file.with_name("run.json")).get("given")
     if isinstance(given, dict) and given.get("TRAIN.COMPILE", AUTO) == AUTO:
         table.remove("TRAIN.COMPILE")  # chosen by `compilation_follows_steps`, perhaps for another device
@@ -278,8 +302,6 @@ def _add_flags(table: OptionTable, flags: argparse.Namespace) -> None:
             continue
         if value == "":
             raise UserError(f"-{flag.name} is empty; give a value, or remove the flag")
-        if flag.type is bool:
-            value = flag.value if value else flag.off
         table.add_key(flag.key, value, f"-{flag.name}")
     for name in ("predict", "embed"):
         if getattr(flags, name) is not None:
@@ -303,9 +325,8 @@ def _add_options(table: OptionTable, options: Sequence[str], flag: str) -> None:
         raise combine_findings(f"{len(mistakes)} options are wrong:", mistakes)
 
 
-def _find_run_options(resume: str | None, weights: str | None) -> Path | None:
-    """The options file of the run that -resume names by a folder or checkpoint, or of the run that wrote `weights`."""
-    named = weights if resume in (None, "auto") else resume
+def _find_run_options(named: str | None) -> Path | None:
+    """The options file of the run that a folder, a checkpoint or weights name."""
     if named is None:
         return None
     path = Path(named)
@@ -327,10 +348,12 @@ def stored_options(named: Path) -> dict[str, Any]:
     return {}
 
 
-def keep_old_meanings(table: OptionTable) -> None:
-    """Translates the options of a run without VERSION: rates of 0 left timm's models their own ones, and SGD had
-    Nesterov momentum.
+def keep_old_meanings(table: OptionTable, stored: dict[str, Any]) -> None:
+    """Translates the options of a run that are stored without VERSION: rates of 0 left timm's models their own ones,
+    and SGD had Nesterov momentum.
     """
+    if WRITTEN_BY in stored:
+        return
     if str(table.get("TRAIN.OPTIMIZER.NAME")).lower() == "sgd":
         table.set("TRAIN.OPTIMIZER.NAME", "nesterov")
     for key in ("MODEL.DROPOUT", "MODEL.DROPPATH"):
@@ -346,7 +369,7 @@ def model_sections(name: str) -> dict[str, dict[str, Any]]:
     file = _RECIPES / f"{name}.yaml"
     if "/" in name or len(name) > MAX_NAME_CHARS or not file.is_file():
         return {"MODEL": {"TYPE": "timm", "NAME": name}, "DATA": {}}
-    recipe = OptionTable()
+    recipe = OptionTable({})
     add_recipe(recipe, file)
     sections = recipe.values
     return {"MODEL": architecture(sections.get("MODEL", {})), "DATA": sections.get("DATA", {})}
@@ -362,8 +385,7 @@ def decode_quoted(errors: Sequence[ErrorDetails], table: OptionTable) -> bool:
         row = table.rows[key]
         value = _decoded(row.value)
         if repr(value) != repr(row.value):  # NaN differs from itself
-            del table.rows[key]
-            table.rows |= {one: row._replace(value=it) for one, it in flatten(expand_switches(nest({key: value})))}
+            table.rows[key] = row._replace(value=value)
             changed = True
     return changed
 
@@ -408,20 +430,25 @@ def _error_line(key: str, error: ErrorDetails, table: OptionTable) -> str:
     given = error["input"]
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        fixed = FIXED_KEYS.get(table.family, {})
-        name = key.removeprefix("MODEL.")
-        if name in fixed:
-            only = format_value(fixed[name])
-            return f"{origin}{key} is {shorten(given)}: only {only} is available; remove the key"
-        full = next((row for row in table.rows if row.startswith(f"{key}.")), key)  # of an unknown section
-        return f"{origin}unknown key {full[:80]}{_nearest_key(full, table.family)}"
+        return origin + _unknown_key(key, given, table)
     if is_contradiction(error):  # the message begins with the key
         name = message.split()[0].rstrip(":")
         full = f"{key}.{name}".lstrip(".")
         return f"{table.origin(full) or origin}{full}{message.removeprefix(name)}"
     if error["type"] == "model_type":
         message = "must be a section of keys"
-    return f"{origin}{key} is {shorten(given)}: {message[0].lower()}{message[1:]}"
+    names = re.findall("'([^']+)'", error.get("ctx", {}).get("expected", ""))  # of a value that is one of several
+    hint = did_you_mean(format_value(given), names)
+    return f"{origin}{key} is {shorten(given)}: {message[0].lower()}{message[1:]}{hint}"
+
+
+def _unknown_key(key: str, given: Any, table: OptionTable) -> str:
+    fixed = FIXED_KEYS.get(table.family, {})
+    name = key.removeprefix("MODEL.")
+    if name in fixed:
+        return f"{key} is {shorten(given)}: only {format_value(fixed[name])} is available; remove the key"
+    full = next((row for row in table.rows if row.startswith(f"{key}.")), key)  # of an unknown section
+    return f"unknown key {full[:80]}{_nearest_key(full, table.family)}"
 
 
 def _nearest_key(dotted: str, family: str) -> str:
@@ -435,4 +462,5 @@ def _nearest_key(dotted: str, family: str) -> str:
     owners = [name for name in MODEL_SECTIONS if dotted in known_keys(name)]
     if owners:
         return f" of MODEL.TYPE {family} (a key of {', '.join(owners[:3])}); remove it"
-    return did_you_mean(dotted.upper(), known_keys(family))
+    of_goal = (f"EVAL.OPERATING_POINT.{key}" for key in Goal.model_json_schema()["properties"])
+    return did_you_mean(dotted.upper(), (*known_keys(family), *of_goal))

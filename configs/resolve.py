@@ -6,7 +6,7 @@ docstring states it; a value that is given wins, unless the rule says otherwise.
 """
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +39,13 @@ _UNUSED = (
     "DATA.SECOND_IMAGE_SIZE", "LOCAL_RANK", "NGPUS", "TAG", "THROUGHPUT_MODE", "TRAIN.LR_SCHEDULER.MILESTONES",
     "TRAIN.MODEL_EMA_FORCE_CPU", "TRAIN.NORMALIZE_TARGET", "TRAIN.RANDOM_ERASE_SPLIT",
 )  # fmt: skip
-# Unknown keys if they are on.
 _UNUSED_IF_OFF = (
     "MODEL.ATTN_HEAD_SIZE", "MODEL.DISTILL", "MODEL.RESUME_EMA", "MODEL.TRANS.HYBRID",
     "MODEL.TRANS.PATCH_GRID", "TRAIN.MULTI_SCALE_SAMPLER_DDP",
 )  # fmt: skip
+# The values without effect of keys that are unknown with another value.
+_OFF: dict[str, tuple[Any, ...]] = dict.fromkeys(_UNUSED_IF_OFF, (None, False, ""))
+_OFF |= {key: (value,) for key, (value, _) in GONE_KEYS.items()}
 _OF_STEP_DECAY = ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_RATE")
 
 
@@ -85,7 +87,7 @@ def _check_family(table: OptionTable) -> None:
         raise UserError(f"{table.origin('MODEL.TYPE')}MODEL.TYPE is {shorten(name)}: give one of {known}")
 
 
-def data_set_follows_path(options: OptionTable) -> list[Note]:
+def data_set_follows_path(options: OptionTable) -> Iterator[Note]:
     """DATA.DATASET without files, such as the digits of a recipe, gives way to a DATA_PATH of a higher layer.
 
     `recognize_dataset` then finds out which data set the path is. Raises UserError if the command line gives both: one
@@ -93,18 +95,18 @@ def data_set_follows_path(options: OptionTable) -> list[Note]:
     """
     data_set = options.get("DATA.DATASET")
     if properties_of(str(data_set)).has_files:
-        return []
+        return
     name, path = (options.row(f"DATA.{key}").source for key in ("DATASET", "DATA_PATH"))
     if name.startswith("-") and path.startswith("-"):
         raise UserError(f"DATA.DATASET {data_set} ({name}) does not use DATA.DATA_PATH ({path}); remove one")
     if options.row("DATA.DATA_PATH").level <= options.row("DATA.DATASET").level:
-        return []
+        return
     options.add_key("DATA.DATASET", Data.model_fields["dataset"].default, path)
     replaced = f"DATA.DATASET: {data_set} ({name}) is replaced by the data of {path}"
-    return [Note("screen", f"{replaced}: {options.get('DATA.DATA_PATH')}")]
+    yield Note("screen", f"{replaced}: {options.get('DATA.DATA_PATH')}")
 
 
-def model_follows_source(options: OptionTable) -> list[Note]:
+def model_follows_source(options: OptionTable) -> Iterator[Note]:
     """MODEL.NAME hf:ORG/NAME (hf-hub:) or local-dir:FOLDER becomes the model that the source's config.json describes.
 
     The given MODEL.KWARGS have priority; `MODEL.PRETRAINED: timm` becomes the source. The run does not need the source
@@ -112,7 +114,7 @@ def model_follows_source(options: OptionTable) -> list[Note]:
     """
     source = str(options.get("MODEL.NAME"))
     if options.family not in ("timm", "transformers") or not source.startswith((*HUB, LOCAL)):
-        return []
+        return
     folder = model_folder(source, f"-model={LOCAL}FOLDER")
     described = described_model(read_config(folder))
     kwargs = described["KWARGS"]
@@ -123,10 +125,10 @@ def model_follows_source(options: OptionTable) -> list[Note]:
     if options.get("MODEL.PRETRAINED") == "timm":
         options.set("MODEL.PRETRAINED", source.removeprefix(LOCAL))
     about = f"MODEL.TYPE {described['TYPE']}, {described['NAME']} with MODEL.KWARGS {shorten(kwargs)}"
-    return [Note("log", f"Model: {source} is {about} ({folder / CONFIG})")]
+    yield Note("log", f"Model: {source} is {about} ({folder / CONFIG})")
 
 
-def old_keys_are_renamed(options: OptionTable) -> list[Note]:
+def old_keys_are_renamed(options: OptionTable) -> Iterator[Note]:
     """Old keys get their present name, or are removed if they have no effect; of both names, the higher layer wins. An
     evaluation needs none of the keys of trainings that are gone.
     """
@@ -140,7 +142,8 @@ def old_keys_are_renamed(options: OptionTable) -> list[Note]:
     for key, row in list(options.rows.items()):
         present = _present_name(key, known)
         is_gone = evaluates and (key in GONE_KEYS or is_gone_value(key, row.value))
-        if key in unused or is_gone or _is_off(key, row.value, present in known):
+        is_off = present not in known and row.value in _OFF.get(key, ())
+        if key in unused or is_gone or is_off:
             removed.append(key)
             options.remove(key)
         elif present != key:
@@ -148,19 +151,10 @@ def old_keys_are_renamed(options: OptionTable) -> list[Note]:
             if row.level > options.row(present).level:
                 options.add_key(present, row.value, row.source)
             options.remove(key)
-    notes = list[Note]()
     if renamed:
-        notes.append(Note("log", f"old keys, renamed: {', '.join(renamed)}"))
+        yield Note("log", f"old keys, renamed: {', '.join(renamed)}")
     if removed:
-        notes.append(Note("warning", f"old keys without effect: {', '.join(removed)}"))
-    return notes
-
-
-def _is_off(key: str, value: Any, has_present_name: bool) -> bool:
-    """Whether an old key has the value without effect."""
-    if key in GONE_KEYS:
-        return bool(value == GONE_KEYS[key][0])
-    return key in _UNUSED_IF_OFF and not has_present_name and value in (None, False, "")
+        yield Note("warning", f"old keys without effect: {', '.join(removed)}")
 
 
 def _present_name(key: str, known: Collection[str]) -> str:
@@ -174,29 +168,29 @@ def _present_name(key: str, known: Collection[str]) -> str:
     return renamed
 
 
-def precision_follows_preset(options: OptionTable) -> list[Note]:
+def precision_follows_preset(options: OptionTable) -> Iterator[Note]:
     """AMP.PRESET gives other keys of AMP; a key wins if the layer of PRESET, or a higher one, gives it."""
     preset = options.row("AMP.PRESET")
     name = str(preset.value)
     of_preset = PRESETS.get(name, {})
     values = {key: value for key, value in of_preset.items() if options.row(f"AMP.{key}").level < preset.level}
     if not values:  # or an unknown name, which the check of the options reports
-        return []
+        return
     options.add({"AMP": values}, f"AMP.PRESET {name}")
     given = ", ".join(f"{key} {format_value(value)}" for key, value in values.items())
-    return [Note("log", f"AMP.PRESET {name}: {given}")]
+    yield Note("log", f"AMP.PRESET {name}: {given}")
 
 
-def dtype_follows_model(options: OptionTable) -> list[Note]:
+def dtype_follows_model(options: OptionTable) -> Iterator[Note]:
     """AMP.DTYPE is bfloat16 for DINOv3's models, whose activations exceed the range of float16."""
     is_dinov3 = "dinov3" in str(options.get("MODEL.NAME")).lower()
     if not is_dinov3 or options.get("AMP.ENABLED") is not True or "AMP.DTYPE" in options.rows:
-        return []
+        return
     options.set("AMP.DTYPE", "bfloat16")
-    return [Note("screen", "AMP.DTYPE is bfloat16: the activations of DINOv3's models exceed the range of float16")]
+    yield Note("screen", "AMP.DTYPE is bfloat16: the activations of DINOv3's models exceed the range of float16")
 
 
-def rate_follows_tuning(options: OptionTable) -> list[Note]:
+def rate_follows_tuning(options: OptionTable) -> Iterable[Note]:
     """With MODEL.HEAD probe, TRAIN.BASE_LR is 2e-4 (MODEL.TUNE lora: 5e-4); for timm's models of over 50 M parameters
     5e-5 (lora: 2e-4); for timm's models with batch norms and no layer norms 5e-4 (not with lora).
 
@@ -204,7 +198,7 @@ def rate_follows_tuning(options: OptionTable) -> list[Note]:
     """
     if options.get("MODEL.HEAD") == "probe" and options.get("MODEL.PRETRAINED"):
         options.set_default("TRAIN.BASE_LR", rate_of_tuning(options.get("MODEL.TUNE") == "lora"))
-    return []
+    return ()
 
 
 def rate_of_tuning(is_lora: bool, is_large: bool = False, has_batch_norms_only: bool = False) -> float:
@@ -216,90 +210,91 @@ def rate_of_tuning(is_lora: bool, is_large: bool = False, has_batch_norms_only: 
     return 5e-5 if is_large else 2e-4
 
 
-def defaults_follow_family(options: OptionTable) -> list[Note]:
+def defaults_follow_family(options: OptionTable) -> Iterator[Note]:
     """Keys that are not given have the defaults of the family MODEL.TYPE: PaddleViT's. With -model, only MODEL has
     them; with weights also the mean and the standard deviation.
     """
     name = options.family
     family = FAMILIES.get(name)
     if not family:
-        return []
+        return
     defaults = dict(flatten(dict(family.defaults)))
     if options.model_only:
         kept = ["MODEL."]
         if options.get("MODEL.PRETRAINED"):
             kept += [f"DATA.{key}" for key in NORMALIZATION]
         defaults = {key: value for key, value in defaults.items() if key.startswith(tuple(kept))}
-    used = [key for key, value in defaults.items() if options.set_default(key, copy.deepcopy(value))]
-    return [Note("log", f"Defaults of MODEL.TYPE {name}: {', '.join(used)}")] if used else []
+    used = [key for key, value in defaults.items() if options.set_default(key, value)]
+    if used:
+        yield Note("log", f"Defaults of MODEL.TYPE {name}: {', '.join(used)}")
 
 
-def amp_keys_need_amp(options: OptionTable) -> list[Note]:
+def amp_keys_need_amp(options: OptionTable) -> Iterator[Note]:
     """Keys of AMP in -opts have no effect without -amp; a recipe may hold them for runs with the flag."""
     typed = [key for key, row in options.rows.items() if row.source == "-opts" and key.startswith("AMP.")]
     unused = [key for key in typed if key not in _WITHOUT_AMP]
     if not unused or options.get("AMP.ENABLED") is True:
-        return []
-    return [Note("warning", f"{', '.join(unused)}: no effect without -amp")]
+        return
+    yield Note("warning", f"{', '.join(unused)}: no effect without -amp")
 
 
-def loss_follows_labels(options: OptionTable) -> list[Note]:
+def loss_follows_labels(options: OptionTable) -> Iterable[Note]:
     """DATA.MULTI_LABEL: LOSS.NAME is bce, as no other loss accepts several labels."""
     if options.get("DATA.MULTI_LABEL") is True:
         options.set_default("LOSS.NAME", "bce")
-    return []
+    return ()
 
 
-def classes_follow_choice(options: OptionTable) -> list[Note]:
+def classes_follow_choice(options: OptionTable) -> Iterator[Note]:
     """In a training, MODEL.NUM_CLASSES of a lower layer than DATA.ONLY_CLASSES is the number of these classes."""
     names = options.row("DATA.ONLY_CLASSES")
     number = options.row("MODEL.NUM_CLASSES")
     is_lower = number.value is not None and number.level < names.level
     if not is_lower or names.value is None or options.get("EVAL.ENABLED"):
-        return []
+        return
     renamed = {str(old): str(new) for old, new in (options.get("DATA.RENAME") or {}).items()}
     classes = len({renamed.get(str(name), str(name)) for name in names.value})
     options.set("MODEL.NUM_CLASSES", classes)
-    return [Note("screen", f"MODEL.NUM_CLASSES is {classes} in place of {number.value}: DATA.ONLY_CLASSES")]
+    yield Note("screen", f"MODEL.NUM_CLASSES is {classes} in place of {number.value}: DATA.ONLY_CLASSES")
 
 
-def batch_of_rate_follows_rate(options: OptionTable) -> list[Note]:
+def batch_of_rate_follows_rate(options: OptionTable) -> Iterable[Note]:
     """A BASE_LR of a higher layer than BASE_LR_BATCH_SIZE removes the latter, which belongs to another rate."""
     if options.row("TRAIN.BASE_LR").level > options.row("TRAIN.BASE_LR_BATCH_SIZE").level:
         options.remove("TRAIN.BASE_LR_BATCH_SIZE")
-    return []
+    return ()
 
 
-def distillation_follows_teacher(options: OptionTable) -> list[Note]:
+def distillation_follows_teacher(options: OptionTable) -> Iterator[Note]:
     """TRAIN.DISTILLATION_TYPE is hard if a family that distils, such as DeiT, has TEACHER_WEIGHTS."""
     family = FAMILIES.get(options.family)
     if not (family and family.teacher_distils and options.get("TRAIN.TEACHER_WEIGHTS")):
-        return []
+        return
     if options.row("TRAIN.DISTILLATION_TYPE").level:
-        return []
+        return
     options.set("TRAIN.DISTILLATION_TYPE", "hard")
-    return [Note("screen", f"TRAIN.DISTILLATION_TYPE is hard: {family.title} has a teacher")]
+    yield Note("screen", f"TRAIN.DISTILLATION_TYPE is hard: {family.title} has a teacher")
 
 
-def token_follows_distillation(options: OptionTable) -> list[Note]:
+def token_follows_distillation(options: OptionTable) -> Iterable[Note]:
     """MODEL.DISTILLED is true with a TRAIN.DISTILLATION_TYPE, in families that have the key."""
     if "distilled" in MODEL_SECTIONS[options.family].model_fields:
         options.set_default("MODEL.DISTILLED", options.get("TRAIN.DISTILLATION_TYPE") not in (None, "none"))
-    return []
+    return ()
 
 
-def warmup_follows_epochs(options: OptionTable) -> list[Note]:
+def warmup_follows_epochs(options: OptionTable) -> Iterator[Note]:
     """A warm-up of NUM_EPOCHS or more is a tenth of them, unless the layer of NUM_EPOCHS, or a higher one, gives it."""
     epochs = options.get(EPOCHS, Train.model_fields["num_epochs"].default)
     warmup = options.get(WARMUP, Train.model_fields["warmup_epochs"].default)
     if warmup < epochs or options.row(WARMUP).level >= options.row(EPOCHS).level:
-        return []
+        return
     options.set(WARMUP, epochs / 10)
     change = f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({options.row(WARMUP).source or 'default'})"
-    return [Note("screen", f"{change}: NUM_EPOCHS is {epochs}")]
+    yield Note("screen", f"{change}: NUM_EPOCHS is {epochs}")
 
 
-RULES: tuple[Callable[[OptionTable], list[Note]], ...] = (
+RULES: tuple[Callable[[OptionTable], Iterable[Note]], ...] = (
     data_set_follows_path,
     model_follows_source,
     old_keys_are_renamed,

@@ -161,7 +161,7 @@ def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any
     if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
         return _construct_mapping(node, path, lines)
     text = node.value
-    if node.tag not in _READERS:
+    if node.tag not in _READERS or not isinstance(node, yaml.ScalarNode):  # a list with the tag of a number
         raise yaml.MarkedYAMLError(problem=f"the tag {shorten(node.tag)} is not allowed", problem_mark=node.start_mark)
     try:
         return _READERS[node.tag](text)

@@ -13,7 +13,7 @@ from configs.schema.families.family import ViT
 from configs.schema.families.registry import MODEL_SECTIONS, AnyModel, type_of
 from configs.schema.model import FIXED_KEYS, FREEZE_BACKBONE
 from configs.schema.operating_point import Goal
-from configs.schema.section import Name, Names, Path, Section, as_names, option, texts_of
+from configs.schema.section import Name, Names, Path, Problem, Section, as_names, option
 from configs.schema.train import Loss, Train
 from utils.metric_table import Metric, MetricName, best_metric
 
@@ -100,7 +100,7 @@ class Config(Section):
     def _is_probe(self) -> bool:
         return self.model.tune.solves_head and not self.eval.enabled
 
-    def _problems(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[Problem]:
         yield from self._problems_of_image_size()
         yield from self._problems_of_weights()
         yield from self._problems_of_batches()
@@ -108,48 +108,45 @@ class Config(Section):
         if self.data.multi_label:
             yield from self._problems_of_several_labels()
 
-    def _problems_of_image_size(self) -> Iterator[str]:
+    def _problems_of_image_size(self) -> Iterator[Problem]:
         model, data = self.model, self.data
         multiple = model.image_size_multiple
+        height, width = data.input_size
         size = f"DATA.IMAGE_SIZE {data.image_size}"
-        if any(side % multiple for side in data.input_size):
-            height, width = (max(1, round(side / multiple)) * multiple for side in data.input_size)
-            yield f"{size} is not a multiple of {multiple}, as this model needs; the nearest is {height},{width}"
-        if model.type == "crossvit" and data.input_size[0] != data.input_size[1]:
-            yield f"{size}: CrossViT resizes images to squares; use a number"
+        nearest = ",".join(str(max(1, round(side / multiple)) * multiple) for side in (height, width))
+        is_multiple = height % multiple == width % multiple == 0
+        needed = f"a multiple of {multiple}, as this model needs"
+        yield not is_multiple, f"{size} is not {needed}; the nearest is {nearest}"
+        yield model.type == "crossvit" and height != width, f"{size}: CrossViT resizes images to squares; use a number"
 
-    def _problems_of_weights(self) -> Iterator[str]:
+    def _problems_of_weights(self) -> Iterator[Problem]:
         model, train = self.model, self.train
         needs_timm = f"needs MODEL.TYPE timm, not {model.type}; use -model=NAME -pretrained=timm"
         as_paddlevit = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
-        teaches = train.teacher_weights and not self.eval.enabled
-        return texts_of(
-            (model.pretrained == "timm" and model.type != "timm", f"MODEL.PRETRAINED timm {needs_timm}"),
-            (
-                self.eval.enabled and not (model.pretrained or model.resume),
-                "EVAL.ENABLED needs weights; give -resume=RUN or -pretrained=FILE",
-            ),
-            (
-                teaches and train.distillation_type == "none",
-                f"TRAIN.TEACHER_WEIGHTS needs a distillation; {as_paddlevit}",
-            ),
-            (
-                self.eval_raw and not train.model_ema,
-                "EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW",
-            ),
+        yield model.pretrained == "timm" and model.type != "timm", f"MODEL.PRETRAINED timm {needs_timm}"
+        yield (
+            self.eval.enabled and not (model.pretrained or model.resume),
+            "EVAL.ENABLED needs weights; give -resume=RUN or -pretrained=FILE",
+        )
+        yield (
+            train.teacher_weights and not self.eval.enabled and train.distillation_type == "none",
+            f"TRAIN.TEACHER_WEIGHTS needs a distillation; {as_paddlevit}",
+        )
+        yield (
+            self.eval_raw and not train.model_ema,
+            "EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW",
         )
 
-    def _problems_of_batches(self) -> Iterator[str]:
+    def _problems_of_batches(self) -> Iterator[Problem]:
         data = self.data
-        has_steps = not (self.eval.enabled or self._is_probe)
-        given = data.batch_size_eval
-        text = "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
-        if has_steps:
-            given = data.global_batch_size
-            text = "DATA.BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"
-        return texts_of((data.batch_size == AUTO and not given, text))
+        given = data.global_batch_size
+        text = "DATA.BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"
+        if self.eval.enabled or self._is_probe:  # no steps
+            given = data.batch_size_eval
+            text = "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
+        yield data.batch_size == AUTO and not given, text
 
-    def _problems_of_training(self) -> Iterator[str]:
+    def _problems_of_training(self) -> Iterator[Problem]:
         model, data, train = self.model, self.data, self.train
         trains = not self.eval.enabled
         has_suspects = self._is_probe and not data.multi_label
@@ -157,43 +154,36 @@ class Config(Section):
         steps = "LAMB's steps are in proportion to the weights, and LoRA's B starts as zero"
         strategy, patience = self.parallel.strategy, train.patience
         between = "the epochs between two evaluations; raise the first or lower the second"
-        return texts_of(
-            (
-                self.eval.suspects and trains and not has_suspects,
-                "EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false",
-            ),
-            (
-                self._is_probe and strategy != "ddp",
-                f"PARALLEL.STRATEGY {strategy}: MODEL.TUNE probe needs whole models; set it to ddp",
-            ),
-            (
-                model.tune.kind == "lora" and is_lamb and trains,
-                f"TRAIN.OPTIMIZER.NAME: {steps}; set it to AdamW",
-            ),
-            (
-                self.deterministic and train.compile == "max",
-                "DETERMINISTIC excludes TRAIN.COMPILE max, which times kernels; use default or model",
-            ),
-            (
-                data.balanced_sampling and self.loss.class_weights == "balanced",
-                "DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced correct the same imbalance twice; remove one "
-                "of them",
-            ),
-            (
-                patience is not None and patience < self.validate_freq,
-                f"TRAIN.PATIENCE {patience} is less than VALIDATE_FREQ {self.validate_freq}, {between}",
-            ),
+        yield (
+            self.eval.suspects and trains and not has_suspects,
+            "EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false",
+        )
+        yield (
+            self._is_probe and strategy != "ddp",
+            f"PARALLEL.STRATEGY {strategy}: MODEL.TUNE probe needs whole models; set it to ddp",
+        )
+        yield model.tune.kind == "lora" and is_lamb and trains, f"TRAIN.OPTIMIZER.NAME: {steps}; set it to AdamW"
+        yield (
+            self.deterministic and train.compile == "max",
+            "DETERMINISTIC excludes TRAIN.COMPILE max, which times kernels; use default or model",
+        )
+        yield (
+            data.balanced_sampling and self.loss.class_weights == "balanced",
+            "DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced correct the same imbalance twice; remove one of "
+            "them",
+        )
+        yield (
+            patience is not None and patience < self.validate_freq,
+            f"TRAIN.PATIENCE {patience} is less than VALIDATE_FREQ {self.validate_freq}, {between}",
         )
 
-    def _problems_of_several_labels(self) -> Iterator[str]:
+    def _problems_of_several_labels(self) -> Iterator[Problem]:
         name, distillation = self.loss.name, self.train.distillation_type
         needed = "needs one label per image, but DATA.MULTI_LABEL is on"
         has_weights = self.loss.class_weights and name not in ("bce", "asl")
-        return texts_of(
-            (name == "cross_entropy", f"LOSS.NAME cross_entropy {needed}; set LOSS.NAME=bce or asl"),
-            (has_weights, f"LOSS.NAME {name} with CLASS_WEIGHTS {needed}; set LOSS.NAME=bce or asl"),
-            (distillation != "none", f"TRAIN.DISTILLATION_TYPE {distillation} {needed}; set it to none"),
-        )
+        yield name == "cross_entropy", f"LOSS.NAME cross_entropy {needed}; set LOSS.NAME=bce or asl"
+        yield has_weights, f"LOSS.NAME {name} with CLASS_WEIGHTS {needed}; set LOSS.NAME=bce or asl"
+        yield distillation != "none", f"TRAIN.DISTILLATION_TYPE {distillation} {needed}; set it to none"
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from unicodedata import normalize
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
-from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, Range, Section, option, texts_of
+from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, Problem, Range, Section, option
 from configs.yaml_io import shorten
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
@@ -195,94 +195,84 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
             if {len(values := getattr(self, name)), self.image_channels} == {1, 3}:
                 self.__dict__[name] = (sum(values) / len(values),) * self.image_channels
 
-    def _problems(self) -> Iterator[str]:
-        if problem := secret_in_url(self.data_path):
-            yield f"DATA_PATH: {problem}"
+    def _problems(self) -> Iterator[Problem]:
+        secret = secret_in_url(self.data_path)
+        yield secret, f"DATA_PATH: {secret}"
         yield from self._problems_of_pixels()
         yield from self._problems_of_data_set()
         yield from self._problems_of_tables()
         yield from self._problems_of_split()
 
-    def _problems_of_pixels(self) -> Iterator[str]:
+    def _problems_of_pixels(self) -> Iterator[Problem]:
         mean, std = self.imagenet_mean, self.imagenet_std
         channels = self.image_channels
         low, high = self.grey_range or (0, 1)
         is_bgr = [round(value, 3) for value in mean] == [0.406, 0.456, 0.485]  # Caffe's
-        return texts_of(
-            (len(mean) != channels, f"IMAGENET_MEAN has {len(mean)} values for IMAGE_CHANNELS {channels}"),
-            (len(std) != channels, f"IMAGENET_STD has {len(std)} values for IMAGE_CHANNELS {channels}"),
-            (not 0 <= low < high <= 65535, f"GREY_RANGE {[low, high]} must ascend, within 0..65535"),
-            (min(std, default=1) <= 0, "IMAGENET_STD must be greater than 0"),
-            (max(*mean, *std, 0) > 1, "IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide both by 255"),
-            (is_bgr, "IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD"),
-            (self.random_crop_scale[1] > 1, "RANDOM_CROP_SCALE is a fraction of the image, at most 1"),
-        )
+        yield len(mean) != channels, f"IMAGENET_MEAN has {len(mean)} values for IMAGE_CHANNELS {channels}"
+        yield len(std) != channels, f"IMAGENET_STD has {len(std)} values for IMAGE_CHANNELS {channels}"
+        yield not 0 <= low < high <= 65535, f"GREY_RANGE {[low, high]} must ascend, within 0..65535"
+        yield min(std, default=1) <= 0, "IMAGENET_STD must be greater than 0"
+        yield max(*mean, *std, 0) > 1, "IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide both by 255"
+        yield is_bgr, "IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD"
+        yield self.random_crop_scale[1] > 1, "RANDOM_CROP_SCALE is a fraction of the image, at most 1"
 
-    def _problems_of_data_set(self) -> Iterator[str]:
+    def _problems_of_data_set(self) -> Iterator[Problem]:
         data_set = properties_of(self.dataset)
         is_of = f"DATASET is {shorten(self.dataset)}"
         may_have_several = data_set.multi_label or data_set.may_be_table  # else `recognize_dataset` checks
         is_downloaded = data_set.torchvision or self.dataset in CALTECH
         one_label = "needs one label per image, but MULTI_LABEL is on; use LOSS.CLASS_WEIGHTS=balanced instead"
-        yield from texts_of(
-            (
-                self.multi_label and not may_have_several,
-                f"MULTI_LABEL needs the data set csv or tar, but {is_of}; use -dataset=csv",
-            ),
-            (self.multi_label and self.balanced_sampling, f"BALANCED_SAMPLING {one_label}"),
-            (
-                self.corrections and (self.multi_label or data_set.in_memory),
-                f"CORRECTIONS needs image files of one label, but {is_of}, MULTI_LABEL {self.multi_label}; remove it",
-            ),
-            (self.groups and data_set.in_memory, f"GROUPS needs images in files, but {is_of}; remove GROUPS"),
-            (
-                self.labels and not data_set.may_be_table,
-                f"LABELS needs a path of each image, but {is_of}; use -dataset=folder or csv",
-            ),
-            (
-                self.download and not is_downloaded,
-                f"DOWNLOAD needs {', '.join(CALTECH)} or a data set {TORCHVISION}NAME, but {is_of}",
-            ),
+        yield (
+            self.multi_label and not may_have_several,
+            f"MULTI_LABEL needs the data set csv or tar, but {is_of}; use -dataset=csv",
         )
-        yield from self._problems_of_kwargs(data_set)
-
-    def _problems_of_kwargs(self, data_set: "DataSet") -> Iterator[str]:
+        yield self.multi_label and self.balanced_sampling, f"BALANCED_SAMPLING {one_label}"
+        yield (
+            self.corrections and (self.multi_label or data_set.in_memory),
+            f"CORRECTIONS needs image files of one label, but {is_of}, MULTI_LABEL {self.multi_label}; remove it",
+        )
+        yield self.groups and data_set.in_memory, f"GROUPS needs images in files, but {is_of}; remove GROUPS"
+        yield (
+            self.labels and not data_set.may_be_table,
+            f"LABELS needs a path of each image, but {is_of}; use -dataset=folder or csv",
+        )
+        yield (
+            self.download and not is_downloaded,
+            f"DOWNLOAD needs {', '.join(CALTECH)} or a data set {TORCHVISION}NAME, but {is_of}",
+        )
         kwargs = self.kwargs or {}
+        known = ", ".join(data_set.options) or "none"
         for key in kwargs:
-            if key not in data_set.options:
-                known = ", ".join(data_set.options) or "none"
-                yield f"KWARGS: {shorten(key)} is no option of {shorten(self.dataset)}; known: {known}"
-        if data_set.torchvision == "EMNIST" and "split" not in kwargs:
-            yield "KWARGS: EMNIST has six versions; name one, as -opts 'DATA.KWARGS={split: balanced}'"
+            is_option = key in data_set.options
+            yield not is_option, f"KWARGS: {shorten(key)} is no option of {shorten(self.dataset)}; known: {known}"
+        lacks_version = data_set.torchvision == "EMNIST" and "split" not in kwargs
+        yield lacks_version, "KWARGS: EMNIST has six versions; name one, as -opts 'DATA.KWARGS={split: balanced}'"
 
-    def _problems_of_tables(self) -> Iterator[str]:
+    def _problems_of_tables(self) -> Iterator[Problem]:
+        of_split = "of split also {column: NAME, test: [VALUE]}, with val, too, or in its place"
         for key, value in (self.columns or {}).items():
             is_valid = _is_name(value)
             if key == "split":
                 is_valid = is_valid or _lists_values(value)
             elif key == "label" and isinstance(value, list):
                 is_valid = all(map(_is_name, value))
-            if not is_valid:
-                of_split = "of split also {column: NAME, test: [VALUE]}, with val, too, or in its place"
-                yield f"COLUMNS: {key} is {shorten(value)}; give the name of a column; {of_split}"
+            yield not is_valid, f"COLUMNS: {key} is {shorten(value)}; give the name of a column; {of_split}"
         renamed = self.rename or {}
         for name in sorted(renamed.keys() & renamed.values()):
-            yield f"RENAME: {shorten(name)} is an old and a new name; give each old name the last one"
+            yield True, f"RENAME: {shorten(name)} is an old and a new name; give each old name the last one"
         try:
             codecs.lookup(self.encoding or "utf-8")
         except LookupError:
-            yield f"ENCODING {shorten(self.encoding)}: no such encoding; such as gb18030, cp1252"
+            yield True, f"ENCODING {shorten(self.encoding)}: no such encoding; such as gb18030, cp1252"
 
-    def _problems_of_split(self) -> Iterator[str]:
+    def _problems_of_split(self) -> Iterator[Problem]:
         fold, folds = self.fold, self.folds
         places = f"give 0 to {(folds or 1) - 1}"
-        problem = problem_of_expression(self.labels) if self.labels else None
-        return texts_of(
-            (fold is not None and not folds, f"FOLD {fold} needs FOLDS, the number of folds"),
-            (folds and self.val_fraction, "FOLDS and VAL_FRACTION both choose the held-out images; remove one"),
-            (folds and (fold is None or fold >= folds), f"FOLD is {shorten(fold)}: with FOLDS {folds} {places}"),
-            (problem, f"LABELS {problem}"),
-        )
+        problem = self.labels and problem_of_expression(self.labels)
+        yield fold is not None and not folds, f"FOLD {fold} needs FOLDS, the number of folds"
+        yield folds and self.val_fraction, "FOLDS and VAL_FRACTION both choose the held-out images; remove one"
+        yield folds and (fold is None or fold >= folds), f"FOLD is {shorten(fold)}: with FOLDS {folds} {places}"
+        yield problem, f"LABELS {problem}"
 
 
 def _is_name(value: Any) -> bool:

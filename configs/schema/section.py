@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -73,9 +73,7 @@ def option(default: Any, meaning: str, **limits: Any) -> Any:
     return Field(default, description=meaning, **limits)
 
 
-def texts_of(*rows: tuple[object, str]) -> Iterator[str]:
-    """The text of each row (applies, text) that applies."""
-    return (text for applies, text in rows if applies)
+Problem = tuple[object, str]  # whether a contradiction between options applies, and its text, which begins with a key
 
 
 class Section(BaseModel):
@@ -95,10 +93,11 @@ class Section(BaseModel):
             is_given = getattr(self, key.lower()) != type(self).model_fields[key.lower()].default
             if is_given and (value := getattr(self, other.lower())) not in values:
                 raise ValueError(f"{key} needs {other} {' or '.join(values)}, not {value}; remove it or change {other}")
-        for problem in self._problems():
-            raise ValueError(problem)
+        for applies, text in self._problems():
+            if applies:
+                raise ValueError(text)
         return self
 
-    def _problems(self) -> Iterator[str]:
-        """The contradictions between the options; each text begins with a key."""
-        yield from ()
+    def _problems(self) -> Iterable[Problem]:
+        """The possible contradictions between the options; the first that applies is the error."""
+        return ()

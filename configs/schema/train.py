@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from configs.parts import LOSSES, OPTIMIZERS
-from configs.schema.section import Floats, OptionalPath, Pair, Probability, Section, as_tuple, option
+from configs.schema.section import Floats, OptionalPath, Pair, Probability, Problem, Section, as_tuple, option
 
 # In the order in which they are tried. The content of a file tells its format.
 WEIGHTS_EXTENSIONS = (
@@ -245,20 +245,27 @@ class Train(Augmentation, Distillation):
         """Of a plan: auto is then one of the other values, or stands for none."""
         return self.compile not in ("auto", "none")
 
-    def _problems(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[Problem]:
         length = f"NUM_EPOCHS {self.num_epochs}"
         warmup = f"WARMUP_EPOCHS {self.warmup_epochs:g}"
-        if self.warmup_epochs > self.num_epochs:
-            yield f"{warmup} exceeds {length}; lower it or train longer"
-        if self.sqrt_scaled_lr and self.linear_scaled_lr:
-            yield "SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other; set one of them to null"
-        if self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None:
-            yield "OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW"
-        decay = self.lr_scheduler.decay_epochs if self.lr_scheduler.name == "wsd" else None
-        if decay and decay + self.warmup_epochs > self.num_epochs:
-            yield f"LR_SCHEDULER.DECAY_EPOCHS {decay:g} and {warmup} exceed {length}; lower one of them"
-        if self.last_epoch >= self.num_epochs:
-            yield f"LAST_EPOCH {self.last_epoch} of {length}: no epoch is left to train; lower it"
+        scheduler = self.lr_scheduler
+        decay = scheduler.decay_epochs or 0.0
+        ends_late = decay > 0 and decay + self.warmup_epochs > self.num_epochs
+        lacks_decay = self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None
+        yield self.warmup_epochs > self.num_epochs, f"{warmup} exceeds {length}; lower it or train longer"
+        yield (
+            self.sqrt_scaled_lr and self.linear_scaled_lr,
+            "SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other; set one of them to null",
+        )
+        yield lacks_decay, "OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW"
+        yield (
+            scheduler.name == "wsd" and ends_late,
+            f"LR_SCHEDULER.DECAY_EPOCHS {decay:g} and {warmup} exceed {length}; lower one of them",
+        )
+        yield (
+            self.last_epoch >= self.num_epochs,
+            f"LAST_EPOCH {self.last_epoch} of {length}: no epoch is left to train; lower it",
+        )
 
 
 class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
@@ -287,6 +294,7 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "NUM_CLASSES values; null: 1",
     )
 
-    def _problems(self) -> Iterator[str]:
-        if isinstance(self.class_weights, tuple) and min(self.class_weights, default=0) <= 0:
-            yield f"CLASS_WEIGHTS {list(self.class_weights)}: each weight must be greater than 0"
+    def _problems(self) -> Iterator[Problem]:
+        weights = self.class_weights
+        if isinstance(weights, tuple):
+            yield min(weights, default=0) <= 0, f"CLASS_WEIGHTS {list(weights)}: each weight must be greater than 0"

@@ -124,12 +124,22 @@ YAML_MISTAKES = {
         r":2: DATA.NUM_WORKERS is given twice, first in line 1",
     ),
     "twice": ("SEED: 1\nSEED: 2", r":2: SEED is given twice, first in line 1"),
+    "twice as a switch": ("AMP: true\nAMP.ENABLED: false", r":2: AMP.ENABLED is given twice, first in line 1"),
+    "text for a section": ("DATA: hello\nDATA.BATCH_SIZE: 4", r":1: DATA is 'hello': must be a section"),
+    "no value for a section": ("DATA.BATCH_SIZE: 4\nDATA:", r":2: DATA is None: must be a section"),
+    "key in a number": ("DATA.BATCH_SIZE.X: 3\nDATA.BATCH_SIZE: 4", r":2: DATA.BATCH_SIZE is 4: must be a section"),
+    "key of an operating point": (
+        "EVAL: {OPERATING_POINT: {class: a, specifity: 0.9}}",
+        r":1: unknown key EVAL.OPERATING_POINT.specifity; did you mean EVAL.OPERATING_POINT.specificity\?",
+    ),
     "alias": ("SEED: &a 1\nSAVE_FREQ: *a", r":2: aliases are not allowed"),
     "tag": ("SAVE: !!python/name:os.system", r":1: the tag .* is not allowed"),
+    "tag of a list": ("SEED: !!int [1]", r":1: the tag .* is not allowed"),
     "no mapping": ("- 1", r":1: expected `KEY: value` lines"),
     "digits": ("SEED: " + "9" * 5000, r":1: Exceeds the limit"),
     "warm-up": ("TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4}", r":1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM_EPOCHS 3"),
     "base": ("BASE: 3", r":1: BASE must be a list of files"),
+    "no base": ("BASE: false", r":1: BASE must be a list of files"),
     "key with an escape code": ('"\\e[2J": 1', r":1: '\\x1b\[2J' is not a valid key"),
     "no character": (r'SAVE: "\Uffffffff"', r": .*too large"),
     "no weights": ("EVAL: true", r":1: EVAL.ENABLED needs weights"),
@@ -137,7 +147,7 @@ YAML_MISTAKES = {
     "long value": ("AMP: {DTYPE: " + "x" * 9000 + "}", r":1: AMP.DTYPE is 'x{20,40}\.\.\.x{20,40}': "),
     "zero byte in a path": (r'SAVE: "a\0b"', r":1: SAVE is 'a\\x00b': a path cannot contain a zero byte"),
     "base with a zero byte": (r'BASE: ["a\0b"]', r":1: BASE must be a list of files"),
-    "no base": ("SEED: 1\nBASE: [none.yaml]", r"recipe.yaml:2: BASE: .*none.yaml: cannot be read: No such file"),
+    "missing base": ("SEED: 1\nBASE: [none.yaml]", r"recipe.yaml:2: BASE: .*none.yaml: cannot be read: No such file"),
 }
 
 
@@ -146,6 +156,23 @@ def test_mistakes_in_yaml_name_file_line_and_key(mistake, tmp_path):
     text, expected = YAML_MISTAKES[mistake]
     message = error_of(f"-cfg={write(tmp_path, 'recipe.yaml', text)}")
     assert re.search(expected, message), message
+
+
+@pytest.mark.parametrize("flag", ["-opts DATA.IMAGE_SIZE=32", "-batch_size=4", "-dataset=digits", "-cfg=recipe.yaml"])
+@pytest.mark.parametrize("value", ["hello", "[1, 2]", "null", "0"])
+def test_a_value_in_place_of_a_section_is_never_replaced_by_keys_of_higher_layers(flag, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "base.yaml", f"SEED: 1\nDATA: {value}")
+    write(tmp_path, "recipe.yaml", "BASE: [base.yaml]\nDATA: {CROP_PCT: 1}")
+    message = error_of("-cfg=base.yaml", *flag.split())
+    assert message.startswith("base.yaml:2: DATA is ")
+    assert "must be a section of keys" in message
+
+
+def test_a_switch_may_be_a_text(tmp_path):
+    recipe = write(tmp_path, "recipe.yaml", "AMP: 'True'")
+    assert config_for(f"-cfg={recipe}").amp.enabled
+    assert not config_for(f"-cfg={recipe}", "-amp=no").amp.enabled
 
 
 def test_mistakes_in_a_base_file_name_that_file(tmp_path):

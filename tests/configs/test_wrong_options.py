@@ -91,6 +91,8 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -opts MODEL.TYPE=focal | MODEL.TYPE is 'focal': give one of vit,
 -opts MODEL=null | MODEL is None: must be a section of keys
 -opts TRAIN=3 | TRAIN is 3: must be a section of keys
+-opts TRAIN=3 TRAIN.BASE_LR=1 | TRAIN is 3: must be a section of keys
+-opts EVAL.BEST_METRIC=macrof1 | did you mean macro_f1?
 -teacher_model_path=x.pdparams | -teacher_model_path: TRAIN.TEACHER_WEIGHTS needs a distillation
 """
 

@@ -24,7 +24,7 @@ from configs.schema.families.family import (
     shifted,
 )
 from configs.schema.model import Model
-from configs.schema.section import Counts, Floats, Section, as_tuple, option
+from configs.schema.section import Counts, Floats, Problem, Section, as_tuple, option
 
 # timm's arguments have the names of the keys.
 _KEYS = "img_size patch_size embed_dim depth num_heads mlp_ratio qkv_bias"
@@ -155,13 +155,11 @@ class CrossViT(Model):
     mlp_ratio: Floats = per_stage((4, 4, 1), "hidden channels of the MLP / channels: each branch, the exchange")
     multi_conv: bool = option(False, "three convolutions as patch embedding")
 
-    def _problems(self) -> Iterator[str]:
-        for size, patch_size in zip(self.img_size, self.patch_size, strict=True):
-            if size % patch_size:
-                yield f"IMG_SIZE {size} is not a multiple of its PATCH_SIZE {patch_size}; change one of them"
+    def _problems(self) -> Iterator[Problem]:
+        for size, patch in zip(self.img_size, self.patch_size, strict=True):
+            yield size % patch, f"IMG_SIZE {size} is not a multiple of its PATCH_SIZE {patch}; change one of them"
         for stage in self.depth:
-            if len(stage) != 3:
-                yield f"DEPTH {list(stage)} of a stage must have three values: each branch, the exchange"
+            yield len(stage) != 3, f"DEPTH {list(stage)} of a stage must have three values: each branch, the exchange"
 
     family: ClassVar = Family(
         title="CrossViT",
