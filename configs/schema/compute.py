@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from configs.schema.section import Names, Problem, Section, option
+from configs.schema.section import Count, Names, Problem, Section, option
 
 Preset = Literal["fp32", "torch", "naive", "apex_o1", "apex_o2", "fleet", "paddle", "bf16_stream"]
 
@@ -45,7 +45,7 @@ class Amp(Section):
     incr_ratio: float = option(2.0, "growth factor of the loss scale", gt=1)
     incr_every_n_steps: int = option(2000, "consecutive steps without overflow until the scale grows", ge=1, lt=2**31)
     decr_ratio: float = option(0.5, "backoff factor of the loss scale", gt=0, lt=1)
-    decr_every_n_nan_or_inf: int = option(1, "consecutive overflows before the loss scale shrinks", ge=1)
+    decr_every_n_nan_or_inf: Count = option(1, "consecutive overflows before the loss scale shrinks")
     min_loss_scaling: float = option(1.0, "minimum loss scale", ge=1e-6, le=1e38)
     max_skipped_steps: int | None = option(
         None,

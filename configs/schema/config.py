@@ -13,7 +13,7 @@ from configs.schema.families.family import ViT
 from configs.schema.families.registry import MODEL_SECTIONS, AnyModel, type_of
 from configs.schema.model import FIXED_KEYS, FREEZE_BACKBONE
 from configs.schema.operating_point import Goal
-from configs.schema.section import Name, Names, Path, Problem, Section, as_names, option
+from configs.schema.section import Count, Name, Names, Path, Problem, Section, as_names, option
 from configs.schema.train import Loss, Train
 from utils.metric_table import Metric, MetricName, best_metric
 
@@ -48,15 +48,15 @@ class Config(Section):
 
     name: Name | None = option(None, "the run's folder is NAME-DATE-TIME in SAVE; null: the name of the recipe")
     save: Path = option("./output", "output folder; each run creates a folder in it")
-    save_freq: int = option(10, "epochs between checkpoints", ge=1)
+    save_freq: Count = option(10, "epochs between checkpoints")
     save_freq_steps: int | None = option(None, "steps between additional checkpoints; null: off", ge=1)
     save_freq_minutes: float | None = option(15, "minutes between additional checkpoints; null: off", gt=0)
     keep_checkpoints: int = option(3, "number of periodic checkpoints to keep besides last and best", ge=0)
-    report_freq: int = option(20, "steps between log lines", ge=1)
+    report_freq: Count = option(20, "steps between log lines")
     loggers: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], BeforeValidator(as_names)] = option(
         (), "wandb, mlflow, trackio: where the figures of training go besides TensorBoard"
     )
-    validate_freq: int = option(1, "epochs between evaluations; the last epoch is always evaluated", ge=1)
+    validate_freq: Count = option(1, "epochs between evaluations; the last epoch is always evaluated")
     seed: int = option(0, "seed of all random numbers of the run", ge=0, lt=2**63)
     deterministic: bool = option(False, "deterministic algorithms only, which are slower on a GPU")
     timeout_seconds: float = option(

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 from unicodedata import normalize
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator
 
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
-from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, Problem, Range, Section, option
+from configs.schema.section import Count, Floats, ImageSize, Pair, Path, Probability, Problem, Range, Section, option
 from configs.yaml_io import shorten
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
@@ -47,7 +47,7 @@ def _as_texts(names: Any) -> Any:
 
 
 class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
-    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = option(
+    batch_size: Count | Literal["auto"] = option(
         256,
         "images per device and forward pass in training; auto: the largest divisor of GLOBAL_BATCH_SIZE / devices "
         "that fits into the memory, found before the run; a resumed run keeps it",

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, fi
 from pydantic_core import PydanticCustomError
 
 from configs.schema.data import IMAGENET_CLASSES
-from configs.schema.section import Name, OptionalPath, Probability, Section, as_names, as_tuple, option
+from configs.schema.section import Count, Name, OptionalPath, Positive, Probability, Section, as_names, as_tuple, option
 
 # MODEL.TYPE -> the keys of PaddleViT's files that have one possible value, and this value; null: also false; ...: any
 # value, since the key has no effect. They are in no field.
@@ -110,8 +110,8 @@ class Tune:
 class Lora(Section):
     """Low-rank adapters, for TUNE lora."""
 
-    rank: int = option(8, "rank of an adapter: the rows of A, the columns of B", ge=1)
-    alpha: float = option(16.0, "an adapter adds ALPHA / RANK * B A to the weight of its layer", gt=0)
+    rank: Count = option(8, "rank of an adapter: the rows of A, the columns of B")
+    alpha: Positive = option(16.0, "an adapter adds ALPHA / RANK * B A to the weight of its layer")
     targets: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(as_names)] | None = option(
         None, "linear layers with adapters: paths or their ends, as [qkv, mlp.fc1]; null: all inside blocks"
     )

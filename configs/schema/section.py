@@ -46,17 +46,17 @@ def _check_name(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(_check_name)]
 Pair = Annotated[tuple[float, float], BeforeValidator(as_tuple)]
-Side = Annotated[int, Field(ge=1)]  # of an image, pixels
-ImageSize = Annotated[Side | tuple[Side, Side], BeforeValidator(_as_image_size)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+ImageSize = Annotated[Count | tuple[Count, Count], BeforeValidator(_as_image_size)]
 Bools = Annotated[tuple[bool, ...], BeforeValidator(as_tuple)]
 Ints = Annotated[tuple[int, ...], BeforeValidator(as_tuple)]
-Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(as_tuple)]
+Counts = Annotated[tuple[Count, ...], BeforeValidator(as_tuple)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_names)]
 Path = Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
 OptionalPath = Annotated[Path | None, BeforeValidator(lambda path: None if path == "" else path)]  # as PaddleViT
 Probability = Annotated[float, Field(ge=0, le=1)]
-_Positive = Annotated[float, Field(gt=0)]
 
 
 def _check_ascending(pair: tuple[float, float]) -> tuple[float, float]:
@@ -65,7 +65,7 @@ def _check_ascending(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
-Range = Annotated[tuple[_Positive, _Positive], BeforeValidator(as_tuple), AfterValidator(_check_ascending)]
+Range = Annotated[tuple[Positive, Positive], BeforeValidator(as_tuple), AfterValidator(_check_ascending)]
 
 
 def option(default: Any, meaning: str, **limits: Any) -> Any:

@@ -8,7 +8,18 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from configs.parts import LOSSES, OPTIMIZERS
-from configs.schema.section import Floats, OptionalPath, Pair, Probability, Problem, Section, as_tuple, option
+from configs.schema.section import (
+    Count,
+    Floats,
+    OptionalPath,
+    Pair,
+    Positive,
+    Probability,
+    Problem,
+    Section,
+    as_tuple,
+    option,
+)
 
 # In the order in which they are tried. The content of a file tells its format.
 WEIGHTS_EXTENSIONS = (
@@ -97,7 +108,7 @@ class Distillation(Section):
         Literal["none", "soft", "hard"], BeforeValidator(lambda name: "none" if name is None else name)
     ] = option("none", "targets from a teacher; soft: its softened probabilities; hard: its most probable class")
     distillation_alpha: Probability = option(0.5, "weight of the distillation loss; the labels' loss has 1 - this")
-    distillation_tau: float = option(1.0, "soft: temperature, which divides the logits of both models", gt=0)
+    distillation_tau: Positive = option(1.0, "soft: temperature, which divides the logits of both models")
     teacher_model: OptionalPath = option(
         None,
         "a model of timm's, or a recipe in configs/; null: the model that the checkpoint TEACHER_WEIGHTS "
@@ -186,7 +197,7 @@ class LRScheduler(Section):
 
 class Train(Augmentation, Distillation):
     last_epoch: int = option(0, "number of finished epochs; training starts at the next one", ge=0)
-    num_epochs: int = option(300, "number of epochs", ge=1)
+    num_epochs: Count = option(300, "number of epochs")
     max_steps: int | None = option(None, "save a checkpoint and stop after this many steps in all", ge=1)
     minutes: float | None = option(
         None,
@@ -215,7 +226,7 @@ class Train(Augmentation, Distillation):
     linear_scaled_lr: int | None = option(None, "multiplies the three learning rates by global batch size / this", ge=1)
     sqrt_scaled_lr: int | None = option(None, "multiplies them by the square root of global batch size / this", ge=1)
     grad_clip: float | None = option(None, "max gradient norm over all parameters; null or 0: off", ge=0)
-    accum_iter: int = option(1, "gradient accumulation steps; not used with DATA.GLOBAL_BATCH_SIZE", ge=1)
+    accum_iter: Count = option(1, "gradient accumulation steps; not used with DATA.GLOBAL_BATCH_SIZE")
     compile: Literal["auto", "none", "default", "model", "max"] = option(
         "auto",
         "auto: default on a GPU if the steps save more time than compiling takes (-h RULES), else none; default: "
@@ -223,7 +234,7 @@ class Train(Augmentation, Distillation):
         "longer; max: also autotune it on a GPU, with CUDA graphs on one GPU without accumulation",
     )
     layer_decay: float | None = option(None, "learning rate of a layer / rate of the next layer", gt=0, le=1)
-    head_lr_scale: float = option(1.0, "learning rate of the head / rate of the layer before it", gt=0)
+    head_lr_scale: Positive = option(1.0, "learning rate of the head / rate of the layer before it")
     smoothing: Probability = option(0.0, "label smoothing")
     model_ema: bool = option(False, "keep an exponential moving average of the weights and evaluate it")
     model_ema_decay: float = option(0.99996, "decay of the average per step", ge=0, lt=1)

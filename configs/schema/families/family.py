@@ -10,18 +10,18 @@ from typing import Any, ClassVar, Literal
 
 from configs.schema.data import Data
 from configs.schema.model import Model
-from configs.schema.section import Problem, option
+from configs.schema.section import Count, Positive, Problem, option
 
 
 class PlainTransformer(Model):
     """Keys of a transformer whose blocks all have the same size."""
 
     size_multiple: ClassVar[int | str] = "patch_size"
-    patch_size: int = option(16, "height and width of a patch, pixels", ge=1)
-    embed_dim: int = option(768, "channels of a token", ge=1)
-    num_heads: int = option(12, "attention heads per block", ge=1)
-    depth: int = option(12, "number of blocks", ge=1)
-    mlp_ratio: float = option(4.0, "hidden channels of the MLP / EMBED_DIM", gt=0)
+    patch_size: Count = option(16, "height and width of a patch, pixels")
+    embed_dim: Count = option(768, "channels of a token")
+    num_heads: Count = option(12, "attention heads per block")
+    depth: Count = option(12, "number of blocks")
+    mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / EMBED_DIM")
     qkv_bias: bool = option(True, "bias in the query, key and value projections")
 
     def _problems(self) -> Iterator[Problem]:

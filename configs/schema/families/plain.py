@@ -24,7 +24,7 @@ from configs.schema.families.family import (
     shifted,
 )
 from configs.schema.model import Model
-from configs.schema.section import Counts, Floats, Problem, Section, as_tuple, option
+from configs.schema.section import Count, Counts, Floats, Positive, Problem, Section, as_tuple, option
 
 # timm's arguments have the names of the keys.
 _KEYS = "img_size patch_size embed_dim depth num_heads mlp_ratio qkv_bias"
@@ -79,7 +79,7 @@ class BEiT(PlainTransformer):
     type: Literal["beit"] = "beit"
     use_abs_pos_emb: bool = option(False, "a learned position embedding")
     use_rel_pos_bias: bool = option(True, "a relative position bias in each block")
-    init_values: float = option(1e-4, "initial value of the layer scale", gt=0)
+    init_values: Positive = option(1e-4, "initial value of the layer scale")
 
     family: ClassVar = Family(
         title="BEiT",
@@ -94,8 +94,8 @@ class CaiT(PlainTransformer):
     """CaiT (Touvron et al., 2021): talking heads, layer scale, and blocks that update the class token only."""
 
     type: Literal["cait"] = "cait"
-    init_values: float = option(1e-4, "initial value of the layer scale", gt=0)
-    depth_token_only: int = option(2, "number of blocks that update the class token only", ge=1)
+    init_values: Positive = option(1e-4, "initial value of the layer scale")
+    depth_token_only: Count = option(2, "number of blocks that update the class token only")
 
     family: ClassVar = Family(
         title="CaiT",
@@ -111,11 +111,11 @@ class XCiT(PlainTransformer):
 
     type: Literal["xcit"] = "xcit"
     patch_size: Literal[8, 16] = option(16, "height and width of a patch, pixels")
-    embed_dim: int = option(128, "channels of a token", ge=1)
-    num_heads: int = option(4, "attention heads per block", ge=1)
-    eta: float = option(1.0, "initial value of the layer scale", gt=0)
+    embed_dim: Count = option(128, "channels of a token")
+    num_heads: Count = option(4, "attention heads per block")
+    eta: Positive = option(1.0, "initial value of the layer scale")
     tokens_norm: bool = option(False, "norm of all tokens, not of the class token only, in the last blocks")
-    cls_attn_layers: int = option(2, "number of blocks with class attention", ge=1)
+    cls_attn_layers: Count = option(2, "number of blocks with class attention")
     use_pos: bool = option(True, "a position embedding of sines and cosines")
 
     family: ClassVar = Family(
@@ -172,17 +172,17 @@ class CrossViT(Model):
 
 
 class Blocks(Section):
-    embed_dim: int = option(768, "channels of a token", ge=1)
-    depth: int = option(12, "number of blocks", ge=1)
+    embed_dim: Count = option(768, "channels of a token")
+    depth: Count = option(12, "number of blocks")
 
 
 class MAEEncoder(Blocks):
-    num_heads: int = option(12, "attention heads per block", ge=1)
+    num_heads: Count = option(12, "attention heads per block")
 
 
 class MAETrans(Section):
-    patch_size: int = option(16, "height and width of a patch, pixels", ge=1)
-    mlp_ratio: float = option(4.0, "hidden channels of the MLP / EMBED_DIM", gt=0)
+    patch_size: Count = option(16, "height and width of a patch, pixels")
+    mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / EMBED_DIM")
     qkv_bias: bool = option(True, "bias in the query, key and value projections")
     encoder: MAEEncoder = MAEEncoder()
 
@@ -214,12 +214,12 @@ class MAE(Model):
 
 
 class ResMLPKeys(Blocks):
-    patch_size: int = option(16, "height and width of a patch, pixels", ge=1)
-    mlp_ratio: float = option(4.0, "hidden channels of the MLP / EMBED_DIM", gt=0)
+    patch_size: Count = option(16, "height and width of a patch, pixels")
+    mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / EMBED_DIM")
 
 
 class GatedMLPKeys(Blocks):
-    mlp_ratio: float = option(6.0, "channels before the gate, which halves them / EMBED_DIM", gt=0)
+    mlp_ratio: Positive = option(6.0, "channels before the gate, which halves them / EMBED_DIM")
 
 
 _mlp = partial(arguments, "img_size mixer.embed_dim", num_blocks="mixer.depth", dropout="proj_drop_rate")
@@ -272,10 +272,10 @@ class GatedMLP(Model):
 
 
 class Convolutions(Section):
-    dim: int = option(1536, "channels", ge=1)
-    depth: int = option(20, "number of blocks", ge=1)
-    kernel_size: int = option(9, "height and width of the depthwise convolution, patches; odd", ge=1)
-    patch_size: int = option(7, "height and width of a patch, pixels", ge=1)
+    dim: Count = option(1536, "channels")
+    depth: Count = option(20, "number of blocks")
+    kernel_size: Count = option(9, "height and width of the depthwise convolution, patches; odd")
+    patch_size: Count = option(7, "height and width of a patch, pixels")
     activation: Literal["GELU", "ReLU"] = option("GELU", "activation function")
 
 

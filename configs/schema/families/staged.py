@@ -22,7 +22,7 @@ from configs.schema.families.family import (
     shifted,
 )
 from configs.schema.model import Model
-from configs.schema.section import Bools, Counts, Floats, Ints, Problem, Section, as_tuple, option
+from configs.schema.section import Bools, Count, Counts, Floats, Ints, Positive, Problem, Section, as_tuple, option
 
 
 class Swin(Model):
@@ -30,12 +30,12 @@ class Swin(Model):
 
     size_multiple: ClassVar[int | str] = "patch_size"
     type: Literal["swin"] = "swin"
-    patch_size: int = option(4, "height and width of a patch, pixels", ge=1)
-    window_size: int = option(7, "height and width of an attention window, patches", ge=1)
-    embed_dim: int = option(96, "channels of a token in the first stage; they double in each stage", ge=1)
+    patch_size: Count = option(4, "height and width of a patch, pixels")
+    window_size: Count = option(7, "height and width of an attention window, patches")
+    embed_dim: Count = option(96, "channels of a token in the first stage; they double in each stage")
     num_heads: Counts = option((3, 6, 12, 24), "attention heads of each stage; as many as STAGE_DEPTHS")
     stage_depths: Counts = option((2, 2, 6, 2), "blocks of each stage", min_length=1)
-    mlp_ratio: float = option(4.0, "hidden channels of the MLP / channels", gt=0)
+    mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / channels")
     qkv_bias: bool = option(True, "bias in the query, key and value projections")
 
     def _problems(self) -> Iterator[Problem]:
@@ -111,12 +111,12 @@ class PiT(Model):
     """PiT (Heo et al., 2021): a transformer with pooling between its stages; a second head if it is distilled."""
 
     type: Literal["pit"] = "pit"
-    patch_size: int = option(14, "height and width of a patch, pixels", ge=1)
-    stride: int = option(7, "distance between patches, pixels; less than PATCH_SIZE: they overlap", ge=1)
+    patch_size: Count = option(14, "height and width of a patch, pixels")
+    stride: Count = option(7, "distance between patches, pixels; less than PATCH_SIZE: they overlap")
     base_dims: Counts = per_stage((64, 64, 64), "channels of a head in each stage")
     num_heads: Counts = per_stage((4, 8, 16), "attention heads of each stage")
     depth: Counts = per_stage((3, 6, 4), "blocks of each stage")
-    mlp_ratio: float = option(4.0, "hidden channels of the MLP / channels", gt=0)
+    mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / channels")
     distilled: bool = option(False, "a distillation token and head; default: DISTILLATION_TYPE is not none")
 
     family: ClassVar = Family(
@@ -170,10 +170,10 @@ class LeViT(Model):
     type: Literal["levit"] = "levit"
     distilled: bool = option(True, "a distillation head; default: DISTILLATION_TYPE is not none")
     embed_dim: Counts = per_stage((128, 256, 384), "channels of each stage; the first: a multiple of 8")
-    key_dim: int = option(16, "channels of a query and key in a head", ge=1)
+    key_dim: Count = option(16, "channels of a query and key in a head")
     num_heads: Counts = per_stage((4, 6, 8), "attention heads of each stage")
     depth: Counts = per_stage((2, 3, 4), "blocks of each stage")
-    attn_ratio: float = option(2, "channels of a value / KEY_DIM", gt=0)
+    attn_ratio: Positive = option(2, "channels of a value / KEY_DIM")
 
     family: ClassVar = Family(
         title="LeViT",
@@ -231,7 +231,7 @@ class VOLO(Model):
 
     size_multiple: ClassVar[int | str] = 16  # patches of 8 pixels, downsampled once
     type: Literal["volo"] = "volo"
-    stem_hidden_dim: int = option(128, "channels of the convolutions of the patch embedding", ge=1)
+    stem_hidden_dim: Count = option(128, "channels of the convolutions of the patch embedding")
     trans: VOLOTrans = VOLOTrans()
 
     family: ClassVar = Family(
@@ -255,7 +255,7 @@ class ConvNeXt(Model):
     """ConvNeXt (Liu et al., 2022)."""
 
     type: Literal["convnext"] = "convnext"
-    patch_size: int = option(4, "height and width of a patch, pixels", ge=1)
+    patch_size: Count = option(4, "height and width of a patch, pixels")
     depths: Counts = per_stage((3, 3, 9, 3), "blocks of each of the 4 stages")
     dims: Counts = per_stage((96, 192, 384, 768), "channels of each stage")
 
@@ -275,7 +275,7 @@ class PoolFormer(Model):
     type: Literal["poolformer"] = "poolformer"
     layers: Counts = per_stage((2, 2, 6, 2), "blocks of each stage")
     embed_dims: Counts = per_stage((64, 128, 320, 512), "channels of each stage")
-    layer_scale_init_value: float = option(1e-5, "initial value of the layer scale", gt=0)
+    layer_scale_init_value: Positive = option(1e-5, "initial value of the layer scale")
 
     def _problems(self) -> Iterator[Problem]:
         for one, other in pairwise(self.embed_dims):
@@ -323,8 +323,8 @@ class HaloNet(Model):
     num_head: Ints = per_stage((0, 4, 8, 8), "attention heads of each stage; 0 in a stage without attention")
     stride: Counts = per_stage((1, 2, 2, 2), "stride of each stage: 1 or 2; 1 in the first")
     depth: Counts = per_stage((3, 4, 6, 3), "blocks of each stage: the lengths of STAGE1_BLOCK ... STAGE4_BLOCK")
-    block_size: int = option(8, "height and width of a block of queries, pixels of the feature map", ge=1)
-    halo_size: int = option(3, "pixels around a block whose keys and values it uses", ge=1)
+    block_size: Count = option(8, "height and width of a block of queries, pixels of the feature map")
+    halo_size: Count = option(3, "pixels around a block whose keys and values it uses")
     hidden_channel: int | None = option(1024, "channels before a stage that begins with attention; null: none", ge=1)
 
     @property
