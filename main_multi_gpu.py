@@ -87,9 +87,10 @@ def num_processes(requested: int | None, device: str | None = None) -> int:
     from utils.device import visible_gpus
 
     gpus = visible_gpus(device)
-    if gpus and requested and requested > gpus:
-        raise Unavailable(f"-ngpus {requested}: only {gpus} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")
-    return requested or gpus or 1
+    number = requested or gpus or 1
+    if 0 < gpus < number:
+        raise Unavailable(f"-ngpus {number}: only {gpus} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")
+    return number
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def _values(config: Config) -> dict[str, Any]:
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The options of a run by dotted key, with the defaults of the keys that its version did not write."""
-    family = model_type(values)
+    family = OptionTable(values).family
     model = present_keys(values.get("MODEL", {}), family)
     table = OptionTable(values | {"MODEL": model})
     keep_old_meanings(table, values)
@@ -119,8 +119,7 @@ def _defaults(family: str) -> dict[str, Any]:
 
 def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """(value, default) of the options by dotted key that differ from their defaults; unknown keys are left out."""
-    family = model_type({"MODEL": {"TYPE": options["MODEL.TYPE"]}})
-    defaults = _defaults(family) | {"MODEL.TYPE": "vit"}
+    defaults = _defaults(model_type(options["MODEL.TYPE"])) | {"MODEL.TYPE": "vit"}
     return {key: (value, defaults[key]) for key, value in options.items() if value != defaults.get(key, value)}
 
 

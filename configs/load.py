@@ -91,7 +91,7 @@ class OptionTable:
     @property
     def family(self) -> str:
         """MODEL.TYPE, or its default."""
-        return model_type(self.values)
+        return model_type(self.get("MODEL.TYPE"))
 
     def given(self) -> dict[str, Any]:
         """The values that layers give."""

@@ -61,16 +61,17 @@ class Parts(dict[str, tuple[Any, type[Options]]]):
     def check_kwargs(self, kwargs: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
         """Checks the options KWARGS of the part NAME; unchanged if the part is not in this table."""
         name = str(info.data.get("name"))
-        if name not in self:
-            return kwargs
-        return self._options(name, kwargs).model_dump(mode="json") or None
+        return self._checked(name, kwargs) if name in self else kwargs
 
     def check_named(self, named: dict[str, Any] | None) -> dict[str, Any] | None:
         """Checks the options of parts by name."""
         if not named:
             return named
-        options = {name: self._options(self.check_name(name), given, f"{name}.") for name, given in named.items()}
-        return {name: one.model_dump(mode="json") or None for name, one in options.items()}
+        return {name: self._checked(self.check_name(name), given, f"{name}.") for name, given in named.items()}
+
+    def _checked(self, name: str, values: Any, prefix: str = "") -> dict[str, Any] | None:
+        """All options of a part; None for a part without options."""
+        return self._options(name, values, prefix).model_dump(mode="json") or None
 
     def _options(self, name: str, values: Any, prefix: str = "") -> Options:
         """Returns all options; lists may be tuples, as in JSON. Raises ValueError, which begins with the key."""

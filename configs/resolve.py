@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.batch_plan import plan_batches
-from configs.load import OptionTable, decode_quoted, flatten, is_contradiction, mistakes_in
+from configs.load import OptionTable, decode_quoted, is_contradiction, mistakes_in
 from configs.schema import Config, Data, Train
 from configs.schema.compute import PRESETS
 from configs.schema.config import known_keys
@@ -218,7 +218,7 @@ def defaults_follow_family(options: OptionTable) -> Iterator[Note]:
     family = FAMILIES.get(name)
     if not family:
         return
-    defaults = dict(flatten(dict(family.defaults)))
+    defaults = family.defaults
     if options.model_only:
         kept = ["MODEL."]
         if options.get("MODEL.PRETRAINED"):

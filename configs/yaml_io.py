@@ -155,13 +155,18 @@ def as_option(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _is_scalar(node: yaml.Node) -> bool:
+    """Whether a node is a text, number, truth value or null; a list may have the tag of a number."""
+    return isinstance(node, yaml.ScalarNode) and node.tag in _READERS
+
+
 def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
     if isinstance(node, yaml.SequenceNode) and node.tag == _SEQ:
         return [_construct(child, path, lines) for child in node.value]
     if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
         return _construct_mapping(node, path, lines)
     text = node.value
-    if node.tag not in _READERS or not isinstance(node, yaml.ScalarNode):  # a list with the tag of a number
+    if not _is_scalar(node):
         raise yaml.MarkedYAMLError(problem=f"the tag {shorten(node.tag)} is not allowed", problem_mark=node.start_mark)
     try:
         return _READERS[node.tag](text)
@@ -174,7 +179,7 @@ def _construct_mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPat
     for key_node, value_node in node.value:
         problem = ""
         key = key_node.value
-        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in _READERS:
+        if not _is_scalar(key_node):
             problem = "a key must be a plain word"
         elif len(key) > _MAX_KEY_CHARS or not key.isprintable():
             problem = f"{shorten(key)} is not a valid key"

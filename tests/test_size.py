@@ -18,9 +18,9 @@ from conftest import ROOT
 
 # Tokens of the files in a folder, subfolders of the second level apart.
 CEILINGS = {
-    ".": 496,
-    "configs": 20006,
-    "configs/schema": 14835,
+    ".": 497,
+    "configs": 20126,
+    "configs/schema": 14524,
     "datasets": 4135,
     "datasets/decoding": 4995,
     "datasets/loading": 5933,
@@ -44,12 +44,12 @@ CEILINGS = {
     "scripts/benchmarks": 7899,
     "scripts/exporting": 3603,
     "scripts/kubernetes": 230,
-    "scripts/weights": 784,
+    "scripts/weights": 810,
     "utils": 11626,
     "utils/file_formats": 2606,
     "utils/processes": 3065,
     "tests": 11630,
-    "tests/configs": 6896,
+    "tests/configs": 7086,
     "tests/datasets": 65502,
     "tests/engine": 112643,
     "tests/fixtures": 378,

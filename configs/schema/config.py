@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from configs.schema.compute import Amp, Parallel
 from configs.schema.data import AUTO, Data
 from configs.schema.families.family import ViT
-from configs.schema.families.registry import MODEL_SECTIONS, AnyModel, type_of
+from configs.schema.families.registry import MODEL_SECTIONS, AnyModel
 from configs.schema.model import FIXED_KEYS, FREEZE_BACKBONE
 from configs.schema.operating_point import Goal
 from configs.schema.section import Count, Name, Names, Path, Problem, Section, as_names, option
@@ -206,7 +206,7 @@ def is_section(field: FieldInfo) -> bool:
     return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 
 
-def model_type(values: dict[str, Any]) -> str:
-    """MODEL.TYPE of options, or its default."""
-    name = type_of(values.get("MODEL"))
+def model_type(given: Any) -> str:
+    """The family that a value of MODEL.TYPE names, or the default one."""
+    name = str(given).lower()
     return name if name in MODEL_SECTIONS else "vit"

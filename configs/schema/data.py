@@ -192,7 +192,8 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     def model_post_init(self, context: Any) -> None:
         """Mean and standard deviation of RGB become the ones of gray, the average, and of gray the ones of RGB."""
         for name in ("imagenet_mean", "imagenet_std"):
-            if {len(values := getattr(self, name)), self.image_channels} == {1, 3}:
+            values = getattr(self, name)
+            if {len(values), self.image_channels} == {1, 3}:
                 self.__dict__[name] = (sum(values) / len(values),) * self.image_channels
 
     def _problems(self) -> Iterator[Problem]:

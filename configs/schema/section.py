@@ -22,10 +22,11 @@ def as_names(value: Any) -> Any:
 
 def _as_image_size(size: Any) -> Any:
     """Height and width of equal numbers as one number; `128,32`, as flags have it, as two."""
-    if isinstance(size, str) and (sides := re.fullmatch(r"[(\[]?(\d+), ?(\d+)[)\]]?", size)):
+    if isinstance(size, str) and not size.isdecimal():
+        sides = re.fullmatch(r"[(\[]?(\d+), ?(\d+)[)\]]?", size)
+        if not sides:
+            raise ValueError("neither a number nor HEIGHT,WIDTH")
         size = tuple(map(int, sides.groups()))
-    elif isinstance(size, str) and not size.isdecimal():
-        raise ValueError("neither a number nor HEIGHT,WIDTH")
     size = as_tuple(size)
     return size[0] if isinstance(size, tuple) and len(size) == 2 and size[0] == size[1] else size
 

@@ -110,13 +110,19 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
     return trained, samples
 
 
-def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fact]) -> TrainedModel:
-    names = record.class_names
+def _class_names(config: Config, record: WeightsRecord) -> list[str] | None:
     classes = config.data.classes
-    if not names and classes not in (None, NATURAL, BYTES):
-        names = read_class_list(Path(classes))
-    elif not names and not classes and imagenet_subset(config.model, record):
-        names = wordnet_ids(config.model.num_classes)
+    if record.class_names:
+        return record.class_names
+    if classes not in (None, NATURAL, BYTES):
+        return read_class_list(Path(classes))
+    if classes is None and imagenet_subset(config.model, record):
+        return wordnet_ids(config.model.num_classes)
+    return None
+
+
+def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fact]) -> TrainedModel:
+    names = _class_names(config, record)
     decision = record.decision
     renames = config.data.rename
     if names and renames:

@@ -12,6 +12,8 @@ from configs.schema.data import Data
 from configs.schema.model import Model
 from configs.schema.section import Count, Positive, Problem, option
 
+QKV_BIAS = option(True, "bias in the query, key and value projections")
+
 
 class PlainTransformer(Model):
     """Keys of a transformer whose blocks all have the same size."""
@@ -22,7 +24,7 @@ class PlainTransformer(Model):
     num_heads: Count = option(12, "attention heads per block")
     depth: Count = option(12, "number of blocks")
     mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / EMBED_DIM")
-    qkv_bias: bool = option(True, "bias in the query, key and value projections")
+    qkv_bias: bool = QKV_BIAS
 
     def _problems(self) -> Iterator[Problem]:
         divides = getattr(self, "attn_head_size", None) is None
@@ -102,12 +104,15 @@ MOBILE_TRAINING = CROP_AND_FLIP | {
 }  # fmt: skip
 
 
+_NONE: dict[str, Any] = {}
+
+
 def family_defaults(
-    data: dict[str, Any] | None = None, model: dict[str, Any] | None = None, train: dict[str, Any] | None = None
-) -> dict[str, dict[str, Any]]:
-    """ImageNet's normalization, DeiT's augmentation and schedule, and the family's own values."""
-    defaults = {"DATA": _IMAGENET | (data or {}), "MODEL": model, "TRAIN": _AUGMENTATION | _SCHEDULE | (train or {})}
-    return {section: values for section, values in defaults.items() if values}
+    data: dict[str, Any] = _NONE, model: dict[str, Any] = _NONE, train: dict[str, Any] = _NONE
+) -> dict[str, Any]:
+    """ImageNet's normalization, DeiT's augmentation and schedule, and the family's own values, by dotted key."""
+    values = {"DATA": _IMAGENET | data, "MODEL": model, "TRAIN": _AUGMENTATION | _SCHEDULE | train}
+    return {f"{section}.{key}": value for section, keys in values.items() for key, value in keys.items()}
 
 
 def per_stage(default: tuple[Any, ...], meaning: str) -> Any:
@@ -147,7 +152,7 @@ class Family:
     title: as its paper writes it.
     arguments: the options -> arguments of that name or class, without the number of classes and input channels. They
         override the arguments that all families share, such as drop_rate.
-    defaults: values by section and key that differ from the general ones. From the family's `config.py` in PaddleViT,
+    defaults: values by dotted key that differ from the general ones. From the family's `config.py` in PaddleViT,
         or its code.
     timm: a name of timm's, or a function of the options; None if models/build.py constructs the model.
     teacher_distils: whether TRAIN.DISTILLATION_TYPE is hard by default if TRAIN.TEACHER_WEIGHTS is given, as in a
@@ -162,7 +167,7 @@ class Family:
 
     title: str
     arguments: Callable[[Any, Data], dict[str, Any]]
-    defaults: Mapping[str, Mapping[str, Any]]
+    defaults: Mapping[str, Any]
     timm: str | Callable[[Any], str] | None = None
     teacher_distils: bool = False
     renames: Sequence[Rename] | Callable[[Any], Sequence[Rename]] = ()

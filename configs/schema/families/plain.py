@@ -14,6 +14,7 @@ from configs.schema.families.family import (
     CROP_AND_FLIP,
     DROPOUTS,
     HALF,
+    QKV_BIAS,
     Family,
     PlainTransformer,
     Rename,
@@ -151,7 +152,7 @@ class CrossViT(Model):
         ((1, 4, 0), (1, 4, 0), (1, 4, 0)),
         "for each stage: blocks of each branch, and of the exchange (0: one attention without MLP)",
     )
-    qkv_bias: bool = option(True, "bias in the query, key and value projections")
+    qkv_bias: bool = QKV_BIAS
     mlp_ratio: Floats = per_stage((4, 4, 1), "hidden channels of the MLP / channels: each branch, the exchange")
     multi_conv: bool = option(False, "three convolutions as patch embedding")
 
@@ -183,13 +184,13 @@ class MAEEncoder(Blocks):
 class MAETrans(Section):
     patch_size: Count = option(16, "height and width of a patch, pixels")
     mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / EMBED_DIM")
-    qkv_bias: bool = option(True, "bias in the query, key and value projections")
+    qkv_bias: bool = QKV_BIAS
     encoder: MAEEncoder = MAEEncoder()
 
 
 _MAE_TRAINING = CROP_AND_FLIP | {
     "NUM_EPOCHS": 800, "WARMUP_EPOCHS": 40, "BASE_LR": 1.5e-4, "LINEAR_SCALED_LR": 256,
-    "OPTIMIZER": {"BETAS": (0.9, 0.95)}, "RAND_AUGMENT_LAYERS": 9, "RAND_AUGMENT_MAGNITUDE": 5,
+    "OPTIMIZER.BETAS": (0.9, 0.95), "RAND_AUGMENT_LAYERS": 9, "RAND_AUGMENT_MAGNITUDE": 5,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 from configs.schema.families.family import (
     DROPOUTS,
     MOBILE_TRAINING,
+    QKV_BIAS,
     Family,
     Rename,
     arguments,
@@ -36,7 +37,7 @@ class Swin(Model):
     num_heads: Counts = option((3, 6, 12, 24), "attention heads of each stage; as many as STAGE_DEPTHS")
     stage_depths: Counts = option((2, 2, 6, 2), "blocks of each stage", min_length=1)
     mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / channels")
-    qkv_bias: bool = option(True, "bias in the query, key and value projections")
+    qkv_bias: bool = QKV_BIAS
 
     def _problems(self) -> Iterator[Problem]:
         stages, heads_given = len(self.stage_depths), len(self.num_heads)
@@ -77,7 +78,7 @@ class PVTv2(Model):
     embed_dim: Counts = per_stage((32, 64, 160, 256), "channels of each stage")
     num_heads: Counts = per_stage((1, 2, 5, 8), "attention heads of each stage")
     stage_depth: Counts = per_stage((2, 2, 2, 2), "blocks of each stage")
-    qkv_bias: bool = option(True, "bias in the query, key and value projections")
+    qkv_bias: bool = QKV_BIAS
     mlp_ratio: Floats = per_stage((8.0, 8.0, 4.0, 4.0), "hidden channels of the MLP / channels, of each stage")
     sr_ratio: Counts = per_stage((8, 4, 2, 1), "keys and values: side of the map / side after the reduction")
     linear: bool | None = option(None, "keys and values: always pooled to 7x7 (PVT v2 Linear); null: false")
@@ -194,7 +195,7 @@ class CoaT(Model):
     serial_depths: Counts = per_stage((2, 2, 2, 2), "serial blocks of each scale")
     parallel_depth: int = option(6, "blocks that combine the last three scales; 0: CoaT-Lite", ge=0)
     mlp_ratios: Floats = per_stage((4.0, 4.0, 4.0, 4.0), "hidden channels of the MLP / channels, of each scale")
-    qkv_bias: bool = option(True, "bias in the query, key and value projections")
+    qkv_bias: bool = QKV_BIAS
 
     family: ClassVar = Family(
         title="CoaT",
