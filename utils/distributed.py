@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from utils.processes.launch import (
     torchrun_variables,
 )
 from utils.signals import Interrupted, PendingSignal, exit_now, handle_signals, raise_on_signals
-from utils.system import CoreShare, share_on_host
+from utils.system import CoreShare, own_share, share_on_host
 from utils.threads import DaemonPool, wait_for
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class ProcessContext:
     is_counted: the launcher did not tell `local_world_size`, or not all ranks: the ranks with one host name and boot id
         were counted.
     hosts: the name of each rank's host; empty in a run of one process without a launcher.
-    core_share: CPU cores of this rank; None for a single process on a host, which may use all.
+    core_share: CPU cores of this rank; by default all that this process may use.
     """
 
     rank: int
@@ -62,7 +62,7 @@ class ProcessContext:
     local_world_size: int
     device: torch.device
     hosts: tuple[str, ...] = ()
-    core_share: CoreShare | None = None
+    core_share: CoreShare = field(default_factory=own_share)
     is_counted: bool = False
 
     @property

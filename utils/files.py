@@ -73,10 +73,9 @@ def absolute_file(path: str) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or damaged."""
-    try:
+    values = None
+    with suppress(OSError, ValueError, RecursionError):
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
     return values if isinstance(values, dict) else {}
 
 
@@ -116,12 +115,11 @@ def file_state(path: str) -> int:
     `cp -p`, `rsync -t` and `tar` restore the modification time; no program sets the change time. A link to another file
     and a renamed folder change the inode. There may be no file.
     """
-    try:
+    with suppress(OSError):
         status = os.stat(path)
-    except OSError:
-        return 0
-    state = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
-    return int.from_bytes(hashlib.blake2b(repr(state).encode(), digest_size=8).digest())
+        state = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+        return int.from_bytes(hashlib.blake2b(repr(state).encode(), digest_size=8).digest())
+    return 0
 
 
 def make_own_folder(path: Path) -> None:

@@ -57,8 +57,10 @@ class Metric:
 
     def text(self, value: float | None, unit: str = "%") -> str:
         """'97.83%', a loss '0.0931', '' for no value, 'undefined' for a metric that is NaN. unit: but of the loss."""
-        if value is None or self.name == "loss":
-            return "" if value is None else f"{value:.4f}"
+        if value is None:
+            return ""
+        if self.name == "loss":
+            return f"{value:.4f}"
         return "undefined" if math.isnan(value) else f"{value:.2f}{unit}"
 
 

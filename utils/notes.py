@@ -66,7 +66,12 @@ class Counts:
         return notes
 
 
-on_run_end: Callable[..., str | None] | None = None  # takes the keys of `status.json`; set by the record of the run
+def without_run(**values: Any) -> str | None:
+    """Stands for the record of a run, if there is none."""
+    return None
+
+
+on_run_end: Callable[..., str | None] = without_run  # takes the keys of `status.json`; set by the record of the run
 
 
 def record_run_end(state: str, exit_status: int = 1, **values: Any) -> str | None:
@@ -74,7 +79,7 @@ def record_run_end(state: str, exit_status: int = 1, **values: Any) -> str | Non
 
     Returns the command that resumes it, in the first of its processes; None without a checkpoint.
     """
-    return on_run_end(state=state, exit_status=exit_status, **values) if on_run_end else None
+    return on_run_end(state=state, exit_status=exit_status, **values)
 
 
 def run_name(folder: Path) -> str:

@@ -102,10 +102,16 @@ _PIP_NAMES = {
 
 def is_installed(module: str) -> bool:
     """Returns whether a module can be imported. Of `package.module` this imports the package."""
-    try:
+    with suppress(ModuleNotFoundError):
         return sys.modules.get(module) is not None or importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+    return False
+
+
+def package_folder(name: str) -> Path:
+    """The folder of a required package, without its import."""
+    spec = importlib.util.find_spec(name)
+    assert spec and spec.origin
+    return Path(spec.origin).parent
 
 
 def require(feature: str, *modules: str) -> None:

@@ -71,11 +71,9 @@ def wait_for(is_true: Callable[[], object], limit_seconds: float, describe: Call
     """
     started = time.monotonic()
     while True:
-        try:
+        with suppress(OSError):
             if is_true():
                 return True
-        except OSError:
-            pass
         seconds = time.monotonic() - started
         if seconds >= limit_seconds:
             return False

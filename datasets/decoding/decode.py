@@ -9,14 +9,12 @@ channels innermost in memory, as decoders write them: resampling is twice as fas
 import contextlib
 import functools
 import importlib
-import importlib.util
 import io
 import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +26,7 @@ from configs.schema.data import MAX_PIXELS
 from datasets.decoding.images import FORMATS, HEAD_BYTES, BadImage, kind_of, missing_decoder, pillow_formats
 from datasets.decoding.partial_jpeg import Box, captured_stderr, decode_part, has_one_scan, is_cut_short, read_header
 from utils.errors import to_single_line
+from utils.system import package_folder
 
 GreyRange = tuple[float, float]  # the values of 16 bits that become 0 and 255
 
@@ -66,23 +65,26 @@ class Decoding:
     max_pixels: int = MAX_PIXELS
 
 
-def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The first decoder that loads: bytes, torch.uint8 (N,) -> torch.uint8 (1 or 3, H, W).
+def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor]:
+    """The first decoder that loads: bytes, torch.uint8 (N,) -> torch.uint8 (1 or 3, H, W); RuntimeError for some files.
 
-    None: Pillow decodes, 1.3 to 1.5 times as slow as torchcodec. torchvision's decoders are deprecated since 0.29, in
-    favour of torchcodec's.
+    Without one, Pillow decodes all, 1.3 to 1.5 times as slow as torchcodec. torchvision's decoders are deprecated since
+    0.29, in favour of torchcodec's.
     """
     with contextlib.suppress(Exception):  # not installed, or built for another torch
         torchcodec = importlib.import_module("torchcodec.decoders")
         return functools.partial(torchcodec.decode_jpeg, mode="UNCHANGED")
-    found = importlib.util.find_spec("torchvision")  # its import takes as long as torch's
-    for library in Path(found.origin).parent.glob("image*.so") if found and found.origin else ():
+    for library in package_folder("torchvision").glob("image*.so"):  # its import takes as long as torch's
         with contextlib.suppress(OSError):
             torch.ops.load_library(library)
     with contextlib.suppress(AttributeError):
         decode = torch.ops.image.decode_jpeg
         return lambda data: decode(data, _AS_STORED)
-    return None
+    return _refuse
+
+
+def _refuse(data: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no decoder loads")
 
 
 _decode_jpeg = _find_jpeg_decoder()
@@ -131,14 +133,13 @@ class PlainJpeg(LazyImage):
     @functools.cached_property
     def pixels(self) -> torch.Tensor:
         with errors_as_bad_image(self.name):
-            if _decode_jpeg:
-                pixels = None
-                with captured_stderr() as messages, contextlib.suppress(RuntimeError):
-                    data = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
-                    pixels = _decode_jpeg(data).expand(self.channels, -1, -1)
-                if pixels is not None and not messages:
-                    return pixels
-                self.warning = "; ".join(messages)
+            pixels = None
+            with captured_stderr() as messages, contextlib.suppress(RuntimeError):
+                data = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
+                pixels = _decode_jpeg(data).expand(self.channels, -1, -1)
+            if pixels is not None and not messages:
+                return pixels
+            self.warning = "; ".join(messages)
             # Pillow decides about damaged files, and decodes some that the others refuse.
             return _decode_with_pillow(self.data, open_with_pillow(self.data, self.name), MODES[self.channels])
 
@@ -223,7 +224,7 @@ def read_deep_values(data: bytes, name: str, max_pixels: int) -> np.ndarray | No
 def open_with_pillow(data: bytes, name: Callable[[], str]) -> ImageFile:
     """Reads the header of an image; raises BadImage if its decoder is not installed, and Pillow's errors."""
     kind = kind_of(data[:HEAD_BYTES])
-    if kind and (fix := missing_decoder(kind)):
+    if fix := missing_decoder(kind):
         raise BadImage(name(), f"is {kind}, for which no decoder is installed", fix)
     return Image.open(io.BytesIO(data), formats=pillow_formats(kind))
 
@@ -260,10 +261,9 @@ def _check_cost(image: Image.Image, data: bytes, name: Callable[[], str], max_pi
 
 
 def _has_exif_rotation(image: Image.Image) -> bool:
-    try:
+    with contextlib.suppress(Exception):  # damaged EXIF data: the pixels are intact
         return image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
-    except Exception:  # damaged EXIF data: the pixels are intact
-        return False
+    return False
 
 
 def _decode_with_pillow(data: bytes, image: ImageFile, mode: str, grey_range: GreyRange | None = None) -> torch.Tensor:

@@ -27,7 +27,7 @@ class Dicom(ImageFile):
         if "PixelData" not in self.dataset:
             raise ValueError("a DICOM file without pixels")
         is_grey = self.dataset.PhotometricInterpretation.startswith("MONOCHROME")
-        self._mode = "I;16" if is_grey else "RGB"
+        self._mode, self._dtype = ("I;16", "u2") if is_grey else ("RGB", "u1")
         self._size = self.dataset.Columns, self.dataset.Rows
         self.n_frames = int(self.dataset.get("NumberOfFrames") or 1)
 
@@ -36,8 +36,8 @@ class Dicom(ImageFile):
             shares = _decode(self.dataset, self.size, self.n_frames)
             self.dataset = None
             self.load_prepare()
-            scale, kind = (65535, np.uint16) if self.mode == "I;16" else (255, np.uint8)
-            self.frombytes(np.rint(shares.clip(0, 1) * scale).astype(kind).tobytes())
+            highest = np.iinfo(self._dtype).max
+            self.frombytes(np.rint(shares.clip(0, 1) * highest).astype(self._dtype).tobytes())
         return super().load()
 
 

@@ -35,7 +35,7 @@ class JpegHeader(NamedTuple):
 def read_header(data: bytes) -> JpegHeader | None:
     """The header of a JPEG of 8 bits; None for all other files, also damaged ones: a decoder describes the problem."""
     position, frame, sampling, interval, has_app1 = 2, None, b"", 0, False
-    try:
+    with suppress(struct.error):  # truncated
         while data.startswith(b"\xff\xd8"):
             marker, length = struct.unpack_from(">HH", data, position)
             if marker == _SOS and frame:
@@ -56,8 +56,6 @@ def read_header(data: bytes) -> JpegHeader | None:
             elif marker not in _SKIPPED or length < 2:
                 return None
             position += 2 + length
-    except struct.error:
-        pass  # truncated
     return None
 
 
@@ -102,12 +100,11 @@ def is_cut_short(data: bytes, image: Image.Image) -> bool:
     markers = [marker[0] for marker in re.findall(rb"\xff([\x01-\xfe])", compressed)]
     has_one_scan = header.is_baseline and _SOS & 255 not in markers
     expected = [0xD0 + number % 8 for number in range(header.restarts)]
-    if has_one_scan and markers[: len(expected)] != expected:
+    compared = markers if ends_gray else markers[: len(expected)]
+    if has_one_scan and compared != expected:
         return True
     if not ends_gray:
         return False
-    if has_one_scan and markers != expected:
-        return True
     filled = _ANY_MARKER.sub(lambda marker: _FILLER + marker[0], compressed) + _FILLER + _END
     with Image.open(io.BytesIO(data[: header.start] + filled), formats=("JPEG",)) as other:
         changed = np.asarray(other) != pixels
@@ -136,11 +133,9 @@ def decode_part(data: bytes, box: Box) -> torch.Tensor | None:
     library, decoder, parameters = codec
     top, left, height, width = box
     region = library.Region(top, left, top + height, left + width)
-    try:
-        with captured_stderr() as messages:
-            image = decoder.decode(library.CodeStream(data).get_sub_code_stream(region=region), params=parameters)
-    except RuntimeError:
-        return None
+    image = None
+    with suppress(RuntimeError), captured_stderr() as messages:
+        image = decoder.decode(library.CodeStream(data).get_sub_code_stream(region=region), params=parameters)
     return None if image is None or messages else torch.from_numpy(np.asarray(image)).permute(2, 0, 1)
 
 

@@ -5,8 +5,9 @@ import csv
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, to_single_line
 from utils.notes import RANK_LOG, RUN_LOG, Note
-from utils.system import own_share
 from utils.tables import read_rows, safe_cell
 from utils.torch_compat import tree_map_only
 
@@ -165,20 +165,24 @@ class Loader:
         self.refuses_bad = reader.data.on_bad_image == "error"
         source_timeout = _SOURCE_TIMEOUT_SHARE * reader.timeout_seconds
         self._reader.samples, batch_sampler = reader.samples.for_loader(sampler, source_timeout)
-        self._batches = DataLoader(
-            self._reader,
-            batch_sampler=batch_sampler,
-            num_workers=workers,
-            collate_fn=_identity,
-            pin_memory=is_cuda,
-            prefetch_factor=PREFETCH_FACTOR if workers else None,
-            timeout=min(POLL_SECONDS, self.timeout_seconds) if workers else 0,
-            persistent_workers=workers > 0,
-            worker_init_fn=start_worker if workers else None,
-            multiprocessing_context="forkserver" if workers else None,
-        )
+        of_workers: dict[str, Any] = {}
+        self._slots_shape: tuple[int, ...] = (0,)
+        self._iterate: Callable[[DataLoader[Any]], Iterator[Any]] = iter
         if workers:
+            of_workers = {
+                "num_workers": workers,
+                "prefetch_factor": PREFETCH_FACTOR,
+                "timeout": min(POLL_SECONDS, self.timeout_seconds),
+                "persistent_workers": True,
+                "worker_init_fn": start_worker,
+                "multiprocessing_context": "forkserver",
+            }
+            self._slots_shape = slots_shape(workers, (sampler.batch_size, *reader.image_shape))
+            self._iterate = partial(iter_with_timeout, limit_seconds=self.timeout_seconds)
             start_worker_server()
+        self._batches = DataLoader(
+            self._reader, batch_sampler=batch_sampler, collate_fn=_identity, pin_memory=is_cuda, **of_workers
+        )
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -187,25 +191,21 @@ class Loader:
         """Starts the workers at once. Raises UserError if a sample cannot be read or a worker fails."""
         with _noted_errors():
             self.reserve()
-            workers = self._batches.num_workers
-            batches = iter_with_timeout(self._batches, self.timeout_seconds) if workers else iter(self._batches)
+            batches = self._iterate(self._batches)
         return self._on_device(_with_noted_errors(batches))
 
-    def _slots_shape(self) -> tuple[int, ...]:
-        workers = self._batches.num_workers
-        return slots_shape(workers, (self.sampler.batch_size, *self._reader.image_shape)) if workers else (0,)
+    def reserve(self, *others: "Loader") -> None:
+        """Reserves the shared memory for the batches of this loader, and of `others`.
 
-    def reserve(self, other: "Loader | None" = None) -> None:
-        """Reserves the shared memory for the batches of this loader, and of `other`.
-
-        Raises UserError: shared memory is full; the line has the bytes that both need on this host.
+        Raises UserError: shared memory is full; the line has the bytes that all of them need on this host.
         """
-        loaders = [loader for loader in (self, other) if loader]
+        loaders = (self, *others)
         try:
-            for loader in (loader for loader in loaders if loader._batches.num_workers and not loader._reader.slots):
-                loader._reader.slots = ImageSlots(loader._slots_shape())
+            for loader in loaders:
+                if loader._batches.num_workers and not loader._reader.slots:
+                    loader._reader.slots = ImageSlots(loader._slots_shape)
         except RuntimeError as error:
-            needed = self._local_ranks * sum(math.prod(loader._slots_shape()) for loader in loaders)
+            needed = self._local_ranks * sum(math.prod(loader._slots_shape) for loader in loaders)
             fix = f"docker run --shm-size={math.ceil(1 + 1.1 * needed / 2**30)}g"
             raise Unavailable(
                 f"shared memory is full: batches need {needed / 1e9:.2f} GB in /dev/shm ({error}); enlarge it ({fix}), "
@@ -263,7 +263,7 @@ def _with_noted_errors(batches: Iterator[Batch | UserError]) -> Iterator[Batch |
 
 def num_workers(reader: BatchReader, context: ProcessContext) -> tuple[int, str]:
     """Loading workers of this rank, and the reason for the number."""
-    share = context.core_share or own_share()
+    share = context.core_share
     given = reader.data.num_workers
     if given is not None:
         return given, f"DATA.NUM_WORKERS, for {share.source}"
@@ -300,11 +300,11 @@ class TrainBatches:
         batch: int,
         num_epochs: int,
         bad_images: BadImageList | None = None,
-        evaluation: Loader | None = None,
+        *evaluations: Loader,
     ) -> Iterator[Batch]:
         """The batches from `batch` of `epoch` to the end of epoch `num_epochs` - 1; all count from 0.
 
-        Unusable images are added to `bad_images`. evaluation: a loader whose memory is reserved, too.
+        Unusable images are added to `bad_images`. evaluations: loaders whose memory is reserved, too.
         Raises UserError: a sample cannot be read, or a loading worker fails.
         """
         layout, samples = self._layout, self._reader.samples
@@ -313,7 +313,7 @@ class TrainBatches:
         windows = shard_windows(samples, self._reader.data)
         sampler = TrainSampler(layout, num_epochs, self._context.rank, first, targets, windows)
         loader = Loader(self._reader, sampler, self._context, bad_images)
-        loader.reserve(evaluation)
+        loader.reserve(*evaluations)
         return iter(loader)
 
 

@@ -82,6 +82,9 @@ class ShardWindows:
         """The order of the shards in an epoch, int64 (S,)."""
         return torch.randperm(len(self.ends), generator=seeded_generator(seed, "shards", epoch))
 
+    def shard_of(self, sample: int) -> int:
+        return int(np.searchsorted(self.ends, sample, side="right"))
+
     def shards_from(self, seed: int, epoch: int, shard: int, num_epochs: int) -> list[int]:
         """Lists the shards of the window with this shard, and of the next window before epoch `num_epochs`."""
         order = self.shards(seed, epoch).tolist()
@@ -144,6 +147,13 @@ class TrainSampler:
             indices = order[torch.tensor(places) // repeats].tolist()
             yield [(epoch, index, place % repeats) for index, place in zip(indices, places, strict=True)]
 
+    def coming_shards(self, shards: ShardWindows, number: int, key: Key) -> list[int]:
+        """The shards that are needed from now on, in this order. number, key: of the next batch, and its first one."""
+        epoch, sample, _ = key
+        if self.windows:
+            return shards.shards_from(self.layout.seed, epoch, shards.shard_of(sample), self.num_epochs)
+        return np.roll(range(len(shards.ends)), -number).tolist()  # all are in use, one after the other first
+
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> torch.Tensor:
     """The permutation (num_samples,) of an epoch."""
@@ -175,6 +185,12 @@ class EvalSampler:
             start = self.first + (batch * self.world_size + self.rank) * self.batch_size
             indices = range(start, start + self.batch_size)
             yield [(0, index if index < self.num_samples else PADDING, 0) for index in indices]
+
+    def coming_shards(self, shards: ShardWindows, number: int, key: Key) -> range:
+        """As of `TrainSampler`."""
+        _, sample, _ = key
+        end = len(shards.ends)
+        return range(end) if sample == PADDING else range(shards.shard_of(sample), end)
 
     def end(self, number: int) -> int:
         """The sample after the first `number` batches of all ranks."""

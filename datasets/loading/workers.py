@@ -125,7 +125,7 @@ def _serve(listener: int, alive: int, *key: int) -> NoReturn:
             with suppress(OSError):  # the one that has listed them
                 os.close(opened)
         run: Any = forkserver.main
-        run(listener, alive, _PRELOADED, **({"authkey_r": key[0]} if key else {}))
+        run(listener, alive, _PRELOADED, **dict(zip(["authkey_r"], key, strict=False)))
     finally:
         os._exit(0)
 
@@ -213,6 +213,7 @@ class _WorkerWait:
         self.limit_seconds = limit_seconds
         self._poll_seconds = poll_seconds
         self._workers = list[BaseProcess]()
+        self._iterator: Callable[[], Any] = lambda: None
         self._thread = DaemonPool(1)
 
     @contextmanager
@@ -223,7 +224,7 @@ class _WorkerWait:
         except BaseException:
             for worker in self._workers:
                 worker.kill()
-            iterator = self._iterator() if self._workers else None
+            iterator = self._iterator()
             if iterator is not None:  # else it has ended with its workers
                 release_loader_event(iterator)
             raise

@@ -19,7 +19,7 @@ from configs.schema import Data
 from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
 from datasets.shards.location import FoundShards, find_shards, parse_location
 from datasets.shards.records import DamagedShard, labels_in, read_records
-from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
+from datasets.shards.samples import LocalShards, NoCopies, ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
 from datasets.sources.groups import check_groups
 from datasets.sources.samples import check_target_bytes
@@ -47,34 +47,39 @@ class TarShards(Source):
         store, self.found = _find(data)
         folder, shards = cache_folder(data.cache_dir), store.head(list(chain.from_iterable(self.found.splits.values())))
         self.index, self.notes = open_index(store, shards, folder, self.found.label_key, assume, data.groups or "")
-        cache = None
-        if data.cache_gb > 0 and not store.is_local:
-            cache = ShardCache(folder, round(data.cache_gb * 1e9), store)
-        self._reader = ShardReader(store, cache, 2 * data.shuffle_shards)
-        self._names = self.index.class_names or self.found.class_names
+        copies: ShardCache | LocalShards = NoCopies(store)
+        if store.is_local:
+            copies = LocalShards(store)
+        elif data.cache_gb > 0:
+            copies = ShardCache(folder, round(data.cache_gb * 1e9), store)
+        self._reader = ShardReader(store, copies, 2 * data.shuffle_shards)
+        names = self.index.class_names or self.found.class_names
+        num_labels = int(self.index.arrays["targets"].max(initial=-1)) + 1
         self._several = None
         if data.multi_label:
-            self._names, self._several = self._read_several()
-        elif any(name.startswith("\0") for name in self.index.class_names or ()):
+            names, self._several = self._read_several(num_labels)
+            num_labels = self._several.shape[1]
+        elif any(name.startswith("\0") for name in self.index.class_names):
             raise UserError(f"{data.data_path}: has images with several labels; set DATA.MULTI_LABEL=true")
+        self._has_names = bool(names)
+        self._class_names = names or list(map(str, range(num_labels)))
         if "val" not in self.found.splits:
             part = "a part of each class is held out (DATA.VAL_FRACTION)"
             self.notes.append(Note("screen", f"no shard belongs to the split val: {part}"))
 
-    def _read_several(self) -> tuple[list[str] | None, np.ndarray]:
-        """The names of the classes, None for numbers, and the multi-hot target of each label in the index (L + 1, C).
+    def _read_several(self, num_labels: int) -> tuple[list[str], np.ndarray]:
+        """The names of the classes, none for numbers, and the multi-hot target of each label in the index (L + 1, C).
 
         The last one is of images without a label. Raises UserError: the targets of the images are too large.
         """
-        highest = int(self.index.arrays["targets"].max(initial=-1))
-        sets = list(map(labels_in, self.index.class_names or map(str, range(highest + 1))))
+        sets = list(map(labels_in, self.index.class_names or map(str, range(num_labels))))
         names = self.found.class_names
         labels = {label for one in sets for label in one}
         is_numeric = all(label.isascii() and label.isdecimal() for label in labels)
         if not is_numeric:
             names = sorted(labels)
         number = {label: int(label) if is_numeric else place for place, label in enumerate(sorted(labels))}
-        classes = max(len(names or ()), 1 + max(number.values(), default=-1))
+        classes = max(len(names), 1 + max(number.values(), default=-1))
         check_target_bytes(self.data.data_path, len(self.index), classes)
         targets = np.zeros((len(sets) + 1, classes), np.int8)
         for row, one in zip(targets, sets, strict=False):
@@ -94,9 +99,8 @@ class TarShards(Source):
             fix = [*of_index, "add some"][0]
             raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; {fix}")
         index = self.index.select(part.indices)
-        count = self.index.arrays["targets"].max(initial=-1) + 1 if self._several is None else self._several.shape[1]
-        samples = TarSamples(self._reader, index, self._names or list(map(str, range(count))), self.data.shuffle_shards)
-        samples.has_class_names = bool(self._names)
+        samples = TarSamples(self._reader, index, self._class_names, self.data.shuffle_shards)
+        samples.has_class_names = self._has_names
         samples.notes += self.notes + part.notes
         samples.findings += part.findings
         missing = np.flatnonzero(samples.targets < 0)

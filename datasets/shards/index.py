@@ -61,7 +61,7 @@ class Index:
     """The N images of S shards.
 
     shards: S shards; each of them at most once.
-    class_names: the sorted names of the classes if the labels are names, else None.
+    class_names: the sorted names of the classes if the labels are names, else none.
     arrays: `ends` int64 (S,): the images up to the end of each shard. `offsets` int64 (N,), `lengths` int32 (N,),
         `crcs` uint32 (N,): position in the shard, size in bytes and CRC-32 of each image. `targets` int64 (N,): -1 for
         no label. `names` and `names_ends`: the names of the files as packed strings. `groups` and `groups_ends`: their
@@ -70,7 +70,7 @@ class Index:
     """
 
     shards: list[Shard]
-    class_names: list[str] | None
+    class_names: list[str]
     arrays: Mapping[str, np.ndarray]
     label_key: str = ""
     group_key: str = ""
@@ -118,11 +118,11 @@ class Index:
 def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
     """The index of one shard; raises UserError if labels are both numbers and names."""
     labels = {record.label for record in records} - {None}
-    class_names = sorted(label for label in labels if isinstance(label, str)) or None
+    class_names = sorted(label for label in labels if isinstance(label, str))
     if class_names and len(class_names) < len(labels):
         raise UserError(f"{origin}: has numbers and names as labels; {_ONE_KIND}")
     number: dict[Label, Label] = {None: -1}
-    number |= {name: position for position, name in enumerate(class_names or ())}
+    number |= {name: position for position, name in enumerate(class_names)}
     rows = [(*record[:3], number.get(record.label, record.label)) for record in records]
     columns = np.array(rows, list(_OF_IMAGES.items()))
     arrays = {"ends": np.array([len(records)])} | {name: columns[name] for name in _OF_IMAGES}
@@ -140,10 +140,10 @@ def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> 
     example = {}
     for index in indexes:
         if (index.arrays["targets"] >= 0).any():
-            example[index.class_names is None] = index.shards[0].name
+            example[not index.class_names] = index.shards[0].name
     if len(example) > 1:
         raise UserError(f"{example[True]}: has numbers as labels, but {example[False]} names; {_ONE_KIND}")
-    class_names = None
+    class_names = list[str]()
     if False in example:
         class_names, columns["targets"] = _number_together(indexes)
     arrays = {}
@@ -161,7 +161,7 @@ def _number_together(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarr
 
     Many shards share one list of names, which is read once.
     """
-    lists = {id(index.class_names): list(map(to_nfc, index.class_names or ())) for index in indexes}
+    lists = {id(index.class_names): list(map(to_nfc, index.class_names)) for index in indexes}
     used = set[str]()
     for index in indexes:
         labels = np.unique(index.arrays["targets"])
@@ -175,7 +175,7 @@ def _number_together(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarr
 
 def encode_index(index: Index) -> bytes:
     """The content of the file of an index."""
-    text = json.dumps([_FORMAT, index.shards, index.class_names, index.label_key, index.group_key])
+    text = json.dumps([_FORMAT, index.shards, index.class_names or None, index.label_key, index.group_key])
     arrays: dict[str, Any] = {name: np.asarray(index.arrays[name], dtype) for name, dtype in _COLUMNS.items()}
     np.savez(file := io.BytesIO(), about=np.frombuffer(text.encode(), np.uint8), **arrays)
     return file.getvalue()
@@ -193,7 +193,7 @@ def read_index(data: bytes, origin: str) -> Index:
         shards = [Shard(*row[:4]) for row in rows]  # an earlier version wrote another column
         names = class_names or []
         arrays = {name: file[name] for name in _COLUMNS}
-        index = Index(shards, class_names, arrays, label_key, group_key)
+        index = Index(shards, names, arrays, label_key, group_key)
         checks = [
             about == _FORMAT,
             {name: array.dtype.str for name, array in arrays.items()} == _COLUMNS,
@@ -226,6 +226,6 @@ def _has_valid_rows(index: Index) -> bool:
     lengths = arrays["lengths"].astype(np.int64)
     targets = arrays["targets"]
     sizes = np.array([shard.num_bytes for shard in index.shards], np.int64)[index.shard_of]
-    num_classes = 10**LABEL_DIGITS if index.class_names is None else len(index.class_names)
+    num_classes = len(index.class_names) or 10**LABEL_DIGITS
     is_valid = (lengths >= 0) & (lengths <= MAX_FILE_BYTES) & (offsets >= 0) & (offsets <= sizes - lengths)
     return bool((is_valid & (targets >= -1) & (targets < num_classes)).all())

@@ -4,7 +4,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated
 from urllib.parse import unquote
@@ -127,11 +127,11 @@ class _Info(BaseModel, strict=True):
 class FoundShards:
     """The sorted names of the shards of each split: 'train', 'val', 'test', or only 'all'.
 
-    class_names: the name of each label, or None. label_key: the key of the label in a sample's JSON file, or ''.
+    class_names: the name of each label, or none. label_key: the key of the label in a sample's JSON file, or ''.
     """
 
     splits: dict[str, list[str]]
-    class_names: list[str] | None = None
+    class_names: list[str] = field(default_factory=list)
     label_key: str = ""
 
 
@@ -154,7 +154,7 @@ def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundS
             raise UserError(f"{store.url(INFO_FILE)}: {problem}; {fix}") from None
         splits = {SPLIT_NAMES[name]: sorted(split.filenames) for name, split in info.splits.items()}
         label_key = next(iter(info.splits.values())).alt_label or ""
-        return FoundShards(splits, class_names=info.class_names, label_key=label_key)
+        return FoundShards(splits, class_names=info.class_names or [], label_key=label_key)
     if not store.files.can_list:
         raise UserError(
             f"{store.root}: the shards on a web server cannot be listed, and there is no {INFO_FILE}; "

@@ -25,7 +25,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from datasets.batch import PADDING
 from datasets.decoding.decode import LazyImage, open_image
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
@@ -151,6 +150,34 @@ class ShardCache:
             logging.getLogger(RUN_LOG).warning(f"{to_single_line(problem)} (the cache of shards in {self.folder})")
 
 
+class LocalShards:
+    """Shards that are files in `store`, a folder; with the methods of `ShardCache` that a reader needs."""
+
+    def __init__(self, store: ShardStore) -> None:
+        self.store = store
+
+    def open(self, shard: Shard) -> BinaryIO:
+        """Raises UserError: it cannot be read."""
+        path = self.store.url(shard.name)
+        try:
+            return open_regular_file(path)
+        except OSError as error:
+            raise error_from(error, f"{path}: cannot be read ({error.strerror}); {_FIX}, then resume") from error
+
+    def drop(self, shard: Shard) -> None:
+        """The shard is the user's."""
+
+    def download(self, shard: Shard, keep: Collection[Shard] = (), wait_seconds: float = 0.0) -> bool:
+        return False
+
+
+class NoCopies(LocalShards):
+    """Remote shards of which nothing is kept on this machine."""
+
+    def open(self, shard: Shard) -> BinaryIO:
+        raise FileNotFoundError
+
+
 class ReadAhead:
     """The batches of a sampler. Before each one, threads begin to download its shards and the next ones into a cache.
 
@@ -171,16 +198,7 @@ class ReadAhead:
 
     def __iter__(self) -> Iterator[list[Key]]:
         for number, keys in enumerate(self._sampler):
-            epoch, index, _ = keys[0]
-            ends = self._windows.ends
-            coming: Sequence[int]
-            shard = int(np.searchsorted(ends, index, side="right"))
-            if isinstance(self._sampler, EvalSampler):
-                coming = range(shard if index != PADDING else len(ends), len(ends))
-            elif self._sampler.windows:
-                coming = self._windows.shards_from(self._sampler.layout.seed, epoch, shard, self._sampler.num_epochs)
-            else:
-                coming = np.roll(range(len(ends)), -number).tolist()  # all are in use, one after the other first
+            coming = self._sampler.coming_shards(self._windows, number, keys[0])
             self.follow([self._shards[position] for position in coming])
             yield keys
 
@@ -206,16 +224,17 @@ def _download(cache: ShardCache, shard: Shard, keep: Collection[Shard]) -> float
 class ShardReader:
     """Reads ranges of shards. Each process that receives a pickled reader opens files and connections itself.
 
-    cache: of remote shards; None: each range is read from its source. shards_in_use: that are read at a time.
+    copies: the files of shards on this machine; without one, ranges are read from their source. shards_in_use: that are
+    read at a time.
     """
 
-    def __init__(self, store: ShardStore, cache: ShardCache | None, shards_in_use: int) -> None:
-        self.store, self.cache, self.shards_in_use = store, cache, shards_in_use
+    def __init__(self, store: ShardStore, copies: ShardCache | LocalShards, shards_in_use: int) -> None:
+        self.store, self.copies, self.shards_in_use = store, copies, shards_in_use
         # An open file stays readable after the cache has removed it.
-        self._open = lru_cache(min(shards_in_use, _MAX_OPEN_FILES))(self._open_file)
+        self._open = lru_cache(min(shards_in_use, _MAX_OPEN_FILES))(copies.open)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.store, self.cache, self.shards_in_use)
+        return type(self), (self.store, self.copies, self.shards_in_use)
 
     @cached_property
     def _requests(self) -> DaemonPool:
@@ -241,36 +260,19 @@ class ShardReader:
         try:
             return self.store.read_many(shard.name, ranges)
         except RangesNotSupported:
-            if self.cache and self.cache.download(shard, wait_seconds=math.inf) and (file := self._file(shard)):
+            if self.copies.download(shard, wait_seconds=math.inf) and (file := self._file(shard)):
                 return [os.pread(file.fileno(), length, start) for start, length in ranges]
             raise
 
     def drop(self, shard: Shard) -> None:
         """Removes the copy of a remote shard on this machine."""
-        if self.cache:
-            self._open.cache_clear()
-            self.cache.drop(shard)
-
-    def _open_file(self, shard: Shard) -> BinaryIO:
-        """Opens a shard that is a file on this machine, or in the cache; raises OSError if there is no such file."""
-        if self.store.is_local:
-            return self._open_local(shard)
-        if self.cache:
-            return self.cache.open(shard)
-        raise FileNotFoundError
-
-    def _open_local(self, shard: Shard) -> BinaryIO:
-        path = self.store.url(shard.name)
-        try:
-            return open_regular_file(path)
-        except OSError as error:
-            raise error_from(error, f"{path}: cannot be read ({error.strerror}); {_FIX}, then resume") from error
+        self._open.cache_clear()
+        self.copies.drop(shard)
 
     def _file(self, shard: Shard) -> BinaryIO | None:
-        try:
+        with suppress(OSError):
             return self._open(shard)
-        except OSError:
-            return None
+        return None
 
 
 class TarSamples(EncodedImages):
@@ -298,8 +300,10 @@ class TarSamples(EncodedImages):
         samples = copy.copy(self)
         samples.reader = copy.deepcopy(self.reader)  # as in another process: with connections of its own
         samples.reader.store.timeout_seconds = timeout_seconds
-        cache = samples.reader.cache
-        return samples, ReadAhead(cache, self.shards, self.windows, sampler) if cache else sampler
+        copies = samples.reader.copies
+        if isinstance(copies, ShardCache):
+            return samples, ReadAhead(copies, self.shards, self.windows, sampler)
+        return samples, sampler
 
     def _shard_of(self, index: int) -> Shard:
         return self.shards[int(np.searchsorted(self.arrays["ends"], index, side="right"))]

@@ -142,16 +142,17 @@ class RemoteFiles:
             },
             "retry_config": {"max_retries": 0, "retry_timeout": timedelta(0)},
         }
+        of_bucket: Any = {"s3": S3Store, "gs": GCSStore}.get(scheme)
+        self.can_list = of_bucket is not None
         try:
-            if scheme in ("http", "https"):
+            if of_bucket is None:
                 self.store: Any = HTTPStore(root, **options)
             else:
                 bucket, _, prefix = rest.partition("/")
-                self.store = (S3Store if scheme == "s3" else GCSStore)(bucket, prefix=prefix or None, **options)
+                self.store = of_bucket(bucket, prefix=prefix or None, **options)
         except self.errors as error:
             problem = self.describe(error)
             raise Unavailable(f"{root}: {problem.text}; {problem.fix}") from None
-        self.can_list = scheme in ("s3", "gs")
 
     def describe(self, error: Exception) -> Problem:
         """Describes an error of obstore or of the operating system."""

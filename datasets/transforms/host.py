@@ -20,7 +20,6 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +35,7 @@ from datasets.decoding.partial_jpeg import Box
 from datasets.transforms.device import RandomDeviceOperation, device_operations
 from utils.errors import UserError
 from utils.seeding import derive_seed
+from utils.system import package_folder
 
 _FILL = 128  # gray, beside a sheared or shifted image
 _RAND_AUGMENT = (
@@ -133,11 +133,12 @@ def color_jitter(strength: float, image: Image.Image, rng: random.Random) -> Ima
 def build_policies(data: Data, train: Train) -> list[Policy]:
     """AUGMENT_POLICY precedes RAND_AUGMENT, AUTO_AUGMENT and COLOR_JITTER; only 3a keeps the jitter, as in timm."""
     jitter: list[Policy] = [partial(color_jitter, train.color_jitter)] if train.color_jitter else []
-    if train.augment_policy and train.augment_policy.startswith("tv_"):
-        return [partial(torchvision_policy, train.augment_policy, data.interpolation)]
-    if train.augment_policy:
-        given = train.augment_policy, min(data.input_size), data.imagenet_mean, data.interpolation
-        return [partial(timm_policy, *given), *(jitter if "3a" in train.augment_policy else [])]
+    policy = train.augment_policy
+    if policy:
+        if policy.startswith("tv_"):
+            return [partial(torchvision_policy, policy, data.interpolation)]
+        of_timm = partial(timm_policy, policy, min(data.input_size), data.imagenet_mean, data.interpolation)
+        return [of_timm, *jitter] if "3a" in policy else [of_timm]
     if train.rand_augment:
         return [partial(rand_augment, train.rand_augment_layers, train.rand_augment_magnitude)]
     return [auto_augment] if train.auto_augment else jitter
@@ -159,9 +160,7 @@ def timm_policy(
 @functools.cache
 def timm_policies() -> Any:
     """timm's module of policies."""
-    package = importlib.util.find_spec("timm")
-    assert package and package.origin  # timm is a requirement
-    path = Path(package.origin).parent / "data" / "auto_augment.py"
+    path = package_folder("timm") / "data" / "auto_augment.py"
     spec = importlib.util.spec_from_file_location("timm_auto_augment_of_samples", path)
     assert spec and spec.loader
     module: Any = importlib.util.module_from_spec(spec)
@@ -207,14 +206,14 @@ def _of_torchvision(policy: str, interpolation: str) -> Callable[[Image.Image], 
     from torchvision.transforms import InterpolationMode, autoaugment
 
     name, _, magnitude = policy.partition("-m")
-    given = {"interpolation": InterpolationMode(interpolation)}
-    if name == "tv_ra":
-        return autoaugment.RandAugment(magnitude=int(magnitude or 9), **given)
-    if name == "tv_augmix":
-        return autoaugment.AugMix(severity=int(magnitude or 3), **given)
-    if name == "tv_imagenet":
-        return autoaugment.AutoAugment(autoaugment.AutoAugmentPolicy.IMAGENET, **given)
-    return autoaugment.TrivialAugmentWide(**given)
+    policies: dict[str, Callable[..., Any]] = {
+        "tv_ra": partial(autoaugment.RandAugment, magnitude=int(magnitude or 9)),
+        "tv_augmix": partial(autoaugment.AugMix, severity=int(magnitude or 3)),
+        "tv_imagenet": partial(autoaugment.AutoAugment, autoaugment.AutoAugmentPolicy.IMAGENET),
+        "tv_ta_wide": autoaugment.TrivialAugmentWide,
+    }
+    build = policies[name]
+    return build(interpolation=InterpolationMode(interpolation))
 
 
 _MAX_TRIES = 10

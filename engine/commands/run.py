@@ -31,7 +31,7 @@ def run(command: Command, context: ProcessContext) -> int:
     Raises UserError: any problem that the user can solve.
     """
     config = command.config
-    notes.on_run_end = None
+    notes.on_run_end = notes.without_run
     top_k = command.prediction.top_k if command.prediction else None
     check_same_options(config, context, command=command.name, split=command.flags.split, top_k=top_k)
     if context.device.type == "cpu":

@@ -209,7 +209,7 @@ def read_tar_index(data: bytes, folder: Path) -> None:
             assert 0 <= start <= start + length <= shard.num_bytes
         for label in one.arrays["targets"].tolist():
             assert label >= -1
-            assert label == -1 or index.class_names is None or index.class_names[label]
+            assert label == -1 or not index.class_names or index.class_names[label]
         assert all(isinstance(name, str) for name in strings_in(one.arrays, "names"))
     again = join([index.of_shard(position) for position in range(len(index.shards))], index.label_key)
     assert len(read_index(encode_index(again), "index")) == len(index)

@@ -40,7 +40,7 @@ def model_folder(source: str, flag: str, with_weights: bool = False) -> Path:
         for name in (PREPROCESSOR, PROCESSOR):
             download(same_commit, (name, CONFIG), fix)  # it may be missing
     if with_weights:
-        file = download(same_commit, WEIGHTS if of_timm else (WEIGHTS[0], SHARDS), fix)
+        file = download(same_commit, _weight_names(of_timm), fix)
         names = read_json(file).get("weight_map") if file.name == SHARDS else None
         for name in sorted(set(names.values())) if isinstance(names, dict) else ():
             download(same_commit, (name,), fix)
@@ -55,11 +55,15 @@ def weight_file(source: str) -> str:
     folder = model_folder(source, "-pretrained=FOLDER", with_weights=True)
     if not os.path.isfile(folder / CONFIG):
         return source
-    names = WEIGHTS if is_of_timm(read_config(folder)) else (WEIGHTS[0], SHARDS)
+    names = _weight_names(is_of_timm(read_config(folder)))
     if found := next(filter(os.path.isfile, (folder / name for name in names)), None):
         return str(found)
     fix = "add them; from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers makes them of a pytorch_model.bin"
     raise UserError(f"{folder}: has {CONFIG}, but no {' or '.join(names)}; {fix}")
+
+
+def _weight_names(of_timm: bool) -> tuple[str, ...]:
+    return WEIGHTS if of_timm else (WEIGHTS[0], SHARDS)
 
 
 def is_of_timm(config: dict[str, Any]) -> bool:
@@ -136,8 +140,6 @@ def explained(url: str, fix: str) -> Iterator[None]:
 
 def read_metadata(path: Path | str) -> dict[str, str]:
     """The metadata, without reading a tensor; empty if the file has none, or is damaged or of another format."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return file.metadata() or {}
-    except Exception:  # the library raises almost any type for a damaged file
-        return {}
+    with suppress(Exception), safe_open(path, framework="numpy") as file:  # almost any type, for a damaged file
+        return file.metadata() or {}
+    return {}

@@ -134,10 +134,11 @@ def _check_numbers(env: Mapping[str, str]) -> None:
             raise UserError(f"{rank} is {env.get(rank, 0)}: must be below {count}, {env[count]}")
 
 
-def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
+def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables of the mpirun that started this process; none if no mpirun did."""
     if _OPEN_MPI[0] in env:
         return _OPEN_MPI
-    return _MPICH if {_MPICH[0], _MPICH[2]} <= env.keys() else None
+    return _MPICH if {_MPICH[0], _MPICH[2]} <= env.keys() else ()
 
 
 def rank_of_process() -> int:
@@ -205,7 +206,7 @@ def _place_by_srun(env: Mapping[str, str]) -> tuple[list[str], str, str]:
 
 def _place_by_mpirun(env: Mapping[str, str]) -> tuple[list[str], str, str]:
     """As `_place_by_srun`; the last value is missing if the number of ranks on this host is unknown."""
-    variables = _mpi_variables(env) or ()
+    variables = _mpi_variables(env)
     _require_variables(env, variables[:3], "mpirun")
     numbers = [env[name] for name in variables if name in env]
     job = env.get("PMIX_NAMESPACE", env.get("SLURM_JOB_ID", str(os.getuid())))

@@ -71,7 +71,7 @@ def test_shards_in_a_folder_and_of_a_pattern(tmp_path):
     make(tmp_path, *names, "notes/train.tar", "train.txt", "val/._0.tar", "plain/1.tar", "plain/0.tar")
     found = find(tmp_path)
     assert found.splits == {"train": ["train-0.tar", "train-1.tar"], "val": ["val/0.tar"], "test": ["x-test.tar"]}
-    assert found.class_names is None
+    assert found.class_names == []
     assert found.label_key == ""
     assert find(tmp_path / "plain").splits == {"all": ["0.tar", "1.tar"]}
     found = find("http://host/a/{train/{0..1},val/9}.tar")

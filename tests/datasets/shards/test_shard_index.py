@@ -88,7 +88,7 @@ def test_numbers_and_names_are_not_mixed():
         with refused(names):
             index_of(labels)
     assert index_of([["cat"], [None]]).class_names == ["cat"]
-    assert index_of([[None], [3]]).class_names is None
+    assert index_of([[None], [3]]).class_names == []
 
 
 def test_a_flipped_bit_changes_nothing_or_is_found_and_every_cut_is_found():
