@@ -35,12 +35,7 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
             )
         if data.data_path.lower().endswith(_ARCHIVES) and os.path.isfile(data.data_path):
             raise UserError(f"{data.data_path}: is an archive; unpack it, and give the folder that it contains")
-        if found := recognize_table(data):
-            return found
-        root = Path(data.data_path)
-        has_lists = any(root.joinpath(f"{split}_list.txt").exists() for split in ("train", "val"))
-        is_folder = properties.may_be_folder and not has_lists and any(root.glob("[!.]*"))
-        return "folder" if is_folder else data.dataset
+        return recognize_table(data) or _recognize_folders(data)
 
     found = find_on_main(recognize, context)
     if data.multi_label and not properties_of(found).multi_label:
@@ -62,14 +57,31 @@ def recognize_table(data: Data) -> str | None:
     root = Path(data.data_path)
     if root.is_file():
         return _OF_SUFFIX.get(root.suffix.lower())
-    train, val = (table_file(root, split) for split in ("train", "val"))
-    has_metadata = any(file.name in METADATA and file.is_file() for file in (*map(root.joinpath, METADATA), train, val))
-    has_parquet = bool(parquet_files(root))
-    has_other = has_parquet or any(root.glob("*_list.txt"))
-    is_csv = has_metadata or (train.is_file() and not (has_other or data.class_folders))
-    if not (is_csv or has_parquet) or _are_in_class_folders(root):
+    found = _table_in(root, data)
+    if found and _are_in_class_folders(root):
         return None
-    return "csv" if is_csv else "parquet"
+    return found
+
+
+def _table_in(root: Path, data: Data) -> str | None:
+    """The data set of the tables in a folder; train.csv alone is none beside lists, or with DATA.CLASS_FOLDERS."""
+    train, val = (table_file(root, split) for split in ("train", "val"))
+    metadata = [root / name for name in METADATA] + [file for file in (train, val) if file.name in METADATA]
+    if any(file.is_file() for file in metadata):
+        return "csv"
+    if parquet_files(root):
+        return "parquet"
+    if any(root.glob("*_list.txt")) or data.class_folders or not train.is_file():
+        return None
+    return "csv"
+
+
+def _recognize_folders(data: Data) -> str:
+    """`folder` for class folders without PaddleViT's lists, else DATA.DATASET."""
+    root = Path(data.data_path)
+    has_lists = any(root.joinpath(f"{split}_list.txt").exists() for split in ("train", "val"))
+    may_be_folder = properties_of(data.dataset).may_be_folder and not has_lists
+    return "folder" if may_be_folder and any(root.glob("[!.]*")) else data.dataset
 
 
 def _are_in_class_folders(root: Path) -> bool:

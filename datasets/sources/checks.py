@@ -84,11 +84,11 @@ def _find_short_batch(number: int, data: Data, ranks: int) -> list[str]:
     if number >= needed:
         return []
     size = min(data.micro_batch, number // ranks)
-    fix = "use fewer devices, or add images"
-    if size:
-        fix = f"use -batch_size={size}"
-    if size and data.global_batch_size:
+    fix = f"use -batch_size={size}"
+    if data.global_batch_size:
         fix += f" -opts DATA.GLOBAL_BATCH_SIZE={size * ranks}"
+    if not size:
+        fix = "use fewer devices, or add images"
     problem = f"{number} training samples do not fill one batch of {needed} on {ranks} device(s)"
     return [f"{data.dataset}: {problem}; {fix}"]
 
@@ -282,11 +282,13 @@ def check_files(samples: ImageFiles, channels: int, seconds: float, decode_secon
     start, fingerprints = time.monotonic(), np.zeros(len(samples), np.uint64)
 
     def check(indices: np.ndarray) -> list[tuple[int, BadImage | None]]:
-        found = []
-        for index in indices.tolist() if time.monotonic() <= start + seconds else ():
+        found = list[tuple[int, BadImage | None]]()
+        if time.monotonic() > start + seconds:
+            return found
+        for index in indices.tolist():
             is_intact = _looks_intact(samples, index, fingerprints)
             problem = None
-            if not is_intact or (decode_seconds and time.monotonic() < start + decode_seconds):
+            if not is_intact or time.monotonic() < start + decode_seconds:
                 with _decoding:
                     problem = _decoding_problem(samples, index, channels)
             found.append((index, problem))

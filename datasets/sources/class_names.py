@@ -169,29 +169,28 @@ def number_by(
         samples.notes.append(Note("log", "the data has no class names; its labels are used as they are"))
         return []
     labels = map_labels(samples.class_names, known, source)
-    used = samples.class_counts(len(labels)) > 0
-    missing = []
-    fix = "rename or remove it"
+    others = [samples.class_names[label] for label in np.flatnonzero(labels < 0)]
+    lost = [name for name in known if name not in samples.class_names]
+    findings = []
     if needs_all:
-        used = np.ones(len(labels), bool)
-        missing = sorted({*known}.difference(samples.class_names))
+        unknown = others
         start = "to train with it, start from the weights: python main_single_gpu.py -cfg=RUN/config.yaml"
         fix = f"{start} -pretrained=RUN/best.pth -data_path={shlex.quote(data.data_path)} -opts MODEL.NUM_CLASSES=null"
-    unknown = [samples.class_names[label] for label in np.flatnonzero(used & (labels < 0))]
-    others = [name for name in samples.class_names if name not in known]
-    lost = [name for name in known if name not in samples.class_names]
+    else:
+        has_images = samples.class_counts(len(labels)) > 0
+        unknown = [samples.class_names[label] for label in np.flatnonzero(has_images & (labels < 0))]
+        fix = "rename or remove it"
     advice = ""
     if others and lost and not data.rename:
         option = json.dumps({lost[0]: [*unknown, *others][0]}, ensure_ascii=False)
         advice = f"; if it is the new name of {lost[0]!r}: -opts {shlex.quote(f'DATA.RENAME={option}')}"
-    findings = []
     if unknown:
         text = f"{list_names(unknown)}: not a class of {source} ({source} has {list_names(known)})"
         findings.append(f"{data.data_path}: {text}; {fix}{advice}")
     elif advice:
         samples.notes.append(Note("warning", f"not evaluated: {list_names(others)}{advice}"))
-    if missing:
-        text = f"{list_names(missing)}: a class of {source} that the data does not have"
+    if needs_all and lost:
+        text = f"{list_names(sorted({*lost}))}: a class of {source} that the data does not have"
         findings.append(f"{data.data_path}: {text}; add it")
     if not findings and not np.array_equal(labels, np.arange(len(known))):
         samples.number_classes(labels, list(known))

@@ -3,7 +3,6 @@
 Legend: N images, C classes.
 """
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.groups import suggest_groups
+from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays
 from datasets.sources.source import Numbers, Source, part_to_read, without_labels
@@ -143,14 +143,19 @@ def table_file(root: Path, split: str) -> Path:
 
     Raises UserError: several, none of which is named `split`.
     """
-    stems = {name.removesuffix(".csv") for name in (os.listdir(root) if root.is_dir() else ())}
+    stems = set[str]()
+    with suppress(OSError):
+        folders, files = list_directory(root)
+        stems = {name.removesuffix(".csv") for name in (*folders, *files)}
     named = sorted(name for name in stems if SPLIT_NAMES.get(name.lower()) == split)
     for ending in (".csv", *(f"/{name}" for name in METADATA)):
         names = [name for name in named if Path(f"{root}/{name}{ending}").exists()]
-        if len(names) > 1 and split not in names:
+        if split in names:
+            return Path(f"{root}/{split}{ending}")
+        if len(names) > 1:
             raise UserError(f"{root}: {' and '.join(map(shorten, names))}: which one is {split}? Rename it {split}")
         if names:
-            return Path(f"{root}/{split if split in names else names[0]}{ending}")
+            return Path(f"{root}/{names[0]}{ending}")
     return root / f"{split}.csv"
 
 

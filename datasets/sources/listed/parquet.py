@@ -8,7 +8,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
@@ -24,7 +23,7 @@ from datasets.sources.listed.lists import Tables
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, split_of
 from datasets.sources.samples import ImageFiles, listing_arrays, read_error
-from datasets.sources.shared_arrays import StringPacker, to_nfc
+from datasets.sources.shared_arrays import StringPacker, select_rows, to_nfc
 from datasets.sources.tables.files import PARQUET, Cells, Table
 from utils.errors import Finding, UserError, error_from
 from utils.files import file_state
@@ -65,32 +64,21 @@ class Parquet(Tables):
     @classmethod
     def find(cls, data: Data) -> dict[str, Table]:
         root = Path(data.data_path)
-        found = parquet_files(root) if root.is_dir() else [root]
-        if not found:
-            raise UserError(f"{root}: has no {PARQUET} file; -dataset=folder reads images, -dataset=tar tar shards")
-        by_split = defaultdict[str, list[Path]](list)
-        names = defaultdict[str, set[str]](set)
-        for file, split, name in _places_of(root, found):
-            by_split[split or "all"].append(file)
-            names[split or "all"].add(name)
-        has_splits = len(by_split) > 1
-        if has_splits and "" not in names["all"]:  # files of another name, such as unlabeled
-            by_split.pop("all", None)
-        for split, files in by_split.items():
-            if len(names[split]) > 1 or (has_splits and split == "all"):
-                fix = f"name the files of one as train-00000-of-00001{PARQUET}"
-                raise UserError(f"{files[0]}: its split is not clear; {fix}")
-        card = _text_of(root / "README.md")
-        if not has_splits and _SPLIT_OF_CARD.search(card):
-            fix = f"name the files as train-00000-of-00001{PARQUET}, or remove it"
-            raise UserError(f"{root}/README.md: its splits are not read; {fix}")
+        folder = root.parent
+        by_split = {"all": [root]}
+        card = ""
+        if root.is_dir():
+            folder = root
+            card = _text_of(root / "README.md")
+            by_split = _files_of_splits(root, card)
         if data.groups:
             raise UserError("DATA.GROUPS: is not read from parquet files; save the images as files with a table")
-        tables = {split: ParquetTable(root, files, data) for split, files in by_split.items()}
-        for table in tables.values():
-            if "class_label:" in card and not table.classes:
-                text = f"{root}/README.md: its names of classes are not read: the labels are those of the files"
-                table.notes.append(Note("screen", text))
+        tables = {split: ParquetTable(folder, files, data) for split, files in by_split.items()}
+        if "class_label:" in card:
+            text = f"{root}/README.md: its names of classes are not read: the labels are those of the files"
+            for table in tables.values():
+                if not table.classes:
+                    table.notes.append(Note("screen", text))
         return {**tables}
 
     def images(self, listing: ImageFiles, tables: Sequence[Table]) -> ImageFiles:
@@ -101,33 +89,63 @@ class Parquet(Tables):
         table, *others = self.find(self.data).values()
         if others:
             raise UserError(f"{self.root}: has several splits; give a file, such as -predict {table.file}")
-        assert table.root
         arrays = listing_arrays(StringPacker(table.column(table.columns["path"])))
         return self.images(ImageFiles(table.root, ["0"], arrays, has_class_names=False), [table])
 
 
-def _places_of(root: Path, found: Sequence[Path]) -> list[tuple[Path, str | None, str]]:
-    """Each file, its split, and its name in the hub's form, else ''.
+def _files_of_splits(root: Path, card: str) -> dict[str, list[Path]]:
+    """The files of each split in a folder; 'all' without splits. card: the text of the hub's README.md.
 
-    Raises UserError: the files are of several configurations.
+    Raises UserError: there are none, some are missing, or the split of one is not clear.
+    """
+    by_split = defaultdict[str, list[Path]](list)
+    names = defaultdict[str, set[str]](set)
+    for file, split, name in _places_of(root):
+        by_split[split].append(file)
+        names[split].add(name)
+    has_splits = len(by_split) > 1
+    if has_splits and "" not in names["all"]:  # files of another name, such as unlabeled
+        by_split.pop("all", None)
+    for split, files in by_split.items():
+        if len(names[split]) > 1 or (has_splits and split == "all"):
+            fix = f"name the files of one as train-00000-of-00001{PARQUET}"
+            raise UserError(f"{files[0]}: its split is not clear; {fix}")
+        shard = _SHARD.fullmatch(files[0].stem)
+        if shard and len(files) < int(shard[3]):
+            raise UserError(f"{files[0]}: {len(files)} of its {int(shard[3])} files are here; download the others, too")
+    if not has_splits and _SPLIT_OF_CARD.search(card):
+        fix = f"name the files as train-00000-of-00001{PARQUET}, or remove it"
+        raise UserError(f"{root}/README.md: its splits are not read; {fix}")
+    return by_split
+
+
+def _places_of(root: Path) -> list[tuple[Path, str, str]]:
+    """Each file in a folder, its split, 'all' without one, and its name in the hub's form, else ''.
+
+    Raises UserError: there are none, or they are of several configurations.
     """
     places = []
     folders = dict[Path, None]()
-    for file in found:
-        shard = _SHARD.fullmatch(file.stem)
-        name = shard[1] if shard else ""
-        split = split_of(name or file.stem) if file != root else None
+    for file in parquet_files(root):
+        name = file.stem
+        shard = _SHARD.fullmatch(name)
+        of_hub = ""
+        if shard:
+            name = of_hub = shard[1]
         folder = file.parent
         while folder != root and "=" in folder.name:
             folder = folder.parent
-        split = split or SPLIT_NAMES.get(_partition_of(root, file).get("split", "").lower())
-        if root not in (file, folder):
+        of_folder = None
+        if folder != root:
             of_folder = SPLIT_NAMES.get(folder.name.lower().removeprefix("partial-"))  # the hub's first gigabytes
-            split = split or of_folder
-            if split and split == of_folder:
-                folder = folder.parent
+        of_key = SPLIT_NAMES.get(_partition_of(root, file).get("split", "").lower())
+        split = split_of(name) or of_key or of_folder or "all"
+        if split == of_folder:
+            folder = folder.parent
         folders[folder] = None
-        places.append((file, split, name))
+        places.append((file, split, of_hub))
+    if not places:
+        raise UserError(f"{root}: has no {PARQUET} file; -dataset=folder reads images, -dataset=tar tar shards")
     if len(folders) > 1:
         paths = " or ".join(f"-data_path={shlex.quote(str(folder))}" for folder in [*folders][:4])
         raise UserError(f"{root}: contains several configurations of a data set; give one: {paths}")
@@ -149,17 +167,16 @@ def _text_of(card: Path) -> str:
 class ParquetTable(Table):
     """The rows of the files of a split. The path of an image is the file's, relative to the folder, and its row.
 
-    group_ends: for each file, int64 (row groups,), the rows up to each row group, including it. group_bytes: of the
-    largest row group, decoded.
+    root: the folder of the files. group_ends: for each file, int64 (row groups,), the rows up to each row group,
+    including it. group_bytes: of the largest row group, decoded.
     """
+
+    root: Path
 
     def __init__(self, root: Path, files: Sequence[Path], data: Data) -> None:
         super().__init__(files[0])
         self.files = list(files)
-        self.root = files[0].parent if root == files[0] else root
-        shard = _SHARD.fullmatch(files[0].stem)
-        if shard and root != files[0] and len(files) < int(shard[3]):
-            raise UserError(f"{files[0]}: {len(files)} of its {int(shard[3])} files are here; download the others, too")
+        self.root = root
         self.group_ends = dict[str, np.ndarray]()
         self.group_bytes = 0
         for file in reversed(files):  # the first one gives the schema
@@ -183,7 +200,7 @@ class ParquetTable(Table):
         others = {name: kind for name, kind in kinds.items() if name not in (*self._flat, *images)}
         if others:
             self.unread = f"; neither text nor numbers: {_list_types(others)}"
-        partition = _partition_of(Path(self.root or ""), self.file)
+        partition = _partition_of(self.root, self.file)
         self._keys = [key for key in ("label", "class") if key in partition and key not in kinds][:1]
         ignored = sorted(partition.keys() - {"split", *self._keys})
         if ignored:
@@ -206,8 +223,8 @@ class ParquetTable(Table):
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         number = 0
         for file in self.files:
-            name = file.relative_to(self.root) if self.root else file
-            partition = _partition_of(Path(self.root or ""), file)
+            name = file.relative_to(self.root)
+            partition = _partition_of(self.root, file)
             of_folders = {key: partition.get(key, "") for key in self._keys}
             row = 0
             with _named_errors(file):
@@ -284,9 +301,8 @@ class ParquetImages(ImageFiles):
         return {**super().__getstate__(), "_cache": {}}
 
     def select(self, indices: np.ndarray) -> "ParquetImages":
-        listing = ImageFiles(**{field.name: getattr(self, field.name) for field in fields(ImageFiles)})
         part = copy.copy(self)
-        part.arrays = listing.select(indices).arrays
+        part.arrays = select_rows(self.arrays, indices)
         part._group()
         return part
 

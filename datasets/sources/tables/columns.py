@@ -73,7 +73,7 @@ def _columns_to_predict(table: Table, data: Data, given: Mapping[str, Any]) -> L
         known = [name for name in paths if name == given.get("path")]
         paths = known or _names(paths, None, "image_path", _PATHS)
     if not _is_one_of(table.header, paths):
-        raise _unclear_columns(table, data, paths)
+        raise _unclear_columns(table, data, paths, (), needs_labels=False)
     return Layout(paths[0], ())
 
 
@@ -82,19 +82,18 @@ def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layo
     header = table.header
     paths = _names(header, given.get("path"), "image_path", _PATHS)
     others = [name for name in header if name not in paths]
-    labels = []
-    if not data.labels:
-        labels = _names(others, given.get("label"), "target", _LABELS)
-    others = [name for name in others if name not in (*labels, data.groups)]
+    named = _names(others, given.get("label"), "target", _LABELS)
+    others = [name for name in others if name not in (*named, data.groups)]
     values = _values_of(table, paths)
-    split, split_of = _find_split(table, others, values, data)
-    is_one_hot = False
-    if not data.labels:
+    split, split_of = _find_split(table, others, values, given, data)
+    needs_labels = not data.labels
+    labels, is_one_hot = list[str](), False
+    if needs_labels:
         rest = [name for name in others if name != split and not _NO_NAME.fullmatch(name)]
-        labels, is_one_hot = _find_labels(labels, given.get("label"), paths, rest, values)
-    are_clear = is_one_hot or len(labels) == (not data.labels)
+        labels, is_one_hot = _find_labels(named, given.get("label"), paths, rest, values)
+    are_clear = is_one_hot or len(labels) == needs_labels
     if not (are_clear and _is_one_of(header, paths) and all(_is_one_of(header, [name]) for name in labels)):
-        raise _unclear_columns(table, data, paths, labels)
+        raise _unclear_columns(table, data, paths, labels, needs_labels)
     used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
     table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
     return Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
@@ -144,10 +143,11 @@ def _find_labels(
     """
     if given:
         return named, isinstance(given, list)
-    if not named and len(rest) > 1 and all(_are(_BINARY, values[name]) for name in rest):
-        return rest, True
-    if not named and paths and len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values[paths[0]]):
-        named = rest
+    if not named:
+        if len(rest) > 1 and all(_are(_BINARY, values[name]) for name in rest):
+            return rest, True
+        if paths and len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values[paths[0]]):
+            named = rest
     return [name for name in named if not _has_objects(values[name])], False
 
 
@@ -176,22 +176,24 @@ def _has_objects(values: Iterable[str]) -> bool:
     return any(value.startswith("{") for value in values)
 
 
-def _unclear_columns(table: Table, data: Data, paths: Sequence[str], labels: Sequence[str] | None = None) -> UserError:
-    """The error that names likely columns. labels: None if only paths are needed."""
+def _unclear_columns(
+    table: Table, data: Data, paths: Sequence[str], labels: Sequence[str], needs_labels: bool
+) -> UserError:
+    """The error that names likely columns. needs_labels: not only paths."""
     kind = "paths"
     names = paths
     guesses, _ = likely_columns(table)
     advice = {"path": "NAME", "label": "NAME", **dict(*guesses[:1])}
     if _is_one_of(table.header, paths):
         kind = "labels"
-        names = labels or []
+        names = labels
         advice["path"] = paths[0]
     if not names and any(re.fullmatch(r"(?i)(pixel|px)_?\d*s?", name) for name in table.header):
         fix = "-dataset=torchvision/FER2013 or MNIST reads such sets; of others, write the images to files"
         return UserError(f"{table.file}:1: the pixels of the images are in its columns; {fix}")
     if labels:
         advice["label"] = labels[0]
-    if labels is None or data.labels:
+    if not needs_labels:
         del advice["label"]
     return _unclear(table, kind, names, data, advice)
 
@@ -219,11 +221,11 @@ def _are(known: re.Pattern[str], values: Collection[str]) -> bool:
     return bool(values) and all(map(known.fullmatch, values))
 
 
-def _find_split(table: Table, others: Sequence[str], values: Values, data: Data) -> Split:
-    """Of DATA.COLUMNS, else of a column among the `others`, else of the paths."""
+def _find_split(table: Table, others: Sequence[str], values: Values, given: Mapping[str, Any], data: Data) -> Split:
+    """Of the given columns, else of a column among the `others`, else of the paths."""
     splits = {name: _splits_of(name, of) for name, of in values.items()}
-    if data.columns and "split" in data.columns:
-        return _given_split(table, data.columns["split"], splits, data)
+    if "split" in given:
+        return _given_split(table, given["split"], splits, data)
     several = {name: split_of for name, split_of in splits.items() if len({*split_of.values()}) > 1}
     usable = [name for name in others if name in several]
     unclear = [name for name in others if _is_unclear_split(name, values[name], splits[name])]

@@ -114,19 +114,18 @@ def _may_lead_out(path: str) -> bool:
     return path.startswith("/") or ".." in path or "./" in path or "//" in path
 
 
-def table_rows(table: Table, data: Data, split: str | None = None, others: Sequence[Path] | None = None) -> Rows:
+def table_rows(table: Table, data: Data, split: str | None = None, others: Sequence[Path] = ()) -> Rows:
     """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`.
 
-    The images are in DATA.IMAGE_ROOT, else where `_find_images` finds them. others: of images to predict, whose labels
-    are not read, and which may be anywhere.
+    The images are in DATA.IMAGE_ROOT, else where `_find_images` finds them. others: folders of images to predict, whose
+    labels are not read, and which may be anywhere.
     """
-    predicts = others is not None
+    predicts = bool(others)
     layout = find_layout(table, data, predicts)
     paths = table.column(layout.path)
-    place = _find_images(table.file, paths, table.root or data.image_root, others or ())
+    place = _find_images(table.file, paths, table.root or data.image_root, others)
     rows = Rows(table.file, *place, anywhere=predicts or table.root is not None)
-    if not predicts:
-        rows.labels = data.labels
+    rows.labels = data.labels
     rows.notes[:0] = table.notes
     rows.classes = layout.labels if layout.is_one_hot else table.classes.get([*layout.labels, ""][0], ())
     for line, cells in table:
@@ -207,7 +206,8 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Im
     Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
     """
     table = open_table(file, data.encoding)
-    given = data.model_copy(update={"image_root": data.image_root if data.image_root != trained_root else None})
+    image_root = data.image_root if data.image_root != trained_root else None
+    given = data.model_copy(update={"image_root": image_root, "labels": None})
     others = [file.with_suffix("")]
     if trained_root:
         others.append(Path(trained_root))
@@ -218,9 +218,10 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Im
     if not len(rows.paths):
         raise UserError(f"{file}: lists no images; write one path per line")
     arrays = listing_arrays(rows.paths) | to_arrays(StringPacker(table.column(column)).strings(), "listed")
-    groups = [*table.column(data.groups)] if data.groups in table.header else []
-    if groups and all(groups):
-        arrays |= to_arrays(StringPacker(groups).strings(), "groups")
-    elif groups:
-        rows.notes.append(Note("screen", f"{file}: {groups.count('')} rows have no {shorten(data.groups)}"))
+    if data.groups in table.header:
+        groups = [*table.column(data.groups)]
+        if all(groups):
+            arrays |= to_arrays(StringPacker(groups).strings(), "groups")
+        else:
+            rows.notes.append(Note("screen", f"{file}: {groups.count('')} rows have no {shorten(data.groups)}"))
     return ImageFiles(rows.root, ["0"], arrays, notes=rows.notes, has_class_names=False, column=column)
