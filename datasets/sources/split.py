@@ -75,7 +75,7 @@ def hash_paths(paths: PackedStrings, seed: int = 0) -> np.ndarray:
     return np.frombuffer(b"".join(digests), "<u8")
 
 
-_NO_SPLIT = RunSplit(0, 0, None)
+_NO_SPLIT = RunSplit(0, 0, None)  # of no run: no options ask for a fraction of 0
 
 
 @dataclass
@@ -99,9 +99,11 @@ class Splitter:
     def __init__(self, data: Data, known: RunSplit | None = None, initial: RunSplit | None = None) -> None:
         fold = (data.fold or 0, data.folds) if data.folds else None
         fraction = data.val_fraction or DEFAULT_VAL_FRACTION
-        self.data, self.known, self.initial = data, known, initial
+        self.data = data
+        self.initial = initial
+        self.known = known or _NO_SPLIT
         self._rule = RunSplit(data.split_seed, fraction, None, fold=fold, groups=data.groups)
-        self._is_same = known is not None and known.rule == self._rule.rule
+        self._is_same = self.known.rule == self._rule.rule
         self.result: RunSplit | None = None
         self.num_trained = 0
 
@@ -114,7 +116,7 @@ class Splitter:
 
         targets: int64 (N,), or multi-hot int8 (N, C).
         """
-        known = self.known or _NO_SPLIT
+        known = self.known
         paths = _before_renaming(paths, self.data.rename, known)
         hashes = hash_paths(paths)
         kept = known if self._is_same else _NO_SPLIT
@@ -125,10 +127,10 @@ class Splitter:
         else:
             cut = _cut(self._rule, paths, hashes, targets, groups)
         wanted = cut.is_val
-        if self.known:
-            seen = _find_trained(known, hashes, wanted)
+        seen = _find_trained(known, hashes, wanted)
+        self.num_trained = len(seen)
+        if known is not _NO_SPLIT:
             cut.notes += _changes(known, paths, hashes, wanted, self._is_same and split != "all", seen)
-            self.num_trained = len(seen)
         if self.initial and split == "val":
             cut.notes += _trained_before(self.initial, self.data, paths, wanted)
         if split == "train":
@@ -185,7 +187,7 @@ def _cut(
     fold, folds = rule.fold or (0, 0)
     problem = None
     if groups:
-        problem = _problem_of_groups(rule, groups, len(units))
+        problem = _problem_of_groups(rule.groups, folds, groups, len(units))
     elif targets.ndim == 1:
         problem = _problem_of_classes(folds, paths, targets, first)
     if problem:
@@ -228,14 +230,14 @@ def _find_trained(known: RunSplit, hashes: np.ndarray, is_val: np.ndarray) -> np
     return np.flatnonzero(is_val & is_trained)
 
 
-def _problem_of_groups(rule: RunSplit, groups: PackedStrings, number: int) -> str | None:
-    """number: of groups."""
+def _problem_of_groups(given: str | None, folds: int, groups: PackedStrings, number: int) -> str | None:
+    """given: DATA.GROUPS. number: of groups."""
     if number == 1:
-        return f"DATA.GROUPS {shorten(rule.groups)}: all images are of one group, such as {shorten(groups[0])}"
+        return f"DATA.GROUPS {shorten(given)}: all images are of one group, such as {shorten(groups[0])}"
     if number == len(groups):
-        return f"DATA.GROUPS {shorten(rule.groups)}: each image is a group of its own, such as {shorten(groups[0])}"
-    if rule.fold and number < rule.fold[1]:
-        return f"DATA.FOLDS {rule.fold[1]}: more than the {number} groups; set at most {number}"
+        return f"DATA.GROUPS {shorten(given)}: each image is a group of its own, such as {shorten(groups[0])}"
+    if number < folds:
+        return f"DATA.FOLDS {folds}: more than the {number} groups; set at most {number}"
     return None
 
 

@@ -61,12 +61,12 @@ class LabelledPaths(Table):
     label_kind = "name"
     layout = Layout("path", (), split="split", split_of=dict(zip(_PARTS, _PARTS, strict=True)))
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Data, labels: str) -> None:
         super().__init__(Path(data.data_path))
         self.root = self.file
         self._data = data
         self._files = FoundFiles(self.root)
-        paths, self.notes = without_masks(self._files.images_in(self.root), data.labels or "")
+        paths, self.notes = without_masks(self._files.images_in(self.root), labels)
         if not paths or self._files.findings:
             findings = self._files.findings or [self._files.lacks_images()]
             raise combine_findings(f"{self.root}: {len(findings)} problems", findings)
@@ -77,7 +77,7 @@ class LabelledPaths(Table):
         first = {split: of_split[0].split("/") for split, of_split in self._paths_of.items()}
         self.folders = {split: self.root.joinpath(*parts[: level + 1]) for split, parts in first.items()}
         self.test = self.folders.get("test")
-        train, test = (self._labels_of(split, data.labels or "") for split in ("train", "test"))
+        train, test = (self._labels_of(split, labels) for split in ("train", "test"))
         unread = ["none"] if test & train else ["none", "test"]
         others = [self.folders.pop(split).name for split in unread if split in self.folders]
         if level >= 0:
@@ -89,6 +89,12 @@ class LabelledPaths(Table):
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         paths = ((path, split) for split, of_split in self._paths_of.items() for path in of_split)
         yield from enumerate({"path": path, "split": split} for path, split in paths)
+
+    def error_of(self, listing: ImageFiles, trains: bool) -> None:
+        """None: DATA.LABELS says what the classes are."""
+
+    def question(self, listing: ImageFiles) -> list[Note]:
+        return []
 
     def read(self, split: str) -> ImageFiles:
         """The images of a split, with the labels of the training. Findings: images without a class of the training."""

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -50,28 +50,73 @@ Splits = dict[str, Folder]
 _UNMARKED = Folder("", "", Path(), frozenset())  # of a folder without the word of a split
 
 
+# Reasons why the folders of a listing may not be the classes.
+
+
+def _as_lone_folder(levels: Levels, listing: ImageFiles) -> str | None:
+    if len(listing.class_names) == 1 or (len(levels.sizes) == 1 and listing.findings):
+        return "only one folder contains images"
+    return None
+
+
+def _as_parts(levels: Levels, listing: ImageFiles) -> str | None:
+    """Parts of one data set differ in a number."""
+    stems = {re.sub(r"\d+", "", name) for name in levels.sizes}
+    if len(levels.sizes) > 1 and len(stems) == 1 and _PART.search(stems.pop()):
+        return "the folders differ in a number only, as parts of a data set do"
+    return None
+
+
+def _as_variants(levels: Levels, listing: ImageFiles) -> str | None:
+    """Folders of patients, variants, splits or copies contain folders of the same names."""
+    names = {*listing.class_names}
+    of_folders = Counter(names)
+    for name, inside in levels.inside.items():
+        outer = {to_nfc(path.partition("/")[0]) for path in levels.below[name]}
+        of_folders.update((inside | outer) - {"", to_nfc(name)})
+    recurring = {name for name, count in of_folders.items() if count > 1}
+    if len(recurring) > 1 or recurring & names:
+        return f"{list_names(sorted(recurring), _MAX_SHOWN)} are in several folders, as of variants, patients or splits"
+    return None
+
+
+def _as_outer_folder(levels: Levels, listing: ImageFiles) -> str | None:
+    """One folder contains the classes."""
+    nested = [name for name, inside in levels.inside.items() if len(inside) > 1 and "" not in levels.below[name]]
+    for name in nested:
+        is_main = len(nested) == 1 and 10 * levels.sizes[name] >= 9 * levels.sizes.total()
+        if is_main or all(map(word_in, levels.inside[name])):
+            return f"the classes may be in {shorten(name)}"
+    return None
+
+
 class SplitFolders:
     """The folders of DATA_PATH: which are splits, and which are classes, by the only one of two layouts that fits.
 
     A folder that contains only a folder of its own name, as unzip makes it, stands for that folder.
 
-    all_classes: DATA.CLASS_FOLDERS: only folders with the names of `SPLIT_NAMES` are splits, all others are classes.
     root: DATA_PATH, or a folder of the same name in it. folders: of each split. 'train' is `root` itself if class
     folders are there. test: the folder of test images, which is in `folders` if it contains folders of classes.
+    wrong_levels: the rules by which folders are not the classes.
     Raises UserError: `root` cannot be listed, or it is not clear which folders are splits or classes.
     """
 
+    wrong_levels: Sequence[Callable[[Levels, ImageFiles], str | None]] = (
+        _as_lone_folder,
+        _as_parts,
+        _as_variants,
+        _as_outer_folder,
+    )
+
     # names: of the folders. marked: the ones with the word of a split, by name.
-    def __init__(self, given: Path, all_classes: bool = False) -> None:
+    def __init__(self, given: Path) -> None:
         self.given = given
-        self.all_classes = all_classes
         self.root = _pass_doubled(given)
         self.names, _ = list_folder(self.root)
         self.top = Folder("", "train", self.root, _in_nfc(self.names))
         self.marked = dict[str, Folder]()
         for name in self.names:
-            word = SPLIT_NAMES.get(name.lower()) if all_classes else word_in(name)
-            if word:
+            if word := self.word_of(name):
                 path = _pass_doubled(self.root / name)
                 self.marked[name] = Folder(name, word, path, _in_nfc(FoundFiles(path).top()[0]))
         fitting = [*filter(None, (self._as_splits(), self._as_classes()))]
@@ -81,7 +126,11 @@ class SplitFolders:
         (self.splits,) = fitting
         self.folders = {split: folder.path for split, folder in self.splits.items()}
         tests = self.named("test") | self.splits
-        self.test = tests["test"].path if "test" in tests else None
+        self.test = {split: folder.path for split, folder in tests.items()}.get("test")
+
+    def word_of(self, name: str) -> str | None:
+        """The split of a folder of this name."""
+        return word_in(name)
 
     def named(self, split: str) -> Splits:
         return self.choose(split, [folder for folder in self.marked.values() if folder.is_named])
@@ -96,7 +145,7 @@ class SplitFolders:
         if len(found) > 1:
             names = list_names([folder.name for folder in found], _MAX_SHOWN)
             raise unclear(self.given, self.root, f"which of {names} is {split}? Rename the others", _is_data_set)
-        return {split: found[0]} if found else {}
+        return {folder.word: folder for folder in found}
 
     def sharing(self, train: Folder) -> Splits:
         """The folders of val and test that contain one of the class folders in `train`."""
@@ -105,8 +154,6 @@ class SplitFolders:
 
     def bare(self) -> list[str]:
         """The folders of images for tests or predictions, without folders in them."""
-        if self.all_classes:
-            return []
         words = ("test", "none")
         return [name for name, folder in self.marked.items() if folder.word in words and not folder.inside]
 
@@ -141,17 +188,18 @@ class SplitFolders:
         splits = {"train": self.top} | self.sharing(self.top)
         classes = {*self.names}.difference((folder.name for folder in splits.values()), self.unread(splits))
         train = self.named("train").get("train", _UNMARKED)
+        misfits = [not any(map(self._is_class, classes)), *self.misfits(classes, train)]
+        return {} if any(misfits) else splits
+
+    def misfits(self, classes: Set[str], train: Folder) -> list[bool]:
+        """The reasons why the folders `classes` may be other ones. train: the folder of this name."""
         words = {folder.word for folder in self.marked.values()}
-        misfits = [
-            not any(map(self._is_class, classes)),
-            train.inside,
+        return [
+            bool(train.inside),
             len(words) > 1 and len(self.marked) == len(self.names),
             len(classes) > 1 and any(map(_ALL_IMAGES.fullmatch, classes)),
             any(map(self._is_no_class, classes - {train.name})),
         ]
-        if self.all_classes:
-            misfits = [misfits[0], train.inside and self.sharing(train)]
-        return {} if any(misfits) else splits
 
     def _is_class(self, name: str) -> bool:
         """Whether a folder has images and no name of a split, nor the word train and several folders."""
@@ -178,6 +226,20 @@ class SplitFolders:
         listing.notes[:0] = [*self._notes_on_folders(unread), *notes_on_lists(self.root, listing.class_names)]
         return listing
 
+    def error_of(self, listing: ImageFiles, trains: bool) -> UserError | None:
+        """The error of folders that may not be the classes. listing: of a split that has been read."""
+        are_listed = not any(isinstance(one, UserError) for one in listing.findings)
+        levels = Levels(listing.sizes)
+        problems = (rule(levels, listing) for rule in self.wrong_levels)
+        problem = next(filter(None, problems), None)
+        if are_listed and problem:
+            return unclear(self.given, listing.root, problem, _is_data_set)
+        return _other_labels(self, listing) if trains else None
+
+    def question(self, listing: ImageFiles) -> list[Note]:
+        """Whether folders of another level are the classes."""
+        return note_on_inner_classes(listing, self.given)
+
     def _notes_on_folders(self, unread: Sequence[str]) -> Iterator[Note]:
         """The folder of each split, and those that are not read; a training split that is read as a class."""
         if unread or any(folder.name not in (split, "") for split, folder in self.splits.items()):
@@ -193,6 +255,27 @@ def _in_nfc(names: Iterable[str]) -> frozenset[str]:
     return frozenset(map(to_nfc, names))
 
 
+class ConfirmedFolders(SplitFolders):
+    """With DATA.CLASS_FOLDERS: only folders with the names of `SPLIT_NAMES` are splits, all others are classes."""
+
+    wrong_levels = (_as_lone_folder,)
+
+    def word_of(self, name: str) -> str | None:
+        return SPLIT_NAMES.get(name.lower())
+
+    def bare(self) -> list[str]:
+        return []
+
+    def misfits(self, classes: Set[str], train: Folder) -> list[bool]:
+        return [bool(self.sharing(train))]
+
+    def error_of(self, listing: ImageFiles, trains: bool) -> UserError | None:
+        return super().error_of(listing, trains=False)  # labels of tables are not meant
+
+    def question(self, listing: ImageFiles) -> list[Note]:
+        return []
+
+
 class ImageFolders(Source):
     """One folder per class in the folder of each split, see `SplitFolders`, or with DATA.LABELS see `LabelledPaths`;
     without val the images are split.
@@ -202,29 +285,27 @@ class ImageFolders(Source):
 
     def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
         super().__init__(data, splitter)
-        found = LabelledPaths(data) if data.labels else SplitFolders(self.root, data.class_folders)
-        self._found: SplitFolders | LabelledPaths = found
-        self._listing = cache(found.read)
+        self._found: SplitFolders | LabelledPaths
+        if data.labels:
+            self._found = LabelledPaths(data, data.labels)
+        elif data.class_folders:
+            self._found = ConfirmedFolders(self.root)
+        else:
+            self._found = SplitFolders(self.root)
+        self._listing = cache(self._found.read)
         self._error: UserError | None = None
 
     def read(self, split: str) -> ImageFiles:
         name, is_part = part_to_read(split, self._found.folders, self._found.root)
         whole = self._listing(name)
-        if isinstance(self._found, SplitFolders) and not (self.numbers.known or self._error):
-            self._error = _find_error(self._found, whole, trains=split == "train")
+        if not (self.numbers.known or self._error):
+            self._error = self._found.error_of(whole, trains=split == "train")
         if self._error:  # one error for all splits
             raise self._error
         listing = replace(whole, findings=[*whole.findings], notes=[*whole.notes])
         if split == "train":
-            listing.notes += self._suggestions(listing, is_part)
+            listing.notes += self._found.question(listing) or suggest_groups(listing, self.data, None, is_part)
         return split_listing(listing, split, self.splitter) if is_part else listing
-
-    def _suggestions(self, listing: ImageFiles, is_part: bool) -> list[Note]:
-        """Of classes of another level, else of what a split keeps together."""
-        notes = suggest_groups(listing, self.data, None, is_part)
-        if self.data.labels or self.data.class_folders:
-            return notes
-        return note_on_inner_classes(listing, self.root) or notes
 
     @classmethod
     def splits_of(cls, data: Data) -> Collection[str]:
@@ -251,63 +332,13 @@ def _pass_doubled(folder: Path) -> Path:
     return _pass_doubled(folder / folders[0])
 
 
-def _wrong_level(listing: ImageFiles, all_classes: bool) -> str | None:
-    """The reason why the folders of a listing may not be the classes: parts of one data set differ in a number, folders
-    of patients, variants, splits or copies contain folders of the same names, or one folder contains the classes.
-
-    all_classes: DATA.CLASS_FOLDERS, which confirms the classes unless there is one folder alone.
-    """
-    if any(isinstance(one, UserError) for one in listing.findings):  # a folder that cannot be listed
-        return None
-    levels = Levels(listing.sizes)
-    if len(listing.class_names) == 1 or (len(levels.sizes) == 1 and listing.findings):
-        return "only one folder contains images"
-    if all_classes:
-        return None
-    return _as_parts(levels) or _as_variants(levels, {*listing.class_names}) or _as_outer_folder(levels)
-
-
-def _as_parts(levels: Levels) -> str | None:
-    stems = {re.sub(r"\d+", "", name) for name in levels.sizes}
-    if len(levels.sizes) > 1 and len(stems) == 1 and _PART.search(stems.pop()):
-        return "the folders differ in a number only, as parts of a data set do"
-    return None
-
-
-def _as_variants(levels: Levels, names: set[str]) -> str | None:
-    of_folders = Counter(names)
-    for name, inside in levels.inside.items():
-        outer = {to_nfc(path.partition("/")[0]) for path in levels.below[name]}
-        of_folders.update((inside | outer) - {"", to_nfc(name)})
-    recurring = {name for name, count in of_folders.items() if count > 1}
-    if len(recurring) > 1 or recurring & names:
-        return f"{list_names(sorted(recurring), _MAX_SHOWN)} are in several folders, as of variants, patients or splits"
-    return None
-
-
-def _as_outer_folder(levels: Levels) -> str | None:
-    nested = [name for name, inside in levels.inside.items() if len(inside) > 1 and "" not in levels.below[name]]
-    for name in nested:
-        is_main = len(nested) == 1 and 10 * levels.sizes[name] >= 9 * levels.sizes.total()
-        if is_main or all(map(word_in, levels.inside[name])):
-            return f"the classes may be in {shorten(name)}"
-    return None
-
-
-def _find_error(found: SplitFolders, listing: ImageFiles, trains: bool) -> UserError | None:
-    """The error of folders that may not be the classes."""
-    if problem := _wrong_level(listing, found.all_classes):
-        return unclear(found.given, listing.root, problem, _is_data_set)
-    return _other_labels(found, listing) if trains and not found.all_classes else None
-
-
 def _other_labels(found: SplitFolders, listing: ImageFiles) -> UserError | None:
     """The error of a table with other labels than the folders."""
     class_of = {path: path.partition("/")[0] for path in listing.paths}
     for table in tables_beside(found.root, listing.root, [*class_of]):
         pairs = {(class_of[path], label) for path, label in table.labels.items()}
         if not len(pairs) == len(dict(pairs)) == len({*table.labels.values()}):  # not only other names of the classes
-            is_same = SplitFolders(found.given, all_classes=True).folders == found.folders
+            is_same = ConfirmedFolders(found.given).folders == found.folders
             return table.or_folders(listing, found.given if is_same else listing.root)
     return None
 
@@ -318,4 +349,4 @@ def _is_data_set(folder: Path) -> bool:
         listing = found.read("train")
     except (UserError, KeyError):  # KeyError: it has no train
         return False
-    return not (listing.findings or _find_error(found, listing, trains=True))
+    return not (listing.findings or found.error_of(listing, trains=True))

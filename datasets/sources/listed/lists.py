@@ -256,11 +256,9 @@ def _find_wrong_labels(
             wrong[target_id] = f"label {shorten(names_of[target_id][labels.index(-1)])} {problem}"
         elif not labels and no_label:
             wrong[target_id] = no_label
-    if not wrong:  # of most tables
-        return
-    for row, target_id in enumerate(rows.row_target_ids):
-        if target_id in wrong:
-            yield f"{rows.place(rows.lines[row])}: {shorten(rows.paths.strings()[row])}: {wrong[target_id]}"
+    target_ids = np.frombuffer(rows.row_target_ids, np.int32)
+    for row in np.flatnonzero(np.isin(target_ids, [*wrong])).tolist():
+        yield f"{rows.place(rows.lines[row])}: {shorten(rows.paths.strings()[row])}: {wrong[target_ids[row]]}"
 
 
 def split_labels(target: str, separator: str | None) -> list[str]:
@@ -314,18 +312,23 @@ def _number_labels(used: Collection[str], known: Collection[str], numbers: Numbe
     They are names of the classes of a checkpoint if all of these are numbers, else if those in the training are not
     0, 1, 2, ... A whole number is '7' of '07' and '7.0'.
     """
-    matches = {name: _NUMBER_AS_NAME.fullmatch(name) for name in used}
-    whole = {name: match[1] for name, match in matches.items() if match}
-    names = {name: name if name in numbers.known else str(int(number)) for name, number in whole.items()}
+    whole = _matched(_NUMBER_AS_NAME, used)
+    names = {name: str(int(number)) for name, number in whole.items()}
+    names |= {name: name for name in whole if name in numbers.known}
     in_train = {names[name] for name in known if name in names}
     are_names = numbers.are_names and {*map(float, in_train)} != set(range(len(in_train)))
     if numbers.known:
         are_names = all(map(_NUMBER_AS_NAME.fullmatch, numbers.known))
     if names and are_names:
         return _named(sorted(in_train, key=float), names)
-    matches = {name: _WHOLE_NUMBER.fullmatch(name) for name in used}
-    labels = {name: int(match[1]) for name, match in matches.items() if match}
+    labels = {name: int(number) for name, number in _matched(_WHOLE_NUMBER, used).items()}
     return [str(label) for label in range(max(labels.values(), default=0) + 1)], labels, False
+
+
+def _matched(expression: re.Pattern[str], names: Collection[str]) -> dict[str, str]:
+    """The first group of each name that is of this form."""
+    matches = {name: expression.fullmatch(name) for name in names}
+    return {name: match[1] for name, match in matches.items() if match}
 
 
 def _named(class_names: Sequence[str], names: Mapping[str, str]) -> Numbered:
