@@ -23,6 +23,7 @@ from utils.notes import Note
 
 NATURAL, BYTES = "natural", "bytes"  # values of DATA.CLASSES; another value is a file
 CLASS_FILE = "a file with a class per line, in the order of the outputs"
+_NUMBERED = re.compile(r"(\d{1,9})[\s,:;.)]+\S")  # a line as '3 cat', unlike '3'
 _MAX_BYTES = 10**8
 _MAX_NAMES = 20  # in an error message
 
@@ -90,6 +91,10 @@ def read_class_list(file: Path) -> list[str]:
     if not all(names) or not names:
         fix = "write one name per line in UTF-8, or a JSON list"
         raise UserError(f"DATA.CLASSES: {file}: is no list of the names of classes; {fix}")
+    matches = [_NUMBERED.match(name) for name in names]
+    numbers = [int(match[1]) for match in matches if match]
+    if len(numbers) == len(names) and numbers != sorted(numbers) and max(numbers) <= len(names):
+        raise UserError(f"DATA.CLASSES: {file}: its numbers are in another order than its lines; sort the lines")
     return names
 
 

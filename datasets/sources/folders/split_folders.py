@@ -285,6 +285,9 @@ class ImageFolders(Source):
 
     def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
         super().__init__(data, splitter)
+        if data.image_root:
+            fix = "give the folder of the images as -data_path, or -opts DATA.IMAGE_ROOT=null"
+            raise UserError(f"DATA.IMAGE_ROOT is for lists and tables, but {self.root} is read as folders; {fix}")
         self._found: SplitFolders | LabelledPaths
         if data.labels:
             self._found = LabelledPaths(data, data.labels)

@@ -74,6 +74,9 @@ class Tables(Source):
         metadata = [root / name for name in METADATA if (root / name).is_file()]
         if metadata and found.keys().isdisjoint(("train", "val")):
             found["all"] = metadata[0]
+        if not found and any(root.glob("*/")):
+            more = " -opts DATA.IMAGE_ROOT=null" if data.image_root else ""
+            raise UserError(f"{root}: has no table train.csv or val.csv; -dataset=folder{more} reads class folders")
         if not found:
             found = files  # the error names a file that is not there
         return {split: open_table(file, data.encoding) for split, file in found.items()}
@@ -345,10 +348,11 @@ def _are_numbers(names: Collection[str], numbers: Numbers) -> bool:
 
 
 def _refuse_two_labels(listing: ImageFiles) -> None:
-    """Adds an error for each image with two targets."""
+    """Adds an error for each image with two targets, and a note of rows that are there twice."""
     lines = listing.arrays["lines"]
     targets = listing.arrays["targets"]
     first_index = dict[str, int]()
+    again = []
     _, position, counts = np.unique(listing.arrays["paths_crcs"], return_inverse=True, return_counts=True)
     for index in np.flatnonzero(counts[position] > 1).tolist():
         path = listing.paths[index]
@@ -356,3 +360,8 @@ def _refuse_two_labels(listing: ImageFiles) -> None:
         if not np.array_equal(targets[first], targets[index]):
             text = f"{listing.file}:{lines[index]}: {shorten(path)} has other labels in line {lines[first]}"
             listing.findings.append(f"{text}; write all its labels in one line, and remove the other")
+        elif first != index:
+            again.append(f"{shorten(path)} in line {lines[index]}")
+    if again:
+        text = f"{listing.file}: {len(again)} rows name an image and its label again, such as {again[0]}"
+        listing.notes.append(Note("log", f"{text}; each row counts as an image"))

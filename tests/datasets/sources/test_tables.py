@@ -393,6 +393,16 @@ def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, nam
         read(file, checked=True, columns={"path": "id"})
 
 
+def test_rows_that_are_there_twice_are_counted(table):
+    file = table(files=FILES, file=[*FILES, *FILES[:2]], label=[*LABELS, *LABELS[:2]])
+    train, val = read(file)
+    assert len(train) + len(val) == 32
+    assert len(told(train.notes, "2 rows name an image", "log")) == 1
+    file = table(file=[*FILES, *FILES[:2]], label=[*LABELS, *LABELS[1:3]])
+    with refused("line 2.*\n.*line 3"):
+        read(file)
+
+
 @pytest.mark.parametrize("labels, has_test", [([-1] * 20, False), ([0.0] * 20, False), ([*[0] * 19, 1], True)])
 def test_labels_of_a_kaggle_test_are_placeholders_if_all_are_equal(table, tmp_path, labels, has_test):
     table("train.csv", FILES, file=FILES, label=[0, 1] * 15)

@@ -254,7 +254,9 @@ def test_orders_of_names(names, reason):
     assert (reason in ambiguity) if reason else (ambiguity is None)
 
 
-@pytest.mark.parametrize("content", [None, "", "a\n\nb", "[1, ", '{"0": "a", "2": "b"}', "\udcff"])
+@pytest.mark.parametrize(
+    "content", [None, "", "a\n\nb", "[1, ", '{"0": "a", "2": "b"}', "\udcff", "1 a\n0 b", "2: a\n1: b"]
+)
 def test_a_list_of_classes_that_cannot_be_used_is_one_line(content, tmp_path):
     if content is not None:
         (tmp_path / "list").write_bytes(content.encode(errors="surrogateescape"))
@@ -311,3 +313,9 @@ def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(f
     for split, number in (("val", 4), ("test", 4), ("train", 2)):  # of train, one image of each class
         assert evaluated() == ("val" if split == "train" else split, number)
         shutil.rmtree(tmp_path / split)
+
+
+@pytest.mark.parametrize("names", ["0 a\n1 b", "1 a\n2 b", "1\n0", "5 euro\n1 euro"])
+def test_numbers_in_the_order_of_the_lines_and_other_ones_are_parts_of_names(names, tmp_path):
+    (tmp_path / "list").write_text(names)
+    assert read_class_list(tmp_path / "list") == names.split("\n")
