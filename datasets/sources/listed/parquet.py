@@ -89,6 +89,7 @@ class Parquet(Tables):
         table, *others = self.find(self.data).values()
         if others:
             raise UserError(f"{self.root}: has several splits; give a file, such as -predict {table.file}")
+        assert table.root
         arrays = listing_arrays(StringPacker(table.column(table.columns["path"])))
         return self.images(ImageFiles(table.root, ["0"], arrays, has_class_names=False), [table])
 
