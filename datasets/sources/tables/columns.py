@@ -87,7 +87,8 @@ def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layo
     values = _values_of(table, paths)
     split, split_of = _find_split(table, others, values, given, data)
     needs_labels = not data.labels
-    labels, is_one_hot = list[str](), False
+    labels = list[str]()
+    is_one_hot = False
     if needs_labels:
         rest = [name for name in others if name != split and not _NO_NAME.fullmatch(name)]
         labels, is_one_hot = _find_labels(named, given.get("label"), paths, rest, values)
