@@ -62,6 +62,11 @@ def tree(root, *parts):
     return root
 
 
+def write_table(path, rows, header="image_path,target"):
+    """A table in text. rows: lines with the cells of each."""
+    path.write_text("\n".join([header, *rows, ""]))
+
+
 def write_classes(root, **counts):
     for name, count in counts.items():
         for number in range(count):
@@ -84,6 +89,13 @@ def classes_of(*splits):
     """The name of the class of each image, by the name of the image."""
     class_names = splits[0].class_names
     return {name: class_names[label] for name, label in labels_of(*splits).items()}
+
+
+def groups_apart(train, val):
+    """The numbers of groups of both splits, which have none in common."""
+    of_train, of_val = {*train.groups}, {*val.groups}
+    assert not of_train & of_val
+    return len(of_train), len(of_val)
 
 
 def assert_refused(call, *parts):

@@ -5,7 +5,7 @@ from unicodedata import normalize
 
 import pytest
 from conftest import CPU, cells_of, refused, told
-from source_helpers import names_of, options, write_classes, write_image
+from source_helpers import names_of, options, write_classes, write_image, write_table
 
 from datasets.reading import read_samples
 from datasets.sources.class_names import number_of_classes
@@ -67,7 +67,7 @@ def test_names_are_equal_in_every_unicode_form(tmp_path, dataset, form, known):
     write_classes(tmp_path / "val", **dict.fromkeys(mine, 2))
     rows = [f"val/{name}/00{number}.jpg,{name}" for number in range(2) for name in mine]
     rows.append(rows[1].replace(mine[1], theirs[1]))
-    (tmp_path / "val.csv").write_text("\n".join(["image_path,target", *rows]))
+    write_table(tmp_path / "val.csv", rows)
     if dataset == "csv":
         write_classes(tmp_path / "val", **{theirs[1]: 1})
     for names, label in (None, 1), (theirs, 1), (theirs[::-1], 0):

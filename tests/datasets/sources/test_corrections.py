@@ -1,10 +1,11 @@
 """DATA.CORRECTIONS: labels that were checked by hand are applied after the split, so that no image changes sides."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from conftest import CPU, config_for, refused, told
-from source_helpers import classes_of, names_of, options, read_splits, write_classes
+from source_helpers import classes_of, names_of, options, read_splits, write_classes, write_table
 
 from configs.schema import Data
 from datasets.reading import read_samples
@@ -17,10 +18,9 @@ def data(tmp_path):
     return options(tmp_path / "data", dataset="folder", groups=r"^(.*)\d\.")
 
 
-def corrected(data: Data, rows: str):
+def corrected(data: Data, *rows: str, header: str = "path,correction"):
     file = data.data_path + "/../checked.txt"
-    with open(file, "w", encoding="utf-8-sig") as opened:
-        opened.write(rows)
+    Path(file).write_text("\n".join([header, *rows, ""]), encoding="utf-8-sig")
     return read_splits(data.model_copy(update={"corrections": file}))
 
 
@@ -29,14 +29,11 @@ def test_checked_labels_are_changed_and_images_left_out_on_their_side_of_the_spl
     held_out, moved, kept = names_of(val)[0], names_of(train)[0], names_of(train)[5]
     dropped = [names_of(train)[9], names_of(val)[-1]]
     monkeypatch.chdir(tmp_path)
+    rows = [f"data/{held_out};dog", f"{tmp_path}/data/{moved};'=fox", f"{kept};keep", f"{names_of(train)[3]};"]
     rows = [
-        f"data/{held_out};dog",
-        f"{tmp_path}/data/{moved};'=fox",
-        f"{kept};keep",
-        *(f"{one};drop" for one in dropped),
+        f"{safe_cell(row) if row.startswith('=') else row};note" for row in rows + [f"{one};drop" for one in dropped]
     ]
-    rows = [f"{safe_cell(row) if row.startswith('=') else row};note" for row in [*rows, f"{names_of(train)[3]};"]]
-    after = corrected(data, "\n".join(["path;correction;other", *rows, ""]))
+    after = corrected(data, *rows, header="path;correction;other")
     for before, of_split in zip((train, val), after, strict=True):
         assert names_of(of_split) == [name for name in names_of(before) if name not in dropped]
         assert len(of_split.groups) == len(of_split)
@@ -47,16 +44,14 @@ def test_checked_labels_are_changed_and_images_left_out_on_their_side_of_the_spl
 
 
 def test_rows_of_other_images_and_wrong_words_are_named(data):
-    head = "path,correction\n"
-    train, _ = corrected(data, head + "cat/000.jpg,keep\ncat/gone.jpg,drop\n")
+    train, _ = corrected(data, "cat/000.jpg,keep", "cat/gone.jpg,drop")
     assert told(train.notes, "1 row(s) name no file, such as 'cat/gone.jpg'", "warning")
-    for rows, problem in (
-        (head + "cat/gone.jpg,drop\n", "no row names an image of train, val"),
-        (head + "cat/000.jpg,zebra\n", "write keep, drop, or one of"),
-        ("path,label\ncat/000.jpg,dog\n", "has no column correction"),
-    ):
-        with refused(problem):
-            corrected(data, rows)
+    with refused("no row names an image of train, val"):
+        corrected(data, "cat/gone.jpg,drop")
+    with refused("write keep, drop, or one of"):
+        corrected(data, "cat/000.jpg,zebra")
+    with refused("has no column correction"):
+        corrected(data, "cat/000.jpg,dog", header="path,label")
     with pytest.raises(ValueError, match="CORRECTIONS needs image files of one label"):
         Data.model_validate({"DATASET": "digits", "CORRECTIONS": "a.csv"})
 
@@ -64,8 +59,7 @@ def test_rows_of_other_images_and_wrong_words_are_named(data):
 def test_an_evaluation_counts_the_rows_without_a_file_not_those_of_other_splits(data, tmp_path):
     splits = read_splits(data)
     images = [f"{data.data_path}/{name},keep" for split in splits for name in names_of(split)]
-    rows = [*images, "cat/gone.jpg,drop"]
-    (tmp_path / "checked.csv").write_text("\n".join(["path,correction", *rows, ""]))
+    write_table(tmp_path / "checked.csv", [*images, "cat/gone.jpg,drop"], "path,correction")
     data = data.model_copy(update={"corrections": str(tmp_path / "checked.csv")})
     (val,) = read_samples(data, None, CPU, "val")
     assert told(val.notes, f"{len(splits[1])} checked", "screen")
@@ -78,15 +72,13 @@ def test_an_evaluation_counts_the_rows_without_a_file_not_those_of_other_splits(
 def test_a_split_must_keep_an_image(data):
     _, val = read_splits(data)
     with refused("drops all val images; keep some"):
-        corrected(data, "path,correction\n" + "".join(f"{name},drop\n" for name in names_of(val)))
+        corrected(data, *(f"{name},drop" for name in names_of(val)))
 
 
 @pytest.mark.parametrize("part", [{"fraction": 0.2, "groups": None}, {"only_classes": ["cat", "dog"]}])
 def test_rows_of_images_outside_of_a_part_are_not_called_wrong(data, part):
     names = [name for split in read_splits(data) for name in names_of(split)]
-    data = data.model_copy(update=part)
-    rows = "".join(f"{name},keep\n" for name in names)
-    train, _ = corrected(data.model_copy(update=part), f"path,correction\n{rows}")
+    train, _ = corrected(data.model_copy(update=part), *(f"{name},keep" for name in names))
     assert not told(train.notes, "row", "warning")
 
 
@@ -97,7 +89,7 @@ def test_an_image_is_moved_into_and_out_of_the_classes_that_stay(data, renames):
     new = (renames or {}).get("dog", "dog")
     part = data.model_copy(update={"only_classes": ["cat", "dog"], "rename": renames})
     before, _ = read_splits(part)
-    after, _ = corrected(part, f"path,correction\n{fox},{new}\n{dog},'=fox\n")
+    after, _ = corrected(part, f"{fox},{new}", f"{dog},'=fox")
     assert after.class_names == ["cat", new]
     assert {*names_of(after)} == {*names_of(before), fox} - {dog}
     assert classes_of(after)[fox] == new
@@ -109,11 +101,11 @@ def test_a_number_is_the_only_class_that_yaml_reads_as_it(tmp_path):
         part = config_for("-opts", f"DATA.ONLY_CLASSES={given}").data.only_classes
         data = options(tmp_path / "data", dataset="folder", only_classes=part)
         assert read_splits(data)[0].class_names == names
-    train, val = corrected(data, "path,correction\n8/000.jpg,True\n")
+    train, val = corrected(data, "8/000.jpg,True")
     assert classes_of(train, val)["8/000.jpg"] == "true"
 
 
 def test_a_class_with_the_name_of_a_correction_is_refused(tmp_path):
     write_classes(tmp_path / "data", keep=20, dog=20)
     with refused("also the name of a class"):
-        corrected(options(tmp_path / "data", dataset="folder"), "path,correction\ndog/000.jpg,keep\n")
+        corrected(options(tmp_path / "data", dataset="folder"), "dog/000.jpg,keep")

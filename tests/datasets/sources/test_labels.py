@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import cells_of, line_of, refused, told
-from source_helpers import classes_of, expand, options, read_splits, tree, typed
+from source_helpers import classes_of, expand, groups_apart, options, read_splits, tree, typed
 
 NUMBERS = "{1,2,3,4,5,6,7,8}"
 # Files; DATA.LABELS; classes; images of train, val and perhaps test
@@ -120,6 +120,4 @@ def test_the_groups_in_class_folders_are_named(tmp_path):
     (note,) = told(train.notes, kind="screen")
     (data,) = typed(note, given)
     train, val = read_splits(data)
-    assert len({*train.groups}) == 6
-    assert len({*val.groups}) == 2
-    assert not {*train.groups} & {*val.groups}
+    assert groups_apart(train, val) == (6, 2)

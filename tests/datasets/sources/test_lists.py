@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from conftest import config_for, refused
-from source_helpers import assert_refused, names_of, options, write_classes, write_image
+from source_helpers import assert_refused, names_of, options, write_classes, write_image, write_table
 
 from datasets.reading import read_samples, unlabelled
 from datasets.recognition import recognize_dataset
@@ -109,7 +109,7 @@ def test_splits_of_lists_and_tables(tmp_path, dataset):
     assert source_class(dataset).find_test(given) == (False, None)
     for split, rows in ROWS.items():
         (tmp_path / f"{split}_list.txt").write_text(rows)
-        (tmp_path / f"{split}.csv").write_text("image_path,target\n" + rows.replace(" ", ","))
+        write_table(tmp_path / f"{split}.csv", [rows.replace(" ", ",")])
     assert source_class(dataset).find_test(given) == (True, None)
     assert source_class(dataset)(given).read("test").targets.tolist() == [0, 1]
 

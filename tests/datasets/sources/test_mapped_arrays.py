@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from source_helpers import options, read_splits
+from source_helpers import options, read_splits, write_table
 
 from datasets.sources import shared_arrays
 from datasets.sources.sets.in_memory import ImageArray
@@ -28,8 +28,8 @@ def temporary(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("dataset, number", [("imagenet2012", 10_000), ("csv", 9_000)])
 def test_pickled_samples_are_small(tmp_path, dataset, number):
     names = [f"{number % 10}/{number}.jpg" for number in range(10_000)]
-    (tmp_path / "train_list.txt").write_text("".join(f"{name} {name[0]}\n" for name in names))
-    (tmp_path / "train.csv").write_text("image_path,target\n" + "".join(f"{name},{name[0]}\n" for name in names))
+    (tmp_path / "train_list.txt").write_text("\n".join(f"{name} {name[0]}" for name in names))
+    write_table(tmp_path / "train.csv", [f"{name},{name[0]}" for name in names])
     samples = source_class(dataset)(options(tmp_path)).read("train")  # the table is split
     pickled = pickle.dumps(samples)
     assert len(pickled) < 2_000

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import config_for, eval_loader_for, refused, samples_for, train_batches_for
-from source_helpers import assert_refused, options, write_classes, write_image
+from source_helpers import assert_refused, options, write_classes, write_image, write_table
 
 from datasets.batch import PADDING
 from datasets.reading import read_samples
@@ -28,8 +28,8 @@ def tables(tmp_path):
 
     def write(has_images=True, **targets):
         for split, of_split in targets.items():
-            rows = "".join(f'{split}{number}.png,"{target}"\n' for number, target in enumerate(of_split))
-            (tmp_path / f"{split}.csv").write_text(f"image_path,target\n{rows}")
+            rows = [f'{split}{number}.png,"{target}"' for number, target in enumerate(of_split)]
+            write_table(tmp_path / f"{split}.csv", rows)
             for number in range(len(of_split) * has_images):
                 write_image(tmp_path / f"{split}{number}.png")
         return options(tmp_path, dataset="csv", multi_label=True)

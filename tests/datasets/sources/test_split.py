@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CPU, cells_of, line_of, refused, told
-from source_helpers import options, write_classes, write_image
+from source_helpers import groups_apart, options, write_classes, write_image, write_table
 
 from datasets.reading import read_samples
 from datasets.sources.shared_arrays import StringPacker
@@ -156,8 +156,7 @@ def test_the_split_of_a_data_set_stays_without_one_image(tmp_path, dataset):
         for name in names:
             write_image(root / name)
         if dataset == "csv":
-            rows = [f"{name},{name[:3]}" for name in names]
-            (root / "train.csv").write_text("\n".join(["image_path,target", *rows]))
+            write_table(root / "train.csv", [f"{name},{name[:3]}" for name in names])
         if dataset == "tar":
             (root / "train-0.tar").write_bytes(tar_of({name: (root / name).read_bytes() for name in names}))
         samples = source_class(dataset)(options(root, dataset=dataset, cache_dir=str(tmp_path))).read("val")
@@ -319,10 +318,10 @@ def folder(tmp_path):
     return tmp_path / "data"
 
 
-def write_table(folder, columns, cells):
+def write_images(folder, columns, cells):
     """A table of IMAGES with these further cells."""
-    lines = [f"{path},{label},{more}" for (path, label, _), more in zip(IMAGES, cells, strict=True)]
-    (folder / "train.csv").write_text("\n".join([f"image_path,target,{columns}", *lines]))
+    rows = [f"{path},{label},{more}" for (path, label, _), more in zip(IMAGES, cells, strict=True)]
+    write_table(folder / "train.csv", rows, f"image_path,target,{columns}")
 
 
 def read(root, groups, *splits, **values):
@@ -358,15 +357,14 @@ def test_folders_by_expression_and_by_table(folder, tmp_path):
     ],
 )
 def test_a_column_that_may_be_groups_is_named(folder, column, values, is_named):
-    write_table(folder, f"{column},site", [f"{number % values},{group}" for number, (*_, group) in enumerate(IMAGES)])
+    write_images(folder, f"{column},site", [f"{number % values},{group}" for number, (*_, group) in enumerate(IMAGES)])
     train, _ = read(folder, None, dataset="csv")
     notes = told(train.notes, f"DATA.GROUPS={column}")
     assert len(notes) == is_named
     assert all(f"{values} values in 24 rows" in note for note in notes)
     train, val = read(folder, "site", dataset="csv")
     assert not told(train.notes, f"DATA.GROUPS={column}")
-    assert len({*val.groups}) == 2
-    assert not {*train.groups} & {*val.groups}
+    assert groups_apart(train, val) == (6, 2)
 
 
 def test_evaluated_splits_have_groups_where_their_paths_have_them(tmp_path):
@@ -399,7 +397,7 @@ site | csv | DATA.GROUPS site is unknown
 
 @pytest.mark.parametrize("groups, dataset, error", cells_of(WRONG))
 def test_wrong_groups_end_the_run(groups, dataset, error, folder):
-    write_table(folder, "patient", [group.replace("p3", "") for *_, group in IMAGES])
+    write_images(folder, "patient", [group.replace("p3", "") for *_, group in IMAGES])
     assert error in line_of(read, folder, groups, dataset=dataset)
 
 
