@@ -30,9 +30,8 @@ def test_checked_labels_are_changed_and_images_left_out_on_their_side_of_the_spl
     dropped = [names_of(train)[9], names_of(val)[-1]]
     monkeypatch.chdir(tmp_path)
     rows = [f"data/{held_out};dog", f"{tmp_path}/data/{moved};'=fox", f"{kept};keep", f"{names_of(train)[3]};"]
-    rows = [
-        f"{safe_cell(row) if row.startswith('=') else row};note" for row in rows + [f"{one};drop" for one in dropped]
-    ]
+    rows += [f"{one};drop" for one in dropped]
+    rows = [f"{safe_cell(row) if row.startswith('=') else row};note" for row in rows]
     after = corrected(data, *rows, header="path;correction;other")
     for before, of_split in zip((train, val), after, strict=True):
         assert names_of(of_split) == [name for name in names_of(before) if name not in dropped]
