@@ -239,6 +239,12 @@ def cells_of(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.split("|")] for row in rows if row.strip()]
 
 
+def each_row(text: str) -> Any:
+    """Runs a test with the cells of each row of a table, whose first line has the names of its arguments."""
+    names, *rows = cells_of(text)
+    return pytest.mark.parametrize(names, rows)
+
+
 def line_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
     """The error in which a call ends, which is one line."""
     with refused(r"^[^\n]+$") as error:

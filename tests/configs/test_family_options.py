@@ -4,7 +4,7 @@ import re
 from ast import literal_eval
 
 import pytest
-from conftest import cells_of, config_for, refused
+from conftest import config_for, each_row, refused
 
 from configs.schema.model import FIXED_KEYS
 from configs.yaml_io import format_value
@@ -17,6 +17,7 @@ def parse(*options, flags=()):
 # MODEL.TYPE -> values of its config.py in PaddleViT, read apart from our tables: mean, crop share, drop-path; epochs,
 # warm-up, weight decay; base, first and last learning rate, its batch size; average of the weights; erasing.
 DEFAULTS = """
+name | values
 BEiT | 0.5, 0.875, 0.1, 100, 20, 0.05, 4e-3, 0.0, 1e-6, 512, True, 0.25
 cait | 0.485, 0.875, 0.1, 300, 5, 0.05, 5e-4, 1e-6, 0.0, 512, True, 0.25
 xcit | 0.485, 0.875, 0.1, 300, 5, 0.05, 5e-4, 1e-6, 1e-5, 512, False, 0.25
@@ -33,7 +34,7 @@ vit | 0.5, 0.875, 0.0, 300, 32, 0.3, 3e-3, 1e-6, 0.0, None, False, 0.0
 """
 
 
-@pytest.mark.parametrize("name, values", cells_of(DEFAULTS))
+@each_row(DEFAULTS)
 def test_defaults_are_those_of_the_family(name, values):
     config = parse(f"MODEL.TYPE={name}")
     data = config.data

@@ -5,7 +5,7 @@ from ast import literal_eval
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, cells_of, config_for, refused
+from conftest import ROOT, config_for, each_row, refused
 
 from configs.command_line import parse_command_line
 from configs.help import all_keys, options_page
@@ -20,6 +20,7 @@ WEIGHTS = "-pretrained=vit.pth"
 
 # The path, the number of classes, the folder, JSON, the spreadsheet; nothing for a training
 PREDICTIONS = """
+argv | expected
 -predict photos | 'photos', 5, 'None', False, False
 -predict=photos -top_k=1 -json | 'photos', 1, 'None', True, False
 -predict=-x.jpg -output=o | '-x.jpg', 5, 'o', False, False  # a dash needs '='
@@ -29,7 +30,7 @@ PREDICTIONS = """
 """
 
 
-@pytest.mark.parametrize("argv, expected", cells_of(PREDICTIONS))
+@each_row(PREDICTIONS)
 def test_a_prediction(argv, expected):
     command = parse_command_line([WEIGHTS, *argv.split()])
     found = command.prediction
@@ -51,6 +52,7 @@ def test_a_training_is_no_prediction():
 
 
 SAME = """
+theirs | ours
 -amp=yes | -amp
 -b 32 | -batch_size=32
 --data-path=images --image-size 64 | -data_path=images -image_size=64
@@ -62,7 +64,7 @@ SAME = """
 """
 
 
-@pytest.mark.parametrize("theirs, ours", cells_of(SAME))
+@each_row(SAME)
 def test_a_flag_of_another_program_is_this_programs(theirs, ours):
     assert config_for(*theirs.split()) == config_for(*ours.split())
 
@@ -135,6 +137,7 @@ def test_help_on_rules_has_each_rule(capsys):
 
 
 FOUND = """
+words | found
 threshold | EVAL.OPERATING_POINT:, -threshold X
 operating point | EVAL.OPERATING_POINT:
 patients | DATA.GROUPS:
@@ -145,7 +148,7 @@ gpu | -ngpus N
 """
 
 
-@pytest.mark.parametrize("words, found", cells_of(FOUND))
+@each_row(FOUND)
 def test_help_finds_keys_and_flags_by_words_of_their_descriptions(words, found, capsys):
     with pytest.raises(SystemExit):
         parse_command_line(["-h", words])

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import cells_of, config_for, line_of, refused, told
+from conftest import config_for, each_row, line_of, refused, told
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -212,6 +212,7 @@ def test_recipe_that_is_not_a_regular_file_does_not_block(tmp_path):
 
 # The recipe, flags, DATA.DATASET or nothing for an error
 DATA_PATHS = """
+recipe | flags | dataset
 DATASET: digits, DATA_PATH: x |  | digits  # as in the folder of a run: its DATA_PATH is a default
 DATASET: digits, DATA_PATH: x | -data_path=y | imagenet2012  # which recognizes folders
 DATASET: fake | -opts DATA.DATA_PATH=y | imagenet2012
@@ -221,7 +222,7 @@ CROP_PCT: 1 | -dataset=fake -data_path=y |
 """
 
 
-@pytest.mark.parametrize("recipe, flags, dataset", cells_of(DATA_PATHS))
+@each_row(DATA_PATHS)
 def test_a_data_path_replaces_a_data_set_without_files(tmp_path, recipe, flags, dataset):
     (tmp_path / "recipe.yaml").write_text(f"DATA: {{{recipe}}}")
     argv = [f"-cfg={tmp_path / 'recipe.yaml'}", *flags.split()]
@@ -244,6 +245,7 @@ def test_a_recipe_data_or_a_model_selects_a_run(capsys):
 
 
 MISMATCHES = """
+option | difference
 SEED=1 | SEED 0, this run has 1
 'DATA={FOLDS: 5, FOLD: 1}' | DATA.FOLD 0, this run has 1
 MODEL.DEPTH=3 | MODEL.DEPTH 12, this run has 3
@@ -257,7 +259,7 @@ EVAL.ENABLED=true MODEL.RESUME=auto TRAIN.BASE_LR=0.5 |
 """
 
 
-@pytest.mark.parametrize("option, difference", cells_of(MISMATCHES))
+@each_row(MISMATCHES)
 def test_first_difference(tmp_path, option, difference):
     argv = ["-dataset=csv", "-data_path=data"]
     folds = ", FOLDS: 5, FOLD: 0" if "FOLD" in option else ""

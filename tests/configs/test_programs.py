@@ -7,7 +7,7 @@ from operator import attrgetter
 import pytest
 import timm
 import torchvision
-from conftest import ROOT, cells_of, config_for, line_of
+from conftest import ROOT, config_for, each_row, line_of
 
 from configs.command_line import Command, parse_command_line
 from configs.compare import non_default_options
@@ -76,6 +76,7 @@ def test_the_recipe_has_each_default_of_timm_that_differs(tmp_path):
 
 # Line; optimizer, rate, weight decay, schedule, size, policy; other options
 ROWS = """
+line | expected | others
 # timm's documented commands
 --data-dir D --model seresnet34 --sched cosine --epochs 150 --warmup-epochs 5 --lr 0.4 --reprob 0.5 -b 256 -j 4 | \
 nesterov 0.4 2e-05 cosine 224 None | TRAIN.RANDOM_ERASE_AFTER_MIXUP=True; DATA.IMAGENET_MEAN=(0.485, 0.456, 0.406)
@@ -122,7 +123,7 @@ def shown(value: object, digits: int) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
-@pytest.mark.parametrize("line, expected, others", cells_of(ROWS))
+@each_row(ROWS)
 def test_the_printed_command_is_the_run_that_was_meant(line, expected, others):
     config = translated(line).config
     keys = ("optimizer.name", "base_lr", "weight_decay", "lr_scheduler.name")

@@ -6,7 +6,7 @@ from ast import literal_eval
 from operator import attrgetter
 
 import pytest
-from conftest import ROOT, cells_of, config_for, line_of, refused, told
+from conftest import ROOT, cells_of, config_for, each_row, line_of, refused, told
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +42,7 @@ def test_accumulation_follows_from_the_number_of_ranks():
 
 
 CLASSES = """
+words | number
 DATA.ONLY_CLASSES=[3,8] | 2
 DATA.ONLY_CLASSES=[3,6,8] 'DATA.RENAME={6: 8}' | 2
 DATA.ONLY_CLASSES=[3,8] MODEL.NUM_CLASSES=10 | 10
@@ -49,7 +50,7 @@ DATA.ONLY_CLASSES=[3,8] EVAL.ENABLED=true MODEL.PRETRAINED=x.pth | 10
 """
 
 
-@pytest.mark.parametrize("words, number", cells_of(CLASSES))
+@each_row(CLASSES)
 def test_a_recipe_has_as_many_classes_as_are_chosen(words, number):
     config = config_for("-cfg=configs/vit_digits.yaml", "-opts", *shlex.split(words))
     assert config.model.num_classes == int(number)
@@ -64,6 +65,7 @@ def test_dinov3_takes_bfloat16_unless_a_dtype_is_given():
 
 
 RATES = """
+words | rate
 -cfg=configs/finetune.yaml -opts MODEL.TUNE=last:4 | 2e-4
 -cfg=configs/finetune.yaml -opts MODEL.TUNE=lora | 5e-4
 -cfg=configs/lora.yaml -lr=3e-3 | 3e-3
@@ -72,7 +74,7 @@ RATES = """
 """
 
 
-@pytest.mark.parametrize("words, rate", cells_of(RATES))
+@each_row(RATES)
 def test_the_rate_of_a_fine_tuning_follows_from_the_trained_part(words, rate, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert config_for(*words.split()).train.base_lr == float(rate)
@@ -90,6 +92,7 @@ def test_the_global_batch_of_the_error_works(total, num_ranks, batch_size):
 
 # EVAL.BEST_METRIC, DATA.MULTI_LABEL, MODEL.NUM_CLASSES, the metrics that the error offers
 METRICS = """
+metric | multi_label | classes | others
 mean_ap | false | 20 | loss, top1
 top1 | true | 20 | loss, mean_ap
 top5 | false | 7 | loss, top1, macro_f1
@@ -98,7 +101,7 @@ loss | true | 2 |
 """
 
 
-@pytest.mark.parametrize("metric, multi_label, classes, others", cells_of(METRICS))
+@each_row(METRICS)
 def test_a_metric_that_does_not_apply_to_the_data_is_refused(metric, multi_label, classes, others):
     config = options(f"EVAL.BEST_METRIC={metric}", f"DATA.MULTI_LABEL={multi_label}", "DATA.DATASET=csv")
     facts = Facts(classes=int(classes))
@@ -135,6 +138,7 @@ def test_a_warm_up_that_is_not_shorter_than_the_run_becomes_a_tenth(case, tmp_pa
 
 # The section MODEL of a recipe, an option, MODEL.TUNE
 FROZEN = """
+model | option | tune
 FREEZE_BACKBONE: true | | head
 FREEZE_BACKBONE: true, TUNE: full | | head  # of an earlier run
 FREEZE_BACKBONE: true | MODEL.FREEZE_BACKBONE=false | full
@@ -142,7 +146,7 @@ TUNE: 'last:2' | MODEL.FREEZE_BACKBONE=false | last:2
 """
 
 
-@pytest.mark.parametrize("model, option, tune", cells_of(FROZEN))
+@each_row(FROZEN)
 def test_paddlevits_frozen_backbone_is_a_tuned_head(tmp_path, model, option, tune):
     config = parse(tmp_path, f"MODEL: {{{model}}}", "-opts", "SEED=0", *option.split()).config
     assert str(config.model.tune) == tune

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
-from conftest import TINY_VIT, cells_of, config_for, noise_folder, told, train
+from conftest import TINY_VIT, config_for, each_row, noise_folder, told, train
 
 from configs.command_line import parse_command_line, to_yaml, unused_keys
 from configs.compare import changed_options
@@ -28,6 +28,7 @@ def matches(key: str, patterns: list[str]) -> bool:
 
 
 NOT_USED = """
+argv | named
 -predict . -pretrained=x.pth -lr=3 -opts DATA.SPLIT_SEED=2 | -predict PATH does not use TRAIN.BASE_LR, DATA.SPLIT_SEED
 -predict . -pretrained=x.pth -opts DATA.IMAGE_ROOT=x | -predict PATH does not use DATA.IMAGE_ROOT
 -predict a.csv -pretrained=x.pth -opts DATA.IMAGE_ROOT=x DATA.ENCODING=gbk |
@@ -41,7 +42,7 @@ NOT_USED = """
 """
 
 
-@pytest.mark.parametrize("argv, named", cells_of(NOT_USED))
+@each_row(NOT_USED)
 def test_what_a_command_does_not_use_is_named(argv, named):
     assert "".join(told(parse_command_line(argv.split()).notes, "does not use", "warning")) == named
 

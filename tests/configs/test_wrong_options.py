@@ -2,12 +2,12 @@
 
 import shlex
 
-import pytest
-from conftest import cells_of, line_of
+from conftest import each_row, line_of
 
 from configs.command_line import parse_command_line
 
 WRONG = """
+words | names
 -batchsize=4 | -batch_size?
 --outptu=1 | -output
 --stop-epoch=1 --aug-splits 1 --opt sgd | TRAIN.OPTIMIZER.NAME=nesterov (flags of timm's
@@ -97,6 +97,6 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 """
 
 
-@pytest.mark.parametrize("words, names", cells_of(WRONG))
+@each_row(WRONG)
 def test_a_wrong_option_is_one_line_that_names_it(words, names):
     assert names in line_of(parse_command_line, shlex.split(words))

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from conftest import cells_of, line_of
+from conftest import each_row, line_of
 from test_sweep import DIGITS
 
 from scripts.benchmarks import benchmark_input, benchmark_train
@@ -13,6 +13,7 @@ from scripts.benchmarks import benchmark_input, benchmark_train
 SWEEP = shlex.join(DIGITS)
 # Script, arguments, a part of the error. RUN: the folder of a run, EMPTY: an empty folder
 CASES = """
+script | words | part
 average_checkpoints |  | give the folder of a run
 average_checkpoints | RUN -output=x.safetensors | must end with .pth
 average_checkpoints | RUN OTHER | other.pth:
@@ -45,7 +46,7 @@ benchmark_train | -programs=bare -modes=O1-bf16,O2-bf16 | AMP.LEVEL
 """
 
 
-@pytest.mark.parametrize("script, words, part", cells_of(CASES))
+@each_row(CASES)
 def test_wrong_arguments_are_one_line(script, words, part, trained_digits, tmp_path, monkeypatch):
     for benchmark in (benchmark_input, benchmark_train):
         monkeypatch.setattr(benchmark, "compare", lambda *_: pytest.fail("a measurement started"))

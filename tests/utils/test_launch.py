@@ -1,7 +1,7 @@
 """The environment variables of each launcher are read correctly; how ranks end that a script starts itself."""
 
 import pytest
-from conftest import ROOT, cells_of, refused
+from conftest import ROOT, each_row, refused
 
 from utils.errors import UserError
 from utils.processes import launch
@@ -37,6 +37,7 @@ def test_launcher(started_by, variables):
 
 # The variables, and the words of the error
 REFUSED = f"""
+variables | words
 PET_NNODES=2 RANK=1 WORLD_SIZE=8 | without LOCAL_RANK  # a PyTorchJob
 {OPEN_MPI} | OMPI_COMM_WORLD_LOCAL_RANK: not set
 PMI_RANK=1 MPI_LOCALRANKID=1 | PMI_SIZE: not set
@@ -54,7 +55,7 @@ PET_NNODES=1:2 | PET_NNODES is '1:2':
 """
 
 
-@pytest.mark.parametrize("variables, words", cells_of(REFUSED))
+@each_row(REFUSED)
 def test_a_process_that_cannot_know_its_place_is_refused(variables, words):
     with refused(words):
         torchrun_variables(env(variables))
@@ -171,6 +172,7 @@ time.sleep(0 if case == "ends" else 600)
 
 # The case, the status, and words of the error of ranks that could print none
 ENDS = """
+case | status | words
 ends | 0 |
 fails | 3 |  # the rank has printed why
 killed | 137 | rank 1, SIGKILL, memory
@@ -184,7 +186,7 @@ ignores | 137 | SIGKILL  # killed after the time to save a checkpoint
 
 
 @pytest.mark.usefixtures("handlers_after_test")
-@pytest.mark.parametrize("case, status, words", cells_of(ENDS))
+@each_row(ENDS)
 def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, case, status, words):
     """Its status, and the one error of ranks that could print none."""
     monkeypatch.setattr(launch, "SHUTDOWN_SECONDS", 1)

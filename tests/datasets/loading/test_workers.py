@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, ROOT, cells_of, refused
+from conftest import CPU, ROOT, each_row, refused
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
@@ -291,6 +291,7 @@ def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
 
 # The command, and whether the server starts early
 COMMANDS = """
+words | expected
 -dataset=folder -data_path=. | True
 -dataset=folder -data_path=. -num_workers=0 | False
 -dataset=cifar10 -data_path=. | False
@@ -301,7 +302,7 @@ COMMANDS = """
 """
 
 
-@pytest.mark.parametrize("words, expected", cells_of(COMMANDS))
+@each_row(COMMANDS)
 def test_which_commands_start_the_server_early(words, expected):
     command = parse_command_line(["-cfg=configs/vit_tiny_patch16_224.yaml", *words.split()])
     assert str(command.needs_worker_server) == expected

@@ -8,7 +8,7 @@ from ast import literal_eval
 
 import pytest
 import webdataset
-from conftest import cells_of
+from conftest import each_row
 from tar_files import numbered, tar_of, with_header
 
 from datasets.shards.records import Archive, DamagedShard, Record, read_records
@@ -154,6 +154,7 @@ def test_keys_and_extensions_are_those_of_webdataset(tmp_path):
 
 # The files of a sample, their texts after an equals sign; the label
 LABELS = r"""
+names | label
 cat/a.jpg cat/a.cls=\t3\n cat/a.json={"label":4} | 3
 a.jpg a.cls=3 a.x.json={} a.y.json={} | 3
 cat/a.jpg cat/a.json={"other":1,"cls":5,"target":6} | 5
@@ -166,7 +167,7 @@ caf\udce9/a.jpg | 'caf\udce9'
 """
 
 
-@pytest.mark.parametrize("names, label", cells_of(LABELS))
+@each_row(LABELS)
 def test_the_label_is_that_of_the_first_source(names, label):
     files = {}
     for word in names.encode().decode("unicode_escape").split(" "):
@@ -217,6 +218,7 @@ def test_the_last_part_of_an_extension_is_its_kind():
 
 
 REPEATED = """
+names | name
 a.jpg b.jpg a.cls | 'a'
 a.jpg a.JPG | 'a.JPG'
 a.jpg b.jpg a.jpg | 'a'
@@ -225,6 +227,6 @@ a.jpg a.x.cls a.y.cls | 'a.x.cls' and 'a.y.cls'
 """
 
 
-@pytest.mark.parametrize("names, name", cells_of(REPEATED))
+@each_row(REPEATED)
 def test_repeated_samples_are_refused(names, name):
     assert name in error_of_files([(one, b"1") for one in names.split()])

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import cells_of, line_of, refused
+from conftest import each_row, line_of, refused
 
 from datasets.shards.data_set import find_shards
 from datasets.shards.location import parse_location
@@ -12,6 +12,7 @@ from tests.datasets.shards.range_server import range_server
 
 # DATA.DATA_PATH, the root, the names of shards
 LOCATIONS = """
+data_path | root | names
 /data/in1k/ | /data/in1k |
 https://host:80/d/ | https://host:80/d |
 a.tar | . | a.tar
@@ -23,7 +24,7 @@ s3://bucket/x/t-{0..4..2}.tar | s3://bucket/x | t-0.tar, t-2.tar, t-4.tar
 """
 
 
-@pytest.mark.parametrize("data_path, root, names", cells_of(LOCATIONS))
+@each_row(LOCATIONS)
 def test_location(data_path, root, names):
     assert parse_location(data_path) == (root, names.split(", ") if names else None)
 
@@ -35,6 +36,7 @@ def test_existing_folder_is_no_pattern(tmp_path, name):
 
 
 UNSUPPORTED = """
+data_path | problem
 ftp://host/d | 'ftp'
 https://me:hunter2@host/d | user or password
 https://host/a.tar?token=hunter2 | without a query
@@ -48,7 +50,7 @@ s3://b/../d | not a valid URL
 """
 
 
-@pytest.mark.parametrize("data_path, problem", cells_of(UNSUPPORTED))
+@each_row(UNSUPPORTED)
 def test_one_line_for_what_is_not_supported(data_path, problem):
     message = line_of(parse_location, data_path)
     assert problem in message

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from conftest import cells_of, line_of, refused
+from conftest import each_row, line_of, refused
 from hypothesis import given
 from hypothesis import strategies as st
 from tar_files import numbered, tar_of
@@ -127,6 +127,7 @@ def error_of_parts(change):
 
 # A place in the arrays, or in `about` (the format, shards, class names, keys of the labels and groups), and its value
 FORGED = r"""
+place | value
 offsets 0 | -1
 offsets 1 | 9223372036854775807
 offsets 1 | 4096
@@ -153,7 +154,7 @@ about 4 | null
 """
 
 
-@pytest.mark.parametrize("place, value", cells_of(FORGED))
+@each_row(FORGED)
 def test_a_forged_value_is_refused(place, value):
     def change(parts):
         name, *path, last = place.split()

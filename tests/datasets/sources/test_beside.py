@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import cells_of, line_of, told
+from conftest import each_row, line_of, told
 from source_helpers import classes_of, expand, options, read_splits, tree, typed
 
 from utils.errors import UserError
@@ -21,6 +21,7 @@ IMAGES = {
 }
 # Images; a table, its header and its rows; how many classes the folders could be, too
 BESIDE = """
+name | images | table | header | row | classes
 labels.csv | patients | labels.csv | image,label | {path},{label} | 6
 of a split | train | train/metadata.csv | file_name,label | {inner},{label} | 6
 Roboflow | train | train/_classes.csv | filename,benign,malignant | {inner},{not_place},{place} | 6
@@ -34,6 +35,7 @@ PAD-UFES-20 | one | metadata.csv | patient_id,lesion_id,smoke,diagnostic,img_id,
 AffectNet | M | training.csv | subDirectory_filePath,face_x,expression,valence | {inner},134,{label},-0.5 |
 """
 NO_WORD = """
+name | table | header | row
 other names | labels.csv | image,label | {path},{path[1]}
 age and site | meta.csv | image,age,site | {path},{number},{label}
 of the folders | meta.csv | image,kind | {path},{is_first}
@@ -62,7 +64,7 @@ def write_table(file, header, row, paths):
     file.write_text("\n".join(lines))
 
 
-@pytest.mark.parametrize("name, images, table, header, row, classes", cells_of(BESIDE))
+@each_row(BESIDE)
 def test_a_table_beside_the_folders_is_an_answer(name, images, table, header, row, classes, tmp_path):
     paths = IMAGES[images]
     given = write(tmp_path, paths)
@@ -77,7 +79,7 @@ def test_a_table_beside_the_folders_is_an_answer(name, images, table, header, ro
     assert [len(read_splits(one)[0].class_names) for one in of_folders] == [*map(int, classes.split())]
 
 
-@pytest.mark.parametrize("name, table, header, row", cells_of(NO_WORD))
+@each_row(NO_WORD)
 def test_a_table_that_adds_nothing_is_not_mentioned(name, table, header, row, tmp_path):
     given = write(tmp_path, PATIENTS)
     write_table(tmp_path / table, header, row, PATIENTS)
@@ -103,6 +105,7 @@ def test_no_advice_trains_on_splits_or_patients(images, files, tmp_path):
 ORGANS = "{colon/colon_{aca,n},lung/lung_{aca,n,scc}}"
 # The tree, with images named after their class; the number of classes that the question gives
 INNER = f"""
+name | parts | number
 organs | {{train,val}}/{ORGANS} | 5
 LC25000 | {ORGANS} | 5
 HyperKvasir | {{lower/{{pathological/{{polyps,haem}},landmarks/{{cecum,ileum}}}},upper/landmarks/{{pylorus,z}}}} | 6
@@ -112,7 +115,7 @@ patients | {{ill/{{p1,p2}},well/{{p3,p4}}}} |
 """
 
 
-@pytest.mark.parametrize("name, parts, number", cells_of(INNER))
+@each_row(INNER)
 def test_classes_in_the_folders_of_folders(name, parts, number, tmp_path):
     """A question on the screen, or an error, has the expression, counted from DATA_PATH."""
     images = [f"{folder}/{folder.replace('/', '_')}_{place}.jpg" for folder in expand(parts) for place in range(4)]

@@ -4,7 +4,7 @@ import pickle
 from unicodedata import normalize
 
 import pytest
-from conftest import CPU, cells_of, refused, told
+from conftest import CPU, each_row, refused, told
 from source_helpers import names_of, options, write_classes, write_image, write_table
 
 from datasets.reading import read_samples
@@ -36,6 +36,7 @@ def test_images_get_the_labels_of_the_checkpoint(tmp_path):
 
 AS_FILES = normalize("NFC", "Ähre"), normalize("NFD", "Ähre")
 OTHERS = f"""
+folders | splits | class_names | part
 dog | all | | only one folder
 dog eel fox | all | ant bee cat dog | 'eel', 'fox': .*'ant', 'bee', 'cat', 'dog'
 dog bee | train val | ant bee cat dog | 'ant', 'cat':  # a training needs all classes
@@ -45,7 +46,7 @@ dog Dog | all | ant bee cat dog | 'Dog'
 """
 
 
-@pytest.mark.parametrize("folders, splits, class_names, part", cells_of(OTHERS))
+@each_row(OTHERS)
 def test_other_classes_are_refused(folders, splits, class_names, part, tmp_path):
     write_classes(tmp_path, **dict.fromkeys(folders.split(), 2))
     with refused(f"^{tmp_path}: {part}"):

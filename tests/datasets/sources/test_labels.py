@@ -1,12 +1,13 @@
 """DATA.LABELS: labels in paths; the advice in errors about images without class folders trains when it is typed."""
 
 import pytest
-from conftest import cells_of, line_of, refused, told
+from conftest import each_row, line_of, refused, told
 from source_helpers import classes_of, expand, groups_apart, options, read_splits, tree, typed
 
 NUMBERS = "{1,2,3,4,5,6,7,8}"
 # Files; DATA.LABELS; classes; images of train, val and perhaps test
 READ = f"""
+files | labels | classes | sizes
 {{Train,valid,test_set}}/{{a,b}}-{NUMBERS}.jpg | (\\w+)- | a b | 16 16 16
 x/{{train,test}}/{{a,b}}-{NUMBERS}.jpg | (\\w+)- | a b | 14 2 16
 {{gt,suv}}/{NUMBERS}.jpg | ^([^/]+)/ | gt suv | 14 2  # a class with the name of masks
@@ -16,7 +17,7 @@ x/{{train,test}}/{{a,b}}-{NUMBERS}.jpg | (\\w+)- | a b | 14 2 16
 """
 
 
-@pytest.mark.parametrize("files, labels, classes, sizes", cells_of(READ))
+@each_row(READ)
 def test_labels_in_paths(files, labels, classes, sizes, tmp_path):
     splits = read_splits(options(tree(tmp_path, files), labels=labels))
     assert splits[0].class_names == classes.split()
@@ -26,6 +27,7 @@ def test_labels_in_paths(files, labels, classes, sizes, tmp_path):
 
 
 UNCLEAR = """
+files | named
 {a,b}_{1,2,3,4,5,6,7,8}.jpg x.jpg | 'x.jpg'  # no match
 train/{a,b}_{1,2}.jpg val/{a,c}_1.jpg | 'val/c_1.jpg'  # a class of val
 {train,test,raw}/{a,b}_1.jpg | 'raw', 'test', 'train'  # images beside splits
@@ -33,7 +35,7 @@ train/{a,b}_{1,2}.jpg val/{a,c}_1.jpg | 'val/c_1.jpg'  # a class of val
 """
 
 
-@pytest.mark.parametrize("files, named", cells_of(UNCLEAR))
+@each_row(UNCLEAR)
 def test_paths_without_one_meaning_are_named(files, named, tmp_path):
     assert named in line_of(read_splits, options(tree(tmp_path, *files.split()), labels="(.)_"))
 
@@ -61,6 +63,7 @@ MURA = "patient0{1,2,3}/study{1_positive,1_negative,2_negative}/image{1,2}.png"
 PARTS = " ".join(f"part{n % 3}/{n}_{n % 2}_3_17.jpg" for n in range(24))
 # Files; classes, images and groups after the first advice that names DATA.LABELS
 ADVISED = f"""
+name | files | classes | number | groups
 pets | images/{{pug,great_dane}}_{NUMBERS}.jpg annotations/x/0.txt! | great_dane pug | 16 | 0
 trimaps | images/{{a,bb}}_{NUMBERS}.jpg annotations/trimaps/{{a,bb}}_{NUMBERS}.png | a bb | 16 | 0
 dogs and cats | train/{{cat,dog}}.{NUMBERS}.jpg test1/{{1,2}}.jpg | cat dog | 16 | 0
@@ -82,7 +85,7 @@ def advice(given):
     return message, [one for one in typed(message, given) if one.labels]
 
 
-@pytest.mark.parametrize("name, files, classes, number, groups", cells_of(ADVISED))
+@each_row(ADVISED)
 def test_the_advice_trains_when_it_is_typed(name, files, classes, number, groups, tmp_path):
     assert_advice_trains(tree(tmp_path, *files.split()), classes.split(), int(number), int(groups), name == "MURA")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import cells_of, line_of, refused, told
+from conftest import each_row, line_of, refused, told
 from PIL import Image
 from test_tables import read
 
@@ -220,6 +220,7 @@ def test_unreadable_rows(tmp_path):
 
 # Files; the content of the first one; a part of the error
 REFUSED = r"""
+names | content | part
 0.parquet | version https://git-lfs.github.com/spec/v1\noid sha256:0\n | /0.parquet
 0.parquet | PAR1 cut off | /0.parquet
 train-00000-of-00003.parquet | | /train-00000-of-00003.parquet
@@ -230,7 +231,7 @@ a/train-00000-of-00001.parquet b/train-00000-of-00001.parquet | | -data_path=\S+
 """
 
 
-@pytest.mark.parametrize("names, content, part", cells_of(REFUSED))
+@each_row(REFUSED)
 def test_what_is_refused(tmp_path, names, content, part):
     files = [tmp_path / name for name in names.split()]
     for file in files:

@@ -1,7 +1,7 @@
 """Files and folders that no source reads: the error is one line that names the file, the problem or the key."""
 
 import pytest
-from conftest import cells_of, refused
+from conftest import each_row, refused
 from source_helpers import options, write_image
 
 from configs.schema import Data
@@ -33,6 +33,7 @@ ROWS = {  # of train.csv; a part of the error
 }
 # DATA.DATASET or nothing for images to predict, the path that is given, the content of this file, a part of the error
 PATHS = r"""
+dataset | path | content | part
 csv | x.csv | PK\3\4\0\0\0\0\0\0 | x.csv: .*CSV
 csv | x.csv | version https://git-lfs\n | x.csv:1:
 csv | x.csv | file,label,label\n1.png,a,b\n | x.csv:1: .*DATA.COLUMNS
@@ -71,7 +72,7 @@ def test_rows(rows, tmp_path, cpu):
         read("csv", tmp_path, cpu)
 
 
-@pytest.mark.parametrize("dataset, path, content, part", cells_of(PATHS))
+@each_row(PATHS)
 def test_paths(dataset, path, content, part, tmp_path, cpu):
     file = tmp_path / path
     if content:

@@ -10,7 +10,7 @@ from unicodedata import normalize
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, cells_of, line_of, refused, told
+from conftest import CPU, each_row, line_of, refused, told
 from source_helpers import groups_apart, options, write_classes, write_image, write_table
 
 from datasets.reading import read_samples
@@ -386,6 +386,7 @@ def test_evaluated_splits_have_groups_where_their_paths_have_them(tmp_path):
 
 
 WRONG = r"""
+groups | dataset | error
 (q\d+)_ | folder | 24 of 24 images
 /(.*)\.jpg | folder | DATA.GROUPS  # each image is a group
 (_) | folder | DATA.GROUPS  # there is one group
@@ -395,7 +396,7 @@ site | csv | DATA.GROUPS site is unknown
 """
 
 
-@pytest.mark.parametrize("groups, dataset, error", cells_of(WRONG))
+@each_row(WRONG)
 def test_wrong_groups_end_the_run(groups, dataset, error, folder):
     write_images(folder, "patient", [group.replace("p3", "") for *_, group in IMAGES])
     assert error in line_of(read, folder, groups, dataset=dataset)

@@ -4,7 +4,7 @@ import csv
 
 import pandas
 import pytest
-from conftest import CPU, cells_of, line_of, refused, told
+from conftest import CPU, each_row, line_of, refused, told
 from source_helpers import (
     classes_of,
     groups_apart,
@@ -88,6 +88,7 @@ OF_SPLITS = {  # the column of splits, DATA.COLUMNS, the images of each split
 }
 # The name of the file, the separator, the encoding
 FORMATS = """
+name | separator | encoding
 data.tsv | tab | utf-8
 DATA.CSV | ; | utf-8
 all.csv | ; | utf-8-sig  # a spreadsheet
@@ -126,7 +127,7 @@ def test_folders_of_splits(table):
     assert_read(table(files=IN_FOLDERS, file=IN_FOLDERS, label=LABELS), [18, 6, 6], IN_FOLDERS)
 
 
-@pytest.mark.parametrize("name, separator, encoding", cells_of(FORMATS))
+@each_row(FORMATS)
 def test_formats(name, separator, encoding, table):
     assert_read(table(name, FILES, encoding, separator.replace("tab", "\t"), **TWO), [26, 4])
 
@@ -167,6 +168,7 @@ def test_tables_without_paths_or_labels_are_refused(columns, table):
 
 
 WRONG_VALUES = """
+site | problem
 site | its values are no words of splits
 {column: site, test: [Ost]} | it has no value 'ost'
 {column: site, test: [Nord, '7'], val: ['7']} | list each value once
@@ -174,7 +176,7 @@ site | its values are no words of splits
 """
 
 
-@pytest.mark.parametrize("site, problem", cells_of(WRONG_VALUES))
+@each_row(WRONG_VALUES)
 def test_the_advised_values_of_a_column_are_the_test_images(site, problem, table):
     file = table(files=FILES, **TWO, site=SITES)
     message = line_of(read, file, columns={"split": parse_value(site)})
@@ -326,6 +328,7 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path):
 
 
 TABLE_OR_FOLDERS = """
+files | values | dataset
 train.csv train/0.png masks/0.png |  | csv
 train.csv images/0.png test/1.png | {image_root: images} | csv
 train.csv train_images/0.png test_images/1.png train_tfrecords/0.tfrec |  | csv
@@ -342,7 +345,7 @@ train.csv data/train-00000-of-00001.parquet |  | parquet
 """
 
 
-@pytest.mark.parametrize("files, values, dataset", cells_of(TABLE_OR_FOLDERS))
+@each_row(TABLE_OR_FOLDERS)
 def test_a_folder_with_train_csv_is_a_table_unless_it_has_class_folders(tmp_path, files, values, dataset, cpu):
     given = parse_value(values or "{}")
     tree(tmp_path, *(file if file.endswith(".png") else f"{file}!" for file in files.split()))
@@ -351,6 +354,7 @@ def test_a_folder_with_train_csv_is_a_table_unless_it_has_class_folders(tmp_path
 
 # The table, folders of images, the one that is read
 FOLDERS = """
+table_name | folders | expected
 train.csv | train_images train_masks test_images | train_images
 test.csv | train_images test_images | test_images
 Training_set.csv | train test | train
@@ -364,7 +368,7 @@ val.csv | train |
 """
 
 
-@pytest.mark.parametrize("table_name, folders, expected", cells_of(FOLDERS))
+@each_row(FOLDERS)
 def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
     table, tmp_path, table_name, folders, expected
 ):

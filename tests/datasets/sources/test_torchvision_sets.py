@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import cells_of, line_of, noise_folder, refused
+from conftest import each_row, line_of, noise_folder, refused
 from source_helpers import options, read_splits, write_image
 from torchvision import datasets as theirs
 
@@ -183,6 +183,7 @@ def test_caltech_is_downloaded_by_torchvisions_class(tmp_path, monkeypatch):
 
 # The data set, keys of DATA, a part of the error
 REFUSED = """
+name | values | part
 torchvision/Fod101 | {} | torchvision/Food101
 flowers102 | {} | torchvision/Flowers102
 torchvision/PCAM | {} | pip install h5py
@@ -195,7 +196,7 @@ torchvision/STL10 | {data_path: nowhere} | nowhere:
 """
 
 
-@pytest.mark.parametrize("name, values, part", cells_of(REFUSED))
+@each_row(REFUSED)
 def test_refusals(name, values, part, tmp_path, monkeypatch):
     for module in ("scipy", "h5py"):
         monkeypatch.setitem(sys.modules, module, None)

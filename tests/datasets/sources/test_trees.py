@@ -4,8 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-from conftest import cells_of, line_of, told
+from conftest import each_row, line_of, told
 from source_helpers import options, read_splits, tree
 
 from datasets.reading import read_samples
@@ -22,6 +21,7 @@ def read(root, **values):
 
 # The tree, classes, images of train, val and perhaps test, the number of warnings
 TRAINED = """
+name | parts | names | sizes | warnings
 Intel | {seg_train/seg_train,seg_test/seg_test}/{sea,street} seg_pred/seg_pred | sea street | 6 2 8 | 0
 chest X-rays | {train,val,test}/{N,P} chest/{train,val,test}/{N,P} __MACOSX/N | N P | 8 8 8 | 0
 unzipped | R/R/{train,val}/{a,b} R/__MACOSX/R/train/a | a b | 8 8 | 0
@@ -49,7 +49,7 @@ names of masks | {a,b}/{cat_0,cat_1,mask_0,mask_1,3_mask}.jpg | a b | 8 2 | 0
 """
 
 
-@pytest.mark.parametrize("name, parts, names, sizes, warnings", cells_of(TRAINED))
+@each_row(TRAINED)
 def test_a_tree_that_trains(name, parts, names, sizes, warnings, tmp_path, cpu):
     root = tree(tmp_path / "R", *parts.split())
     splits = read(root, dataset="folder")
@@ -63,6 +63,7 @@ def test_a_tree_that_trains(name, parts, names, sizes, warnings, tmp_path, cpu):
 
 # The tree, the folders that the error gives, another part of the error; ALL: DATA.CLASS_FOLDERS=true
 REFUSED = """
+name | parts | names | text
 PlantVillage | {color,grayscale,segmented}/{apple,corn} | color | ALL
 folds | fold{1,2,3,4,5}/{a,b} |  | ALL
 MURA | {train,valid}/XR_{WRIST,HAND}/patient0000{1,2,3}/study1_{negative,positive} |  | ALL
@@ -100,7 +101,7 @@ a lost class | {train,val}/{a,b} train/c>unmounted |  | train/c: is a broken lin
 """
 
 
-@pytest.mark.parametrize("name, parts, names, text", cells_of(REFUSED))
+@each_row(REFUSED)
 def test_a_tree_that_is_refused(name, parts, names, text, tmp_path):
     root = tree(tmp_path / "R", *parts.split())
     message = line_of(read, root)

@@ -11,7 +11,7 @@ import pytest
 import timm.data
 import timm.data.auto_augment
 import torch
-from conftest import GREY, cells_of, config_for, seeded
+from conftest import GREY, config_for, each_row, seeded
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 from torchvision import transforms
@@ -150,6 +150,7 @@ def test_color_jitter_is_torchvisions(monkeypatch):
 
 
 PRECEDENCE = """
+options | names
 {} |
 {COLOR_JITTER: 0.3} | color_jitter
 {COLOR_JITTER: 0.3, AUTO_AUGMENT: true} | auto_augment
@@ -159,7 +160,7 @@ PRECEDENCE = """
 """
 
 
-@pytest.mark.parametrize("options, names", cells_of(PRECEDENCE))
+@each_row(PRECEDENCE)
 def test_precedence(options, names):
     policies = build_policies(Data(), Train.model_validate(parse_value(options)))
     assert [getattr(policy, "func", policy).__name__ for policy in policies] == names.split()
