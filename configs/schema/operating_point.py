@@ -1,5 +1,6 @@
 """The operating point of a class (EVAL.OPERATING_POINT), and all that weights decide by. Without torch and numpy."""
 
+import math
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -43,6 +44,11 @@ class OperatingPoint(Goal):
     is_chosen: bool = False
     threshold: float | None = None
     group_threshold: float | None = None
+
+
+def probability_of(logit: float) -> float:
+    """The probability whose log(p / (1 - p)) is the threshold of a point."""
+    return 1 / (1 + math.exp(min(-logit, 700)))
 
 
 class Decision(NamedTuple):

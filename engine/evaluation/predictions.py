@@ -5,15 +5,16 @@ Rows are written as they are computed: a million images are a list of paths, nev
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from configs.flags import Prediction
-from configs.schema.operating_point import OperatingPoint
+from configs.schema.operating_point import OperatingPoint, probability_of
 from datasets.sources.samples import Samples
 from engine.evaluation.files import explanation_file
 from engine.evaluation.results import SampleResults, join, mean_by_group, name_of_target
@@ -25,9 +26,11 @@ BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
 CSV_FILE, JSON_FILE, GROUPS_FILE = "predictions.csv", "predictions.json", "groups.csv"
 XLSX_FILE = "predictions.xlsx"
 UNKNOWN = "unknown"
+THRESHOLD = "decision_threshold"
 _SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_COLUMNS, _SHOWN_CHARS = 10, 3, 8, 48
 
-_Image = tuple[str, list[tuple[int, float]], dict[str, str], str | None]
+_Text = str | float
+_Image = tuple[str, list[tuple[int, float]], dict[str, _Text], str | None]
 
 
 class Predictions:
@@ -35,9 +38,9 @@ class Predictions:
 
     class_names: of all labels of the model. options: samples without a path have labels, the column `target`; maps are
     the column `explanation`. With `thresholds` (classes,), of several labels per image, the column `predicted` has the
-    classes whose logits reach them; with a chosen `point`, the column `decision` its class, or another. With
-    -threshold, the column `label` has the most probable class, or of several labels all classes, from that probability
-    on, else "unknown".
+    classes whose logits reach them; with a chosen `point`, the column `decision` its class, or another, and
+    `decision_threshold` the probability of the class that decides. With -threshold, the column `label` has the most
+    probable class, or of several labels all classes, from that probability on, else "unknown".
 
     num_readable: the images that could be read, of the `num_done` first ones.
     """
@@ -55,14 +58,19 @@ class Predictions:
         self._labelled = options.path is None
         self._thresholds = thresholds
         self._point = point
-        is_used = {
-            "predicted": thresholds is not None,
-            "decision": point is not None and point.threshold is not None,
-            "label": options.threshold is not None,
-            "target": self._labelled,
-            "explanation": options.explain,
+        logits = {"image": point.threshold, "group": point.group_threshold} if point else {}
+        self._decides_from = {one: logit for one, logit in logits.items() if logit is not None}
+        columns = (
+            ("predicted", thresholds is not None, self._predicted),
+            ("decision", "image" in self._decides_from, partial(self._decisions, "image")),
+            (THRESHOLD, "image" in self._decides_from, partial(self._decision_thresholds, "image")),
+            ("label", options.threshold is not None, self._labels),
+            ("target", self._labelled, self._targets),
+            ("explanation", options.explain, self._explanations),
+        )
+        self._columns: dict[str, Callable[[SampleResults], Sequence[_Text]]] = {
+            name: texts_of for name, applies, texts_of in columns if applies
         }
-        self._text_columns = [column for column, used in is_used.items() if used]
         self._num_ranks = min(options.top_k or len(class_names), len(class_names))
         self._kept, self._shown = list[SampleResults](), list[_Image]()
         self.num_done = self.num_readable = 0
@@ -99,12 +107,11 @@ class Predictions:
         for name in (GROUPS_FILE, XLSX_FILE):  # of other images
             (self._folder / name).unlink(missing_ok=True)
         if self._options.excel:
-            numbers = range(2, 2 * self._num_ranks + 1, 2)  # the probabilities
             with (
                 open_atomically(self._folder / XLSX_FILE, "wb") as book,
                 open(paths[0], newline="", encoding="utf-8-sig") as table,
             ):
-                write_workbook(book, csv.reader(table), numbers)
+                write_workbook(book, csv.reader(table), self._number_columns)
             paths.append(self._folder / XLSX_FILE)
         if self._samples.groups is not None and self._kept[0].scores is not None:
             self._write_groups(join(self._kept), np.array([*self._samples.groups]))
@@ -118,9 +125,9 @@ class Predictions:
         columns = [map(safe_cell, names), counts]
         columns += [[f"{share:.6f}" for share in shares] for shares in grouped.label_probabilities.T.tolist()]
         header = ["group", "images", *map(safe_cell, self._class_names)]
-        if decisions := self._decisions(grouped, self._point.group_threshold if self._point else None):
-            columns.append(map(safe_cell, decisions))
-            header.append("decision")
+        if "group" in self._decides_from:
+            columns += [map(safe_cell, self._decisions("group", grouped)), self._decision_thresholds("group", grouped)]
+            header += ["decision", THRESHOLD]
         rows = zip(*columns, strict=True)
         atomic_write(self._folder / GROUPS_FILE, table_text(header, rows))
 
@@ -129,54 +136,79 @@ class Predictions:
         return replace(join(self._kept), thresholds=self._thresholds, point=self._point).metrics(best)
 
     def _images(self, results: SampleResults) -> Iterator[_Image]:
-        """Path, (label, probability) of the most probable classes, label and target if there are some, and the error
-        of an unreadable image, of the images after the `num_done` first ones."""
-        names = self._class_names
+        """Path, (label, probability) of the most probable classes, the text columns, and the error of an unreadable
+        image, of the images after the `num_done` first ones."""
+        columns = {name: texts_of(results) for name, texts_of in self._columns.items()}
         ranked = results.labels.tolist(), results.probabilities.tolist()
-        with_thresholds = replace(results, thresholds=self._thresholds)
-        decisions = self._decisions(results, self._point.threshold if self._point else None)
         for row, (labels, probabilities) in enumerate(zip(*ranked, strict=True)):
             index = self.num_done + row
             error = results.errors.get(index)
             classes = [(label, round(value, 6)) for label, value in zip(labels, probabilities, strict=True)]
-            texts = {}
-            if self._thresholds is not None:
-                found = (names[label] for label in labels if with_thresholds.predicted[row, label])
-                texts["predicted"] = " | ".join(found)
-            if decisions:
-                texts["decision"] = decisions[row]
-            if self._options.threshold is not None:
-                possible = classes[:1] if self._thresholds is None else classes
-                labelled = (names[label] for label, value in possible if value >= self._options.threshold)
-                texts["label"] = " | ".join(labelled) or UNKNOWN
-            if self._labelled:
-                texts["target"] = name_of_target(self._samples.targets[index], names)
-            if self._options.explain:
-                texts["explanation"] = explanation_file(index, self._samples.name(index))
+            texts = {name: column[row] for name, column in columns.items()}
             if error:  # the other columns are empty
                 classes = []
                 texts |= dict.fromkeys(texts.keys() - {"target"}, "")
             yield self._samples.listed_name(index), classes[: self._num_ranks], texts, error
 
-    def _decisions(self, results: SampleResults, threshold: float | None) -> list[str]:
+    def _predicted(self, results: SampleResults) -> list[str]:
+        predicted = replace(results, thresholds=self._thresholds).predicted
+        return [
+            " | ".join(self._class_names[label] for label in labels if is_predicted[label])
+            for labels, is_predicted in zip(results.labels.tolist(), predicted, strict=True)
+        ]
+
+    def _decisions(self, of: str, results: SampleResults) -> list[str]:
         """The class of the operating point if the score reaches the threshold, else the other class, or 'not X'.
 
-        Empty without a threshold.
+        of: images or groups, whose thresholds differ.
         """
-        point = self._point
-        if point is None or threshold is None or results.scores is None:
-            return []
-        other = f"not {point.name}"
+        assert self._point and results.scores is not None  # with more classes there is no point
+        names = [f"not {self._point.name}", self._point.name]
         if len(self._class_names) == 2 and self._thresholds is None:
-            other = self._class_names[1 - point.label]
-        chosen = results.scores[:, point.label] >= threshold
-        return [point.name if is_chosen else other for is_chosen in chosen]
+            names[0] = self._class_names[1 - self._point.label]
+        is_chosen = results.scores[:, self._point.label] >= self._decides_from[of]
+        return [names[one] for one in is_chosen.astype(int)]
+
+    def _labels(self, results: SampleResults) -> list[str]:
+        number = 1 if self._thresholds is None else None  # of the classes that may be labels
+        found = []
+        for labels, values in zip(results.labels.tolist(), results.probabilities.tolist(), strict=True):
+            possible = zip(labels[:number], values, strict=False)
+            chosen = [label for label, value in possible if round(value, 6) >= self._options.threshold]
+            found.append(" | ".join(self._class_names[label] for label in chosen) or UNKNOWN)
+        return found
+
+    def _targets(self, results: SampleResults) -> list[str]:
+        targets = self._samples.targets[self.num_done :][: len(results.labels)]
+        return [name_of_target(target, self._class_names) for target in targets]
+
+    def _explanations(self, results: SampleResults) -> list[str]:
+        indices = range(self.num_done, self.num_done + len(results.labels))
+        return [explanation_file(index, self._samples.name(index)) for index in indices]
+
+    def _decision_thresholds(self, of: str, results: SampleResults) -> list[float]:
+        """The probability from which on `_decisions` has the class."""
+        return [round(probability_of(self._decides_from[of]), 6)] * len(results.labels)
+
+    @property
+    def decision_line(self) -> str:
+        """What the operating point decides by, for the screen; '' without a threshold."""
+        if not self._point or not self._decides_from:
+            return ""
+        texts = [f"{one} from p {probability_of(logit):.4g} on" for one, logit in self._decides_from.items()]
+        return f"Decision: {self._point.name} of each {', '.join(texts)}, for {self._point.title}"
 
     def _header(self, num_ranks: int) -> list[str]:
         if not self._options.top_k:
-            return [self._samples.column, *self._class_names, *self._text_columns]
+            return [self._samples.column, *self._class_names, *self._columns]
         columns = [f"{name}_{rank}" for rank in range(1, num_ranks + 1) for name in ("class", "probability")]
-        return [self._samples.column, *columns, *self._text_columns, "error"]
+        return [self._samples.column, *columns, *self._columns, "error"]
+
+    @property
+    def _number_columns(self) -> list[int]:
+        """The positions of the probabilities in the ranked table."""
+        columns = enumerate(self._header(self._num_ranks)[1:], 1)  # the first one is the path
+        return [index for index, name in columns if name.startswith(("probability_", THRESHOLD))]
 
     def _cells(self, image: _Image, num_ranks: int) -> list[str]:
         path, ranked, texts, error = image
@@ -184,10 +216,10 @@ class Predictions:
         if not self._options.top_k:  # the probability of each class; empty cells for an unreadable image
             probabilities = dict(ranked)
             wide = [f"{probabilities[label]:.6f}" if ranked else "" for label in range(len(names))]
-            return [safe_cell(path), *wide, *map(safe_cell, texts.values())]
+            return [safe_cell(path), *wide, *(safe_cell(str(text)) for text in texts.values())]
         cells = [cell for label, value in ranked[:num_ranks] for cell in (safe_cell(names[label]), f"{value:.6f}")]
         cells += [""] * (2 * num_ranks - len(cells))
-        return [safe_cell(path), *cells, *map(safe_cell, texts.values()), safe_cell(error or "")]
+        return [safe_cell(path), *cells, *(safe_cell(str(text)) for text in texts.values()), safe_cell(error or "")]
 
     def table(self) -> str:
         """The first predictions for a terminal: at most three ranks, or of -format wide eight columns."""

@@ -12,18 +12,23 @@ import torch
 
 from datasets.sources.corrections import CORRECTION, PATH, place_of, places_of
 from datasets.sources.tables.files import Cells
+from engine.evaluation.ranking import divide
 from utils.files import atomic_write, make_own_folder
 from utils.tables import safe_cell, table_text
 
 COLUMNS = (CORRECTION, "split", PATH, "label", "predicted", "probability", "label_probability", "margin")
 
 
+_ENOUGH = 0.7  # a probability of the other class that makes a suspect of any model
+
+
 class Margins(NamedTuple):
-    """Of N samples, each (N,): the class that is predicted beside the given one, and the probabilities of both."""
+    """Of N samples, each (N,): the class that is predicted beside the label, the probabilities of both, the label."""
 
     others: np.ndarray
     probabilities: np.ndarray
     label_probabilities: np.ndarray
+    labels: np.ndarray
 
     @property
     def values(self) -> np.ndarray:
@@ -35,12 +40,17 @@ class Margins(NamedTuple):
 
     @property
     def suspects(self) -> list[int]:
-        """The samples of another class, the lowest margin first: the order of cleanlab's normalized margin.
+        """The samples that another class is more probable for, and surely so; the lowest margin first.
 
-        Northcutt et al., "Confident Learning", 2021.
+        Surely: its probability is at least the mean that the samples with its label have for it, as in Northcutt et
+        al., "Confident Learning", 2021, or 0.7: of a weak model most wrong predictions say nothing about the label.
         """
+        counts = np.bincount(self.labels, minlength=self.others.max(initial=0) + 1)
+        means = divide(np.bincount(self.labels, self.label_probabilities, len(counts)), counts)
+        least = np.fmin(means, _ENOUGH)
+        is_suspect = (self.values < 0) & (self.probabilities >= least[self.others])
         order = np.argsort(self.values, kind="stable")
-        suspects: list[int] = order[: int((self.values < 0).sum())].tolist()
+        suspects: list[int] = order[is_suspect[order]].tolist()
         return suspects
 
 
@@ -48,7 +58,7 @@ def margins(probabilities: torch.Tensor, targets: torch.Tensor) -> Margins:
     """probabilities: (N, C), C >= 2. targets: int64 (N,)."""
     of_label = probabilities.gather(1, targets[:, None])[:, 0]
     others = probabilities.scatter(1, targets[:, None], -1).max(1)
-    return Margins(*(column.cpu().numpy() for column in (others.indices, others.values, of_label)))
+    return Margins(*(column.cpu().numpy() for column in (others.indices, others.values, of_label, targets)))
 
 
 def write_suspects(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from configs.schema.operating_point import OperatingPoint
 from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
 from engine.evaluation.ranking import roc_points
 from engine.evaluation.results import (
@@ -74,12 +75,6 @@ class ResultTables:
         self._write_curves(results)
         self._write_groups(metrics, results, about)
         point = results.used_point
-        is_binary = len(self.class_names) == 2 and results.targets.ndim == 1
-        ranked = None
-        if point:
-            ranked = ranking_of(results, point.label, self.class_names)
-        elif is_binary and metrics.best != "auroc":  # else the interval above has it
-            ranked = ranking_of(results, 1, self.class_names)
         interval, reason = confidence_interval(results, metrics.metric)
         atomic_write(self.folder / TABLES, json.dumps(self._tables) + "\n")
         summary = {
@@ -92,11 +87,20 @@ class ResultTables:
             "interval": interval,  # of the metric that decides
             "interval_missing": reason or None,
             "operating_point": point and figures_at(results, point),
-            "class_auroc": ranked,
+            "class_auroc": self._class_auroc(results, point, metrics.best),
             **more,
         }
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
+
+    def _class_auroc(self, results: SampleResults, point: OperatingPoint | None, best: str) -> dict[str, Any] | None:
+        """Of the class of the operating point, or of two classes, which have one AUROC: None if it decides."""
+        is_binary = len(self.class_names) == 2 and results.targets.ndim == 1
+        if is_binary and best == "auroc":
+            return None
+        if point:
+            return ranking_of(results, point.label, self.class_names)
+        return ranking_of(results, 1, self.class_names) if is_binary else None
 
     def _write_groups(self, metrics: Metrics, results: SampleResults, about: dict[str, Any]) -> None:
         """Writes the tables of the groups to a folder in this one, if there are scores and groups with one label."""
@@ -142,12 +146,14 @@ class ResultTables:
         names = self.class_names
         figures, pairs = class_figures(results, len(names)), confused_pairs(results, len(names))
         bins = calibration(results.probabilities[results.readable, 0], results.hits(1)[results.readable])
-        shares = {"auroc": np.resize(results.ranking.auroc, len(names))}
+        ranking = results.ranking
+        shares = {"auroc": ranking.auroc}
         if METRICS["top5"].applies(len(names), multi_label=False):
             shares = {"top5": figures.top5} | shares
         if len(names) == 2:
-            shares |= zip(OPERATING, results.ranking.operating, strict=True)
-        self._write_classes(figures, {}, **shares)
+            shares |= zip(OPERATING, ranking.operating, strict=True)
+        # Without scores, one NaN stands for all classes.
+        self._write_classes(figures, {}, **{name: np.resize(share, len(names)) for name, share in shares.items()})
         wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
         pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
         self._write_table("confused_pairs", ("true", "predicted", "count", "share"), pair_rows, _SHOWN_PAIRS)

@@ -156,7 +156,7 @@ def out_of_fold_margins(
     inputs = standardize(features)[0]
     number = len(features)
     start = inputs.new_zeros(num_classes, inputs.shape[1])
-    found = Margins(np.empty(number, np.int64), np.empty(number, np.float32), np.empty(number, np.float32))
+    found = Margins(*(np.empty(number, kind) for kind in (np.int64, np.float32, np.float32, np.int64)))
     for fold in folds.unique():
         kept = folds != fold
         held_out = (folds == fold).nonzero()[:, 0]

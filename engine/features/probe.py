@@ -256,5 +256,5 @@ def _list_suspects(task: ProbeTask, names: Sequence[str], parts: Sequence[tuple[
     suspects = write_suspects(task.suspects, found, images, names, decided, folder)
     shown = {number: places[index] for number, index in enumerate(suspects[:_PICTURES])}
     files.write_pictures(task.suspects.parent / PICTURES, shown, data)
-    problem = "images are predicted as another class by probes without them"
+    problem = "images are surely of another class to probes without them"
     return f"{task.suspects}: {len(suspects)} of {len(images)} {problem}"

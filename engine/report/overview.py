@@ -1,11 +1,11 @@
 """The head of a page: state, result, model and data; the same figures for tables and the log."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.schema.data import properties_of
+from configs.schema.operating_point import probability_of
 from engine.report.charts import duration, gigabytes, number, percent
 from engine.report.contents import Evaluation, RunContents, points
 from engine.report.verdict import command_of, verdict_of
@@ -53,8 +53,10 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
         Tile("training time", duration(run.measured("train_seconds")), "without evaluations"),
     ]
     others = []
+    of_class = run.evaluation.values.get("class_auroc") if run.evaluation else None
+    shown = {"auroc": of_class and of_class.get("auroc"), run.metric.name: run.score}  # by other tiles
     for name, metric in METRICS.items():
-        if name in run.figures and run.shows(metric) and metric is not run.metric:
+        if name in run.figures and run.shows(metric) and run.figures[name] != shown.get(name):
             others.append(Tile(f"{split} {metric.title}", metric.text(run.figures[name])))
     if run.test:
         others += _tiles_of_images(run, run.evaluation, split)
@@ -184,9 +186,8 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
         case [_, [int(missed), int(found)]]:
             remarks.append(f"{found} of {missed + found}")
     specificity = percent(point.get("specificity"))
-    probability = 1 / (1 + math.exp(min(-logit, 700)))
     remarks.append(interval_text(point.get("sensitivity_interval")))
-    remarks.append(f"specificity {specificity}, from p {probability:.4g} on")
+    remarks.append(f"specificity {specificity}, from p {probability_of(logit):.4g} on")
     remarks.append(f"chosen on validation images for {point.get('goal')}")
     return Tile(name, sensitivity, "; ".join(filter(None, remarks)), words)
 

@@ -51,6 +51,8 @@ def class_table(evaluation: Evaluation) -> tuple[dict[str, str], list[Row]]:
     """
     rows = evaluation.classes
     filled = {name for row in rows for name, value in row.items() if value != ""}
+    if len(rows) == 2 and "ap" not in filled:  # one label of two classes, whose AUROC is a figure of the first screen
+        filled.discard("auroc")
     if len(rows) > MAX_CLASSES:
         rows = sorted(rows, key=_score)[:MAX_CLASSES]
     return {name: title for name, title in _CLASS_COLUMNS.items() if name in filled}, rows

@@ -19,6 +19,7 @@ from utils.tables import to_float
 _RISE = 2.0  # points
 _FEW_STEPS = 100
 _FAR = 10.0  # points: training above validation; a first epoch below the probe
+_MUCH = 1.5  # times the lowest loss
 _WEIGHTED = ("DATA.BALANCED_SAMPLING", "LOSS.CLASS_WEIGHTS")
 _MIXED = ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX", *_WEIGHTED)
 _LOSS = {"LOSS.NAME": "cross_entropy", "LOSS.CLASS_WEIGHTS": None, "TRAIN.DISTILLATION_TYPE": "none"}
@@ -91,17 +92,28 @@ def _gap_to_probe(run: RunContents, least: float) -> str:
 
 
 def _overfitting(run: RunContents) -> Verdict:
-    """Top-1 of training means nothing with mixed images or a teacher."""
+    """A validation that is flat by the metric that decides, and far below training, or whose loss rises.
+
+    Top-1 of training means nothing with mixed images or a teacher. Where a class is rare, top-1 of training and of
+    validation are near each other, while another metric, such as AUROC, falls: its runs are judged by the loss, too.
+    """
     options = run.options
     if options["TRAIN.DISTILLATION_TYPE"] != "none" or any(options[key] for key in _MIXED):
         return "", ""
+    metric = METRICS["top1"] if run.metric is METRICS["loss"] else run.metric
     epochs = _trained_epochs(run)
-    train = points(epochs, "epoch", "train_top1")
-    val = points(epochs, "epoch", "val_top1")
+    val = points(epochs, "epoch", f"val_{metric.name}")
     early = [y for x, y in val if 3 * x <= len(epochs)]
-    if not train or not early or train[-1][1] - val[-1][1] <= _FAR or _highest(val) >= max(early) + _RISE:
+    train, val_top1, losses = (points(epochs, "epoch", name) for name in ("train_top1", "val_top1", "val_loss"))
+    if not early or not losses or _highest(val) >= max(early) + _RISE:
         return "", ""
-    figures = f"training top-1 {percent(train[-1][1])} and validation top-1 {percent(val[-1][1])}"
+    lowest = min(loss for _, loss in losses)
+    if train and val_top1 and train[-1][1] - val_top1[-1][1] > _FAR:
+        figures = f"training top-1 {percent(train[-1][1])} and validation top-1 {percent(val_top1[-1][1])}"
+    elif metric is not METRICS["top1"] and losses[-1][1] > _MUCH * lowest:
+        figures = f"the loss of validation is {number(losses[-1][1])} after {number(lowest)}"
+    else:
+        return "", ""
     text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"
     return _probe(run, f"The model overfits, or training differs from validation: {text}.")
 

@@ -26,9 +26,10 @@ from utils.tables import MAX_COLUMNS
 # Levels of the notes for the screen, and of warnings that come first; what is only for the files has DEBUG.
 _NOTE, _MISLEADS = logging.INFO + 5, logging.WARNING + 5
 _MAX_LINES, _MAX_WARNINGS = 7, 3  # on the screen before the first step, below the recipe: in all, and of them
-_MIN_PATH_CHARS = 30  # that are shown
+_MIN_PATH_CHARS, _MIN_PROBLEM_CHARS = 30, 40  # that are shown
 _MARK = "----- "  # of lines in the files that are no steps
-_OPTION = "-opts "  # of an advice
+_OPTION = re.compile(r"\s-[a-z_]+[ =]")  # to type
+_ADVICE = re.compile(r"; [^;:]*")  # without examples after it
 
 
 class _LineFormatter(logging.Formatter):
@@ -88,15 +89,21 @@ class _Console(logging.Handler):
 def _fitted(line: str, end: str = "") -> str:
     """The line in the width of the screen: without the middle of its longest path, then without its last words.
 
-    A line with an option to type keeps its words.
+    The advice, which follows the last semicolon, is shown in place of words before it. A line with an option to type
+    keeps all words.
     """
     width = min(shutil.get_terminal_size().columns, MAX_COLUMNS) if sys.stdout.isatty() else MAX_COLUMNS
     width -= len(end)
-    if _OPTION not in line:
-        path = max(re.findall(r"\S*/\S*", line), key=len, default="")
-        line = line.replace(path, shortened(path, max(len(path) + width - len(line), _MIN_PATH_CHARS)))
-        line = textwrap.shorten(line, width, placeholder=" ...")
-    return line + end
+    if _OPTION.search(line):
+        return line + end
+    path = max(re.findall(r"\S*/\S*", line), key=len, default="")
+    line = line.replace(path, shortened(path, max(len(path) + width - len(line), _MIN_PATH_CHARS)))
+    shown = textwrap.shorten(line, width, placeholder=" ...")
+    advice = ["", *_ADVICE.findall(line)][-1]
+    if advice not in shown:
+        room = max(width - len(advice), _MIN_PROBLEM_CHARS)
+        shown = textwrap.shorten(line[: line.rfind(advice)], room, placeholder=" ...") + advice
+    return shown + end
 
 
 class _LogFile(logging.FileHandler):

@@ -214,6 +214,13 @@ def test_a_workbook_has_probabilities_as_numbers_and_all_other_cells_as_text(mak
     assert kinds == ["inlineStr", "inlineStr", None, "inlineStr", None]
 
 
+def test_two_classes_without_scores_have_a_table(tmp_path, cpu):
+    results = results_for(np.array([0, 1, 1]), np.array([0, 1, 0]))
+    files_for(tmp_path, ["cat", "dog"], ["a", "b", "c"], cpu).write(results.metrics(), results, None)
+    rows = read_rows(tmp_path / "per_class.csv")
+    assert [(row["recall"], row["auroc"]) for row in rows] == [("100.0000", ""), ("50.0000", "")]
+
+
 def read_json(folder) -> list:
     return json.loads((folder / "predictions.json").read_text())
 

@@ -202,7 +202,7 @@ def test_a_class_is_found_by_the_value_that_yaml_reads(typed, label):
     assert (point.label, point.name) == (label, names[label])
 
 
-def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_learn(tmp_path):
+def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_learn(tmp_path, capsys):
     """Four images of each patient, one of whom has images of both classes."""
     rng = np.random.default_rng(0)
     for number in range(240):
@@ -232,14 +232,22 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     expected = confusion_matrix(1 - patients.ill, patients.p < 0.5)
     assert [[int(row["ill"]), int(row["well"])] for row in rows] == expected.tolist()
     assert f"AUROC by group {summary['auroc']:.2f}%" in log_of(folder)
+    assert "AUROC, ill" not in log_of(folder)  # the AUROC of two classes, which decides
+    assert summary["class_auroc"] is None
+    capsys.readouterr()
     run_here("-predict", str(tmp_path / "data"), f"-resume={folder}", f"-output={tmp_path / 'p'}")
     images = pd.read_csv(tmp_path / "p/predictions.csv")
+    of_image = expit(read_json(folder / "evaluation/summary.json")["operating_point"]["threshold"])
+    assert images.decision_threshold.tolist() == pytest.approx([of_image] * 240, abs=1e-6)
+    printed = capsys.readouterr().out
+    assert all(f"from p {one:.4g} on" in printed for one in (of_image, expit(used["threshold"])))
     ill = np.where(images.class_1 == "ill", images.probability_1, images.probability_2)
     means = pd.Series(ill).groupby(images.path.str.extract(r"(P\d+)_")[0]).mean()
     found = pd.read_csv(tmp_path / "p/groups.csv", index_col="group")
     assert found.index.tolist() == means.index.tolist()
     assert found.images.tolist() == [4] * 60
     assert found.ill.tolist() == pytest.approx(means.tolist(), abs=2e-6)
+    assert found.decision_threshold.tolist() == pytest.approx([expit(used["threshold"])] * 60, abs=1e-6)
     assert (found.decision == np.where(found.ill >= expit(used["threshold"]), "ill", "well")).all()
     table = images.assign(patient=images.path.str.extract(r"(P\d+)_")[0])[["path", "patient"]]
     table.to_csv(tmp_path / "new.csv", index=False)

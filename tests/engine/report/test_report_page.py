@@ -33,6 +33,7 @@ from engine.run.facts import Environment, PixelBaseline, TrainingData
 from engine.run.record import REPORT
 from engine.training.outputs import RunReport
 from scripts import report
+from utils.files import read_json
 from utils.metric_table import METRICS
 from utils.notes import UNFINISHED
 
@@ -118,6 +119,19 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     assert "validation worst class F1 0.00%" in more
     figures = "test macro F1 82.90%, test worst class F1 80.00% (cat, 5 images)"
     assert class_figures(read_contents(run)) == [f"Classes: {figures}"]
+
+
+@pytest.mark.parametrize(("classes", "times"), [(2, 1), (3, 2)])
+def test_the_one_auroc_of_two_classes_is_shown_once(tmp_path, classes, times):
+    """Of three classes, the one of a class is another figure than their mean."""
+    run = make_evaluation_run(tmp_path / "eval", ["cat", "dog", "fox"][:classes])
+    ranked = {"class": "cat", "auroc": 91.5 if classes == 2 else 80.0, "interval": [80.0, 95.0]}
+    update_json(run / "evaluation/summary.json", auroc=91.5, class_auroc=ranked)
+    tables = read_json(run / "evaluation/tables.json")["per_class"]
+    update_json(run / "evaluation/tables.json", per_class=[row | {"auroc": 91.5} for row in tables])
+    page = read_page(run)
+    assert len(re.findall(r"<dt><bdi>[^<]*AUROC[^<]*</bdi>", page.html)) == times
+    assert ('<th scope="col">AUROC</th>' in page.html) == (classes == 3)
 
 
 @pytest.mark.parametrize(

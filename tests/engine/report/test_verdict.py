@@ -105,6 +105,25 @@ def test_training_above_a_flat_validation(tmp_path, val, last, kind):
     assert kind_of(run_of(tmp_path / "run", train, scores, WEIGHTS)) == kind
 
 
+# The metric that decides, by epoch; the loss of validation; top-1 of the training; advice
+FLAT_AUROC = """
+70 80 81 78 75 72 | 0.4 0.3 0.3 0.4 0.5 0.6 | 93 | probe
+70 80 81 78 75 72 | 0.4 0.3 0.3 0.3 0.3 0.4 | 93 |  # the loss stays
+70 80 81 85 88 90 | 0.4 0.3 0.3 0.4 0.5 0.6 | 93 |
+70 80 81 85 88 90 | 0.4 0.3 0.3 0.4 0.5 0.6 | 99.5 |  # far above a top-1 that is flat, but does not decide
+70 80 81 78 75 72 | 0.4 0.3 0.3 0.3 0.3 0.3 | 99.5 | probe
+"""
+
+
+@pytest.mark.parametrize("scores, losses, last, kind", cells_of(FLAT_AUROC))
+def test_a_metric_falls_while_top_1_of_a_rare_class_is_flat(tmp_path, scores, losses, last, kind):
+    run = run_of(tmp_path / "run", [], [], [*WEIGHTS, "EVAL.BEST_METRIC=auroc"]).folder
+    columns = zip(map(float, scores.split()), map(float, losses.split()), strict=True)
+    rows = [{"epoch": epoch, "val_auroc": score, "val_loss": loss} for epoch, (score, loss) in enumerate(columns, 1)]
+    write_rows(run, [row | {"val_top1": 89.0, "train_top1": float(last)} for row in rows])
+    assert kind_of(read_contents(run)) == kind
+
+
 # Validation top-1 by epoch from the probe on, options, advice, whether the first epoch has a line
 BELOW_PROBE = """
 94.77 80.39 81.7 81.05 | | lower rate | True

@@ -48,7 +48,8 @@ def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatc
     first = printed.partition("Epoch[001/001], Step[")[0].splitlines()
     warnings = sum(line.startswith("Warning: ") for line in first)
     assert 5 <= len(first) <= 8
-    assert max(map(len, first)) <= 120
+    assert max(len(line) for line in first if "; " not in line) <= 120  # an advice is not cut
+    assert max(map(len, first)) <= 160
     assert warnings <= 3
     assert all(line.startswith("Warning: ") for line in first[len(first) - warnings :])
     last = re.split(r"Epoch\[001/001\], epoch time.*\n", printed)[1].splitlines()
@@ -133,3 +134,15 @@ def test_an_option_to_type_is_not_cut_and_misleading_figures_come_first(tmp_path
     assert option in lines[1]
     assert [line[:15] for line in lines[2:]] == ["Warning: Data: "] * 2
     assert "1 more" in lines[3]
+
+
+@pytest.mark.parametrize("end", ["; lower -batch_size, or free memory", "; remove all but one: " + "a.jpg, " * 30])
+def test_the_advice_of_a_long_warning_is_seen(end, tmp_path, cpu, capsys):
+    logger = RunLogger(cpu)
+    logger.open(tmp_path)
+    logger.warn(f"Data: {'many words; ' * 20}of a problem{end}")
+    logger.begin()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert len(line) <= 120
+    assert line.startswith("Warning: Data: many words")
+    assert end.partition(":")[0] in line
