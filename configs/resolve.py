@@ -8,6 +8,7 @@ docstring states it; a value that is given wins, unless the rule says otherwise.
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from pydantic import ValidationError
@@ -29,6 +30,16 @@ from utils.notes import Note
 
 WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
 _WITHOUT_AMP = ("AMP.ENABLED", "AMP.PRESET", "AMP.TF32", "AMP.MAX_SKIPPED_STEPS")  # have an effect without -amp
+# Patterns of keys, and the option with the values without which they have no effect
+_NEEDS: tuple[tuple[str, str, tuple[object, ...]], ...] = (
+    ("TRAIN.MODEL_EMA_*", "TRAIN.MODEL_EMA", (True,)),
+    ("TRAIN.RAND_AUGMENT_*", "TRAIN.RAND_AUGMENT", (True,)),
+    ("TRAIN.DISTILLATION_TAU", "TRAIN.DISTILLATION_TYPE", ("soft",)),
+    ("TRAIN.DISTILLATION_ALPHA", "TRAIN.DISTILLATION_TYPE", ("soft", "hard")),
+    ("TRAIN.TEACHER_MODEL", "TRAIN.DISTILLATION_TYPE", ("soft", "hard")),
+    ("LOSS.SMOOTH_TO_HALF", "DATA.MULTI_LABEL", (True,)),
+    ("MODEL.LORA.*", "MODEL.TUNE", ("lora",)),
+)
 # Keys of PaddleViT's earlier YAML files and their present names.
 _RENAMED = {
     "DISTILL": "DISTILLED", "DROP_PATH": "DROPPATH", "EMBED_DIMS": "EMBED_DIM", "HEADS": "NUM_HEADS",
@@ -238,6 +249,18 @@ def amp_keys_need_amp(options: OptionTable) -> Iterator[Note]:
     yield Note("warning", f"{', '.join(unused)}: no effect without -amp")
 
 
+def keys_need_others(options: OptionTable) -> Iterator[Note]:
+    """Keys in -opts have no effect without the option that they belong to; a recipe may hold them for runs with it."""
+    if options.get("EVAL.ENABLED") is True:  # which uses none of them
+        return
+    typed = [key for key, row in options.rows.items() if row.source == "-opts"]
+    for pattern, other, values in _NEEDS:
+        unused = [key for key in typed if fnmatchcase(key, pattern)]
+        if unused and options.get(other) not in values:
+            wanted = " or ".join(map(format_value, values))
+            yield Note("warning", f"{', '.join(unused)}: no effect without {other}={wanted}")
+
+
 def loss_follows_labels(options: OptionTable) -> Iterable[Note]:
     """DATA.MULTI_LABEL: LOSS.NAME is bce, as no other loss accepts several labels."""
     if options.get("DATA.MULTI_LABEL") is True:
@@ -309,6 +332,7 @@ RULES: tuple[Callable[[OptionTable], Iterable[Note]], ...] = (
     distillation_follows_teacher,
     token_follows_distillation,
     warmup_follows_epochs,
+    keys_need_others,
 )
 
 

@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from configs.batch_plan import EpochLayout
-from configs.schema import Train
+from configs.schema import Parallel, Train
+from configs.schema.section import texts_of
+from configs.yaml_io import format_value
 from datasets.sources.class_names import list_names
 from engine.evaluation.session import model_line, place_of
 from engine.progress import EpochProgress
 from engine.run.facts import Devices, TrainingData
 from engine.training.loss import Teacher
-from engine.training.optimizer import describe_optimizer, lr_factor, timm_name
+from engine.training.optimizer import describe_optimizer, lr_factor, timm_name, unused_keys
 from engine.training.step import TrainState
 from models.weights.fit import Fitted, NewHead
 from utils.device import cpu_warning
@@ -36,37 +40,20 @@ class HeadClasses:
 class Built:
     """How a state was built.
 
-    sharding, compiled: the units of sharding and of compilation; None without it.
-    kernels: Triton's, of the blocks of a ViT; why there are none; None for another model.
-    weights: None without initial ones. has_solved_head: of the probe, by MODEL.HEAD.
+    notes: about its parts, in the order in which they were built. weights: None without initial ones. has_solved_head:
+    of the probe, by MODEL.HEAD.
     """
 
     teacher: Teacher | None
-    sharding: str | None
-    compiled: str | None
-    kernels: Note | None
+    notes: list[Note]
     weights: Fitted | None = None
     classes: HeadClasses = field(default_factory=HeadClasses)
     has_solved_head: bool = False
 
 
 def describe_state(state: TrainState, built: Built) -> list[Note]:
-    config, train, batch = state.config, state.config.train, state.layout.batch
-    notes = [*_notes_on_weights(built), *_notes_on_teacher(built.teacher)]
-    if built.sharding:
-        notes.append(Note("log", f"Parallel: {config.parallel.strategy}: {built.sharding}"))
-    elif config.parallel.strategy != "ddp":
-        notes.append(Note("warning", f"one process: PARALLEL.STRATEGY {config.parallel.strategy} has no effect"))
-    if not config.model.tune.solves_head:  # which takes no step of the optimizer
-        notes.append(Note("log", f"Optimizer: {describe_optimizer(state.optimizer, train.optimizer)}"))
-        if state.schedule.peak_lr != train.base_lr:
-            scaled = f"BASE_LR {train.base_lr:g}, scaled for {batch.global_size} images per step"
-            notes.append(Note("log", f"Learning rate: peak {state.schedule.peak_lr:.3g} ({scaled})"))
-    if built.compiled:
-        notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
-    if built.kernels:
-        notes.append(built.kernels)
-    notes += notes_on_left_out(state.layout)
+    batch = state.layout.batch
+    notes = _notes_on_weights(built) + _notes_on_teacher(built.teacher) + built.notes + notes_on_left_out(state.layout)
     if batch.whole_steps:
         notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
     return notes
@@ -74,10 +61,12 @@ def describe_state(state: TrainState, built: Built) -> list[Note]:
 
 def _notes_on_weights(built: Built) -> list[Note]:
     weights, classes = built.weights, built.classes
-    notes = weights.notes() if weights else []
+    if not weights:
+        return []
+    notes = weights.notes()
     if built.has_solved_head:
         notes.append(Note("log", "the head starts as the probe's (MODEL.HEAD)"))
-    if classes.ambiguity and weights and NewHead.NO_KNOWN_CLASS in weights.new_heads.values():
+    if classes.ambiguity and NewHead.NO_KNOWN_CLASS in weights.new_heads.values():
         problem = "the weights have no class names, so that no row of the head is kept"
         notes.append(Note("screen", f"{problem}: {classes.ambiguity}"))
     parts = (("kept", classes.kept), ("new", classes.new))
@@ -96,6 +85,24 @@ def _notes_on_teacher(teacher: Teacher | None) -> list[Note]:
     return [note.on("Teacher") for note in (about, *fitted.remarks)]
 
 
+def notes_on_one_process(options: Parallel) -> list[Note]:
+    """A warning of the options that one process does not use."""
+    changed = options.model_dump(exclude_defaults=True)
+    given = [f"PARALLEL.{key.upper()} {format_value(value)}" for key, value in changed.items()]
+    return [Note("warning", f"one process: {', '.join(given)} has no effect")] if given else []
+
+
+def notes_on_optimizer(optimizer: torch.optim.Optimizer, peak_lr: float, train: Train, global_size: int) -> list[Note]:
+    notes = [Note("log", f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}")]
+    unused = unused_keys(train.optimizer)
+    if unused:
+        notes.append(Note("warning", f"TRAIN.OPTIMIZER.NAME {train.optimizer.name} does not use {', '.join(unused)}"))
+    if peak_lr != train.base_lr:
+        scaled = f"BASE_LR {train.base_lr:g}, scaled for {global_size} images per step"
+        notes.append(Note("log", f"Learning rate: peak {peak_lr:.3g} ({scaled})"))
+    return notes
+
+
 def notes_on_left_out(layout: EpochLayout) -> list[Note]:
     """The images of the incomplete last batch: on the screen if they are over a tenth."""
     if not layout.left_out:
@@ -112,23 +119,41 @@ def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
     train, layout, model = state.config.train, state.layout, state.config.model
     epochs, rate, optimizer = train.num_epochs, train.base_lr, train.optimizer.name
     is_sgd = optimizer.lower() in ("sgd", "nesterov", "momentum")
-    texts = [_of_other_batch(train, layout.batch.global_size)]
-    if rate > 0.05 and optimizer.lower().startswith("adam"):
-        texts.append(f"TRAIN.BASE_LR {rate:g} is a rate of SGD, and {optimizer} diverges: use 1e-3")
-    if is_sgd and 0 < rate < 1e-4:
-        texts.append(f"TRAIN.BASE_LR {rate:g} is a rate of AdamW, and {optimizer} changes the weights little: try 0.1")
-    if train.end_lr > rate:
-        texts.append(f"TRAIN.END_LR {train.end_lr:g} exceeds BASE_LR {rate:g}, so the rate rises; lower it")
-    if train.warmup_epochs > epochs / 2:
-        texts.append(f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g} exceeds half of NUM_EPOCHS {epochs}; lower it")
+    has_constant_decay = train.model_ema and train.model_ema_warmup is not True
     initial = train.model_ema_decay ** (epochs * layout.steps_per_epoch)
-    if train.model_ema and train.model_ema_warmup is not True and initial > 0.1:
-        share = f"the initial weights are {initial:.0%} of the last average"
-        texts.append(f"TRAIN.MODEL_EMA_DECAY {train.model_ema_decay:g}: {share}; lower it")
-    if is_new and model.tune.kind != "full" and not model.pretrained:
-        texts.append(f"MODEL.TUNE={model.tune} keeps random weights: give the weights of the backbone with -pretrained")
-    texts.append(cpu_warning(state.context.device))
-    return [Note("warning", text) for text in texts if text]
+    lacks_weights = is_new and model.tune.kind != "full" and not model.pretrained
+    other_batch = _of_other_batch(train, layout.batch.global_size)
+    on_cpu = cpu_warning(state.context.device)
+    texts = texts_of(
+        (other_batch, other_batch),
+        (
+            rate > 0.05 and optimizer.lower().startswith("adam"),
+            f"TRAIN.BASE_LR {rate:g} is a rate of SGD, and {optimizer} diverges: use 1e-3",
+        ),
+        (
+            is_sgd and 0 < rate < 1e-4,
+            f"TRAIN.BASE_LR {rate:g} is a rate of AdamW, and {optimizer} changes the weights little: try 0.1",
+        ),
+        (
+            train.end_lr > rate,
+            f"TRAIN.END_LR {train.end_lr:g} exceeds BASE_LR {rate:g}, so the rate rises; lower it",
+        ),
+        (
+            train.warmup_epochs > epochs / 2,
+            f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g} exceeds half of NUM_EPOCHS {epochs}; lower it",
+        ),
+        (
+            has_constant_decay and initial > 0.1,
+            f"TRAIN.MODEL_EMA_DECAY {train.model_ema_decay:g}: the initial weights are {initial:.0%} of the last "
+            "average; lower it",
+        ),
+        (
+            lacks_weights,
+            f"MODEL.TUNE={model.tune} keeps random weights: give the weights of the backbone with -pretrained",
+        ),
+        (on_cpu, on_cpu),
+    )
+    return [Note("warning", text) for text in texts]
 
 
 def _of_other_batch(train: Train, size: int) -> str:

@@ -27,7 +27,8 @@ from utils.errors import UserError, did_you_mean, first_line
 from utils.library_compat import register_timm_optimizer
 
 _SGD = ("momentum", "nesterov")  # timm's names of torch's SGD
-_FUSED = ("adam", "adamw", *_SGD)
+_FUSED_SHARDED = ("adam", "adamw")  # with a fused kernel of torch for sharded weights
+_FUSED = (*_FUSED_SHARDED, *_SGD)
 # Those that train sharded weights as whole ones (tests/engine/parallel/test_sharding.py). Not Muon and Adafactor.
 SHARDED_OPTIMIZERS = {"adam", "adamw", "adamwdl", "lamb", "lars", "lion", "nadam", "nadamw", "sgd", *_SGD}
 _OWN_KEYS = {"lr", "weight_decay", "layer_decay", "betas", "eps", "momentum"}  # arguments with keys of TRAIN
@@ -54,8 +55,7 @@ def build_optimizer(model: nn.Module, options: Train, lr: float) -> torch.optim.
     chosen = options.optimizer
     name = _known_name(chosen)
     arguments: dict[str, Any] = {"opt": name, "lr": lr, "weight_decay": options.weight_decay}
-    is_sharded_sgd = name in _SGD and is_sharded(model)  # torch has no fused kernel for it
-    if name in _FUSED and not is_sharded_sgd:
+    if name in (_FUSED_SHARDED if is_sharded(model) else _FUSED):
         arguments["fused"] = True
     try:
         arguments |= _given_arguments(name, chosen)
@@ -113,13 +113,11 @@ def _with_groups_of_head(optimizer: torch.optim.Optimizer, model: nn.Module, sca
     heads = {parameter for head in classifiers(model) for parameter in head.parameters()}
     groups = []
     for group in optimizer.param_groups:
-        backbone = [parameter for parameter in group["params"] if parameter not in heads]
-        head = [parameter for parameter in group["params"] if parameter in heads]
         lr_scale = group.get("lr_scale", 1.0)
-        if backbone:
-            groups.append(group | {"params": backbone, "lr_scale": lr_scale})
-        if head:
-            groups.append(group | {"params": head, "lr_scale": lr_scale * scale})
+        parts: dict[float, list[torch.Tensor]] = {1.0: [], scale: []}  # backbone and head
+        for parameter in group["params"]:
+            parts[scale if parameter in heads else 1.0].append(parameter)
+        groups += [group | {"params": part, "lr_scale": lr_scale * factor} for factor, part in parts.items() if part]
     return groups
 
 
@@ -145,15 +143,23 @@ def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
     return {key: value for key, value in own.items() if value is not None} | given
 
 
+def unused_keys(chosen: Optimizer) -> list[str]:
+    """The keys that are set and that the optimizer does not have, as BETAS of a family's default with SGD.
+
+    timm's `create_optimizer_v2` drops them without a word.
+    """
+    info = timm.optim.get_optimizer_info(timm_name(chosen))
+    is_used = {"BETAS": info.has_betas, "EPS": info.has_eps, "MOMENTUM": info.has_momentum}
+    given = chosen.model_dump(by_alias=True, exclude_defaults=True)
+    return [key for key in is_used if key in given and not is_used[key]]
+
+
 def describe_optimizer(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> str:
     """The hyperparameters in use, for the log."""
     shown = ("beta", "eps", "momentum", "nesterov")
     own = {key: value for key, value in optimizer.defaults.items() if key.startswith(shown)}
-    text = chosen.name
-    for key, value in (own | (chosen.kwargs or {})).items():
-        if value is not None:
-            text += f", {key} {value}"
-    return text
+    in_use = own | (chosen.kwargs or {})
+    return ", ".join([chosen.name, *(f"{key} {value}" for key, value in in_use.items() if value is not None)])
 
 
 def scales_by_weights(chosen: Optimizer) -> bool:

@@ -29,7 +29,15 @@ from engine.run.cost import StepTimer, copy_to_meta
 from engine.run.facts import Devices, TrainingData
 from engine.run.folder import record_environment
 from engine.run.log import RunLogger
-from engine.training.describe import Built, HeadClasses, describe_on_screen, describe_state, find_misfits
+from engine.training.describe import (
+    Built,
+    HeadClasses,
+    describe_on_screen,
+    describe_state,
+    find_misfits,
+    notes_on_one_process,
+    notes_on_optimizer,
+)
 from engine.training.loss import build_step_loss
 from engine.training.optimizer import (
     build_optimizer,
@@ -175,8 +183,8 @@ def build_train_state(
     loss, teacher = build_step_loss(config, model, precision, targets, class_names)
 
     meta_model = copy_to_meta(model)
+    notes = list[Note]()
     average = None
-    sharding = None
     if train.model_ema:
         average = WeightAverage(model, train.model_ema_decay, train.model_ema_warmup)
     if strategy.is_sharded:
@@ -185,15 +193,24 @@ def build_train_state(
             raise UserError(f"{problem}; use PARALLEL.STRATEGY=ddp")
         check_sharded_optimizer(train.optimizer)
         sharding = strategy.shard(model, average and average.module, precision.gathered_dtype)
+        notes.append(Note("log", f"Parallel: {config.parallel.strategy}: {sharding}"))
         if average:
             average.follow(model)
+    elif context.world_size == 1:
+        notes += notes_on_one_process(config.parallel)
     compute_model = precision.attach(model)
     schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
     optimizer = build_optimizer(model, train, schedule.peak_lr)
+    if not config.model.tune.solves_head:  # which takes no step of the optimizer
+        notes += notes_on_optimizer(optimizer, schedule.peak_lr, train, layout.batch.global_size)
 
     compiled = compile_model(compute_model, train, context, strategy.is_sharded)
-    fuses = config.model.fused_blocks and not compiled
-    fused = fuse_blocks(compute_model, config.amp, device) if fuses else (0, "")
+    if compiled:
+        notes.append(Note("log", f"Compile: {compiled}, in the first step"))
+    elif config.model.fused_blocks:
+        _, kernels = fuse_blocks(compute_model, config.amp, device)
+        if kernels:
+            notes.append(Note("log", f"Kernels: {kernels} (MODEL.FUSED_BLOCKS)"))
     images = torch.zeros((2, config.data.image_channels, *config.data.input_size), device=device)  # as batch norms need
     with precision.autocast(), run_eagerly():
         wrapped = strategy.wrap(compute_model, images)
@@ -212,8 +229,7 @@ def build_train_state(
         transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
     )
-    kernels = Note("log", f"Kernels: {fused[1]} (MODEL.FUSED_BLOCKS)") if fused[1] else None
-    return state, Built(teacher, sharding, compiled, kernels)
+    return state, Built(teacher, notes)
 
 
 def _checkpoint_cheaply(model: nn.Module, config: Config) -> None:

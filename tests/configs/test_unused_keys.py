@@ -47,6 +47,28 @@ def test_what_a_command_does_not_use_is_named(argv, named):
     assert "".join(told(parse_command_line(argv.split()).notes, "does not use", "warning")) == named
 
 
+NEEDED = """
+-opts MODEL.LORA.RANK=2 TRAIN.MODEL_EMA_DECAY=0.9 | TRAIN.MODEL_EMA_DECAY: TRAIN.MODEL_EMA; MODEL.LORA.RANK: MODEL.TUNE
+-opts MODEL.LORA.RANK=2 MODEL.TUNE=lora TRAIN.MODEL_EMA_DECAY=0.9 TRAIN.MODEL_EMA=true |
+-opts TRAIN.TEACHER_MODEL=deit_tiny_patch16_224 | TRAIN.TEACHER_MODEL: TRAIN.DISTILLATION_TYPE
+-opts TRAIN.DISTILLATION_TYPE=hard TRAIN.DISTILLATION_ALPHA=0.3 TRAIN.DISTILLATION_TAU=2.0 | \
+  TRAIN.DISTILLATION_TAU: TRAIN.DISTILLATION_TYPE
+-opts LOSS.SMOOTH_TO_HALF=true TRAIN.RAND_AUGMENT_LAYERS=3 | \
+  TRAIN.RAND_AUGMENT_LAYERS: TRAIN.RAND_AUGMENT; LOSS.SMOOTH_TO_HALF: DATA.MULTI_LABEL
+-cfg=configs/vit_base_patch16_224.yaml |
+-eval -pretrained=x.pth -opts MODEL.LORA.RANK=2 |
+"""
+
+
+@pytest.mark.parametrize("argv, named", cells_of(NEEDED))
+def test_a_key_in_opts_without_the_option_that_it_belongs_to_is_named(argv, named):
+    """For each key: the option."""
+    texts = told(parse_command_line(argv.split()).notes, "no effect without", "warning")
+    assert [text.replace(" no effect without", "").partition("=")[0] for text in texts] == list(
+        filter(None, named.split("; "))
+    )
+
+
 def test_a_probe_changes_only_keys_that_it_is_said_not_to_use():
     argv = ["-cfg=configs/finetune.yaml", "-batch_size=8", "-batch_size_eval=8", "-opts", "DATA.BALANCED_SAMPLING=true"]
     full, probe = (to_yaml(config_for(*argv, f"MODEL.TUNE={tune}")) for tune in ("full", "probe"))

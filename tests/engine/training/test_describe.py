@@ -10,10 +10,10 @@ import torch
 from conftest import ROOT, cells_of, config_for
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
-from configs.schema import Config, Train
+from configs.schema import Config, Parallel, Train
 from configs.yaml_io import parse_value
 from datasets.loading.sampler import TrainSampler
-from engine.training.describe import find_misfits, notes_on_left_out
+from engine.training.describe import find_misfits, notes_on_left_out, notes_on_one_process
 from engine.training.optimizer import build_schedule
 
 
@@ -69,6 +69,15 @@ def test_options_that_do_not_fit_the_run(train, model, part):
     found = misfits(parse_value(train), **parse_value(model))
     assert len(found) == bool(part)
     assert all(part in text for text in found)
+
+
+@pytest.mark.parametrize(
+    "given, keys",
+    [({}, []), ({"SYNC_BN": True, "BUCKET_MB": 10.0}, ["SYNC_BN", "BUCKET_MB"]), ({"STRATEGY": "fsdp"}, ["STRATEGY"])],
+)
+def test_what_one_process_does_not_use_is_named(given, keys):
+    text = "".join(note.text for note in notes_on_one_process(Parallel.model_validate(given)))
+    assert re.findall(r"PARALLEL\.(\w+)", text) == keys
 
 
 OF_RULE = {"AdamW": "SQRT_SCALED_LR"} | dict.fromkeys(("SGD", "nesterov", "sgdw"), "LINEAR_SCALED_LR")

@@ -16,7 +16,8 @@ from configs.schema import Amp, Train
 from configs.yaml_io import parse_value
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.policy import Precision
-from engine.training.optimizer import build_schedule, set_lr
+from engine.training.describe import notes_on_optimizer
+from engine.training.optimizer import build_schedule, set_lr, unused_keys
 from engine.training.step import TrainState
 from engine.training.trial import state_without_data
 from models.timm_model import classifiers
@@ -119,6 +120,38 @@ def test_options_that_do_not_fit_the_optimizer_are_refused(options, message):
     with refused(rf"^TRAIN\.OPTIMIZER\.?.*{message}") as error:
         optimizer_of(nn.Linear(3, 2), train_options(**parse_value(options)))
     assert "\n" not in str(error.value)
+
+
+UNUSED = """
+{NAME: SGD, BETAS: [0.9, 0.95], EPS: 1e-6, MOMENTUM: 0.5} | BETAS EPS
+{NAME: momentum, MOMENTUM: 0.5} |
+{NAME: AdamW, BETAS: [0.9, 0.95], EPS: 1e-6, MOMENTUM: 0.5} | MOMENTUM
+{NAME: lion, BETAS: [0.9, 0.95], EPS: 1e-6} | EPS
+{NAME: lars, BETAS: [0.9, 0.95]} | BETAS
+{NAME: SGD} |
+"""
+
+
+@pytest.mark.parametrize("options, expected", cells_of(UNUSED))
+def test_keys_that_the_optimizer_does_not_have_are_named(options, expected):
+    """timm drops them: the optimizer is the one without them."""
+    train = train_options(**parse_value(options))
+    assert unused_keys(train.optimizer) == expected.split()
+    notes = notes_on_optimizer(optimizer_of(nn.Linear(3, 2), train), train.base_lr, train, 64)
+    assert [note.text.partition(" use ")[2] for note in notes if note.kind == "warning"] == (
+        [", ".join(expected.split())] if expected else []
+    )
+    kept = {key: value for key, value in parse_value(options).items() if key not in expected.split()}
+    alone, both = (
+        optimizer_of(nn.Linear(3, 2), train_options(**parse_value(options) if own else kept)) for own in (0, 1)
+    )
+    assert hyperparameters(alone) == hyperparameters(both)
+
+
+def test_the_betas_of_a_familys_default_have_a_warning_with_another_optimizer():
+    config = config_for("-opts", "MODEL.TYPE=mae", "TRAIN.OPTIMIZER.NAME=momentum")
+    assert config.train.optimizer.betas == (0.9, 0.95)
+    assert unused_keys(config.train.optimizer) == ["BETAS"]
 
 
 STEPS, BATCH, TUNED_FOR, BASE_LR, DECAY = 8, 64, 8, 0.003, 0.3
