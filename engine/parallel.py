@@ -154,7 +154,7 @@ class DDP(Strategy):
             device_ids=device_ids,
             bucket_cap_mb=self._bucket_mb,
             gradient_as_bucket_view=True,
-            find_unused_parameters=bool(unused_parameters(model, images)),
+            find_unused_parameters=bool(unused_parameters(model, images, model)),
         )
         if self._hook:
             wrapped.register_comm_hook(None, self._hook)
@@ -176,14 +176,14 @@ class DDP(Strategy):
         return _broadcast(tensor, self.device)
 
 
-def unused_parameters(model: nn.Module, images: torch.Tensor, wrapped: nn.Module | None = None) -> list[str]:
+def unused_parameters(model: nn.Module, images: torch.Tensor, wrapped: nn.Module) -> list[str]:
     """The names of the trained parameters without a gradient, by passes of the images that are then discarded."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trained:
         return []
     buffers = [buffer.clone() for buffer in model.buffers()]
     with untimed_convolutions():
-        outputs = tree_leaves((wrapped or model)(images))  # a distilled model has two
+        outputs = tree_leaves(wrapped(images))  # a distilled model has two
         sum(output.sum() for output in outputs).backward()
     unused = [name for name, parameter in trained.items() if parameter.grad is None]
     model.zero_grad(set_to_none=True)
@@ -390,20 +390,26 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
     check_compiler(context.device)
     select_compiled_kernels_by_time(not torch.are_deterministic_algorithms_enabled())
     mode = _compile_mode(options, context)
-    blocks = (blocks_of(model) or [model]) if is_sharded else list(getattr(model, "blocks", ()))
-    if getattr(model, "grad_checkpointing", False):
-        blocks = inside_stages(blocks)
-    by_block = is_sharded or (options.compile == "default" and bool(blocks))
-    parts = [model]
-    if by_block:
-        parts = blocks
+    blocks = _blocks_to_compile(model, options, is_sharded)
+    split_graphs_at_ddp_buckets(not blocks)  # a block ends before its gradients fill a bucket
+    about = "the whole model"
+    if blocks:
+        about = f"{len(blocks)} blocks"
         share_drop_path(model)
-        allow_recompilations(len(parts))
-    split_graphs_at_ddp_buckets(not by_block)  # a block ends before its gradients fill a bucket
-    for part in parts:
+        allow_recompilations(len(blocks))
+    for part in blocks or [model]:
         part.compile(dynamic=False, mode=mode)
-    about = f"{len(parts)} blocks" if by_block else "the whole model"
     return f"{about}, {mode}" if mode else about
+
+
+def _blocks_to_compile(model: nn.Module, options: Train, is_sharded: bool) -> list[nn.Module]:
+    """None for a model that is compiled as a whole."""
+    blocks = list(getattr(model, "blocks", ()))
+    if is_sharded:
+        blocks = blocks_of(model) or [model]
+    elif options.compile != "default":
+        return []
+    return inside_stages(blocks) if getattr(model, "grad_checkpointing", False) else blocks
 
 
 def _compile_mode(options: Train, context: ProcessContext) -> str | None:

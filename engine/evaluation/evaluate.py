@@ -85,23 +85,25 @@ class Evaluator:
         Raises UserError: no sample is readable.
         """
         (results,) = self.classify(model, batches, TOP_K, len(batches), lambda *_: after_batch())
-        results = self.complete(results, batches.samples) if results else None
-        return self.share_metrics(results), results
+        return self.share(results, batches.samples)
 
-    def complete(self, results: SampleResults, samples: Samples) -> SampleResults:
-        """The results with the groups of the samples, and with the thresholds."""
-        groups = None if samples.groups is None else np.array([*samples.groups], np.str_)
-        return replace(results, thresholds=self.thresholds, groups=groups, point=self.point)
+    def share(self, results: SampleResults | None, samples: Samples) -> tuple[Metrics, SampleResults | None]:
+        """The metrics on all ranks, and on the main process its results with the groups and the thresholds.
 
-    def share_metrics(self, results: SampleResults | None) -> Metrics:
-        """The metrics of the results of the main process, on all ranks. Raises UserError: no sample is readable."""
-        metrics = broadcast_object(results.metrics(self.best_metric) if results else None, self.context)
+        Raises UserError: no sample is readable.
+        """
+        metrics: Metrics | None = None
+        if results:
+            groups = None if samples.groups is None else np.array([*samples.groups], np.str_)
+            results = replace(results, thresholds=self.thresholds, groups=groups, point=self.point)
+            metrics = results.metrics(self.best_metric)
+        metrics = broadcast_object(metrics, self.context)
         if not metrics or not metrics.samples:
             problem = "no image of the evaluation can be read"
             error = UserError(f"{problem}; bad_images_*.csv in the run's folder has the reasons")
             error.is_shared = True
             raise error
-        return metrics
+        return metrics, results
 
     def classify(
         self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: AfterBatch | None = None

@@ -134,11 +134,8 @@ def evaluate_test_images(
     """
     model = FeatureModel(built.compute, config.model.name)
     file = Extraction(config, samples, built.evaluator, model, bad_images).once("test")
-    results = None
-    if file:
-        results = _results_of(built.evaluator, model, samples, file)
-        results = built.evaluator.complete(results, samples)
-    return built.evaluator.share_metrics(results), results
+    results = _results_of(built.evaluator, model, samples, file) if file else None
+    return built.evaluator.share(results, samples)
 
 
 def set_head(model: nn.Module, solved: Solved) -> None:

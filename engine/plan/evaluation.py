@@ -93,10 +93,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     data = recognize_dataset(command.config.data, context)
     given = command.config.model_copy(update={"data": data})
     options, record, notes = options_of_weights(replace(command, config=given))
-    split = "all"
-    split_note = None
-    if not command.path:
-        options, split, split_note = _choose_split(command.flags.split, options, record, context)
+    options, split, split_notes = _choose_split(command, options, record, context)
     if prediction:
         options = prediction_needs_no_labels(options, record, has_path=command.path is not None)
     record, merged = _rename(record, options.data)
@@ -109,8 +106,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     images = _describe(samples, config, command, split, num_trained)
     notes += [note.on("Data") for note in samples.notes]
     notes.append(images)
-    if split_note:
-        notes.append(Note("screen", f"Data: {split_note}"))
+    notes += split_notes
     if not names_note:
         names_note = name_outputs(samples, record, config)
     notes.append(Note("screen", f"Class names: {names_note}"))
@@ -157,19 +153,23 @@ def _checkpoint_of(command: Command, context: ProcessContext, logger: RunLogger)
 
 
 def _choose_split(
-    asked: str | None, options: Config, record: WeightsRecord, context: ProcessContext
-) -> tuple[Config, str, str | None]:
-    """The options with which the training read its data; the split, chosen unless -split asks for one; a note on it."""
+    command: Command, options: Config, record: WeightsRecord, context: ProcessContext
+) -> tuple[Config, str, list[Note]]:
+    """The options with which the training read its data; the split, chosen unless -split asks for one; notes on it.
+
+    The images of a path have neither.
+    """
+    if command.path:
+        return options, "all", []
     is_of_training = record.is_of(options.data)
     options = options.model_copy(update={"data": as_read_before(options.data, record.split, is_of_training)})
-    if asked:
-        return options, asked, None
-    if is_of_training:
-        return options, "val", None
-    for key in ("VAL_FRACTION", "FOLDS"):
-        if getattr(options.data, key.lower()) not in (None, record.data.get(key)):
-            return options, "val", None
-    return options, *split_to_evaluate(options.data, context)
+    if command.flags.split:
+        return options, command.flags.split, []
+    asked = {key: getattr(options.data, key.lower()) for key in ("VAL_FRACTION", "FOLDS")}
+    if is_of_training or any(value not in (None, record.data.get(key)) for key, value in asked.items()):
+        return options, "val", []
+    split, note = split_to_evaluate(options.data, context)
+    return options, split, [Note("screen", f"Data: {note}")] if note else []
 
 
 def _describe(samples: Samples, config: Config, command: Command, split: str, num_trained: int) -> EvaluationData:

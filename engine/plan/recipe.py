@@ -34,25 +34,23 @@ _FROM_SCRATCH = "resnet10t"  # more accurate than the ViT of folder_small.yaml o
 class Choice:
     """A recipe, and values of flags for a layer between the recipe and the given options.
 
-    file: of the recipe. flags: by name; -opts is a list. reason: why. warning: that another recipe may be meant; ""
-    without one.
+    file: of the recipe. flags: by name, without -opts; options: of -opts. reason: why. warning: that another recipe may
+    be meant; "" without one.
     """
 
     file: Path
     reason: str
     flags: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
     warning: str = ""
 
     def words(self) -> list[str]:
         """The choice as flags of the command line."""
         words = [f"-cfg={shown_path(self.file)}"]
         for name, value in self.flags.items():
-            if name == "opts":
-                words += ["-opts", *value]
-            elif value is True:
-                words.append(f"-{name}")
-            else:
-                words.append(f"-{name}={value}")
+            words.append(f"-{name}" if value is True else f"-{name}={value}")
+        if self.options:
+            words += ["-opts", *self.options]
         return words
 
 
@@ -74,8 +72,24 @@ def choose_recipe(command: Command, context: ProcessContext) -> Command:
 
 def _choice_for(command: Command) -> Choice | None:
     """The recipe, where it is open; or the recipe of the command with the model of given weights."""
-    if not command.recipe:
-        return _choose(command) if _may_choose(command) else None
+    if command.recipe:
+        return _model_of_weights(command, command.recipe)
+    config, given = command.config, command.given
+    if config.model.resume not in (None, "auto") or config.eval.enabled:
+        return None
+    data_set = given.get("DATA.DATASET", "folder")
+    if data_set == "digits":
+        is_open = keys_of("MODEL", given) <= {"RESUME"}
+        return Choice(_recipe("vit_digits"), "a ViT for these images") if is_open else None
+    if "DATA.DATA_PATH" not in given or data_set not in _OWN_IMAGES:
+        return None
+    keys = {key.partition(".")[0] for key in keys_of("MODEL", given)}
+    has_timms_model = command.flags.model or config.model.pretrained == "timm"
+    return _choose(command) if has_timms_model or keys <= OF_EVERY_MODEL else None
+
+
+def _model_of_weights(command: Command, recipe: Path) -> Choice | None:
+    """The recipe of a fine-tuning with the model of the given weights, if none is given."""
     flags, given = command.flags, command.given
     fine_tunes = given.get("MODEL.HEAD") == "probe" or given.get("MODEL.TUNE")  # a recipe with timm's weights
     names_model = any(word.startswith(("MODEL.TYPE=", "MODEL.NAME=")) for word in flags.opts)
@@ -83,9 +97,11 @@ def _choice_for(command: Command) -> Choice | None:
     if is_other or not (fine_tunes and os.path.exists(flags.pretrained or "")):
         return None
     weights = _describe_given_weights(command)
-    if f"MODEL.NAME={as_option(command.config.model.name)}" in weights.flags.get("opts", ()):
+    if f"MODEL.NAME={as_option(command.config.model.name)}" in weights.options:
         return None  # the recipe is for this model, and may have other options of it
-    return Choice(command.recipe, weights.reason, weights.flags) if weights.flags else None
+    if weights.flags or weights.options:
+        return Choice(recipe, weights.reason, weights.flags, weights.options)
+    return None
 
 
 def _with_choice(command: Command, choice: Choice) -> Command:
@@ -99,42 +115,29 @@ def _with_choice(command: Command, choice: Choice) -> Command:
 
 
 def _with_flags(given: argparse.Namespace, choice: Choice) -> argparse.Namespace:
-    options = [*choice.flags.get("opts", ()), *given.opts]
+    options = [*choice.options, *given.opts]
     return argparse.Namespace(**vars(given) | choice.flags | {"cfg": str(choice.file), "opts": options})
 
 
-def _may_choose(command: Command) -> bool:
-    """Whether the command line leaves the recipe open: a training on own images, or on the digits."""
-    given, config = command.given, command.config
-    if config.model.resume not in (None, "auto") or config.eval.enabled:
-        return False
-    data_set = given.get("DATA.DATASET", "folder")
-    if data_set == "digits":
-        return keys_of("MODEL", given) <= {"RESUME"}
-    is_own = "DATA.DATA_PATH" in given and data_set in _OWN_IMAGES
-    keys = {key.partition(".")[0] for key in keys_of("MODEL", given)}
-    is_timms = command.flags.model or config.model.pretrained == "timm"
-    return is_own and (bool(is_timms) or keys <= OF_EVERY_MODEL)
-
-
-def _choose(command: Command, refuses_probe: bool = False) -> Choice | None:
-    """The choice for the data, None if they cannot be read. refuses_probe: the head is not one linear layer."""
+def _choose(command: Command) -> Choice | None:
+    """The choice for own images, None if they cannot be read."""
     given = command.given
-    if given.get("DATA.DATASET") == "digits":
-        return Choice(_recipe("vit_digits"), "a ViT for these images")
     images = _count_images(command)
     if not images:
         return None
     weights = _weights_to_start_from(command)
     on_cpu = lacks_gpus(command.flags.device)
-    trains = refuses_probe or command.flags.profile or any(key.startswith(("TRAIN.", "MODEL.TUNE")) for key in given)
     probes = given.get("MODEL.TUNE") == "probe"
-    name, epochs = recipe_follows_data(images, weights.exist, on_cpu, trains, probes)
-    flags = weights.flags | _own_flags(command, name, images, epochs, on_cpu)
-    reason = f"{images:,} images; {weights.reason}"
-    choice = Choice(_recipe(name), reason, flags, _warning_of(command, name, images))
-    if name == "probe" and not (probes or _has_linear_head(_with_choice(command, choice))):
-        return _choose(command, refuses_probe=True)
+
+    def choice_if(trains: bool) -> Choice:
+        name, epochs = recipe_follows_data(images, weights.exist, on_cpu, trains, probes)
+        flags = weights.flags | _own_flags(command, name, images, epochs, on_cpu)
+        reason = f"{images:,} images; {weights.reason}"
+        return Choice(_recipe(name), reason, flags, weights.options, _warning_of(command, name, images))
+
+    choice = choice_if(command.flags.profile or any(key.startswith(("TRAIN.", "MODEL.TUNE")) for key in given))
+    if choice.file.stem == "probe" and not probes and not _has_linear_head(_with_choice(command, choice)):
+        return choice_if(trains=True)
     return choice
 
 
@@ -182,18 +185,20 @@ def _timms_model(name: str, **arguments: Any) -> Any:
 
 
 def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, on_cpu: bool) -> dict[str, Any]:
-    """The values of flags that the number of images and the device choose, where none are given."""
+    """The values of flags that the number of images and the device choose, where none of these keys is given."""
     given = command.given.keys()
-    flags = dict[str, Any]()
-    if epochs and given.isdisjoint(("TRAIN.NUM_EPOCHS", "TRAIN.MINUTES")):
-        flags["epochs"] = epochs
-    if recipe == "folder_small" and not command.flags.model:
-        flags["model"] = _FROM_SCRATCH
-    if not on_cpu and not command.states_precision:
-        flags["amp"] = True
-    if recipe != "probe" and images < _FEW and given.isdisjoint(("DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH_SIZE")):
-        flags["batch_size"] = max(1, images // 4)
-    return flags
+    rows: tuple[tuple[bool, str, Any, tuple[str, ...]], ...] = (
+        (epochs is not None, "epochs", epochs, ("TRAIN.NUM_EPOCHS", "TRAIN.MINUTES")),
+        (recipe == "folder_small" and not command.flags.model, "model", _FROM_SCRATCH, ()),
+        (not on_cpu, "amp", True, ("AMP.ENABLED",)),
+        (
+            recipe != "probe" and images < _FEW,
+            "batch_size",
+            max(1, images // 4),
+            ("DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH_SIZE"),
+        ),
+    )
+    return {flag: value for applies, flag, value, keys in rows if applies and given.isdisjoint(keys)}
 
 
 def _count_images(command: Command) -> int:
@@ -224,8 +229,8 @@ def _follow_model(command: Command) -> Command:
     """
     config, model = command.config, command.config.model
     is_probed = model.type == "timm" and model.head == "probe" and model.pretrained
-    takes_no_step = config.eval.enabled or model.tune.solves_head
-    if "TRAIN.BASE_LR" in command.given or not is_probed or takes_no_step:
+    takes_steps = command.checked_name in ("train", "profile")
+    if "TRAIN.BASE_LR" in command.given or not is_probed or not takes_steps:
         return command
     import torch
 
@@ -241,11 +246,12 @@ def _follow_model(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class FoundWeights:
-    """exist: whether there are weights to start from. flags: the model that they describe."""
+    """exist: whether there are weights to start from. flags, options: the model that they describe."""
 
     exist: bool
     reason: str
     flags: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
 
 def _weights_to_start_from(command: Command) -> FoundWeights:
@@ -279,8 +285,7 @@ def _describe_given_weights(command: Command) -> FoundWeights:
         source = weights if weights.startswith(HUB) else f"{LOCAL}{Path(weight_file(weights)).parent}"
         return replace(found, flags={"model": source})
     described = {key: value for key, value in section.items() if key not in OF_EVERY_MODEL and value is not None}
-    options = [f"MODEL.{key}={as_option(value)}" for key, value in described.items()]
-    return replace(found, flags={"opts": options} if options else {})
+    return replace(found, options=tuple(f"MODEL.{key}={as_option(value)}" for key, value in described.items()))
 
 
 def _find_timms_weights(command: Command) -> FoundWeights:

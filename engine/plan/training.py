@@ -195,15 +195,17 @@ def plan_training(
         logger.note(Note("screen", f"Resume: no run in {config.save} is of this experiment; {fix}"))
     if found:
         of_run = record = _record_of_run(found, config)
+        of_weights = None
     else:
         of_run = NO_RECORD
         record = weights_record(config.model, source=command.source)
+        of_weights = record.split
     _check_before_reading(config, context.world_size)
 
     given = {f"DATA.{field.upper()}" for field in config.data.model_fields_set}
     followed = follow_weights(config, given, record)
     config = followed.options
-    splitter = Splitter(config.data, of_run.split, None if found else record.split)
+    splitter = Splitter(config.data, of_run.split, of_weights)
     splits, notes = _read_splits(config, of_run, record, splitter, context)
     train, val, *tests = splits
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
@@ -227,7 +229,7 @@ def plan_training(
         weights=record,
         train=train,
         val=val,
-        test=tests[0] if tests else None,
+        test=next(iter(tests), None),
         class_names=train.class_names if train.has_class_names else of_run.class_names,
         split=splitter.result,
         preprocessing=describe_preprocessing(followed),

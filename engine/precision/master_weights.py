@@ -33,9 +33,10 @@ def half_copy(model: nn.Module, half: torch.dtype, half_buffers: bool) -> nn.Mod
         return tensor.to(half) if tensor.is_floating_point() and id(tensor) not in kept else tensor
 
     copied: nn.Module = copy.deepcopy(model, memo)
-    for module in copied.modules() if half_buffers else ():
-        if any(True for _ in module.buffers(recurse=False)):
-            module._apply(to_half, recurse=False)  # which such modules override
+    if half_buffers:
+        for module in copied.modules():
+            if [*module.buffers(recurse=False)]:
+                module._apply(to_half, recurse=False)  # which such modules override
     return copied
 
 

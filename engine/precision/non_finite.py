@@ -24,6 +24,7 @@ class Origin:
 
 
 IMAGES = Origin("the images")
+NONE = Origin("none when the last step was repeated")
 
 
 def first_non_finite(
@@ -68,38 +69,42 @@ class _FiniteHooks:
         for handle in self._handles:
             handle.remove()
 
-    def _set_origin(self, tensor: str, path: str) -> None:
+    def _found(self, origin: Origin) -> None:
         """Keeps the first one."""
-        self.origin = self.origin or (Origin(tensor, path) if path else Origin(f"{tensor} of the model"))
+        if self.origin is None:
+            self.origin = origin
 
     def _after_forward(self, path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
         """Hooks of inner modules run before hooks of outer modules, also on a tensor that both return."""
         inputs, outputs = float_tensors(inputs), float_tensors(outputs)
         if not _all_finite(outputs):
             if _all_finite(inputs):
-                self._set_origin("the output", path)
+                self._found(_in_module("the output", path))
             elif module is self.model:
-                self.origin = self.origin or IMAGES
-        for tensor in outputs:
+                self._found(IMAGES)
+        of_outputs = [(tensor, partial(self._output_gradient, module)) for tensor in outputs]
+        of_inputs = [(tensor, partial(self._gradient, "the gradient at the input", path, module)) for tensor in inputs]
+        for tensor, hook in (*of_outputs, *of_inputs):
             if tensor.requires_grad:
-                self._handles.append(tensor.register_hook(partial(self._output_gradient, module)))
-        for tensor in inputs:
-            if tensor.requires_grad:
-                self._handles.append(tensor.register_hook(partial(self._input_gradient, path, module)))
+                self._handles.append(tensor.register_hook(hook))
 
     def _output_gradient(self, module: nn.Module, gradient: torch.Tensor) -> None:
         finite = _all_finite([gradient])
         self._finite_output_gradient[module] = self._finite_output_gradient.get(module, True) and finite
         if module is self.model and not finite:
-            self.origin = self.origin or Origin("the gradient of the loss")
+            self._found(Origin("the gradient of the loss"))
 
-    def _input_gradient(self, path: str, module: nn.Module, gradient: torch.Tensor) -> None:
-        if self._finite_output_gradient.get(module) and not _all_finite([gradient]):
-            self._set_origin("the gradient at the input", path)
+    def _gradient(self, tensor: str, path: str, module: nn.Module, gradient: torch.Tensor | None) -> None:
+        """Called with the gradient of an input or a parameter of the module, after those of its outputs."""
+        if self._finite_output_gradient.get(module) and not _all_finite(float_tensors(gradient)):
+            self._found(_in_module(tensor, path))
 
     def _parameter_gradient(self, path: str, name: str, module: nn.Module, parameter: nn.Parameter) -> None:
-        if self._finite_output_gradient.get(module) and not _all_finite(float_tensors(parameter.grad)):
-            self._set_origin(f"the gradient of the {name}", path)
+        self._gradient(f"the gradient of the {name}", path, module, parameter.grad)
+
+
+def _in_module(tensor: str, path: str) -> Origin:
+    return Origin(tensor, path) if path else Origin(f"{tensor} of the model")
 
 
 def block_of(path: str) -> str:

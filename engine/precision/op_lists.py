@@ -146,7 +146,8 @@ def cast_listed_ops(
     """
     white_ops, white_paths = _resolve(model, white, _WHITE)
     black_ops, black_paths = _resolve(model, black, _BLACK)
-    if not (white_ops or white_paths or black_ops or black_paths):
+    listed = white_ops | white_paths | black_ops | black_paths
+    if not listed:
         return set()
     disable_autocast_in_compiled_backward()
     kept = NORM_OPS if device.type == "cpu" else ()  # in fp32: see `cast_norms`

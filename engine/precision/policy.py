@@ -158,8 +158,11 @@ class LossScaler(torch.amp.GradScaler):
         self._counts[1] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict() if self.dynamic else {}
-        return {key: state[key] for key in _SAVED_KEYS if key in state} | {"counts": self._counts.tolist()}
+        counts = {"counts": self._counts.tolist()}
+        if not self.dynamic:
+            return counts
+        state = super().state_dict()
+        return {key: state[key] for key in _SAVED_KEYS} | counts
 
     def load_state_dict(self, state: dict[str, Any], keeps_scale: bool = True) -> None:
         """Restores the scale and the counts. The rules, and a constant scale, come from this run's options.
@@ -357,7 +360,7 @@ class Precision:
         self.weights.copy_master_to_model(seed)
         return grad_norm
 
-    def suggest_fix(self, origin: Origin | None) -> str:
+    def suggest_fix(self, origin: Origin) -> str:
         """Names options to change when gradients stay non-finite."""
         if origin == IMAGES:
             return "Check the images."
@@ -365,8 +368,9 @@ class Precision:
             return "Lower TRAIN.BASE_LR, set TRAIN.GRAD_CLIP=1.0, and check the images."
         # The whole block: if one op ran in fp32, the next half op could overflow on its result. In O3 listed ops return
         # half, so a list does not help.
-        path = origin.module if origin and self.level != "O3" else ""
-        listed = f"AMP.CUSTOM_BLACK_LIST=[{block_of(path)}.*], " if path else ""
+        listed = ""
+        if origin.module and self.level != "O3":
+            listed = f"AMP.CUSTOM_BLACK_LIST=[{block_of(origin.module)}.*], "
         other = "-amp_dtype=bfloat16" if self.scales_loss and not self._emulates_bfloat16 else "no -amp"
         return f"Try {listed}{other}, or a lower TRAIN.BASE_LR."
 
@@ -402,7 +406,14 @@ class Precision:
     @property
     def name(self) -> str:
         """Level and dtype, in words."""
-        return precision_name(self.options, self.device)
+        half = str(self.dtype).removeprefix("torch.")
+        norms = half if self.device.type == "cuda" else FLOAT32
+        return {
+            "O0": FLOAT32,
+            "O1": f"O1: {half} autocast over float32 weights",
+            "O2": f"O2: {half} weights, {norms} norms, float32 master weights",
+            "O3": f"O3: {half} weights, {norms} norms, no master weights",
+        }[self.level]
 
     def describe(self) -> str:
         """The precision in words, for the log."""
@@ -431,19 +442,6 @@ class Precision:
              "this GPU emulates bfloat16 (compute capability below 8.0): use -amp_dtype=float16"),
         )  # fmt: skip
         return [text for applies, text in problems if applies]
-
-
-def precision_name(options: Amp, device: torch.device) -> str:
-    """Level and dtype, in words."""
-    if not options.enabled:
-        return FLOAT32
-    half = str(compute_dtype(options, device)).removeprefix("torch.")
-    norms = half if device.type == "cuda" else "float32"
-    return {
-        "O1": f"O1: {half} autocast over float32 weights",
-        "O2": f"O2: {half} weights, {norms} norms, float32 master weights",
-        "O3": f"O3: {half} weights, {norms} norms, no master weights",
-    }[options.level]
 
 
 def compute_dtype(options: Amp, device: torch.device) -> torch.dtype:

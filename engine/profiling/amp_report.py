@@ -50,7 +50,8 @@ def report_amp(state: TrainState, batch: Batch) -> tuple[list[str], str]:
 def block_table(values: Values) -> str:
     """A row for each part of the model with weights; of its blocks for the first, the middle and the last one."""
     blocks = [name for name in values.groups if name.rpartition(".")[2].isdecimal()]
-    shown = {blocks[0], blocks[len(blocks) // 2], blocks[-1]} if blocks else set()
+    middle = len(blocks) // 2
+    shown = {*blocks[:1], *blocks[middle : middle + 1], *blocks[-1:]}
     rows = []
     for name, pairs in values.groups.items():
         dtypes = values.recorder.dtypes.get(name, ("-", "-", "-"))  # a list of blocks is not called
@@ -107,9 +108,9 @@ def find_problem(values: Values) -> Problem | None:
     limit = torch.finfo(values.precision.dtype).max / MIN_MARGIN
     overflowing = [pair for pair in values.ops if math.isfinite(pair.exact.size) > math.isfinite(pair.half.size)]
     close = [pair for pair in values.ops if pair.half.largest > limit]
-    if overflowing or close:
-        first = (*overflowing, *close)[0]
-        verb = "overflows" if overflowing else "nearly overflows"
+    found = [(pair, "overflows") for pair in overflowing] + [(pair, "nearly overflows") for pair in close]
+    if found:
+        first, verb = found[0]
         text = f"{dtype} {verb} in {place(first)}: the result of {first.half.op} is up to {three_digits(first.peak)}."
         too_large = [pair for pair in values.ops if pair.exact.largest > limit]
         entries = dict.fromkeys(map(entry_of, (first, *too_large)))

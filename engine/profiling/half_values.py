@@ -37,7 +37,8 @@ class Seen:
 
     size: the largest absolute value of the result. largest: the largest finite one of it and of float32 inputs, which
     autocast may cast.
-    gradient: the largest absolute value of the gradient of the scaled loss. zeros: where that gradient is zero.
+    gradient: the largest absolute value of the gradient of the scaled loss. zeros: where that gradient is zero; empty
+    without a gradient.
     """
 
     def __init__(self, module: str, op: str, result: torch.Tensor, inputs: list[torch.Tensor]) -> None:
@@ -48,7 +49,7 @@ class Seen:
         self.size = sizes[0]
         self.largest = max(filter(math.isfinite, sizes), default=0.0)
         self.gradient = 0.0
-        self.zeros: torch.Tensor | None = None
+        self.zeros = torch.empty(0, dtype=torch.bool)
 
     def take_gradient(self, gradient: torch.Tensor) -> None:
         self.gradient = _largest(gradient)
@@ -159,13 +160,13 @@ class Pair:
 
     @cached_property
     def lost(self) -> int:
-        if self.half.zeros is None or self.exact.zeros is None:
+        if self.half.zeros.shape != self.exact.zeros.shape:  # one of them has no gradient
             return 0
         return int((self.half.zeros & ~self.exact.zeros).sum())
 
     @property
     def values(self) -> int:
-        return 0 if self.half.zeros is None else self.half.zeros.numel()
+        return self.half.zeros.numel()
 
 
 @dataclass(frozen=True)

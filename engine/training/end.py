@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.command_line import Command
+from configs.schema.section import texts_of
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import BEST, LAST
@@ -42,7 +43,14 @@ def finish_run(command: Command, trainer: Trainer) -> int:
     record.set_result(total_seconds=position.clock.total_seconds)
     trainer.reporter.finish()
     end = end_of(record.values["result"], trainer.interrupted, trainer.config.train.num_epochs)
-    _record_and_say(end, command, trainer)
+    total, steps = (format_duration(seconds) for seconds in (position.clock.total_seconds, position.clock.seconds))
+    trainer.logger.log(f"----- Total time: {total}, of it {steps} in training steps")
+    if trainer.context.is_main:
+        resume = next_command(command, f"-resume={record.folder.absolute()}", *end.flags)
+        # A final state: by `record.on_end`, the report writes the files of the best epoch, and the page.
+        record.update(**end.outcome(resume))
+        _say_result(trainer.report.contents, record.values["result"], total, trainer.logger)
+        _say_what_follows(end, resume, command, trainer)
     return end.status
 
 
@@ -95,8 +103,7 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     if not is_written:
         trainer.logger.log(f"----- Evaluation of {BEST}, epoch {epoch}, for {outputs.evaluation.folder}")
         metrics, results = built.evaluator.evaluate(built.compute, trainer.session.val_batches)
-        if trainer.report:
-            trainer.report.update(Evaluated(built.compute, metrics, results, epoch), now=True)
+        trainer.report.update(Evaluated(built.compute, metrics, results, epoch), now=True)
     return None if test is None else _evaluate_test(trainer, built, test, epoch)
 
 
@@ -172,30 +179,21 @@ def end_of(result: dict[str, Any], signal: Interrupted | None, num_epochs: int) 
     return End("finished", (f"-epochs={2 * num_epochs}",))
 
 
-def _record_and_say(end: End, command: Command, trainer: Trainer) -> None:
-    """Records the end of the run, which writes its page, and logs its result and the commands that follow."""
-    logger, record, report, clock = trainer.logger, trainer.record, trainer.report, trainer.position.clock
-    total = format_duration(clock.total_seconds)
-    logger.log(f"----- Total time: {total}, of it {format_duration(clock.seconds)} in training steps")
-    if not report:  # not the main process
-        return
-    run = f"-resume={record.folder.absolute()}"
-    resume = next_command(command, run, *end.flags)
-    # A final state: by `record.on_end`, the report writes the files of the best epoch, and the page.
-    record.update(**end.outcome(resume))
-    contents = report.contents
-    result = record.values["result"]
-    _say_result(contents, result, total, logger)
-
+def _say_what_follows(end: End, resume: str, command: Command, trainer: Trainer) -> None:
+    """Logs the verdict, and the commands that follow. resume: the one that continues the run."""
     from engine.report.verdict import verdict_of  # late, as the page
 
-    verdict, advised = verdict_of(contents)
-    if verdict:
-        logger.info(f"----- {verdict}")
-    if report.has_page:  # else a warning says why
-        logger.info(f"----- Report: {record.folder / REPORT}")
-    if result["epoch"] is not None:
-        logger.info(f"----- Predict: {from_here(next_command(command, run, '-predict', 'FOLDER'))}")
+    logger, record, report = trainer.logger, trainer.record, trainer.report
+    result = record.values["result"]
+    verdict, advised = verdict_of(report.contents)
+    predict = next_command(command, f"-resume={record.folder.absolute()}", "-predict", "FOLDER")
+    lines = texts_of(
+        (verdict, verdict),
+        (report.has_page, f"Report: {record.folder / REPORT}"),  # else a warning says why
+        (result["epoch"] is not None, f"Predict: {from_here(predict)}"),
+    )
+    for line in lines:
+        logger.info(f"----- {line}")
     # The screen has one command that trains on: an unfinished run is continued, a finished one follows the advice.
     if end.why:
         logger.info(f"----- {end.why}Continue: {from_here(resume)}")

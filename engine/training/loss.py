@@ -51,7 +51,7 @@ def build_loss(
         arguments: dict[str, Any] = {"weight": class_weights, "label_smoothing": smoothing, "reduction": "sum"}
         return lambda logits, targets: F.cross_entropy(logits.float(), targets, ignore_index=PADDING, **arguments)
     to_half = options.smooth_to_half and multi_label
-    losses_of = (_of_classes if options.name in ("bce", "asl") else _of_plugin)(options, class_weights)
+    losses_of = _LOSSES_OF.get(options.name, _of_plugin)(options, class_weights)
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         classes = logits.shape[-1]
@@ -70,19 +70,23 @@ def build_loss(
 _Losses = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def _of_classes(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
-    """timm's binary cross-entropy (Wightman et al., 2021), the mean over the classes, with a threshold after smoothing;
-    timm's asymmetric loss (Ridnik et al., 2021, arXiv 2009.14119), the sum over the classes.
+# Of timm's losses: its modules accept no padding, and leave the smoothing of mixed targets to timm's mixup. They are
+# imported where used, as few runs need them.
 
-    timm's modules accept no padding, and leave the smoothing of mixed targets to timm's mixup.
-    """
-    from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy  # imported where used, as few runs need them
 
-    arguments: dict[str, Any] = {"pos_weight": class_weights, "reduction": "none"}
-    if options.name == "bce":
-        bce = BinaryCrossEntropy(0.0, options.target_threshold, **arguments)
-        return lambda logits, smoothed, targets: bce(logits, smoothed).mean(-1)
-    asl = AsymmetricLossMultiLabel(**options.kwargs or {}, **arguments)
+def _bce(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
+    """timm's binary cross-entropy (Wightman et al., 2021), the mean over the classes; a threshold after smoothing."""
+    from timm.loss import BinaryCrossEntropy
+
+    bce = BinaryCrossEntropy(0.0, options.target_threshold, pos_weight=class_weights, reduction="none")
+    return lambda logits, smoothed, targets: bce(logits, smoothed).mean(-1)
+
+
+def _asl(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
+    """timm's asymmetric loss (Ridnik et al., 2021, arXiv 2009.14119), the sum over the classes."""
+    from timm.loss import AsymmetricLossMultiLabel
+
+    asl = AsymmetricLossMultiLabel(**options.kwargs or {}, pos_weight=class_weights, reduction="none")
     return lambda logits, smoothed, targets: asl(logits, smoothed).sum(-1)
 
 
@@ -101,6 +105,9 @@ def _of_plugin(options: LossOptions, class_weights: torch.Tensor | None) -> _Los
         return losses if class_weights is None else (targets @ class_weights) * losses
 
     return losses_of
+
+
+_LOSSES_OF = {"bce": _bce, "asl": _asl}  # by LOSS.NAME; other names are of plugins
 
 
 def read_class_weights(

@@ -138,13 +138,13 @@ _FIRST_SECONDS = 0.5  # that the evaluation files are expected to take
 class RunReport:
     """Keeps the evaluation files of the best epoch, and `report.html`, up to date in at most 1% of the run's time.
 
-    The main process calls `update()` after the checkpoint of an epoch, and `update(now=True)` when the final
-    state is recorded. The end of the run evaluates `best.pth` if there was no time for its files. A file that
+    `update()` is called after the checkpoint of an epoch, and `update(now=True)` when the final state is recorded; the
+    main process alone writes. The end of the run evaluates `best.pth` if there was no time for its files. A file that
     cannot be written, for example on a full disk, gives a line in the log and never ends the run.
     """
 
-    def __init__(self, outputs: RunOutputs, config: Config) -> None:
-        self.outputs, self._config = outputs, config
+    def __init__(self, outputs: RunOutputs, config: Config, is_main: bool) -> None:
+        self.outputs, self._config, self._is_main = outputs, config, is_main
         self._best: Evaluated | None = None
         self._is_end = False
         self.has_page = False  # of the latest state
@@ -162,6 +162,8 @@ class RunReport:
         evaluated: the latest one. If it is the best one and there is no time for its files, only the end of the run
         writes them.
         """
+        if not self._is_main:
+            return
         if evaluated and evaluated.is_best:
             self._best = evaluated
         self._is_end = now

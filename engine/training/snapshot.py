@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from configs.compare import changed_options, changes_training
 from configs.parts import running_plugins
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
+from configs.schema.section import texts_of
 from configs.yaml_io import format_value
 from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
@@ -30,6 +32,7 @@ from utils.notes import Note
 from utils.signals import Interrupted, PendingSignal
 
 _SAVE = 1  # a request of the main process; a signal requests _SAVE + its number
+FAIL = 100  # a request of the main process, above all others: to save, and to raise its error on all ranks
 
 
 class SaveTrigger:
@@ -40,9 +43,10 @@ class SaveTrigger:
     """
 
     def __init__(self, is_main: bool, every_steps: int | None, every_minutes: float | None) -> None:
-        self.is_main = is_main
-        self.every_steps = every_steps
-        self.every_seconds = 60 * (every_minutes or math.inf)
+        self.every_steps = every_steps or sys.maxsize
+        self.every_seconds = math.inf
+        if is_main and every_minutes:  # the other ranks follow its clock
+            self.every_seconds = 60 * every_minutes
         self.signals = PendingSignal()
         self.saved()
 
@@ -52,7 +56,7 @@ class SaveTrigger:
 
     def request(self) -> int:
         """The request of this process; 0: none."""
-        is_time = self.is_main and time.monotonic() >= self._next_save
+        is_time = time.monotonic() >= self._next_save
         if is_time:
             self._next_save = math.inf  # requests once
         if self.signals.number:
@@ -68,7 +72,7 @@ class SaveTrigger:
         if request > _SAVE:
             self.signals.note(request - _SAVE)
             raise Interrupted(request - _SAVE)
-        is_step = bool(self.every_steps and steps_done and steps_done % self.every_steps == 0)
+        is_step = steps_done is not None and steps_done % self.every_steps == 0
         return is_step or request == _SAVE
 
 
@@ -209,8 +213,8 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
         logger.note(Note("screen", f"Resume: {text}"))
     seconds, images, total_seconds = (checkpoint[key] for key in ("train_seconds", "images", "total_seconds"))
     clock = TrainClock(logger.started, seconds, images, total_seconds)
-    path = find_best(found, state.context) if best else None
-    is_unsaved = best is not None and path is None and found.place.is_best
+    path = find_best(found, state.context)
+    is_unsaved = path is None and found.place.is_best
     if not path and not is_unsaved:
         best = None
     return RunPosition(config, progress, clock, best, is_unsaved, path, read_decision(checkpoint))
@@ -218,17 +222,18 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
 
 def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[str, tuple[Any, Any]]) -> list[str]:
     """What the options of this start change in the run, and what they cannot."""
-    config = state.config
     epoch = found.state["epoch"]
-    remarks = [state.layout.changed_global_batch(found.state) or ""]
-    if epoch == config.train.num_epochs:
-        remarks.append(f"all {epoch} epochs are done")
-    given = [key for key, (_, now) in changed.items() if now and key in _UNUSED]
-    remarks += [f"{key} has no effect in a run that is resumed" for key in given]
+    other_batch = state.layout.changed_global_batch(found.state)
+    unused = [(changed[key][1], f"{key} has no effect in a run that is resumed") for key in changed if key in _UNUSED]
     listed = [f"{key}: {then}, now {now}" for key, (then, now) in changed.items() if key not in _UNUSED]
-    if listed:
-        remarks.append(f"options that differ from the checkpoint: {'; '.join(listed)}")
-    return list(filter(None, remarks))
+    return list(
+        texts_of(
+            (other_batch, str(other_batch)),
+            (epoch == state.config.train.num_epochs, f"all {epoch} epochs are done"),
+            *unused,
+            (listed, f"options that differ from the checkpoint: {'; '.join(listed)}"),
+        )
+    )
 
 
 _FIXED = (  # for the whole run: with another value its state, or best.pth, has other entries
@@ -247,14 +252,25 @@ def _check_options(config: Config, epoch: int, changed: dict[str, tuple[Any, Any
             then = format_value(changed[key][0])
             fix = "set it to the same value, or start a new run with -pretrained"
             raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
-    if epoch == num_epochs and (unused := [key for key in changed if changes_training(key)]):
-        problem = f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done"
-        raise UserError(f"{problem}; train longer with -epochs, or start a new run with -pretrained")
-    if "TRAIN.LAST_EPOCH" in changed and last_epoch not in (0, epoch):
-        raise UserError(f"-last_epoch {last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
-    if epoch > num_epochs:
-        problem = f"TRAIN.NUM_EPOCHS {num_epochs}: the checkpoint has {epoch} finished epochs"
-        raise UserError(f"{problem}; give more than {epoch} with -epochs")
+    unused = [key for key in changed if changes_training(key)]
+    problems = texts_of(
+        (
+            epoch == num_epochs and unused,
+            f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done; train longer with "
+            "-epochs, or start a new run with -pretrained",
+        ),
+        (
+            "TRAIN.LAST_EPOCH" in changed and last_epoch not in (0, epoch),
+            f"-last_epoch {last_epoch}: the checkpoint is at epoch {epoch}; remove the flag",
+        ),
+        (
+            epoch > num_epochs,
+            f"TRAIN.NUM_EPOCHS {num_epochs}: the checkpoint has {epoch} finished epochs; give more than {epoch} with "
+            "-epochs",
+        ),
+    )
+    for problem in problems:
+        raise UserError(problem)
 
 
 def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collection[str]) -> None:

@@ -27,7 +27,7 @@ from engine.run.reporter import log_validation
 from engine.training.optimizer import UntrainedParameters
 from engine.training.outputs import RunOutputs, RunReport
 from engine.training.session import Session
-from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_snapshot
+from engine.training.snapshot import FAIL, PeftFolder, SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
 from engine.training.train_batch import TrainBatch
 from utils.distributed import RankExchange, broadcast_object, call_on_main
@@ -36,7 +36,6 @@ from utils.notes import Note
 from utils.signals import Interrupted, defer_signals
 from utils.threads import DaemonPool
 
-_END = 100  # a request to end all ranks, above all requests of `SaveTrigger`
 _WRITE_TIMES = 20  # time since the last save / time of its write: at least, for a save before an evaluation
 # Of a result: the start of a new run measures the first ones, training the others. A resumed run takes the first ones
 # from its record, and all of them if it has ended and trains no step.
@@ -78,13 +77,12 @@ class Trainer:
         self._saved_step = self.progress.step
         self._save_started = -math.inf
         self._write_seconds = 0.0
+        self.report = RunReport(outputs, config, is_main)
+        self.record.on_end = partial(self.report.update, now=True)
         self.writer: CheckpointWriter | None = None  # on a rank that writes no checkpoints
-        self.report: RunReport | None = None
         if is_main:
             # `Strategy.gather` copies a sharded state.
             self.writer = CheckpointWriter(outputs.folder, config.keep_checkpoints, self._on_written, is_sharded)
-            self.report = RunReport(outputs, config)
-            self.record.on_end = partial(self.report.update, now=True)
             # A launcher may kill the run a second after the signal, while it is being saved.
             update, thread = partial(self.record.update, state="stopping"), DaemonPool(1)
             self.trigger.signals.on_first = lambda name: thread.submit(partial(update, signal=name))
@@ -171,16 +169,11 @@ class Trainer:
         evaluated = self._evaluate_epoch(0)
         self.record.set_result(probe_score=evaluated.metrics.score)
         self._save(is_best=True)
-        if self.report:
-            self.report.update(evaluated)
+        self.report.update(evaluated)
 
     def _is_due(self, epochs_done: int, every: int) -> bool:
         """Returns whether an action with a period of `every` epochs is due; it always is after the last epoch."""
         return epochs_done % every == 0 or epochs_done == self.config.train.num_epochs
-
-    def _reaches_the_end(self, epochs_done: int) -> bool:
-        """Returns whether NUM_EPOCHS or MAX_STEPS ends the run after this epoch."""
-        return epochs_done == self.config.train.num_epochs or self.progress.step >= self.max_steps
 
     def start_epoch(self) -> None:
         """Starts the clocks of an epoch, or of the rest of one."""
@@ -192,19 +185,20 @@ class Trainer:
         progress = self.progress
         epochs_done = progress.epoch + 1
         evaluated: Evaluated | None = None
+        is_best = False
         if self._is_due(epochs_done, self.config.validate_freq):
             self._save_before_evaluation()
             evaluated = self._evaluate_epoch(epochs_done)
-        is_best = evaluated is not None and evaluated.is_best
+            is_best = evaluated.is_best
         self.reporter.end_epoch(progress, self.position.clock.seconds)
-        ends = self._reaches_the_end(epochs_done) or self.position.stops_early(epochs_done)
-        if self.report and evaluated and not ends:  # its end has a verdict
-            self._judge_first_epoch(self.report, epochs_done)
+        is_last = epochs_done == self.config.train.num_epochs or progress.step >= self.max_steps
+        ends = is_last or self.position.stops_early(epochs_done)
+        if self.context.is_main and evaluated and not ends:  # its end has a verdict
+            self._judge_first_epoch(epochs_done)
         self.position.progress = self.state.new_progress(epochs_done)
         if is_best or ends or self._is_due(epochs_done, self.config.save_freq):
             self._save(is_best)
-        if self.report:
-            self.report.update(evaluated)
+        self.report.update(evaluated)
         return not ends
 
     def _save_before_evaluation(self) -> None:
@@ -214,10 +208,10 @@ class Trainer:
         if broadcast_object(is_worth_it, self.context):
             self._save()
 
-    def _judge_first_epoch(self, report: RunReport, epochs_done: int) -> None:
+    def _judge_first_epoch(self, epochs_done: int) -> None:
         from engine.report.verdict import first_epoch_of  # late, as the page
 
-        if epochs_done <= self.config.validate_freq and (text := first_epoch_of(report.contents)):
+        if epochs_done <= self.config.validate_freq and (text := first_epoch_of(self.report.contents)):
             self.logger.note(Note("screen", text))
 
     def after_step(self, progress: EpochProgress) -> None:
@@ -242,11 +236,11 @@ class Trainer:
         Raises UserError: the main process has found unreadable images; the run is saved.
         """
         error = self.eval_images.error()
-        own_request = _END if error else self.trigger.request()
+        own_request = FAIL if error else self.trigger.request()
         request, seconds_of_ranks = self.exchange.swap(own_request, seconds)
         if seconds_of_ranks is not None and (note := self.slow_ranks.add_step(seconds_of_ranks)):
             self.logger.note(note)
-        if request == _END:
+        if request == FAIL:
             self._save()
             self._wait_on_all_ranks()
             error = broadcast_object(error, self.context)
@@ -293,10 +287,7 @@ class Trainer:
         session = self.session
         if solved := self._solved:
             self._solved = None
-            results = None
-            if solved.results:
-                results = session.evaluator.complete(solved.results, self.plan.val)
-            metrics = session.evaluator.share_metrics(results)
+            metrics, results = session.evaluator.share(solved.results, self.plan.val)
         else:
             evaluator = replace(session.evaluator, before_error=self._wait_on_all_ranks)
             metrics, results = evaluator.evaluate(model, session.val_batches, self.after_eval_batch)

@@ -147,6 +147,6 @@ def test_a_model_without_batch_norms_and_cpus_are_refused(name, reason, cpu):
 def test_parameters_without_a_gradient_are_named_and_nothing_stays():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     model.register_parameter("extra", nn.Parameter(torch.ones(2)))
-    assert unused_parameters(model, torch.randn(3, 4)) == ["extra"]
+    assert unused_parameters(model, torch.randn(3, 4), model) == ["extra"]
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model[1].running_mean.any()
