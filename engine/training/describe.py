@@ -1,8 +1,9 @@
 """The lines of a training before its first step: how its state was built, and options that do not fit it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -36,35 +37,10 @@ class HeadClasses:
     ambiguity: str = ""
 
 
-@dataclass(frozen=True)
-class Built:
-    """How a state was built.
-
-    notes: about its parts, in the order in which they were built. weights: None without initial ones. has_solved_head:
-    of the probe, by MODEL.HEAD.
-    """
-
-    teacher: Teacher | None
-    notes: list[Note]
-    weights: Fitted | None = None
-    classes: HeadClasses = field(default_factory=HeadClasses)
-    has_solved_head: bool = False
-
-
-def describe_state(state: TrainState, built: Built) -> list[Note]:
-    batch = state.layout.batch
-    notes = _notes_on_weights(built) + _notes_on_teacher(built.teacher) + built.notes + notes_on_left_out(state.layout)
-    if batch.whole_steps:
-        notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
-    return notes
-
-
-def _notes_on_weights(built: Built) -> list[Note]:
-    weights, classes = built.weights, built.classes
-    if not weights:
-        return []
+def notes_on_weights(weights: Fitted, classes: HeadClasses, has_solved_head: bool) -> list[Note]:
+    """has_solved_head: the head is of the probe, by MODEL.HEAD."""
     notes = weights.notes()
-    if built.has_solved_head:
+    if has_solved_head:
         notes.append(Note("log", "the head starts as the probe's (MODEL.HEAD)"))
     if classes.ambiguity and NewHead.NO_KNOWN_CLASS in weights.new_heads.values():
         problem = "the weights have no class names, so that no row of the head is kept"
@@ -76,9 +52,7 @@ def _notes_on_weights(built: Built) -> list[Note]:
     return [note.on("Pretrained") for note in notes]
 
 
-def _notes_on_teacher(teacher: Teacher | None) -> list[Note]:
-    if not teacher:
-        return []
+def notes_on_teacher(teacher: Teacher) -> list[Note]:
     data, fitted = teacher.data, teacher.fitted
     seen = f"{data.image_size} pixels, mean {list(data.imagenet_mean)}, std {list(data.imagenet_std)}"
     about = Note("screen", f"{teacher.name}, weights: {fitted.source}, {seen}")
@@ -103,15 +77,16 @@ def notes_on_optimizer(optimizer: torch.optim.Optimizer, peak_lr: float, train: 
     return notes
 
 
-def notes_on_left_out(layout: EpochLayout) -> list[Note]:
-    """The images of the incomplete last batch: on the screen if they are over a tenth."""
-    if not layout.left_out:
-        return []
-    text = f"of {layout.samples:,} images fill no batch: each epoch leaves out as many, others each time"
-    note = Note("log", f"Training: {layout.left_out:,} {text}")
-    if 10 * layout.left_out > layout.samples:
-        note = replace(note, kind="screen")
-    return [note]
+def notes_on_batches(layout: EpochLayout) -> list[Note]:
+    """The images of the incomplete last batch, on the screen if they are over a tenth; DATA.GLOBAL_BATCH_SIZE."""
+    notes = list[Note]()
+    if layout.left_out:
+        text = f"of {layout.samples:,} images fill no batch: each epoch leaves out as many, others each time"
+        kind: Literal["screen", "log"] = "screen" if 10 * layout.left_out > layout.samples else "log"
+        notes.append(Note(kind, f"Training: {layout.left_out:,} {text}"))
+    if layout.batch.whole_steps:
+        notes.append(Note("log", f"Global batch: {layout.batch}; TRAIN.ACCUM_ITER is not used"))
+    return notes
 
 
 def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
@@ -169,14 +144,16 @@ def _of_other_batch(train: Train, size: int) -> str:
     return f"{text}: TRAIN.{rule.upper()}={tuned_for} makes it {peak:.3g}"
 
 
-def describe_on_screen(state: TrainState, built: Built, data: TrainingData, resumed: EpochProgress | None) -> list[str]:
+def describe_on_screen(
+    state: TrainState, fitted: Fitted | None, data: TrainingData, resumed: EpochProgress | None
+) -> list[str]:
     """The lines of the screen before the first step: data, model, and the training. resumed: the position."""
     config, train, layout = state.config, state.config.train, state.layout
     weights = "random weights"
     if resumed:
         weights = f"resumed at epoch {resumed.epoch + 1}, step {resumed.done_steps}"
-    elif built.weights:
-        new = {*built.weights.new_heads.values()} - {NewHead.OTHER_NORM}
+    elif fitted:
+        new = {*fitted.new_heads.values()} - {NewHead.OTHER_NORM}
         weights = f"weights: {Path(config.model.pretrained or '').name}"
         if new:
             weights += ", new head"

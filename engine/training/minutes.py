@@ -50,16 +50,17 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     layout = plan.layout
     steps_per_epoch = layout.steps_per_epoch
     trial = Trial(context, lambda: build_run_state(plan, context, solved)[0])
+    max_seconds = _MAX_SHARE * 60 * train.minutes
     trial.train(
         TrainBatches(config, plan.train, context, layout).iterate(0, 0, train.num_epochs),
         steps=min(_TIMED_STEPS, train.num_epochs * steps_per_epoch),
-        max_seconds=_MAX_SHARE * 60 * train.minutes,
+        max_seconds=max_seconds,
     )
     start = trial.state_seconds  # the run has it once more
     if train.compiles:  # else cuDNN's choice of algorithms, which takes most of the first step, is kept
         start = trial.first_step_seconds
     step = trial.step_seconds()
-    evaluation, test = _time_evaluations(plan, trial.state, step)
+    evaluation, test = _time_evaluations(plan, trial.state, step, max_seconds / 2)
 
     end = 2 * evaluation + test + _END_SECONDS  # an average and the raw weights are evaluated
     left = 60 * train.minutes - seconds_since_start() - start - end
@@ -90,12 +91,14 @@ def _as_in_sweep(plan: Plan, folder: Path, context: ProcessContext, logger: RunL
     return replace(plan, config=plan.config.with_train(epoch_steps=steps, **_schedule(train, epochs)))
 
 
-def _time_evaluations(plan: Plan, state: TrainState, step: float) -> tuple[float, float]:
-    """Seconds of an evaluation of the validation and of the test images, from a part of the former. step: seconds."""
+def _time_evaluations(plan: Plan, state: TrainState, step: float, seconds: float) -> tuple[float, float]:
+    """Seconds of an evaluation of the validation and of the test images, from a part of the former.
+
+    step: seconds. seconds: for more than four batches.
+    """
     config, context = state.config, state.context
     images = len(plan.val)
     size = config.data.eval_batch_size
-    seconds = _MAX_SHARE / 2 * 60 * (config.train.minutes or 0)
     longest = step * size * context.world_size / plan.batch.global_size  # of a batch: less than in training
     batches = broadcast_object(min(max(4, int(seconds / longest)), _MAX_TIMED_BATCHES), context)
     first = max(0, math.ceil(images / size) - batches * context.world_size) * size

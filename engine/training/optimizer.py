@@ -1,8 +1,9 @@
-"""The optimizer, its parameter groups, and the learning rate: a pure function of the step."""
+"""The optimizer, its parameter groups, Muon with fewer kernels, and the learning rate: a pure function of the step."""
 
 import fnmatch
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +20,12 @@ from datasets.sources.class_names import list_names
 from engine.parallel import run_eagerly
 from engine.progress import EpochProgress, Observer
 from engine.run.log import RunLogger
-from engine.training.muon import BatchedMuon
 from models.blocks import is_sharded
 from models.timm_model import classifiers
 from utils.device import find_shortage
 from utils.errors import UserError, did_you_mean, first_line
-from utils.library_compat import register_timm_optimizer
+from utils.library_compat import is_updated_by_muon, newton_schulz_coefficients, register_timm_optimizer
+from utils.torch_compat import multiplies_bfloat16_with_onednn
 
 _SGD = ("momentum", "nesterov")  # timm's names of torch's SGD
 _FUSED_SHARDED = ("adam", "adamw")  # with a fused kernel of torch for sharded weights
@@ -187,6 +188,61 @@ def zero_momentum(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> None:
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
+
+
+class BatchedMuon(muon.Muon):
+    """timm's Muon (Jordan et al., 2024), with the matrices of one shape orthogonalized together.
+
+    The same bits on a CPU, fewer kernels. The state, the first step, the AdamW for the other parameters, and AdaMuon
+    are timm's. A CPU without instructions for bfloat16 orthogonalizes in float32: 14 to 20 times as fast.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        gradients: dict[torch.Tensor, torch.Tensor] = {}
+        for group in self.param_groups:
+            for own in self._batches(group).values():
+                self._update_together([*own], [*own.values()], group)
+                gradients |= own
+        for one in gradients:
+            one.grad = None
+        super().step()  # type: ignore[no-untyped-call]
+        for one, gradient in gradients.items():
+            one.grad = gradient
+
+    def _batches(self, group: dict[str, Any]) -> dict[Any, dict[torch.Tensor, torch.Tensor]]:
+        """The matrices of Muon with their gradients, by shape, type and device."""
+        batches: dict[Any, dict[torch.Tensor, torch.Tensor]] = defaultdict(dict)
+        if group["algo"] != "muon":
+            return batches
+        for one in group["params"]:
+            if one.grad is None:
+                continue
+            is_matrix = one.ndim == 2 or group["conv_mode"] == "flatten"
+            if is_matrix and is_updated_by_muon(self.state.get(one, {})):
+                batches[one.shape, one.dtype, one.device][one] = one.grad
+        return batches
+
+    def _update_together(
+        self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], group: dict[str, Any]
+    ) -> None:
+        """timm's update of B parameters of one shape (out, in, ...), as B matrices (out, in)."""
+        lr, momentum = group["lr"], group["momentum"]
+        buffers = [self.state[one]["momentum_buffer"] for one in parameters]
+        torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        updates = torch._foreach_lerp(gradients, buffers, momentum) if group["nesterov"] else buffers
+        in_bfloat16 = parameters[0].device.type != "cpu" or multiplies_bfloat16_with_onednn()
+        matrices = muon.zeropower_via_newtonschulz(
+            torch.stack(updates).flatten(2),
+            group["ns_steps"],
+            newton_schulz_coefficients(group["ns_coefficients"]),
+            dtype=torch.bfloat16 if in_bfloat16 else torch.float32,
+            **{key: group[key] for key in ("eps", "safety_factor", "scale_eps")},
+        )
+        scale = muon.get_lr_scale(matrices.shape, group["adjust_lr_fn"]) if group["adjust_lr_fn"] else 1.0
+        steps = matrices.to(parameters[0].dtype).reshape(-1, *parameters[0].shape).unbind()
+        torch._foreach_add_(parameters, steps, alpha=-lr * scale)
 
 
 EPOCHS_PER_REDUCTION = 30  # of the step decay, timm's default

@@ -30,13 +30,14 @@ from engine.run.facts import Devices, TrainingData
 from engine.run.folder import record_environment
 from engine.run.log import RunLogger
 from engine.training.describe import (
-    Built,
     HeadClasses,
     describe_on_screen,
-    describe_state,
     find_misfits,
+    notes_on_batches,
     notes_on_one_process,
     notes_on_optimizer,
+    notes_on_teacher,
+    notes_on_weights,
 )
 from engine.training.loss import build_step_loss
 from engine.training.optimizer import (
@@ -89,8 +90,8 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     goal = operating_goal(config, names_of_labels(plan.val, config.model.num_logits))
     bad_images = BadImageList(context.rank)
     batches = TrainBatches(config, plan.train, context, plan.layout)
-    state, built = build_run_state(plan, context, solved)
-    for note in describe_state(state, built):
+    state, notes, fitted = build_run_state(plan, context, solved)
+    for note in notes:
         logger.note(note)
     logger.note(Devices(context.world_size, str(context.device), state.precision.describe()))
     images = TrainingData(
@@ -123,13 +124,16 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
         evaluator=replace(build_evaluator(config, state.precision, state.strategy, context), point=goal),
         bad_images=bad_images,
         solved=solved,
-        lines=describe_on_screen(state, built, images, position.progress if plan.found else None),
+        lines=describe_on_screen(state, fitted, images, position.progress if plan.found else None),
     )
 
 
-def build_run_state(plan: Plan, context: ProcessContext, solved: Solved | None) -> tuple[TrainState, Built]:
-    """The state of a run before its first step, and how it was built. solved: the head to start from.
+def build_run_state(
+    plan: Plan, context: ProcessContext, solved: Solved | None
+) -> tuple[TrainState, list[Note], Fitted | None]:
+    """The state of a run before its first step, notes on it, and how its initial weights fit.
 
+    solved: the head to start from.
     Raises UserError: as `build_train_state`; or the weights do not fit.
     """
     config = plan.config
@@ -137,11 +141,13 @@ def build_run_state(plan: Plan, context: ProcessContext, solved: Solved | None) 
     purpose = replace(FINE_TUNE, head_rows=classes.rows, zero_head=not scales_by_weights(config.train.optimizer))
     # A checkpoint has all weights, and the pretrained ones may be missing then.
     initial = config.with_model(pretrained=None) if plan.found else config
-    model, weights = initial_model(initial, context.device, purpose, plan.weights.image_size)
+    model, fitted = initial_model(initial, context.device, purpose, plan.weights.image_size)
     if solved:
         set_head(model, solved)
-    state, built = build_train_state(config, context, plan.layout, model, plan.train.targets, plan.class_names)
-    return state, replace(built, weights=weights, classes=classes, has_solved_head=solved is not None)
+    state, notes = build_train_state(config, context, plan.layout, model, plan.train.targets, plan.class_names)
+    if fitted:
+        notes = notes_on_weights(fitted, classes, has_solved_head=solved is not None) + notes
+    return state, notes + notes_on_batches(plan.layout), fitted
 
 
 def initial_model(
@@ -160,8 +166,8 @@ def build_train_state(
     model: nn.Module,
     targets: np.ndarray | None = None,
     class_names: Sequence[str] | None = None,
-) -> tuple[TrainState, Built]:
-    """Everything that a training step uses, and how it was built. One process needs no process group.
+) -> tuple[TrainState, list[Note]]:
+    """Everything that a training step uses, and notes on its parts. One process needs no process group.
 
     Each part works on the result of those before it. The batch norms, memory format and op lists of the model, and the
     loss, which turns on a second head for a teacher, change it before the average and the description copy it. Sharding
@@ -183,7 +189,7 @@ def build_train_state(
     loss, teacher = build_step_loss(config, model, precision, targets, class_names)
 
     meta_model = copy_to_meta(model)
-    notes = list[Note]()
+    notes = notes_on_teacher(teacher) if teacher else []
     average = None
     if train.model_ema:
         average = WeightAverage(model, train.model_ema_decay, train.model_ema_warmup)
@@ -229,7 +235,7 @@ def build_train_state(
         transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
     )
-    return state, Built(teacher, notes)
+    return state, notes
 
 
 def _checkpoint_cheaply(model: nn.Module, config: Config) -> None:

@@ -13,7 +13,7 @@ from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.schema import Config, Parallel, Train
 from configs.yaml_io import parse_value
 from datasets.loading.sampler import TrainSampler
-from engine.training.describe import find_misfits, notes_on_left_out, notes_on_one_process
+from engine.training.describe import find_misfits, notes_on_batches, notes_on_one_process
 from engine.training.optimizer import build_schedule
 
 
@@ -43,7 +43,7 @@ def test_the_images_of_the_incomplete_last_batch_are_named(layout, number, kind)
     used = {index for sampler in ranks for batch in sampler for _, index, _ in batch}
     if layout.max_steps is None:
         assert layout.samples - len(used) == number
-    notes = notes_on_left_out(layout)
+    notes = [note for note in notes_on_batches(layout) if note.text.startswith("Training")]
     assert [note.kind for note in notes] == [kind] * bool(number)
     assert all(f" {number} of {layout.samples:,} images" in note.text for note in notes)
 

@@ -13,7 +13,7 @@ from torch import nn
 from configs.schema import Amp, Train
 from engine.parallel import Strategy
 from engine.precision.policy import Precision
-from engine.training import muon as muons
+from engine.training import optimizer as optimizers
 from engine.training.optimizer import set_lr
 
 LR, DECAY, CLIP = 0.01, 0.3, 0.5
@@ -137,7 +137,7 @@ def test_a_processor_without_bfloat16_orthogonalizes_in_float32(monkeypatch):
     """The update differs from timm's by the rounding of bfloat16 alone."""
     updates = []
     for native in (True, False):
-        monkeypatch.setattr(muons, "multiplies_bfloat16_with_onednn", lambda native=native: native)
+        monkeypatch.setattr(optimizers, "multiplies_bfloat16_with_onednn", lambda native=native: native)
         model = Shapes()
         train(model, optimizer_of(model, train_options("muon", {})), range(3, 5))
         updates.append(model.tall[0].weight - Shapes().tall[0].weight)
