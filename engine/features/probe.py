@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from configs.schema import Config
+from configs.schema.section import texts_of
 from datasets.batch import PADDING
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import BadImageList
@@ -106,7 +107,8 @@ def solve_head(task: ProbeTask) -> Solved:
     """
     model = FeatureModel(task.model, task.config.model.name)
     context = task.evaluator.context
-    train, val = _features(task, model, task.train, "train"), _features(task, model, task.val, "val")
+    train = _features(task, model, task.train, "train", fewest=2)
+    val = _features(task, model, task.val, "val", fewest=1)
     on_main = call_on_main(lambda: _solve(task, train, val), context)
     solved = broadcast_object(on_main and on_main._replace(sums=None), context)
     assert solved is not None  # the main process has solved it
@@ -147,8 +149,11 @@ def set_head(model: nn.Module, solved: Solved) -> None:
         head.bias.copy_(solved.bias)
 
 
-def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str) -> Features:
-    """The features of a split on the main process, none on the others; a collective call."""
+def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str, fewest: int) -> Features:
+    """The features of a split on the main process, none on the others; a collective call.
+
+    Raises UserError: they are not finite, or of less than `fewest` images.
+    """
     device = task.evaluator.context.device
     work = Extraction(task.config, samples, task.evaluator, model, task.bad_images, task.after_batch)
     file = work.once(split)
@@ -158,10 +163,12 @@ def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str
         task.bad_images.add(BadImage(samples.name(index), reason, "") for index, reason in file.errors.items())
     readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
     values = torch.from_numpy(file.values[readable])
-    fewest = 2 if split == "train" else 1
-    if len(values) < fewest or not values.isfinite().all():
-        problem = f"{len(values)} images can be read" if len(values) < fewest else "NaN or infinite; use bfloat16"
-        key = "TUNE" if task.config.model.tune.solves_head else "HEAD"
+    key = "TUNE" if task.config.model.tune.solves_head else "HEAD"
+    problems = texts_of(
+        (len(values) < fewest, f"{len(values)} images can be read"),
+        (not values.isfinite().all(), "NaN or infinite; use bfloat16"),
+    )
+    for problem in problems:
         raise UserError(f"MODEL.{key} probe: features of {split}: {problem}")
     targets = torch.from_numpy(samples.targets[readable])
     return Features(values.to(device), targets.to(device), readable, file)

@@ -287,13 +287,15 @@ def embed(session: EvaluationSession, folder: Path, labelled: bool, logger: RunL
     model = FeatureModel(session.model, config.model.name)
     file = Extraction(config, samples, session.evaluator, model).to_file(folder / ARRAY_FILE)
     if file:
-        names = names_of_labels(samples, config.model.num_logits) if labelled else None
+        indices = range(len(samples))
+        columns = [[samples.column, *map(samples.listed_name, indices)]]
+        if labelled:
+            names = names_of_labels(samples, config.model.num_logits)
+            columns.append(["target", *(name_of_target(target, names) for target in samples.targets)])
+        columns.append(["error", *(file.errors.get(index, "") for index in indices)])
         with open_atomically(folder / TABLE_FILE) as table:
             writer = csv.writer(table, lineterminator="\n")
-            writer.writerow([safe_cell(samples.column), *(["target"] if names else []), "error"])
-            for index in range(len(samples)):
-                target = [name_of_target(samples.targets[index], names)] if names else []
-                cells = samples.listed_name(index), *target, file.errors.get(index, "")
+            for cells in zip(*columns, strict=True):
                 writer.writerow(map(safe_cell, cells))
         seconds = time.perf_counter() - started
         errors = f"{len(file.errors)} of {len(samples)} have an error"

@@ -19,6 +19,7 @@ from configs.parts import check_plugins
 from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, follow_facts
 from configs.schema import Config, Data
 from configs.schema.data import AUTO
+from configs.schema.section import texts_of
 from configs.weights import NO_RECORD, NORMALIZATION, Followed, WeightsRecord, follow_weights
 from configs.yaml_io import format_value, parse_value
 from datasets.loading.loader import epoch_layout
@@ -245,17 +246,21 @@ def _notes_on_data(config: Config, splits: list[Samples], is_new: bool) -> list[
     train = splits[0]
     data = config.data
     outputs = config.model.num_logits
-    notes = list[Note]()
-    if not data.multi_label and np.count_nonzero(train.class_counts(outputs)) == 1:
-        notes.append(Note("warning", "all training images are of one class: an accuracy of 100% means nothing"))
     used = max(len(samples.class_names) for samples in splits)
     expected = 2 * used  # numbers may leave some classes out
     if train.has_class_names:
         expected = number_of_classes(data.dataset, splits)
-    if is_new and outputs > expected:
-        text = f"the model has {outputs} classes, and the data {used}; -opts MODEL.NUM_CLASSES={used} trains {used}"
-        notes.append(Note("warning", text))
-    return notes
+    texts = texts_of(
+        (
+            not data.multi_label and np.count_nonzero(train.class_counts(outputs)) == 1,
+            "all training images are of one class: an accuracy of 100% means nothing",
+        ),
+        (
+            is_new and outputs > expected,
+            f"the model has {outputs} classes, and the data {used}; -opts MODEL.NUM_CLASSES={used} trains {used}",
+        ),
+    )
+    return [Note("warning", text) for text in texts]
 
 
 def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger: RunLogger) -> Config:

@@ -6,7 +6,7 @@ that does not need a method makes it empty. Loss scaling has the rules of Paddle
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from timm.models import VisionTransformer
 from torch import nn
 
 from configs.schema import Amp, Config
+from configs.schema.section import texts_of
 from engine.precision.master_weights import MasterWeights, WeightAverage, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
 from engine.precision.op_lists import cast_listed_ops, cast_norms, keeps_fp32_weights, listed_in_blocks, torch_name
@@ -429,11 +430,11 @@ class Precision:
     def short_name(self) -> str:
         return f"AMP {self.options.level} {str(self.dtype).removeprefix('torch.')}" if self.options.enabled else FLOAT32
 
-    def misfits(self) -> list[str]:
+    def misfits(self) -> Iterator[str]:
         """Why this device gains nothing from the precision, or loses by it; for warnings."""
         on_cpu = self.device.type == "cpu"
         is_bfloat16 = self.dtype == torch.bfloat16
-        problems = (
+        return texts_of(
             (on_cpu and self.dtype == torch.float16,
              "float16 is 10 to 100 times slower than -amp_dtype=bfloat16 on a CPU"),
             (on_cpu and is_bfloat16 and not multiplies_bfloat16_with_onednn(),
@@ -441,7 +442,6 @@ class Precision:
             (is_bfloat16 and self._emulates_bfloat16,
              "this GPU emulates bfloat16 (compute capability below 8.0): use -amp_dtype=float16"),
         )  # fmt: skip
-        return [text for applies, text in problems if applies]
 
 
 def compute_dtype(options: Amp, device: torch.device) -> torch.dtype:

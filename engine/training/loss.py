@@ -229,18 +229,19 @@ class Teacher:
         precision: Precision,
         own: Data,
         student: Data,
-        outputs: Sequence[int] | None,
+        outputs: Sequence[int],
     ) -> None:
         """`model` is in fp32 and on its device. `own` and `student`: image size, mean and std of the two models.
 
-        outputs: of `model`, for each class of the student; None: in the same order.
+        outputs: of `model`, for each class of the student.
         """
         precision.set_norm_dtypes(model)
         self.model = precision.compute_copy(model).requires_grad_(False).eval()
         self.name, self.fitted, self.data = name, fitted, own
         self.precision = precision
         self.size = own.input_size
-        self._outputs = None if outputs is None else torch.tensor(outputs, device=precision.device)
+        self._outputs = torch.tensor(outputs, device=precision.device)
+        self._has_same_order = [*outputs] == sorted(outputs)
         self._rescale: list[torch.Tensor] = []  # from the student's normalization: factor and offset (C, 1, 1)
         if (own.imagenet_mean, own.imagenet_std) != (student.imagenet_mean, student.imagenet_std):
             mean, std = np.array(own.imagenet_mean), np.array(own.imagenet_std)
@@ -251,7 +252,7 @@ class Teacher:
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         with self.precision.autocast():
             logits: torch.Tensor = self.model(self.preprocess(images))
-        return logits.float() if self._outputs is None else logits.float()[:, self._outputs]
+        return logits.float() if self._has_same_order else logits.float()[:, self._outputs]
 
     def preprocess(self, images: torch.Tensor) -> torch.Tensor:
         """Images (B, C, S, S) with the student's normalization -> images for the teacher, float32."""
@@ -340,5 +341,4 @@ def build_teacher(config: Config, precision: Precision, class_names: Sequence[st
     except UserError as error:
         raise error_from(error, f"TRAIN.TEACHER_MODEL {name}, TRAIN.TEACHER_WEIGHTS: {error}") from error
     assert fitted  # the teacher has weights
-    order = None if outputs == sorted(outputs) else outputs
-    return Teacher(name, model, fitted, precision, own.data, config.data, order)
+    return Teacher(name, model, fitted, precision, own.data, config.data, outputs)

@@ -102,7 +102,7 @@ def test_a_gpu_that_emulates_bfloat16_is_named(monkeypatch, emulates, dtype):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
     precision = policy(dtype=dtype)
     precision.device = torch.device("cuda")
-    assert len(precision.misfits()) == (emulates and dtype == "bfloat16")
+    assert len([*precision.misfits()]) == (emulates and dtype == "bfloat16")
     if dtype == "float16":
         assert ("-amp_dtype=bfloat16" in precision.suggest_fix(NONE)) is not emulates
 
