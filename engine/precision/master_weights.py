@@ -23,11 +23,12 @@ def half_copy(model: nn.Module, half: torch.dtype, half_buffers: bool) -> nn.Mod
     timm and transformers keep some in fp32: the sines of DINOv3's frequencies in bf16 are wrong by up to 0.02.
     """
     norms = [module for module in model.modules() if keeps_fp32_weights(module)]
-    kept = {id(one) for norm in norms for one in (*norm.parameters(recurse=False), *norm.buffers(recurse=False))}
-    memo: dict[int, torch.Tensor] = {id(buffer): buffer for buffer in model.buffers()}
+    own = [one for norm in norms for one in (*norm.parameters(recurse=False), *norm.buffers(recurse=False))]
+    kept: dict[int, torch.Tensor] = {id(one): one for one in own}
+    memo = kept | {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         halved = nn.Parameter(parameter.detach().to(half), requires_grad=parameter.requires_grad)
-        memo[id(parameter)] = parameter if id(parameter) in kept else halved
+        memo.setdefault(id(parameter), halved)
 
     def to_half(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(half) if tensor.is_floating_point() and id(tensor) not in kept else tensor
@@ -53,8 +54,9 @@ class MasterWeights:
         self.master, self.compute, self.keep_master = master, compute, keep_master
         pairs = [pair for pair in zip(master.parameters(), compute.parameters(), strict=True) if pair[0] is not pair[1]]
         self._frozen = [pair for pair in pairs if not pair[0].requires_grad]
-        self._master_parameters: list[torch.Tensor] = [full for full, _ in pairs if full.requires_grad]
-        self._compute_parameters: list[torch.Tensor] = [half for full, half in pairs if full.requires_grad]
+        trained = [pair for pair in pairs if pair[0].requires_grad]
+        self._master_parameters: list[torch.Tensor] = [full for full, _ in trained]
+        self._compute_parameters: list[torch.Tensor] = [half for _, half in trained]
         self._values: torch.Tensor | None = None  # O3: all master weights, in one tensor
         zero = torch.zeros((), device=next(master.parameters()).device)
         self._shapes_only = [zero.expand(full.shape) for full in self._master_parameters]

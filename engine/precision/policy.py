@@ -300,7 +300,8 @@ class Precision:
 
         In O1 autocast computes norms in fp32 on a GPU; on a CPU it leaves the half results of convolutions to them.
         """
-        if self.level in ("O2", "O3") or (self.level == "O1" and self.device.type == "cpu"):
+        casts_norms = {"O0": False, "O1": self.device.type == "cpu", "O2": True, "O3": True}
+        if casts_norms[self.level]:
             cast_norms(model, self.dtype, self.device, listed)
 
     def gathered_dtype(self, module: nn.Module) -> torch.dtype | None:
@@ -418,13 +419,12 @@ class Precision:
 
     def describe(self) -> str:
         """The precision in words, for the log."""
-        parts = [self.name]
-        if self.scales_loss:
-            kind = "dynamic" if self.options.use_dynamic_loss_scaling else "fixed"
-            parts.append(f"loss scale {self.options.init_loss_scaling:g}, {kind}")
-        if self.device.type == "cuda":
-            parts.append(f"TF32 {'on' if self.tf32 else 'off'}")
-        return "; ".join(parts)
+        kind = "dynamic" if self.options.use_dynamic_loss_scaling else "fixed"
+        further = texts_of(
+            (self.scales_loss, f"loss scale {self.options.init_loss_scaling:g}, {kind}"),
+            (self.device.type == "cuda", f"TF32 {'on' if self.tf32 else 'off'}"),
+        )
+        return "; ".join([self.name, *further])
 
     @property
     def short_name(self) -> str:
