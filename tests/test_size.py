@@ -19,7 +19,7 @@ from conftest import ROOT
 # Tokens of the files in a folder, subfolders of the second level apart.
 CEILINGS = {
     ".": 497,
-    "configs": 20126,
+    "configs": 20319,
     "configs/schema": 14553,
     "datasets": 4168,
     "datasets/decoding": 5051,
@@ -27,17 +27,17 @@ CEILINGS = {
     "datasets/shards": 12203,
     "datasets/sources": 35447,
     "datasets/transforms": 5284,
-    "engine": 3921,
+    "engine": 3939,
     "engine/checkpoint": 7505,
     "engine/commands": 1899,
-    "engine/evaluation": 15912,
-    "engine/features": 5019,
-    "engine/plan": 6020,
-    "engine/precision": 6878,
-    "engine/profiling": 4357,
+    "engine/evaluation": 15905,
+    "engine/features": 5022,
+    "engine/plan": 6075,
+    "engine/precision": 6865,
+    "engine/profiling": 4369,
     "engine/report": 10343,
     "engine/run": 11208,
-    "engine/training": 18369,
+    "engine/training": 18402,
     "models": 15696,
     "models/weights": 9480,
     "scripts": 6833,
@@ -45,20 +45,20 @@ CEILINGS = {
     "scripts/exporting": 3603,
     "scripts/kubernetes": 230,
     "scripts/weights": 810,
-    "utils": 11671,
+    "utils": 11702,
     "utils/file_formats": 2618,
     "utils/processes": 3061,
     "tests": 11660,
-    "tests/configs": 6969,
+    "tests/configs": 7051,
     "tests/datasets": 65196,
-    "tests/engine": 113434,
+    "tests/engine": 113787,
     "tests/fixtures": 378,
     "tests/models": 27096,
     "tests/scripts": 12045,
     "tests/stress": 13047,
     "tests/utils": 10131,
 }
-MAX_PRODUCT_FILES = 183
+MAX_PRODUCT_FILES = 182
 MAX_BRANCHES = 15
 
 FORMATTING = {

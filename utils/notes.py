@@ -1,7 +1,7 @@
 """Messages of the parts of a program about the run of this process: notes, its loggers, and how it ended."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -32,6 +32,11 @@ class Note:
     def on(self, subject: str) -> "Note":
         """The note with its subject, such as 'Data', before the text."""
         return replace(self, text=f"{subject}: {self.text}")
+
+
+def texts_of(*rows: tuple[object, str]) -> Iterator[str]:
+    """The text of each row (applies, text) that applies."""
+    return (text for applies, text in rows if applies)
 
 
 class Reason(NamedTuple):

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from configs.schema import Config
-from configs.schema.section import texts_of
 from datasets.batch import PADDING
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import BadImageList
@@ -47,6 +46,7 @@ from models.blocks import FeatureModel
 from models.timm_model import linear_head
 from utils.distributed import broadcast_object, call_on_main
 from utils.errors import UserError
+from utils.notes import texts_of
 
 _PICTURES = 24  # of the first suspects
 

@@ -19,7 +19,6 @@ from configs.parts import check_plugins
 from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, follow_facts
 from configs.schema import Config, Data
 from configs.schema.data import AUTO
-from configs.schema.section import texts_of
 from configs.weights import NO_RECORD, NORMALIZATION, Followed, WeightsRecord, follow_weights
 from configs.yaml_io import format_value, parse_value
 from datasets.loading.loader import epoch_layout
@@ -41,7 +40,7 @@ from models.timm_model import check_name
 from utils.device import on_meta_device
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
-from utils.notes import Note
+from utils.notes import Note, texts_of
 
 _DECODE_SECONDS = 30.0  # of a dry run, for all images
 _KEPT_IN_FINE_TUNING = ("GREY_RANGE", "RESIZE", "INTERPOLATION", *NORMALIZATION)  # else the pixels are other ones

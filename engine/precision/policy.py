@@ -14,7 +14,6 @@ from timm.models import VisionTransformer
 from torch import nn
 
 from configs.schema import Amp, Config
-from configs.schema.section import texts_of
 from engine.precision.master_weights import MasterWeights, WeightAverage, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
 from engine.precision.op_lists import cast_listed_ops, cast_norms, keeps_fp32_weights, listed_in_blocks, torch_name
@@ -23,6 +22,7 @@ from utils import torch_compat
 from utils.device import gpu_kind, use_deterministic_algorithms
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
+from utils.notes import texts_of
 from utils.torch_compat import multiplies_bfloat16_with_onednn
 
 _READ_DELAY = 2  # steps

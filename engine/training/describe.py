@@ -9,7 +9,6 @@ import torch
 
 from configs.batch_plan import EpochLayout
 from configs.schema import Parallel, Train
-from configs.schema.section import texts_of
 from configs.yaml_io import format_value
 from datasets.sources.class_names import list_names
 from engine.evaluation.session import model_line, place_of
@@ -20,7 +19,7 @@ from engine.training.optimizer import describe_optimizer, lr_factor, timm_name, 
 from engine.training.step import TrainState
 from models.weights.fit import Fitted, NewHead
 from utils.device import cpu_warning
-from utils.notes import Note
+from utils.notes import Note, texts_of
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.command_line import Command
-from configs.schema.section import texts_of
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import BEST, LAST
@@ -24,6 +23,7 @@ from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
 from utils.errors import UserError, from_here
 from utils.metric_table import METRICS
+from utils.notes import texts_of
 from utils.signals import Interrupted
 from utils.tables import format_duration
 

@@ -15,7 +15,6 @@ from configs.compare import changed_options, changes_training
 from configs.parts import running_plugins
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
-from configs.schema.section import texts_of
 from configs.yaml_io import format_value
 from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
@@ -28,7 +27,7 @@ from engine.training.step import TrainState
 from models.tuning import adapter_size, write_peft_folder
 from utils.errors import Unavailable, UserError
 from utils.files import tensor_bytes
-from utils.notes import Note
+from utils.notes import Note, texts_of
 from utils.signals import Interrupted, PendingSignal
 
 _SAVE = 1  # a request of the main process; a signal requests _SAVE + its number
