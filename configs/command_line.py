@@ -68,6 +68,11 @@ class Command:
         return self.prediction.path if self.prediction else None
 
     @property
+    def states_precision(self) -> bool:
+        """Whether mixed precision is switched on or off by a given option."""
+        return "AMP.ENABLED" in self.given
+
+    @property
     def name(self) -> str:
         """The command in `engine.commands` that runs it."""
         return "dry_run" if self.flags.dry_run else self.checked_name

@@ -190,7 +190,7 @@ def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, o
     rows: tuple[tuple[bool, str, Any, tuple[str, ...]], ...] = (
         (epochs is not None, "epochs", epochs, ("TRAIN.NUM_EPOCHS", "TRAIN.MINUTES")),
         (recipe == "folder_small" and not command.flags.model, "model", _FROM_SCRATCH, ()),
-        (not on_cpu, "amp", True, ("AMP.ENABLED",)),
+        (not on_cpu and not command.states_precision, "amp", True, ()),
         (
             recipe != "probe" and images < _FEW,
             "batch_size",
