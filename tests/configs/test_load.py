@@ -279,11 +279,7 @@ SGD = "TRAIN: {OPTIMIZER: {NAME: SGD}}"
 
 @pytest.mark.parametrize(
     ("name", "text", "rate", "optimizer"),
-    [
-        (RUN_OPTIONS, "", None, "nesterov"),
-        (RUN_OPTIONS, "VERSION: 0.3.0\n", 0.0, "SGD"),
-        ("recipe.yaml", "", 0.0, "SGD"),
-    ],
+    [(RUN_OPTIONS, "", None, "nesterov"), (RUN_OPTIONS, "VERSION: 0.3.0\n", 0.0, "SGD"), ("a.yaml", "", 0.0, "SGD")],
 )
 def test_runs_of_before_alone_keep_the_meanings_of_their_options(name, text, rate, optimizer, tmp_path):
     """A rate of 0 was timm's own, and SGD had Nesterov momentum."""

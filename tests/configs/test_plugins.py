@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import GREY, ROOT, TINY_VIT, config_for, line_of, refused, told
+from conftest import GREY, ROOT, TINY_VIT, config_for, each_row, line_of, refused, told
 
 from configs.command_line import parse_command_line, to_yaml
 from configs.parts import LOSSES, open_plugin
@@ -32,16 +32,17 @@ def test_options_of_parts_are_saved_with_their_defaults(plugin, tmp_path):
     assert f"-plugin={plugin}" in next_command(command, "-eval")
 
 
-@pytest.mark.parametrize(
-    "option, error",
-    [
-        ("LOSS.NAME=powr", r"LOSS.NAME .*known: .*power"),
-        ("LOSS.KWARGS={power: -1.0}", r"LOSS.KWARGS.power: .*greater than"),
-        ("DATA.HOST_AUGMENTATIONS={ad: {}}", r"HOST_AUGMENTATIONS.*ad: .*known: .*add"),
-        ("DATA.DEVICE_AUGMENTATIONS={drift: 3}", r"DEVICE_AUGMENTATIONS.drift.drift: "),
-        ("TRAIN.OPTIMIZER={NAME: plainsgd, KWARGS: {decay: 2.0}}", r"OPTIMIZER.KWARGS.decay: .*less than"),
-    ],
-)
+WRONG = """
+option | error
+LOSS.NAME=powr | LOSS.NAME .*known: .*power
+LOSS.KWARGS={power: -1.0} | LOSS.KWARGS.power: .*greater than
+DATA.HOST_AUGMENTATIONS={ad: {}} | HOST_AUGMENTATIONS.*ad: .*known: .*add
+DATA.DEVICE_AUGMENTATIONS={drift: 3} | DEVICE_AUGMENTATIONS.drift.drift:
+TRAIN.OPTIMIZER={NAME: plainsgd, KWARGS: {decay: 2.0}} | OPTIMIZER.KWARGS.decay: .*less than
+"""
+
+
+@each_row(WRONG)
 def test_a_wrong_option_of_a_part_is_one_line(plugin, option, error):
     assert re.search(error, line_of(parse_command_line, [f"-plugin={plugin}", *TINY, *OPTIONS, option]))
 

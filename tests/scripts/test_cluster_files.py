@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import config_for
+from conftest import ROOT, config_for, each_row
 
 from utils.errors import REFUSED
 
-ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "scripts/slurm/train.sbatch"
 
 
@@ -30,13 +29,20 @@ def run_sbatch(folder: Path, srun_status: int, *flags: str, **variables: str) ->
     return status, srun, scontrol
 
 
-@pytest.mark.parametrize(
-    ("status", "seconds", "requeued"), [(1, "900", True), (137, "900", True), (2, "900", False), (138, "0", True)]
-)
-def test_sbatch_requeues_what_a_retry_may_cure(tmp_path, status, seconds, requeued):
-    ended, _, scontrol = run_sbatch(tmp_path, status, SLURM_RESTART_COUNT="0", SECONDS=seconds)
-    assert ended == status
-    assert scontrol.split() == (["requeue", "42"] if requeued else [])
+REQUEUED = """
+status | seconds | scontrol
+1 | 900 | requeue 42
+137 | 900 | requeue 42
+2 | 900 |
+138 | 0 | requeue 42
+"""
+
+
+@each_row(REQUEUED)
+def test_sbatch_requeues_what_a_retry_may_cure(tmp_path, status, seconds, scontrol):
+    ended, _, called = run_sbatch(tmp_path, int(status), SLURM_RESTART_COUNT="0", SECONDS=seconds)
+    assert ended == int(status)
+    assert called.split() == scontrol.split()
 
 
 def test_sbatch_passes_flags_that_resume(tmp_path):
@@ -51,21 +57,23 @@ def test_sbatch_passes_flags_that_resume(tmp_path):
 _STOPPED = "time.sleep(1); signal.signal(15, lambda *_: sys.exit({})); os.kill(os.getppid(), 15); time.sleep(60)"
 
 
+OF_RANK_0 = f"""
+script | status
+sys.exit(2) | 2
+os.kill(os.getpid(), 9) | 137
+{_STOPPED.format(143)} | 143  # saved
+{_STOPPED.format(1)} | 1  # the save has failed
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "status"),
-    [
-        ("sys.exit(2)", 2),
-        ("os.kill(os.getpid(), 9)", 137),
-        (_STOPPED.format(143), 143),  # saved
-        (_STOPPED.format(1), 1),  # the save has failed
-    ],
-)
+@each_row(OF_RANK_0)
 def test_torchrun_ends_with_the_status_of_a_rank(tmp_path, script, status):
     (tmp_path / "script.py").write_text(f"import os, signal, sys, time\nif os.environ['RANK'] == '0': {script}\n")
     env = os.environ | {"PET_NPROC_PER_NODE": "2", "PET_STANDALONE": "1"}
     command = [sys.executable, ROOT / "scripts/kubernetes/torchrun.py", tmp_path / "script.py"]
-    assert subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=200).returncode == status
+    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=200)
+    assert ended.returncode == int(status)
 
 
 def test_kubernetes_manifest():

@@ -22,17 +22,18 @@ SRUN_2 = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2"
 SRUN_16 = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=16"
 
 
-@pytest.mark.parametrize(
-    "started_by, variables",
-    [
-        ("srun", env(SRUN_2, "PMI_RANK=0")),  # srun --mpi=pmi2
-        ("mpirun", env(SRUN_2, OPEN_MPI_LOCAL)),
-        ("torchrun", env(SRUN_2, "LOCAL_RANK=0", ONE_OF_16)),
-        ("srun", env(SRUN_16, ONE_OF_16)),  # exported by a script; srun knows the local rank
-    ],
-)
+LAUNCHERS = f"""
+started_by | variables
+srun | {SRUN_2} PMI_RANK=0  # srun --mpi=pmi2
+mpirun | {SRUN_2} {OPEN_MPI_LOCAL}
+torchrun | {SRUN_2} LOCAL_RANK=0 {ONE_OF_16}
+srun | {SRUN_16} {ONE_OF_16}  # exported by a script; srun knows the local rank
+"""
+
+
+@each_row(LAUNCHERS)
 def test_launcher(started_by, variables):
-    assert detect_launcher(variables) == started_by
+    assert detect_launcher(env(variables)) == started_by
 
 
 # The variables, and the words of the error
@@ -83,19 +84,20 @@ def test_a_torchrun_of_one_host_that_is_started_several_times_is_refused(name):
     assert [detect_launcher(variables) for variables in whole_runs] == 5 * ["torchrun"]
 
 
-@pytest.mark.parametrize(
-    "variables, expected",
-    [
-        ("LOCAL_SIZE=2", "2"),  # deepspeed
-        ("LOCAL_SIZE=2 LOCAL_WORLD_SIZE=1", "1"),
-        ("", None),
-        ("LOCAL_SIZE=20GB", None),
-        ("LOCAL_SIZE=8", None),  # of another program
-    ],
-)
+OF_THIS_HOST = """
+variables | expected
+LOCAL_SIZE=2 | 2  # deepspeed
+LOCAL_SIZE=2 LOCAL_WORLD_SIZE=1 | 1
+ | None
+LOCAL_SIZE=20GB | None
+LOCAL_SIZE=8 | None  # of another program
+"""
+
+
+@each_row(OF_THIS_HOST)
 def test_ranks_of_this_host(variables, expected):
     place = torchrun_variables(env("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", variables))
-    assert place.get("LOCAL_WORLD_SIZE") == expected
+    assert str(place.get("LOCAL_WORLD_SIZE")) == expected
 
 
 SRUN = (

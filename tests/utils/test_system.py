@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, each_row
 
 from utils import system
 from utils.system import available_bytes, control_groups, core_share, cpu_quota, limit_spinning, why_unusable
@@ -72,22 +72,23 @@ def machine(monkeypatch, tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "gpu, device, variables, expected",
-    [
-        (True, None, {}, None),
-        (True, "cpu", {}, "10000"),
-        (True, None, {"CUDA_VISIBLE_DEVICES": ""}, "10000"),
-        (False, None, {"GOMP_SPINCOUNT": "7"}, "7"),
-        (False, None, {"OMP_WAIT_POLICY": "active"}, None),
-    ],
-)
-def test_limit_spinning(gpu, device, variables, expected, monkeypatch, machine):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    (machine / ("nvidia0" if gpu else "nvidiactl")).touch()
-    limit_spinning(device)
-    assert system.os.environ.get("GOMP_SPINCOUNT") == expected
+SPINNING = """
+device_file | device | variable | expected
+nvidia0 | | | None
+nvidia0 | cpu | | 10000
+nvidia0 | | CUDA_VISIBLE_DEVICES= | 10000
+nvidiactl | | GOMP_SPINCOUNT=7 | 7
+nvidiactl | | OMP_WAIT_POLICY=active | None
+"""
+
+
+@each_row(SPINNING)
+def test_limit_spinning(device_file, device, variable, expected, monkeypatch, machine):
+    if variable:
+        monkeypatch.setenv(*variable.split("="))
+    (machine / device_file).touch()
+    limit_spinning(device or None)
+    assert str(system.os.environ.get("GOMP_SPINCOUNT")) == expected
 
 
 @pytest.mark.parametrize(
@@ -104,37 +105,51 @@ def test_share_of_a_rank(of_ranks, quota, expected):
     assert share.cores == expected
 
 
-@pytest.mark.parametrize(
-    "groups, files, expected",
-    [
-        ("0::/", {"cpu.max": "800000 100000\n"}, 8.0),  # in a container, its own group is the root
-        ("0::/", {"cpu.max": "max 100000\n"}, math.inf),
-        ("0::/pod/job", {"pod/cpu.max": "250000 100000\n", "pod/job/cpu.max": "max 100000\n"}, 2.5),
-        (None, {}, math.inf),
-    ],
-)
+QUOTAS = """
+groups | files | expected
+0::/ | cpu.max: 800000 100000 | 8.0  # in a container, its own group is the root
+0::/ | cpu.max: max 100000 | inf
+0::/pod/job | pod/cpu.max: 250000 100000, pod/job/cpu.max: max 100000 | 2.5
+"""
+
+
+@each_row(QUOTAS)
 def test_cpu_quota(tmp_path, groups, files, expected):
-    if groups:
-        (tmp_path / "groups").write_text(groups)
-    for name, text in files.items():
+    (tmp_path / "groups").write_text(groups)
+    for file in files.split(", "):
+        name, text = file.split(": ")
         path = tmp_path / "mount" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert cpu_quota(tmp_path / "groups", tmp_path / "mount") == expected
+        path.write_text(f"{text}\n")
+    assert cpu_quota(tmp_path / "groups", tmp_path / "mount") == float(expected)
+
+
+def test_without_control_groups_there_is_no_quota(tmp_path):
+    assert cpu_quota(tmp_path / "groups", tmp_path / "mount") == math.inf
 
 
 PAGES = "anon 3000\ninactive_file 700\nactive_file 9"
 
 
-@pytest.mark.parametrize(
-    "limit, pages, expected",
-    [("5000", PAGES, 5000 - 4000 + 700), ("5000", "anon 3000", 5000 - 4000), ("max", PAGES, None)],
-)
-def test_pages_of_files_in_a_control_group_are_free_memory(tmp_path, monkeypatch, limit, pages, expected):
-    for name, text in {"max": limit, "current": "4000", "stat": pages}.items():
-        (tmp_path / f"memory.{name}").write_text(text + "\n")
+@pytest.fixture
+def control_group(tmp_path, monkeypatch):
+    def write(**files):
+        for name, text in files.items():
+            (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+
     monkeypatch.setattr("utils.system.control_groups", lambda: [tmp_path])
-    assert available_bytes() == expected or (expected is None and available_bytes() > 10**6)
+    return write
+
+
+@pytest.mark.parametrize("pages, free", [(PAGES, 5000 - 4000 + 700), ("anon 3000", 5000 - 4000)])
+def test_pages_of_files_in_a_control_group_are_free_memory(control_group, pages, free):
+    control_group(max=5000, current=4000, stat=pages)
+    assert available_bytes() == free
+
+
+def test_a_control_group_without_a_limit_has_the_memory_of_the_host(control_group):
+    control_group(max="max", current=4000, stat=PAGES)
+    assert available_bytes() > 10**6
 
 
 @pytest.mark.parametrize("path", ["/", "/docker/a:b", "/job"])  # the second one is the host's

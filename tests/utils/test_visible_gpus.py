@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import refused
+from conftest import each_row, refused
 
 import main_multi_gpu
 from configs.command_line import parse_command_line
@@ -16,7 +16,6 @@ CPU = torch.device("cpu")
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver"
 NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver"
 NO_GPU = "No CUDA GPUs are available"
-CPU = torch.device("cpu")
 
 
 def test_gpu_without_code_in_this_torch(monkeypatch):
@@ -50,24 +49,25 @@ def machine(monkeypatch, tmp_path):
     return fake
 
 
-@pytest.mark.parametrize(
-    "error, visible, has_gpu, wanted, reason",
-    [
-        (TOO_OLD, "0", True, "cpu", None),
-        (NO_GPU, "7", True, None, "No CUDA GPUs"),  # there are fewer
-        (NO_GPU, None, False, "cuda", "-device cuda.*No CUDA GPUs are available"),
-        (TOO_OLD, None, True, None, "too old"),
-        (NO_GPU, "-1", True, "cuda", "device cuda"),
-        (NO_DRIVER, None, False, None, None),
-    ],
-)
+WANTED = f"""
+error | visible | has_gpu | wanted | reason
+{TOO_OLD} | 0 | yes | cpu |
+{NO_GPU} | 7 | yes | | No CUDA GPUs  # there are fewer
+{NO_GPU} | unset | | cuda | -device cuda.*No CUDA GPUs are available
+{TOO_OLD} | unset | yes | | too old
+{NO_GPU} | -1 | yes | cuda | device cuda
+{NO_DRIVER} | unset | | |
+"""
+
+
+@each_row(WANTED)
 def test_a_wanted_gpu_is_used_or_refused(machine, error, visible, has_gpu, wanted, reason):
-    machine(error, visible, has_gpu)
+    machine(error, None if visible == "unset" else visible, bool(has_gpu))
     if reason:
         with refused(reason):
-            visible_gpus(wanted)
+            visible_gpus(wanted or None)
     else:
-        assert visible_gpus(wanted) == 0
+        assert visible_gpus(wanted or None) == 0
 
 
 def test_a_build_without_cuda(machine):

@@ -80,14 +80,17 @@ def test_shards_in_a_folder_and_of_a_pattern(tmp_path):
     assert found.splits == {"train": ["train/0.tar", "train/1.tar"], "val": ["val/9.tar"]}
 
 
-@pytest.mark.parametrize(
-    "names, problem",
-    [
-        ([], "no shard"), (["a.tar.gz"], "not compressed"), (["0.tar", "val-0.tar"], r"0\.tar: .*val-0\.tar"),
-    ],
-)  # fmt: skip
+UNCLEAR = r"""
+names | problem
+ | no shard
+a.tar.gz | not compressed
+0.tar val-0.tar | 0\.tar: .*val-0\.tar
+"""
+
+
+@each_row(UNCLEAR)
 def test_folders_without_clear_shards(tmp_path, names, problem):
-    make(tmp_path, *names)
+    make(tmp_path, *names.split())
     with refused(problem):
         find(tmp_path)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import refused, told
+from conftest import CPU, each_row, refused, told
 from PIL import Image
 from source_helpers import assert_refused, expand, names_of, options, read_splits, tree, write_classes, write_image
 
@@ -19,9 +19,7 @@ from datasets.sources.folders import class_folders
 from datasets.sources.folders.class_folders import read_class_folders
 from datasets.sources.folders.split_folders import ImageFolders
 from datasets.sources.source import source_class
-from utils.distributed import single_process
 
-CPU = single_process("cpu")
 HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
 
 
@@ -104,20 +102,22 @@ def test_images_that_are_not_read_are_counted_with_an_example(tmp_path):
         assert all(part in text for part in (kind, f"in {tmp_path}", f"{example}'"))
 
 
-@pytest.mark.parametrize("read", [lambda path: read_splits(options(path)), lambda path: unlabelled(path, Data())])
-@pytest.mark.parametrize(
-    "files, text",
-    [
-        ("{a,b}/{0,1}.jp2!", r"^4 \.jp2 .*a/0\.jp2'; convert them"),
-        ("{state.json,data-00000-of-00001.arrow}!", r"^1 \.arrow .*write parquet"),
-        ("{index.json,shard.00000.mds}!", r"^1 \.mds .*mosaicml"),
-        ("{index.json,chunk-0-0.bin}!", r"^1 \.bin .*litdata"),
-    ],
-)
-def test_a_folder_of_a_format_that_is_not_read_says_so(tmp_path, read, files, text):
+FORMATS = r"""
+files | text
+{a,b}/{0,1}.jp2! | ^4 \.jp2 .*a/0\.jp2'; convert them
+{state.json,data-00000-of-00001.arrow}! | ^1 \.arrow .*write parquet
+{index.json,shard.00000.mds}! | ^1 \.mds .*mosaicml
+{index.json,chunk-0-0.bin}! | ^1 \.bin .*litdata
+"""
+
+
+@each_row(FORMATS)
+def test_a_folder_of_a_format_that_is_not_read_says_so(tmp_path, files, text):
     tree(tmp_path, files)
     with refused(text):
-        read(str(tmp_path))
+        read_splits(options(tmp_path))
+    with refused(text):
+        unlabelled(str(tmp_path), Data())
 
 
 def test_first_frames_are_counted(tmp_path):
@@ -204,9 +204,14 @@ def test_a_start_lists_each_folder_once(tmp_path, monkeypatch):
     assert [len(samples) for samples in read_splits(data)] == [9, 8]
 
 
-@pytest.mark.parametrize("dataset, folder, left_out", [
-    ("caltech101", "101_ObjectCategories", "BACKGROUND_Google"), ("caltech256", "256_ObjectCategories", "257.clutter"),
-])  # fmt: skip
+CALTECH = """
+dataset | folder | left_out
+caltech101 | 101_ObjectCategories | BACKGROUND_Google
+caltech256 | 256_ObjectCategories | 257.clutter
+"""
+
+
+@each_row(CALTECH)
 def test_caltech(tmp_path, dataset, folder, left_out):
     write_classes(tmp_path / folder, **{"001.ak47": 20, "Faces": 10, left_out: 5})
     given = options(tmp_path if dataset == "caltech101" else tmp_path / folder, dataset=dataset)

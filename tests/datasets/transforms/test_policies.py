@@ -242,13 +242,12 @@ def test_images_equal_torchvisions_with_the_same_generator(policy):
         assert result.tobytes() == theirs(PHOTO).tobytes(), seed
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        "", "v1", "rand-", "rand-tfoo", "rand-m9.5", "rand-p2", "rand-n0", "rand-n15-tweights", "rand-m" + "9" * 5000,
-        "augmix-w0", "augmix-m3-inc1", "3a-m4", "rand-m9-m8", "rand-m11",
-    ],
-)  # fmt: skip
+UNREAD = (
+    "v1 rand- rand-tfoo rand-m9.5 rand-p2 rand-n0 rand-n15-tweights augmix-w0 augmix-m3-inc1 3a-m4 rand-m9-m8 rand-m11"
+)
+
+
+@pytest.mark.parametrize("policy", ["", "rand-m" + "9" * 5000, *UNREAD.split()])
 def test_strings_that_timm_does_not_read_completely(policy):
     with pytest.raises(ValueError):
         check_policy(policy)
