@@ -64,13 +64,10 @@ GROUP_KEY = "group"  # in the .json of a sample
 
 
 class Sample(NamedTuple):
-    """An encoded image with its label, or its list of labels, and its group, '' for none."""
+    """An image with its label or labels, and its group: the contents of its files, by their extensions."""
 
     key: str
-    extension: str
-    label: int | list[int]
-    data: bytes
-    group: str
+    files: dict[str, bytes]
 
 
 def main(argv: list[str]) -> int:
@@ -102,7 +99,7 @@ def main(argv: list[str]) -> int:
             error, f"{output}: cannot be created ({error.strerror}); give another folder with -output"
         ) from error
     try:
-        bad_images = BadImageList(0, output)
+        bad_images = BadImageList(0).open(output)
         for name, samples in splits.items():
             split = OrderedSplit(name, samples, data, flags.size)
             written[name] = write_split(output, split, flags.shard_mb * 1e6, bad_images, label_key, group_key)
@@ -150,11 +147,19 @@ class OrderedSplit:
             channels, height, width = pixels.shape
             header = b"P%d\n%d %d\n255\n" % (6 if channels == 3 else 5, width, height)  # PPM, PGM
             encoded = header + pixels.permute(1, 2, 0).numpy().tobytes()
-        target = samples.targets[index]
-        label = int(target) if target.ndim == 0 else np.flatnonzero(target).tolist()
-        group = samples.groups[index] if samples.groups else ""
         kind = "PGM" if encoded.startswith(b"P5") else kind_of(encoded[:HEAD_BYTES]) or ""
-        return Sample(self.keys[index], _EXTENSIONS.get(kind, kind.lower()), label, encoded, group)
+        files = {_EXTENSIONS.get(kind, kind.lower()): encoded}
+        about: dict[str, Any] = {}
+        if samples.groups and (group := samples.groups[index]):
+            about[GROUP_KEY] = group
+        target = samples.targets[index]
+        if target.ndim:
+            about[LABELS_KEY] = np.flatnonzero(target).tolist()
+        else:
+            files["cls"] = str(target).encode()
+        if about:
+            files["json"] = json.dumps(about).encode()
+        return Sample(self.keys[index], files)
 
 
 def write_split(
@@ -235,15 +240,7 @@ def write_shard(path: Path, samples: Iterable[Sample], max_bytes: float) -> None
         open_atomically(path, "wb") as file,
         tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar,
     ):
-        for key, extension, label, data, group in samples:
-            about: dict[str, Any] = {GROUP_KEY: group} if group else {}
-            files = {extension: data}
-            if isinstance(label, list):
-                about[LABELS_KEY] = label
-            else:
-                files["cls"] = str(label).encode()
-            if about:
-                files["json"] = json.dumps(about).encode()
+        for key, files in samples:
             for ending, content in files.items():
                 member = tarfile.TarInfo(f"{key}.{ending}")  # without time and user: equal data give equal bytes
                 member.size = len(content)

@@ -21,14 +21,13 @@ def import_timm_optimizers() -> None:
     timm's Muon imports them for its steps on such tensors, which this project does not use.
     """
     sharded = "torch.distributed.tensor"
-    hides = sharded not in sys.modules
-    if hides:
-        sys.modules[sharded] = None  # type: ignore[assignment]  # an ImportError, for which timm is prepared
+    if sharded in sys.modules:
+        return
+    sys.modules[sharded] = None  # type: ignore[assignment]  # an ImportError, for which timm is prepared
     try:
         import timm.optim  # noqa: F401
     finally:
-        if hides:
-            del sys.modules[sharded]
+        del sys.modules[sharded]
 
 
 def register_timm_optimizer(name: str, optimizer: type, **facts: bool) -> None:

@@ -60,14 +60,9 @@ class Counts:
     def notes(self, place: object = "") -> list[Note]:
         notes = list[Note]()
         for reason, (number, example) in self.found.items():
-            text = f"{number:,} {reason.text}"
-            if place:
-                text += f" in {place}"
-            if example:
-                text += f", such as {example}"
-            if reason.fix:
-                text += f"; {reason.fix}"
-            notes.append(Note(reason.kind, text))
+            parts = [(place, f" in {place}"), (example, f", such as {example}"), (reason.fix, f"; {reason.fix}")]
+            details = "".join(text for value, text in parts if value)
+            notes.append(Note(reason.kind, f"{number:,} {reason.text}{details}"))
         return notes
 
 

@@ -29,16 +29,17 @@ def why_unusable() -> str | None:
     """The problem that would make a later import fail, such as torch's, and its remedy; None if there is none."""
     if sys.platform not in ("linux", "darwin"):
         return f"this system ({sys.platform}) is not supported; use Linux, macOS, or WSL 2 on Windows"
-    try:
-        os.getcwd()
-    except OSError as error:
-        return f"the current folder: {error.strerror}; change to one that exists"
-    try:
-        tempfile.gettempdir()
-    except OSError as error:
-        return f"TMPDIR: {error.strerror}; set it to a folder that can be written"
-    if missing := ", ".join(_PIP_NAMES.get(module, module) for module in _REQUIRED if not is_installed(module)):
-        return f"not installed: {missing}; source .venv/bin/activate, or pip install -r requirements.txt"
+    folders = [
+        ("the current folder", os.getcwd, "change to one that exists"),
+        ("TMPDIR", tempfile.gettempdir, "set it to a folder that can be written"),
+    ]
+    for name, find, fix in folders:
+        try:
+            find()
+        except OSError as error:
+            return f"{name}: {error.strerror}; {fix}"
+    if missing := _missing_packages(_REQUIRED):
+        return f"not installed: {', '.join(missing)}; source .venv/bin/activate, or pip install -r requirements.txt"
     return None
 
 
@@ -116,9 +117,13 @@ def package_folder(name: str) -> Path:
 
 def require(feature: str, *modules: str) -> None:
     """Raises UserError if the user asks for a feature, such as 'DATA.DATASET digits', and a module is not installed."""
-    if missing := [module for module in modules if not is_installed(module)]:
-        names = [_PIP_NAMES.get(module, module) for module in missing]
-        raise UserError(f"{feature}: needs {', '.join(names)}; pip install {' '.join(names)}")
+    if missing := _missing_packages(modules):
+        raise UserError(f"{feature}: needs {', '.join(missing)}; pip install {' '.join(missing)}")
+
+
+def _missing_packages(modules: Sequence[str]) -> list[str]:
+    """The names by which pip installs the modules that are not installed."""
+    return [_PIP_NAMES.get(module, module) for module in modules if not is_installed(module)]
 
 
 def seconds_since_start() -> float:

@@ -18,7 +18,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file that have a cell for each column; a crash leaves the last one incomplete."""
     with open(path, newline="", encoding="utf-8") as file:
         complete_lines = (line for line in file if line.endswith("\n"))
-        return [row for row in csv.DictReader(complete_lines) if None not in row and None not in row.values()]
+        return [row for row in csv.DictReader(complete_lines) if None not in (*row, *row.values())]
 
 
 def to_float(text: str | float | None) -> float | None:

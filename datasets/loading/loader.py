@@ -19,7 +19,7 @@ from configs.batch_plan import BatchPlan, EpochLayout
 from configs.schema import Config, Data
 from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, is_padding, slots_shape
 from datasets.decoding.images import BadImage
-from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
+from datasets.loading.sampler import BalancedOrder, EvalSampler, Key, RandomOrder, ShardWindows, TrainSampler
 from datasets.loading.workers import (
     POLL_SECONDS,
     default_num_workers,
@@ -52,14 +52,13 @@ class BadImageList:
     appends to the file of the original run.
     """
 
-    def __init__(self, rank: int, folder: Path | None = None) -> None:
+    def __init__(self, rank: int) -> None:
         self._name = f"bad_images_{rank}.csv"
-        if folder:
-            self.open(folder)
 
-    def open(self, folder: Path) -> None:
+    def open(self, folder: Path) -> "BadImageList":
         self.file = folder / self._name
         self._listed = {row.get("path", "") for row in read_rows(self.file)} if self.file.exists() else set()
+        return self
 
     def add(self, images: Iterable[BadImage]) -> None:
         rows = {safe_cell(image.path): safe_cell(image.reason) for image in images}
@@ -309,29 +308,30 @@ class TrainBatches:
         """
         layout, samples = self._layout, self._reader.samples
         first = epoch * layout.batches_per_epoch + batch
-        targets = samples.targets if layout.balanced else None
-        windows = shard_windows(samples, self._reader.data)
-        sampler = TrainSampler(layout, num_epochs, self._context.rank, first, targets, windows)
+        order = order_of(samples, self._reader.data)
+        sampler = TrainSampler(layout, num_epochs, self._context.rank, first, order)
         loader = Loader(self._reader, sampler, self._context, bad_images)
         loader.reserve(*evaluations)
         return iter(loader)
 
 
-def shard_windows(samples: Samples, data: Data) -> ShardWindows | None:
-    """The windows in which the training samples are shuffled; None without shards, or with DATA.BALANCED_SAMPLING."""
-    return None if data.balanced_sampling else samples.windows
+def order_of(samples: Samples, data: Data) -> RandomOrder | ShardWindows:
+    """The order of the training samples: by DATA.BALANCED_SAMPLING, within windows of shards, or of all."""
+    if data.balanced_sampling:
+        return BalancedOrder(samples.targets)
+    return samples.windows or RandomOrder()
 
 
 def epoch_layout(config: Config, samples: Samples, batch: BatchPlan) -> EpochLayout:
     """The layout of the training samples."""
-    windows = shard_windows(samples, config.data)
+    order = order_of(samples, config.data)
     return EpochLayout(
         samples=len(samples),
         batch=batch,
         seed=config.seed,
         repeats=config.data.repeated_augmentation,
-        shuffle_shards=windows.size if windows else 0,
-        shards_crc=windows.crc if windows else 0,
+        shuffle_shards=order.size,
+        shards_crc=order.crc,
         balanced=config.data.balanced_sampling,
         max_steps=config.train.epoch_steps,
     )

@@ -52,6 +52,26 @@ def _permutations(number: int, size: int, *seed: int | str) -> torch.Tensor:
     return torch.rand((number, size), generator=seeded_generator(*seed), dtype=torch.float64).argsort(1)
 
 
+class RandomOrder:
+    """The order of an epoch: a random permutation. size, crc: as of `ShardWindows`; 0 without shards."""
+
+    size = crc = 0
+
+    def places(self, layout: EpochLayout, epoch: int) -> torch.Tensor:
+        """The sample index in each place of an epoch, int64; with repeats, the first ones are used."""
+        return epoch_order(layout.samples, layout.seed, epoch)
+
+
+@dataclass(frozen=True)
+class BalancedOrder(RandomOrder):
+    """The order of `balanced_order`. targets: the labels of the samples, int64 (N,)."""
+
+    targets: np.ndarray
+
+    def places(self, layout: EpochLayout, epoch: int) -> torch.Tensor:
+        return balanced_order(self.targets, -(-layout.samples // layout.repeats), layout.seed, epoch)
+
+
 @dataclass(frozen=True)
 class ShardWindows:
     """S shards with N samples, of which `size` shards are mixed at a time.
@@ -67,6 +87,10 @@ class ShardWindows:
     def crc(self) -> int:
         """CRC-32 of `ends`: equal for shards in one order, with equal numbers of samples."""
         return zlib.crc32(np.ascontiguousarray(self.ends, "<i8").data)
+
+    def places(self, layout: EpochLayout, epoch: int) -> torch.Tensor:
+        """As of `RandomOrder`."""
+        return self.order(layout.seed, epoch)
 
     def order(self, seed: int, epoch: int) -> torch.Tensor:
         """The sample in each place of an epoch, a permutation, int64 (N,)."""
@@ -111,16 +135,14 @@ class TrainSampler:
     with as many ranks or more, each copy goes to another rank. The number of batches stays, as in DeiT, so that an
     epoch has 1 / `repeats` of the samples.
 
-    balanced_targets: labels int64 (samples,), for the order of `balanced_order`. windows: of shards, to shuffle within.
-    At most one is set.
+    order: of the samples of an epoch; `ShardWindows`: in windows of shards.
     """
 
     layout: EpochLayout
     num_epochs: int
     rank: int = 0
     first_batch: int = 0
-    balanced_targets: np.ndarray | None = field(default=None, compare=False)
-    windows: ShardWindows | None = field(default=None, compare=False)
+    order: RandomOrder | ShardWindows = field(default=RandomOrder(), compare=False)
 
     @property
     def batch_size(self) -> int:
@@ -133,16 +155,12 @@ class TrainSampler:
         order_epoch = -1
         order = torch.empty(0)
         batches, repeats = self.layout.batches_per_epoch, self.layout.repeats
-        samples, seed = self.layout.samples, self.layout.seed
         size, world_size = self.layout.batch.micro_step_size, self.layout.batch.ranks
         for number in range(self.first_batch, self.num_epochs * batches):
             epoch, position = divmod(number, batches)
             if epoch != order_epoch:
                 order_epoch = epoch
-                if self.balanced_targets is not None:
-                    order = balanced_order(self.balanced_targets, -(-samples // repeats), seed, epoch)
-                else:
-                    order = self.windows.order(seed, epoch) if self.windows else epoch_order(samples, seed, epoch)
+                order = self.order.places(self.layout, epoch)
             places = range(position * size + self.rank, (position + 1) * size, world_size)
             indices = order[torch.tensor(places) // repeats].tolist()
             yield [(epoch, index, place % repeats) for index, place in zip(indices, places, strict=True)]
@@ -150,7 +168,7 @@ class TrainSampler:
     def coming_shards(self, shards: ShardWindows, number: int, key: Key) -> list[int]:
         """The shards that are needed from now on, in this order. number, key: of the next batch, and its first one."""
         epoch, sample, _ = key
-        if self.windows:
+        if isinstance(self.order, ShardWindows):
             return shards.shards_from(self.layout.seed, epoch, shards.shard_of(sample), self.num_epochs)
         return np.roll(range(len(shards.ends)), -number).tolist()  # all are in use, one after the other first
 

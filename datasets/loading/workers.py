@@ -237,15 +237,13 @@ class _WorkerWait:
         self.attach(iterator)
         seconds = 0.0
         message = self._thread.submit(receive)
-        while True:
+        while seconds < self.limit_seconds:
             try:
                 return message.result(2 * self._poll_seconds)
             except TimeoutError as error:  # the message has begun, and does not end
+                seconds += 2 * self._poll_seconds
                 if death := _death_message(self._workers):
                     raise Unavailable(death) from error
-                seconds += 2 * self._poll_seconds
-                if seconds >= self.limit_seconds:
-                    raise self._silence() from error
             except Exception as error:
                 if not str(error).startswith("DataLoader timed out"):
                     problem = _exhausted_resource(error) or _death_message(self._workers)
@@ -253,13 +251,9 @@ class _WorkerWait:
                         raise
                     raise Unavailable(problem) from error
                 seconds += self._poll_seconds
-                if seconds >= self.limit_seconds:
-                    raise self._silence() from error
                 message = self._thread.submit(receive)
-
-    def _silence(self) -> Unavailable:
         problem = f"no loading worker has answered for {self.limit_seconds:.0f} s"
-        return Unavailable(f"{problem}; check that the disk of DATA.DATA_PATH responds, or raise TIMEOUT_SECONDS")
+        raise Unavailable(f"{problem}; check that the disk of DATA.DATA_PATH responds, or raise TIMEOUT_SECONDS")
 
 
 def _exhausted_resource(error: Exception) -> str | None:

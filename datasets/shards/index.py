@@ -99,19 +99,21 @@ class Index:
         ends = self.arrays["ends"]
         start = int(ends[position - 1]) if position else 0
         end = int(ends[position])
-        return self._part(slice(start, end), [self.shards[position]], np.array([end - start]))
+        texts = {name: strings_in(self.arrays, name).part(start, end) for name in _TEXTS_OF_IMAGES}
+        return self._part(slice(start, end), texts, [self.shards[position]], np.array([end - start]))
 
     def select(self, rows: np.ndarray) -> "Index":
         """The index of the images at `rows`, (M,), sorted, and of the shards that contain one of them."""
         used, counts = np.unique(self.shard_of[rows], return_counts=True)
-        return self._part(rows, [self.shards[shard] for shard in used], np.cumsum(counts))
+        texts = {name: strings_in(self.arrays, name).select(rows) for name in _TEXTS_OF_IMAGES}
+        return self._part(rows, texts, [self.shards[shard] for shard in used], np.cumsum(counts))
 
-    def _part(self, rows: slice | np.ndarray, shards: list[Shard], ends: np.ndarray) -> "Index":
+    def _part(
+        self, rows: slice | np.ndarray, texts: Mapping[str, PackedStrings], shards: list[Shard], ends: np.ndarray
+    ) -> "Index":
         arrays = {name: self.arrays[name][rows] for name in _OF_IMAGES} | {"ends": ends}
-        for name in _TEXTS_OF_IMAGES:
-            strings = strings_in(self.arrays, name)
-            part = strings.part(rows.start, rows.stop) if isinstance(rows, slice) else strings.select(rows)
-            arrays |= to_arrays(part, name)
+        for name, strings in texts.items():
+            arrays |= to_arrays(strings, name)
         return replace(self, shards=shards, arrays=arrays)
 
 
@@ -148,11 +150,11 @@ def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> 
         class_names, columns["targets"] = _number_together(indexes)
     arrays = {}
     for name, parts in columns.items():
+        empty = np.empty(0, _COLUMNS[name])
         if name.endswith("ends"):  # in each part they count from its own start
-            parts = [np.diff(part, prepend=0) for part in parts]
-        arrays[name] = np.concatenate([np.empty(0, _COLUMNS[name]), *parts])
-        if name.endswith("ends"):
-            arrays[name] = np.cumsum(arrays[name])
+            arrays[name] = np.cumsum(np.concatenate([empty, *(np.diff(part, prepend=0) for part in parts)]))
+        else:
+            arrays[name] = np.concatenate([empty, *parts])
     return Index([shard for index in indexes for shard in index.shards], class_names, arrays, label_key, group_key)
 
 

@@ -30,11 +30,11 @@ _HOST = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?")  # a name or a num
 _ClassName = Annotated[str, Field(min_length=1), AfterValidator(to_nfc)]
 
 
-def parse_location(data_path: str) -> tuple[str, list[str] | None]:
+def parse_location(data_path: str) -> tuple[str, list[str]]:
     """Parses DATA.DATA_PATH: a folder, one `.tar` file, or a pattern: `https://host/{train,val}-{0000..0127}.tar`.
 
     Returns the root, a local folder or a URL (http, https, s3, gs) without '/' at its end, and the names of the shards
-    relative to it; None: all that are found there.
+    relative to it; none: all that are found there.
 
     Raises UserError: the scheme is not supported, the URL contains credentials or a query, or the pattern is not valid.
     """
@@ -51,16 +51,16 @@ def parse_location(data_path: str) -> tuple[str, list[str] | None]:
     if not (_HOST.fullmatch(host) and {"", ".", ".."}.isdisjoint(path)):
         raise UserError(f"DATA.DATA_PATH: {shorten(url)} is not a valid URL")
     root, names = _split_pattern(url)
-    return root, list(map(unquote, names)) if names and name.startswith("http") else names
+    return root, list(map(unquote, names)) if name.startswith("http") else names
 
 
-def _split_pattern(path: str) -> tuple[str, list[str] | None]:
+def _split_pattern(path: str) -> tuple[str, list[str]]:
     """Splits a path before its first part with a brace, or before a last part `*.tar`: the rest is a pattern.
 
     The names of the pattern are in the order in which Bash expands it.
     """
     if os.path.isdir(path) or not ("{" in path or path.endswith(_SUFFIX)):
-        return path.rstrip("/") or "/", None
+        return path.rstrip("/") or "/", []
     before, brace, after = path.partition("{")
     root, slash, start = before.rpartition("/")
     pattern = start + brace + after
@@ -135,7 +135,7 @@ class FoundShards:
     label_key: str = ""
 
 
-def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundShards:
+def find_shards(store: ShardStore, names: Sequence[str] = ()) -> FoundShards:
     """Finds the shards by their `names`, by `_info.json`, or in the root and its folders whose names contain a split.
 
     Raises UserError: no shard is found, or it is not clear to which split one belongs.

@@ -292,11 +292,10 @@ def find_label(cls: bytes | None, about: Any, key: str, label_key: str) -> Label
             text = shorten(cls[:100].decode("latin-1"))
             raise ValueError(f".cls: the label {text} is not a whole number from 0 to {10**LABEL_DIGITS - 1}")
         return int(number[1])
-    value = about
-    if isinstance(about, dict):
-        value = next((about[name] for name in _JSON_KEYS if _is_label(about.get(name))), None)
-    if _is_label(value):
-        return _checked(value, ".json")
+    values: Iterable[Any] = map(about.get, _JSON_KEYS) if isinstance(about, dict) else [about]
+    for value in values:
+        if _is_label(value):
+            return _checked(value, ".json")
     folder = key.rpartition("/")[0].rpartition("/")[2]
     return None if folder in ("", ".") else _checked(folder, "folder")
 

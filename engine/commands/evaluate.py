@@ -36,7 +36,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     config, samples = plan.config, plan.samples
     folder = open_new_folder(replace(command, config=config), context, logger, "eval-")
     logger.begin(*session.lines)
-    bad_images = BadImageList(context.rank, folder)
+    bad_images = BadImageList(context.rank).open(folder)
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
     started = time.perf_counter()
     metrics, results = evaluator.evaluate(session.model, batches)

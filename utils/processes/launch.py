@@ -65,10 +65,8 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     """
     _check_numbers(env)
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
-        name = _count_around_torchrun(env)
-        if name:
-            fix = f"give torchrun --nnodes, or leave it out (docs/clusters.md); unset {name} for independent runs"
-            raise UserError(f"{name} is {env[name]!r}: each torchrun would train alone on its host; {fix}")
+        fix = "give torchrun --nnodes, or leave it out (docs/clusters.md); unset {} for independent runs"
+        _refuse_several(env, _counts_around_torchrun(env), f"each torchrun would train alone on its host; {fix}")
         return "torchrun"
     launcher, count = _launcher_and_count(env)
     if env.get("WORLD_SIZE", count) != count or (launcher is None and "RANK" in env):
@@ -76,11 +74,10 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
         problem = "RANK or WORLD_SIZE without LOCAL_RANK: this process cannot know its rank"
         fix = "start torchrun on every host or pod, or unset RANK and WORLD_SIZE to train on this host alone"
         raise UserError(f"{problem}; {fix}")
-    name = _find_several(env, (*_OTHER_COUNTS, _TORCHRUN_NODES))
-    if name and launcher in (None, "torchrun"):
-        problem = f"{name} is {env[name]!r}: every node or process would train apart"
-        fix = f"start torchrun on each host (docs/clusters.md), or unset {name} to train on this host alone"
-        raise UserError(f"{problem}; {fix}")
+    if launcher in (None, "torchrun"):
+        fix = "start torchrun on each host (docs/clusters.md), or unset {} to train on this host alone"
+        counts = (*_OTHER_COUNTS, _TORCHRUN_NODES)
+        _refuse_several(env, counts, f"every node or process would train apart; {fix}")
     return launcher
 
 
@@ -97,21 +94,23 @@ def _launcher_and_count(env: Mapping[str, str]) -> tuple[str | None, str]:
     return None, "1"
 
 
-def _find_several(env: Mapping[str, str], counts: Iterable[str]) -> str | None:
-    """The first of these variables that counts several tasks or nodes."""
-    return next((name for name in counts if env.get(name, "1") != "1"), None)
+def _refuse_several(env: Mapping[str, str], counts: Iterable[str], problem: str) -> None:
+    """Raises UserError: one of these variables counts several tasks or nodes; {} in `problem` stands for its name."""
+    for name in counts:
+        if env.get(name, "1") != "1":
+            raise UserError(f"{name} is {env[name]!r}: {problem.format(name)}")
 
 
-def _count_around_torchrun(env: Mapping[str, str]) -> str | None:
-    """The variable by which another program counts several tasks or nodes, while all ranks of torchrun are on one host.
+def _counts_around_torchrun(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables by which another program counts tasks or nodes, if all ranks of torchrun are on one host.
 
     None if torchrun may start with fewer nodes (--nnodes=MIN:MAX): by the variable that it then needs, or the option.
     """
     is_elastic = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1" or ":" in env.get(_TORCHRUN_NODES, "")
     is_by_torchrun = "TORCHELASTIC_RUN_ID" in env
     if is_elastic or not is_by_torchrun or _local_world_size(env) != env["WORLD_SIZE"]:
-        return None
-    return _find_several(env, _OUTER_COUNTS)
+        return ()
+    return _OUTER_COUNTS
 
 
 def _local_world_size(env: Mapping[str, str]) -> str | None:
@@ -152,10 +151,9 @@ def rank_of_process() -> int:
 def check_is_alone(env: Mapping[str, str] = os.environ) -> None:
     """Raises UserError if this process, or this node, is one of several that a launcher started."""
     _check_numbers(env)
-    name = _find_several(env, ("WORLD_SIZE", *_OUTER_COUNTS, _TORCHRUN_NODES))
-    if name:
-        problem = f"{name} is {env[name]!r}: a launcher started several processes, this script uses one"
-        raise UserError(f"{problem}; use main_multi_gpu.py, or unset {name}")
+    fix = "use main_multi_gpu.py, or unset {}"
+    counts = ("WORLD_SIZE", *_OUTER_COUNTS, _TORCHRUN_NODES)
+    _refuse_several(env, counts, f"a launcher started several processes, this script uses one; {fix}")
 
 
 def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:

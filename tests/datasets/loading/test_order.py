@@ -10,19 +10,19 @@ from timm.data.distributed_sampler import RepeatAugSampler
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from datasets.batch import PADDING
-from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler, balanced_order
+from datasets.loading.sampler import BalancedOrder, EvalSampler, RandomOrder, ShardWindows, TrainSampler, balanced_order
 
 KINDS = {
-    "plain": {},
-    "repeated": {},
-    "balanced": {"balanced_targets": np.arange(1004) ** 2 % 7},
-    "shards": {"windows": ShardWindows(np.append(np.arange(90, 1000, 90), 1004), 3)},
+    "plain": RandomOrder(),
+    "repeated": RandomOrder(),
+    "balanced": BalancedOrder(np.arange(1004) ** 2 % 7),
+    "shards": ShardWindows(np.append(np.arange(90, 1000, 90), 1004), 3),
 }
 
 
 def sampler_of(kind: str, batch: BatchPlan, num_epochs: int, seed: int = 7, **position: int) -> TrainSampler:
     layout = EpochLayout(1004, batch, seed, repeats=3 if kind == "repeated" else 1)
-    return TrainSampler(layout, num_epochs, **position, **KINDS[kind])
+    return TrainSampler(layout, num_epochs, **position, order=KINDS[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,7 +58,7 @@ def test_the_samples_of_a_step_depend_on_the_global_batch_alone(global_batch, ba
     for world_size, batch_size in batch_sizes.items():
         assert steps(world_size, batch_size) == expected
     keys = [key for step in expected for key in step]
-    if "balanced_targets" not in KINDS[kind]:
+    if kind != "balanced":
         assert len(set(keys)) == len(keys)
 
 

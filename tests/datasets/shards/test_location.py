@@ -26,13 +26,13 @@ s3://bucket/x/t-{0..4..2}.tar | s3://bucket/x | t-0.tar, t-2.tar, t-4.tar
 
 @each_row(LOCATIONS)
 def test_location(data_path, root, names):
-    assert parse_location(data_path) == (root, names.split(", ") if names else None)
+    assert parse_location(data_path) == (root, names.split(", ") if names else [])
 
 
 @pytest.mark.parametrize("name", ["{a,b}", "set.tar"])
 def test_existing_folder_is_no_pattern(tmp_path, name):
     (tmp_path / name).mkdir()
-    assert parse_location(f"{tmp_path}/{name}") == (f"{tmp_path}/{name}", None)
+    assert parse_location(f"{tmp_path}/{name}") == (f"{tmp_path}/{name}", [])
 
 
 UNSUPPORTED = """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.batch_plan import BatchPlan, EpochLayout
-from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler
+from datasets.loading.sampler import BalancedOrder, EvalSampler, ShardWindows, TrainSampler
 from datasets.shards import samples as cache_module
 from datasets.shards.index import Shard
 from datasets.shards.samples import ReadAhead, ShardCache
@@ -193,8 +193,8 @@ def test_the_shards_of_each_batch_are_downloaded_before_those_of_the_next_ones(c
     )
     windows = ShardWindows(ends, 2)
     layout = EpochLayout(33, BatchPlan(2, ranks=2), 7)  # of 8 batches
-    in_windows = TrainSampler(layout, 3, rank=1, first_batch=8 + 5, windows=windows)
-    balanced = TrainSampler(layout, 1, balanced_targets=np.arange(33) % 2)
+    in_windows = TrainSampler(layout, 3, rank=1, first_batch=8 + 5, order=windows)
+    balanced = TrainSampler(layout, 1, order=BalancedOrder(np.arange(33) % 2))
     for sampler in (in_windows, balanced, EvalSampler(33, 2, rank=1, world_size=2)):
         coming.clear()
         for keys in ReadAhead(cache, shards, windows, sampler):
