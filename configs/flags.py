@@ -34,12 +34,12 @@ All keys with types, units, defaults and ranges: -h KEY, docs/options.md.
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag that sets a YAML key. options: of argparse's `add_argument`, with the type of the key's value."""
+    """A flag. options: of argparse's `add_argument`. key: the YAML key that it sets, if there is one."""
 
     name: str
-    key: str
     options: Mapping[str, Any]
     help: str
+    key: str = ""
 
 
 def _switch(text: str) -> bool:
@@ -52,52 +52,104 @@ def _compilation(text: str) -> str:
     return "default" if _switch(text) else "none"
 
 
+def positive(text: str) -> int:
+    """argparse type: a positive integer."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
+    return int(text)
+
+
+def probability(text: str) -> float:
+    """argparse type: a number from 0 to 1. Raises ValueError: no number."""
+    if not 0 <= float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
+    return float(text)
+
+
 _SWITCH = dict.fromkeys(("yes", "true", "on", "1"), True) | dict.fromkeys(("no", "false", "off", "0"), False)
 _INTEGER = {"type": int, "metavar": "N"}
 _YAML = {"type": parse_value, "metavar": "N"}
 _NUMBER = {"type": float, "metavar": "X"}
 _TEXT = {"type": str, "metavar": "X"}
+_COUNT = {"type": positive, "metavar": "N"}
+_PATH = {"nargs": "?", "const": True, "metavar": "PATH"}
+_ON = {"action": "store_true"}
 _YES_OR_NO = {"type": _switch, "nargs": "?", "const": "yes", "metavar": "yes|no"}
 FLAGS = {
     "run": (
-        Flag("amp", "AMP.ENABLED", _YES_OR_NO, "mixed precision in training and evaluation"),
-        Flag("amp_dtype", "AMP.DTYPE", _TEXT, "mixed precision with dtype float16 or bfloat16"),
-        Flag(
-            "compile",
-            "TRAIN.COMPILE",
-            _YES_OR_NO | {"type": _compilation},
-            "compile the model with torch.compile",
-        ),
-        Flag("eval", "EVAL.ENABLED", _YES_OR_NO, "evaluate only; needs -pretrained or -resume"),
-        Flag("save_logits", "EVAL.SAVE_LOGITS", _YES_OR_NO, "-eval: write the logits of each image to logits.npz"),
-        Flag("accum_iter", "TRAIN.ACCUM_ITER", _INTEGER, "gradient accumulation steps"),
-        Flag("epochs", "TRAIN.NUM_EPOCHS", _INTEGER, "number of epochs; a warm-up of as many or more becomes a tenth"),
-        Flag("minutes", "TRAIN.MINUTES", _NUMBER, "time of the run; the number of epochs follows from it"),
-        Flag("lr", "TRAIN.BASE_LR", _NUMBER, "peak learning rate, before scaling by the batch size"),
-        Flag("last_epoch", "TRAIN.LAST_EPOCH", _INTEGER, "number of finished epochs"),
+        Flag("amp", _YES_OR_NO, "mixed precision in training and evaluation", "AMP.ENABLED"),
+        Flag("amp_dtype", _TEXT, "mixed precision with dtype float16 or bfloat16", "AMP.DTYPE"),
+        Flag("compile", _YES_OR_NO | {"type": _compilation}, "compile the model with torch.compile", "TRAIN.COMPILE"),
+        Flag("eval", _YES_OR_NO, "evaluate only; needs -pretrained or -resume", "EVAL.ENABLED"),
+        Flag("save_logits", _YES_OR_NO, "-eval: write the logits of each image to logits.npz", "EVAL.SAVE_LOGITS"),
+        Flag("accum_iter", _INTEGER, "gradient accumulation steps", "TRAIN.ACCUM_ITER"),
+        Flag("epochs", _INTEGER, "number of epochs; a warm-up of as many or more becomes a tenth", "TRAIN.NUM_EPOCHS"),
+        Flag("minutes", _NUMBER, "time of the run; the number of epochs follows from it", "TRAIN.MINUTES"),
+        Flag("lr", _NUMBER, "peak learning rate, before scaling by the batch size", "TRAIN.BASE_LR"),
+        Flag("last_epoch", _INTEGER, "number of finished epochs", "TRAIN.LAST_EPOCH"),
     ),
     "data": (
-        Flag("dataset", "DATA.DATASET", _TEXT, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
-        Flag("data_path", "DATA.DATA_PATH", _TEXT, "folder of the data set, or URL of tar shards"),
-        Flag("batch_size", "DATA.BATCH_SIZE", _YAML, "images per device, or auto"),
-        Flag("memory_gb", "DATA.MEMORY_GB", _NUMBER, "limit of -batch_size=auto (default: the free GPU memory)"),
-        Flag("batch_size_eval", "DATA.BATCH_SIZE_EVAL", _INTEGER, "the same for evaluation (default: -batch_size)"),
-        Flag("image_size", "DATA.IMAGE_SIZE", _YAML, "pixels of the input: a number, or HEIGHT,WIDTH"),
-        Flag("num_workers", "DATA.NUM_WORKERS", _INTEGER, "worker processes per rank"),
+        Flag("dataset", _TEXT, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md", "DATA.DATASET"),
+        Flag("data_path", _TEXT, "folder of the data set, or URL of tar shards", "DATA.DATA_PATH"),
+        Flag("batch_size", _YAML, "images per device, or auto", "DATA.BATCH_SIZE"),
+        Flag("memory_gb", _NUMBER, "limit of -batch_size=auto (default: the free GPU memory)", "DATA.MEMORY_GB"),
+        Flag("batch_size_eval", _INTEGER, "the same for evaluation (default: -batch_size)", "DATA.BATCH_SIZE_EVAL"),
+        Flag("image_size", _YAML, "pixels of the input: a number, or HEIGHT,WIDTH", "DATA.IMAGE_SIZE"),
+        Flag("num_workers", _INTEGER, "worker processes per rank", "DATA.NUM_WORKERS"),
     ),
     "weights and output": (
         Flag(
             "pretrained",
-            "MODEL.PRETRAINED",
             _TEXT | {"nargs": "?", "const": "timm"},
             "initial weights: a file, a folder, hf-hub:ORG/NAME, or timm",
+            "MODEL.PRETRAINED",
         ),
-        Flag("teacher_model_path", "TRAIN.TEACHER_WEIGHTS", _TEXT, "weights of the teacher of a distillation"),
-        Flag("resume", "MODEL.RESUME", _TEXT, "a checkpoint, the folder of a run, or auto"),
-        Flag("output", "SAVE", _TEXT, "output folder; each run creates a folder in it"),
-        Flag("name", "NAME", _TEXT, "the run's folder is X-DATE-TIME in -output"),
+        Flag("teacher_model_path", _TEXT, "weights of the teacher of a distillation", "TRAIN.TEACHER_WEIGHTS"),
+        Flag("resume", _TEXT, "a checkpoint, the folder of a run, or auto", "MODEL.RESUME"),
+        Flag("output", _TEXT, "output folder; each run creates a folder in it", "SAVE"),
+        Flag("name", _TEXT, "the run's folder is X-DATE-TIME in -output", "NAME"),
+    ),
+    "prediction": (
+        Flag(
+            "predict",
+            _PATH,
+            "label an image, a folder, a list (.txt, .csv), or without PATH the data; needs -pretrained or -resume",
+        ),
+        Flag("embed", _PATH, "write the features of the images, as -predict names them, to embeddings.npy"),
+        Flag("top_k", _COUNT, "-predict: number of ranked classes per image (default: 5)"),
+        Flag("split", {"choices": get_args(Split)}, "-eval, -predict and -embed without PATH: the split of the data"),
+        Flag("json", _ON | {"default": None}, "-predict: write predictions.json besides the CSV file"),
+        Flag(
+            "explain",
+            _ON | {"default": None},
+            "-predict: write a heat map of each image: the pixels that decide its class",
+        ),
+        Flag(
+            "format",
+            {"choices": ("csv", "wide", "excel")},
+            "-predict: wide: a column of probabilities for each class; excel: also predictions.xlsx (default: csv)",
+        ),
+        Flag(
+            "threshold",
+            {"type": probability, "metavar": "X"},
+            '-predict: images whose highest probability is below X are labelled "unknown"',
+        ),
+    ),
+    "other": (
+        Flag(
+            "plugin",
+            {"action": "append", "default": [], "metavar": "FILE"},
+            "run the code of a Python file with own models, losses, ...: docs/python.md; may be repeated",
+        ),
+        Flag("opts", {"nargs": "+", "action": "extend", "default": [], "metavar": "KEY=VALUE"}, "any YAML key"),
+        Flag("ngpus", _COUNT, "processes that main_multi_gpu.py starts (default: visible GPUs)"),
+        Flag("device", {"choices": ("cuda", "cpu")}, "default: the visible GPUs, or the CPU without one"),
+        Flag("dry_run", _ON, "check the options, data and weights, print sizes, and exit"),
+        Flag("profile", _ON, "train a few steps and report how long each part takes"),
+        Flag("debug", _ON, "show the traceback of an error, and all notes of a dry run"),
     ),
 }
+KEY_FLAGS = [flag for group in FLAGS.values() for flag in group if flag.key]
 # Of timm, torchvision, Colossal-AI, PyTorch's examples, PaddleClas, PaddleViT; their words with dashes have `_` here.
 _ALIASES = {
     "accum_iter": ("--grad-accum-steps",),
@@ -147,20 +199,6 @@ def add_flag(parser: Any, name: str, **options: Any) -> None:
         parser.add_argument(*aliases, dest=name, **options | {"help": argparse.SUPPRESS})
 
 
-def positive(text: str) -> int:
-    """argparse type: a positive integer."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
-    return int(text)
-
-
-def probability(text: str) -> float:
-    """argparse type: a number from 0 to 1. Raises ValueError: no number."""
-    if not 0 <= float(text) <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
-    return float(text)
-
-
 def entry_parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
@@ -182,36 +220,7 @@ def entry_parser(prog: str) -> Parser:
         group = parser.add_argument_group(title)
         for flag in flags:
             add_flag(group, flag.name, help=flag.help, **flag.options)
-    group = parser.add_argument_group("prediction")
-    path_help = "label an image, a folder, a list (.txt, .csv), or without PATH the data; needs -pretrained or -resume"
-    add_flag(group, "predict", nargs="?", const=True, metavar="PATH", help=path_help)
-    embed_help = "write the features of the images, as -predict names them, to embeddings.npy"
-    add_flag(group, "embed", nargs="?", const=True, metavar="PATH", help=embed_help)
-    add_flag(
-        group, "top_k", type=positive, metavar="N", help="-predict: number of ranked classes per image (default: 5)"
-    )
-    split_help = "-eval, -predict and -embed without PATH: the split of the data"
-    add_flag(group, "split", choices=get_args(Split), help=split_help)
-    json_help = "-predict: write predictions.json besides the CSV file"
-    add_flag(group, "json", action="store_true", default=None, help=json_help)
-    explain_help = "-predict: write a heat map of each image: the pixels that decide its class"
-    add_flag(group, "explain", action="store_true", default=None, help=explain_help)
-    format_help = "-predict: wide: a column of probabilities for each class; excel: also "
-    format_help += "predictions.xlsx (default: csv)"
-    add_flag(group, "format", choices=("csv", "wide", "excel"), help=format_help)
-    threshold_help = '-predict: images whose highest probability is below X are labelled "unknown"'
-    add_flag(group, "threshold", type=probability, metavar="X", help=threshold_help)
-    group = parser.add_argument_group("other")
-    plugin_help = "run the code of a Python file with own models, losses, ...: docs/python.md; may be repeated"
-    add_flag(group, "plugin", action="append", default=[], metavar="FILE", help=plugin_help)
-    add_flag(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
-    ngpus_help = "processes that main_multi_gpu.py starts (default: visible GPUs)"
-    add_flag(group, "ngpus", type=positive, metavar="N", help=ngpus_help)
-    add_flag(group, "device", choices=("cuda", "cpu"), help="default: the visible GPUs, or the CPU without one")
-    add_flag(group, "dry_run", action="store_true", help="check the options, data and weights, print sizes, and exit")
-    add_flag(group, "profile", action="store_true", help="train a few steps and report how long each part takes")
-    add_flag(group, "debug", action="store_true", help="show the traceback of an error, and all notes of a dry run")
-    add_flag(group, "local_rank", type=int, help=argparse.SUPPRESS)  # from python -m torch.distributed.launch
+    add_flag(parser, "local_rank", type=int, help=argparse.SUPPRESS)  # from python -m torch.distributed.launch
     return parser
 
 
@@ -268,7 +277,7 @@ def _refuse(words: list[str], unknown: list[str], arguments: argparse.Namespace,
 @cache
 def other_names() -> dict[str, str]:
     """Of a flag of another program, in capitals: the key here of its first option; the first program wins."""
-    keys = {f"-{flag.name}": flag.key for group in FLAGS.values() for flag in group}
+    keys = {f"-{flag.name}": flag.key for flag in KEY_FLAGS}
     found: dict[str, str] = {}
     for program in programs().values():
         for name, target in program.flags.items():

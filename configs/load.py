@@ -1,7 +1,6 @@
 """A table of options: BASE files < YAML file < flags < -opts; where each value comes from; a line for each mistake."""
 
 import argparse
-import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import ErrorDetails
 
-from configs.flags import FLAGS, other_names
+from configs.flags import KEY_FLAGS, other_names
 from configs.programs import paddleclas_keys
 from configs.schema.config import known_keys, model_type
 from configs.schema.data import AUTO
@@ -296,7 +295,7 @@ def _add_model(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -
 def _add_flags(table: OptionTable, flags: argparse.Namespace) -> None:
     if flags.batch_size is not None:
         table.add_key("DATA.BATCH_SIZE_EVAL", None, "-batch_size")  # it follows BATCH_SIZE
-    for flag in itertools.chain.from_iterable(FLAGS.values()):
+    for flag in KEY_FLAGS:
         value = getattr(flags, flag.name)
         if value is None:
             continue

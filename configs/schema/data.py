@@ -393,9 +393,13 @@ def data_set_name(name: str) -> str:
         return name
     if rest.lower() in CALTECH:
         return rest.lower()
-    return next((known for known in DATA_SETS if spelling(known) == spelling(TORCHVISION + rest)), TORCHVISION + rest)
+    given = TORCHVISION + rest
+    return _BY_SPELLING.get(spelling(given), given)
 
 
 def spelling(name: str) -> str:
     """The letters and digits of a name: food101 for food-101."""
     return re.sub(r"[\W_]", "", name).lower()
+
+
+_BY_SPELLING = {spelling(name): name for name in DATA_SETS}
