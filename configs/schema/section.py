@@ -45,15 +45,16 @@ def _check_name(name: str) -> str:
     return name
 
 
+FROM_LIST = BeforeValidator(as_tuple)
 Name = Annotated[str, AfterValidator(_check_name)]
-Pair = Annotated[tuple[float, float], BeforeValidator(as_tuple)]
+Pair = Annotated[tuple[float, float], FROM_LIST]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 ImageSize = Annotated[Count | tuple[Count, Count], BeforeValidator(_as_image_size)]
-Bools = Annotated[tuple[bool, ...], BeforeValidator(as_tuple)]
-Ints = Annotated[tuple[int, ...], BeforeValidator(as_tuple)]
-Counts = Annotated[tuple[Count, ...], BeforeValidator(as_tuple)]
-Floats = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
+Bools = Annotated[tuple[bool, ...], FROM_LIST]
+Ints = Annotated[tuple[int, ...], FROM_LIST]
+Counts = Annotated[tuple[Count, ...], FROM_LIST]
+Floats = Annotated[tuple[float, ...], FROM_LIST]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_names)]
 Path = Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
 OptionalPath = Annotated[Path | None, BeforeValidator(lambda path: None if path == "" else path)]  # as PaddleViT
@@ -66,7 +67,7 @@ def _check_ascending(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
-Range = Annotated[tuple[Positive, Positive], BeforeValidator(as_tuple), AfterValidator(_check_ascending)]
+Range = Annotated[tuple[Positive, Positive], FROM_LIST, AfterValidator(_check_ascending)]
 
 
 def option(default: Any, meaning: str, **limits: Any) -> Any:
@@ -92,7 +93,8 @@ class Section(BaseModel):
     def _check(self) -> Self:
         for key, other, *values in self.needs:
             is_given = getattr(self, key.lower()) != type(self).model_fields[key.lower()].default
-            if is_given and (value := getattr(self, other.lower())) not in values:
+            value = getattr(self, other.lower())
+            if is_given and value not in values:
                 raise ValueError(f"{key} needs {other} {' or '.join(values)}, not {value}; remove it or change {other}")
         for applies, text in self._problems():
             if applies:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from configs.parts import LOSSES, OPTIMIZERS
 from configs.schema.section import (
+    FROM_LIST,
     Count,
     Floats,
     OptionalPath,
@@ -17,7 +18,6 @@ from configs.schema.section import (
     Probability,
     Problem,
     Section,
-    as_tuple,
     option,
 )
 
@@ -156,7 +156,7 @@ class Optimizer(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a f
         "or a plugin",
     )
     eps: float | None = option(None, "term added to the denominator; null: the optimizer's own (AdamW 1e-8)", gt=0)
-    betas: Annotated[tuple[_Beta, ...], Field(min_length=2, max_length=3), BeforeValidator(as_tuple)] | None = option(
+    betas: Annotated[tuple[_Beta, ...], Field(min_length=2, max_length=3), FROM_LIST] | None = option(
         None, "decay rates of the two or three moments; null: the optimizer's own (AdamW 0.9, 0.999)"
     )
     momentum: Probability = option(0.9, "momentum of SGD and similar optimizers")
@@ -261,7 +261,6 @@ class Train(Augmentation, Distillation):
         warmup = f"WARMUP_EPOCHS {self.warmup_epochs:g}"
         scheduler = self.lr_scheduler
         decay = scheduler.decay_epochs or 0.0
-        ends_late = decay > 0 and decay + self.warmup_epochs > self.num_epochs
         lacks_decay = self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None
         yield self.warmup_epochs > self.num_epochs, f"{warmup} exceeds {length}; lower it or train longer"
         yield (
@@ -270,7 +269,7 @@ class Train(Augmentation, Distillation):
         )
         yield lacks_decay, "OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW"
         yield (
-            scheduler.name == "wsd" and ends_late,
+            scheduler.name == "wsd" and decay + self.warmup_epochs > self.num_epochs,
             f"LR_SCHEDULER.DECAY_EPOCHS {decay:g} and {warmup} exceed {length}; lower one of them",
         )
         yield (

@@ -27,9 +27,9 @@ class PlainTransformer(Model):
     qkv_bias: bool = QKV_BIAS
 
     def _problems(self) -> Iterator[Problem]:
-        divides = getattr(self, "attn_head_size", None) is None
+        shares_dim = getattr(self, "attn_head_size", None) is None
         dim, heads = self.embed_dim, self.num_heads
-        yield divides and dim % heads, f"EMBED_DIM {dim} is not a multiple of NUM_HEADS {heads}; change one of them"
+        yield shares_dim and dim % heads, f"EMBED_DIM {dim} is not a multiple of NUM_HEADS {heads}; change one of them"
 
 
 class ViT(PlainTransformer):

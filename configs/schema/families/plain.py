@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from configs.schema.data import Data
 from configs.schema.families.family import (
@@ -25,7 +25,7 @@ from configs.schema.families.family import (
     shifted,
 )
 from configs.schema.model import Model
-from configs.schema.section import Count, Counts, Floats, Positive, Problem, Section, as_tuple, option
+from configs.schema.section import FROM_LIST, Count, Counts, Floats, Positive, Problem, Section, option
 
 # timm's arguments have the names of the keys.
 _KEYS = "img_size patch_size embed_dim depth num_heads mlp_ratio qkv_bias"
@@ -130,7 +130,7 @@ class XCiT(PlainTransformer):
     )
 
 
-_Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], ...], ...], Field(min_length=1), BeforeValidator(as_tuple)]
+_Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], ...], ...], Field(min_length=1), FROM_LIST]
 
 
 def _crossvit_arguments(model: "CrossViT", data: Data) -> dict[str, Any]:

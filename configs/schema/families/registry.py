@@ -15,12 +15,9 @@ MODEL_SECTIONS: dict[str, type[Model]]
 MODEL_SECTIONS = {"vit": ViT, "timm": TimmModel, "transformers": TransformersModel, **_SECTIONS}
 
 
-def type_of(section: Any) -> str | None:
-    """MODEL.TYPE of a section MODEL in lower case; None if it is no name."""
-    if isinstance(section, Model):
-        return section.type
-    name = section.get("TYPE", "vit") if isinstance(section, dict) else None
-    return name.lower() if isinstance(name, str) else None
+def _type_of(section: Model | dict[str, Any]) -> str:
+    """MODEL.TYPE of a section MODEL in lower case."""
+    return section.type if isinstance(section, Model) else str(section.get("TYPE", "vit")).lower()
 
 
 # The section MODEL, with the keys of the family that TYPE names.
@@ -29,5 +26,5 @@ if TYPE_CHECKING:
 else:
     AnyModel = Annotated[
         Union[tuple(Annotated[keys, Tag(name)] for name, keys in MODEL_SECTIONS.items())],  # noqa: UP007  # a list
-        Discriminator(type_of),
+        Discriminator(_type_of),
     ]

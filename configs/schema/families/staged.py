@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import lcm
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from configs.schema.families.family import (
     DROPOUTS,
@@ -23,7 +23,7 @@ from configs.schema.families.family import (
     shifted,
 )
 from configs.schema.model import Model
-from configs.schema.section import Bools, Count, Counts, Floats, Ints, Positive, Problem, Section, as_tuple, option
+from configs.schema.section import FROM_LIST, Bools, Count, Counts, Floats, Ints, Positive, Problem, Section, option
 
 
 class Swin(Model):
@@ -300,7 +300,7 @@ class PoolFormer(Model):
 Blocks = Annotated[
     tuple[Literal["bottle", "attn"], ...],
     Field(min_length=1, description="the blocks of a stage: bottle (convolution) or attn (attention)"),
-    BeforeValidator(as_tuple),
+    FROM_LIST,
 ]
 _STEM_WIDTH, _STEM_STRIDE = 64, 4
 
@@ -438,7 +438,7 @@ class MobileOne(Model):
     )
 
 
-_MultiplesOf8 = Annotated[tuple[Annotated[int, Field(ge=8, multiple_of=8)], ...], BeforeValidator(as_tuple)]
+_MultiplesOf8 = Annotated[tuple[Annotated[int, Field(ge=8, multiple_of=8)], ...], FROM_LIST]
 
 
 _RESIDUALS = {"1": "0.0", "2": "1.0", "3": "1.1", "4": "1.2", "5": "2.0", "6": "3.0", "7": "4.0"}
