@@ -57,7 +57,7 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
     training, also a NAME that is given, the keys of `changes_training`, and NUM_EPOCHS, which may only grow.
     """
     try:
-        before = with_defaults(read_yaml(options_file)[0])
+        before = with_defaults(read_yaml(options_file))
     except UserError as error:
         return str(error)
     values = _values(config)

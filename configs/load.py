@@ -19,7 +19,7 @@ from configs.schema.operating_point import Goal
 from configs.schema.section import MAX_NAME_CHARS
 from configs.versions import GONE_KEYS, WRITTEN_BY, refuse_newer
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
-from configs.yaml_io import format_value, parse_value, read_yaml, shorten
+from configs.yaml_io import format_value, parse_value, read_recipe, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
 from utils.files import read_json
 from utils.notes import STATUS
@@ -203,16 +203,12 @@ def add_recipe(table: OptionTable, path: Path) -> dict[str, Any]:
     roots = [os.path.realpath(folder) for folder in (path.parent, ".")]
 
     def add(path: Path, chain: tuple[str, ...], named_in: str) -> dict[str, Any]:
-        values, paths = read_yaml(path, named_in)
-        switches = _switches(values)
-        lines = dict[str, int]()
-        for keys, line in paths.items():
-            key = ".".join(keys)
-            if key in switches:
-                key = f"{key}.ENABLED"
-            if key in lines:  # as KEY of its section, and as SECTION.KEY
-                raise UserError(f"{path}:{line}: {key} is given twice, first in line {lines[key]}; remove one")
-            lines[key] = line
+        values, lines = read_recipe(path, named_in)
+        for section in _switches(values):
+            key = f"{section}.ENABLED"
+            if key in lines:
+                raise UserError(f"{path}:{lines[key]}: {key} is given twice, also in line {lines[section]}; remove one")
+            lines[key] = lines[section]
         chain = (*chain, os.path.realpath(path))
         at_base = f"{path}:{lines.get('BASE')}: BASE"
         for base in _names_of_bases(values.pop("BASE", None), at_base):

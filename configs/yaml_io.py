@@ -16,8 +16,6 @@ import yaml
 from utils.errors import UserError, did_you_mean, error_from
 from utils.files import expand_home, open_regular_file
 
-KeyPath = tuple[str, ...]
-
 MAX_BYTES = 1 << 16  # 20 times the longest recipe; PyYAML needs half a second for it
 _MAX_KEY_CHARS = 100
 _SHORT = reprlib.Repr()
@@ -70,21 +68,26 @@ def write_yaml(values: dict[str, Any]) -> str:
     return text
 
 
-def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    """The values of a YAML file, and the line number (from 1) of each key by its path, e.g. ("TRAIN", "BASE_LR").
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The values of a YAML file. Raises UserError as `read_recipe`."""
+    return read_recipe(path)[0]
+
+
+def read_recipe(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[str, int]]:
+    """The values of a YAML file, and the line number (from 1) of each key outside of lists, such as TRAIN.BASE_LR.
 
     named_in: a prefix of the error message for an unreadable file.
     Raises UserError: the file is unreadable, too large, not YAML or not a mapping; names the file and the line.
     """
     text = read_text(path, named_in)
-    lines: dict[KeyPath, int] = {}
+    lines: dict[str, int] = {}
     try:
         node = yaml.compose(text, Loader=_StrictLoader)
         if node is None:
             return {}, lines
         if not isinstance(node, yaml.MappingNode):
             raise UserError(f"{path}:1: expected `KEY: value` lines")
-        return _construct(node, (), lines), lines
+        return _construct(node, "", lines), lines
     except RecursionError:
         raise UserError(f"{path}: is nested too deeply") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an invalid escape or %YAML version
@@ -118,7 +121,7 @@ def parse_value(text: str) -> Any:
     """The value of a YAML text: '1e-3' -> 0.001, '[1, 2]' -> [1, 2]. Raises UserError for another text."""
     try:
         node = yaml.compose(text, Loader=_StrictLoader)
-        return None if node is None else _construct(node, (), {})
+        return None if node is None else _construct(node, "", {})
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         reason = getattr(error, "problem", type(error).__name__)
         raise UserError(f"{shorten(text)} cannot be read as a value: {reason}") from None
@@ -160,11 +163,12 @@ def _is_scalar(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.tag in _READERS
 
 
-def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
+def _construct(node: yaml.Node, section: str, lines: dict[str, int]) -> Any:
+    """section: '', or the dotted key of the node and a dot. lines: gets the line of each dotted key."""
     if isinstance(node, yaml.SequenceNode) and node.tag == _SEQ:
-        return [_construct(child, path, lines) for child in node.value]
+        return [_construct(child, "", {}) for child in node.value]
     if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
-        return _construct_mapping(node, path, lines)
+        return _construct_mapping(node, section, lines)
     text = node.value
     if not _is_scalar(node):
         raise yaml.MarkedYAMLError(problem=f"the tag {shorten(node.tag)} is not allowed", problem_mark=node.start_mark)
@@ -174,21 +178,22 @@ def _construct(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any
         raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
 
 
-def _construct_mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int]) -> dict[str, Any]:
+def _construct_mapping(node: yaml.MappingNode, section: str, lines: dict[str, int]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
         problem = ""
         key = key_node.value
+        dotted = f"{section}{key}"
         if not _is_scalar(key_node):
             problem = "a key must be a plain word"
         elif len(key) > _MAX_KEY_CHARS or not key.isprintable():
             problem = f"{shorten(key)} is not a valid key"
-        elif key in values:
-            problem = f"{'.'.join((*path, key))} is given twice, first in line {lines[*path, key]}"
+        elif dotted in lines:  # also as KEY of its section, and as SECTION.KEY
+            problem = f"{dotted} is given twice, first in line {lines[dotted]}; remove one"
         elif node.flow_style and ":" in key and not value_node.value:
             problem = f"{shorten(key)} has no value; write a space after the colon"
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
-        lines[*path, key] = key_node.start_mark.line + 1
-        values[key] = _construct(value_node, (*path, key), lines)
+        lines[dotted] = key_node.start_mark.line + 1
+        values[key] = _construct(value_node, f"{dotted}.", lines)
     return values

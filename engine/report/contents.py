@@ -229,7 +229,7 @@ def read_contents(folder: Path) -> RunContents:
     rows = read_metrics(folder)
     return RunContents(
         folder=folder,
-        options=with_defaults(read_yaml(folder / RUN_OPTIONS)[0]),
+        options=with_defaults(read_yaml(folder / RUN_OPTIONS)),
         values=values,
         epochs=[*by_epoch(rows).values()],
         evaluation=evaluation_in(folder / EVALUATION),

@@ -82,7 +82,7 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
 def _as_in_sweep(plan: Plan, folder: Path, context: ProcessContext, logger: RunLogger) -> Plan:
     """The plan with the epochs of the run in `folder`."""
     train = plan.config.train
-    options = with_defaults(read_yaml(folder / RUN_OPTIONS)[0])
+    options = with_defaults(read_yaml(folder / RUN_OPTIONS))
     epochs = options[EPOCHS] - train.last_epoch
     logger.log(f"----- TRAIN.MINUTES {train.minutes:g}: NUM_EPOCHS {epochs} of {folder.name}, in this sweep")
     if options["MODEL.TUNE"] == "probe":

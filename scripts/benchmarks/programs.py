@@ -241,7 +241,7 @@ def check_recipe(config: Config, recipe: Config) -> None:
 
 
 def _flag_table() -> dict[str, Any]:
-    return read_yaml(Path(__file__).with_name("timm_flags.yaml"))[0]
+    return read_yaml(Path(__file__).with_name("timm_flags.yaml"))
 
 
 def _options(config: Config) -> dict[str, Any]:

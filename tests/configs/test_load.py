@@ -124,7 +124,7 @@ YAML_MISTAKES = {
         r":2: DATA.NUM_WORKERS is given twice, first in line 1",
     ),
     "twice": ("SEED: 1\nSEED: 2", r":2: SEED is given twice, first in line 1"),
-    "twice as a switch": ("AMP: true\nAMP.ENABLED: false", r":2: AMP.ENABLED is given twice, first in line 1"),
+    "twice as a switch": ("AMP: true\nAMP.ENABLED: false", r":2: AMP.ENABLED is given twice, also in line 1"),
     "text for a section": ("DATA: hello\nDATA.BATCH_SIZE: 4", r":1: DATA is 'hello': must be a section"),
     "no value for a section": ("DATA.BATCH_SIZE: 4\nDATA:", r":2: DATA is None: must be a section"),
     "key in a number": ("DATA.BATCH_SIZE.X: 3\nDATA.BATCH_SIZE: 4", r":2: DATA.BATCH_SIZE is 4: must be a section"),

@@ -17,7 +17,7 @@ from configs.load import flatten
 from configs.programs import flags_page, name_of_model, paddleclas_keys, programs
 from configs.yaml_io import read_yaml
 
-NAMES = {name: text.split() for name, text in read_yaml(ROOT / "tests/configs/program_flags.yaml")[0].items()}
+NAMES = {name: text.split() for name, text in read_yaml(ROOT / "tests/configs/program_flags.yaml").items()}
 KNOWN = {key.name for key in all_keys()} | entry_parser("").parse_args([]).__dict__.keys()
 TIMM = """
 DATA: {BATCH_SIZE: 128, RANDOM_CROP_SCALE: [0.08, 1.0], RANDOM_CROP_RATIO: [0.75, 1.3333333333333333],
@@ -68,7 +68,7 @@ def test_the_recipe_has_each_default_of_timm_that_differs(tmp_path):
     recipe = ROOT / "configs/programs/timm.yaml"
     configs = [config_for(f"-cfg={file}") for file in (tmp_path / "timm.yaml", recipe)]
     assert configs[0] == configs[1]
-    given = {key for key, _ in flatten(read_yaml(recipe)[0])}
+    given = {key for key, _ in flatten(read_yaml(recipe))}
     assert {key for key in given if not key.startswith("MODEL.")} == {
         key for key in non_default_options(configs[0]) if not key.startswith("MODEL.")
     }

@@ -163,12 +163,12 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path):
     assert [tuple(fact.mean), tuple(fact.std), fact.crop_pct] == [expected[key] for key in ("mean", "std", "crop_pct")]
     assert (fact.image_size, fact.interpolation) == (32, "bilinear")
     values = [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std]
-    assert [read_yaml(run / "config.yaml")[0]["DATA"][key] for key in (
+    assert [read_yaml(run / "config.yaml")["DATA"][key] for key in (
         "IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
     )] == values  # fmt: skip
     again = [f"-pretrained={weights}", "-resume=auto", *stop[:-1], "TRAIN.MAX_STEPS=2"]
     resumed, _ = run_on(photos, *recipe, *again)
-    model = read_yaml(resumed / "config.yaml")[0]["MODEL"]
+    model = read_yaml(resumed / "config.yaml")["MODEL"]
     assert resumed == run
     assert model["KWARGS"] == {"global_pool": "max"}
     for start in (f"-pretrained={run / 'last.pth'}", f"-resume={run}"):
