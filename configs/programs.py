@@ -6,7 +6,7 @@
 import itertools
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -40,7 +40,7 @@ class Program:
     models: dict[str, str] = field(default_factory=dict)
 
     @property
-    def names(self) -> Collection[str]:
+    def names(self) -> set[str]:
         return {*self.flags, *self.always, *self.missing, *self.computed}
 
 
@@ -101,8 +101,8 @@ def program_of(unknown: Iterable[str], given: Iterable[str]) -> Program | None:
     is_theirs = bool(flags) and all(word.startswith("--") for word in flags)
     foreign = {word.lstrip("-") if word.startswith("-") or not is_theirs else "data" for word in unknown}
     names = {word.lstrip("-") for word in flags}
-    best = max(programs().values(), key=lambda one: (len(foreign & {*one.names}), len(names & {*one.names})))
-    return best if foreign & {*best.names} else None
+    best = max(programs().values(), key=lambda one: (len(foreign & one.names), len(names & one.names)))
+    return best if foreign & best.names else None
 
 
 @dataclass
@@ -222,7 +222,7 @@ def _filled(target: str, values: list[str]) -> list[str]:
     text = ", ".join(values)
     pairs = text.replace("=", ": ")  # keywords: a=1 b=2
     is_switch = not _takes_value(target)
-    forms = (
+    forms: Sequence[tuple[object, list[str]]] = (
         (is_switch and as_yaml(values).lower() in ("false", "no"), []),
         (is_switch, [target]),
         (target == _MODEL_OF_HUB and os.path.isdir(text), [f"-model=local-dir:{text}"]),

@@ -34,13 +34,15 @@ def _as_image_size(size: Any) -> Any:
 def _check_path(path: str) -> str:
     if "\0" in path:
         raise ValueError("a path cannot contain a zero byte")
-    if (path := os.path.expanduser(path)).startswith("~"):
+    path = os.path.expanduser(path)
+    if path.startswith("~"):
         raise ValueError(f"no user has this home folder; write the path, or ./{path} for a folder of this name")
     return path
 
 
 def _check_name(name: str) -> str:
-    if not name or "/" in name or not name.isprintable() or len(name) > MAX_NAME_CHARS:
+    is_valid = 0 < len(name) <= MAX_NAME_CHARS and name.isprintable() and "/" not in name
+    if not is_valid:
         raise ValueError(f"must be a printable name without /, at most {MAX_NAME_CHARS} characters long")
     return name
 
