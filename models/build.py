@@ -8,7 +8,6 @@ docstrings of the functions say how the model differs from timm's of the same na
 import copy
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -30,7 +29,7 @@ from configs.schema.model import Model
 from models.blocks import pool_tokens
 from models.kernels import select_attention, use_fast_dropout
 from models.recompute import enable_grad_checkpointing
-from models.timm_model import build_timm, check_image_size, errors_of_building, shared_arguments
+from models.timm_model import build_timm, check_image_size, check_name, errors_of_building, shared_arguments
 from models.transformers_model import build_transformers
 from models.tuning import tune
 from models.vit import build_vit
@@ -234,15 +233,15 @@ def build_model(
     device: torch.device,
     purpose: Purpose = FINE_TUNE,
     weights_size: tuple[int, int] | None = None,
-) -> tuple[nn.Module, Fitted | None]:
-    """The model of `options` on `device`, with its pretrained weights, and how they fit it; None without weights.
+) -> tuple[nn.Module, Fitted]:
+    """The model of `options` on `device`, with its pretrained weights, and how they fit it.
 
     weights_size: height and width of the images of the weights, see `load_pretrained`.
     Raises UserError: the model cannot be built, or the weights do not fit it.
     """
     model = _construct(options, data)
-    fitted: Fitted | None = None
-    if options.type == "timm" and options.pretrained == "timm":
+    fitted = Fitted()
+    if options.pretrained == "timm":
         fitted = fit_published(model, options, purpose)
     elif options.pretrained:
         fitted = load_pretrained(model, options.pretrained, options, purpose, weights_size)
@@ -261,13 +260,10 @@ def outputs_of_weights(options: Model, data: Data, weights: WeightsFile | None =
 
     Raises UserError: as `build_model`.
     """
-    if is_published := options.type == "timm" and options.pretrained == "timm":
-        with suppress(RuntimeError):  # an unknown tag
-            if published := get_pretrained_cfg(options.name):
-                return published.num_classes or None
+    if options.pretrained == "timm":
+        check_name(options.name)
+        return getattr(get_pretrained_cfg(options.name), "num_classes", None) or None
     model = build_on_meta(options, data)
-    if is_published:
-        return None
     state = choose(weights or read_weights(str(options.pretrained)), model, options, EVALUATE).state
     names = (f"{layer}.weight" for head in head_names(model) for layer in output_layers(model, head))
     return next((state[name].shape[0] for name in names if name in state), None)

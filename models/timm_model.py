@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 from urllib.request import urlopen
@@ -24,7 +24,8 @@ from utils.file_formats.hf_folder import ANSWER_SECONDS, WEIGHTS, download, expl
 from utils.torch_compat import BatchNorm
 
 _RATES = {name: key for name, key in OWN_KEYS.items() if name.endswith("_rate")}
-RESIZE = {"center": "crop", "squash": "squash", "border": "pad"}  # DATA.RESIZE, by timm's crop mode
+# DATA.RESIZE, by timm's crop mode, and by OpenCLIP's resize mode
+RESIZE = {"center": "crop", "squash": "squash", "border": "pad", "shortest": "crop", "longest": "pad"}
 LOADER_ARGUMENTS = {
     key for function in (timm.create_model, build_model_with_cfg) for key in inspect.signature(function).parameters
 }
@@ -71,7 +72,7 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
 
 def _create(name: str, arguments: dict[str, Any]) -> nn.Module:
     """timm's model. A size of images, and rates of 0, are left out where its constructor has no such argument."""
-    optional = {key for key in arguments if key == "img_size" or (key in _RATES and not arguments[key])}
+    optional = arguments.keys() & {"img_size", *(rate for rate in _RATES if arguments.get(rate) == 0)}
     try:
         return timm.create_model(name, **arguments)
     except TypeError as error:
@@ -124,13 +125,10 @@ def published_preprocessing(name: str) -> tuple[dict[str, Any], dict[str, Any], 
 
     Empty for a name that timm does not know: `build_timm` refuses it.
     """
-    try:
-        published: Any = timm.get_pretrained_cfg(name)
-    except RuntimeError:  # an unknown tag
-        published = None
-    if published is None:
-        return {}, {}, ""
-    return *preprocessing_of(published.to_dict()), f"timm's {published.architecture}.{published.tag}"
+    with suppress(RuntimeError):  # an unknown tag
+        if published := timm.get_pretrained_cfg(name):
+            return *preprocessing_of(published.to_dict()), f"timm's {published.architecture}.{published.tag}"
+    return {}, {}, ""
 
 
 def preprocessing_of(published: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -161,8 +159,8 @@ def shared_arguments(options: Model, data: Data) -> dict[str, Any]:
     """
     rates = {rate: getattr(options, key.removeprefix("MODEL.").lower()) for rate, key in _RATES.items()}
     numbers = {"num_classes": options.num_logits, "in_chans": data.image_channels}
-    is_timms = options.type == "timm"
-    return numbers | {key: rate for key, rate in rates.items() if rate or (is_timms and rate is not None)}
+    left_out = [None] if options.type == "timm" else [None, 0]
+    return numbers | {key: rate for key, rate in rates.items() if rate not in left_out}
 
 
 @contextmanager
@@ -205,9 +203,7 @@ def check_image_size(model: nn.Module, name: str, data: Data) -> None:
 
 def classifiers(model: nn.Module) -> tuple[nn.Module, ...]:
     """timm's classifier; both of a distilled model; with VOLO's auxiliary one, which `get_classifier` leaves out."""
-    get_classifier = getattr(model, "get_classifier", None)
-    if get_classifier is None:
-        return ()
+    get_classifier: Any = getattr(model, "get_classifier", tuple)  # without this method, no classifier
     classifier = get_classifier()
     heads = classifier if isinstance(classifier, tuple) else (classifier,)
     auxiliary = getattr(model, "aux_head", None)

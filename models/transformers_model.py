@@ -157,10 +157,12 @@ class _Block(nn.Module):
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         run = super().forward
-        if self.training and self.is_recomputed:
+        if not self.training:
+            return run(x, *args, **kwargs)
+        if self.is_recomputed:
             run = partial(checkpoint, run, use_reentrant=False)
         result = run(x, *args, **kwargs)
-        if not self.training or not self.drop_rate:
+        if not self.drop_rate:
             return result
         return x + drop_path(result - x, self.drop_rate, True)
 

@@ -24,7 +24,7 @@ from torch import nn
 from configs.schema.model import Lora, Model
 from models.blocks import add_mixin, blocks_of
 from models.timm_model import classifiers
-from models.weights.names import State
+from models.weights.names import State, head_names
 from utils.errors import UserError, did_you_mean
 from utils.files import atomic_write, make_own_folder
 from utils.torch_compat import BatchNorm
@@ -107,6 +107,7 @@ def _set_modes(module: nn.Module, after: bool) -> bool:
 
 
 A, B = "lora_A", "lora_B"
+_ENDS = (f".{A}", f".{B}")
 _Layers = dict[str, nn.Linear]  # by their paths
 
 
@@ -192,12 +193,12 @@ def _named_layers(linear: _Layers, targets: Sequence[str], name: str) -> _Layers
 
 def adapter_size(model: nn.Module) -> int:
     """The number of parameters in adapters."""
-    return sum(value.numel() for path, value in model.named_parameters() if path.endswith((f".{A}", f".{B}")))
+    return sum(value.numel() for path, value in model.named_parameters() if path.endswith(_ENDS))
 
 
 def merge_adapters(state: State, alpha: float) -> State:
     """The state with the effective weights in place of weights and adapters."""
-    merged = {name: tensor for name, tensor in state.items() if not name.endswith((f".{A}", f".{B}"))}
+    merged = {name: tensor for name, tensor in state.items() if not name.endswith(_ENDS)}
     for name in state.keys() - merged.keys():
         layer, _, part = name.rpartition(".")
         if part == A:
@@ -215,8 +216,8 @@ def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Modul
     `PeftModel.from_pretrained(model, folder)` opens the folder, with timm's model as base. Raises OSError.
     """
     state = content["state_dict_ema"] or content["model"]
-    heads = [path for path, module in model.named_modules() if module in classifiers(model)]
-    names = {name: f"{name}.weight" for name in state if name.endswith((f".{A}", f".{B}"))}
+    heads = head_names(model)
+    names = {name: f"{name}.weight" for name in state if name.endswith(_ENDS)}
     targets = [name.removesuffix(f".{A}") for name in names if name.endswith(f".{A}")]
     names |= {name: name for name in state if name.startswith(tuple(f"{head}." for head in heads))}
     tensors = {f"{_PREFIX}{to}": state[name] for name, to in names.items()}

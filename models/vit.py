@@ -79,6 +79,11 @@ def bigvision_positions(grid: list[int], width: int) -> torch.Tensor:
     return build_sincos2d_pos_embed(grid, width, temperature, interleave_sin_cos=True).roll(width // 2, 1)
 
 
+# Of MODEL.POS_EMBED
+_FORMULAS: dict[str, Callable[..., torch.Tensor]]
+_FORMULAS = {"sincos2d": build_sincos2d_pos_embed, "sincos2d_bigvision": bigvision_positions}
+
+
 def build_vit(options: ViT, data: Data) -> VisionTransformer:
     """A Vision Transformer (Dosovitskiy et al., 2020): images (B, C, S, S) -> logits (B, classes).
 
@@ -109,9 +114,9 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
     else:  # the other layers are timm's `moco`, see docs/recipes.md
         nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))  # a linear layer in the shape of a convolution
         nn.init.trunc_normal_(vit.pos_embed, std=vit.embed_dim**-0.5)
-    if options.pos_embed != "learned":  # fixed, with zeros for the class token (Chen et al., 2021)
+    if options.pos_embed in _FORMULAS:  # fixed, with zeros for the class token (Chen et al., 2021)
         vit.pos_embed.requires_grad_(False).zero_()
-        formula = build_sincos2d_pos_embed if options.pos_embed == "sincos2d" else bigvision_positions
+        formula = _FORMULAS[options.pos_embed]
         vit.pos_embed[:, vit.num_prefix_tokens :] = formula([*vit.patch_embed.grid_size], vit.embed_dim)
     return vit
 

@@ -100,8 +100,8 @@ class FoundCheckpoint:
     """A checkpoint to resume from, the same one on all ranks; those after rank 0 have meta tensors in LARGE entries.
 
     notes: a line for each checkpoint that was skipped. run_folder: of the run that it continues; None if it lies
-    elsewhere, or if the run has checkpoints ahead of it: a new folder leaves them as they are. places: of the
-    checkpoints in that folder; none for an evaluation.
+    elsewhere, for an evaluation, or if the run has checkpoints ahead of it: a new folder leaves them as they are.
+    places: of the checkpoints in that folder.
     """
 
     path: Path
@@ -139,18 +139,17 @@ def find_checkpoint(
             except UserError as error:
                 refused.append(error)
                 continue
-            folder = path.parent if is_run_folder(path.parent) else None
-            places = read_places(folder) if folder and not best_first else []
-            if any(place.progress > _place_of(path, state).progress for place in places):
-                folder = None
-                places = []
-            return FoundCheckpoint(path, state, list(map(str, refused)), folder, places)
+            found = FoundCheckpoint(path, state, list(map(str, refused)), run_folder=None, places=[])
+            if best_first or not is_run_folder(path.parent):
+                return found
+            places = read_places(path.parent)
+            if any(place.progress > found.place.progress for place in places):
+                return found
+            return replace(found, run_folder=path.parent, places=places)
         _raise_not_found(resume, refused)
         return None
 
     found = call_on_main(search, context)
-    if context.world_size == 1:
-        return found
     sent = found
     if found:  # other ranks get meta tensors, but for scalars
         to_meta = partial(tree_map_only, torch.Tensor, lambda tensor: tensor.to("meta") if tensor.dim() else tensor)
@@ -360,12 +359,14 @@ class CheckpointWriter:
         last = self.folder / LAST
         if name := _non_finite(state):
             raise UserError(f"{last}: not written: NaN or infinite values in {name}; lower -lr, set TRAIN.GRAD_CLIP=1")
-        weights = {entry: {name: one.contiguous() for name, one in (state[entry] or {}).items()} for entry in WEIGHTS}
-        content = {"format": FORMAT} | state | {entry: state[entry] and weights[entry] for entry in WEIGHTS}
-        if not self.is_copy and tensor_bytes(content) > available_bytes() / 2:
-            self._write(content, is_best, periodic, is_later)
-            return
+        content = {"format": FORMAT} | state
+        for entry in WEIGHTS:
+            if state[entry]:  # without an average None
+                content[entry] = {name: one.contiguous() for name, one in state[entry].items()}
         if not self.is_copy:
+            if tensor_bytes(content) > available_bytes() / 2:
+                self._write(content, is_best, periodic, is_later)
+                return
             content = tree_map_only(torch.Tensor, lambda one: one.detach().to("cpu", copy=True), content)
         self._pending = self._thread.submit(self._write, content, is_best, periodic, is_later)
 

@@ -85,7 +85,8 @@ def _without_noise(values: torch.Tensor) -> tuple[float, ...]:
 
 def _sides(values: dict[str, Any], shown: int) -> set[int]:
     """The lengths to which the processor may resize the shorter side."""
-    stated = {*(values.get("size") or {}).values(), *(values.get("crop_size") or {}).values()} - {None}
+    sizes = [values.get(key) or {} for key in ("size", "crop_size")]
+    stated = {side for size in sizes for side in size.values()} - {None}
     of_levit = {int(256 / 224 * side) for side in stated}
     sides = {*stated, *of_levit, int(shown / (values.get("crop_pct") or 1))}
     return {side for side in sides if shown <= MAX_CROP_PCT * side}

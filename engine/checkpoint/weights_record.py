@@ -30,14 +30,13 @@ from configs.weights import (
     data_of_size,
     described_model,
 )
-from configs.yaml_io import parse_value
 from datasets.sources.class_names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from engine.checkpoint.processor import published_in
 from engine.checkpoint.run_folder import HELD_OUT_FILE
 from models.timm_model import RESIZE, check_kwargs, preprocessing_of, published_preprocessing
-from models.weights.read import WeightsFile, map_tensor, read_weights, size_of_positions, with_tensors
+from models.weights.read import WeightsFile, entries_of, map_tensor, read_weights, size_of_positions, with_tensors
 from utils.errors import UserError, first_line, to_single_line
 from utils.file_formats.hf_folder import (
     CONFIG,
@@ -49,7 +48,7 @@ from utils.file_formats.hf_folder import (
     model_folder,
     read_config,
 )
-from utils.file_formats.pickles import ArrayRecord, Inert, TensorRecord
+from utils.file_formats.pickles import ArrayRecord, TensorRecord
 from utils.files import atomic_write
 
 ENTRY = "split"
@@ -57,13 +56,16 @@ ENTRY = "split"
 # probabilities, which older versions read.
 THRESHOLD_LOGITS, THRESHOLDS = "threshold_logits", "thresholds"
 OPERATING_POINT = "operating_point"
-_NAME_ENTRIES = (  # the first one decides
+_NO_NAME = re.compile(r"LABEL_\d+")  # transformers', without names
+_NAMES_OF_CLASSES = (
     "class_names", "classes", "class_to_idx", "idx_to_class", "label_names", "id2label", "label2id", "classnames",
     "class2idx", "idx2class", "class_mapping", "label_map", "label_encoder",
 )  # fmt: skip
-_MAYBE_NAMES = ("target_names", "categories", "labels", "names", "vocab")  # unless they are numbers
+_MAYBE_OF_CLASSES = ("target_names", "categories", "labels", "names", "vocab")  # unless they are numbers
+# Entries, of which the first one decides, and what names nothing in them
+_NAME_ENTRIES = dict.fromkeys(_NAMES_OF_CLASSES, _NO_NAME)
+_NAME_ENTRIES |= dict.fromkeys(_MAYBE_OF_CLASSES, re.compile(r"LABEL_\d+|\d+"))
 _LISTS_OF_OBJECTS = ("classes_", "items")  # of scikit-learn's LabelEncoder; of fastai's CategoryMap, and of its `L`
-_NO_NAME, _NUMBER = re.compile(r"LABEL_\d+"), re.compile(r"LABEL_\d+|\d+")  # transformers', without names
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_NAMES_BYTES, _MAX_NUMBERS = 10**7, 10**4  # of an array
 
@@ -162,9 +164,9 @@ _KEY_OF = {
 
 def describe_data(data: Data, class_names: Sequence[str] | None) -> dict[str, Any]:
     """The entries `class_names` and `preprocessing`."""
-    values = {entry: getattr(data, key.lower()) for entry, key in _KEY_OF.items()}
-    lists = {entry: list(value) if isinstance(value, tuple) else value for entry, value in values.items()}
-    return {"class_names": None if class_names is None else list(class_names), "preprocessing": lists}
+    values = data.model_dump(mode="json", by_alias=True, include={key.lower() for key in _KEY_OF.values()})
+    preprocessing = {entry: values[key] for entry, key in _KEY_OF.items()}
+    return {"class_names": None if class_names is None else list(class_names), "preprocessing": preprocessing}
 
 
 def decision_to_entries(decision: Decision) -> dict[str, Any]:
@@ -249,8 +251,8 @@ def weights_record(model: Model, weights: WeightsFile | None = None, source: str
     """The record of the weights MODEL.PRETRAINED: as `record_in`, else of the model.
 
     Of the model: the config.json of `source`, as -model names it, or timm's `pretrained_cfg` of MODEL.NAME; with what
-    other programs write beside the weights: class names, preprocessing, arguments. NO_RECORD without weights, and for
-    weights that state nothing. Raises UserError as `read_weights`, and for arguments that timm's model does not have.
+    other programs write beside the weights: class names, preprocessing, arguments. NO_RECORD without weights. Raises
+    UserError as `read_weights`, and for arguments that timm's model does not have.
     """
     if not model.pretrained:
         return NO_RECORD
@@ -263,11 +265,8 @@ def weights_record(model: Model, weights: WeightsFile | None = None, source: str
         if model.pretrained == "timm":
             return published
     weights = weights or read_weights(model.pretrained)
-    record = record_in(weights)
-    if record:
-        return record
-    record = replace(_record_beside(published, weights), kwargs=_arguments_of(weights, model))
-    return record if record.data or record.class_names or record.kwargs else NO_RECORD
+    own = record_in(weights)
+    return own or replace(_record_beside(published, weights), kwargs=_arguments_of(weights, model))
 
 
 def _record_of_source(source: str, is_of_transformers: bool) -> WeightsRecord:
@@ -335,25 +334,18 @@ def _record_beside(published: WeightsRecord, weights: WeightsFile) -> WeightsRec
 def _stated_names(weights: WeightsFile) -> list[str] | None:
     """The class names that another program writes beside the weights."""
     content = weights.entries
-    meta = _entries_of(content.get("meta"))  # of mmengine
-    others = [_entries_of(content.get(name)) for name in ("config", "datamodule_hyper_parameters", "model_init_args")]
+    meta = entries_of(content.get("meta"))  # of mmengine
+    others = [entries_of(content.get(name)) for name in ("config", "datamodule_hyper_parameters", "model_init_args")]
     entries = dict[str, Any]()
-    for place in (*others, meta, _entries_of(meta.get("dataset_meta")), weights.arguments, content):
+    for place in (*others, meta, entries_of(meta.get("dataset_meta")), weights.arguments, content):
         entries |= {str(key).lower(): value for key, value in place.items()}  # the last place decides
-    for key in (*_NAME_ENTRIES, *_MAYBE_NAMES):
+    for key, no_name in _NAME_ENTRIES.items():
         with suppress(Exception):  # a damaged array
             by_number = names_by_number(_plain(entries.get(key)))
             names = [to_nfc(by_number[output]) for output in range(len(by_number))]  # KeyError: some have no name
-            no_names = _NUMBER if key in _MAYBE_NAMES else _NO_NAME
-            if not all(map(no_names.fullmatch, names)):
+            if not all(map(no_name.fullmatch, names)):
                 return names
     return None
-
-
-def _entries_of(content: Any) -> Mapping[Any, Any]:
-    """The entries of a dict, or of an object of another program; none of anything else."""
-    content = content.entries | content.attributes if isinstance(content, Inert) else content
-    return content if isinstance(content, dict) else {}
 
 
 def _plain(content: Any) -> Any:
@@ -362,7 +354,7 @@ def _plain(content: Any) -> Any:
     Objects: dicts of other classes, scikit-learn's LabelEncoder, fastai's CategoryMap of an `L`.
     Raises an exception of any type for a damaged array, and for one that takes more memory than names do.
     """
-    entries, attributes = _entries_of(content), getattr(content, "attributes", {})
+    entries, attributes = entries_of(content), getattr(content, "attributes", {})
     for name in _LISTS_OF_OBJECTS:
         if name in attributes:
             return _plain(attributes[name])
@@ -386,29 +378,26 @@ def record_in(weights: WeightsFile) -> WeightsRecord | None:
     Raises UserError: a wrong value, or a key of the preprocessing that this version does not know; a folder of
     transformers whose .json files cannot be read.
     """
-    is_safetensors = weights.kind == SAFETENSORS
-    if weights.of_open_clip:
+    if weights.own_options:
+        return _own_record(weights)
+    has_config = weights.kind == SAFETENSORS or weights.file.name == WEIGHTS[1]
+    if not has_config or weights.of_open_clip:
         return None
-    if weights.file.name == WEIGHTS[1] or (is_safetensors and OPTIONS_ENTRY not in weights.entries):
-        return _record_in_folder(weights.file.parent, weights.is_of_transformers)
+    return _record_in_folder(weights.file.parent, weights.is_of_transformers)
+
+
+def _own_record(weights: WeightsFile) -> WeightsRecord:
+    """As `record_in` a checkpoint or export."""
+    refuse_newer(weights.own_options, weights.file)
     content = dict(weights.entries)
-    read = json.loads if is_safetensors else parse_value
     try:
-        options = read(content[OPTIONS_ENTRY])
-        is_own = isinstance(options["MODEL"], dict) and isinstance(options["DATA"], dict)
-    except Exception:  # a file of another program has any content
-        is_own = False
-    if not is_own:
-        return None
-    refuse_newer(options, weights.file)
-    try:
-        if is_safetensors:
+        if weights.kind == SAFETENSORS:
             own = {*_Description.model_fields, ENTRY}
             content = {entry: json.loads(content[entry]) for entry in content.keys() & own}
         elif isinstance(content.get(ENTRY), dict):
             content[ENTRY] = with_tensors(content[ENTRY])
         check_description(content)
-        return record_of(content, options)
+        return record_of(content, weights.own_options)
     except Exception as error:  # a damaged file has any content
         problem = f"{weights.file}: its description of the weights is wrong: {to_single_line(str(error))}"
         raise UserError(f"{problem}; read it with the version that wrote it, or give another file") from error
@@ -481,7 +470,7 @@ def _names_of_config(entries: Mapping[str, Any]) -> tuple[list[str] | None, list
         return None, None
     outputs = range(_count(entries.get("num_classes")) or len(names))
     stated_names = [names.get(output, str(output)) for output in outputs]
-    texts = _entries_of(entries.get("label_descriptions"))
+    texts = entries_of(entries.get("label_descriptions"))
     is_complete = sorted(names) == list(outputs)
     class_names = list(map(to_nfc, stated_names)) if is_complete else None
     return class_names, [str(texts.get(name, name)) for name in stated_names]

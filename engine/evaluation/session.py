@@ -68,7 +68,7 @@ def build_eval_model(
     model, fitted = build_model(options, config.data, context.device, purpose, weights_size)
     built = eval_model_of(model, config, context)
     evaluator = built.evaluator
-    notes = [note.on("Pretrained") for note in fitted.notes()] if fitted else []
+    notes = [note.on("Pretrained") for note in fitted.notes()]
     record = record or weights_record(config.model)
     decision = record.decision
     if decision.point and decision.point.label < config.model.num_logits:

@@ -30,7 +30,7 @@ class HeadClasses:
     the order of the outputs is unknown, if the weights have no class names.
     """
 
-    rows: list[int] | None = None
+    rows: Sequence[int] = ()
     kept: Sequence[str] = ()
     new: Sequence[str] = ()
     ambiguity: str = ""
@@ -144,14 +144,14 @@ def _of_other_batch(train: Train, size: int) -> str:
 
 
 def describe_on_screen(
-    state: TrainState, fitted: Fitted | None, data: TrainingData, resumed: EpochProgress | None
+    state: TrainState, fitted: Fitted, data: TrainingData, resumed: EpochProgress | None
 ) -> list[str]:
     """The lines of the screen before the first step: data, model, and the training. resumed: the position."""
     config, train, layout = state.config, state.config.train, state.layout
     weights = "random weights"
     if resumed:
         weights = f"resumed at epoch {resumed.epoch + 1}, step {resumed.done_steps}"
-    elif fitted:
+    elif fitted.source:
         new = {*fitted.new_heads.values()} - {NewHead.OTHER_NORM}
         weights = f"weights: {Path(config.model.pretrained or '').name}"
         if new:

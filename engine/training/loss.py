@@ -340,5 +340,4 @@ def build_teacher(config: Config, precision: Precision, class_names: Sequence[st
         model, fitted = build_model(own.model, own.data, precision.device, TEACHER, record.image_size)
     except UserError as error:
         raise error_from(error, f"TRAIN.TEACHER_MODEL {name}, TRAIN.TEACHER_WEIGHTS: {error}") from error
-    assert fitted  # the teacher has weights
     return Teacher(name, model, fitted, precision, own.data, config.data, outputs)

@@ -130,7 +130,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
 
 def build_run_state(
     plan: Plan, context: ProcessContext, solved: Solved | None
-) -> tuple[TrainState, list[Note], Fitted | None]:
+) -> tuple[TrainState, list[Note], Fitted]:
     """The state of a run before its first step, notes on it, and how its initial weights fit.
 
     solved: the head to start from.
@@ -145,14 +145,13 @@ def build_run_state(
     if solved:
         set_head(model, solved)
     state, notes = build_train_state(config, context, plan.layout, model, plan.train.targets, plan.class_names)
-    if fitted:
-        notes = notes_on_weights(fitted, classes, has_solved_head=solved is not None) + notes
+    notes = notes_on_weights(fitted, classes, has_solved_head=solved is not None) + notes
     return state, notes + notes_on_batches(plan.layout), fitted
 
 
 def initial_model(
     config: Config, device: torch.device, purpose: Purpose = FINE_TUNE, weights_size: tuple[int, int] | None = None
-) -> tuple[nn.Module, Fitted | None]:
+) -> tuple[nn.Module, Fitted]:
     """As `build_model`. The switches come before the first operation. The weights are drawn from SEED alone."""
     set_process_switches(config, device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))

@@ -33,14 +33,14 @@ class Purpose:
     needs_head: the weights must have a head of the model's classes. prefers_raw: another program's raw weights have
     priority over their average, as in timm's and DeiT's validation.
     head_rows: for each output of a head, its row in the head of the file, or -1 for a new class, whose row is zero;
-    without any known class the heads are new. None: heads of equal shape are kept.
+    without any known class the heads are new. Empty: heads of equal shape are kept.
     zero_head: the last layer of a new head is zero, so that the first steps keep the features of the weights; False
     for an optimizer that never leaves zero.
     """
 
     needs_head: bool
     prefers_raw: bool
-    head_rows: Sequence[int] | None = None
+    head_rows: Sequence[int] = ()
     zero_head: bool = True
 
 
@@ -129,7 +129,7 @@ def find_candidates(weights: WeightsFile, model: nn.Module, options: Model) -> l
         prefixes = [""] if weights.kind == PADDLE else _large_prefixes(plain, len(body) / 4)
         best = _best([_candidate(entry, prefix, plain, own, body, convert) for prefix in prefixes])
         found += [one for one in best if sum(two.path.startswith(one.path) for two in best) == 1]  # the longest prefix
-    most = max([0, *(one.score[1] for one in found)])
+    most = max((one.score[1] for one in found), default=0)
     if 4 * most < len(body):
         largest = max(weights.tensors.states.values(), key=len, default={})
         fix = weights.advice(options.name) or "name the model of the file with -model, or give weights of this model"
@@ -140,7 +140,7 @@ def find_candidates(weights: WeightsFile, model: nn.Module, options: Model) -> l
 
 
 def _best(candidates: list[Candidate]) -> list[Candidate]:
-    most = max([(0, 0), *(one.score for one in candidates)])
+    most = max((one.score for one in candidates), default=(0, 0))
     return [one for one in candidates if one.score == most]
 
 
@@ -155,11 +155,10 @@ def _large_prefixes(names: State, least: float) -> list[str]:
 
 def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str], convert: Convert) -> Candidate:
     inside = [name for name in state if name.startswith(prefix)]
-    part, note = convert({name.removeprefix(prefix): state[name] for name in inside})
+    part, notes = convert({name.removeprefix(prefix): state[name] for name in inside})
     outside = {name: state[name] for name in state if name not in {*inside, *part} and not _OF_LOSS.search(name)}
-    notes = [note] if note else []
     _take_heads_behind_dropout(part, own.keys() - body)
-    notes += _take_heads_beside(part, outside, own, body)
+    notes = [*notes, *_take_heads_beside(part, outside, own, body)]
     names = body & part.keys()
     shapes = sum(part[name].shape == own[name].shape for name in names)
     return Candidate(f"{entry}.{prefix}".strip("."), part | outside, (shapes, len(names)), notes)

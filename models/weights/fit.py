@@ -27,6 +27,7 @@ _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _OF_THE_INPUT = {  # of a transformer: without them it computes something else
     "cls_token", "dist_token", "reg_token", "register_tokens", "pos_embed", "absolute_pos_embed", "norm_pre",
 }  # fmt: skip
+_DEFAULTS = Model()
 _COMPUTED = ("relative_position_index", "attn_mask", "attention_bias_idxs")  # they follow from the size of the model
 
 
@@ -44,12 +45,12 @@ class NewHead(Enum):
 class Fitted:
     """How initial weights fit a model.
 
-    source: the file, and the entry in it. others: as of `Candidate`. remarks: on conversions. new_heads: by the name of
-    the part; zero_heads: their last layers are zero. counts: classes in the file and in the model. unused: names of
-    tensors in the file.
+    source: the file, and the entry in it; empty without initial weights. others: as of `Candidate`. remarks: on
+    conversions. new_heads: by the name of the part; zero_heads: their last layers are zero. counts: classes in the file
+    and in the model. unused: names of tensors in the file.
     """
 
-    source: str
+    source: str = ""
     others: Sequence[str] = ()
     remarks: list[Note] = field(default_factory=list)
     new_heads: dict[str, NewHead] = field(default_factory=dict)
@@ -57,40 +58,39 @@ class Fitted:
     counts: tuple[int, int] = (0, 0)
     unused: list[str] = field(default_factory=list)
 
-    def note(
-        self, text: str, names: Collection[str] | None = None, kind: Literal["screen", "log", "warning"] = "log"
-    ) -> None:
-        """Adds a remark; with `names`, it lists them, if there are any."""
-        if names is None:
-            self.remarks.append(Note(kind, text))
-        elif names:
+    def list_names(self, text: str, names: Collection[str], kind: Literal["log", "warning"] = "log") -> None:
+        """Adds a remark that lists the names, if there are any."""
+        if names:
             self.remarks.append(Note(kind, f"{text}: {summarize_names(names)}"))
 
+    def reason(self, name: str) -> str:
+        """Why a head is new, in words."""
+        return self.new_heads[name].value.format(*self.counts)
+
     def notes(self) -> list[Note]:
+        if not self.source:
+            return []
         source = f"weights: {self.source}"
         if self.others:
             source += f"; also there: {', '.join(self.others)} (MODEL.WEIGHTS_ENTRY)"
         head = "new head, of zeros" if self.zero_heads else "new head"
         kinds = {NewHead.OTHER_NORM: "new"}
-        texts = [
-            f"{name}: {reason.value.format(*self.counts)}: {kinds.get(reason, head)}"
-            for name, reason in self.new_heads.items()
-        ]
+        texts = [f"{name}: {self.reason(name)}: {kinds.get(kind, head)}" for name, kind in self.new_heads.items()]
         if self.unused:
             texts.append(f"not used: {summarize_names(self.unused, limit=8)}")
         return [Note("log", source), *self.remarks, *(Note("log", text) for text in texts)]
 
     def check_heads(self, file: Path) -> None:
         """Raises UserError if a head is new."""
-        for name, reason in self.new_heads.items():
-            problem = f"{file}: cannot be evaluated ({name}: {reason.value.format(*self.counts)})"
+        for name in self.new_heads:
+            problem = f"{file}: cannot be evaluated ({name}: {self.reason(name)})"
             raise UserError(f"{problem}; train with these weights first, or give weights with this head")
 
 
 def load_pretrained(
     model: nn.Module,
     path: str,
-    options: Model | None = None,
+    options: Model = _DEFAULTS,
     purpose: Purpose = FINE_TUNE,
     image_size: tuple[int, int] | None = None,
 ) -> Fitted:
@@ -107,7 +107,6 @@ def load_pretrained(
     Raises UserError: as `read_weights` and `choose`; a tensor that is missing, has no place, another shape or is not
     finite; a new head where the purpose needs one of the file. The model is then unchanged.
     """
-    options = options or Model()
     weights = read_weights(path)
     chosen = choose(weights, model, options, purpose)
     entry = f" ({summarize_names([chosen.path])})" if chosen.path else ""
@@ -128,7 +127,7 @@ def load_pretrained(
         hidden = [name for name in fitted.unused if _part(name) == "pre_logits"]  # of ViTs of ImageNet-21k
         text = "the results differ from the results of the weights' own program"
         text += ": this model lacks their layer before the head"
-        fitted.note(text, hidden, "warning")
+        fitted.list_names(text, hidden, "warning")
     model.load_state_dict(checked, strict=True)
     if purpose.zero_head:
         _make_zero(model, fitted.new_heads)
@@ -184,7 +183,8 @@ class Pairs:
                 self.state[name] = source.repeat(1, 3, 1, 1) / 3
             else:
                 continue
-            self.fitted.note(f"{name}: from {channels[0]} to {channels[1]} channels, as timm does")
+            text = f"{name}: from {channels[0]} to {channels[1]} channels, as timm does"
+            self.fitted.remarks.append(Note("log", text))
 
     def keep_computed(self) -> None:
         """Parameters that are never trained keep their values: a formula gives them, such as sines and cosines."""
@@ -217,7 +217,7 @@ class Pairs:
         if source.shape == target.shape and known in ([], grid):
             if not known and grid[0] != grid[1]:
                 text = f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"
-                self.fitted.note(text, kind="screen")
+                self.fitted.remarks.append(Note("screen", text))
             return
         self._resample_positions(known or [math.isqrt(max(tokens, 0))] * 2, grid, prefix_tokens, weights.kind)
 
@@ -243,7 +243,7 @@ class Pairs:
     def _replace_resized(self, found: State) -> None:
         fitting = [name for name in found if found[name].shape == self.own[name].shape]
         shapes = [f"{name} from {_shape(self.state[name])} to {_shape(found[name])}" for name in fitting]
-        self.fitted.note("positions: resized as timm does", shapes)
+        self.fitted.list_names("positions: resized as timm does", shapes)
         self.state |= {name: found[name] for name in fitting}
 
     def fit_norm(self) -> None:
@@ -254,12 +254,12 @@ class Pairs:
             self.state |= new
             self.fitted.new_heads["fc_norm"] = NewHead.OTHER_NORM
 
-    def fit_head(self, head: str, rows: Sequence[int] | None, is_pooled: bool) -> None:
+    def fit_head(self, head: str, rows: Sequence[int], is_pooled: bool) -> None:
         """Gives each class its row of the file, or makes the head new if the file has none of these classes.
 
         rows: as of `Purpose`. is_pooled: MODEL.FEATURES changes its inputs.
         """
-        is_other = max(rows or (0,)) < 0
+        is_other = max(rows, default=0) < 0
         if rows and not is_other:
             self._select_rows(output_layers(self.model, head), torch.tensor(rows))
         new = {name: tensor for name, tensor in self.own.items() if name.startswith(f"{head}.")}

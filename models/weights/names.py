@@ -25,7 +25,7 @@ from utils.errors import UserError
 from utils.notes import Note
 
 State = dict[str, torch.Tensor]
-Convert = Callable[[State], tuple[State, Note | None]]  # the state with the model's names, and a line about it
+Convert = Callable[[State], tuple[State, list[Note]]]  # the state with the model's names, and lines about it
 
 # vit_jax numbers all parts of a block together (0, 1, 2, 3), big_vision numbers each kind from 0.
 _GOOGLE: list[Any] = renames_in(r"""
@@ -122,7 +122,7 @@ _REGNET = Family(
 _STATISTICS = ((r"\._mean$", ".running_mean"), (r"\._variance$", ".running_var"))
 
 
-def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -> tuple[State, Note | None]:
+def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -> tuple[State, list[Note]]:
     """The state of a .pdparams file with the names and the layout of `model`, as `to_model_names`.
 
     PaddleClas has the names of timm or of the authors, and PaddlePaddle's layout. Raises UserError if the file contains
@@ -136,10 +136,10 @@ def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -
     counters = {name: tensor for name, tensor in own.items() if not tensor.is_floating_point()}
     if result and not unknown:
         computed = {name: own[name] for name in own if _matches(family.computed, name)}
-        return counters | computed | result, None
-    others, note = _of_paddleclas(model, state)
+        return counters | computed | result, []
+    others, notes = _of_paddleclas(model, state)
     if body_names(model) <= counters.keys() | others.keys():
-        return counters | others, note
+        return counters | others, notes
     problem = f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}"
     raise UserError(f"{problem}; give weights of this model, or set MODEL to match")
 
@@ -175,7 +175,7 @@ def _matches(patterns: Iterable[str], name: str) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
-def _of_paddleclas(model: nn.Module, state: State) -> tuple[State, Note | None]:
+def _of_paddleclas(model: nn.Module, state: State) -> tuple[State, list[Note]]:
     """The names of timm or of the authors, in PaddlePaddle's layout."""
     plain = {_renamed(name, _STATISTICS): tensor for name, tensor in state.items()}
     for name, tensor in plain.items():
@@ -230,17 +230,17 @@ def body_names(model: nn.Module) -> set[str]:
     return {name for name in model.state_dict() if not name.startswith(paths)}
 
 
-def to_model_names(model: nn.Module, state: State) -> tuple[State, Note | None]:
-    """The state with the names of timm's `model`, and a line for the log; `state` itself if it is of another model.
+def to_model_names(model: nn.Module, state: State) -> tuple[State, list[Note]]:
+    """The state with the names of timm's `model`, and lines for the log; `state` itself if it is of another model.
 
     Sources: torchvision's and MMPretrain's ViT; the names of the authors, by the `checkpoint_filter_fn` of timm's model
     (Swin, ConvNeXt, DeiT III, BEiT, DINOv2 with registers); the blocks of DINOv2's training in chunks.
     """
     body = body_names(model)
     if body <= state.keys():
-        return state, None
+        return state, []
     if _FIRST_NAMES & state.keys():
-        return {_renamed(name, _OF_OTHERS): tensor for name, tensor in state.items()}, None
+        return {_renamed(name, _OF_OTHERS): tensor for name, tensor in state.items()}, []
     if "blocks.0.norm1.weight" in body:
         state = {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in state.items()}
     for module in dict.fromkeys(one.__module__ for one in type(model).__mro__):
@@ -251,8 +251,8 @@ def to_model_names(model: nn.Module, state: State) -> tuple[State, Note | None]:
             found: State = rename(dict(state), model, **({"adapt_layer_scale": True} if has_scale else {}))
             if len(body & found.keys()) > len(body & state.keys()):
                 note = Note("log", f"names: converted by timm's {module.rpartition('.')[2]}")
-                return _left_out(body, state, found) | found, note
-    return state, None
+                return _left_out(body, state, found) | found, [note]
+    return state, []
 
 
 def _left_out(body: set[str], state: State, found: State) -> State:

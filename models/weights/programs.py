@@ -15,23 +15,20 @@ _OF_MOCO = {"model": "vit_small_patch16_224", "model_kwargs": {"num_heads": 12}}
 
 
 OPEN_CLIP = "open_clip"  # begins the names of OpenCLIP's weights, and of the file beside them
-_CROP_MODES = {"shortest": "center", "longest": "border", "squash": "squash"}  # timm's, by OpenCLIP's resize_mode
 
 
 def open_clip_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """As `fixed_arguments`, of OpenCLIP's open_clip_config.json; empty for a file without its entries."""
-    try:
+    """As `fixed_arguments`, of OpenCLIP's open_clip_config.json; empty for a file of another form."""
+    with suppress(AttributeError, KeyError, TypeError):
         model = config["model_cfg"]
         vision = model["vision_cfg"]
         stated = {"interpolation": "bicubic", "resize_mode": "shortest"} | config["preprocess_cfg"]
-        arguments = {"img_size": vision["image_size"], "crop_pct": 1.0, "crop_mode": _CROP_MODES[stated["resize_mode"]]}
-    except (KeyError, TypeError):
-        return {}
-    arguments |= {name: stated[name] for name in ("mean", "std", "interpolation") if name in stated}
-    is_own_vit = isinstance(vision.get("layers"), int) and "timm_model_name" not in vision
-    if is_own_vit and model.get("quick_gelu"):
-        arguments["model_kwargs"] = {"act_layer": "quick_gelu"}
-    return arguments
+        arguments = stated | {"img_size": vision["image_size"], "crop_pct": 1.0, "crop_mode": stated["resize_mode"]}
+        is_vit = isinstance(vision.get("layers"), int)  # its own one, neither timm's nor a ResNet
+        if is_vit and model.get("quick_gelu"):
+            arguments["model_kwargs"] = {"act_layer": "quick_gelu"}
+        return arguments
+    return {}
 
 
 def fixed_arguments(entries: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ the ending only .pdparams.
 No code in a file is ever run. An unreadable or malicious file is refused with one line.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -88,6 +89,16 @@ class WeightsFile(Header):
         """The entries of the file, or of its metadata."""
         return self.content if isinstance(self.content, dict) else {}
 
+    @cached_property
+    def own_options(self) -> dict[str, Any]:
+        """The sections of options in a checkpoint or export of this program; empty in a file of another one."""
+        read = json.loads if self.kind == SAFETENSORS else parse_value
+        with suppress(Exception):  # a file of another program has any content
+            options: dict[str, Any] = read(self.entries[OPTIONS_ENTRY])
+            _sections = {**options["MODEL"], **options["DATA"]}
+            return options
+        return {}
+
     @property
     def is_result(self) -> bool:
         """Returns whether the program of the file evaluates the average."""
@@ -141,8 +152,7 @@ class WeightsFile(Header):
         if not is_named and not self.of_open_clip:
             return {}
         stated = {argument: self.program_arguments.get(key) for key, argument in _OF_NETWORK.items()}
-        further = self.program_arguments.get("model_kwargs")
-        stated |= further if isinstance(further, dict) else {}
+        stated |= entries_of(self.program_arguments.get("model_kwargs"))
         return {name: value for name, value in stated.items() if value is not None and name not in OWN_KEYS}
 
     @property
@@ -152,9 +162,9 @@ class WeightsFile(Header):
 
     def advice(self, name: str) -> str:
         """The flags for the model of the file, for an error; '' if the file names none, or the model `name`."""
-        with suppress(Exception):  # a file of another program has any content
-            own = parse_value(self.entries[OPTIONS_ENTRY])["MODEL"]
-            return f"these are weights of {summarize_names([own['NAME']])}; omit -cfg and -model"
+        if self.own_options:
+            own = summarize_names([self.own_options["MODEL"].get("NAME")])
+            return f"these are weights of {own}; omit -cfg and -model"
         return f"the file names -model={self.architecture}" if self.architecture not in ("", name) else ""
 
     @property
@@ -169,10 +179,15 @@ class WeightsFile(Header):
         return None
 
 
+def entries_of(content: Any) -> dict[Any, Any]:
+    """The entries of a dict, or of an object of another program with its attributes; none of anything else."""
+    if isinstance(content, Inert):
+        return content.entries | content.attributes
+    return content if isinstance(content, dict) else {}
+
+
 def _named(options: Any) -> dict[str, Any]:
-    """The options in a dict or an object, by their names; empty for anything else."""
-    found = options.entries | options.attributes if isinstance(options, Inert) else options
-    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+    return {str(key): value for key, value in entries_of(options).items()}
 
 
 def size_of_positions(states: Iterable[State], published: Any = None) -> int | None:
@@ -191,12 +206,12 @@ def size_of_positions(states: Iterable[State], published: Any = None) -> int | N
 
 def _size_of_positions(state: State, prefix: str, published: Any) -> int | None:
     positions = state[f"{prefix}pos_embed"]
-    patch = state.get(f"{prefix}patch_embed.proj.weight")
+    patch = state.get(f"{prefix}patch_embed.proj.weight", positions)
     norm = re.compile(rf"{re.escape(prefix)}blocks\..*\.norm1\.weight")
     widths = {state[name].shape for name in filter(norm.fullmatch, state)}
     if positions.ndim != 3 or len(widths) > 1:
         return None
-    if patch is None or patch.ndim != 4 or patch.shape[1] not in (1, 3):  # channels of images
+    if patch.ndim != 4 or patch.shape[1] not in (1, 3):  # channels of images
         return None
     tokens, length = positions.shape[1], patch.shape[3]
     patches = tokens
@@ -237,7 +252,7 @@ def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any],
                     raise ValueError("arrays share their data")
             if type(one) is not ArrayRecord and not isinstance(one, TensorRecord):
                 if isinstance(key, str) and depth < _MAX_DEPTH:
-                    found.append((f"{path}.{key}" if path else key, one, depth + 1))
+                    found.append((f"{path}.{key}".removeprefix("."), one, depth + 1))
                 continue
             tensor = _tensor_of(one, from_numpy)
             if tensor is None:
@@ -296,44 +311,46 @@ def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes() <= file_bytes
 
 
-def _read_pickled(header: Header) -> Tensors:
-    file, content = header.file, header.content
-    from_numpy = _as_tensor if header.kind == PADDLE else torch.from_numpy
+def _read_pickled(weights: WeightsFile, from_numpy: Callable[[Any], torch.Tensor]) -> Tensors:
+    file, content = weights.file, weights.content
     tensors = find_tensors(content, checked_archive_bytes(file), from_numpy)
     for entry, state in tensors.states.items():
-        is_own = OPTIONS_ENTRY in content  # with the scale of MODEL.TUNE lora
-        if is_own and any(name.endswith(f".{A}") for name in state):
-            scale = parse_value(content["options"])["MODEL"]["LORA"]["ALPHA"]
+        is_adapted = any(name.endswith(f".{A}") for name in state)
+        if is_adapted and OPTIONS_ENTRY in weights.entries:  # of MODEL.TUNE lora
+            scale = weights.own_options["MODEL"]["LORA"]["ALPHA"]
             tensors.states[entry] = merge_adapters(state, scale)
     if tensors.states:
         return tensors
     if tensors.lost:
         raise UserError(LOST.format(file, summarize_names(tensors.lost)))
-    objects = [content, *content.values()] if isinstance(content, dict) else [content]
-    inert = [type(one).__name__ for one in objects if isinstance(one, Inert)]
+    inert = [type(one).__name__ for one in (content, *weights.entries.values()) if isinstance(one, Inert)]
     if inert:
         raise UserError(f"{file}: {pickled_model(inert[0])}")
     raise UserError(f"{file}: contains no dict of tensors; give a state_dict or a checkpoint with one")
 
 
-def _read_torch(header: Header) -> Tensors:
-    verify_checksum(header.file)
-    return _read_pickled(header)
+def _read_torch(weights: WeightsFile) -> Tensors:
+    verify_checksum(weights.file)
+    return _read_pickled(weights, torch.from_numpy)
 
 
-def _read_safetensors(header: Header) -> Tensors:
-    if header.is_of_transformers:
-        return Tensors({"": read_folder(header.file.parent)})
-    names = read_json(header.file)["weight_map"].values() if header.file.name == SHARDS else [header.file.name]
-    files = [header.file.with_name(name) for name in sorted({*names})]
+def _read_paddle(weights: WeightsFile) -> Tensors:
+    return _read_pickled(weights, _as_tensor)
+
+
+def _read_safetensors(weights: WeightsFile) -> Tensors:
+    if weights.is_of_transformers:
+        return Tensors({"": read_folder(weights.file.parent)})
+    names = read_json(weights.file)["weight_map"].values() if weights.file.name == SHARDS else [weights.file.name]
+    files = [weights.file.with_name(name) for name in sorted({*names})]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise UserError(f"{header.file}: names {summarize_names(missing)}, which is missing; download it, too")
+        raise UserError(f"{weights.file}: names {summarize_names(missing)}, which is missing; download it, too")
     return Tensors({"": {name: one for file in files for name, one in load_file(file, device="cpu").items()}})
 
 
-def _read_npz(header: Header) -> Tensors:
-    file = header.file
+def _read_npz(weights: WeightsFile) -> Tensors:
+    file = weights.file
     checked_archive_bytes(file)
     with np.load(file, allow_pickle=False) as archive:
         prefixes = [prefix for prefix in _GOOGLE_PREFIXES if f"{prefix}embedding/kernel" in archive.files]
@@ -354,8 +371,8 @@ def _as_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-_READERS: dict[str, Callable[[Header], Tensors]] = {
-    PADDLE: _read_pickled,
+_READERS: dict[str, Callable[[WeightsFile], Tensors]] = {
+    PADDLE: _read_paddle,
     SAFETENSORS: _read_safetensors,
     TORCH: _read_torch,
     NPZ: _read_npz,
