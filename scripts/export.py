@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
-from scripts.exporting.formats import FORMATS, ONNX_PACKAGES, check_target
+from scripts.exporting.formats import FORMATS, check_target
 from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
 from utils.errors import UserError
 from utils.processes.entry import run_script
@@ -52,8 +52,7 @@ def main(argv: list[str]) -> int:
     if flags.output:
         check_target(flags.output, flags.format, source)
     command = parse_command_line(["-eval", f"-pretrained={source}", *rest], SCRIPT)
-    if flags.format in ("onnx", "onnx_float16", "web"):
-        require(f"-format {flags.format}", *ONNX_PACKAGES)
+    require(f"-format {flags.format}", *FORMATS[flags.format].packages)
     from scripts.exporting.run import run  # after the checks: importing torch and timm takes seconds
 
     return run(source, command, flags)

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 from torch import nn
 
+from configs.schema import Data
 from configs.schema.data import properties_of
 from engine.checkpoint.weights_record import exported_entry
 from engine.report.contents import RunContents, read_contents
@@ -53,16 +54,16 @@ _STEM_OF_TRANSFORMERS = {
 }
 
 
-def write_safetensors(
-    model: nn.Module, trained: TrainedModel, path: Path, state: dict[str, torch.Tensor] | None = None
-) -> None:
-    """The weights, with class names, preprocessing and options in the metadata; raises OSError for a full disk.
+def write_safetensors(model: nn.Module, trained: TrainedModel, path: Path) -> None:
+    """The weights, with class names, preprocessing and options in the metadata; raises OSError for a full disk."""
+    _write_tensors(model.state_dict(), trained, path)
 
-    A tensor with several names is written under each of them, as `-pretrained` needs. state: under other names.
-    """
+
+def _write_tensors(state: dict[str, torch.Tensor], trained: TrainedModel, path: Path) -> None:
+    """A tensor with several names is written under each of them, as `-pretrained` needs."""
     path.touch()
     mode = path.stat().st_mode
-    tensors = {name: tensor.contiguous().clone() for name, tensor in (state or model.state_dict()).items()}
+    tensors = {name: tensor.contiguous().clone() for name, tensor in state.items()}
     try:
         split = {entry: json.dumps(value) for entry, value in exported_entry(trained.split).items()}
         save_file(tensors, path, {"format": "pt"} | trained.metadata() | split)
@@ -152,7 +153,7 @@ def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     names = {"label_names": trained.class_names} if trained.class_names else {}
     try:
         rebuilt = _as_timm_builds(model, trained)
-        save_for_hf(rebuilt, str(path), names, data_config=data_config(trained.description["preprocessing"]))
+        save_for_hf(rebuilt, str(path), names, data_config=data_config(trained.config.data))
     except ValueError as error:
         raise UserError(
             f"-format hf: timm.create_model cannot rebuild this model (MODEL.TYPE {options.type}): {error}; "
@@ -199,9 +200,9 @@ def _as_timm_builds(model: nn.Module, trained: TrainedModel) -> Any:
 
 def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str) -> None:
     """config.json, preprocessor_config.json and weights, with the names that transformers writes."""
-    values = trained.description["preprocessing"]
+    data = trained.config.data
     names = trained.class_names or ()
-    if "Classification" not in type(model).__name__ or values["resize"] == "pad":
+    if "Classification" not in type(model).__name__ or data.resize == "pad":
         problem = f"transformers has no classifier of a {type(model).__name__}, or none that pads images"
         raise UserError(f"-format hf: {problem}; use another format")
     model.config.update({"problem_type": kind, "dtype": "float32"})
@@ -209,23 +210,23 @@ def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str
         model.config.id2label = dict(enumerate(names))
         model.config.label2id = {name: label for label, name in enumerate(names)}
     model.save_pretrained(path)
-    write_safetensors(model, trained, file := path / WEIGHTS[0], load_file(file))
-    height, width = values["image_size"] if isinstance(values["image_size"], list) else [values["image_size"]] * 2
+    _write_tensors(load_file(path / WEIGHTS[0]), trained, path / WEIGHTS[0])
+    height, width = data.input_size
     shown = {"height": height, "width": width}
-    whole = round(min(height, width) / values["crop_pct"])
-    crops = values["resize"] == "crop"
+    whole = round(min(height, width) / data.crop_pct)
+    crops = data.resize == "crop"
     flips = getattr(model.config, FLIPS, False)
     preprocessor = {
         "image_processor_type": "MobileViTImageProcessor" if flips else "CLIPImageProcessor",
         "do_resize": True,
         "size": {"shortest_edge": whole} if crops else shown,
-        "resample": {"nearest": 0, "bilinear": 2, "bicubic": 3}[values["interpolation"]],
+        "resample": {"nearest": 0, "bilinear": 2, "bicubic": 3}[data.interpolation],
         "do_center_crop": crops,
         "crop_size": shown,
         "do_rescale": True,
         "do_normalize": True,
-        "image_mean": values["mean"],
-        "image_std": values["std"],
+        "image_mean": data.imagenet_mean,
+        "image_std": data.imagenet_std,
     }
     (path / PREPROCESSOR).write_text(json.dumps(preprocessor, indent=2) + "\n")
 
@@ -242,16 +243,15 @@ def load_hf(trained: TrainedModel, path: Path) -> Forward:
     return lambda images: exported(images.flip(1) if flips else images).logits
 
 
-def data_config(values: dict[str, Any]) -> dict[str, Any]:
-    """The preprocessing of `describe_data` in timm's names."""
-    size = values["image_size"]
+def data_config(data: Data) -> dict[str, Any]:
+    """The preprocessing in timm's names."""
     return {
-        "input_size": (values["channels"], *(size if isinstance(size, list) else (size, size))),
-        "interpolation": values["interpolation"],
-        "mean": tuple(values["mean"]),
-        "std": tuple(values["std"]),
-        "crop_pct": values["crop_pct"],
-        "crop_mode": {"crop": "center", "squash": "squash", "pad": "border"}[values["resize"]],
+        "input_size": (data.image_channels, *data.input_size),
+        "interpolation": data.interpolation,
+        "mean": data.imagenet_mean,
+        "std": data.imagenet_std,
+        "crop_pct": data.crop_pct,
+        "crop_mode": {"crop": "center", "squash": "squash", "pad": "border"}[data.resize],
     }
 
 

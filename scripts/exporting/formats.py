@@ -15,18 +15,21 @@ ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 class Format(NamedTuple):
-    """suffix: of the default output, which is named as the weights. title: for the user."""
+    """suffix: of the default output, which is named as the weights. title: for the user. packages: that it needs."""
 
     suffix: str
     title: str
+    packages: tuple[str, ...] = ()
 
 
 FORMATS = {
     "safetensors": Format(".safetensors", "for -pretrained"),
     "hf": Format("-hf", "a folder for timm and transformers"),
-    "onnx": Format(".onnx", f"opset {OPSET}, any batch size"),
-    "onnx_float16": Format(".float16.onnx", "weights of 16 bits: half of the size, images and logits in float32"),
-    "web": Format("-web", "a page that runs the model in a browser: onnxruntime-web"),
+    "onnx": Format(".onnx", f"opset {OPSET}, any batch size", ONNX_PACKAGES),
+    "onnx_float16": Format(
+        ".float16.onnx", "weights of 16 bits: half of the size, images and logits in float32", ONNX_PACKAGES
+    ),
+    "web": Format("-web", "a page that runs the model in a browser: onnxruntime-web", ONNX_PACKAGES),
     "torch_export": Format(".pt2", "torch.export, any batch size"),
 }
 

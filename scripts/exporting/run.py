@@ -2,12 +2,12 @@
 images and logits of another program. Legend: N images, C channels, S pixels on a side."""
 
 import argparse
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from engine.run.cost import count_parameters
 from scripts.exporting import files
 from scripts.exporting.formats import FORMATS, check_target
 from scripts.weights.trained_model import Forward, TrainedModel, locate_weights, open_trained, without_images
-from utils.distributed import single_process
+from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, error_from, first_line, print_escaped
 from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import fsync_path
@@ -40,7 +40,9 @@ MIN_SPREAD = 100  # of the logits of a class over the images, in limits: with le
 NUM_IMAGES = 32
 
 Writer = Callable[[nn.Module, TrainedModel, Path], None]  # of the model, its description, and the path to write
+Refer = Callable[[nn.Module, Config], "Reference | None"]
 Reader = Callable[[TrainedModel, Path], Forward]  # of the path, as the readers of the format do it
+_OF_HALVES = {"tolerance": HALF_TOLERANCE, "relative": HALF_TOLERANCE}
 _PROGRAMS: dict[str, tuple[Writer, Reader]] = {
     "safetensors": (files.write_safetensors, lambda trained, path: trained.build(path)),
     "hf": (files.write_hf, files.load_hf),
@@ -151,11 +153,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     check_target(target, kind, weights)
     context = single_process("cpu")
     command = command.with_weights(weights)
-    if flags.check or flags.no_check:
-        trained = without_images(command)
-        samples = None
-    else:
-        trained, samples = open_trained(command, context)
+    trained, refer = _open(command, context, flags)
     if flags.no_paths:
         trained = replace(trained, split=None, names_data_path=False)
     data = trained.config.data
@@ -172,30 +170,25 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     for note in (*built.notes, *trained.notes):
         print_escaped(str(note))
     model = built.fp32
-    reference = None
-    if flags.check:
-        reference = read_reference(flags.check, model, config)
-    elif samples:
-        reference = make_reference(model, samples, config.data)
-    if reference and kind == "onnx_float16":
-        reference = replace(reference, tolerance=HALF_TOLERANCE, relative=HALF_TOLERANCE)
-    difference = export(model, trained, reference, kind, target)
-    if reference:
-        low, high = reference.logits.aminmax()
-        print_escaped(
-            f"Compared: {len(reference.images)} {reference.title}: the logits differ by at most {difference:.1e} "
-            f"(limit {reference.limit:.0e}; they range from {low:.2f} to {high:.2f})"
-        )
-    else:
-        print_escaped("Not checked: the exported model was not run (-no_check)")
+    print_escaped(export(model, trained, refer(model, config), kind, target))
     print_escaped(f"Exported: {target} ({FORMATS[kind].title}; {count_parameters(model)[0]:,} parameters)")
     return 0
 
 
-def export(model: nn.Module, trained: TrainedModel, reference: Reference | None, kind: str, target: Path) -> float:
-    """Writes `target` if the export's logits equal the logits of `model`; returns the largest difference.
+def _open(command: Command, context: ProcessContext, flags: argparse.Namespace) -> tuple[TrainedModel, Refer]:
+    """The trained model, and what its export is compared with."""
+    if flags.check:
+        return without_images(command), partial(read_reference, flags.check)
+    if flags.no_check:
+        return without_images(command), lambda model, config: None
+    trained, samples = open_trained(command, context)
+    return trained, lambda model, config: make_reference(model, samples, config.data)
 
-    reference: None writes without a comparison; the result is then NaN.
+
+def export(model: nn.Module, trained: TrainedModel, reference: Reference | None, kind: str, target: Path) -> str:
+    """Writes `target` if the export's logits equal the logits of `model`; returns a line on the comparison.
+
+    reference: None writes without a comparison.
     Raises UserError: as `Reference.check`, or the file cannot be written; an old `target` stays.
     """
     write, load = _PROGRAMS[kind]
@@ -208,8 +201,15 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
                 error, f"{target}: cannot be written ({reason}); free space, or use another format"
             ) from error
         if not reference:
-            return math.nan
-        return reference.check(load(trained, temporary), f"-format {kind}: the exported model", "use another format")
+            return "Not checked: the exported model was not run (-no_check)"
+        limits = _OF_HALVES if kind == "onnx_float16" else {}
+        reference = replace(reference, **limits)
+        found = reference.check(load(trained, temporary), f"-format {kind}: the exported model", "use another format")
+    low, high = reference.logits.aminmax()
+    return (
+        f"Compared: {len(reference.images)} {reference.title}: the logits differ by at most {found:.1e} "
+        f"(limit {reference.limit:.0e}; they range from {low:.2f} to {high:.2f})"
+    )
 
 
 @contextmanager
