@@ -38,7 +38,7 @@ from datasets.sources.split import RunSplit, Splitter
 from datasets.sources.tables.files import TABLE_SUFFIXES
 from datasets.sources.tables.rows import read_unlabelled_list
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, find_on_main, work_while_others_wait
-from utils.errors import Finding, Unavailable, UserError, combine_findings, did_you_mean
+from utils.errors import Finding, Unavailable, UserError, did_you_mean, raise_problems
 from utils.notes import Note
 from utils.system import require
 
@@ -79,7 +79,7 @@ def read_samples(
         has_numbers = num_classes is not None or data.classes not in (None, NATURAL, BYTES)
         source.numbers = Numbers(names, are_names=is_new and not has_numbers)
         known = {*map(to_nfc, of_weights or ())}
-        samples = _read_and_check(data, num_classes, context, splits, names, predicts, source, known)
+        samples = _read_and_check(source, num_classes, context, splits, names, predicts, known)
         return _Read(samples, splitter.result, splitter.num_trained)
 
     found = _on_all_ranks(read, context)
@@ -197,13 +197,12 @@ def split_to_evaluate(data: Data, context: ProcessContext) -> tuple[str, str | N
 
 
 def _read_and_check(
-    data: Data,
+    source: Source,
     num_classes: int | None,
     context: ProcessContext,
     splits: tuple[str, ...],
     class_names: Sequence[str],
     predicts: bool,
-    source: Source,
     of_weights: Set[str],
 ) -> list[Samples]:
     data = source.data
@@ -211,13 +210,17 @@ def _read_and_check(
     samples, findings = _read_each_split(source, splits)
     if data.groups:
         _group(samples, data)
-    findings += _name_all(samples, data, class_names, of_weights)
-    corrects_first = bool(data.only_classes)  # the right class of an image may be one that stays
-    if corrects_first and not any(of_split.findings for of_split in samples.values()):
-        correct(samples, data)
-    _take_parts(samples, data)
-    unknown = _number_all(samples, data, class_names, predicts)
-    if not (corrects_first or findings or unknown):
+    for of_split in samples.values():
+        findings += check_names(of_split, data.data_path)
+    intact = {split: of_split for split, of_split in samples.items() if not of_split.findings}
+    if len(intact) == len(samples):
+        _rename(intact, data, class_names, of_weights)
+        if data.only_classes:  # the right class of an image may be one that stays
+            correct(intact, data)
+    _take_parts(intact, data)
+    unknown = _number_all(intact, data, class_names, predicts)
+    samples |= intact
+    if not (data.only_classes or findings or unknown):
         correct(samples, data)
     if "train" in samples:
         _warn_of_shared_groups(samples)
@@ -233,22 +236,20 @@ def _read_and_check(
         findings += unknown or find_invalid_labels(of_split, split, num_classes)
         if not predicts:
             findings += find_problems(of_split, split, data, context, trains=trains)
-    if findings:
-        raise _combine(findings, data)
+    # Two splits of one list have the same messages.
+    place = data.data_path if properties_of(data.dataset).has_files else data.dataset
+    raise_problems(place, [*{str(one): one for one in findings}.values()])
     return list(samples.values())
 
 
-def _name_all(
-    samples: Mapping[str, Samples], data: Data, class_names: Sequence[str], of_weights: Set[str]
-) -> list[str]:
-    """Gives the classes of each split their names of DATA.RENAME; returns the errors of equal names.
+def _rename(samples: Mapping[str, Samples], data: Data, class_names: Sequence[str], of_weights: Set[str]) -> None:
+    """Gives the classes of each split their names of DATA.RENAME.
 
     class_names: of a checkpoint, after DATA.RENAME. of_weights: of initial weights, before. Raises UserError: an old
     name is no class, unless all folders have their new names already.
     """
-    twice = [text for of_split in samples.values() for text in check_names(of_split, data.data_path)]
-    if not data.rename or any(of_split.findings for of_split in samples.values()):
-        return twice
+    if not data.rename:
+        return
     named = [of_split for of_split in samples.values() if of_split.has_class_names]
     of_data = {name for of_split in named for name in of_split.class_names}
     new = {*data.rename.values()}
@@ -257,7 +258,6 @@ def _name_all(
         renamed = new_names(of_split.class_names, data.rename)
         names = list(dict.fromkeys(renamed))
         of_split.number_classes(map_labels(renamed, names, "DATA.RENAME"), names)
-    return twice
 
 
 def check_renames(renames: Mapping[str, str], names: Set[str], renamed: Collection[str], place: object) -> None:
@@ -268,13 +268,12 @@ def check_renames(renames: Mapping[str, str], names: Set[str], renamed: Collecti
 
 
 def _number_all(samples: Mapping[str, Samples], data: Data, class_names: Sequence[str], predicts: bool) -> list[str]:
-    """Gives the samples of each split their labels; returns the errors of unknown names."""
-    unknown = list[str]()
+    """Gives the samples of each split their labels; returns the errors of the first one with unknown names."""
     for split, of_split in samples.items():
-        if not of_split.findings:
-            needs_all = split == "train" and not predicts
-            unknown = unknown or _number_classes(of_split, data, class_names, needs_all)
-    return unknown
+        needs_all = split == "train" and not predicts
+        if unknown := _number_classes(of_split, data, class_names, needs_all):
+            return unknown
+    return []
 
 
 def _misfit_of_folds(source: Source, samples: Mapping[str, Samples]) -> list[Finding]:
@@ -303,8 +302,6 @@ def _read_each_split(source: Source, splits: Sequence[str]) -> tuple[dict[str, S
 def _take_parts(samples: dict[str, Samples], data: Data) -> None:
     """Leaves the images of DATA.ONLY_CLASSES, and of the training images DATA.FRACTION. Raises UserError."""
     for split, of_split in [*samples.items()]:
-        if of_split.findings:
-            continue
         if data.only_classes:
             samples[split] = take_classes(of_split, new_names(data.only_classes, data.rename))
         if data.fraction < 1 and split == "train":
@@ -334,13 +331,6 @@ def _number_classes(samples: Samples, data: Data, class_names: Sequence[str], ne
         samples.class_names = [*listed, *samples.class_names[len(listed) :]]
         samples.has_class_names = True
     return number_by(listed, samples, data, False, f"DATA.CLASSES {data.classes}")
-
-
-def _combine(findings: Sequence[Finding], data: Data) -> UserError:
-    """One error of all findings, each once: two splits of one list have the same messages."""
-    by_text = {str(one): one for one in findings}
-    place = data.data_path if properties_of(data.dataset).has_files else data.dataset
-    return combine_findings(f"{place}: {len(by_text)} problems", list(by_text.values()))
 
 
 def _group(samples: dict[str, Samples], data: Data) -> None:

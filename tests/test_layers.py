@@ -51,7 +51,7 @@ CONFIGS_LAYERS = [
 ]
 # The packages and modules of `datasets/sources`, top layer first.
 SOURCES_LAYERS = [
-    {"sets", "share", "corrections"},
+    {"sets"},
     {"folders"},
     {"listed"},
     {"source"},

@@ -82,6 +82,12 @@ def combine_findings(headline: str, findings: Sequence[Finding]) -> UserError:
     return error
 
 
+def raise_problems(place: object, findings: Sequence[Finding]) -> None:
+    """Raises one error of the findings about a place, if there are any."""
+    if findings:
+        raise combine_findings(f"{place}: {len(findings)} problems", findings)
+
+
 def to_single_line(text: str) -> str:
     """Replaces each run of white space by one space, and the middle of a long text by '...'."""
     return shortened(" ".join(text.split()), _MAX_LINE_CHARS)

@@ -63,7 +63,7 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
         correction_of |= dict.fromkeys(places, unescaped_cell(cells[CORRECTION]))
         if not any(map(os.path.exists, places)):
             lost.append(cells[PATH])
-    is_used = False
+    num_found = 0
     for split, samples in splits.items():
         if type(samples) is not ImageFiles:
             raise UserError(f"DATA.CORRECTIONS needs images in files, but the data set is {data.dataset}; remove it")
@@ -72,16 +72,17 @@ def correct(splits: dict[str, Samples], data: Data) -> None:
         splits[split] = _corrected(samples, found, data, split)
         if not len(splits[split]):
             raise UserError(f"DATA.CORRECTIONS: {data.corrections}: drops all {split} images; keep some of them")
-        is_used = is_used or bool(found)
-    problems = []
-    if correction_of and not is_used:
-        problems = [f"no row names an image of {', '.join(splits)}; write paths relative to {data.data_path}"]
-        if "train" in splits:
-            raise UserError(f"DATA.CORRECTIONS: {data.corrections}: {problems[0]}")
+        num_found += len(found)
+    if correction_of and not num_found:
+        problem = f"no row names an image of {', '.join(splits)}; write paths relative to {data.data_path}"
     elif lost:
-        problems = [f"{len(lost)} row(s) name no file, such as {shorten(lost[0])}"]
-    notes = [Note("warning", f"DATA.CORRECTIONS: {data.corrections}: {problem}") for problem in problems]
-    next(iter(splits.values())).notes.extend(notes)
+        problem = f"{len(lost)} row(s) name no file, such as {shorten(lost[0])}"
+    else:
+        return
+    text = f"DATA.CORRECTIONS: {data.corrections}: {problem}"
+    if "train" in splits and not num_found:
+        raise UserError(text)
+    next(iter(splits.values())).notes.append(Note("warning", text))
 
 
 def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data, split: str) -> ImageFiles:

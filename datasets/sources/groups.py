@@ -16,13 +16,13 @@ import numpy as np
 from configs.schema import Data
 from configs.schema.data import problem_of_expression, properties_of
 from configs.yaml_io import shorten
-from datasets.sources.path_words import label_in
+from datasets.sources.path_words import label_in, of_level
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import Table, open_columns, open_table
 from datasets.sources.tables.rows import table_rows
-from utils.errors import UserError, combine_findings
+from utils.errors import UserError, raise_problems
 from utils.notes import Note
 
 IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
@@ -100,7 +100,7 @@ def case_folders(paths: Sequence[str], of_labels: int) -> str:
     best = (2, "")
     for level, names in enumerate(map(set, zip(*(path.split("/")[:-1] for path in paths), strict=False))):
         if level != of_labels and all(map(IDENTIFIER.search, names)) and len(names) <= len(paths) / 2:
-            best = max(best, (len(names), f"^{'[^/]+/' * level}([^/]+)/"))
+            best = max(best, (len(names), of_level(level)))
     return best[1] and f"DATA.GROUPS={best[1]}"
 
 
@@ -179,8 +179,7 @@ def _groups_in(
     for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
         if group_of.setdefault(path, names[target_id]) != names[target_id]:
             rows.add_finding(line, f"{shorten(path)} has the group {shorten(group_of[path])} in another line")
-    if rows.findings:
-        raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
+    raise_problems(file, rows.findings)
     folder = os.path.relpath(listing.root, rows.root)
     return StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.paths)
 

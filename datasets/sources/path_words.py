@@ -50,3 +50,8 @@ def label_in(expression: str, path: str) -> str:
         return ""
     texts = [match["class"]] if "class" in match.re.groupindex else match.groups()
     return "/".join(text.rpartition("/")[2] for text in texts if text)
+
+
+def of_level(level: int, name: str = "([^/]+)") -> str:
+    """The expression that finds the name of a folder on a level of paths, from 0."""
+    return f"^{'[^/]+/' * level}{name}/"

@@ -23,7 +23,7 @@ from datasets.sources.folders.labels import by_split, without_masks
 from datasets.sources.groups import IDENTIFIER, case_folders
 from datasets.sources.listed.lists import table_file
 from datasets.sources.listing import list_directory
-from datasets.sources.path_words import SPLIT_NAMES, label_in, word_in
+from datasets.sources.path_words import SPLIT_NAMES, label_in, of_level, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.tables.columns import likely_columns
@@ -229,11 +229,7 @@ def note_on_inner_classes(listing: ImageFiles, given: Path) -> list[Note]:
         return []
     level += len(Path(os.path.relpath(listing.root, given)).parts)
     text = f"{listing.root}: are the classes {list_names(listing.class_names, _MAX_NAMES)}, or the folders in them?"
-    return [Note("screen", f"{text} Then -opts {quote(f'DATA.LABELS={_of_level(level)}')}")]
-
-
-def _of_level(level: int) -> str:
-    return f"^{'[^/]+/' * level}([^/]+)/"
+    return [Note("screen", f"{text} Then -opts {quote(f'DATA.LABELS={of_level(level)}')}")]
 
 
 def _inner_level(folders: Sequence[Sequence[str]], first: int, numbers: bool) -> int | None:
@@ -267,7 +263,7 @@ def _expressions(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
         recurs = len(parents) > 1 and (level < split or max(map(len, parents.values())) > 1)
         if recurs and level != split:
             text = r"[^/]*\d_([^/\d_]+)" if all(re.fullmatch(r".*\d_[^\d_]+", name) for name in parents) else "([^/]+)"
-            yield f"^{'[^/]+/' * level}{text}/", level
+            yield of_level(level, text), level
             break
     for expression in _IN_NAMES:
         if all(re.search(r"[^\W\d_]", label_in(expression, path)) for path in paths):

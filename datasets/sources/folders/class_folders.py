@@ -21,7 +21,7 @@ from datasets.decoding.images import (
 from datasets.sources.listing import list_directory
 from datasets.sources.samples import ImageFiles, is_broken_link, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
-from utils.errors import Finding, UserError, combine_findings, did_you_mean, error_from
+from utils.errors import Finding, UserError, did_you_mean, error_from, raise_problems
 from utils.notes import Counts, Note, Reason
 
 # Never opened: files beside images, which may be as many; raw photos, which begin as TIFF files do; copies of images.
@@ -104,12 +104,8 @@ def read_images(root: Path) -> ImageFiles:
     Raises UserError: a folder cannot be listed, or there are no images.
     """
     found = FoundFiles(root, predicts=True)
-    paths = StringPacker(found.images_in(root))
-    if found.findings:
-        raise combine_findings(f"{root}: {len(found.findings)} problems", found.findings)
-    if not len(paths):
-        raise found.lacks_images()
-    return ImageFiles(root, ["0"], listing_arrays(paths), notes=found.notes(), has_class_names=False)
+    arrays = listing_arrays(StringPacker(found.all_images()))
+    return ImageFiles(root, ["0"], arrays, notes=found.notes(), has_class_names=False)
 
 
 def list_folder(root: Path, excluded: Collection[str] = ()) -> tuple[list[str], list[str]]:
@@ -120,8 +116,7 @@ def list_folder(root: Path, excluded: Collection[str] = ()) -> tuple[list[str], 
     """
     found = FoundFiles(root)
     folders, files = found.top()
-    if found.findings:
-        raise combine_findings(str(root), found.findings)
+    raise_problems(root, found.findings)
     for path in (os.path.join(root, name) for name in files if not name.lower().endswith(IMAGE_EXTENSIONS)):
         if is_broken_link(path):
             raise UserError(f"{path}: is a broken link, to {os.readlink(path)}; restore the folder, or remove the link")
@@ -186,7 +181,9 @@ class FoundFiles:
         A link is followed once, as in a class, and never to a parent folder or, from another folder, to the root.
         """
         root = self.root.resolve()
-        visited = {*root.parents, *([root] if folder != self.root else ())}
+        visited = {*root.parents}
+        if folder != self.root:
+            visited.add(root)
         waiting = [os.fspath(folder)]
         while waiting:
             path = waiting.pop()
@@ -217,6 +214,14 @@ class FoundFiles:
                 self.sizes[prefix.removesuffix("/")] += len(images)
                 self.copies += [prefix + name for name in _named_after_others(images)]
         return sorted(paths, key=lambda path: path.replace("/", "\0"))
+
+    def all_images(self) -> list[str]:
+        """As `images_in` the root. Raises UserError: a folder cannot be listed, or there are no images."""
+        paths = self.images_in(self.root)
+        raise_problems(self.root, self.findings)
+        if not paths:
+            raise self.lacks_images()
+        return paths
 
     def lacks_images(self) -> UserError:
         """The error of a folder without images: of those that are not read, if there are some."""

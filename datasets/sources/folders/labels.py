@@ -14,7 +14,7 @@ from datasets.sources.listed.lists import read_table
 from datasets.sources.path_words import MASK, label_in, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.tables.files import Cells, Layout, Table
-from utils.errors import UserError, combine_findings
+from utils.errors import UserError
 from utils.notes import Note
 
 _MAX_SHOWN = 4
@@ -66,10 +66,7 @@ class LabelledPaths(Table):
         self.root = self.file
         self._data = data
         self._files = FoundFiles(self.root)
-        paths, self.notes = without_masks(self._files.images_in(self.root), labels)
-        if not paths or self._files.findings:
-            findings = self._files.findings or [self._files.lacks_images()]
-            raise combine_findings(f"{self.root}: {len(findings)} problems", findings)
+        paths, self.notes = without_masks(self._files.all_images(), labels)
         level = -1
         self._paths_of = {"train": paths}
         if not data.class_folders:

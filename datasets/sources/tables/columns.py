@@ -199,10 +199,10 @@ def _unclear_columns(
     return _unclear(table, kind, names, data, advice)
 
 
-def _unclear(table: Table, kind: str, names: Sequence[str], data: Data, advice: Mapping[str, Any]) -> UserError:
-    fix = f"name them: -opts {_columns_option(data, advice)}"
-    if kind == "splits":
-        fix += " (of train, val and test, or of 0 and 1 if it is is_valid; null: trains on all rows)"
+def _unclear(
+    table: Table, kind: str, names: Sequence[str], data: Data, advice: Mapping[str, Any], hint: str = ""
+) -> UserError:
+    fix = f"name them: -opts {_columns_option(data, advice)}{hint}"
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
     return UserError(f"{table.file}:1: {found}{table.unread}; {fix}")
 
@@ -232,7 +232,8 @@ def _find_split(table: Table, others: Sequence[str], values: Values, given: Mapp
     unclear = [name for name in others if _is_unclear_split(name, values[name], splits[name])]
     if len(usable) > 1 or unclear:
         advice = {"split": [*usable, None][0]}
-        raise _unclear(table, "splits", list(dict.fromkeys([*usable, *unclear])), data, advice)
+        hint = " (of train, val and test, or of 0 and 1 if it is is_valid; null: trains on all rows)"
+        raise _unclear(table, "splits", list(dict.fromkeys([*usable, *unclear])), data, advice, hint)
     for name in (*usable, FOLDERS):
         if name in several:
             return name, several[name]

@@ -18,7 +18,7 @@ from datasets.sources.samples import ImageFiles, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import Table, open_table
-from utils.errors import Finding, UserError, combine_findings
+from utils.errors import Finding, UserError, raise_problems
 from utils.notes import Note
 
 _MAX_TRIED = 200  # images that show the folder
@@ -213,8 +213,7 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Im
         others.append(Path(trained_root))
     rows = table_rows(table, given, others=others)
     column = find_layout(table, given, predicts=True).path
-    if rows.findings:
-        raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
+    raise_problems(file, rows.findings)
     if not len(rows.paths):
         raise UserError(f"{file}: lists no images; write one path per line")
     arrays = listing_arrays(rows.paths) | to_arrays(StringPacker(table.column(column)).strings(), "listed")
