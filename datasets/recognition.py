@@ -38,13 +38,15 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
         return recognize_table(data) or _recognize_folders(data)
 
     found = find_on_main(recognize, context)
-    if data.multi_label and not properties_of(found).multi_label:
-        raise UserError(
-            f"DATA.MULTI_LABEL needs a table or tar shards, but {data.data_path} is read as {found}; "
-            "give a table: -data_path=TABLE.csv, or -dataset=csv or tar"
-        )
-    if data.labels and not properties_of(found).may_be_table:
-        raise UserError(f"DATA.LABELS needs a path of each image, but {data.data_path} is read as {found}; remove it")
+    kind = properties_of(found)
+    is_read = f"{data.data_path} is read as {found}"
+    give = "give a table: -data_path=TABLE.csv, or -dataset=csv or tar"
+    for applies, problem in (
+        (data.multi_label and not kind.multi_label, f"MULTI_LABEL needs a table or tar shards, but {is_read}; {give}"),
+        (data.labels and not kind.may_be_table, f"LABELS needs a path of each image, but {is_read}; remove it"),
+    ):
+        if applies:
+            raise UserError(f"DATA.{problem}")
     return data.model_copy(update={"dataset": found})
 
 
