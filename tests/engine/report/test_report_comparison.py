@@ -35,8 +35,8 @@ def compare(capsys):
 
 def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     one = make_run(tmp_path / "one", 3, ["TRAIN.BASE_LR=0.01"])
-    two = make_run(tmp_path / "two & more", 5, ["TRAIN.BASE_LR=0.02", "SEED=3"])
-    update_json(two / "run.json", result={"top1": 51.0, "test": {"top1": 49.5}, "train_seconds": 3600.0})
+    result = {"top1": 51.0, "test": {"top1": 49.5}, "train_seconds": 3600.0}
+    two = make_run(tmp_path / "two & more", 5, ["TRAIN.BASE_LR=0.02", "SEED=3"], result=result)
     (two / "report.html").touch()
     page, lines, problems = compare(one, two)
     assert problems == ["no mean over SEED: no two runs have the same TRAIN.BASE_LR"]
@@ -66,16 +66,14 @@ def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, c
     assert [line.split()[0] for line in lines[1:4]] == ["killed", "failed", "running"]
     assert "failed: out of memory" in lines[2]
     assert len(lines[2]) < 150
-    assert lines[3].split()[1:-1] == ["-"] * (len(lines[3].split()) - 2)
-    assert "87.50%" in page.text
+    assert set(lines[3].split()[1:-1]) == {"-"}
     assert re.split(" {2,}", lines[0])[:3] == ["run", "best validation top-1", "top-1"]
     assert "failed: out of memory" in page.text
     missing, *left_out = problems
     assert "missing" in missing
     assert missing in page.text
-    assert [problem.split(": ")[:2] for problem in left_out] == [
-        ["left out of the mean", name] for name in ("killed", "failed", "running")
-    ]
+    for problem, name in zip(left_out, ("killed", "failed", "running"), strict=True):
+        assert problem.startswith(f"left out of the mean: {name}: ")
     assert "pixel baseline" not in page.text  # without columns that have no value
     assert page.text.index("killed 20.00%") < page.text.index("87.50%")
 
@@ -94,10 +92,12 @@ def test_figures_of_different_validation_images_are_marked(tmp_path, compare):
         page, lines, _ = compare(*same, other)
         assert f"{line}{end}" in lines
         assert f"{line}{end}" in page.text
-    evaluations = [make_evaluation_run(tmp_path / name) for name in ("e", "f", "g")]
-    for folder, (split, digest) in zip(evaluations, (("val", "1"), ("val", "2"), ("test", "3")), strict=True):
+    evaluations = []
+    for name, split in (("e", "val"), ("f", "val"), ("g", "test")):
+        folder = make_evaluation_run(tmp_path / name)
         update_json(folder / "evaluation/summary.json", split=split)
-        write_facts(folder, [EvaluationData(8, 3, 3, split, digest=digest)])
+        write_facts(folder, [EvaluationData(8, 3, 3, split, digest=name)])
+        evaluations.append(folder)
     page, lines, _ = compare(*evaluations)
     assert [shown.rpartition(": ")[2] for shown in lines if "labels differ" in shown] == ["8 of e, 8 of f"]
 
@@ -127,20 +127,22 @@ def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, co
 
 def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
     keys = ("BASE_LR", "END_LR", "SMOOTHING", "MIXUP_ALPHA", "MIXUP_PROB", "GRAD_CLIP", "WEIGHT_DECAY")
-    one, two = make_run(tmp_path / "one", 1, [f"TRAIN.{key}=0.1" for key in keys]), make_run(tmp_path / "two", 1)
+    options = [f"TRAIN.{key}=0.1" for key in keys]
+    one = make_run(tmp_path / "one", 1, options)
+    result = {"top1": 100 / 3, "pixel_baseline": 200 / 3, "majority_class": 10.0}
+    two = make_run(tmp_path / "two", 1, result=result)
     evaluation = make_evaluation_run(tmp_path / "evaluation")
     update_json(evaluation / "evaluation/summary.json", split="test")
-    update_json(two / "run.json", result={"top1": 100 / 3, "pixel_baseline": 200 / 3, "majority_class": 10.0})
     assert main([str(one), str(two)]) == 0
     assert "1 more in the CSV" in capsys.readouterr().out
     assert main([*map(str, (one, two, evaluation)), "-csv"]) == 0
     printed = capsys.readouterr()
     best, other, evaluated = csv.DictReader(io.StringIO(printed.out))
-    assert (best["name"], float(best["top1"]), best["mean_ap"], best["split"]) == ("two", 100 / 3, "", "validation")
-    assert (float(best["pixel_baseline"]), best["majority_class"]) == (200 / 3, "10.0")
+    known = {"name": "two", "mean_ap": "", "split": "validation", "epoch": "1", "epochs": "300", "status": "finished"}
+    assert best.items() >= known.items()
+    assert [float(best[name]) for name in (*result, "train_seconds")] == [*result.values(), 60]
     assert not other["majority_class"]
-    assert (best["epoch"], best["epochs"], float(best["train_seconds"]), best["status"]) == ("1", "300", 60, "finished")
-    assert all(f"TRAIN.{key}=0.1" in other["options"] for key in keys)
+    assert all(option in other["options"] for option in options)
     assert (evaluated["name"], evaluated["split"], evaluated["epochs"]) == ("evaluation", "test", "")
     assert printed.err == f"Page: {tmp_path / 'compare.html'}\n"
 
@@ -150,9 +152,8 @@ def test_the_table_fits_the_terminal_and_names_what_it_leaves_out(columns, shown
     monkeypatch.setenv("COLUMNS", columns)
     keys = [f"TRAIN.{key}=0.125" for key in ("BASE_LR", "END_LR", "SMOOTHING", "MIXUP_ALPHA", "MIXUP_PROB")]
     result = {"top1": 30.0, "test": {"top1": 25.0}, "pixel_baseline": 20.0, "probe_score": 20.0, "train_seconds": 9.0}
-    for name, options in (("a", keys), ("b", [])):
-        update_json(make_run(tmp_path / (name * 60), 3, options) / "run.json", result=result)
-    update_json(tmp_path / ("a" * 60) / "run.json", state="failed", message="out of memory " * 9)
+    make_run(tmp_path / ("a" * 60), 3, keys, result=result, state="failed", message="out of memory " * 9)
+    make_run(tmp_path / ("b" * 60), 3, result=result)
     assert main([str(tmp_path)]) == 0
     *lines, _ = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= shown
@@ -169,25 +170,24 @@ def test_groups_have_means_and_deviations(tmp_path, capsys):
     for rate, index in product(scores, range(6)):
         seed, fold = divmod(index, 3)
         keys = ["DATA.FOLDS=3", f"DATA.FOLD={fold}", f"SEED={seed}", f"TRAIN.BASE_LR={rate}"]
-        folder = make_run(tmp_path / f"{rate}-{seed}-{fold}", 2, keys)
         score = scores[rate][index]
-        update_json(folder / "run.json", result={"top1": score, "test": {"top1": score / 2}})
+        result = {"top1": score, "test": {"top1": score / 2}}
+        folder = make_run(tmp_path / f"{rate}-{seed}-{fold}", 2, keys, result=result)
         write_facts(folder, [TrainingData(24, 12, 0, 3, 3, f"fold {fold}")])
     assert main([str(tmp_path)]) == 0
     rows = read_rows(tmp_path / "groups.csv")
     assert [row["TRAIN.BASE_LR"] for row in rows] == ["0.01", "0.02"]  # the best run first
     for row, values in zip(rows, scores.values(), strict=True):
         assert (row["runs"], row["metric"]) == ("6", "top1")
-        expected = np.mean(values), np.std(values, ddof=1), np.mean(values) / 2, np.std(values, ddof=1) / 2
+        mean = np.mean(values)
+        deviation = np.std(values, ddof=1)
         found = [float(row[name]) for name in ("mean", "std", "test_mean", "test_std")]
-        assert np.allclose(found, expected, rtol=1e-12)
+        assert np.allclose(found, [mean, deviation, mean / 2, deviation / 2], rtol=1e-12)
     printed = capsys.readouterr().out
     page = Reader((tmp_path / "compare.html").read_text())
-    mean, deviation = np.mean(scores[0.01]), np.std(scores[0.01], ddof=1)
-    assert re.search(
-        rf"0\.01 +top-1 +6 +{mean:.2f}% ± {deviation:.2f} +{mean / 2:.2f}% ± {deviation / 2:.2f}\n", printed
-    )
-    assert f"0.01 top-1 6 {mean:.2f}% ± {deviation:.2f} {mean / 2:.2f}% ± {deviation / 2:.2f}" in page.text
+    shown = f"0.02 top-1 6 {mean:.2f}% ± {deviation:.2f} {mean / 2:.2f}% ± {deviation / 2:.2f}"
+    assert shown in re.sub(" +", " ", printed)
+    assert shown in page.text
     assert "labels differ" not in printed  # each fold has images of its own
 
 
@@ -196,8 +196,7 @@ def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
     for fold, (epochs, score) in enumerate([(9, 84.0), (6, 55.0), (10, 86.0)]):
         keys = ["DATA.FOLDS=3", f"DATA.FOLD={fold}", f"TRAIN.NUM_EPOCHS={epochs}", "TRAIN.MINUTES=2"]
         given = {"TRAIN.NUM_EPOCHS": 40, "DATA.FOLD": fold, "DATA.FOLDS": 3, "TRAIN.MINUTES": 2}
-        folder = make_run(tmp_path / f"fold-{fold}", 2, keys, given=given)
-        update_json(folder / "run.json", result={"top1": score})
+        make_run(tmp_path / f"fold-{fold}", 2, keys, given=given, result={"top1": score})
     assert main([str(tmp_path)]) == 0
     (row,) = read_rows(tmp_path / "groups.csv")
     assert (row["runs"], float(row["mean"])) == ("3", 75)
@@ -217,16 +216,13 @@ def test_a_learning_curve_is_the_gain_per_doubling(further, has_curve, tmp_path,
     for share, scores in {0.05: (10, 12), 0.2: (58, 62), 0.8: (89, 91)}.items():
         for seed, score in enumerate(scores):
             keys = [f"DATA.FRACTION={share}", f"SEED={seed}", *(key.format(share) for key in further)]
-            folder = make_run(tmp_path / f"{share}-{seed}", 2, keys)
-            update_json(folder / "run.json", result={"top1": score})
-    failed = make_run(tmp_path / "failed", 2, ["DATA.FRACTION=1.0"], state="failed")
-    update_json(failed / "run.json", result={"top1": 20})
+            make_run(tmp_path / f"{share}-{seed}", 2, keys, result={"top1": score})
+    make_run(tmp_path / "failed", 2, ["DATA.FRACTION=1.0"], state="failed", result={"top1": 20})
     page, lines, _ = compare(*sorted(tmp_path.iterdir()))
     curve = "top-1: 60.00% with 20% of the training images, 90.00% with 80%: 15.00 points per doubling"
     assert any(line.startswith(curve) for line in lines) == (curve in page.text) == has_curve
-    drawn = re.search(r"by training images<.*?</svg>", page.html, re.S)
-    values = re.findall(r'data-x="([^"]*)" data-y="([^"]*)"', drawn[0]) if drawn else []
-    assert values == [("5 20 80", "11 60 90")] * has_curve
+    drawn = re.findall(r'by training images<.*?data-x="([^"]*)" data-y="([^"]*)"', page.html, re.S)
+    assert drawn == [("5 20 80", "11 60 90")] * has_curve
 
 
 def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare):
@@ -237,16 +233,15 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     scores = rng.normal(size=(3, 50, 3)).astype(np.float32)
     for fold in range(3):
         goal = ["EVAL.OPERATING_POINT={class: old, specificity: 0.9}", "DATA.RENAME={old: b}"]
-        folder = make_run(
-            tmp_path / f"fold{fold}", 3, ["DATA.DATASET=folder", "DATA.FOLDS=3", f"DATA.FOLD={fold}", *goal]
-        )
-        paths = np.array([f"{fold}/{number}.png" for number in range(50)])
-        add_evaluation(folder, ["a", "b", "c"])
-        mistakes = [{"index": number, "path": f"{fold}/{number}.png"} for number in range(50)]
+        keys = ["DATA.DATASET=folder", "DATA.FOLDS=3", f"DATA.FOLD={fold}", *goal]
+        folder = make_run(tmp_path / f"fold{fold}", 3, keys)
+        paths = [f"{fold}/{number}.png" for number in range(50)]
+        add_evaluation(folder, list("abc"))
+        mistakes = [{"index": number, "path": path} for number, path in enumerate(paths)]
         update_json(folder / "evaluation/tables.json", mistakes=mistakes)
-        for number in range(50):
-            (folder / f"evaluation/pictures/{number}.jpg").write_bytes(b"\xff\xd8\xff" + f"{fold}/{number}".encode())
-        arrays = {"labels": labels[fold], "scores": scores[fold], "paths": paths, "classes": np.array(["a", "b", "c"])}
+        for number, path in enumerate(paths):
+            (folder / f"evaluation/pictures/{number}.jpg").write_bytes(b"\xff\xd8\xff" + path.encode())
+        arrays = {"labels": labels[fold], "scores": scores[fold], "paths": paths, "classes": list("abc")}
         arrays["groups"] = np.char.add(f"{fold}/", labels[fold].astype(str))  # three patients per fold
         np.savez(folder / "evaluation/scores.npz", **arrays)
         folders.append(folder)
@@ -254,12 +249,11 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     summary = read_json(tmp_path / "out-of-fold/summary.json")
     for row in read_json(tmp_path / "out-of-fold/tables.json")["mistakes"]:  # the pictures are of these images
         picture = (tmp_path / f"out-of-fold/pictures/{row['index']}.jpg").read_bytes()
-        assert picture.endswith(f"/{row['path']}".removesuffix(".png").encode()[1:])
+        assert picture[3:] == row["path"].encode()
     labels, scores = labels.ravel(), scores.reshape(-1, 3)
     assert summary["top1"] == pytest.approx(100 * (scores.argmax(1) == labels).mean())
-    assert summary["auroc"] == pytest.approx(
-        100 * np.mean([roc_auc_score(labels == one, scores[:, one]) for one in range(3)])
-    )
+    areas = [100 * roc_auc_score(labels == one, scores[:, one]) for one in range(3)]
+    assert summary["auroc"] == pytest.approx(np.mean(areas))
     false, true, _ = roc_curve(labels == 1, scores[:, 1], drop_intermediate=False)
     point = summary["operating_point"]
     assert point["sensitivity"] == pytest.approx(100 * true[1 - false >= 0.9].max())
@@ -271,19 +265,18 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     assert len(read_rows(tmp_path / "out-of-fold/per_image.csv")) == 150
     suspects = read_rows(tmp_path / "out-of-fold/suspects/suspects.csv")
     probabilities = 1 / (1 + np.exp(-scores))
-    own = np.take_along_axis(probabilities, labels[:, None], 1)[:, 0]
+    own = probabilities[range(150), labels]
     least = np.array([min(own[labels == one].mean(), 0.7) for one in range(3)])  # as in confident learning
     is_suspect = (scores.argmax(1) != labels) & (probabilities.max(1) >= least[scores.argmax(1)])
     assert 0 < len(suspects) == is_suspect.sum() < (scores.argmax(1) != labels).sum()
     assert f"{len(suspects)} images whose label" in page.text
     margins = sorted(100 * (own - probabilities.max(1))[is_suspect])
     assert [float(row["margin"]) for row in suspects] == pytest.approx(margins, abs=1e-3)
-    assert "belongs to no model" in page.text
     assert "Without attention maps" not in page.text
     assert "ROC curve, out of fold, 3 folds" in page.html
     head = page.text.partition("Results")[0]
     ranked = summary["class_auroc"]
-    assert ranked["auroc"] == pytest.approx(100 * roc_auc_score(labels == 1, scores[:, 1]))
+    assert ranked["auroc"] == pytest.approx(areas[1])
     assert f"out of fold AUROC, b {ranked['auroc']:.2f}% no interval: fewer than 10 groups of a class" in head
     by_group = read_json(tmp_path / "out-of-fold/groups/summary.json")
     assert by_group["samples"] == 9
@@ -293,7 +286,8 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     assert f"out of fold sensitivity, b; {recognized} of {(labels == 1).sum()}; " in head
     assert "chosen on validation images for 90% specificity" in head
     assert "worst class F1" in head
-    np.savez(folder / "evaluation/scores.npz", **(arrays | {"paths": np.char.replace(paths, "2/", "1/")}))
+    of_another = [path.replace("2/", "1/") for path in paths]
+    np.savez(folder / "evaluation/scores.npz", **(arrays | {"paths": of_another}))
     _, _, problems = compare(*folders)
     assert any("1/0.png is in 2 runs" in problem for problem in problems)
     np.savez(folder / "evaluation/scores.npz", **arrays)

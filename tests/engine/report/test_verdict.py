@@ -144,19 +144,21 @@ def test_a_model_below_its_probe(tmp_path, val, options, kind, first):
     assert ("-lr=0.0003 " in first_epoch_of(run)) == (first == "True")
 
 
-@pytest.mark.parametrize(
-    ("losses", "options", "kind"),
-    [
-        ([27.3, 9.5, 2.46], [], "lower rate"),  # BASE_LR 1 on the digits
-        ([4.0, 2.43, 2.36, 2.35, 2.32], [], "lower rate"),  # 0.3: after 100 steps
-        ([2.9, 2.6, 2.4], [], ""),  # the first steps of a good rate
-        ([27.3, 9.5, 2.1], [], ""),
-        ([27.3, 9.5, 2.46], ["LOSS.NAME=bce"], ""),
-    ],
-)
+# Training loss by epoch, options, advice
+AT_CHANCE = """
+27.3 9.5 2.46 | | lower rate  # BASE_LR 1 on the digits
+4.0 2.43 2.36 2.35 2.32 | | lower rate  # 0.3: after 100 steps
+2.9 2.6 2.4 | |  # the first steps of a good rate
+27.3 9.5 2.1 | |
+27.3 9.5 2.46 | LOSS.NAME=bce |
+"""
+
+
+@pytest.mark.parametrize("losses, options, kind", cells_of(AT_CHANCE))
 def test_a_training_at_chance_names_a_tenth_of_the_rate(tmp_path, losses, options, kind):
-    run = make_run(tmp_path / "run", options=["MODEL.NUM_CLASSES=10", *options])
-    write_rows(run, [{"epoch": epoch, "train_loss": loss, "val_top1": 9.0} for epoch, loss in enumerate(losses, 1)])
+    run = make_run(tmp_path / "run", options=["MODEL.NUM_CLASSES=10", *options.split()])
+    of_epochs = enumerate(map(float, losses.split()), 1)
+    write_rows(run, [{"epoch": epoch, "train_loss": loss, "val_top1": 9.0} for epoch, loss in of_epochs])
     assert kind_of(read_contents(run)) == kind
 
 
