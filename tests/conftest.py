@@ -471,6 +471,13 @@ def step_rows(folder: Path) -> list[dict]:
     return [{name: row[name] for name in names} for row in reports if row["kind"] == "report"]
 
 
+def assert_same_run(one: Path, other: Path) -> None:
+    """Compares the last checkpoints, the epochs and the reports of two runs."""
+    assert_same_state(states(one), states(other))
+    assert rows(one) == rows(other)
+    assert step_rows(one) == step_rows(other)
+
+
 def training_samples(patch: pytest.MonkeyPatch) -> list[int]:
     """The indices of the training samples that this process reads from now on."""
     read: list[int] = []

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import ROOT, assert_same_state, config_for, model_for, refused
+from conftest import ROOT, assert_same_state, config_for, model_for, refused, slow
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
@@ -22,15 +22,8 @@ from models.recompute import store_products
 
 CPU = torch.device("cpu")
 RANDOM = ["MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1", "MODEL.DROPPATH=0.3"]
-VIT = [
-    "-image_size=32",
-    "-opts",
-    "MODEL.EMBED_DIM=24",
-    "MODEL.DEPTH=4",
-    "MODEL.NUM_HEADS=3",
-    "MODEL.NUM_CLASSES=5",
-    *RANDOM,
-]
+SMALL = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=4", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5"]
+VIT = ["-image_size=32", "-opts", *SMALL, *RANDOM]
 LISTS = ["AMP.CUSTOM_BLACK_LIST=[softmax, gelu, blocks.2.*]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
 CASES = {
     "fp32": VIT,
@@ -40,11 +33,10 @@ CASES = {
     "convolutions": ["-image_size=32", "-opts", "MODEL={TYPE: timm, NAME: resnet18, NUM_CLASSES: 5, DROPPATH: 0.1}"],
 }
 # Without a class token, with convolutions, with batch norm and two heads, with class attention.
-FAMILIES = {"SwinTransformer": [], "PVTv2": [], "LeViT": ["MODEL.DISTILLED=true"], "CaiT": []}
-CASES |= {
-    family: [f"-cfg={ROOT}/tests/fixtures/families/{family}/model.yaml", "-opts", "MODEL.DROPPATH=0.2", *options]
-    for family, options in FAMILIES.items()
-}
+FAMILIES = ("SwinTransformer", "PVTv2", "LeViT", "CaiT")
+for family in FAMILIES:
+    CASES[family] = [f"-cfg={ROOT}/tests/fixtures/families/{family}/model.yaml", "-opts", "MODEL.DROPPATH=0.2"]
+CASES["LeViT"].append("MODEL.DISTILLED=true")
 
 
 @pytest.fixture(autouse=True)
@@ -112,17 +104,17 @@ def held_bytes(model: nn.Module, precision: Precision, images: torch.Tensor) -> 
 
 
 @pytest.mark.parametrize(
-    "name, size, share",
+    "name, share",
     [  # the last product of ConvNeXt's blocks is stored: layer scale needs it. Without it: 0.54, 16% more computation
-        ("vit_tiny_patch16_224", 64, 0.63),
-        pytest.param("swin_tiny_patch4_window7_224", 64, 0.68, marks=pytest.mark.slow),
-        ("convnext_atto", 64, 0.64),
-        ("resnet18", 64, 0.87),
+        ("vit_tiny_patch16_224", 0.63),
+        slow("swin_tiny_patch4_window7_224", 0.68),
+        ("convnext_atto", 0.64),
+        ("resnet18", 0.87),
     ],
 )
-def test_the_memory_of_an_image_in_o1(name, size, share):
+def test_the_memory_of_an_image_in_o1(name, share):
     """The slope between two batch sizes, to which the weights in half do not belong; saved by hooks, and allocated."""
-    argv = [f"-image_size={size}", "-opts", f"MODEL={{TYPE: timm, NAME: {name}, NUM_CLASSES: 5, ATTENTION: fused}}"]
+    argv = ["-image_size=64", "-opts", f"MODEL={{TYPE: timm, NAME: {name}, NUM_CLASSES: 5, ATTENTION: fused}}"]
     slopes = []
     for mode in ("false", "cheap"):
         model, precision, shape = new_model([*argv, "AMP.ENABLED=true"], mode)
@@ -137,7 +129,7 @@ def test_products_are_computed_once():
     """The last one of a block, too, although it is not stored: no backward pass needs its result."""
     counts = []
     for mode in ("false", "cheap", "true"):
-        model, _, shape = new_model([*VIT[: -len(RANDOM)], "MODEL.ATTENTION=fused"], mode)
+        model, _, shape = new_model(["-image_size=32", "-opts", *SMALL, "MODEL.ATTENTION=fused"], mode)
         with FlopCounterMode(display=False) as counter:
             model(torch.randn(2, *shape)).sum().backward()
         counts.append(counter.get_total_flops())
@@ -169,10 +161,9 @@ def test_compiled_blocks_recompute_their_masks(cpu):
 @pytest.mark.slow
 def test_compiled_blocks_store_as_little(cpu, monkeypatch):
     compile_module = nn.Module.compile
-    monkeypatch.setattr(
-        nn.Module, "compile", lambda module, **_: compile_module(module, backend="aot_eager_decomp_partition")
-    )
-    argv = ["-image_size=64", *VIT[1:-3], "MODEL.ATTENTION=fused", "AMP.ENABLED=true"]
+    backend = "aot_eager_decomp_partition"
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_module(module, backend=backend))
+    argv = ["-image_size=64", "-opts", *SMALL, "MODEL.ATTENTION=fused", "AMP.ENABLED=true"]
     found = []
     for mode in ("false", "cheap"):
         model, precision, shape = new_model(argv, mode)

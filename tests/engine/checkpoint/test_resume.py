@@ -11,13 +11,12 @@ import torch
 from conftest import (
     GREY,
     TINY_VIT,
-    assert_same_state,
+    assert_same_run,
     noise_folder,
     only_run,
-    rows,
     run_here,
+    slow,
     states,
-    step_rows,
     train,
     training_samples,
 )
@@ -66,23 +65,22 @@ def argv_for(image_folder, output, workers: int) -> list[str]:
     ("workers", "stops", "amp"),
     [
         (0, (2, 4, 7), []),
-        pytest.param(0, (1, 3, 5, 6), ["-amp"], marks=pytest.mark.slow),
-        pytest.param(2, (2, 4), ["-amp"], marks=pytest.mark.slow),
+        slow(0, (1, 3, 5, 6), ["-amp"]),
+        slow(2, (2, 4), ["-amp"]),
     ],
     ids=["fp32", "bf16", "bf16, two workers"],
 )
 def test_a_run_stopped_at_several_steps_is_bit_exact(image_folder, tmp_path, workers, stops, amp):
     """One run, stopped and resumed again and again; an epoch has four steps."""
     uninterrupted = train([*amp, *argv_for(image_folder, tmp_path / "uninterrupted", workers)])
-    argv, resume = [*amp, *argv_for(image_folder, tmp_path / "stopped", workers)], []
+    argv = [*amp, *argv_for(image_folder, tmp_path / "stopped", workers)]
+    resume = []
     for stop in (*stops, "null"):
         stopped = train([*resume, *argv, f"TRAIN.MAX_STEPS={stop}"])
         position = load_checkpoint(stopped / "last.pth")
         assert stop == "null" or divmod(stop, 4) == (position["epoch"], position["done_steps"])
         resume = [f"-resume={stopped}"]
-    assert_same_state(states(stopped), states(uninterrupted))
-    assert rows(stopped) == rows(uninterrupted)
-    assert step_rows(stopped) == step_rows(uninterrupted)
+    assert_same_run(stopped, uninterrupted)
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +111,7 @@ def test_resume_with_all_of_a_recipe_is_bit_exact(image_folder, teacher, tmp_pat
     uninterrupted = train(argv("uninterrupted", 2))
     stopped = train([*argv("stopped", 2), "TRAIN.MAX_STEPS=5"])
     resumed = train([f"-resume={stopped}", *argv("stopped", 0)])
-    assert_same_state(states(resumed), states(uninterrupted))
-    assert rows(resumed) == rows(uninterrupted)
+    assert_same_run(resumed, uninterrupted)
 
 
 @pytest.mark.gpu
@@ -127,7 +124,7 @@ def test_resume_with_deterministic_algorithms(image_folder, tmp_path, gpu):
     stopped = train([*argv, "TRAIN.MAX_STEPS=5"], gpu)
     assert torch.are_deterministic_algorithms_enabled()
     resumed = train([f"-resume={stopped}", *argv], gpu)
-    assert_same_state(states(resumed), states(uninterrupted))
+    assert_same_run(resumed, uninterrupted)
 
 
 def test_resume_with_another_batch_size_keeps_the_order_of_samples(digits_argv, monkeypatch):
@@ -172,9 +169,9 @@ def uninterrupted(trained_digits) -> Path:
     ("method", "count", "number", "position"),
     [
         ("after_step", 5, signal.SIGTERM, (0, 5)),
-        pytest.param("after_step", 16, signal.SIGUSR1, (1, 8), marks=pytest.mark.slow),
+        slow("after_step", 16, signal.SIGUSR1, (1, 8)),
         ("after_eval_batch", 1, signal.SIGINT, (0, 8)),
-        pytest.param("after_eval_batch", 8, signal.SIGUSR2, (1, 8), marks=pytest.mark.slow),
+        slow("after_eval_batch", 8, signal.SIGUSR2, (1, 8)),
     ],
     ids=["in the first epoch", "at the last step", "in the first evaluation", "in the last evaluation"],
 )
@@ -193,12 +190,10 @@ def test_interrupted_run_resumes_bit_for_bit(
     assert (saved["epoch"], saved["done_steps"]) == position
     assert train(["-resume=auto", *argv]) == interrupted
     assert read_json(interrupted / STATUS)["state"] == "finished"
-    assert_same_state(states(interrupted), states(uninterrupted))
-    assert rows(interrupted) == rows(uninterrupted)
-    assert step_rows(interrupted) == step_rows(uninterrupted)
+    assert_same_run(interrupted, uninterrupted)
 
 
-@pytest.mark.parametrize(("freq", "count"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("freq", "count"), [(1, 2), slow(2, 1)])
 def test_a_validation_that_fails_costs_no_epoch(digits_argv, tmp_path, monkeypatch, freq, count):
     argv = [*digits_argv, "TRAIN.MODEL_EMA=true", "EVAL_RAW=true", f"VALIDATE_FREQ={freq}"]
     monkeypatch.setattr("engine.training.trainer._WRITE_TIMES", 0)
@@ -219,9 +214,7 @@ def test_a_validation_that_fails_costs_no_epoch(digits_argv, tmp_path, monkeypat
     saved = states(failed)
     assert (saved["epoch"], saved["done_steps"]) == (1, 22)
     assert train(["-resume=auto", *argv]) == failed
-    assert_same_state(states(failed), states(uninterrupted))
-    assert rows(failed) == rows(uninterrupted)
-    assert step_rows(failed) == step_rows(uninterrupted)
+    assert_same_run(failed, uninterrupted)
 
 
 def test_a_step_that_ends_an_epoch_replaces_no_earlier_checkpoint(digits_argv):
@@ -247,16 +240,22 @@ def test_only_a_later_ctrl_c_exits_immediately(monkeypatch):
     assert exit_codes == [130]
 
 
+def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """The content of each file, and when it was written."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
 def test_a_resume_clears_what_a_killed_stop_has_left_and_touches_no_other_run(digits_argv, digits_run):
     """Open MPI kills a fourth of a second after SIGTERM: the run is still stopping, and a file is half written."""
     killed = digits_run("TRAIN.MAX_STEPS=9", "SAVE_FREQ_STEPS=9")
     (killed / STATUS).write_text(json.dumps(read_json(killed / STATUS) | {"state": "stopping", "exit_status": None}))
     (half := killed / ".last.pth.host.123.tmp").write_bytes(b"PK")
     other = shutil.copytree(killed, killed.with_name("other-20260101-12-00"))
-    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    before = contents(other)
     train([*digits_argv, "TRAIN.MAX_STEPS=1"])
     assert half.exists()
     train([f"-resume={killed}", "-opts", "TRAIN.MAX_STEPS=null"])
     assert not half.exists()
     assert read_json(killed / STATUS)["state"] == "finished"
-    assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
+    assert contents(other) == before

@@ -25,6 +25,7 @@ from conftest import (
     step_rows,
     train,
 )
+from test_resume import contents
 
 from engine.checkpoint.files import find_checkpoint, load_checkpoint, runs_newest_first
 from engine.checkpoint.run_folder import is_run_folder
@@ -46,12 +47,6 @@ DATA.BATCH_SIZE=80 | 192 samples.* 80
 TRAIN.OPTIMIZER.KWARGS={amsgrad: true} | ^TRAIN\.OPTIMIZER\.KWARGS: .*-pretrained
 TRAIN.HEAD_LR_SCALE=2 | ^TRAIN\.HEAD_LR_SCALE: .*-pretrained
 """
-
-
-def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
-    """The content of each file, and when it was written."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 @pytest.fixture

@@ -4,15 +4,17 @@ import pytest
 import timm
 import torch
 from conftest import (
+    CPU,
     GREY,
     ROOT,
     TINY_RESNET,
     TINY_VIT,
+    assert_same_run,
     assert_same_state,
+    cells_of,
     config_for,
     model_for,
     refused,
-    rows,
     run_script,
     slow,
     states,
@@ -37,14 +39,28 @@ from models.vit import build_vit
 from utils.distributed import ProcessContext
 from utils.torch_compat import is_compiled
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture(autouse=True)
 def reset_compiler():
     """Drops compiled graphs and counters, as a new process does; torch's cache on disk remains."""
     torch._dynamo.reset()
     counters.clear()
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    """Chooses what compiles modules. Without the check, no code need be generated."""
+    monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
+    compile_module = nn.Module.compile
+
+    def use(name):
+        monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_module(module, backend=name))
+
+    return use
+
+
+def compile_blocks(model: nn.Module, **options) -> str | None:
+    return compile_model(model, Train(COMPILE="default"), CPU, **options)
 
 
 def compiled_graphs() -> int:
@@ -58,14 +74,15 @@ def test_the_entry_script_compiles():
 
 
 @pytest.mark.slow
-def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu):
+def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph():
     config = config_for("-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3")
     torch.manual_seed(0)
-    model, images = build_vit(config.model, config.data), torch.randn(4, 1, 8, 8)
+    model = build_vit(config.model, config.data)
+    images = torch.randn(4, 1, 8, 8)
     nn.init.normal_(model.head.weight, std=0.1)
-    precision = Precision(Amp.model_validate({"ENABLED": True, "CUSTOM_BLACK_LIST": ["linear", "matmul"]}), CPU)
+    precision = Precision(Amp.model_validate({"ENABLED": True, "CUSTOM_BLACK_LIST": ["linear", "matmul"]}), CPU.device)
     precision.apply_op_lists(model)
-    select_attention(model, "fused", CPU)
+    select_attention(model, "fused", CPU.device)
     names = list(model.state_dict())
 
     def gradients():
@@ -74,9 +91,9 @@ def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu):
         return torch.autograd.grad(loss, list(model.parameters()))
 
     expected = gradients()
-    assert compile_model(model, Train(COMPILE="default"), cpu) == "3 blocks"
+    assert compile_blocks(model) == "3 blocks"
     with run_eagerly():
-        assert all(torch.equal(*pair) for pair in zip(gradients(), expected, strict=True))
+        assert_same_state(gradients(), expected)
     found = gradients()
     assert compiled_graphs() == 1
     assert list(model.state_dict()) == names
@@ -95,32 +112,31 @@ def test_resume_is_bit_exact(digits_argv, tmp_path):
     stopped = train([*argv, "TRAIN.MAX_STEPS=4"])
     torch._dynamo.reset()
     resumed = train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=13"])
-    assert_same_state(states(resumed), states(uninterrupted))
-    assert rows(resumed) == rows(uninterrupted)
+    assert_same_run(resumed, uninterrupted)
 
 
-@pytest.mark.parametrize(
-    "value, device, accum_iter, ranks, expected",
-    [
-        ("max", "cuda", 1, 1, "max-autotune"),
-        ("max", "cuda", 2, 1, "max-autotune-no-cudagraphs"),
-        ("max", "cuda", 1, 2, "max-autotune-no-cudagraphs"),
-        ("max", "cpu", 1, 1, None),
-        ("model", "cuda", 1, 1, None),
-        ("default", "cuda", 1, 1, None),
-    ],
-)
-def test_cuda_graphs_need_one_gpu_and_no_accumulation(value, device, accum_iter, ranks, expected, monkeypatch):
+# TRAIN.COMPILE, device, micro-steps, ranks, the mode
+MODES = """
+max | cuda | 1 | 1 | max-autotune
+max | cuda | 2 | 1 | max-autotune-no-cudagraphs
+max | cuda | 1 | 2 | max-autotune-no-cudagraphs
+max | cpu | 1 | 1 |
+model | cuda | 1 | 1 |
+default | cuda | 1 | 1 |
+"""
+
+
+@pytest.mark.parametrize("value, device, accum_iter, ranks, mode", cells_of(MODES))
+def test_cuda_graphs_need_one_gpu_and_no_accumulation(value, device, accum_iter, ranks, mode, backend, monkeypatch):
     """The log names the mode that `torch.compile` is given."""
     modes = []
-    monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
-    monkeypatch.setattr(nn.Module, "compile", lambda module, dynamic, mode: modes.append(mode))
-    options = Train(COMPILE=value, ACCUM_ITER=accum_iter)
-    context = ProcessContext(0, 0, ranks, ranks, torch.device(device))
+    monkeypatch.setattr(nn.Module, "compile", lambda module, dynamic, mode: modes.append(mode or ""))
+    options = Train(COMPILE=value, ACCUM_ITER=int(accum_iter))
+    context = ProcessContext(0, 0, int(ranks), int(ranks), torch.device(device))
     for is_sharded, part in ((False, "the whole model"), (True, "1 blocks")):  # nn.Linear has no blocks
         note = compile_model(nn.Linear(2, 2), options, context, is_sharded)
-        assert note == (f"{part}, {expected}" if expected else part)
-    assert modes == [expected, expected]
+        assert note.split(", ") == [part, *mode.split()]
+    assert modes == [mode, mode]
     assert compile_model(nn.Linear(2, 2), Train(), context) is None
 
 
@@ -146,22 +162,20 @@ def test_a_compiler_that_fails_is_named_before_training(cpu, monkeypatch):
 
 
 @pytest.mark.slow
-def test_sharded_model_is_compiled_block_by_block(cpu, cpu_group, monkeypatch):
+def test_sharded_model_is_compiled_block_by_block(cpu_group, backend, monkeypatch):
     """Also with drop-path: two blocks drop samples, here the same ones. The backend generates no code."""
-    monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
-    compile_block = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_block(module, backend="aot_eager"))
+    backend("aot_eager")
     config = config_for("-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3", "MODEL.DROPPATH=0.2")
     images = torch.randn(20, 1, 8, 8)
     gradients = []
     monkeypatch.setattr(torch, "rand", lambda *size, **_: torch.linspace(0, 0.99, 20).view(*size))
     for compiled in (False, True):
         torch.manual_seed(0)
-        model, strategy = build_vit(config.model, config.data), FSDP(Parallel(STRATEGY="fsdp"), cpu)
+        model = build_vit(config.model, config.data)
         nn.init.normal_(model.head.weight, std=0.1)
-        strategy.shard(model)
+        FSDP(Parallel(STRATEGY="fsdp"), CPU).shard(model)
         if compiled:
-            assert compile_model(model, Train(COMPILE="default"), cpu, is_sharded=True) == "3 blocks"
+            assert compile_blocks(model, is_sharded=True) == "3 blocks"
         names = list(model.state_dict())
         model(images).square().sum().backward()
         gradients.append([local_tensor(parameter.grad) for parameter in model.parameters()])
@@ -173,28 +187,26 @@ def test_sharded_model_is_compiled_block_by_block(cpu, cpu_group, monkeypatch):
 
 
 @pytest.fixture
-def graphs(monkeypatch) -> list[torch.fx.GraphModule]:
+def graphs(backend) -> list[torch.fx.GraphModule]:
     """The graphs that are compiled; they run as traced."""
     found = list[torch.fx.GraphModule]()
-    compile_module = nn.Module.compile
 
-    def backend(graph, inputs):
+    def keep(graph, inputs):
         found.append(graph)
         return graph.forward
 
-    monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
-    monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_module(module, backend=backend))
+    backend(keep)
     return found
 
 
-def test_equal_blocks_are_one_graph_also_under_ddp(graphs, cpu, cpu_group):
+def test_equal_blocks_are_one_graph_also_under_ddp(graphs, cpu_group):
     """A bucket of 1 MiB ends inside a block of ViT-Tiny."""
     config = config_for("-opts", "MODEL.EMBED_DIM=192", "MODEL.NUM_HEADS=3", "MODEL.DEPTH=3", *GREY)
     model = build_vit(config.model, config.data.model_copy(update={"image_size": 32}))
-    compile_model(model, Train(COMPILE="default"), cpu)
+    compile_blocks(model)
     images = torch.randn(2, 1, 32, 32)
     with run_eagerly():
-        model = DDP(CPU, Parallel()).wrap(model, images)
+        model = DDP(CPU.device, Parallel()).wrap(model, images)
     for _ in range(2):
         model(images).sum().backward()
     assert len(graphs) == 1
@@ -210,10 +222,9 @@ DROP_PATH_MODELS = {
 
 def drop_path_model(name: str, rate: float, depth: int = 12) -> nn.Module:
     key = f"MODEL.DEPTH={depth}" if name == "vit" else f"MODEL.KWARGS={{depth: {depth}, patch_size: 8}}"
-    argv = ["-image_size=32", "-opts", *DROP_PATH_MODELS[name], key, "MODEL.NUM_CLASSES=5", f"MODEL.DROPPATH={rate}"]
-    config = config_for(*argv)
+    options = [*DROP_PATH_MODELS[name], key, "MODEL.NUM_CLASSES=5", f"MODEL.DROPPATH={rate}"]
     torch.manual_seed(0)
-    return model_for(config)[0].train()
+    return model_for(config_for("-image_size=32", "-opts", *options))[0].train()
 
 
 def gradients_with_seed(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -223,27 +234,29 @@ def gradients_with_seed(model: nn.Module, images: torch.Tensor) -> tuple[torch.T
 
 
 @pytest.mark.parametrize("name", DROP_PATH_MODELS)
-def test_blocks_of_any_drop_path_rate_are_one_graph(graphs, cpu, name, monkeypatch):
+def test_blocks_of_any_drop_path_rate_are_one_graph(graphs, name, monkeypatch):
     """Eager passes stay bit for bit; the compiled passes have the gradients of their own ops, run eagerly."""
-    model, images = drop_path_model(name, 0.09, depth=6), torch.randn(8, 3, 32, 32)
-    names, before = list(model.state_dict()), gradients_with_seed(model, images)
-    assert compile_model(model, Train(COMPILE="default"), cpu) == f"{len(model.blocks)} blocks"
+    model = drop_path_model(name, 0.09, depth=6)
+    images = torch.randn(8, 3, 32, 32)
+    names = list(model.state_dict())
+    before = gradients_with_seed(model, images)
+    assert compile_blocks(model) == f"{len(model.blocks)} blocks"
     found = gradients_with_seed(model, images)
     assert len(graphs) == 1
     assert not counters["graph_break"]
     assert list(model.state_dict()) == names
     with run_eagerly():
-        assert all(torch.equal(*pair) for pair in zip(gradients_with_seed(model, images), before, strict=True))
+        assert_same_state(gradients_with_seed(model, images), before)
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
         expected = gradients_with_seed(model, images)
     for actual, reference in zip(found, expected, strict=True):
         assert torch.allclose(actual, reference, rtol=1e-4, atol=1e-6 * max(1, reference.abs().max()))
 
 
-def test_a_block_that_drops_samples_has_a_graph_of_its_own(graphs, cpu):
+def test_a_block_that_drops_samples_has_a_graph_of_its_own(graphs):
     """Of four blocks, with rates from 0 to 0.2, the last two drop 2 and 3 of 16 samples on a CPU."""
     model = drop_path_model("vit", 0.2, depth=4)
-    compile_model(model, Train(COMPILE="default"), cpu)
+    compile_blocks(model)
     gradients_with_seed(model, torch.randn(16, 3, 32, 32))
     assert [block.drops_samples for block in model.blocks[1:]] == [(False, False), (True, False), (True, True)]
     assert len(graphs) == 3
@@ -266,10 +279,10 @@ def test_a_compiled_drop_path_keeps_its_share_of_samples(half, monkeypatch):
     assert torch.equal(some[:, 0], some[:, 1])
 
 
-def train_two_steps(argv: list[str], cpu: ProcessContext) -> nn.Module:
+def train_two_steps(*argv: str) -> nn.Module:
     """The model after two steps of two micro-steps each, on noise."""
     config = config_for(*argv, "TRAIN.ACCUM_ITER=2", "DATA.BATCH_SIZE=4")
-    state = state_without_data(config, cpu, EpochLayout(64, BatchPlan(4, 2), config.seed))
+    state = state_without_data(config, CPU, EpochLayout(64, BatchPlan(4, 2), config.seed))
     torch.manual_seed(0)
     images = torch.randint(256, (4, 3, *config.data.input_size), dtype=torch.uint8)
     batches = (Batch(images, torch.arange(4), 4) for _ in range(4))
@@ -294,31 +307,32 @@ RESNET = ["-opts", *TINY_RESNET]
         slow(RESNET, "model", "cheap"),
     ],
 )
-def test_a_recomputed_batch_norm_counts_each_batch_once(argv, compiled, mode, converts, cpu, monkeypatch):
+def test_a_recomputed_batch_norm_counts_each_batch_once(argv, compiled, mode, converts, backend, monkeypatch):
     """Its running statistics are the ones of a training that recomputes nothing."""
-    monkeypatch.setattr("engine.parallel.check_compiler", lambda device: None)
-    compile_module = nn.Module.compile
+    backend("aot_eager")
     build = build_model
-    monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_module(module, backend="aot_eager"))
     if converts:
         monkeypatch.setattr(
             "engine.training.session.build_model",
             lambda *args: (convert_sync_batchnorm(build(*args)[0]), None),
         )
-    plain = dict(train_two_steps([*argv, "MODEL.GRAD_CHECKPOINTING=false"], cpu).named_buffers())
-    recomputed = train_two_steps([*argv, f"MODEL.GRAD_CHECKPOINTING={mode}", f"TRAIN.COMPILE={compiled}"], cpu)
-    statistics = {name: value for name, value in recomputed.named_buffers() if "running" in name or "tracked" in name}
-    assert {int(value) for name, value in statistics.items() if "tracked" in name} == {4}
-    for name, value in statistics.items():
-        assert torch.allclose(value, plain[name], atol=0.01), name  # compiled blocks round differently
+    plain = dict(train_two_steps(*argv, "MODEL.GRAD_CHECKPOINTING=false").named_buffers())
+    recomputed = train_two_steps(*argv, f"MODEL.GRAD_CHECKPOINTING={mode}", f"TRAIN.COMPILE={compiled}")
+    counts = set()
+    for name, value in recomputed.named_buffers():
+        if "tracked" in name:
+            counts.add(int(value))
+        if "running" in name:
+            assert torch.allclose(value, plain[name], atol=0.01), name  # compiled blocks round differently
+    assert counts == {4}
 
 
 @pytest.mark.slow
-def test_the_modules_in_stages_are_compiled_with_checkpoints(graphs, cpu):
+def test_the_modules_in_stages_are_compiled_with_checkpoints(graphs):
     """timm's `checkpoint_seq` does not call the six stages, but the twelve modules inside them."""
     model = timm.create_model("mobilenetv3_small_050", num_classes=2)
     model.set_grad_checkpointing(True)
-    assert compile_model(model, Train(COMPILE="default"), cpu) == "12 blocks"
+    assert compile_blocks(model) == "12 blocks"
     parts = CompiledParts(model)
     model(torch.randn(2, 3, 32, 32)).sum().backward()
     note = parts.note(seconds=1.0, recomputes=True)

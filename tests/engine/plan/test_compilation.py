@@ -11,6 +11,7 @@ from fake_gpu import CONTEXT
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
 from configs.resolve import COMPILE_SECONDS, SAVED_SHARE, Facts, follow_facts
+from configs.schema import Train
 from engine.plan.training import Plan, compile_if_it_pays, plan_training
 from engine.run.log import RunLogger
 from utils.errors import UserError
@@ -75,6 +76,11 @@ def plan(cpu, monkeypatch):
     return plan_of
 
 
+def compiled(plan: Plan) -> Train:
+    """TRAIN on a GPU."""
+    return compile_if_it_pays(plan, Facts(), CONTEXT, RunLogger(CONTEXT)).train
+
+
 @pytest.mark.parametrize(
     ("word", "options", "expected"),
     [
@@ -88,7 +94,7 @@ def plan(cpu, monkeypatch):
 def test_a_gpu_compiles_runs_of_minutes_with_equal_blocks(plan, word, options, expected):
     made = plan(word, options=options)
     assert plan_batches(made.config, 1).global_size == 256
-    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(CONTEXT)).train.compile == expected
+    assert compiled(made).compile == expected
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,7 @@ def test_fused_blocks_are_not_compiled(plan, monkeypatch, options, expected):
     pytest.importorskip("triton")
     monkeypatch.setattr("models.fused_blocks.check_kernels", lambda device: None)
     made = plan("-epochs=400", options=("MODEL.FUSED_BLOCKS=true", *options))
-    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(CONTEXT)).train.compile == expected
+    assert compiled(made).compile == expected
 
 
 def fail(*_: object) -> None:
@@ -120,11 +126,11 @@ def test_blocks_are_compiled_if_triton_does_not_work_on_one_rank(plan, monkeypat
     made = plan("-epochs=400", options=("MODEL.FUSED_BLOCKS=true",))
     others = [True, 12 * fails_here]  # of the other rank: compiles; its fused blocks
     monkeypatch.setattr("engine.plan.training.gather_objects", lambda value, context: [value, others.pop()])
-    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(CONTEXT)).train.compile == "default"
+    assert compiled(made).compile == "default"
 
 
 @pytest.mark.parametrize("part", ["check_compiler", "build_model"])  # the latter: without memory
 def test_a_run_that_did_not_ask_for_it_trains_without_it(plan, monkeypatch, part):
     made = plan("-epochs=200")
     monkeypatch.setattr(f"engine.plan.training.{part}", fail)
-    assert not compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(CONTEXT)).train.compiles
+    assert not compiled(made).compiles

@@ -45,21 +45,24 @@ def chosen(*argv):
     return choose_recipe(parse_command_line(argv), single_process("cpu"))
 
 
-@pytest.mark.parametrize(
-    ("facts", "expected"),
-    [
-        ({"images": 10**6, "has_weights": True, "on_cpu": True}, ("probe", None)),
-        ({"images": 1854, "has_weights": True, "on_cpu": True, "trains": True}, ("finetune", 10)),
-        ({"images": 1854, "has_weights": True, "on_cpu": False, "probes": True}, ("probe", None)),
-        ({"images": 500, "has_weights": True, "on_cpu": False}, ("finetune", 19)),
-        ({"images": 10**6, "has_weights": True, "on_cpu": False}, ("finetune", 3)),
-        ({"images": 4500, "has_weights": False, "on_cpu": False, "trains": True}, ("folder_small", 12)),
-        ({"images": 1, "has_weights": False, "on_cpu": False, "probes": True}, ("folder_small", 60)),
-        ({"images": 10**6, "has_weights": False, "on_cpu": False}, ("folder_small", 8)),
-    ],
-)
-def test_the_rule(facts, expected):
-    assert recipe_follows_data(**{"trains": False, "probes": False} | facts) == expected
+# Images, what is so, the recipe and its epochs
+RULE = """
+1000000 | has_weights on_cpu | probe None
+1854 | has_weights on_cpu trains | finetune 10
+1854 | has_weights probes | probe None
+500 | has_weights | finetune 19
+1000000 | has_weights | finetune 3
+4500 | trains | folder_small 12
+1 | probes | folder_small 60
+1000000 | | folder_small 8
+"""
+
+
+@pytest.mark.parametrize("images, facts, expected", cells_of(RULE))
+def test_the_rule(images, facts, expected):
+    known = dict.fromkeys(("has_weights", "on_cpu", "trains", "probes"), False) | dict.fromkeys(facts.split(), True)
+    recipe, epochs = recipe_follows_data(int(images), **known)
+    assert f"{recipe} {epochs}" == expected
 
 
 def test_all_folds_have_one_recipe(tmp_path, place):
@@ -69,7 +72,8 @@ def test_all_folds_have_one_recipe(tmp_path, place):
         file = tmp_path / "data" / "ab"[number % 2] / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         os.link(image, file)
-    sizes, epochs = set(), set()
+    sizes = set()
+    epochs = set()
     for fold in range(3):
         command = chosen(f"-data_path={tmp_path / 'data'}", "-opts", "DATA.FOLDS=3", f"DATA.FOLD={fold}")
         sizes.add(len(source_class("folder")(command.config.data).read("train")))
@@ -128,18 +132,24 @@ def test_the_rate_follows_the_model_and_its_tuned_part(images, place, flags, rat
     assert chosen(f"-data_path={images}", "-epochs=3", *flags.split()).config.train.base_lr == float(rate)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["-cfg=configs/finetune.yaml"], ["-resume=run"], ["-eval", "-pretrained=a.pth"], ["-dataset=imagenet2012"],
-        ["-predict", "-pretrained=a.pth"], ["-embed", "-pretrained=a.pth"], ["-opts", "MODEL.DEPTH=3"],
-        ["-opts", "MODEL.TYPE=timm", "MODEL.NAME=resnet18"],
-        ["-data_path=/nowhere"], ["-data_path=configs"], ["-dataset=tar"],
-    ],
-)  # fmt: skip
+OTHER_COMMANDS = """
+-cfg=configs/finetune.yaml
+-resume=run
+-eval -pretrained=a.pth
+-dataset=imagenet2012
+-predict -pretrained=a.pth
+-embed -pretrained=a.pth
+-opts MODEL.DEPTH=3
+-opts MODEL.TYPE=timm MODEL.NAME=resnet18
+-data_path=/nowhere
+-data_path=configs
+-dataset=tar
+"""
+
+
+@pytest.mark.parametrize("flags", OTHER_COMMANDS.strip().splitlines())
 def test_other_commands_stay_as_they_are(images, place, flags):
-    argv = [f"-data_path={images}", *flags]
-    command = parse_command_line(argv)
+    command = parse_command_line([f"-data_path={images}", *flags.split()])
     assert choose_recipe(command, single_process("cpu")) == command
 
 
@@ -175,15 +185,15 @@ def test_weights_name_their_model(images, place, tmp_path):
     """place: is not asked for."""
     torch.save({"arch": "test_resnet", "state_dict": {"x": torch.zeros(1)}}, tmp_path / "other.pth")
     torch.save({"x": torch.zeros(1)}, tmp_path / "plain.pth")
-    for file, flags, model in (
-        ("other.pth", [], ("timm", "test_resnet")),
-        ("other.pth", ["-model=resnet18"], ("timm", "resnet18")),
-        ("plain.pth", [], ("timm", VIT)),
+    for file, flags, name in (
+        ("other", [], "test_resnet"),
+        ("other", ["-model=resnet18"], "resnet18"),
+        ("plain", [], VIT),
     ):
-        command = chosen(f"-data_path={images}", f"-pretrained={tmp_path / file}", *flags)
-        config = command.config
-        assert (command.run_name, config.model.type, config.model.name) == ("probe", *model)
-        assert config.model.pretrained == str(tmp_path / file)
+        path = str(tmp_path / f"{file}.pth")
+        command = chosen(f"-data_path={images}", f"-pretrained={path}", *flags)
+        model = command.config.model
+        assert (command.run_name, model.type, model.name, model.pretrained) == ("probe", "timm", name, path)
     with refused(r"^/nowhere\.pth: no such file"):
         chosen(f"-data_path={images}", "-pretrained=/nowhere.pth")
 
@@ -201,11 +211,10 @@ def test_a_folder_of_weights_names_the_model_of_a_recipe_that_fine_tunes(recipe,
 def test_own_weights_name_the_model_of_a_recipe_that_fine_tunes(recipe, name, images, tmp_path, monkeypatch):
     """And its size, also where the recipe is for the same model with other options."""
     monkeypatch.chdir(ROOT)
-    options = parse_command_line(["-cfg=configs/vit_digits.yaml", "-opts", "MODEL.DEPTH=3"]).config.model_dump(
-        by_alias=True, mode="json"
-    )
-    torch.save({"model": {}, "config": options}, tmp_path / "best.pth")
-    monkeypatch.setattr("engine.checkpoint.weights_record.record_in", lambda file: Mock(model=options["MODEL"]))
+    own_model = config_for("-cfg=configs/vit_digits.yaml", "-opts", "MODEL.DEPTH=3").model
+    section = own_model.model_dump(by_alias=True, mode="json")
+    torch.save({}, tmp_path / "best.pth")
+    monkeypatch.setattr("engine.checkpoint.weights_record.record_in", lambda file: Mock(model=section))
     given = [f"-data_path={images}", f"-cfg=configs/{recipe}.yaml", f"-pretrained={tmp_path / 'best.pth'}"]
     model = chosen(*given).config.model
     assert model.name == name
@@ -216,11 +225,8 @@ def test_own_weights_name_the_model_of_a_recipe_that_fine_tunes(recipe, name, im
 
 def test_own_weights_keep_all_arguments_of_their_model(images, tmp_path, monkeypatch):
     """More than an error shows of a value; texts that YAML reads as another type, too."""
-    kwargs = {f"argument_{number}": number for number in range(9)} | {
-        "a": "null",
-        "b": "1e-3",
-        "c": {"d": [True, None]},
-    }
+    kwargs = {f"argument_{number}": number for number in range(9)}
+    kwargs |= {"a": "null", "b": "1e-3", "c": {"d": [True, None]}}
     section = {"TYPE": "timm", "NAME": "test_vit", "KWARGS": kwargs}
     torch.save({}, tmp_path / "best.pth")
     monkeypatch.setattr("engine.checkpoint.weights_record.record_in", lambda file: Mock(model=section))
@@ -229,14 +235,14 @@ def test_own_weights_keep_all_arguments_of_their_model(images, tmp_path, monkeyp
         assert (command.config.model.name, command.config.model.kwargs) == ("test_vit", kwargs)
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        ("--data-path {} --model resnet18", "-cfg=configs/programs/torchvision.yaml -data_path={} -model=resnet18"),
-        ("-data_path={} -model=resnet18", ""),
-        ("--data-path {} --model resnet18 -image_size=32", ""),
-    ],
-)
+FOREIGN = """
+--data-path {} --model resnet18 | -cfg=configs/programs/torchvision.yaml -data_path={} -model=resnet18
+-data_path={} -model=resnet18 |
+--data-path {} --model resnet18 -image_size=32 |
+"""
+
+
+@pytest.mark.parametrize("words, part", cells_of(FOREIGN))
 def test_flags_of_another_program_are_answered_by_its_recipe(words, part, images, place):
     notes = [note.text for note in chosen(*words.format(images).split()).notes if note.kind == "warning"]
     assert len(notes) == bool(part)
@@ -264,8 +270,7 @@ def test_a_start_parses_its_words_once_and_applies_the_rules_again_for_the_recip
 
         monkeypatch.setattr(module, name, counted)
 
-    folders = [folder for folder in images.rglob("*") if folder.is_dir()]
-    for folder in folders:
+    for folder in images.rglob("*"):
         os.utime(folder, (0, 0))  # one that has just changed may be listed again
     count(command_line, "parse_flags")
     count(command_line, "follow_options")
@@ -274,8 +279,8 @@ def test_a_start_parses_its_words_once_and_applies_the_rules_again_for_the_recip
     assert main_single_gpu.main(argv) == 0
     assert calls["parse_flags"] == 1
     assert calls["follow_options"] == 2
-    classes = [folder for folder in folders if not any(one.is_dir() for one in folder.iterdir())]
-    assert [calls[f"scandir {folder}"] for folder in classes] == [1] * len(classes)
+    for folder in images.glob("*/class?"):
+        assert calls[f"scandir {folder}"] == 1
 
 
 def test_the_hub_is_asked_for_a_limited_time(monkeypatch):
@@ -297,8 +302,7 @@ def test_the_hub_is_asked_for_a_limited_time(monkeypatch):
 
 def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch, capsys, without_pictures):
     monkeypatch.setattr(recipe, "find_on_hub", lambda *_: None)
-    flags = [f"-data_path={images}", "-epochs=1", f"-output={tmp_path / 'out'}", "-num_workers=0", "-device=cpu"]
-    flags += ["-image_size=32"]
+    flags = [f"-data_path={images}", "-epochs=1", f"-output={tmp_path / 'out'}", "-device=cpu", "-image_size=32"]
     assert main_single_gpu.main(flags) == 0
     assert capsys.readouterr().out.count("configs/folder_small.yaml (34 images; ") == 1
     folder = only_run(tmp_path / "out")

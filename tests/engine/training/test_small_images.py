@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, assert_same_state, log_of, noise_folder, read_result, rows, states, train
+from conftest import CPU, assert_same_run, log_of, noise_folder, read_result, train
 
 from configs.command_line import parse_command_line
 from datasets.small_images import draw_evenly, ridge_top1
@@ -26,13 +26,12 @@ def splits_for(*flags: str):
 
 def test_ridge_regression_is_least_squares_with_rows_for_the_penalty():
     rng = np.random.default_rng(0)
-    labels, val_labels = rng.integers(0, 5, 300), rng.integers(0, 5, 200)
-    means = rng.uniform(0, 255, (5, 40))
-    pixels, val_pixels = (
-        (means[y] + rng.normal(0, 300, (len(y), 40))).astype(np.float32) for y in (labels, val_labels)
-    )
-    x, mean = torch.from_numpy(pixels).double(), torch.from_numpy(pixels).double().mean(0)
-    centred = x - mean
+    labels = rng.integers(0, 5, 500)
+    noisy = rng.uniform(0, 255, (5, 40))[labels] + rng.normal(0, 300, (500, 40))
+    pixels, val_pixels = np.split(noisy.astype(np.float32), [300])
+    labels, val_labels = np.split(labels, [300])
+    mean = torch.from_numpy(pixels).double().mean(0)
+    centred = torch.from_numpy(pixels) - mean
     targets = torch.eye(5, dtype=torch.float64)[labels]
     penalty = (500 * centred.var(correction=0)).sqrt() * torch.eye(40, dtype=torch.float64)
     known = torch.cat([targets - targets.mean(0), torch.zeros(40, 5)])
@@ -97,6 +96,5 @@ def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, tmp_path
     none.result = None
     monkeypatch.setattr("engine.training.trainer.BaselineThread", lambda *inputs: none)
     other = train([f"-output={tmp_path / 'without'}", *digits_argv])
-    assert_same_state(states(folder), states(other))
-    assert rows(folder) == rows(other)
+    assert_same_run(folder, other)
     assert read_result(other)["pixel_baseline"] is None

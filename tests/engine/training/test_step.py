@@ -13,15 +13,12 @@ from conftest import (
     GREY,
     TINY_RESNET,
     TINY_VIT,
-    assert_same_state,
+    assert_same_run,
     config_for,
     model_for,
     only_run,
-    rows,
     samples_for,
     slow,
-    states,
-    step_rows,
     train,
 )
 from torch import nn
@@ -142,19 +139,16 @@ def noise(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
 def trained(request, tmp_path_factory, ranks) -> dict[str, dict]:
     """The devices, and the last checkpoint of each precision."""
     count = 2 if request.param.startswith("two") else 1
-    outputs = {name: tmp_path_factory.mktemp(name) for name in PRECISIONS}
-    flags = [
-        ["-dataset=fake", f"-batch_size={32 // count}", f"-output={output}", "-opts", *OPTIONS, PRECISIONS[name]]
-        for name, output in outputs.items()
-    ]
-    if count == 1:
-        context = ONE_GPU if request.param == "one GPU" else CPU
-        for argv in flags:
-            train(argv, context)
-    else:
-        ranks(2, "0,1" if request.param == "two GPUs" else "").run(*flags)
-    checkpoints = {name: load_checkpoint(only_run(output) / "last.pth") for name, output in outputs.items()}
-    return {"devices": request.param, **checkpoints}
+    found = {"devices": request.param}
+    for name, precision in PRECISIONS.items():
+        output = tmp_path_factory.mktemp(name)
+        flags = ["-dataset=fake", f"-batch_size={32 // count}", f"-output={output}", "-opts", *OPTIONS, precision]
+        if count == 2:
+            ranks(2, "0,1" if request.param == "two GPUs" else "").run(flags)
+        else:
+            train(flags, ONE_GPU if request.param == "one GPU" else CPU)
+        found[name] = load_checkpoint(only_run(output) / "last.pth")
+    return found
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -166,9 +160,8 @@ def test_twenty_steps_equal_a_plain_loop(trained, precision):
     assert checkpoint["epoch"] * STEPS_PER_EPOCH + checkpoint["done_steps"] == STEPS
     for part, expected in (("model", model), ("state_dict_ema", average)):
         assert list(checkpoint[part]) == list(expected)
-        actual, target, start = map(
-            parameters_to_vector, (state.values() for state in (checkpoint[part], expected, initial))
-        )
+        parts = (checkpoint[part], expected, initial)
+        actual, target, start = (parameters_to_vector(state.values()) for state in parts)
         assert (actual - target).norm() < tolerance * (target - start).norm(), part
 
 
@@ -205,9 +198,7 @@ def test_no_step_reads_logits_or_gradients_of_earlier_steps(options, tmp_path, m
     monkeypatch.setattr("engine.training.session.compile_model", overwrite_outputs)
     found = train([*argv, f"SAVE={tmp_path / 'found'}"])
     assert len(overwritten) > 100
-    assert_same_state(states(found), states(expected))
-    assert rows(found) == rows(expected)
-    assert step_rows(found) == step_rows(expected)
+    assert_same_run(found, expected)
 
 
 def test_ddp_starts_with_fused_attention_under_autocast(group_of_one, monkeypatch):
