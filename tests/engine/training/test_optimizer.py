@@ -35,9 +35,16 @@ def test_layer_decay_is_that_of_timm(name):
     no_decay = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
     groups = param_groups_layer_decay(model, train.weight_decay, no_decay, layer_decay=0.75)
     set_lr(optimizer, 2.0)
-    actual = {id(p): (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
-    assert actual == {id(p): (2 * g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
-    assert len(actual) == len(list(model.parameters()))
+    actual = by_parameter(optimizer.param_groups)
+    expected = by_parameter(groups)
+    assert actual.keys() == expected.keys() == {*model.parameters()}
+    for parameter, group in actual.items():
+        assert group["lr"] == 2 * expected[parameter]["lr_scale"]
+        assert group["weight_decay"] == expected[parameter]["weight_decay"]
+
+
+def by_parameter(groups: list[dict]) -> dict[nn.Parameter, dict]:
+    return {parameter: group for group in groups for parameter in group["params"]}
 
 
 def test_layer_decay_needs_layers():
@@ -77,7 +84,9 @@ def test_each_optimizer_is_that_of_timm(name):
             optimizer.zero_grad()
         return list(model.parameters())
 
-    options, own, timms = train_options(NAME=name), model(), model()
+    options = train_options(NAME=name)
+    own = model()
+    timms = model()
     random = {"deterministic": True} if name == "kron" else {}
     try:
         expected = create_optimizer_v2(timms, OF_TIMM.get(name, name), options.base_lr, options.weight_decay, **random)
@@ -186,12 +195,12 @@ def test_corrected_weight_decay_is_that_of_timm(name, cpu):
     model.load_state_dict(ours.state_dict())
     peak = BASE_LR * BATCH / TUNED_FOR
     optimizer = create_optimizer_v2(model, name, peak, DECAY, momentum=0.9, layer_decay=0.7, **CORRECTED[name])
+    groups = by_parameter(optimizer.param_groups)
+    optimizer.param_groups[:] = [group | {"params": [one]} for one, group in groups.items()]
     head = {parameter for module in classifiers(model) for parameter in module.parameters()}
-    optimizer.param_groups[:] = [
-        group | {"params": [one], "lr_scale": group["lr_scale"] * (10 if one in head else 1)}
-        for group in optimizer.param_groups
-        for one in group["params"]
-    ]
+    for group in optimizer.param_groups:
+        if group["params"][0] in head:
+            group["lr_scale"] *= 10
     scheduler, _ = create_scheduler_v2(
         optimizer, "cosine", 2, warmup_epochs=1, warmup_lr=0, updates_per_epoch=4, step_on_epochs=False
     )
@@ -241,8 +250,9 @@ def test_the_warmup_prefix_equals_timms(name, warmup, prefix):
     kind = {"NAME": name, **DECAYS[name], "WARMUP_PREFIX": prefix}
     train = options_of(name, END_LR=end_lr, WARMUP_EPOCHS=warmup, LR_SCHEDULER=kind)
     schedule = build_schedule(train, steps_per_epoch=7, images_per_step=64)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=3e-3)
     timms, _ = create_scheduler_v2(
-        optimizer := torch.optim.SGD([torch.zeros(1)], lr=3e-3), sched="poly" if name == "linear" else name,
+        optimizer, sched="poly" if name == "linear" else name,
         num_epochs=max(20 - warmup * prefix, 1), warmup_epochs=warmup, warmup_prefix=prefix, warmup_lr=1e-6,
         min_lr=end_lr, decay_epochs=4, decay_rate=0.3 if name == "step" else 1.0,
     )  # fmt: skip
@@ -254,11 +264,11 @@ def test_the_warmup_prefix_equals_timms(name, warmup, prefix):
 @pytest.mark.parametrize("name", DECAYS)
 def test_schedules_reach_the_minimum(name):
     schedule = build_schedule(options_of(name, END_LR=1e-4), steps_per_epoch=7, images_per_step=64)
-    warmup, rates = ([schedule.lr_at(step) for step in steps] for steps in (range(22), range(21, 141)))
-    assert warmup == sorted(warmup)
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] == 3e-3
-    assert rates[-1] == pytest.approx(1e-4)
+    rates = [schedule.lr_at(step) for step in range(141)]
+    assert rates[:22] == sorted(rates[:22])
+    assert rates[21:] == sorted(rates[21:], reverse=True)
+    assert rates[21] == 3e-3
+    assert rates[140] == pytest.approx(1e-4)
 
 
 @pytest.mark.parametrize("key, batch_size", [("SQRT_SCALED_LR", 256), ("LINEAR_SCALED_LR", 512)])

@@ -17,6 +17,7 @@ import pytest
 import timm
 import torch
 from conftest import ROOT, config_for, seeded
+from test_optimizer import by_parameter
 from timm.data import create_transform
 from timm.data.mixup import Mixup as TimmMixup
 from timm.data.random_erasing import RandomErasing
@@ -110,8 +111,8 @@ def test_the_augmentation_equals_timms(recipe):
     assert data.imagenet_mean == (0.485, 0.456, 0.406)
     assert data.imagenet_std == (0.229, 0.224, 0.225)
     erasing = [(one.probability, one.mode, one.count) for one in host.device_operations]
-    theirs = [last] if isinstance(last, RandomErasing) else []
-    assert erasing == [(one.probability, one.mode, one.max_count) for one in theirs]
+    erases = isinstance(last, RandomErasing)
+    assert erasing == ([(last.probability, last.mode, last.max_count)] if erases else [])
     names = {"mix_prob": "probability", "switch_prob": "cutmix_share", "cutmix_minmax": "minmax"}
     for name in ("mixup_alpha", "cutmix_alpha", *names):
         assert getattr(device.mixup, names.get(name, name)) == getattr(timm_mixup(flags, 0), name), name
@@ -134,9 +135,12 @@ def test_the_model_and_its_optimization_equal_timms(recipe, cpu):
     optimizer, scheduler = timm_optimization(flags, model, state.layout.steps_per_epoch)
     settings = []
     for net, one in ((ours, state.optimizer), (model, optimizer)):
-        of = {parameter: group for group in one.param_groups for parameter in group["params"]}
-        keys = ("weight_decay", "betas", "eps")
-        settings.append({name: [of[parameter][key] for key in keys] for name, parameter in net.named_parameters()})
+        group_of = by_parameter(one.param_groups)
+        found = {}
+        for name, parameter in net.named_parameters():
+            group = group_of[parameter]
+            found[name] = group["weight_decay"], group["betas"], group["eps"]
+        settings.append(found)
     assert settings[0] == settings[1]
     assert type(state.optimizer) is type(optimizer)
     for step in (*range(STEPS), *range(STEPS, total_steps, 1999), total_steps - 1):
@@ -155,9 +159,8 @@ def test_the_first_100_steps_equal_timms(recipe, cpu):
     flags, translation = recipe
     kwargs = ", ".join(f"{name}: {value}" for name, value in SMALL[flags.model].items())
     model_options = f"MODEL.NUM_CLASSES={CLASSES}", f"MODEL.KWARGS={{{kwargs}}}", "MODEL.DROPPATH=0"
-    config = translation(
-        *model_options, "DATA.IMAGE_SIZE=32", f"DATA.BATCH_SIZE={BATCH}", "TRAIN.MODEL_EMA=false", "EVAL_RAW=false"
-    )
+    data_options = "DATA.IMAGE_SIZE=32", f"DATA.BATCH_SIZE={BATCH}"
+    config = translation(*model_options, *data_options, "TRAIN.MODEL_EMA=false", "EVAL_RAW=false")
     state = build_state(config, flags, STEPS_PER_EPOCH * flags.batch_size * GPUS, cpu)
     ours = state.precision.weights.master.double()
     model, initial = copy.deepcopy(ours).train(), flatten(ours)
