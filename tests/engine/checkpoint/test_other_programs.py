@@ -13,13 +13,13 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from conftest import CPU, cells_of, config_for, line_of, refused
+from conftest import CPU, assert_same_state, cells_of, config_for, line_of, refused
 from timm.data import create_transform, resolve_data_config
 from timm.models import load_state_dict
 from torchvision.transforms import InterpolationMode, v2
 
 from configs.command_line import parse_command_line
-from configs.schema import Data
+from configs.schema import Config, Data
 from configs.weights import follow_weights
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import Normalize
@@ -39,14 +39,21 @@ def checkpoint(trained_digits, tmp_path_factory):
     return shutil.copy(run / "best.pth", tmp_path_factory.mktemp("copy") / "best.ckpt")
 
 
-@pytest.mark.parametrize(("entry", "key", "use_ema"), [("raw", "model", False), ("average", "state_dict_ema", True)])
-def test_timm_and_this_program_read_the_raw_weights_and_the_average(checkpoint, entry, key, use_ema):
+def evaluated(weights: Path | str, *words: str) -> Config:
+    """The options of an evaluation of these weights."""
+    return options_of_weights(parse_command_line(["-eval", f"-pretrained={weights}", *words]))[0]
+
+
+def built(config: Config) -> torch.nn.Module:
+    return build_eval_model(config, CPU).fp32.eval()
+
+
+@pytest.mark.parametrize(("options", "key"), [(["-opts", "MODEL.WEIGHTS_ENTRY=raw"], "model"), ([], "state_dict_ema")])
+def test_timm_and_this_program_read_the_raw_weights_and_the_average(checkpoint, options, key):
     expected = load_checkpoint(checkpoint)[key]
-    options = [] if use_ema else ["-opts", f"MODEL.WEIGHTS_ENTRY={entry}"]  # of a run, the average is the default
-    command = parse_command_line(["-eval", f"-pretrained={checkpoint}", *options])
-    model = build_eval_model(options_of_weights(command)[0], CPU).fp32
-    for state in (load_state_dict(str(checkpoint), use_ema), model.state_dict()):
-        assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+    model = built(evaluated(checkpoint, *options))
+    assert_same_state(load_state_dict(str(checkpoint), use_ema=not options), expected)
+    assert_same_state(dict(model.state_dict()), expected)
     assert read_record(str(checkpoint)).class_names == list("0123456789")
 
 
@@ -62,24 +69,29 @@ def test_weights_in_a_checkpoint_are_contiguous(checkpoint, tmp_path):
     assert saved["state_dict_ema"] is None
 
 
-def test_an_evaluation_takes_the_model_that_the_file_of_another_program_names(tmp_path):
+def test_an_evaluation_takes_the_model_that_the_file_of_another_program_names(saved):
     """As timm's train.py and DeiT write it; a given model stays."""
     model = timm.create_model("test_vit2", num_classes=3)
     content = {"arch": "test_vit2", "state_dict": model.state_dict()}
-    torch.save(content | {"hyper_parameters": {"std": 0.02}}, tmp_path / "x.pth.tar")  # of its initial weights
-    words = ["-eval", f"-pretrained={tmp_path / 'x.pth.tar'}"]
-    options = options_of_weights(parse_command_line(words))[0]
-    built = build_eval_model(options, CPU).fp32
+    weights = saved(content | {"hyper_parameters": {"std": 0.02}})  # of its initial weights
+    options = evaluated(weights)
     assert options.model.num_classes == 3
-    assert all(torch.equal(built.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    assert_same_state(built(options).state_dict(), model.state_dict())
     with refused("-model=test_vit2"):
-        build_eval_model(options_of_weights(parse_command_line([*words, "-model=test_vit3"]))[0], CPU)
+        built(evaluated(weights, "-model=test_vit3"))
 
 
 def pixels_of(data: Data) -> torch.Tensor:
     """What an evaluation shows a model of a photograph of 131 x 96 pixels: normalized (1, 3, S, S)."""
     photo = LazyImage(as_tensor(PHOTO.resize((131, 96))))
     return Normalize(data)(build_eval_host_transform(data)(photo, 0, 0)[0][None])
+
+
+def torchvisions(resized: int | tuple[int, int], method: str, size: int) -> v2.Compose:
+    """The transform of a PIL image; size: of the crop."""
+    crop = [v2.Resize(resized, InterpolationMode(method)), v2.CenterCrop(size), v2.ToImage()]
+    normalize = v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    return v2.Compose([*crop, v2.ToDtype(torch.float32, scale=True), normalize])
 
 
 UNSET = dict.fromkeys(("img_size", "input_size", "in_chans", "crop_pct", "mean", "std", "gp", "bn_eps"))
@@ -92,79 +104,61 @@ OF_TIMM = [
 
 
 @pytest.mark.parametrize(("name", "given"), OF_TIMM)
-def test_the_args_of_a_file_decide_its_pixels_and_its_network(name, given, tmp_path):
+def test_the_args_of_a_file_decide_its_pixels_and_its_network(name, given, saved):
     """By timm's own functions; a given key stays, and a fine-tuning starts with the same values."""
     args = UNSET | {"interpolation": "", "model_kwargs": {}} | given
     network = {"global_pool": args["gp"], "bn_eps": args["bn_eps"]} | args["model_kwargs"]
-    size = {"img_size": 96} if name == "test_vit" else {}
-    model = timm.create_model(name, num_classes=3, **size, **{key: one for key, one in network.items() if one}).eval()
-    torch.save({"state_dict": model.state_dict(), "args": Namespace(model=name, **args)}, tmp_path / "x.pth")
+    if name == "test_vit":
+        network["img_size"] = 96
+    network = {key: value for key, value in network.items() if value}
+    model = timm.create_model(name, num_classes=3, **network).eval()
+    path = saved({"state_dict": model.state_dict(), "args": Namespace(model=name, **args)})
+    shown = create_transform(**resolve_data_config(args, model=model))
     if "val_crop_size" in given:
-        crop = [v2.Resize(72, InterpolationMode.BILINEAR), v2.CenterCrop(48), v2.ToImage()]
-        scale = [v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
-        shown = v2.Compose([*crop, *scale])
-    else:
-        shown = create_transform(**resolve_data_config(args, model=model))
+        shown = torchvisions(72, "bilinear", 48)
     expected = shown(PHOTO.resize((131, 96)))[None]
-    weights = f"-pretrained={tmp_path / 'x.pth'}"
+    weights = f"-pretrained={path}"
     for words in ([], [f"-model={name}"]):
         options, _, notes = options_of_weights(parse_command_line(["-eval", weights, *words]))
         pixels = pixels_of(options.data)
         assert (pixels - expected).abs().mean() < 0.01
-        assert torch.allclose(build_eval_model(options, CPU).fp32.eval()(pixels), model(pixels), atol=1e-5)
-        screen = [str(note) for note in notes if getattr(note, "kind", "") == "screen"]
-        assert any(line.startswith(("Preprocessing of the file: ", "Model: global_pool max ")) for line in screen)
+        assert torch.allclose(built(options)(pixels), model(pixels), atol=1e-5)
+        assert "screen" in {getattr(note, "kind", "") for note in notes}
     config = config_for("-cfg=configs/finetune.yaml", "-data_path=data", f"-model={name}", weights)
     tuned = follow_weights(config, {}, weights_record(config.model)).options
     changed = options.data.model_copy(update={"resize": "crop", "crop_pct": tuned.data.crop_pct})
     assert tuned.model.kwargs == options.model.kwargs
     assert (pixels_of(tuned.data) == pixels_of(changed)).all()
-    kept = parse_command_line(["-eval", weights, "-opts", "DATA.IMAGENET_MEAN=[0.4, 0.4, 0.4]"])
-    assert options_of_weights(kept)[0].data.imagenet_mean == (0.4, 0.4, 0.4)
+    kept = evaluated(path, "-opts", "DATA.IMAGENET_MEAN=[0.4, 0.4, 0.4]")
+    assert kept.data.imagenet_mean == (0.4, 0.4, 0.4)
 
 
 SWIN = {"DATA": {"IMG_SIZE": 64, "INTERPOLATION": "bilinear"}, "TEST": {"CROP": False}}
-OF_PROGRAMS = {  # model, what the file has beside the weights, side or size after the resize, filter
-    "PyTorch's example": ("test_resnet", {"arch": "test_resnet", "epoch": 1}, 182, "bilinear"),
-    "DeiT of 2021": ("test_vit", {"args": Namespace(model="test_vit", nb_classes=3, input_size=96)}, 109, "bicubic"),
-    "ConvNeXt": (
-        "test_convnext",
-        {"args": Namespace(model="test_convnext", nb_classes=3, input_size=384, crop_pct=None)},
-        (384, 384), "bicubic",
-    ),
-    "BEiT": (
-        "test_convnext",
-        {"args": Namespace(model="test_convnext", nb_classes=3, input_size=384, crop_pct=None, rel_pos_bias=True)},
-        384, "bicubic",
-    ),
-    "MAE": (
-        "test_vit",
-        {"args": Namespace(model="test_vit", nb_classes=3, input_size=256, global_pool=True)},
-        256, "bicubic",
-    ),
-    "Swin": ("test_convnext", {"config": SWIN}, (64, 64), "bilinear"),
-}  # fmt: skip
+DEIT = {"args": Namespace(model="test_vit", nb_classes=3, input_size=96)}
+CONVNEXT = {"args": Namespace(model="test_convnext", nb_classes=3, input_size=384, crop_pct=None)}
+BEIT = {"args": Namespace(model="test_convnext", nb_classes=3, input_size=384, crop_pct=None, rel_pos_bias=True)}
+MAE = {"args": Namespace(model="test_vit", nb_classes=3, input_size=256, global_pool=True)}
+OF_PROGRAMS = {  # model, its arguments, the crop, what the file has beside the weights; size after the resize, filter
+    "PyTorch's example": ("test_resnet", {}, 160, {"arch": "test_resnet", "epoch": 1}, 182, "bilinear"),
+    "DeiT of 2021": ("test_vit", {"img_size": 96}, 96, DEIT, 109, "bicubic"),
+    "ConvNeXt": ("test_convnext", {}, 384, CONVNEXT, (384, 384), "bicubic"),
+    "BEiT": ("test_convnext", {}, 384, BEIT, 384, "bicubic"),
+    "MAE": ("test_vit", {"img_size": 256, "global_pool": "avg"}, 256, MAE, 256, "bicubic"),
+    "Swin": ("test_convnext", {}, 64, {"config": SWIN}, (64, 64), "bilinear"),
+}
 
 
 @pytest.mark.parametrize("program", OF_PROGRAMS)
-def test_what_a_program_fixes_decides_pixels_and_network(program, tmp_path):
-    name, beside, resized, method = OF_PROGRAMS[program]
-    size = vars(beside.get("args", Namespace())).get(
-        "input_size", SWIN["DATA"]["IMG_SIZE"] if program == "Swin" else 160
-    )
-    changes = {"img_size": size} if name == "test_vit" else {}
-    changes |= {"global_pool": "avg"} if program == "MAE" else {}
+def test_what_a_program_fixes_decides_pixels_and_network(program, saved):
+    name, changes, size, beside, resized, method = OF_PROGRAMS[program]
     model = timm.create_model(name, num_classes=3, **changes).eval()
-    torch.save({"state_dict": model.state_dict(), **beside}, tmp_path / "x.pth")
-    resize = v2.Resize(resized, InterpolationMode(method))
-    normalize = v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    shown = v2.Compose([resize, v2.CenterCrop(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), normalize])
-    expected = shown(PHOTO.resize((131, 96)))[None]
-    words = ["-eval", f"-pretrained={tmp_path / 'x.pth'}", *([f"-model={name}"] if program == "Swin" else [])]
-    options = options_of_weights(parse_command_line(words))[0]
+    path = saved({"state_dict": model.state_dict(), **beside})
+    expected = torchvisions(resized, method, size)(PHOTO.resize((131, 96)))[None]
+    words = [f"-model={name}"] if program == "Swin" else []
+    options = evaluated(path, *words)
     pixels = pixels_of(options.data)
     assert (pixels - expected).abs().mean() < 0.02
-    assert torch.allclose(build_eval_model(options, CPU).fp32.eval()(pixels), model(pixels), atol=1e-5)
+    assert torch.allclose(built(options)(pixels), model(pixels), atol=1e-5)
 
 
 def test_the_file_beside_open_clips_weights_decides_pixels_and_activation(tmp_path):
@@ -175,44 +169,39 @@ def test_the_file_beside_open_clips_weights_decides_pixels_and_activation(tmp_pa
     beside = {"quick_gelu": True, "vision_cfg": {"layers": 1, "width": 64, "patch_size": 16, "image_size": 32}}
     config = {"model_cfg": beside, "preprocess_cfg": shown}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
-    words = ["-eval", f"-pretrained={tmp_path}/open_clip_pytorch_model.bin", "-model=vit_base_patch16_clip_224"]
-    command = parse_command_line([*words, "-opts", f"MODEL.KWARGS={small}", "MODEL.NUM_CLASSES=3"])
-    options = options_of_weights(command)[0]
+    words = ["-model=vit_base_patch16_clip_224", "-opts", f"MODEL.KWARGS={small}", "MODEL.NUM_CLASSES=3"]
+    options = evaluated(tmp_path / "open_clip_pytorch_model.bin", *words)
     pixels = pixels_of(options.data)
     expected = as_tensor(PHOTO.resize((131, 96)).resize((32, 32)))[None] / 255
     assert ((expected - 0.5) / 0.25 - pixels).abs().mean() < 0.02
-    assert torch.allclose(build_eval_model(options, CPU).fp32.eval()(pixels), model(pixels), atol=1e-5)
+    assert torch.allclose(built(options)(pixels), model(pixels), atol=1e-5)
 
 
-def test_files_of_other_programs_are_not_read_as_those_of_these(tmp_path):
+def test_files_of_other_programs_are_not_read_as_those_of_these(saved):
     """A template with `config`, timm's saver without arguments, a network by that name, and a pooling by its name."""
     own = timm.create_model("test_vit", num_classes=3)
-    saved = {"state_dict": own.state_dict(), "arch": "test_vit", "epoch": 1}
+    content = {"state_dict": own.state_dict(), "arch": "test_vit", "epoch": 1}
     positions = {"arch": "vit_small", "state_dict": {"module.pos_embed": torch.ones(1, 2, 4)}}
     arguments = {"nb_classes": 3, "input_size": 160, "global_pool": "token"}
     more = [{"config": {}}, {"version": 2}, positions, {"args": Namespace(**arguments)}]
-    found = []
-    for entries in more:
-        torch.save(saved | entries, tmp_path / "x.pth")
-        found.append(read_weights(tmp_path / "x.pth").program_arguments)
+    found = [read_weights(saved(content | entries)).program_arguments for entries in more]
     assert found[:2] == [{}, {}]
     assert "model_kwargs" not in found[2]
     assert "gp" not in found[3]
 
 
-def test_a_vit_small_of_moco_v3_has_twelve_heads(tmp_path):
+def test_a_vit_small_of_moco_v3_has_twelve_heads(saved):
     """Its tensors fit six heads as well. The recipe of this name has six: the line for twelve works."""
     small = {"img_size": 16, "depth": 1, "num_classes": 3}
     state = timm.create_model("vit_small_patch16_224", **small, num_heads=12).state_dict()
     state["pos_embed"][0, 0] = 0
-    content = {"arch": "vit_small", "epoch": 1, "state_dict": {f"module.{name}": one for name, one in state.items()}}
-    torch.save(content, tmp_path / "x.pth")
-    command = ["-eval", f"-pretrained={tmp_path / 'x.pth'}"]
-    reduced = parse_command_line([*command, "-model=vit_small_patch16_224", "-opts", "MODEL.KWARGS={depth: 1}"])
-    assert options_of_weights(reduced)[0].model.kwargs == {"num_heads": 12, "depth": 1}
-    message = line_of(options_of_weights, parse_command_line([*command, "-model=vit_small_patch16_224"]))
+    wrapped = {f"module.{name}": one for name, one in state.items()}
+    path = saved({"arch": "vit_small", "epoch": 1, "state_dict": wrapped})
+    reduced = evaluated(path, "-model=vit_small_patch16_224", "-opts", "MODEL.KWARGS={depth: 1}")
+    assert reduced.model.kwargs == {"num_heads": 12, "depth": 1}
+    message = line_of(evaluated, path, "-model=vit_small_patch16_224")
     advised = shlex.split(message.partition("; give ")[2])
-    assert parse_command_line([*command, *advised]).config.model.kwargs == {"num_heads": 12}
+    assert config_for("-eval", f"-pretrained={path}", *advised).model.kwargs == {"num_heads": 12}
 
 
 @pytest.mark.parametrize(
@@ -223,21 +212,20 @@ def test_a_vit_small_of_moco_v3_has_twelve_heads(tmp_path):
         ({"mean": "abc"}, "DATA.IMAGENET_MEAN"),
     ],
 )
-def test_an_argument_that_cannot_be_followed_is_named(given, key, tmp_path):
+def test_an_argument_that_cannot_be_followed_is_named(given, key, saved):
     args = Namespace(model="resnet10t", **given)
-    torch.save({"state_dict": timm.create_model("resnet10t").state_dict(), "args": args}, tmp_path / "x.pth")
+    path = saved({"state_dict": timm.create_model("resnet10t").state_dict(), "args": args})
     with refused(key):
-        options_of_weights(parse_command_line(["-eval", f"-pretrained={tmp_path / 'x.pth'}"]))
+        evaluated(path)
 
 
 @pytest.mark.parametrize("given", [{"bn_eps": 0.1}, {"model_kwargs": {"deepness": 9}}])
-def test_an_argument_that_cannot_be_followed_is_left_out_as_advised(given, tmp_path):
+def test_an_argument_that_cannot_be_followed_is_left_out_as_advised(given, saved):
     args = Namespace(model="resnet10t", crop_pct=0.6, **given)
-    torch.save({"state_dict": timm.create_model("resnet10t").state_dict(), "args": args}, tmp_path / "x.pth")
-    command = ["-eval", f"-pretrained={tmp_path / 'x.pth'}"]
-    message = line_of(options_of_weights, parse_command_line(command))
+    path = saved({"state_dict": timm.create_model("resnet10t").state_dict(), "args": args})
+    message = line_of(evaluated, path)
     advised = re.findall(r"-model=resnet10t|-opts|MODEL\.KWARGS=\S+", message)
-    config = options_of_weights(parse_command_line([*command, *advised]))[0]
+    config = evaluated(path, *advised)
     assert (config.model.kwargs, config.data.crop_pct) == ({}, 0.6)
 
 
@@ -245,13 +233,12 @@ def test_the_normalization_follows_one_channel():
     """`timm`: ImageNet's, of the published weights; a given value stays."""
     published = timm.get_pretrained_cfg("resnet10t").mean
     for options, mean in (([], (0.5,)), (["DATA.IMAGENET_MEAN=[0.4]"], (0.4,))):
-        command = ["-model=resnet10t", "-opts", "DATA.IMAGE_CHANNELS=1", *options]
-        data = config_for(*command).data
+        data = config_for("-model=resnet10t", "-opts", "DATA.IMAGE_CHANNELS=1", *options).data
         assert (data.imagenet_mean, data.imagenet_std) == (mean, (0.5,))
     family = config_for("-opts", "MODEL.TYPE=swin", "DATA.IMAGE_CHANNELS=1").data
     assert family.imagenet_mean == pytest.approx((sum(published) / 3,))
-    weights = parse_command_line(["-eval", "-model=resnet10t", "-pretrained=timm", "-opts", "DATA.IMAGE_CHANNELS=1"])
-    assert options_of_weights(weights)[0].data.imagenet_mean == pytest.approx((sum(published) / 3,))
+    weights = evaluated("timm", "-model=resnet10t", "-opts", "DATA.IMAGE_CHANNELS=1")
+    assert weights.data.imagenet_mean == pytest.approx((sum(published) / 3,))
 
 
 OPTIONS = {"MODEL": {"TYPE": "vit", "EMBED_DIM": 48, "NUM_HEADS": 3, "NUM_CLASSES": 2}, "DATA": {"DATASET": "digits"}}

@@ -16,25 +16,25 @@ PREPROCESSING = {
     "image_size": 8, "resize": "crop", "crop_pct": 1.0, "channels": torch.zeros(2), "mean": [0.5], "std": [0.5],
     "interpolation": "bicubic",
 }  # fmt: skip
-INVALID = {  # content -> what the error names
-    "format": ({"format": FORMAT - 1}, str(FORMAT)),
-    "epoch": ({"epoch": "3"}, "epoch"),
-    "geometry": ({"geometry": {}}, ""),
-    "sums": ({"sums": torch.zeros(5)}, ""),
-    "options": ({"options": "5"}, ""),
-    "options of the data": ({"options": "DATA: 5"}, ""),
-    "split": ({"split": {"digest": "0", "held_out": ["cat/1.jpg"]}}, ""),
-    "steps": ({"done_steps": 11}, ""),
-    "class names": ({"class_names": ["cat", 3]}, "class_names.1"),
-    "preprocessing": ({"preprocessing": PREPROCESSING}, "IMAGE_CHANNELS"),
-    "key of a later version": ({"preprocessing": {"edges": "soft"}}, "edges is unknown"),
-    "best": ({"best": {"epoch": 1}}, ""),
-    "best score": ({"best": {"mean_ap": float("nan"), "epoch": 1, "loss": 0.5}}, ""),
-    "string": ({"model": {"head": "x"}}, "model.head"),
-    "stride": ({"model": {"head": torch.zeros(1).expand(10**9)}}, ""),
-    "nan": ({"model": {"head": torch.tensor([1.0, torch.nan])}}, "model head"),
-    "inf": ({"state_dict_ema": {"head": torch.tensor([torch.inf])}}, "state_dict_ema head"),
-}
+INVALID = [  # entry, its content, what the error names
+    ("format", FORMAT - 1, str(FORMAT)),
+    ("epoch", "3", "epoch"),
+    ("geometry", {}, ""),
+    ("sums", torch.zeros(5), ""),
+    ("options", "5", ""),
+    ("options", "DATA: 5", ""),
+    ("split", {"digest": "0", "held_out": ["cat/1.jpg"]}, ""),
+    ("done_steps", 11, ""),
+    ("class_names", ["cat", 3], "class_names.1"),
+    ("preprocessing", PREPROCESSING, "IMAGE_CHANNELS"),
+    ("preprocessing", {"edges": "soft"}, "edges is unknown"),  # a key of a later version
+    ("best", {"epoch": 1}, ""),
+    ("best", {"mean_ap": torch.nan, "epoch": 1, "loss": 0.5}, ""),
+    ("model", {"head": "x"}, "model.head"),
+    ("model", {"head": torch.zeros(1).expand(10**9)}, ""),
+    ("model", {"head": torch.tensor([1.0, torch.nan])}, "model head"),
+    ("state_dict_ema", {"head": torch.tensor([torch.inf])}, "state_dict_ema head"),
+]
 
 
 def refusal(path: Path) -> str:
@@ -43,9 +43,9 @@ def refusal(path: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize(("changes", "named"), INVALID.values(), ids=INVALID.keys())
-def test_invalid_content_is_refused(tmp_path, changes, named):
-    atomic_save(tmp_path / "x.pth", {"format": FORMAT} | content() | changes)
+@pytest.mark.parametrize(("entry", "value", "named"), INVALID)
+def test_invalid_content_is_refused(tmp_path, entry, value, named):
+    atomic_save(tmp_path / "x.pth", {"format": FORMAT} | content() | {entry: value})
     assert named in refusal(tmp_path / "x.pth")
 
 

@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, log_of, only_run, read_result, refused, run_here, train
+from conftest import CPU, GREY, TINY_VIT, log_of, only_run, read_result, refused, run_here, train
 from PIL import Image
 from safetensors.torch import save_file
+from scipy.special import softmax
 from sklearn.metrics import accuracy_score, log_loss
 
 from configs.command_line import parse_command_line
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.weights_record import exported_entry, read_record, to_metadata
-from engine.plan.evaluation import plan_evaluation
+from engine.plan.evaluation import EvaluationPlan, plan_evaluation
 from engine.run.log import RunLogger
 from engine.run.record import read_run
 from utils.errors import UserError
@@ -62,6 +63,17 @@ def evaluate(trained: Path, images: Path, output: Path, *more: str) -> tuple[dic
     return read_result(folder), log_of(folder)
 
 
+def planned(data: Path, output: Path, *more: str) -> EvaluationPlan:
+    command = parse_command_line(["-eval", *argv_for(data, output, *more)])
+    return plan_evaluation(command, CPU, RunLogger(CPU))
+
+
+def paths_of(plan: EvaluationPlan, data: Path) -> list[str]:
+    """Relative to the folder of the data."""
+    samples = plan.samples
+    return [str(Path(samples.name(index)).relative_to(data)) for index in range(len(samples))]
+
+
 def held_out_of(folder: Path) -> list[str]:
     return read_json(folder / "held_out.json")["held_out"]
 
@@ -90,30 +102,24 @@ def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path):
 
 
 @pytest.mark.parametrize("rule", [["DATA.VAL_FRACTION=0.2"], ["DATA.FOLDS=5", "DATA.FOLD=4"]])
-def test_the_split_is_that_of_the_training(images, tmp_path, cpu, rule):
+def test_the_split_is_that_of_the_training(images, tmp_path, rule):
     """The split of the training does not apply to another folder; one that is set for the evaluation does."""
-    split, halves = [*rule, "DATA.SPLIT_SEED=3"], ["DATA.FOLDS=2", "DATA.FOLD=0"]
+    split = [*rule, "DATA.SPLIT_SEED=3"]
     folder = train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, *split, "TRAIN.NUM_EPOCHS=1"))
     other = shutil.copytree(images, tmp_path / "other")
     weights = f"MODEL.PRETRAINED={folder / 'best.pth'}"
-    for data, more, count in (
-        (images, (), 16),
-        (other, split, 80),
-        (other, ["DATA.VAL_FRACTION=0.5"], 40),
-        (other, halves, 40),
-    ):
-        command = parse_command_line(["-eval", *argv_for(data, tmp_path, *more, weights)])
-        plan = plan_evaluation(command, cpu, RunLogger(cpu))
-        config, samples = plan.config, plan.samples
-        assert len(samples) == count
-        assert config.data.split_seed == (3 if data == images or more == split else 0)
-        names = [str(Path(samples.name(index)).relative_to(data)) for index in range(count)]
-        held_out = held_out_of(folder)
-        assert plan.images.trained == len({*names} - {*held_out})  # the paths of the other folder are the same
+    halves = ["DATA.VAL_FRACTION=0.5"], ["DATA.FOLDS=2", "DATA.FOLD=0"]
+    cases = [(images, [], 16, 3), (other, split, 80, 3), *((other, half, 40, 0) for half in halves)]
+    for data, more, count, seed in cases:
+        plan = planned(data, tmp_path, *more, weights)
+        names = paths_of(plan, data)
+        assert len(names) == count
+        assert plan.config.data.split_seed == seed
+        assert plan.images.trained == len({*names}.difference(held_out_of(folder)))  # the paths in both are the same
 
 
 @pytest.mark.parametrize("rule", [[], ["DATA.FOLDS=10", "DATA.FOLD=3"]])
-def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
+def test_a_run_keeps_its_held_out_images(images, tmp_path, rule):
     """In its checkpoints and its folder; of an older checkpoint, the split is by position, and the log says so."""
     data = shutil.copytree(images, tmp_path / "data")
     options = argv_for(data, tmp_path / "out", *SIZE, *GREY, *AS_IT_IS, *rule)
@@ -126,15 +132,13 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
     state = load_checkpoint(folder / "last.pth")
     old = tmp_path / "old.pth"
     export = tmp_path / "export.safetensors"
-    atomic_save(old, {key: value for key, value in state.items() if key != "split"})
+    del state["split"]
+    atomic_save(old, state)
     read = read_record(str(folder / "last.pth"))
     named = {key: read_run(folder)[key] for key in ("class_names", "preprocessing")} | exported_entry(read.split)
     save_file(state["model"], export, to_metadata(named, {"MODEL": read.model, "DATA": read.data}))
     for weights, names in ((folder / "best.pth", held_out[1:]), (export, held_out[1:]), (old, None)):
-        command = parse_command_line(["-eval", *argv_for(data, tmp_path, f"MODEL.PRETRAINED={weights}")])
-        plan = plan_evaluation(command, cpu, RunLogger(cpu))
-        samples = plan.samples
-        found = [str(Path(samples.name(index)).relative_to(data)) for index in range(len(samples))]
+        found = paths_of(planned(data, tmp_path, f"MODEL.PRETRAINED={weights}"), data)
         assert names is None or sorted(found) == names
     train([f"-resume={folder}", *options, "TRAIN.NUM_EPOCHS=2"])
     assert held_out_of(folder) == held_out
@@ -191,9 +195,9 @@ def test_merged_classes_add_their_probabilities(trained, images, tmp_path):
     (data / "bee").rename(data / "animal")
     rename = "DATA.RENAME={bee: animal, dog: animal}"
     result, _, labels = figures(data, "after", rename)
-    exponents = np.exp(logits)
-    probabilities = np.stack([exponents[:, 0], exponents[:, 1] + exponents[:, 3], exponents[:, 2]], 1)
-    probabilities /= probabilities.sum(1, keepdims=True)
+    probabilities = softmax(logits, axis=1)
+    probabilities[:, 1] += probabilities[:, 3]
+    probabilities = probabilities[:, :3]
     merged = np.array([0, 1, 2, 1])[targets]
     assert np.bincount(labels).tolist() == [20, 40, 20]
     assert result["top1"] == pytest.approx(100 * accuracy_score(merged, probabilities.argmax(1)))
@@ -247,10 +251,12 @@ def test_fine_tuning_keeps_the_rows_of_the_head_by_class_name(trained, tmp_path)
 
 def test_a_head_without_class_names_is_kept_if_the_order_is_clear(trained, tmp_path):
     """The weights have the classes 1, 2, 3, 10 in timm's order."""
-    torch.save({"model": load_checkpoint(trained / "best.pth")["model"]}, plain := tmp_path / "plain.pth")
-    unclear, clear = ["1", "10", "2", "3"], ["1", "2", "3", "4"]
-    for number, (names, classes) in enumerate([(unclear, None), (unclear, "natural"), (clear, None)]):
-        options = [f"MODEL.PRETRAINED={plain}", *([f"DATA.CLASSES={classes}"] if classes else [])]
+    plain = tmp_path / "plain.pth"
+    torch.save({"model": load_checkpoint(trained / "best.pth")["model"]}, plain)
+    unclear = ["1", "10", "2", "3"]
+    cases = [(unclear, "null"), (unclear, "natural"), (list("1234"), "null")]
+    for number, (names, classes) in enumerate(cases):
+        options = [f"MODEL.PRETRAINED={plain}", f"DATA.CLASSES={classes}"]
         before, after = fine_tuned_head(trained, tmp_path / str(number), names, *options)
         assert torch.equal(after["head.weight"], before["head.weight"]) == (number > 0)
     (described,) = (tmp_path / "1/out").glob("*/run.json")
