@@ -27,18 +27,19 @@ pytest.importorskip("triton")
 def with_interpreter():
     """Copies of the modules whose kernels run in Python; Triton decides that when it is imported."""
     names = ["models.fused_kernels", "models.fused_functions", "models.fused_blocks"]
-    compiled = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "triton"}
-    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-    sys.modules |= {name: module for name, module in compiled.items() if name.startswith("triton._C")}
+    before = dict(sys.modules)
+    for name in before:
+        if name in names or (name.partition(".")[0] == "triton" and not name.startswith("triton._C")):
+            del sys.modules[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         modules = [importlib.import_module(name) for name in names]
-    for name in [name for name in sys.modules if name.split(".")[0] == "triton" or name in names]:
-        del sys.modules[name]
-    models = sys.modules["models"]
+    for name in sys.modules.keys() - before.keys():
+        if name in names or name.startswith("triton"):
+            del sys.modules[name]
     for name in names:
-        delattr(models, name.partition(".")[2])
-    sys.modules |= compiled | others
+        delattr(sys.modules["models"], name.partition(".")[2])
+    sys.modules |= before
     return modules
 
 
@@ -80,11 +81,11 @@ def gradients(run, blocks, dtype, batch=BATCH):
     blocks.zero_grad()
     out = run(blocks, x)
     (out * weights).sum().backward()
-    return [
-        out.detach(),
-        x.grad,
-        *(parameter.grad.clone() for parameter in blocks.parameters() if parameter.requires_grad),
-    ]
+    return [out.detach(), x.grad, *gradients_of(blocks)]
+
+
+def gradients_of(blocks):
+    return [parameter.grad.clone() for parameter in blocks.parameters() if parameter.requires_grad]
 
 
 def distance(results, exact):
@@ -161,15 +162,9 @@ def test_masks_are_independent_bernoulli_draws():
         assert torch.allclose(y[y != 0], torch.tensor(3.0 * 0.99865 / (1 - rate)), rtol=1e-4)
         return (y != 0).double() - (1 - rate)
 
-    one = kept(0)
-    other = kept(1)
-    scale = rate * (1 - rate)
-    for product in (
-        one / math.sqrt(scale),
-        one * other / scale,
-        one[1:] * one[:-1] / scale,
-        one[:, 1:] * one[:, :-1] / scale,
-    ):
+    one = kept(0) / math.sqrt(rate * (1 - rate))
+    other = kept(1) / math.sqrt(rate * (1 - rate))
+    for product in (one, one * other, one[1:] * one[:-1], one[:, 1:] * one[:, :-1]):
         assert abs(product.sum()) < 4 * math.sqrt(product.numel())
 
 
@@ -196,15 +191,15 @@ def test_gradients_of_gelu_in_many_programs():
 
 
 CHANGES = {
-    "norms of q and k": lambda model: model.blocks[1].attn.add_module("q_norm", nn.LayerNorm(8)),
-    "no bias": lambda model: setattr(model.blocks[1].attn.qkv, "bias", None),
-    "SiLU": lambda model: setattr(model.blocks[1].mlp, "act", nn.SiLU()),
-    "approximate GELU": lambda model: setattr(model.blocks[1].mlp, "act", nn.GELU("tanh")),
-    "another dropout": lambda model: setattr(model.blocks[1].mlp, "drop2", nn.Dropout1d(0.1)),
-    "layer scale": lambda model: setattr(model.blocks[1], "ls1", nn.Linear(WIDTH, WIDTH)),
-    "explicit attention": lambda model: setattr(model.blocks[1].attn, "fused_attn", False),
-    "frozen": lambda model: model.blocks[1].requires_grad_(False),
-    "recomputed": lambda model: add_mixin(model.blocks[1], Recomputed),
+    "norms of q and k": lambda block: block.attn.add_module("q_norm", nn.LayerNorm(8)),
+    "no bias": lambda block: setattr(block.attn.qkv, "bias", None),
+    "SiLU": lambda block: setattr(block.mlp, "act", nn.SiLU()),
+    "approximate GELU": lambda block: setattr(block.mlp, "act", nn.GELU("tanh")),
+    "another dropout": lambda block: setattr(block.mlp, "drop2", nn.Dropout1d(0.1)),
+    "layer scale": lambda block: setattr(block, "ls1", nn.Linear(WIDTH, WIDTH)),
+    "explicit attention": lambda block: setattr(block.attn, "fused_attn", False),
+    "frozen": lambda block: block.requires_grad_(False),
+    "recomputed": lambda block: add_mixin(block, Recomputed),
 }
 
 
@@ -212,7 +207,7 @@ CHANGES = {
 def test_a_model_with_another_block_is_not_fused(change):
     model = make_model()
     assert all(map(fused.is_plain, model.blocks))
-    CHANGES[change](model)
+    CHANGES[change](model.blocks[1])
     number, reason = fused.fuse_blocks(model, CPU, False)
     assert number == 0
     assert reason
@@ -246,9 +241,8 @@ HOOKS = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backwar
 
 
 def test_only_passes_of_training_in_half_without_hooks_are_fused(monkeypatch):
-    config = config_for(
-        "-image_size=32", "-opts", f"MODEL.EMBED_DIM={WIDTH}", "MODEL.NUM_HEADS=3", "MODEL.DROPPATH=0.5"
-    )
+    options = f"MODEL.EMBED_DIM={WIDTH}", "MODEL.NUM_HEADS=3", "MODEL.DROPPATH=0.5"
+    config = config_for("-image_size=32", "-opts", *options)
     model = build_vit(config.model, config.data)
     select_attention(model, "fused", CPU)
     calls = []
@@ -293,33 +287,23 @@ def test_a_gpu_on_which_triton_does_not_work_is_named_in_one_line(monkeypatch, f
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("half, half_stream", [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "vit_tiny_patch16_224",
-        "vit_base_patch16_224",
-        "vit_large_patch16_224",
-    ],
-)
-def test_fused_blocks_on_a_gpu(name, half, half_stream):
+@pytest.mark.parametrize("size", ["tiny", "base", "large"])
+def test_fused_blocks_on_a_gpu(size, half, half_stream):
     from models.fused_blocks import fuse_blocks  # compiled
 
     torch.manual_seed(0)
     device = torch.device("cuda", 0)
-    model = timm.create_model(name, num_classes=0, depth=3).to(device).train()
+    model = timm.create_model(f"vit_{size}_patch16_224", num_classes=0, depth=3).to(device).train()
     x = torch.randn(8, 197, model.embed_dim, device=device)
 
-    def run(blocks):
+    def run(blocks, x=x, is_half=True):
         blocks.zero_grad()
-        with torch.autocast("cuda", half):
+        with torch.autocast("cuda", half, enabled=is_half):
             out = blocks(x)
         out.square().mean().backward()
-        return [out.detach(), *(parameter.grad.clone() for parameter in blocks.parameters())]
+        return [out.detach(), *gradients_of(blocks)]
 
-    exact = copy.deepcopy(model).double().blocks
-    out = exact(x.double())
-    out.square().mean().backward()
-    exact = [out.detach(), *(parameter.grad for parameter in exact.parameters())]
+    exact = run(copy.deepcopy(model).double().blocks, x.double(), is_half=False)
     cast_listed_ops(model, ["add"] * half_stream, [], half, device, None)
     plain = run(model.blocks)
     assert fuse_blocks(model, device, half_stream) == (3, "")

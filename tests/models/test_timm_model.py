@@ -1,6 +1,7 @@
 """timm's models by name: further arguments of the class, published weights, and weights of another image size. A model
 that cannot be built, or weights that it cannot use: one line that names the key or the file."""
 
+import json
 import re
 import shlex
 import sys
@@ -9,7 +10,7 @@ from inspect import signature
 import pytest
 import timm
 import torch
-from conftest import ROOT, cells_of, config_for, line_of, model_for, refused, session_for, slow
+from conftest import ROOT, assert_same_state, cells_of, config_for, line_of, model_for, refused, session_for, slow
 from huggingface_hub.errors import LocalEntryNotFoundError
 from timm.models._registry import _model_entrypoints
 
@@ -39,9 +40,8 @@ KINDS = {  # name, arguments, size of the weights, sizes of the model
 
 
 def model_of(name: str, *argv: str, **kwargs) -> torch.nn.Module:
-    text = ", ".join(f"{key}: {list(value) if isinstance(value, tuple) else value}" for key, value in kwargs.items())
-    model = f"MODEL={{TYPE: timm, NAME: {name}, NUM_CLASSES: 3, KWARGS: {{{text}}}}}"
-    config = config_for(*argv, "-opts", model)
+    model = json.dumps({"TYPE": "timm", "NAME": name, "NUM_CLASSES": 3, "KWARGS": kwargs})
+    config = config_for(*argv, "-opts", f"MODEL={model}")
     return model_for(config)[0].eval()
 
 
@@ -58,7 +58,7 @@ def test_weights_of_another_image_size_are_read_as_timm_reads_them(saved, kind):
         given = arguments | {"img_size": size, "num_classes": 3}
         timms = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **given).eval()
         images = torch.randn(2, 3, size, size)
-        assert all(torch.equal(value, timms.state_dict()[key]) for key, value in model.state_dict().items())
+        assert_same_state(model.state_dict(), timms.state_dict())
         assert torch.allclose(model(images), timms(images), atol=1e-5)
         assert model(images).std() > 1e-4
 
@@ -95,7 +95,7 @@ def test_a_recipe_makes_no_request(name, monkeypatch):
     """The classes of these models take **kwargs, and timm's functions take the weights' address out of them."""
     requests = []
     monkeypatch.setattr("socket.create_connection", lambda *address, **_: requests.append(address) or 1 / 0)
-    overlay = "{url: 'http://127.0.0.1:9/weights.pth', hf_hub_id: null, file: null}"
+    overlay = {"url": "http://127.0.0.1:9/weights.pth", "hf_hub_id": None, "file": None}
     with refused(r"^MODEL.KWARGS: pretrained\S* is no further argument of \w+[^\n]*$"):
         model_of(name, pretrained=True, pretrained_cfg_overlay=overlay)
     assert not requests
@@ -126,9 +126,8 @@ def test_published_weights(saved, monkeypatch, error):
     assert outputs_of_weights(config.model, config.data) == 1000
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.file_exists", lambda *_, **__: (_ for _ in ()).throw(error))
-    with pytest.raises(
-        Unavailable, match=r"timm/test_vit\.r160_in1k/resolve/main/model\.safetensors.*-pretrained=FILE"
-    ):
+    file = r"timm/test_vit\.r160_in1k/resolve/main/model\.safetensors"
+    with pytest.raises(Unavailable, match=f"{file}.*-pretrained=FILE"):
         model_of("test_vit", "-pretrained=timm")
 
 
