@@ -14,7 +14,6 @@ import pytest
 import timm
 import torch
 from conftest import cells_of, line_of, only_run, read_result, refused, run_here
-from PIL import Image
 from timm.data import ImageNetInfo
 from timm.models import save_for_hf
 from timm.utils.misc import natural_key
@@ -23,6 +22,7 @@ from torch.nn.functional import cross_entropy
 from configs.schema.families.family import TimmModel
 from datasets.sources.class_names import find_ambiguity, map_labels, names_of_labels, read_class_list
 from engine.checkpoint.weights_record import weights_record
+from tests.datasets.sources.source_helpers import write_image
 from utils.files import read_json
 from utils.tables import read_rows
 
@@ -56,8 +56,7 @@ def write_noise(root: Path, files: list[str], size: int) -> np.ndarray:
     """An image of noise in each file; their pixels (N, size, size, 3)."""
     pixels = np.random.default_rng(1).integers(256, size=(len(files), size, size, 3), dtype=np.uint8)
     for name, values in zip(files, pixels, strict=True):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(values).save(root / name)
+        write_image(root / name, values)
     return pixels
 
 

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 from conftest import ROOT, TINY_VIT, config_for, evaluate, log_of, refused, run_here, train
-from PIL import Image
 from scipy.special import expit
 from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
@@ -23,6 +22,7 @@ from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
 from engine.evaluation.session import operating_goal
 from engine.evaluation.suspects import COLUMNS as SUSPECT_COLUMNS
 from scripts.export import main as export
+from tests.datasets.sources.source_helpers import write_image
 from utils.files import read_json
 from utils.tables import read_rows
 
@@ -207,14 +207,13 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     rng = np.random.default_rng(0)
     for number in range(240):
         name = "ill" if (number // 4) % 3 == 0 or number == 4 else "well"
-        file = tmp_path / f"data/{name}/P{number // 4:02d}_{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
         pixels = rng.normal(110 + 20 * (name == "ill"), 60, (8, 8, 3)).clip(0, 255)
-        Image.fromarray(pixels.astype(np.uint8)).save(file)
+        write_image(tmp_path / f"data/{name}/P{number // 4:02d}_{number}.png", pixels.astype(np.uint8))
     point = "EVAL.OPERATING_POINT={class: ill, sensitivity: 0.8}"
-    keys = [*TINY_VIT, "MODEL.NUM_CLASSES=2", r"DATA.GROUPS=(P\d+)_", "DATA.VAL_FRACTION=0.5", "MODEL.TUNE=probe"]
+    keys = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "DATA.VAL_FRACTION=0.5", "MODEL.TUNE=probe"]
+    groups = r"DATA.GROUPS=(P\d+)_"
     flags = [f"-output={tmp_path / 'out'}", f"-data_path={tmp_path / 'data'}", "-dataset=folder", "-batch_size=8"]
-    folder = train([*flags, "-opts", *keys, point, "EVAL.BEST_METRIC=auroc"])
+    folder = train([*flags, "-opts", *keys, groups, point, "EVAL.BEST_METRIC=auroc"])
     with np.load(folder / "evaluation/scores.npz") as saved:
         table = pd.DataFrame({"p": expit(saved["scores"][:, 0]), "ill": saved["labels"] == 0, "group": saved["groups"]})
     patients = table.groupby("group").mean()
@@ -254,8 +253,8 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     argv = ["-predict", str(tmp_path / "new.csv"), f"-resume={folder}", f"-output={tmp_path / 'q'}"]
     run_here(*argv, "-opts", "DATA.GROUPS=patient")  # a column
     assert (tmp_path / "q/groups.csv").read_text() == (tmp_path / "p/groups.csv").read_text()
-    lone = train([*flags, "-name=lone", "-opts", *(key for key in keys if "GROUPS" not in key), point])
-    run_here("-predict", str(tmp_path / "data"), f"-resume={lone}", f"-output={tmp_path / 'r'}", "-opts", keys[-3])
+    lone = train([*flags, "-name=lone", "-opts", *keys, point])
+    run_here("-predict", str(tmp_path / "data"), f"-resume={lone}", f"-output={tmp_path / 'r'}", "-opts", groups)
     assert "decision" in read_rows(tmp_path / "r/predictions.csv")[0]
     assert "decision" not in read_rows(tmp_path / "r/groups.csv")[0]  # as an evaluation has none
     run_here("-predict", str(tmp_path / "data"), f"-resume={lone}", f"-output={tmp_path / 'r'}")

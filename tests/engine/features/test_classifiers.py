@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from conftest import assert_same_state
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -39,7 +40,8 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("class_weight", [None, "balanced"])
 @pytest.mark.parametrize("l2", [1e-1, 1e-3])
 def test_loss_and_coefficients_of_scikit_learn(data, l2, class_weight):
-    inputs, targets = standardize(data[0])[0], data[1]
+    features, targets = data
+    inputs = standardize(features)[0]
     options = Loss(CLASS_WEIGHTS=class_weight)
     weights = read_class_weights(options, targets.numpy(), C, torch.device("cpu"))
     fitted = fit_linear(inputs, targets, build_loss(options, 0.0, weights), l2, torch.zeros(C, F + 1)).double()
@@ -80,9 +82,7 @@ def test_the_weights_are_for_the_features_as_they_are(data):
     torch.testing.assert_close(logits, other, atol=2e-2, rtol=1e-2)
     assert l2 == other_l2
     assert (logits.argmax(1) == targets).float().mean() > 0.6
-    again = fit_probe(features, targets, C, loss)
-    assert torch.equal(again[0], weight)
-    assert torch.equal(again[1], bias)
+    assert_same_state(fit_probe(features, targets, C, loss)[:2], (weight, bias))
 
 
 def test_k_nn_is_that_of_scikit_learn(data):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import (
     TINY_VIT,
+    assert_same_state,
     bright_channels,
     digits_flags,
     evaluate,
@@ -19,10 +20,10 @@ from conftest import (
     run_here,
     train,
 )
-from PIL import Image
 
 from configs.command_line import parse_command_line
 from engine.evaluation.suspects import margins, write_suspects
+from tests.datasets.sources.source_helpers import write_image
 from utils.tables import read_rows
 
 pytestmark = pytest.mark.usefixtures("few_penalties")
@@ -92,11 +93,11 @@ def test_ranks_change_no_bit(trained_digits, tmp_path, ranks):
     expected = features_of(probed.parent, "train")
     assert np.array_equal(features_of(tmp_path / "2", "train"), expected)
     assert np.array_equal(features_of(tmp_path / "2", "val"), features_of(probed.parent, "val"))
-    (last,) = (torch.load(path)["model"] for path in (tmp_path / "2").glob("*/best.pth"))
-    model = torch.load(probed / "best.pth")["model"]
-    assert all(torch.equal(last[key], model[key]) for key in model)
-    assert len({(tmp_path / name / "embeddings.csv").read_text() for name in ("embed 1", "embed 2")}) == 1
-    for name in ("embed 1", "embed 2"):
+    (last,) = run_folders(tmp_path / "2")
+    assert_same_state(torch.load(last / "best.pth")["model"], torch.load(probed / "best.pth")["model"])
+    names = ("embed 1", "embed 2")
+    assert len({(tmp_path / name / "embeddings.csv").read_text() for name in names}) == 1
+    for name in names:
         assert np.array_equal(np.load(tmp_path / name / "embeddings.npy"), expected)
 
 
@@ -117,22 +118,21 @@ def test_several_labels_and_unreadable_images(tmp_path):
     assert read_result(evaluate(tmp_path / "eval", f"-resume={folder}"))["mean_ap"] == result["mean_ap"]
 
 
+SUSPECTS = [*TINY_VIT, "MODEL.TUNE=probe", "EVAL.SUSPECTS=true"]
+
+
+def suspect_flags(folder: Path) -> list[str]:
+    return [f"-output={folder / 'out'}", f"-data_path={folder / 'data'}", "-dataset=folder", "-batch_size=4"]
+
+
 def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path):
     """Neither the only image of a class, nor two of one group; all labels are right."""
     for name, count, pixel in (("a", 20, 0), ("b", 20, 250), ("c", 1, 120), ("d", 2, 60)):
         for number in range(count):
             file = tmp_path / f"data/{name}/p{name}{number // 2}_{number}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8), (pixel, number, 255 - pixel)).save(file)
-    flags = [f"-output={tmp_path / 'out'}", f"-data_path={tmp_path / 'data'}", "-dataset=folder", "-batch_size=4"]
-    keys = [
-        "MODEL.TUNE=probe",
-        "EVAL.SUSPECTS=true",
-        "DATA.IMAGE_SIZE=8",
-        *TINY_VIT,
-        "MODEL.NUM_CLASSES=4",
-        "DATA.GROUPS=/(p.*)_",
-    ]
+            write_image(file, colour=(pixel, number, 255 - pixel), size=(8, 8))
+    flags = suspect_flags(tmp_path)
+    keys = [*SUSPECTS, "MODEL.NUM_CLASSES=4", "DATA.GROUPS=/(p.*)_"]
     folder = train([*flags, "-opts", *keys])
     assert {row["label"] for row in read_rows(folder / "suspects/suspects.csv")} <= {"a", "b"}
     assert "'c', 'd'" in log_of(folder)
@@ -160,19 +160,14 @@ def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path):
             name = f"{label}{number}"
             folder = "ba"["ab".index(label)] if name in planted else label
             file = tmp_path / f"data/{folder}/{name}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8), (pixel, 2 * number, 255 - pixel)).save(file)
-    flags = [f"-output={tmp_path / 'out'}", f"-data_path={tmp_path / 'data'}", "-dataset=folder", "-batch_size=4"]
-    keys = ["MODEL.TUNE=probe", "EVAL.SUSPECTS=true", "DATA.IMAGE_SIZE=8", "DATA.VAL_FRACTION=0.4", *TINY_VIT]
-    keys.append("MODEL.NUM_CLASSES=2")
+            write_image(file, colour=(pixel, 2 * number, 255 - pixel), size=(8, 8))
+    flags = suspect_flags(tmp_path)
+    keys = [*SUSPECTS, "MODEL.NUM_CLASSES=2", "DATA.VAL_FRACTION=0.4"]
     first = train([*flags, "-name=first", "-opts", *keys])
     table = first / "suspects/suspects.csv"
     listed = read_rows(table)
     assert {Path(row["path"]).stem for row in listed} == planted
-    assert {row["split"] for row in listed} == {
-        "train",
-        "val",
-    }
+    assert {row["split"] for row in listed} == {"train", "val"}
     for row in listed:
         row["correction"] = row["predicted"]
     listed[0]["correction"] = "drop"

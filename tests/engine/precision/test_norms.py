@@ -59,9 +59,9 @@ def test_the_gradient_of_each_parameter_is_close_to_that_of_fp32(kind, level, an
     """
     expected = gradients(MODELS[kind](), "O0", any_device.device)
     found = gradients(MODELS[kind](), level, any_device.device)
-    errors = {name: ((found[name] - expected[name]).norm() / expected[name].norm()).item() for name in expected}
     limit = 0.06 if (kind, any_device.device.type) == ("batch norm", "cuda") else 0.03
-    assert max(errors.values()) < limit, max(errors.items(), key=lambda item: item[1])
+    for name, value in expected.items():
+        assert (found[name] - value).norm() < limit * value.norm(), name
 
 
 class NormDtypes(DispatchMode):
@@ -108,11 +108,13 @@ def test_lists_of_the_user_decide_the_dtype_of_norms(level, device):
 @pytest.mark.parametrize("white", [("layer_norm", "add"), ("blocks.*",)])
 def test_norms_in_a_bfloat16_stream_on_a_cpu_are_as_exact_as_with_autocast(white):
     """With the list of bf16_stream their gradients were 28% wrong in the mean, 90% at most."""
-    expected, autocast = gradients(long_vit(), "O0", CPU), gradients(long_vit(), "O1", CPU)
-    found = gradients(long_vit(), "O1", CPU, white)
-    errors = [
-        torch.tensor([(of[name] - value).norm() / value.norm() for name, value in expected.items() if "norm" in name])
-        for of in (autocast, found)
-    ]
-    assert errors[1].max() < 2 * errors[0].max()
-    assert errors[1].mean() < 2 * errors[0].mean()
+    expected = gradients(long_vit(), "O0", CPU)
+    names = [name for name in expected if "norm" in name]
+
+    def errors(white):
+        found = gradients(long_vit(), "O1", CPU, white)
+        return torch.tensor([(found[name] - expected[name]).norm() / expected[name].norm() for name in names])
+
+    with_autocast = errors(())
+    assert errors(white).max() < 2 * with_autocast.max()
+    assert errors(white).mean() < 2 * with_autocast.mean()

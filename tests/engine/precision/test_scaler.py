@@ -1,5 +1,6 @@
 """The loss scale follows Fleet's rules for any pattern of overflows; skipped steps never change the weights."""
 
+import copy
 import json
 import math
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from conftest import optimizer_of, states, train
+from conftest import assert_same_state, optimizer_of, states, train
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -39,7 +40,7 @@ class FleetScale:
     """Fleet's loss-scale rules in plain Python: PaddlePaddle's `update_loss_scaling` operator, with a minimum scale."""
 
     options: Amp
-    scale: float = 0.0
+    scale: float
     good_steps: int = 0
     bad_steps: int = 0
 
@@ -48,19 +49,20 @@ class FleetScale:
         options = self.options
         if not options.use_dynamic_loss_scaling:
             return self.scale
-        self.good_steps, self.bad_steps = (0, self.bad_steps + 1) if overflow else (self.good_steps + 1, 0)
+        if overflow:
+            self.good_steps = 0
+            self.bad_steps += 1
+        else:
+            self.good_steps += 1
+            self.bad_steps = 0
         if self.bad_steps == options.decr_every_n_nan_or_inf:
-            self.scale = self.scale * options.decr_ratio
+            self.scale *= options.decr_ratio
             self.bad_steps = 0
         if self.good_steps == options.incr_every_n_steps:
-            self.scale = self.scale * options.incr_ratio
+            self.scale *= options.incr_ratio
             self.good_steps = 0
         self.scale = max(self.scale, options.min_loss_scaling)
         return self.scale
-
-
-def fleet(amp: Amp) -> FleetScale:
-    return FleetScale(amp, amp.init_loss_scaling)
 
 
 def apply(scaler: LossScaler, optimizer: torch.optim.Optimizer, loss: torch.Tensor, max_norm: float | None = None):
@@ -94,10 +96,12 @@ class Training:
 def test_any_overflow_pattern_follows_the_rules_of_fleet(rules, overflows, saved_at):
     """Before step `saved_at`, the state is saved and loaded into a new scaler."""
     amp = fp16(rules)
-    expected, training = fleet(amp), Training(amp)
+    expected = FleetScale(amp, amp.init_loss_scaling)
+    training = Training(amp)
     for number, overflow in enumerate(overflows):
         if number == saved_at:
-            state, training = training.scaler.state_dict(), Training(amp)
+            state = training.scaler.state_dict()
+            training = Training(amp)
             training.scaler.load_state_dict(json.loads(json.dumps(state)))
         scale, skipped, moved = training.step(overflow)
         expected_scale = expected.update(overflow)
@@ -160,9 +164,9 @@ def test_non_finite_gradients_never_change_the_weights(fused, max_norm, bad):
         return apply(scaler, optimizer, model(torch.tensor([[1.0, value, value, 1.0]])).sum(), max_norm)
 
     step(1.0)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = copy.deepcopy(model.state_dict())
     assert not step(bad).isfinite()
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert_same_state(model.state_dict(), before)
     assert scaler.skipped == 1
     assert scaler.get_scale() == 1.0
     step(1.0)

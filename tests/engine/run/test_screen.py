@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import digits_flags, log_of, only_run, read_result, refused
-from PIL import Image
 
 import main_single_gpu
 from engine.run.log import RunLogger
+from tests.datasets.sources.source_helpers import write_image
 from utils.errors import escape_control_characters
 from utils.notes import Note
 
@@ -19,12 +19,10 @@ def jpegs(root: Path) -> Path:
     """40 images of noise of 12 classes, with defects that give more warnings than the screen has room for."""
     rng = np.random.default_rng(0)
     for number in range(40):
-        folder = root / f"class {number % 10}"
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(folder / f"{number}.jpg")
+        pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        write_image(root / f"class {number % 10}" / f"{number}.jpg", pixels)
     for name in ("Dog", "dog"):
-        (root / name).mkdir()
-        Image.new("RGB", (40, 50)).save(root / name / "same.jpg")
+        write_image(root / name / "same.jpg")
     return root
 
 
@@ -54,7 +52,7 @@ def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatc
     assert all(line.startswith("Warning: ") for line in first[len(first) - warnings :])
     last = re.split(r"Epoch\[001/001\], epoch time.*\n", printed)[1].splitlines()
     assert 4 <= len(last) <= 6
-    assert len([line for line in last if not re.search("[/]", line) and len(line) > 120]) == 0
+    assert all(len(line) <= 120 or "/" in line for line in last)
     log = log_of(folder)
     assert len(given) > len(first)
     assert all(f" ----- {escape_control_characters(text)}\n" in log for text in given)
