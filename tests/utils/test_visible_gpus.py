@@ -32,7 +32,7 @@ def test_gpu_without_code_in_this_torch(monkeypatch):
 def machine(monkeypatch, tmp_path):
     """A function that makes this machine one on which torch fails with `error`, with a GPU or without."""
 
-    def fake(error, visible, has_gpu=False, cuda="13.2"):
+    def fake(error, visible="unset", has_gpu=False, cuda="13.2"):
         def fail():
             raise RuntimeError(error)
 
@@ -43,7 +43,7 @@ def machine(monkeypatch, tmp_path):
         if has_gpu:
             (tmp_path / "nvidia0").touch()
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if visible is not None:
+        if visible != "unset":
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
     return fake
@@ -62,7 +62,7 @@ error | visible | has_gpu | wanted | reason
 
 @each_row(WANTED)
 def test_a_wanted_gpu_is_used_or_refused(machine, error, visible, has_gpu, wanted, reason):
-    machine(error, None if visible == "unset" else visible, bool(has_gpu))
+    machine(error, visible, bool(has_gpu))
     if reason:
         with refused(reason):
             visible_gpus(wanted or None)
@@ -74,17 +74,17 @@ def test_a_build_without_cuda(machine):
     machine("never called", "0", cuda=None)
     with refused("built without CUDA"):
         visible_gpus()
-    machine("never called", None, cuda=None)
+    machine("never called", cuda=None)
     assert visible_gpus() == 0
     assert cpu_warning(CPU) == ""
-    machine("never called", None, has_gpu=True, cuda=None)
+    machine("never called", has_gpu=True, cuda=None)
     assert "built without CUDA" in cpu_warning(CPU)
     assert cpu_warning(GPU) == ""
     machine("never called", "", has_gpu=True, cuda=None)
     assert cpu_warning(CPU) == ""
 
 
-@pytest.mark.parametrize("visible, usable", [(None, True), ("1,-1,0", True), ("0,1,2,-1", False)])
+@pytest.mark.parametrize("visible, usable", [("unset", True), ("1,-1,0", True), ("0,1,2,-1", False)])
 def test_a_machine_with_two_gpus(monkeypatch, machine, visible, usable):
     machine("never called", visible)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -124,7 +124,8 @@ def test_info_of_timm(tmp_path):
 
 
 TRAIN = '{"splits": {"train": {"filenames": '
-TWO_KEYS = '{"splits": {"val": {"filenames": ["v"], "alt_label": "a"}, "test": {"filenames": ["t"], "alt_label": "b"}}}'
+VAL = '"val": {"filenames": ["v.tar"], "alt_label": "a"}'
+TEST = '"test": {"filenames": ["t.tar"], "alt_label": "b"}'
 HOSTILE = {  # a part of the error: _info.json
     "JSON": "[" * 100_000,
     "'other'": '{"splits": {"other": {"filenames": ["t-0.tar"]}}}',
@@ -134,7 +135,7 @@ HOSTILE = {  # a part of the error: _info.json
     "pipe:a.tar": TRAIN + '["pipe:a.tar"]}}}',
     "a\\n.tar": TRAIN + r'["a\n.tar"]}}}',
     "a shard or a class twice": TRAIN + '["a.tar", "a.tar"]}}}',
-    "alt_label": TWO_KEYS,
+    "alt_label": f'{{"splits": {{{VAL}, {TEST}}}}}',
     "a class twice": TRAIN + '["a.tar"]}}, "class_names": ["a", "a"]}',
 }
 

@@ -32,19 +32,18 @@ def number_of(image):
     return int(image.pixels[0, 0, 0])
 
 
-def write(file, numbers, labels="class", rows=4, images=None, names=NAMES, **columns):
-    """A file with row groups of 4 rows. labels: 'class' as ClassLabel with `names`, else of `numbers`."""
+def write(file, numbers, names=NAMES, images=None, **columns):
+    """A file with row groups of 4 rows. names: of the classes in the column `label`; None: it has none."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {}
+    if names:
+        columns["label"] = [number % 3 for number in numbers]
+        features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+        metadata["huggingface"] = json.dumps({"info": {"features": features}})
     images = images or [{"bytes": encoded(number), "path": f"{number}.png"} for number in numbers]
-    features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
-    content = {"image": images} | columns
-    if labels:
-        content["label"] = [number % 3 if labels == "class" else labels(number) for number in numbers]
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    schema = [("image", kind), *((name, pa.array(values).type) for name, values in content.items() if name != "image")]
-    has_features = labels == "class" or "label" in columns
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})} if has_features else {}
-    pq.write_table(pa.table(content, pa.schema(schema, metadata)), file, row_group_size=rows)
+    schema = [("image", kind), *((name, pa.array(values).type) for name, values in columns.items())]
+    pq.write_table(pa.table({"image": images} | columns, pa.schema(schema, metadata)), file, row_group_size=4)
 
 
 @pytest.fixture
@@ -95,21 +94,14 @@ def test_each_file_has_its_own_numbers_of_classes(tmp_path):
     assert all(of_both[n] == order[n // 15][n % 3] for n in of_both)
 
 
-@pytest.mark.parametrize(
-    "labels, names",
-    [
-        (lambda number: NAMES[number % 3], sorted(NAMES)),
-        (lambda number: 5 * (number % 3), ["0", "5", "10"]),
-        (lambda number: Decimal(5 * (number % 3)), ["0", "5", "10"]),
-    ],
-)
-def test_files_without_splits_are_split(tmp_path, labels, names):
-    write(tmp_path / "0.parquet", range(30), labels)
+@pytest.mark.parametrize("labels", [sorted(NAMES), [0, 5, 10], [Decimal(0), Decimal(5), Decimal(10)]])
+def test_files_without_splits_are_split(tmp_path, labels):
+    write(tmp_path / "0.parquet", range(30), None, label=labels * 10)
     train, val = read(tmp_path)
     assert len(train) == 27
     assert len(val) == 3
-    assert train.class_names == names
-    assert classes_of(train) | classes_of(val) == {number: str(labels(number)) for number in range(30)}
+    assert train.class_names == list(map(str, labels))
+    assert classes_of(train) | classes_of(val) == dict(enumerate(map(str, labels * 10)))
     assert read(tmp_path / "0.parquet")[0].targets.tolist() == train.targets.tolist()
 
 
@@ -182,7 +174,7 @@ def test_a_column_of_another_type_is_named_with_it(tmp_path, case, given):
 
 
 def test_names_in_a_readme_are_not_read(tmp_path):
-    write(tmp_path / "0.parquet", range(30), lambda number: number % 3)
+    write(tmp_path / "0.parquet", range(30), None, label=[number % 3 for number in range(30)])
     (tmp_path / "README.md").write_text("---\nclass_label:\n  names: {'0': zebra}\n---\n")
     train, _ = read(tmp_path)
     assert told(train.notes, "names of classes", "screen")

@@ -1,7 +1,9 @@
 """Files and folders that no source reads: the error is one line that names the file, the problem or the key."""
 
+import re
+
 import pytest
-from conftest import each_row, refused
+from conftest import each_row, line_of, refused
 from source_helpers import options, write_image
 
 from configs.schema import Data
@@ -31,7 +33,7 @@ ROWS = {  # of train.csv; a part of the error
     'a.jpg,cat\nb.jpg,"{""choices"":[""cat"",""dog""]}"': r"train.csv:1: .*DATA.COLUMNS",
     "a.jpg,0\nb.jpg,0.5": "train.csv:3: .*0.5",
 }
-# DATA.DATASET or nothing for images to predict, the path that is given, the content of this file, a part of the error
+# DATA.DATASET, a file and its content, a part of the error
 PATHS = r"""
 dataset | path | content | part
 csv | x.csv | PK\3\4\0\0\0\0\0\0 | x.csv: .*CSV
@@ -39,13 +41,14 @@ csv | x.csv | version https://git-lfs\n | x.csv:1:
 csv | x.csv | file,label,label\n1.png,a,b\n | x.csv:1: .*DATA.COLUMNS
 imagenet2012 | a.xlsx | PK | is a file
 imagenet2012 | a.json | PK | is a file
-folder | hf://datasets/org/name | | hf://datasets/org/name: is a URL
 folder | a.zip | PK | a.zip: is an archive
- | missing | | missing: no such file or folder
- | empty.txt | \n\n | empty.txt: lists no images
- | no.csv | a,b\nx.jpg,1\n | no.csv:1: .*DATA.COLUMNS
- | x.csv | id,image_path\n1,a.jpg\n2,\n | x.csv:3: '' is not a path
- | x.txt | a\0.\0j\0p\0g\0 | x.txt:1: 'a\\x00\.\\x00  # UTF-16
+"""
+TO_PREDICT = r"""
+path | content | part
+empty.txt | \n\n | empty.txt: lists no images
+no.csv | a,b\nx.jpg,1\n | no.csv:1: .*DATA.COLUMNS
+x.csv | id,image_path\n1,a.jpg\n2,\n | x.csv:3: '' is not a path
+x.txt | a\0.\0j\0p\0g\0 | x.txt:1: 'a\\x00\.\\x00  # UTF-16
 """
 
 
@@ -72,32 +75,34 @@ def test_rows(rows, tmp_path, cpu):
         read("csv", tmp_path, cpu)
 
 
+def write(file, content):
+    """content: with escapes, as in a string of Python."""
+    file.write_bytes(content.encode().decode("unicode_escape").encode("latin-1"))
+    return file
+
+
 @each_row(PATHS)
 def test_paths(dataset, path, content, part, tmp_path, cpu):
-    file = tmp_path / path
-    if content:
-        file.write_bytes(content.encode().decode("unicode_escape").encode("latin-1"))
-    with refused(part) as error:
-        if dataset:
-            read(dataset, path if "://" in path else file, cpu)
-        unlabelled(str(file), Data())
-    assert dataset or "\n" not in str(error.value)
+    with refused(part):
+        read(dataset, write(tmp_path / path, content), cpu)
 
 
-def test_a_folder_without_images_to_predict(tmp_path):
+def test_a_url(cpu):
+    with refused("hf://datasets/org/name: is a URL"):
+        read("folder", "hf://datasets/org/name", cpu)
+
+
+@each_row(TO_PREDICT)
+def test_files_to_predict(path, content, part, tmp_path):
+    file = write(tmp_path / path, content)
+    assert re.search(part, line_of(unlabelled, str(file), Data()))
+
+
+def test_folders_to_predict(tmp_path):
     (tmp_path / "folder/sub").mkdir(parents=True)
     (tmp_path / "folder/sub/a.txt").touch()
-    with refused("folder: contains no images"):
-        unlabelled(str(tmp_path / "folder"), Data())
-
-
-def test_class_folders_have_no_other_root_of_images(tmp_path, cpu):
-    for name in FOLDERS:
-        write_image(tmp_path / name)
-    with refused(r"DATA\.IMAGE_ROOT.*-opts DATA\.IMAGE_ROOT=null"):
-        read_samples(options(tmp_path, dataset="folder", image_root=str(tmp_path / "cat")), None, cpu, "train")
-    with refused(r"-dataset=folder -opts DATA\.IMAGE_ROOT=null"):
-        read_samples(options(tmp_path, dataset="csv", image_root=str(tmp_path / "cat")), None, cpu, "train")
+    assert "folder: contains no images" in line_of(unlabelled, str(tmp_path / "folder"), Data())
+    assert "missing: no such file or folder" in line_of(unlabelled, str(tmp_path / "missing"), Data())
 
 
 @pytest.mark.parametrize("dataset", [name for name in DATA_SETS if name not in ("digits", "fake") and "/" not in name])

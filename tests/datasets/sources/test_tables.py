@@ -425,18 +425,25 @@ def test_labels_of_a_kaggle_test_are_placeholders_if_all_are_equal(table, tmp_pa
     assert len(read(tmp_path, dataset="csv")) == 2 + has_test
 
 
-@pytest.mark.parametrize("root, trained", [("test", None), (None, None), ("train", "train"), ("train", None)])
-def test_ids_of_images_to_predict_keep_their_column(table, tmp_path, root, trained):
+ROOTS = """
+root | trained | expected
+test | | test/0a.png
+ | | test/0a.png
+train | train | test/0a.png
+train | | train/0a
+"""
+
+
+@each_row(ROOTS)
+def test_ids_of_images_to_predict_keep_their_column(table, tmp_path, root, trained, expected):
     """A table of ids: the images are in the given folder, or where they are found."""
     ids = ["0a", "1", "-2"]
     file = table("test.csv", [f"test/{name}.png" for name in ids] + ["train/1.png"], id=ids, width=range(3))
-    root, trained = (str(tmp_path / name) if name else None for name in (root, trained))
-    images = unlabelled(str(file), options(tmp_path, image_root=root), trained)
+    folder = {"train": f"{tmp_path}/train", "test": f"{tmp_path}/test"}
+    images = unlabelled(str(file), options(tmp_path, image_root=folder.get(root)), folder.get(trained))
     assert images.column == "id"
     assert [images.listed_name(index) for index in range(3)] == ids
-    folder = "train" if root and root.endswith("train") and not trained else "test"
-    ending = ".png" if folder == "test" else ""
-    assert images.name(0) == str(tmp_path / folder / f"0a{ending}")
+    assert images.name(0) == f"{tmp_path}/{expected}"
     with open(file, newline="") as lines:
         assert [row["id"] for row in csv.DictReader(lines)] == ids
 

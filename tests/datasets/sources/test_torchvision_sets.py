@@ -115,13 +115,18 @@ def test_images_labels_and_splits_are_torchvisions(case, tmp_path, monkeypatch):
         images = kind(str(tmp_path), **{**kwargs, **of_split})
         pairs = map(images.__getitem__, range(len(images)))
         expected = Counter((np.asarray(image.convert("RGB")).tobytes(), label) for image, label in pairs)
-        parts = [ours[split]] if split != "train" or "val" in arguments else [ours["train"], ours["val"]]
-        found = [(one.open(index, 3).pixels, one.targets[index]) for one in parts for index in range(len(one))]
-        assert Counter((image.permute(1, 2, 0).numpy().tobytes(), label) for image, label in found) == expected
+        parts = [ours[split]]
+        if split == "train" and "val" not in arguments:
+            parts.append(ours["val"])
+        found = Counter()
+        for one in parts:
+            images_of_part = (one.open(index, 3).pixels.permute(1, 2, 0).numpy().tobytes() for index in range(len(one)))
+            found.update(zip(images_of_part, one.targets, strict=True))
+        assert found == expected
         classes = getattr(images, "classes", getattr(images, "all_categories", None))
         assert all(one.class_names == classes for one in parts)
     if "val" not in arguments:
-        assert Counter(ours["val"].targets.tolist()) == dict.fromkeys(set(ours["val"].targets.tolist()), 1)
+        assert {*Counter(ours["val"].targets.tolist()).values()} == {1}
     for split, samples in ours.items():  # as another rank, and as a loading worker
         for other in (again[split], pickle.loads(pickle.dumps(samples))):
             assert np.array_equal(samples.targets, other.targets)
