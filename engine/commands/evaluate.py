@@ -127,9 +127,11 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
     classes = config.model.num_logits
     top_k = classes if evaluator.multi_label else max(options.top_k or classes, TOP_K)
     started = time.perf_counter()
-    explain = partial(write_maps, folder, samples, session.model, evaluator) if options.explain else None
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
-    parts = evaluator.classify(session.model, batches, top_k, BATCHES_PER_WRITE, explain)
+    classify = partial(evaluator.classify, session.model, batches, top_k, BATCHES_PER_WRITE)
+    if options.explain:
+        classify = partial(classify, after_batch=partial(write_maps, folder, samples, session.model, evaluator))
+    parts = classify()
     if context.is_main:
         names = names_of_labels(samples, classes)
         predictions = Predictions(folder, samples, names, options, evaluator.thresholds, evaluator.point)

@@ -106,7 +106,7 @@ class Evaluator:
         return metrics, results
 
     def classify(
-        self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: AfterBatch | None = None
+        self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: AfterBatch = lambda *_: None
     ) -> Iterator[SampleResults | None]:
         """Yields the results of all ranks after each `every` batches; None except on the main process. Collective.
 
@@ -139,7 +139,7 @@ class Evaluator:
         batches: Loader,
         summarize: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]],
         every: int,
-        after_batch: AfterBatch | None,
+        after_batch: AfterBatch,
     ) -> Iterator[Computed | None]:
         """Applies `summarize` to outputs and targets, (B, ...) each; yields the gathered results as `classify` does.
 
@@ -161,8 +161,7 @@ class Evaluator:
                     parts.append(summarize(outputs, batch.targets))
                     if batch.bad:
                         bad |= zip(unreadable(batch.targets, keys), batch.bad, strict=True)
-                    if after_batch:
-                        after_batch(batch, keys)
+                    after_batch(batch, keys)
                     if number % every == 0 or number == len(sampler):
                         num_samples = sampler.end(number) - sampler.end(number - len(parts))
                         arrays, found = self._gather(parts, bad, num_samples)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema.operating_point import OperatingPoint
+from engine.evaluation.ranking import has_label
 from engine.evaluation.results import SampleResults
 from utils.metric_table import METRICS, Metric
 
@@ -121,8 +122,7 @@ def _units_of_classes(results: SampleResults, units: np.ndarray) -> np.ndarray:
     units: the number of the image or group of each readable sample, int64 (M,).
     """
     targets = results.targets[results.readable]
-    labels = range(len(results.per_class.count))
-    has_class = targets.T > 0 if targets.ndim == 2 else (targets == label for label in labels)
+    has_class = (has_label(targets, label) for label in range(len(results.per_class.count)))
     counts = [[np.count_nonzero(np.bincount(units[one])) for one in (is_own, ~is_own)] for is_own in has_class]
     return np.array(counts).T
 

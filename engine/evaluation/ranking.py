@@ -60,9 +60,10 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
     precision, auroc, threshold = (np.full(scores.shape[1], value) for value in (np.nan, np.nan, 0.0))
     operating = np.full((len(OPERATING), scores.shape[1]), np.nan)
     number = len(scores)
-    for label in np.unique(targets) if targets.ndim == 1 else np.flatnonzero(targets.any(axis=0)):
+    present = np.unique(targets) if targets.ndim == 1 else np.flatnonzero(targets.any(axis=0))
+    for label in present.tolist():
         values = np.nan_to_num(scores[:, label], nan=LOWEST)
-        is_own = targets == label if targets.ndim == 1 else targets[:, label] > 0
+        is_own = has_label(targets, label)
         every, own, others = np.sort(values), np.sort(values[is_own]), np.sort(values[~is_own])
         positives = len(own)
         negatives = number - len(own)
@@ -80,6 +81,12 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
             sensitivity = 1 - np.searchsorted(own, highest_other, "right") / positives
             operating[:, label] = 100 * np.append(sensitivity, np.searchsorted(others, lowest_own) / negatives)
     return RankingFigures(precision, auroc, threshold, operating)
+
+
+def has_label(targets: np.ndarray, label: int) -> np.ndarray:
+    """Which samples have the label, bool (N,). targets: as of `rank_samples`."""
+    has: np.ndarray = targets == label if targets.ndim == 1 else targets[:, label] > 0
+    return has
 
 
 def threshold_at(scores: np.ndarray, index: int) -> float:

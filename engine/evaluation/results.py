@@ -19,6 +19,7 @@ from engine.evaluation.ranking import (
     LOWEST,
     RankingFigures,
     divide,
+    has_label,
     mean_defined,
     rank_samples,
     roc_points,
@@ -168,9 +169,8 @@ class SampleResults:
     def of_class(self, label: int) -> tuple[np.ndarray, np.ndarray]:
         """The scores of a class, float32 (M,), the lowest for NaN, and which readable samples have it, bool (M,)."""
         assert self.scores is not None
-        targets = self.targets[self.readable]
-        is_own = targets == label if targets.ndim == 1 else targets[:, label] > 0
-        return np.nan_to_num(self.scores[self.readable, label], nan=LOWEST), is_own
+        scores = self.scores[self.readable, label]
+        return np.nan_to_num(scores, nan=LOWEST), has_label(self.targets[self.readable], label)
 
     @cached_property
     def used_point(self) -> OperatingPoint | None:

@@ -76,10 +76,12 @@ def build_eval_model(
         title = f"{decision.point.title}, threshold {format_value(decision.point.threshold)}"
         notes.append(Note("log", f"Operating point of {decision.point.name}, from the weights: {title}"))
     if config.data.multi_label:
-        known = len(decision.thresholds or ()) == config.model.num_logits
-        thresholds = np.array(decision.thresholds) if known else np.zeros(config.model.num_logits)
+        thresholds = np.array(decision.thresholds or ())
+        source = "from the weights, chosen on validation images"
+        if len(thresholds) != config.model.num_logits:
+            thresholds = np.zeros(config.model.num_logits)
+            source = "0.5, as the weights have none"
         evaluator = replace(evaluator, thresholds=thresholds)
-        source = "from the weights, chosen on validation images" if known else "0.5, as the weights have none"
         notes.append(Note("log", f"Thresholds of the classes: {source}"))
     return replace(built, evaluator=evaluator, notes=notes)
 
@@ -126,12 +128,8 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     Raises UserError: the weights do not fit the model; -threshold rejects no image; a workbook has fewer rows.
     """
     plan = plan_evaluation(command, context, logger)
-    _check_threshold(command.prediction, plan.config)
-    if command.prediction and command.prediction.excel:
-        require("-format excel", "xlsxwriter")
-        number = len(plan.samples)
-        if number >= MAX_ROWS:
-            raise UserError(f"-format excel: {number:,} images, but a sheet has {MAX_ROWS:,} rows; use -format csv")
+    if command.prediction:
+        _check_prediction(command.prediction, plan.config, len(plan.samples))
     built = build_eval_model(plan.config, context, plan.purpose, plan.record.image_size, plan.record)
     for note in (*built.notes, *plan.notes):
         logger.note(note)
@@ -197,14 +195,18 @@ def operating_goal(config: Config, names: Sequence[str]) -> OperatingPoint | Non
     return OperatingPoint(label=names.index(name), **{**goal.model_dump(), "name": name})
 
 
-def _check_threshold(options: Prediction | None, config: Config) -> None:
-    """Raises UserError: -threshold is at most 1 / classes, which the most probable class always has."""
-    if not options or options.threshold is None or config.data.multi_label:
-        return
+def _check_prediction(options: Prediction, config: Config, number: int) -> None:
+    """Raises UserError: -threshold is at most 1 / classes, which the most probable class always has; a workbook has
+    fewer rows than `number`, the images.
+    """
     least = 1 / config.model.num_logits
-    if options.threshold <= least:
+    if options.threshold is not None and options.threshold <= least and not config.data.multi_label:
         problem = f"-threshold={options.threshold:g}: labels no image unknown, as the most probable class"
         raise UserError(f"{problem} has a probability of at least {least:.3g}; give a higher one, or leave it out")
+    if options.excel:
+        require("-format excel", "xlsxwriter")
+        if number >= MAX_ROWS:
+            raise UserError(f"-format excel: {number:,} images, but a sheet has {MAX_ROWS:,} rows; use -format csv")
 
 
 def place_of(data: Data) -> str:

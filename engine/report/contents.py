@@ -45,10 +45,13 @@ Rows = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The files of an evaluation. values: of `summary.json` and `tables.json`."""
+    """The files of an evaluation. values: of `summary.json` and `tables.json`; empty, and false, without files."""
 
     folder: Path
     values: Mapping[str, Any]
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
 
     @property
     def split(self) -> str:
@@ -60,8 +63,8 @@ class Evaluation:
         return [row for row in self.values.get(table, []) if row.keys() >= {*needed}]
 
     @property
-    def groups(self) -> "Evaluation | None":
-        """The evaluation of the means of groups, if there is one."""
+    def groups(self) -> "Evaluation":
+        """The evaluation of the means of groups."""
         return evaluation_in(self.folder / GROUPS)
 
     @property
@@ -75,10 +78,9 @@ class Evaluation:
         return interval
 
 
-def evaluation_in(folder: Path) -> Evaluation | None:
-    """The evaluation whose files are in the folder; None without files that can be read."""
-    values = read_evaluation(folder)
-    return Evaluation(folder, values) if values else None
+def evaluation_in(folder: Path) -> Evaluation:
+    """The evaluation whose files are in the folder; empty without files that can be read."""
+    return Evaluation(folder, read_evaluation(folder))
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,8 @@ class RunContents:
     options: dict[str, Any]
     values: Mapping[str, Any]
     epochs: list[Row]
-    evaluation: Evaluation | None = None
-    test: Evaluation | None = None
+    evaluation: Evaluation
+    test: Evaluation
     reports: list[Row] = field(default_factory=list)
     suspects: Rows = field(default_factory=list)
 
@@ -133,12 +135,10 @@ class RunContents:
     @property
     def split(self) -> str:
         """The images of the result: validation, training or test; '' if `-eval` knows no split."""
-        if not self.is_evaluation:
-            return SPLITS["val"]
-        return self.evaluation.split if self.evaluation else ""
+        return self.evaluation.split if self.is_evaluation else SPLITS["val"]
 
     @property
-    def latest(self) -> tuple[Evaluation | None, str]:
+    def latest(self) -> tuple[Evaluation, str]:
         """The evaluation of the test images if there is one, else of the result; and the name of its images."""
         return (self.test, SPLITS["test"]) if self.test else (self.evaluation, self.split)
 
@@ -148,7 +148,7 @@ class RunContents:
         best = self.best
         row = next((row for row in self.epochs if best and row["epoch"] == best[0]), {})
         of_epoch = {name: row.get(f"val_{name}") for name in METRICS}
-        sources = (self.evaluation.values if self.evaluation else {}, of_epoch, self.values["result"])
+        sources = (self.evaluation.values, of_epoch, self.values["result"])
         found = ((name, to_float(source.get(name))) for source in sources for name in METRICS)
         return {name: value for name, value in found if value is not None}
 
@@ -212,9 +212,11 @@ def best_epoch(rows: list[Row], metric: Metric) -> tuple[int, float] | None:
 
 def contents_of(record: RunRecord, config: Config, evaluation: Mapping[str, Any]) -> RunContents:
     """What the last lines of a run in this process show. evaluation: the values of its evaluation."""
-    found = Evaluation(record.folder / EVALUATION, evaluation) if evaluation else None
+    found = Evaluation(record.folder / EVALUATION, evaluation)
     options = dict(flatten(config.model_dump(by_alias=True, mode="json")))
-    test = evaluation_in(record.folder / TEST_EVALUATION) if record.values["result"]["test"] else None
+    test = Evaluation(record.folder / TEST_EVALUATION, {})
+    if record.values["result"]["test"]:
+        test = evaluation_in(test.folder)
     return RunContents(record.folder, options, record.values, [*record.epochs.values()], found, test)
 
 

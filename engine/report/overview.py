@@ -53,8 +53,8 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
         Tile("training time", duration(run.measured("train_seconds")), "without evaluations"),
     ]
     others = []
-    of_class = run.evaluation.values.get("class_auroc") if run.evaluation else None
-    shown = {"auroc": of_class and of_class.get("auroc"), run.metric.name: run.score}  # by other tiles
+    of_class = run.evaluation.values.get("class_auroc") or {}
+    shown = {"auroc": of_class.get("auroc"), run.metric.name: run.score}  # by other tiles
     for name, metric in METRICS.items():
         if name in run.figures and run.shows(metric) and run.figures[name] != shown.get(name):
             others.append(Tile(f"{split} {metric.title}", metric.text(run.figures[name])))
@@ -76,10 +76,8 @@ def _remark_on_result(run: RunContents) -> str:
     return f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
 
 
-def _tiles_of_images(run: RunContents, evaluation: Evaluation | None, split: str) -> list[Tile]:
+def _tiles_of_images(run: RunContents, evaluation: Evaluation, split: str) -> list[Tile]:
     """The operating point, the groups and the worst class of an evaluation. split: names its images."""
-    if not evaluation:
-        return []
     points_of = _point_tiles(evaluation, split)
     return [*points_of, *_group_tiles(run, evaluation, split), *_worst_class(run, evaluation, split)]
 
@@ -89,9 +87,9 @@ def interval_text(limits: Sequence[float] | None) -> str:
     return f"95% interval {limits[0]:.2f} to {percent(limits[1])}" if limits else ""
 
 
-def interval_of(run: RunContents, evaluation: Evaluation | None) -> str:
+def interval_of(run: RunContents, evaluation: Evaluation) -> str:
     """The interval of the metric that decides, or why there is none; '' for files of an earlier epoch than the best."""
-    if not evaluation or (run.best and evaluation.values.get("epoch") not in (None, run.best[0])):
+    if run.best and evaluation.values.get("epoch") not in (None, run.best[0]):
         return ""
     return _interval_in(evaluation.values)
 
@@ -101,14 +99,14 @@ def _interval_in(values: Mapping[str, Any]) -> str:
     return f"no interval: {reason}" if reason else interval_text(values.get("interval"))
 
 
-def score_text(run: RunContents, evaluation: Evaluation | None, score: float | None) -> str:
+def score_text(run: RunContents, evaluation: Evaluation, score: float | None) -> str:
     """'97.83%, 95% interval 95.72 to 98.92%': the metric that decides."""
     return ", ".join(filter(None, [run.metric.text(score), interval_of(run, evaluation)]))
 
 
 def _result_tile(
     run: RunContents,
-    evaluation: Evaluation | None,
+    evaluation: Evaluation,
     kind: str,
     score: float | None,
     remark: str = "",
@@ -116,7 +114,7 @@ def _result_tile(
 ) -> Tile:
     """The metric that decides. kind: of the images, as 'best validation'. of: images or groups."""
     title = run.metric.title
-    samples = number(evaluation.values.get("samples")) if evaluation else ""
+    samples = number(evaluation.values.get("samples"))
     images = " ".join(filter(None, [samples, kind.removeprefix("best "), of]))
     remarks = filter(None, [interval_of(run, evaluation), remark])
     name = f"{kind} {title}".strip()
@@ -197,8 +195,6 @@ def class_figures(run: RunContents) -> list[str]:
     groups, of the test images if there are some; empty without these figures.
     """
     evaluation, split = run.latest
-    if not evaluation:
-        return []
     named = split if run.test else ""
     macro_f1 = Tile(f"{named} macro F1".strip(), percent(evaluation.values.get("macro_f1")))
     classes = _texts_of([macro_f1, *_worst_class(run, evaluation, named)])
@@ -216,12 +212,11 @@ def shift_by_weights(run: RunContents) -> str:
 
     '' for a difference below 5 points.
     """
-    evaluation = run.evaluation
-    samples = evaluation.values.get("samples") if evaluation else None
-    if not evaluation or not samples or not run.options["LOSS.CLASS_WEIGHTS"]:
+    samples = run.evaluation.values.get("samples")
+    if not samples or not run.options["LOSS.CLASS_WEIGHTS"]:
         return ""
     shifts = []
-    for row in evaluation.classes:
+    for row in run.evaluation.classes:
         for mean, count in points([row], "probability", "count"):
             share = 100 * count / samples
             shifts.append((abs(mean - share), mean, share, row["class"]))
@@ -258,9 +253,10 @@ def details_of(run: RunContents) -> dict[str, str]:
         "Initial weights": str(options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"),
         "Data set": f"{dataset}, {options['DATA.DATA_PATH']}" if properties_of(dataset).has_files else dataset,
     }
-    for kind in (facts.TrainingData, facts.EvaluationData, facts.Preprocessing, facts.Devices):
+    kinds = {facts.TrainingData: "Data", facts.EvaluationData: "Data"}
+    kinds |= {facts.Preprocessing: "Preprocessing", facts.Devices: "Devices"}
+    for kind, name in kinds.items():
         if fact := run.fact(kind):
-            name = "Data" if kind.__name__.endswith("Data") else kind.__name__
             details[name] = str(fact).removeprefix(f"{name}: ")
     return details | {
         "Environment": str(environment),

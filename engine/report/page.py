@@ -67,12 +67,11 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
     return _render("run.html", values, is_shared)
 
 
-def _views(evaluations: Mapping[str, Evaluation | None], is_multi_label: bool) -> list[dict[str, Any]]:
+def _views(evaluations: Mapping[str, Evaluation], is_multi_label: bool) -> list[dict[str, Any]]:
     """What the page shows of evaluations, by the end of their titles, and of their groups."""
-    found: dict[str, Evaluation | None] = {}
+    found = dict[str, Evaluation]()
     for title, evaluation in evaluations.items():
-        if evaluation:
-            found |= {title: evaluation, f"{title} by group": evaluation.groups}
+        found |= {title: evaluation, f"{title} by group": evaluation.groups}
     return [_view(evaluation, title, is_multi_label) for title, evaluation in found.items() if evaluation]
 
 

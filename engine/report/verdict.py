@@ -55,7 +55,7 @@ def _training_at_chance(run: RunContents) -> Verdict:
 
 def _one_answer(run: RunContents) -> Verdict:
     """A model with one class for all images: its top-1 is the share of the class, however well it fits the training."""
-    rows = run.evaluation.classes if run.evaluation else []
+    rows = run.evaluation.classes
     predicted = [row["class"] for row in rows if to_float(row.get("predicted"))]
     present = [row for row in rows if to_float(row.get("count"))]
     if run.is_multi_label or len(predicted) != 1 or len(present) < 2:
@@ -69,7 +69,7 @@ def _below_a_rival(run: RunContents) -> Verdict:
 
     A run with weighted classes may have less top-1.
     """
-    limits = run.evaluation.interval if run.evaluation else None
+    limits = run.evaluation.interval
     if limits is None or any(run.options[key] for key in _WEIGHTED):
         return "", ""
     if gap := _gap_to_probe(run, limits[0]):

@@ -18,7 +18,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,51 +73,30 @@ class TimerTotals(NamedTuple):
 
 
 class StepTimer:
-    """A context manager around the forward pass. `next_batch` and `launch_check` are for the loop around it."""
+    """Of a CPU. A context manager around the forward pass; the other methods are for the loop around it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._waits: deque[_Span] = deque()
-        self._passes: deque[_Span] = deque()
+    def __init__(self) -> None:
         self._started = self._wait_seconds = self._forward_seconds = 0.0
-        self._checks = self._launch_bound = 0
         self._taken = self.totals()
 
     def next_batch(self, batches: Iterator[Batch]) -> Batch:
         started = time.perf_counter()
-        previous_end = _recorded_event() if self._on_gpu else None
         batch = next(batches)
-        if not self._on_gpu:
-            self._wait_seconds += time.perf_counter() - started
-        elif previous_end and batch.copied:
-            self._waits.append((previous_end, batch.copied))
+        self._wait_seconds += time.perf_counter() - started
         return batch
 
     def __enter__(self) -> None:
-        if self._on_gpu:
-            self._forward_start = _recorded_event()
-        else:
-            self._started = time.perf_counter()
+        self._started = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        if self._on_gpu:
-            self._passes.append((self._forward_start, _recorded_event()))
-        else:
-            self._forward_seconds += time.perf_counter() - self._started
+        self._forward_seconds += time.perf_counter() - self._started
 
-    @contextmanager
-    def launch_check(self) -> Iterator[None]:
+    def launch_check(self) -> AbstractContextManager[None]:
         """Around the launches of the optimizer. A GPU that meanwhile ends the backward pass waits for the host."""
-        backward_end = _recorded_event() if self._on_gpu else None
-        yield
-        if backward_end:
-            self._checks += 1
-            self._launch_bound += backward_end.query()
+        return nullcontext()
 
     def totals(self) -> TimerTotals:
-        self._wait_seconds += _pop_complete(self._waits)
-        self._forward_seconds += _pop_complete(self._passes)
-        return TimerTotals(self._wait_seconds, self._forward_seconds, self._checks, self._launch_bound)
+        return TimerTotals(self._wait_seconds, self._forward_seconds, 0, 0)
 
     def take(self) -> tuple[float, float]:
         """The seconds of the data wait and of the forward passes since the last call."""
@@ -125,6 +104,45 @@ class StepTimer:
         new = totals.since(self._taken)
         self._taken = totals
         return new.data_wait_seconds, new.forward_seconds
+
+
+class GpuTimer(StepTimer):
+    """Of a GPU: events measure the times."""
+
+    def __init__(self) -> None:
+        self._waits: deque[_Span] = deque()
+        self._passes: deque[_Span] = deque()
+        self._checks = self._launch_bound = 0
+        super().__init__()
+
+    def next_batch(self, batches: Iterator[Batch]) -> Batch:
+        previous_end = _recorded_event()
+        batch = next(batches)
+        if batch.copied:
+            self._waits.append((previous_end, batch.copied))
+        return batch
+
+    def __enter__(self) -> None:
+        self._forward_start = _recorded_event()
+
+    def __exit__(self, *error: object) -> None:
+        self._passes.append((self._forward_start, _recorded_event()))
+
+    @contextmanager
+    def launch_check(self) -> Iterator[None]:
+        backward_end = _recorded_event()
+        yield
+        self._checks += 1
+        self._launch_bound += backward_end.query()
+
+    def totals(self) -> TimerTotals:
+        self._wait_seconds += _pop_complete(self._waits)
+        self._forward_seconds += _pop_complete(self._passes)
+        return TimerTotals(self._wait_seconds, self._forward_seconds, self._checks, self._launch_bound)
+
+
+def timer_of(device: torch.device) -> StepTimer:
+    return GpuTimer() if device.type == "cuda" else StepTimer()
 
 
 def _recorded_event() -> torch.cuda.Event:

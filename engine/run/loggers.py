@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -84,19 +83,20 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """Logs to a run of Weights & Biases, or of Trackio, which has its interface; a resumed run continues it.
+    """Logs to a run of Weights & Biases; a resumed run continues it.
 
-    wandb drops the steps that it already has, so that repeated steps of a resumed run appear once; Trackio logs them a
-    second time, and continues the newest run of the name. Without an API key wandb would ask for one on the terminal:
-    the constructor raises UserError.
+    wandb drops the steps that it already has, so that repeated steps of a resumed run appear once. Without an API key
+    wandb would ask for one on the terminal: the constructor raises UserError.
     """
 
-    def __init__(self, name: str, log: _Log) -> None:
-        self._name = name
+    name = "wandb"
+
+    def __init__(self, log: _Log) -> None:
         self._log = log
-        self._library = import_module(name)
-        if name == "trackio":
-            return
+        self._library = import_module(self.name)
+        self._log_in()
+
+    def _log_in(self) -> None:
         for variable, value in _WANDB_SETTINGS.items():
             os.environ.setdefault(variable, value)
         is_online = self._library.setup().settings.mode in ("online", "shared", "run")
@@ -105,27 +105,46 @@ class WandbLogger:
             raise UserError(f"{problem}; or remove it from LOGGERS")
 
     def start(self, run: LoggedRun) -> None:
-        known_id, project = run.known_id(self._name), os.environ.get("TRACKIO_PROJECT", "ampvit")
-        options: dict[str, Any] = {"id": known_id, "resume": "allow", "dir": str(run.folder), "allow_val_change": True}
-        if self._name == "trackio":  # in a notebook `embed` would start a server
-            options = {"project": project, "resume": "allow" if known_id else "never", "embed": False}
         config = parse_value(run.options) | {"environment": run.environment}
+        options = self._options(run.folder, run.known_id(self.name))
         self._run: Any = self._library.init(name=run.folder.name, config=config, **options)
-        atomic_write(run.id_file(self._name), f"{self._run.id}\n")
-        if self._name == "trackio":
-            self._log(f"----- trackio: run {self._run.name}; trackio show --project {project}")
-        else:
-            self._log(f"----- wandb: {self._run.url or f'{self._run.id}, offline, in {run.folder}/wandb'}")
+        atomic_write(run.id_file(self.name), f"{self._run.id}\n")
+        self._log(f"----- {self.name}: {self._place(run.folder)}")
+
+    def _options(self, folder: Path, known_id: str | None) -> dict[str, Any]:
+        return {"id": known_id, "resume": "allow", "dir": str(folder), "allow_val_change": True}
+
+    def _place(self, folder: Path) -> str:
+        return self._run.url or f"{self._run.id}, offline, in {folder}/wandb"
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
-        if self._name == "trackio":
-            self._run.finish()
-            return
         self._run.summary.update({f"result/{key}": value for key, value in (result or {}).items() if value is not None})
         self._run.finish(exit_code=0 if result else 1)
+
+
+class TrackioLogger(WandbLogger):
+    """Logs to a run of Trackio, which has wandb's interface.
+
+    A resumed run continues the newest run of the name, and logs the steps that it repeats a second time.
+    """
+
+    name = "trackio"
+
+    def _log_in(self) -> None:
+        self._project = os.environ.get("TRACKIO_PROJECT", "ampvit")
+
+    def _options(self, folder: Path, known_id: str | None) -> dict[str, Any]:
+        # In a notebook `embed` would start a server.
+        return {"project": self._project, "resume": "allow" if known_id else "never", "embed": False}
+
+    def _place(self, folder: Path) -> str:
+        return f"run {self._run.name}; trackio show --project {self._project}"
+
+    def finish(self, result: Mapping[str, Any] | None) -> None:
+        self._run.finish()
 
 
 class MlflowLogger:
@@ -156,9 +175,9 @@ class MlflowLogger:
 
 _LOGGERS: dict[str, Callable[[_Log], Any]] = {
     "tensorboard": TensorBoardLogger,
-    "wandb": partial(WandbLogger, "wandb"),
+    "wandb": WandbLogger,
     "mlflow": MlflowLogger,
-    "trackio": partial(WandbLogger, "trackio"),
+    "trackio": TrackioLogger,
 }
 
 

@@ -25,7 +25,7 @@ from engine.parallel import build_strategy, compile_model, run_eagerly
 from engine.plan.training import Plan
 from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, fuse_blocks, set_process_switches
-from engine.run.cost import StepTimer, copy_to_meta
+from engine.run.cost import copy_to_meta, timer_of
 from engine.run.facts import Devices, TrainingData
 from engine.run.folder import record_environment
 from engine.run.log import RunLogger
@@ -232,7 +232,7 @@ def build_train_state(
         schedule=schedule,
         loss=loss,
         transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
-        timer=StepTimer(device),
+        timer=timer_of(device),
     )
     return state, notes
 

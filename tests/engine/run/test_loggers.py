@@ -11,7 +11,7 @@ from conftest import assert_same_state, log_of, refused, states, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.run.log import RunLogger
-from engine.run.loggers import BackgroundLogger, LoggedRun, WandbLogger, check_loggers
+from engine.run.loggers import BackgroundLogger, LoggedRun, TrackioLogger, check_loggers
 from engine.run.record import read_run
 
 RESULT = {"top1": 90.0, "finished": True}
@@ -138,7 +138,7 @@ def test_a_resumed_run_continues_in_trackio(tmp_path, monkeypatch):
     (folder := tmp_path / "a-run").mkdir()
     for steps_done in (0, 22):
         lines = []
-        logger = BackgroundLogger("trackio", WandbLogger("trackio", lines.append), lines.append)
+        logger = BackgroundLogger("trackio", TrackioLogger(lines.append), lines.append)
         environment = {"parts": {"torch": "2.15"}}
         logger.submit("start", LoggedRun(folder, steps_done, "TRAIN: {BASE_LR: 0.1}", {}, environment))
         logger.submit("scalars", {"train/loss": 1.0}, steps_done + 1)

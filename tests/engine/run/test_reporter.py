@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from configs.schema import Amp
 from engine.precision.policy import Precision
 from engine.progress import BatchSums, EpochProgress, Metrics, MetricSums
-from engine.run.cost import StepTimer, TimerTotals
+from engine.run.cost import TimerTotals, timer_of
 from engine.run.facts import Model
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
@@ -35,7 +35,7 @@ class SimulatedRun:
         logger.record.open(folder)
         self.reporter = Reporter(
             context, logger, Precision(Amp(), context.device).scaler, lambda: Model(1, 10**9, None),
-            StepTimer(context.device),
+            timer_of(context.device),
             num_epochs=2, report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE,
             loggers=LoggerGroup([], "", {}, logger),
         )  # fmt: skip

@@ -16,10 +16,10 @@ from engine.run.cost import (
     FORWARD_PASS,
     LOADING,
     SlowRanks,
-    StepTimer,
     describe_model,
     flops_per_image,
     peak_flops_per_second,
+    timer_of,
 )
 from engine.run.facts import Model
 from engine.run.record import RUN, RunRecord
@@ -89,7 +89,7 @@ class SimulatedGpu:
 
 @pytest.fixture
 def simulated(monkeypatch):
-    return SimulatedGpu(monkeypatch), StepTimer(torch.device("cuda"))
+    return SimulatedGpu(monkeypatch), timer_of(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("accum", [1, 4])
