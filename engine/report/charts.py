@@ -14,7 +14,6 @@ from configs.yaml_io import format_value
 from engine.report.contents import LARGEST, RunContents, points
 from engine.run.record import Row
 from utils.metric_table import METRICS, Metric
-from utils.tables import format_duration
 
 MAX_NAME_CHARS = 60
 
@@ -28,17 +27,7 @@ def number(value: float | None) -> str:
     return f"{value:.4g}".replace("e-0", "e-")
 
 
-def percent(value: float | None) -> str:
-    """'99.17%' of 99.17."""
-    return "" if value is None else f"{value:.2f}%"
-
-
-def duration(seconds: float | None) -> str:
-    return "" if seconds is None else format_duration(seconds)
-
-
-def gigabytes(value: float | None) -> str:
-    return "" if value is None else f"{value / 1e9:.2f} GB"
+percent = METRICS["top1"].text  # '99.17%' of 99.17
 
 
 def option(value: Any) -> str:
@@ -86,11 +75,11 @@ def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= at_least * (1 - 1e-9))
     if integers:
         step = max(step, 1)
-        first, last = math.ceil(low / step), math.floor(high / step)
-    else:
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = tuple(step * number for number in range(first, last + 1))
-    return Axis(low, high, ticks) if integers else Axis(ticks[0], ticks[-1], ticks)
+        inside = range(math.ceil(low / step), math.floor(high / step) + 1)
+        return Axis(low, high, tuple(step * number for number in inside))
+    around = range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)
+    ticks = tuple(step * number for number in around)
+    return Axis(ticks[0], ticks[-1], ticks)
 
 
 def tick_label(value: float) -> str:

@@ -71,11 +71,9 @@ class Evaluation:
     def classes(self) -> list[Row]:
         return self.rows("per_class", "class")
 
-    @property
-    def interval(self) -> list[float] | None:
-        """The 95% interval of the metric that decides; None if it is not known."""
-        interval: list[float] | None = self.values.get("interval")
-        return interval
+    def by_class(self, column: str) -> list[tuple[float, float, str]]:
+        """A figure of each class that has it, the number of its images, and its name."""
+        return [(x, count, row["class"]) for row in self.classes for x, count in points([row], column, "count")]
 
 
 def evaluation_in(folder: Path) -> Evaluation:
@@ -131,6 +129,11 @@ class RunContents:
     def best(self) -> tuple[int, float] | None:
         """The best epoch (from 1) and the value of the metric; None without an evaluation."""
         return best_epoch(self.epochs, self.metric)
+
+    @property
+    def best_of_all(self) -> str:
+        """'3 of 300' epochs; '' without an evaluation."""
+        return f"{self.best[0]} of {self.options['TRAIN.NUM_EPOCHS']}" if self.best else ""
 
     @property
     def split(self) -> str:

@@ -19,8 +19,8 @@ from datasets.sources.corrections import decided_rows
 from engine.evaluation.results import SampleResults, join
 from engine.evaluation.suspects import margins, write_suspects
 from engine.evaluation.tables import SCORES, ResultTables, read_scores
-from engine.report.contents import Evaluation, RunContents
-from engine.run.record import EVALUATION, PICTURES, SUSPECTS, read_evaluation
+from engine.report.contents import Evaluation, RunContents, evaluation_in
+from engine.run.record import EVALUATION, PICTURES, SUSPECTS
 from utils.errors import UserError
 from utils.files import make_own_folder
 
@@ -39,17 +39,16 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
     names = list[str]()
     classes = list[str]()
     for run in runs:
-        folder_of_run = run.folder / EVALUATION
         try:
-            results, paths, of_run = read_scores(folder_of_run / SCORES)
+            results, paths, of_run = read_scores(run.evaluation.folder / SCORES)
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise UserError(f"{run.name}: {EVALUATION}/{SCORES} cannot be read: {error}") from None
         if classes and of_run != classes:
             raise UserError(f"{run.name} has other classes than {runs[0].name}")
         # Images of a set in memory have numbers, which each fold begins with 0.
         place = f"{run.name}/" if properties_of(options["DATA.DATASET"]).in_memory else ""
-        for row in Evaluation(folder_of_run, read_evaluation(folder_of_run)).rows("mistakes", "path", "index"):
-            pictures[f"{place}{row['path']}"] = folder_of_run / PICTURES / f"{row['index']}.jpg"
+        for row in run.evaluation.rows("mistakes", "path", "index"):
+            pictures[f"{place}{row['path']}"] = run.evaluation.folder / PICTURES / f"{row['index']}.jpg"
         parts.append(results)
         names += (f"{place}{path}" for path in paths)
         classes = of_run
@@ -65,7 +64,7 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
             problems.append(f"no suspect labels out of fold: {error}")
     tables = ResultTables(folder, classes, names.__getitem__)
     tables.write(results.metrics(runs[0].metric.name), results, about)
-    pooled = Evaluation(folder, read_evaluation(folder))
+    pooled = evaluation_in(folder)
     _copy_pictures(pooled, pictures)
     return pooled
 

@@ -1,18 +1,19 @@
 """The head of a page: state, result, model and data; the same figures for tables and the log."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.schema.data import properties_of
 from configs.schema.operating_point import probability_of
-from engine.report.charts import duration, gigabytes, number, percent
-from engine.report.contents import Evaluation, RunContents, points
+from engine.report.charts import number, percent
+from engine.report.contents import Evaluation, RunContents
 from engine.report.verdict import command_of, verdict_of
 from engine.run import facts
 from engine.run.record import BASELINES
 from utils.metric_table import METRICS
 from utils.notes import UNFINISHED
+from utils.tables import format_duration
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
         Tile("pixel baseline", baseline, f"majority class {majority}", "colours and shapes of 16x16 pixels alone"),
         Tile("linear probe", run.metric.text(run.measured("probe_score")), "the start of this run"),
         *_tiles_of_images(run, *run.latest),
-        Tile("training time", duration(run.measured("train_seconds")), "without evaluations"),
+        Tile("training time", _optional(run.measured("train_seconds"), format_duration), "without evaluations"),
     ]
     others = []
     of_class = run.evaluation.values.get("class_auroc") or {}
@@ -60,20 +61,23 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
             others.append(Tile(f"{split} {metric.title}", metric.text(run.figures[name])))
     if run.test:
         others += _tiles_of_images(run, run.evaluation, split)
-    speed = run.measured("images_per_second")
     others += [
         Tile("k-NN top-1", percent(run.measured("knn_top1")), "on the features of the start"),
-        Tile("images/s", "" if speed is None else number(round(speed, 1)), "all devices"),
-        Tile("peak memory", gigabytes(run.measured("peak_memory_bytes"))),
+        Tile("images/s", _optional(run.measured("images_per_second"), lambda x: number(round(x, 1))), "all devices"),
+        Tile("peak memory", _optional(run.measured("peak_memory_bytes"), lambda x: f"{x / 1e9:.2f} GB")),
     ]
     return [result, *(tile for tile in first if tile.value)], [tile for tile in others if tile.value]
+
+
+def _optional(value: float | None, text: Callable[[float], str]) -> str:
+    return "" if value is None else text(value)
 
 
 def _remark_on_result(run: RunContents) -> str:
     evaluated = run.fact(facts.EvaluationData)
     if evaluated:
         return evaluated.remark
-    return f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
+    return f"epoch {run.best_of_all}" if run.best else ""
 
 
 def _tiles_of_images(run: RunContents, evaluation: Evaluation, split: str) -> list[Tile]:
@@ -135,13 +139,11 @@ def _worst_class(run: RunContents, evaluation: Evaluation, split: str) -> list[T
     Of classes with equal scores, the one with the most images.
     """
     column = "ap" if run.is_multi_label else "f1"
-    classes = []
-    for row in evaluation.classes:
-        classes += [(score, -count, row["class"]) for score, count in points([row], column, "count")]
+    classes = evaluation.by_class(column)
     if not classes:
         return []
-    lowest, negative_count, name = min(classes)
-    remark = f"{name}, {-negative_count:,.0f} image{'s' * (negative_count != -1)}"
+    lowest, count, name = min(classes, key=lambda one: (one[0], -one[1], one[2]))
+    remark = f"{name}, {count:,.0f} image{'s' * (count != 1)}"
     zeros = sum(score == 0 for score, _, _ in classes)
     if zeros > 1:
         remark += f"; {zeros:,} of {len(classes):,} classes have 0%"
@@ -216,10 +218,9 @@ def shift_by_weights(run: RunContents) -> str:
     if not samples or not run.options["LOSS.CLASS_WEIGHTS"]:
         return ""
     shifts = []
-    for row in run.evaluation.classes:
-        for mean, count in points([row], "probability", "count"):
-            share = 100 * count / samples
-            shifts.append((abs(mean - share), mean, share, row["class"]))
+    for mean, count, name in run.evaluation.by_class("probability"):
+        share = 100 * count / samples
+        shifts.append((abs(mean - share), mean, share, name))
     shift, mean, share, name = max(shifts, default=(0.0, 0.0, 0.0, ""))
     if shift <= 5:
         return ""

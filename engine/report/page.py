@@ -110,11 +110,19 @@ def comparison_page(
     """
     pages = [run.folder / REPORT for run in runs]
     links = [quote(os.fsencode(os.path.relpath(page, folder))) if page.is_file() else "" for page in pages]
-    values: dict[str, Any] = {"runs": runs, "links": links, "results": tables.results(runs), "groups": groups}
-    values |= {"options": tables.compared_options(runs), "charts": charts.curves_of(runs, compared=True)}
-    values |= {"group_columns": tables.group_columns(groups), "share_chart": tables.share_chart(runs)}
-    values |= {"problems": problems, "views": _views(pooled, runs[0].is_multi_label)}
-    values["tiles"] = [tile for title, one in pooled.items() for tile in pooled_tiles(runs[0], title, one)]
+    values = {
+        "runs": runs,
+        "links": links,
+        "results": tables.results(runs),
+        "share_chart": tables.share_chart(runs),
+        "groups": groups,
+        "group_columns": tables.group_columns(groups),
+        "problems": problems,
+        "tiles": [tile for title, one in pooled.items() for tile in pooled_tiles(runs[0], title, one)],
+        "views": _views(pooled, runs[0].is_multi_label),
+        "options": tables.compared_options(runs),
+        "charts": charts.curves_of(runs, compared=True),
+    }
     return _render("comparison.html", values, is_shared)
 
 
@@ -138,10 +146,20 @@ def _environment() -> "Environment":
 
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"name": _name, "visible": on_one_line, "option": option, "to_float": to_float}
-    environment.filters |= {"number": number, "percent": percent, "interval": interval_text}
-    environment.filters |= {"downsample": charts.downsample, "tick": charts.tick_label, "digits": "{:.7g}".format}
-    environment.filters |= {"class_table": tables.class_table, "id": _element_id}
+    environment.filters |= {
+        "name": _name,
+        "visible": on_one_line,
+        "option": option,
+        "to_float": to_float,
+        "number": number,
+        "percent": percent,
+        "interval": interval_text,
+        "downsample": charts.downsample,
+        "tick": charts.tick_label,
+        "digits": "{:.7g}".format,
+        "class_table": tables.class_table,
+        "id": _element_id,
+    }
     return environment
 
 

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,9 +83,8 @@ def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], li
     for run in runs:
         result, *others = tiles_of(run)[0]
         found.add(result.name)
-        epoch = f"{run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
         interval = interval_of(run, run.evaluation).removeprefix("95% interval ")
-        values = {result.name: result.value, "95% interval": interval, "epoch": epoch}
+        values = {result.name: result.value, "95% interval": interval, "epoch": run.best_of_all}
         values |= {one.name: one.value for one in others}
         rows.append({name: value for name, value in values.items() if value})
     names = sorted((name for row in rows for name in row), key=lambda name: name not in found)
@@ -133,15 +133,15 @@ def _is_result(run: RunContents) -> bool:
     return run.state in ("finished", "stopped") and run.score is not None
 
 
-def _scores_by_share(runs: Sequence[RunContents]) -> dict[float, list[float]]:
-    """The metric of the finished runs by DATA.FRACTION, ascending; empty for runs that differ in other options, too."""
+def _means_by_share(runs: Sequence[RunContents]) -> dict[float, float]:
+    """The mean metric of the finished runs by DATA.FRACTION, ascending; empty for runs that differ in others, too."""
     trained = [run for run in runs if not run.is_evaluation and _is_result(run)]
     if asked_options(trained) != [_SHARE]:
         return {}
     scores = defaultdict[float, list[float]](list)
     for run in trained:
         scores[run.options[_SHARE]].append(run.score or 0.0)
-    return dict(sorted(scores.items()))
+    return {share: statistics.mean(found) for share, found in sorted(scores.items())}
 
 
 def learning_curve(runs: Sequence[RunContents]) -> list[str]:
@@ -149,10 +149,10 @@ def learning_curve(runs: Sequence[RunContents]) -> list[str]:
 
     Means over seeds and folds.
     """
-    scores = _scores_by_share(runs)
-    if not scores:
+    means = _means_by_share(runs)
+    if not means:
         return []
-    (less, before), (more, after) = [(share, statistics.mean(found)) for share, found in scores.items()][-2:]
+    (less, before), (more, after) = [*means.items()][-2:]
     metric = runs[0].metric
     gain = metric.text((after - before) / math.log2(more / less), " points")
     values = f"{metric.text(before)} with {less:.0%} of the training images, {metric.text(after)} with {more:.0%}"
@@ -161,7 +161,7 @@ def learning_curve(runs: Sequence[RunContents]) -> list[str]:
 
 def share_chart(runs: Sequence[RunContents]) -> list[Chart]:
     """The mean of the metric by the share of the training images, where `learning_curve` has a line."""
-    points = [(100 * share, statistics.mean(found)) for share, found in _scores_by_share(runs).items()]
+    points = [(100 * share, mean) for share, mean in _means_by_share(runs).items()]
     if not points:
         return []
     title = f"Validation {runs[0].metric.title} by training images"
@@ -187,8 +187,7 @@ def data_uri(path: Path) -> str:
         data = path.read_bytes()
     except OSError:
         return ""
-    kind = {".jpg": "jpeg", ".png": "png"}[path.suffix]
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return f"data:{guess_type(path)[0]};base64,{base64.b64encode(data).decode()}"
 
 
 class Group(NamedTuple):

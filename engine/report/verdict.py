@@ -23,18 +23,16 @@ _MUCH = 1.5  # times the lowest loss
 _WEIGHTED = ("DATA.BALANCED_SAMPLING", "LOSS.CLASS_WEIGHTS")
 _MIXED = ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX", *_WEIGHTED)
 _LOSS = {"LOSS.NAME": "cross_entropy", "LOSS.CLASS_WEIGHTS": None, "TRAIN.DISTILLATION_TYPE": "none"}
-Verdict = tuple[str, str]  # a defect with its numbers, and a command to try; '' and '' for most runs
+Verdict = tuple[str, str]  # a defect with its numbers, and a command to try
+NONE: Verdict = ("", "")  # of most runs
 
 
 def verdict_of(run: RunContents) -> Verdict:
     """The first defect of a trained model."""
     if run.is_evaluation or run.state != "finished":
-        return "", ""
-    for rule in (_training_at_chance, _one_answer, _below_a_rival, _overfitting):
-        text, command = rule(run)
-        if text:
-            return text, command
-    return "", ""
+        return NONE
+    found = (rule(run) for rule in (_training_at_chance, _one_answer, _below_a_rival, _overfitting))
+    return next((verdict for verdict in found if verdict != NONE), NONE)
 
 
 def _training_at_chance(run: RunContents) -> Verdict:
@@ -45,11 +43,11 @@ def _training_at_chance(run: RunContents) -> Verdict:
     chance = math.log(to_float(run.options["MODEL.NUM_CLASSES"]) or 1)
     losses = points(run.epochs, "step", "train_loss")
     if not losses or any(run.options[key] != value for key, value in _LOSS.items()):
-        return "", ""
+        return NONE
     steps, last = losses[-1]
     is_known = steps >= _FEW_STEPS or _highest(losses) > 2 * chance
     if not is_known or not 0 < chance <= last:
-        return "", ""
+        return NONE
     return f"The training loss is {number(last)}, and a guess of the class has {chance:.2f}.", _with_lower_rate(run)
 
 
@@ -59,7 +57,7 @@ def _one_answer(run: RunContents) -> Verdict:
     predicted = [row["class"] for row in rows if to_float(row.get("predicted"))]
     present = [row for row in rows if to_float(row.get("count"))]
     if run.is_multi_label or len(predicted) != 1 or len(present) < 2:
-        return "", ""
+        return NONE
     text = f"The model predicts {predicted[0]} for all validation images: top-1 {percent(run.figures.get('top1'))}"
     return _longer_or_probe(run, f"{text} is the share of this class.")
 
@@ -69,15 +67,15 @@ def _below_a_rival(run: RunContents) -> Verdict:
 
     A run with weighted classes may have less top-1.
     """
-    limits = run.evaluation.interval
+    limits = run.evaluation.values.get("interval")
     if limits is None or any(run.options[key] for key in _WEIGHTED):
-        return "", ""
+        return NONE
     if gap := _gap_to_probe(run, limits[0]):
         text = f"Each epoch is worse than the linear probe of its initial weights: {gap}."
         return text, _longer(run) or _with_lower_rate(run)
     other, rival = max((run.measured(name) or 0.0, name) for name in BASELINES)
     if run.metric is not METRICS["top1"] or other <= limits[1]:
-        return "", ""
+        return NONE
     text = f"The model is worse than the {rival.replace('_', ' ')}: top-1 {percent(run.score)}"
     return _longer_or_probe(run, f"{text} against {percent(other)}.")
 
@@ -99,21 +97,21 @@ def _overfitting(run: RunContents) -> Verdict:
     """
     options = run.options
     if options["TRAIN.DISTILLATION_TYPE"] != "none" or any(options[key] for key in _MIXED):
-        return "", ""
+        return NONE
     metric = METRICS["top1"] if run.metric is METRICS["loss"] else run.metric
     epochs = _trained_epochs(run)
     val = points(epochs, "epoch", f"val_{metric.name}")
     early = [y for x, y in val if 3 * x <= len(epochs)]
     train, val_top1, losses = (points(epochs, "epoch", name) for name in ("train_top1", "val_top1", "val_loss"))
     if not early or not losses or _highest(val) >= max(early) + _RISE:
-        return "", ""
+        return NONE
     lowest = min(loss for _, loss in losses)
     if train and val_top1 and train[-1][1] - val_top1[-1][1] > _FAR:
         figures = f"training top-1 {percent(train[-1][1])} and validation top-1 {percent(val_top1[-1][1])}"
     elif metric is not METRICS["top1"] and losses[-1][1] > _MUCH * lowest:
         figures = f"the loss of validation is {number(losses[-1][1])} after {number(lowest)}"
     else:
-        return "", ""
+        return NONE
     text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"
     return _probe(run, f"The model overfits, or training differs from validation: {text}.")
 
@@ -125,8 +123,9 @@ def _trained_epochs(run: RunContents) -> list[Row]:
 def first_epoch_of(run: RunContents) -> str:
     """A line on a first epoch far below the probe of its run; '' for others."""
     gap = _gap_to_probe(run, run.best[1] - _FAR) if run.best else ""
-    lower = f"-lr={run.options['TRAIN.BASE_LR'] / 10:g}"
-    return f"The first epoch is far below the probe: {gap}; {lower} changes the weights less" if gap else ""
+    return (
+        f"The first epoch is far below the probe: {gap}; -lr={_lower_rate(run)} changes the weights less" if gap else ""
+    )
 
 
 def _highest(curve: list[tuple[float, float]]) -> float:
@@ -164,7 +163,11 @@ def _probe(run: RunContents, text: str) -> Verdict:
 
 
 def _with_lower_rate(run: RunContents) -> str:
-    return _again(run, f"TRAIN.BASE_LR={run.options['TRAIN.BASE_LR'] / 10:g}")
+    return _again(run, f"TRAIN.BASE_LR={_lower_rate(run)}")
+
+
+def _lower_rate(run: RunContents) -> str:
+    return f"{run.options['TRAIN.BASE_LR'] / 10:g}"
 
 
 def _again(run: RunContents, option: str) -> str:
