@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,11 +24,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 def to_float(text: str | float | None) -> float | None:
     """The finite number in a cell of a table; None if there is none."""
-    try:
-        value = float("nan" if text in (None, "") else text)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return value if math.isfinite(value) else None
+    with suppress(TypeError, ValueError, OverflowError):
+        value = float(text)  # type: ignore[arg-type]  # None is a TypeError
+        if math.isfinite(value):
+            return value
+    return None
 
 
 def safe_cell(text: str) -> str:

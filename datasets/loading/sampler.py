@@ -152,18 +152,16 @@ class TrainSampler:
         return self.num_epochs * self.layout.batches_per_epoch - self.first_batch
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order_epoch = -1
-        order = torch.empty(0)
         batches, repeats = self.layout.batches_per_epoch, self.layout.repeats
         size, world_size = self.layout.batch.micro_step_size, self.layout.batch.ranks
-        for number in range(self.first_batch, self.num_epochs * batches):
-            epoch, position = divmod(number, batches)
-            if epoch != order_epoch:
-                order_epoch = epoch
-                order = self.order.places(self.layout, epoch)
-            places = range(position * size + self.rank, (position + 1) * size, world_size)
-            indices = order[torch.tensor(places) // repeats].tolist()
-            yield [(epoch, index, place % repeats) for index, place in zip(indices, places, strict=True)]
+        first_epoch, first = divmod(self.first_batch, batches)
+        for epoch in range(first_epoch, self.num_epochs):
+            order = self.order.places(self.layout, epoch)
+            for position in range(first, batches):
+                places = range(position * size + self.rank, (position + 1) * size, world_size)
+                indices = order[torch.tensor(places) // repeats].tolist()
+                yield [(epoch, index, place % repeats) for index, place in zip(indices, places, strict=True)]
+            first = 0
 
     def coming_shards(self, shards: ShardWindows, number: int, key: Key) -> list[int]:
         """The shards that are needed from now on, in this order. number, key: of the next batch, and its first one."""

@@ -30,7 +30,7 @@ from torch.nn.functional import interpolate
 
 from configs.parts import HOST_AUGMENTATIONS, running_plugins
 from configs.schema import Data, Train
-from datasets.decoding.decode import LazyImage
+from datasets.decoding.decode import LazyImage, from_pillow, to_pillow
 from datasets.decoding.partial_jpeg import Box
 from datasets.transforms.device import RandomDeviceOperation, device_operations
 from utils.errors import UserError
@@ -56,22 +56,7 @@ def apply_policies(policies: Sequence[Policy], pixels: torch.Tensor, rng: random
     original = image = to_pillow(pixels)
     for policy in policies:
         image = policy(image, rng)
-    return pixels if image is original else from_pillow(image)
-
-
-def to_pillow(pixels: torch.Tensor) -> Image.Image:
-    """uint8 (1 or 3, H, W) -> mode L, which may share memory with `pixels`, or RGB.
-
-    A resized crop has planes in memory: to merge them takes a fifth of the time of a copy to interleaved channels.
-    """
-    planes = [Image.fromarray(plane.numpy()) for plane in pixels]
-    return planes[0] if len(planes) == 1 else Image.merge("RGB", planes)
-
-
-def from_pillow(image: Image.Image) -> torch.Tensor:
-    """Mode L or RGB -> uint8 (1 or 3, H, W), a copy."""
-    array = np.array(image)
-    return torch.from_numpy(array.reshape(*array.shape[:2], -1)).permute(2, 0, 1).contiguous()
+    return pixels if image is original else from_pillow(image).contiguous()
 
 
 def rand_augment(layers: int, magnitude: float, image: Image.Image, rng: random.Random) -> Image.Image:
@@ -232,6 +217,25 @@ def resize(image: torch.Tensor, height: int, width: int, interpolation: str = "b
     return interpolate(image[None], size=(height, width), mode=interpolation, antialias=True)[0]
 
 
+def _fitting(sides: list[int], crop: list[int], choose: Callable[[list[float]], float]) -> list[int]:
+    """An image of these proportions. choose: which side has the length of the crop's."""
+    ratio = choose([side / target for side, target in zip(sides, crop, strict=True)])
+    return [max(1, round(side / ratio)) for side in sides]
+
+
+def _covering(sides: list[int], crop: list[int]) -> list[int]:
+    if crop[0] == crop[1]:
+        return [side * crop[0] // min(sides) for side in sides]
+    return _fitting(sides, crop, min)
+
+
+_RESIZED_SIZES: dict[str, Callable[[list[int], list[int]], list[int]]] = {  # by DATA.RESIZE
+    "crop": _covering,
+    "pad": partial(_fitting, choose=max),
+    "squash": lambda sides, crop: crop,
+}
+
+
 def eval_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
     """The part of the image that an evaluation shows, torch.uint8 (C, H, W) of DATA.IMAGE_SIZE.
 
@@ -242,14 +246,9 @@ def eval_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
     """
     pixels, size = image.pixels, data.input_size
     crop = [math.floor(round(side / data.crop_pct, 6)) for side in size]  # 224 / 0.56 is 399.99999999999994
-    if data.resize == "crop" and crop[0] == crop[1]:
-        crop = [side * crop[0] // min(pixels.shape[1:]) for side in pixels.shape[1:]]
-    elif data.resize != "squash":
-        ratios = [side / target for side, target in zip(pixels.shape[1:], crop, strict=True)]
-        ratio = max(ratios) if data.resize == "pad" else min(ratios)
-        crop = [max(1, round(side / ratio)) for side in pixels.shape[1:]]
-    resized = resize(pixels, crop[0], crop[1], data.interpolation)
-    margins = [side - target for side, target in zip(crop, size, strict=True)]
+    height, width = _RESIZED_SIZES[data.resize](list(pixels.shape[1:]), crop)
+    resized = resize(pixels, height, width, data.interpolation)
+    margins = [height - size[0], width - size[1]]
     top, left = (-(-margin // 2) if margin < 0 and data.resize != "crop" else round(margin / 2) for margin in margins)
     shown = resized[:, max(0, top) :, max(0, left) :][:, : size[0], : size[1]]
     if min(margins) >= 0:

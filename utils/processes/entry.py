@@ -6,6 +6,7 @@ import resource
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from utils.errors import Findings, Unavailable, UserError, print_escaped, print_resume, to_single_line
@@ -94,7 +95,6 @@ class _TolerantFile(io.FileIO):
     """Ignores the error of writing to a stream that is lost: the log files have the same lines."""
 
     def write(self, data: Any) -> int:
-        try:
+        with suppress(OSError):  # the terminal or the reader of a pipe has gone; a full disk
             return super().write(data)
-        except OSError:  # the terminal or the reader of a pipe has gone; a full disk
-            return len(memoryview(data))
+        return len(memoryview(data))
