@@ -73,7 +73,7 @@ def _table_in(root: Path, data: Data) -> str | None:
         return "csv"
     if parquet_files(root):
         return "parquet"
-    if any(root.glob("*_list.txt")) or data.class_folders or not train.is_file():
+    if not train.is_file() or any(root.glob("*_list.txt")) or data.class_folders:
         return None
     return "csv"
 
