@@ -171,10 +171,9 @@ def errors_of_building(model: str, data: Data) -> Iterator[None]:
     except (UserError, OSError):
         raise
     except TypeError as error:
-        for rate, key in _RATES.items():
-            if f"'{rate}'" in str(error):
-                raise UserError(f"{model} does not accept an option that is set: {key}; set it to 0") from None
-        raise UserError(f"{model} does not accept an option that is set: {_first_line(error)}; remove it") from None
+        fixes = [f"{key}; set it to 0" for rate, key in _RATES.items() if f"'{rate}'" in str(error)]
+        fixes.append(f"{_first_line(error)}; remove it")
+        raise UserError(f"{model} does not accept an option that is set: {fixes[0]}") from None
     except Exception as error:  # of many types, by family
         if find_shortage(error):  # the entry script names what to reduce
             raise

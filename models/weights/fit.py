@@ -16,7 +16,6 @@ from timm.models import adapt_input_conv
 from torch import nn
 
 from configs.schema.model import Model
-from configs.weights import NPZ
 from models.weights.choose import FINE_TUNE, Purpose, choose
 from models.weights.names import State, head_names, summarize_names
 from models.weights.read import LOST, WeightsFile, read_weights
@@ -129,8 +128,7 @@ def load_pretrained(
         text += ": this model lacks their layer before the head"
         fitted.list_names(text, hidden, "warning")
     model.load_state_dict(checked, strict=True)
-    if purpose.zero_head:
-        _make_zero(model, fitted.new_heads)
+    _start_heads(model, fitted.new_heads, purpose)
     return fitted
 
 
@@ -148,8 +146,7 @@ def fit_published(model: nn.Module, options: Model, purpose: Purpose) -> Fitted:
         reasons = {None: NewHead.NOT_IN_FILE, 0: NewHead.NOT_IN_FILE, options.num_logits: NewHead.OTHER_FEATURES}
         fitted.new_heads["head"] = reasons.get(outputs, NewHead.OTHER_NUMBER)
         fitted.counts = (outputs or 0, options.num_logits)
-        if purpose.zero_head:
-            _make_zero(model, head_names(model))
+        _start_heads(model, head_names(model), purpose)
     return fitted
 
 
@@ -198,7 +195,6 @@ class Pairs:
     def resize_positions(self, weights: WeightsFile, image_size: tuple[int, int] | None) -> None:
         """Resizes position embeddings (1, N, D) by timm's functions. image_size: as in `load_pretrained`.
 
-        Positions in Google's .npz are resized as timm's reader does: bilinear, no filter (findings/scipy-zoom.sh).
         Raises UserError: MODEL.POS_EMBED is a formula, but not the one of the file.
         """
         if "pos_embed" not in self.own.keys() & self.state.keys():
@@ -210,21 +206,20 @@ class Pairs:
             return
         prefix_tokens = target.shape[1] - math.prod(grid)  # class token and others outside the grid
         tokens = source.shape[1] - prefix_tokens
-        known = _grid_of(image_size, patches, tokens)
+        stated = _grid_of(image_size, patches, tokens)
+        likely = grid if source.shape == target.shape else [math.isqrt(max(tokens, 0))] * 2
+        old = stated or likely
         if "pos_embed" in self.fixed:
-            _check_formula(weights.file, source[0, prefix_tokens:], known, target[0, prefix_tokens:], grid)
-            return
-        if source.shape == target.shape and known in ([], grid):
-            if not known and grid[0] != grid[1]:
-                text = f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"
-                self.fitted.remarks.append(Note("screen", text))
-            return
-        self._resample_positions(known or [math.isqrt(max(tokens, 0))] * 2, grid, prefix_tokens, weights.kind)
+            _check_formula(weights.file, source[0, prefix_tokens:], old, target[0, prefix_tokens:], grid)
+        elif old != grid:
+            self._resample_positions(old, grid, prefix_tokens, weights.format.resampling)
+        elif not stated and grid[0] != grid[1]:
+            text = f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"
+            self.fitted.remarks.append(Note("screen", text))
 
-    def _resample_positions(self, old: list[int], grid: list[int], prefix_tokens: int, kind: str) -> None:
-        """old, grid: height and width of the grid of the file, and of the model."""
+    def _resample_positions(self, old: list[int], grid: list[int], prefix_tokens: int, method: dict[str, Any]) -> None:
+        """old, grid: height and width of the grid of the file, and of the model. method: arguments of timm's."""
         source = self.state["pos_embed"]
-        method = {"interpolation": "bilinear", "antialias": False} if kind == NPZ else {}
         with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source
             positions = source[:, prefix_tokens:].unflatten(1, old)
             resized = resample_abs_pos_embed_nhwc(positions, grid, **method)  # also to a grid of as many tokens
@@ -296,16 +291,13 @@ def _grid_of(image_size: tuple[int, int] | None, patches: Any, tokens: int) -> l
     return grid if math.prod(grid) == tokens else []
 
 
-def _check_formula(file: Path, theirs: torch.Tensor, known: list[int], ours: torch.Tensor, grid: list[int]) -> None:
-    """Compares position embeddings (N, D) where both grids have positions. known: of the file; empty: a square.
+def _check_formula(file: Path, theirs: torch.Tensor, old: list[int], ours: torch.Tensor, grid: list[int]) -> None:
+    """Compares position embeddings (N, D) where both grids have positions: `old`, of the file, and `grid`.
 
     Raises UserError: they differ.
     """
     if theirs.shape[1] != ours.shape[1]:  # of another model, as other tensors tell
         return
-    old = known or [math.isqrt(len(theirs))] * 2
-    if not known and theirs.shape == ours.shape:
-        old = grid
     rows, columns = map(min, old, grid)
     expected = ours.unflatten(0, grid)[:rows, :columns]
     if math.prod(old) != len(theirs) or not torch.allclose(
@@ -316,12 +308,14 @@ def _check_formula(file: Path, theirs: torch.Tensor, known: list[int], ours: tor
         )
 
 
-def _make_zero(model: nn.Module, heads: Collection[str]) -> None:
-    """Makes the last layers of new heads zero.
+def _start_heads(model: nn.Module, heads: Collection[str], purpose: Purpose) -> None:
+    """Makes the last layers of new heads zero if the purpose wants that.
 
     Their inputs are features that other training has learned. The rows of timm, with a standard deviation of up to 0.4
     (EfficientNet, MobileNet), destroy them in the first steps.
     """
+    if not purpose.zero_head:
+        return
     layers = [layer for head in head_names(model) if head in heads for layer in output_layers(model, head)]
     for name, tensor in model.state_dict().items():
         if name.rpartition(".")[0] in layers:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -73,11 +73,15 @@ class WeightsFile(Header):
     .safetensors. Names are the file's, of Google's ViT timm's; tensors of PaddlePaddle are in its layout.
     """
 
+    @property
+    def format(self) -> "_Format":
+        return _FORMATS[self.kind]
+
     @cached_property
     def tensors(self) -> Tensors:
         """Raises UserError: a damaged file, without tensors, or a pickle that calls a function."""
         with self.explained():
-            tensors = _READERS[self.kind](self)
+            tensors = self.format.read(self)
         adapters = [name for state in tensors.states.values() for name in state if _ADAPTER.search(name)]
         if adapters:
             fix = "save the weights with them merged, as peft's merge_and_unload() returns the model"
@@ -92,9 +96,8 @@ class WeightsFile(Header):
     @cached_property
     def own_options(self) -> dict[str, Any]:
         """The sections of options in a checkpoint or export of this program; empty in a file of another one."""
-        read = json.loads if self.kind == SAFETENSORS else parse_value
         with suppress(Exception):  # a file of another program has any content
-            options: dict[str, Any] = read(self.entries[OPTIONS_ENTRY])
+            options: dict[str, Any] = self.format.parse(self.entries[OPTIONS_ENTRY])
             _sections = {**options["MODEL"], **options["DATA"]}
             return options
         return {}
@@ -371,9 +374,20 @@ def _as_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-_READERS: dict[str, Callable[[WeightsFile], Tensors]] = {
-    PADDLE: _read_paddle,
-    SAFETENSORS: _read_safetensors,
-    TORCH: _read_torch,
-    NPZ: _read_npz,
+class _Format(NamedTuple):
+    """How a kind of file is used. read: its tensors. parse: the text of its options. resampling: further arguments of
+    timm's function that resizes position embeddings.
+    """
+
+    read: Callable[[WeightsFile], Tensors]
+    parse: Callable[[str], Any]
+    resampling: dict[str, Any]
+
+
+_FORMATS = {
+    PADDLE: _Format(_read_paddle, parse_value, {}),
+    SAFETENSORS: _Format(_read_safetensors, json.loads, {}),
+    TORCH: _Format(_read_torch, parse_value, {}),
+    # As timm's reader of these files: bilinear, no filter (findings/scipy-zoom.sh)
+    NPZ: _Format(_read_npz, parse_value, {"interpolation": "bilinear", "antialias": False}),
 }
