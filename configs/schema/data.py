@@ -181,6 +181,11 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
 
     @property
+    def given_columns(self) -> dict[Any, Any]:
+        """COLUMNS, empty without one."""
+        return self.columns or {}
+
+    @property
     def micro_batch(self) -> int:
         """BATCH_SIZE as a number; 1 as long as it is auto."""
         return self.batch_size if isinstance(self.batch_size, int) else 1
@@ -251,7 +256,7 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
 
     def _problems_of_tables(self) -> Iterator[Problem]:
         of_split = "of split also {column: NAME, test: [VALUE]}, with val, too, or in its place"
-        for key, value in (self.columns or {}).items():
+        for key, value in self.given_columns.items():
             is_valid = _is_name(value)
             if key == "split":
                 is_valid = is_valid or _lists_values(value)

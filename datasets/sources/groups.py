@@ -77,8 +77,7 @@ def _cases_in_column(table: Table, data: Data) -> list[Note]:
     if not _FEWEST <= len(values) < values.total():
         return []
     text = f"{table.file}: {shorten(names[0])} has {len(values):,} values in {values.total():,} rows"
-    fix = f"to keep the images of each in one split: -opts {quote(f'DATA.GROUPS={names[0]}')}"
-    return [Note("screen", f"{text}; {fix}")]
+    return [_to_keep_together(text, f"DATA.GROUPS={names[0]}")]
 
 
 def _cases_in_folders(listing: ImageFiles) -> list[Note]:
@@ -91,8 +90,11 @@ def _cases_in_folders(listing: ImageFiles) -> list[Note]:
     if len(dict(cases)) < len(cases):  # some are in several classes, as magnifications
         return []
     text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
-    fix = f"to keep the images of each in one split: -opts {quote(option)}"
-    return [Note("screen", f"{listing.root}: {text}; {fix}")]
+    return [_to_keep_together(f"{listing.root}: {text}", option)]
+
+
+def _to_keep_together(text: str, option: str) -> Note:
+    return Note("screen", f"{text}; to keep the images of each in one split: -opts {quote(option)}")
 
 
 def case_folders(paths: Sequence[str], of_labels: int) -> str:
@@ -152,7 +154,7 @@ def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
     """The group of each image, '' without one. given: DATA.GROUPS."""
     has_columns = properties_of(data.dataset).groups_by == "column"
     if listing.file and has_columns and given in open_table(listing.file, data.encoding).header:
-        columns = {**(data.columns or {}), "label": given}
+        columns = {**data.given_columns, "label": given}
         return _groups_in(listing, listing.file, data.image_root or "", columns, data)
     if "(" in given:
         if problem := problem_of_expression(given):

@@ -55,9 +55,14 @@ class RunSplit:
         return self.seed, self.fraction, self.fold, self.groups
 
     @property
+    def listed(self) -> tuple[str, ...]:
+        """`held_out`, empty if it is not known."""
+        return self.held_out or ()
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the held-out paths."""
-        return sha256("\0".join(self.held_out or ()).encode("utf-8", "surrogateescape")).hexdigest()
+        return sha256("\0".join(self.listed).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def hash_paths(paths: PackedStrings, seed: int = 0) -> np.ndarray:
@@ -138,7 +143,7 @@ class Splitter:
             self.num_trained = 0
             self.result = replace(
                 self._rule,
-                held_out=_names_of(paths, cut.is_val, kept.held_out or ()),
+                held_out=_names_of(paths, cut.is_val, kept.listed),
                 trained=np.union1d(known.trained, hashes[wanted]),
                 held_out_groups=_names_of(groups, cut.is_val, kept.held_out_groups),
             )
@@ -208,7 +213,7 @@ def _parts_of_units(rule: RunSplit, targets: np.ndarray, unit_of: np.ndarray) ->
 
 def _before_renaming(paths: PackedStrings, renames: Mapping[str, str] | None, known: RunSplit) -> PackedStrings:
     """The paths that the run knows, before the folders of classes were renamed (DATA.RENAME)."""
-    hashes_of_run = np.append(known.trained, _hashes_of(known.held_out or ()))
+    hashes_of_run = np.append(known.trained, _hashes_of(known.listed))
     for old, new in (renames or {}).items():
         before = [f"/{to_nfc(path)}".replace(f"/{new}/", f"/{old}/", 1)[1:] for path in paths]
         were = StringPacker(before).strings()
@@ -289,7 +294,7 @@ def as_read_before(data: Data, known: RunSplit | None, is_same: bool = True) -> 
     """
     if not known or not properties_of(data.dataset).has_columns:
         return data
-    columns = {"split": None, **(data.columns or {})} if is_same and known.held_out else data.columns
+    columns = {"split": None, **data.given_columns} if is_same and known.held_out else data.columns
     return data.model_copy(update={"encoding": data.encoding or "cp1252", "columns": columns})
 
 

@@ -188,7 +188,7 @@ class ParquetTable(Table):
             groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
             self.group_ends[str(file.relative_to(self.root))] = np.cumsum([group.num_rows for group in groups])
             self.group_bytes = max(self.group_bytes, *(group.total_byte_size for group in groups), 0)
-        self._name_columns(schema, (data.columns or {}).get("path"))
+        self._name_columns(schema, data.given_columns.get("path"))
 
     def _name_columns(self, schema: Any, given: Any) -> None:
         """Finds the columns of images, labels and texts. given: the name of the column of images, or None."""

@@ -63,7 +63,7 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
         fix = "write the names of the columns above it, such as image_path and target"
         raise UserError(f"{table.file}:1: has no header, but the row {shorten(table.header)}; {fix}")
     find = _columns_to_predict if predicts else _columns_to_read
-    table.layout = find(table, data, dict[Any, Any](table.columns) | (data.columns or {}))
+    table.layout = find(table, data, dict[Any, Any](table.columns) | data.given_columns)
     return table.layout
 
 
@@ -110,7 +110,7 @@ def _check_columns(table: Table, given: Mapping[str, Any]) -> None:
 
 def _columns_option(data: Data, changes: Mapping[str, Any]) -> str:
     """DATA.COLUMNS with these changes, as a shell reads it."""
-    return quote(f"DATA.COLUMNS={json.dumps({**(data.columns or {}), **changes}, ensure_ascii=False)}")
+    return quote(f"DATA.COLUMNS={json.dumps({**data.given_columns, **changes}, ensure_ascii=False)}")
 
 
 def _columns_in(value: Any) -> list[str]:
