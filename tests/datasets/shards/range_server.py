@@ -51,24 +51,25 @@ class RangeHandler(BaseHTTPRequestHandler):
         if not path.is_file() or not path.resolve().is_relative_to(self.server.folder):
             self.start(404, {"Content-Length": "0"})
             return
-        size = path.stat().st_size
-        wanted = _RANGE.match(self.headers.get("Range", "")) if ranges else None
-        first = int(wanted[1]) if wanted else 0
-        end = min(size, int(wanted[2]) + 1) if wanted and wanted[2] else size
-        if wanted and first >= size:
-            self.start(416, {"Content-Length": "0"})
+        data = path.read_bytes()
+        content = data
+        code = 200
+        headers = {"ETag": version or etag(path)}
+        wanted = _RANGE.match(self.headers.get("Range", ""))
+        if wanted and ranges:
+            first = int(wanted[1])
+            content = data[first : int(wanted[2] or len(data)) + 1]
+            code = 206 if content else 416
+            headers["Content-Range"] = f"bytes {first}-{first + len(content) - 1}/{len(data)}"
+        self.start(code, headers | {"Content-Length": str(len(content))})
+        if self.command == "HEAD":
             return
-        with path.open("rb") as file:
-            file.seek(first)
-            part = file.read(end - first)[:sent] if self.command == "GET" else b""
-        headers = {"Content-Length": str(end - first), "ETag": version or etag(path)}
-        headers |= {"Content-Range": f"bytes {first}-{end - 1}/{size}"} if wanted else {}
-        self.start(206 if wanted else 200, headers)
+        content = content[:sent]
         piece_bytes = 10_000 if pause_seconds else 1 << 30
-        for position in range(0, len(part), piece_bytes):
+        for position in range(0, len(content), piece_bytes):
             time.sleep(pause_seconds)
-            self.wfile.write(part[position : position + piece_bytes])
-        if reset and self.command == "GET":
+            self.wfile.write(content[position : position + piece_bytes])
+        if reset:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
 

@@ -163,15 +163,14 @@ def test_images_and_targets_equal_timms(kind, monkeypatch):
         torch.testing.assert_close(our_targets, their_targets, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("box", [(2, 9, 4, 17), None], ids=["cutmix", "mixup"])
+@pytest.mark.parametrize("box, weight", [((2, 9, 4, 17), 1 - 91 / 240), (None, 0.3)], ids=["cutmix", "mixup"])
 @pytest.mark.parametrize("is_last", [False, True], ids=["--no-prefetcher", "default"])
-def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box, monkeypatch):
+def test_the_order_of_erasing_and_mixup_is_the_one_of_timms_loaders(is_last, box, weight, monkeypatch):
     """With equal boxes, weight and noise. timm's default loader rounds a mixture to 8 bits."""
     data = Data.model_validate({"IMAGE_SIZE": [12, 20], "IMAGENET_STD": [1.0, 1.0, 1.0]})
     train = Train(RANDOM_ERASE_PROB=0.7, MIXUP_ALPHA=1.0, RANDOM_ERASE_AFTER_MIXUP=is_last)
     images = torch.randint(256, (8, 3, 12, 20), dtype=torch.uint8)
     targets = torch.arange(8) % 5
-    weight = 1 - 91 / 240 if box else 0.3
     transform = TrainTransform(data, train, 5)
     erase = RandomErase(data, train)
     monkeypatch.setattr(transform.mixup, "draw", lambda *_: (weight, box))
