@@ -47,10 +47,10 @@ class Choice:
     def words(self) -> list[str]:
         """The choice as flags of the command line."""
         words = [f"-cfg={shown_path(self.file)}"]
-        for name, value in self.flags.items():
-            words.append(f"-{name}" if value is True else f"-{name}={value}")
         if self.options:
             words += ["-opts", *self.options]
+        for name, value in self.flags.items():
+            words.append(f"-{name}" if value is True else f"-{name}={value}")
         return words
 
 

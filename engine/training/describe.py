@@ -153,7 +153,7 @@ def describe_on_screen(
         weights = f"resumed at epoch {resumed.epoch + 1}, step {resumed.done_steps}"
     elif fitted.source:
         new = {*fitted.new_heads.values()} - {NewHead.OTHER_NORM}
-        weights = f"weights: {Path(config.model.pretrained or '').name}"
+        weights = f"weights: {Path(str(config.model.pretrained)).name}"
         if new:
             weights += ", new head"
     training = "linear probe"
