@@ -62,7 +62,7 @@ def notes_on_one_process(options: Parallel) -> list[Note]:
     """A warning of the options that one process does not use."""
     changed = options.model_dump(exclude_defaults=True)
     given = [f"PARALLEL.{key.upper()} {format_value(value)}" for key, value in changed.items()]
-    return [Note("warning", f"one process: {', '.join(given)} has no effect")] if given else []
+    return [Note("warning", f"one process does not use {', '.join(given)}")] if given else []
 
 
 def notes_on_optimizer(optimizer: torch.optim.Optimizer, peak_lr: float, train: Train, global_size: int) -> list[Note]:
