@@ -37,7 +37,8 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, Note]
     if context.world_size > 1 and strategy != "ddp":
         raise UserError(f"-batch_size=auto: PARALLEL.STRATEGY {strategy} shards the weights; give a size")
     limit, before = _memory_limit(data, device)
-    share = (data.global_batch_size or 1) // context.world_size
+    assert data.global_batch_size  # DATA.BATCH_SIZE auto needs it
+    share = data.global_batch_size // context.world_size
 
     def fits(size: int) -> bool:
         # With two passes per step, as with several ranks, the gradients stay in memory during the second one.
