@@ -126,19 +126,24 @@ def read_class_weights(
     weights = options.class_weights
     if weights is None:
         return None
-    if weights == "balanced" and targets.ndim == 2:
-        positive = torch.from_numpy(targets.sum(axis=0, dtype=np.int64)).clamp(min=1)
-        return ((len(targets) - positive).clamp(min=1) / positive).to(device)
     if weights == "balanced":
-        from timm.loss import compute_class_weights
-
-        counts = torch.from_numpy(np.bincount(targets, minlength=num_classes))
-        _, balanced = compute_class_weights(counts, len(targets), method="inv_freq")
-        return (balanced * (len(targets) / (balanced.double() @ counts.double())).float()).to(device)
+        return _balanced_weights(targets, num_classes).to(device)
     if len(weights) != num_classes:
         problem = f"LOSS.CLASS_WEIGHTS: has {len(weights)} values, but the model has {num_classes} classes"
         raise UserError(f"{problem} (MODEL.NUM_CLASSES); give one value per class, or balanced")
     return torch.tensor(weights, device=device)
+
+
+def _balanced_weights(targets: np.ndarray, num_classes: int) -> torch.Tensor:
+    if targets.ndim == 2:
+        positive = torch.from_numpy(targets.sum(axis=0, dtype=np.int64)).clamp(min=1)
+        return (len(targets) - positive).clamp(min=1) / positive
+    from timm.loss import compute_class_weights
+
+    counts = torch.from_numpy(np.bincount(targets, minlength=num_classes))
+    _, balanced = compute_class_weights(counts, len(targets), method="inv_freq")
+    weights: torch.Tensor = balanced * (len(targets) / (balanced.double() @ counts.double())).float()
+    return weights
 
 
 # Logits (B, classes); of a model with two heads in training: (class head, distillation head).
