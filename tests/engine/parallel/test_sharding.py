@@ -38,37 +38,27 @@ def is_equal(found: dict) -> bool:
     return found["weights"] < 1e-6 < 1e-4 < found["moved"] and found["norms"] < 1e-6
 
 
+CASES = {  # options, and those of the sharded training alone
+    "fp32": (["TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE], FSDP),
+    "bf16": ([BF16, CLIP], FSDP),
+    "op lists": ([BF16, "MODEL.GRAD_CHECKPOINTING=true", *OP_LISTS], FSDP),
+    "cheap with ddp": ([BF16, *RATES], [CHEAP]),
+    "cheap, op lists": ([BF16, *RATES, *OP_LISTS], [*FSDP, CHEAP]),
+    "cheap, accumulation": ([*RATES, "MODEL.ATTENTION=fused", "TRAIN.ACCUM_ITER=2"], [*FSDP, CHEAP]),
+    "frozen": ([BF16, "MODEL.TUNE=head"], FSDP),
+    "last block": ([BF16, "MODEL.TUNE=last:1", "MODEL.GRAD_CHECKPOINTING=true"], FSDP),
+    "kept gathered": (
+        ["MODEL.GRAD_CHECKPOINTING=true", "TRAIN.LAYER_DECAY=0.7", "MODEL.ATTENTION=fused"],
+        [*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"],
+    ),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options, sharded, steps",
-    [
-        (["TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE], FSDP, 20),
-        ([BF16, CLIP], FSDP, 5),
-        ([BF16, "MODEL.GRAD_CHECKPOINTING=true", *OP_LISTS], FSDP, 5),
-        ([BF16, *RATES], [CHEAP], 5),
-        ([BF16, *RATES, *OP_LISTS], [*FSDP, CHEAP], 5),
-        ([*RATES, "MODEL.ATTENTION=fused", "TRAIN.ACCUM_ITER=2"], [*FSDP, CHEAP], 5),
-        ([BF16, "MODEL.TUNE=head"], FSDP, 5),
-        ([BF16, "MODEL.TUNE=last:1", "MODEL.GRAD_CHECKPOINTING=true"], FSDP, 5),
-        (
-            ["MODEL.GRAD_CHECKPOINTING=true", "TRAIN.LAYER_DECAY=0.7", "MODEL.ATTENTION=fused"],
-            [*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"],
-            5,
-        ),
-    ],
-    ids=[
-        "fp32",
-        "bf16",
-        "op lists",
-        "cheap with ddp",
-        "cheap, op lists",
-        "cheap, accumulation",
-        "frozen",
-        "last block",
-        "kept gathered",
-    ],
-)
-def test_training_equals_ddp(both, options, sharded, steps):
+@pytest.mark.parametrize("case", CASES)
+def test_training_equals_ddp(both, case):
+    options, sharded = CASES[case]
+    steps = 20 if case == "fp32" else 5
     assert is_equal(both(against_ddp, options, sharded, steps)[0])
 
 

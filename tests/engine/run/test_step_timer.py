@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 import timm
 import torch
-from conftest import config_for, model_for
+from conftest import cells_of, config_for, model_for
 
 from configs.schema import Data
 from datasets.batch import Batch
@@ -233,21 +233,21 @@ def test_a_view_of_the_class_token_that_is_passed_to_a_module_is_counted():
     assert 2.7 * flops_per_image(model, options.data, trains=False) < flops_per_image(model, options.data)
 
 
-FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+# GPU, dtype, TFLOP/s
+PEAKS = """
+NVIDIA A100-SXM4-80GB | bfloat16 | 312
+NVIDIA A100-SXM4-80GB | float32 | 19.5
+NVIDIA A100-SXM4-80GB | float32 tf32 | 156
+Tesla T4 | float16 tf32 | 65
+Tesla T4 | bfloat16 |  # no bfloat16 tensor cores
+"""
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "tf32", "tflops"),
-    [
-        ("NVIDIA A100-SXM4-80GB", BF16, False, 312),
-        ("NVIDIA A100-SXM4-80GB", FP32, False, 19.5),
-        ("NVIDIA A100-SXM4-80GB", FP32, True, 156),
-        ("Tesla T4", FP16, True, 65),
-        ("Tesla T4", BF16, False, None),  # no bfloat16 tensor cores
-    ],
-)
-def test_peak_by_device_name_and_dtype(name, dtype, tf32, tflops):
-    assert peak_flops_per_second(name, dtype, tf32) == (tflops and pytest.approx(1e12 * tflops))
+@pytest.mark.parametrize("name, kind, tflops", cells_of(PEAKS))
+def test_peak_by_device_name_and_dtype(name, kind, tflops):
+    dtype, *tf32 = kind.split()
+    found = peak_flops_per_second(name, getattr(torch, dtype), bool(tf32))
+    assert found == (pytest.approx(1e12 * float(tflops)) if tflops else None)
 
 
 SIMILAR = (
@@ -257,7 +257,7 @@ SIMILAR = (
 
 
 def test_similar_devices_have_no_peak():
-    assert not any(peak_flops_per_second(name, FP16, True) for name in SIMILAR)
+    assert not any(peak_flops_per_second(name, torch.float16, True) for name in SIMILAR)
 
 
 DATA = Data(IMAGE_SIZE=8)

@@ -39,8 +39,10 @@ def misfits_of(config: Config, layout: EpochLayout) -> list[str]:
 )
 def test_the_images_of_the_incomplete_last_batch_are_named(layout, number, kind):
     """As many as the sampler leaves out of each epoch."""
-    ranks = [TrainSampler(layout, 1, rank) for rank in range(layout.batch.ranks)]
-    used = {index for sampler in ranks for batch in sampler for _, index, _ in batch}
+    used = set()
+    for rank in range(layout.batch.ranks):
+        for batch in TrainSampler(layout, 1, rank):
+            used |= {index for _, index, _ in batch}
     if layout.max_steps is None:
         assert layout.samples - len(used) == number
     notes = [note for note in notes_on_batches(layout) if note.text.startswith("Training")]

@@ -6,11 +6,12 @@ import io
 import pytest
 import timm
 import torch
-from conftest import assert_same_state, optimizer_of, seeded
+from conftest import assert_same_state, cells_of, optimizer_of, seeded
 from timm.optim import create_optimizer_v2, muon
 from torch import nn
 
 from configs.schema import Amp, Train
+from configs.yaml_io import parse_value
 from engine.parallel import Strategy
 from engine.precision.policy import Precision
 from engine.training import optimizer as optimizers
@@ -62,32 +63,29 @@ def assert_equal(found: torch.optim.Optimizer, expected: torch.optim.Optimizer):
     assert_same_state(found.state_dict(), expected.state_dict())
 
 
-RULES = {
-    "muon": ("muon", {}),
-    "nesterov": ("nmuon", {}),
-    "AdaMuon": ("adamuon", {}),
-    "Keller Jordan's scale and coefficients": (
-        "muon",
-        {"adjust_lr_fn": "original", "ns_coefficients": "original", "ns_steps": 4},
-    ),
-    "Polar Express": (
-        "nmuon",
-        {"ns_coefficients": "polar_express", "safety_factor": 1.01, "scale_eps": True, "adjust_lr_fn": None},
-    ),
-    "positions of convolutions": ("muon", {"conv_mode": "batched"}),
-    "AdamW by name": ("muon", {"fallback_list": ["tall.0.*", "head.*"], "fallback_lr_scale": 0.5}),
-}
+# NAME, KWARGS, threads
+RULES = """
+muon | {} | 1
+nmuon | {} | 1
+nmuon | {} | 2
+adamuon | {} | 1
+muon | {adjust_lr_fn: original, ns_coefficients: original, ns_steps: 4} | 1  # Keller Jordan's
+nmuon | {ns_coefficients: polar_express, safety_factor: 1.01, scale_eps: true, adjust_lr_fn: null} | 1
+muon | {conv_mode: batched} | 1
+muon | {fallback_list: ["tall.0.*", "head.*"], fallback_lr_scale: 0.5} | 1
+"""
 
 
-@pytest.mark.parametrize("rule, threads", [*((rule, 1) for rule in RULES), ("nesterov", 2)])
-def test_every_bit_is_that_of_timm(rule, threads):
-    name, kwargs = RULES[rule]
+@pytest.mark.parametrize("name, options, threads", cells_of(RULES))
+def test_every_bit_is_that_of_timm(name, options, threads):
+    kwargs = parse_value(options)
     ours = Shapes()
-    timms, before = copy.deepcopy(ours), torch.get_num_threads()
+    timms = copy.deepcopy(ours)
+    before = torch.get_num_threads()
     optimizer = optimizer_of(ours, train_options(name, kwargs))
     expected = create_optimizer_v2(timms, name, LR, DECAY, **kwargs)
     try:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(int(threads))
         train(ours, optimizer, range(5))
         train(timms, expected, range(5))
     finally:
