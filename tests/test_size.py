@@ -51,11 +51,11 @@ CEILINGS = {
     "tests": 11702,
     "tests/configs": 6990,
     "tests/datasets": 64893,
-    "tests/engine": 111695,
+    "tests/engine": 111230,
     "tests/fixtures": 378,
     "tests/models": 26872,
     "tests/scripts": 11958,
-    "tests/stress": 13047,
+    "tests/stress": 12982,
     "tests/utils": 9886,
 }
 MAX_PRODUCT_FILES = 182

@@ -67,15 +67,17 @@ class Kind:
 
 KINDS = {
     "images": Kind(data_kinds.image_examples, data_kinds.read_image, data_kinds.repair_png),
-    **({"dicom": Kind(data_kinds.dicom_examples, data_kinds.read_image)} if is_installed("pydicom") else {}),
     "lists": Kind(data_kinds.list_examples, data_kinds.read_list_file, is_text=True),
-    **({"parquet": Kind(data_kinds.parquet_examples, data_kinds.read_parquet)} if is_installed("pyarrow") else {}),
     "configs": Kind(model_kinds.config_examples, model_kinds.read_config, is_text=True),
     "pdparams": Kind(model_kinds.pdparams_examples, model_kinds.read_pdparams),
     "tar": Kind(data_kinds.tar_examples, data_kinds.read_tar, data_kinds.repair_tar),
     "tar-index": Kind(data_kinds.tar_index_examples, data_kinds.read_tar_index, data_kinds.repair_tar_index),
     "weights": Kind(model_kinds.weights_examples, model_kinds.read_weights_file),
 }
+if is_installed("pydicom"):
+    KINDS["dicom"] = Kind(data_kinds.dicom_examples, data_kinds.read_image)
+if is_installed("pyarrow"):
+    KINDS["parquet"] = Kind(data_kinds.parquet_examples, data_kinds.read_parquet)
 
 
 def make_case(name: str, seed: int, number: int) -> bytes:

@@ -2,10 +2,10 @@
 
 import argparse
 import contextlib
+import io
 import pickle
 import re
 import shlex
-import tempfile
 from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -71,23 +71,29 @@ def weights_examples() -> list[bytes]:
     arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.ones((1, 12), "f4")
     objects = [argparse.Namespace(lr=0.1), np.float64(1), defaultdict(list, a=[1]), deque([1]), Path("a")]
     foreign = {"teacher": {f"backbone.{name}": one for name, one in state.items()}, "student": state, "args": objects}
+    old_format = {"_use_new_zipfile_serialization": False}
     return [
-        _bytes_written_by(lambda path: torch.save(state, path)),
-        _bytes_written_by(lambda path: torch.save({"model": state}, path, _use_new_zipfile_serialization=False)),
-        _bytes_written_by(lambda path: torch.save(foreign, path)),
-        _bytes_written_by(lambda path: torch.save(foreign, path, _use_new_zipfile_serialization=False)),
+        _saved(state),
+        _saved({"model": state}, **old_format),
+        _saved(foreign),
+        _saved(foreign, **old_format),
         safetensors.torch.save(state),
         safetensors.torch.save({"a": torch.ones(2)}, metadata),
-        _bytes_written_by(lambda path: np.savez(path, **arrays)),
-        _bytes_written_by(lambda path: np.savez_compressed(path, **arrays)),
+        _packed(np.savez, arrays),
+        _packed(np.savez_compressed, arrays),
     ]
 
 
-def _bytes_written_by(write: Callable[[Path], None]) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "file.npz"
-        write(path)
-        return path.read_bytes()
+def _saved(content: object, **options: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file, **options)
+    return file.getvalue()
+
+
+def _packed(save: Callable, arrays: dict[str, np.ndarray]) -> bytes:
+    file = io.BytesIO()
+    save(file, **arrays)
+    return file.getvalue()
 
 
 def read_pdparams(data: bytes, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """TRAIN.MINUTES: epochs and steps by the time that is left; the run is the one with these values given."""
 
 import pytest
-from conftest import assert_same_state, digits_flags, rows, states, train
+from conftest import assert_same_state, cells_of, digits_flags, rows, states, train
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.yaml_io import parse_value
@@ -10,22 +10,23 @@ from engine.training.minutes import epochs_in, evaluation_seconds
 from tests.engine.report.run_folders import write_json
 from utils.files import read_json
 
+# Seconds, epochs, steps
+USED = """
+-5 | 1 | 1  # the probe, or one step, is the result
+3.5 | 1 | 2  # a second of it is the evaluation
+11 | 1 | 10
+12 | 2 | 5  # two short epochs rather than a long one: the last evaluation is after the last step
+22 | 2 | 10
+1100 | 100 | 10
+"""
 
-@pytest.mark.parametrize(
-    "seconds, expected",
-    [
-        (-5, (1, 1)),  # the probe, or one step, is the result
-        (3.5, (1, 2)),  # a second of it is the evaluation
-        (11, (1, 10)),
-        (12, (2, 5)),  # two short epochs rather than a long one: the last evaluation is after the last step
-        (22, (2, 10)),
-        (1100, (100, 10)),
-    ],
-)
-def test_the_time_is_used(seconds, expected):
+
+@pytest.mark.parametrize("figures", cells_of(USED), ids=str)
+def test_the_time_is_used(figures):
     """Epochs of 10 steps of a second, and a second between two."""
+    seconds, *expected = map(float, figures)
     epochs, steps = epochs_in(seconds, step=1.0, pause=1.0, steps_per_epoch=10)
-    assert (epochs, steps) == expected
+    assert [epochs, steps] == expected
     assert epochs == 1 or seconds - epochs < epochs * (steps + 1) <= seconds
 
 

@@ -1,5 +1,7 @@
 """A training run on images with several labels: mAP decides."""
 
+from collections import Counter
+
 import pytest
 from conftest import TINY_VIT, bright_channels, evaluate, read_result, rows, run_here, train
 
@@ -35,7 +37,9 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path):
     assert result["mean_ap"] == max(scores)
     assert result["top1"] is None
     assert scores[-1] > 60
-    assert all(float(row["raw_val_mean_ap"]) > 0 and row["val_top1"] == row["raw_val_top5"] == "" for row in table)
+    for row in table:
+        assert float(row["raw_val_mean_ap"]) > 0
+        assert row["val_top1"] == row["raw_val_top5"] == ""
     best = load_checkpoint(folder / "best.pth")["best"]
     assert best.keys() == {metric.name for metric in metrics_of(True)} | {"epoch"}
     assert result["test"]["samples"] == 19
@@ -51,7 +55,10 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path):
     listed = tmp_path / "unlabelled.txt"
     listed.write_text("".join(f"val{number}.png\n" for number in range(30)))
     run_here(f"-predict={listed}", f"-resume={folder}", f"-output={tmp_path / 'labels'}")
-    predicted = [row["predicted"].split(" | ") for row in read_rows(tmp_path / "labels" / "predictions.csv")]
-    assert all(sum(row["class"] in one for one in predicted) == int(row["predicted"]) for row in classes)
+    counts = Counter()
+    for row in read_rows(tmp_path / "labels" / "predictions.csv"):
+        counts.update(row["predicted"].split(" | "))
+    for row in classes:
+        assert counts[row["class"]] == int(row["predicted"])
     tested = read_rows(folder / "evaluation-test" / "per_class.csv")  # chosen on the validation images
     assert [row["threshold"] for row in tested] == [row["threshold"] for row in classes]
