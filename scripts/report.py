@@ -76,39 +76,53 @@ def main(argv: list[str]) -> int:
     folders = [folder for path in flags.folders for folder in _folders_in(path)]
     if not folders:
         raise UserError(f"{flags.folders[0]}: is a file; give the folders of runs, such as output/*")
-    is_single = len(folders) == 1
-    name = REPORT if is_single else COMPARISON
-    place = folders[0] if is_single else folders[0].absolute().parent
-    page = flags.output or place / (SHARED if flags.share else name)
-    if is_single:
-        runs = [read_contents(folders[0])]
-        write_output(page, run_page(runs[0], flags.share))
-        if curves := _as_png(curves_of(runs)):
-            write_output(page.with_name(CURVES), curves)
+    if len(folders) == 1:
+        page = flags.output or folders[0] / (SHARED if flags.share else REPORT)
+        runs = _write_run(folders[0], page, flags.share)
     else:
-        runs, problems = list[RunContents](), list[str]()
-        for folder in folders:
-            try:
-                runs.append(read_contents(folder))
-            except UserError as problem:
-                problems.append(f"left out: {problem}")
-        if not runs:
-            raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
-        runs = ranked(runs)
-        groups = groups_of(runs, problems)
-        pooled = _pool(groups, page.parent, problems)
-        write_output(page, comparison_page(runs, groups, problems, page.parent, pooled, flags.share))
-        if groups:
-            cells = (list(group.cells.values()) for group in groups)
-            write_output(page.parent / GROUPS, table_text(list(groups[0].cells), cells))
-        for problem in problems:
-            print(escape_control_characters(problem), file=sys.stderr)
+        page = flags.output or folders[0].absolute().parent / (SHARED if flags.share else COMPARISON)
+        runs, table = _write_comparison(folders, page, flags.share)
         if not flags.csv:
-            print(_tables(runs, groups), end="\n\n")
+            print(table, end="\n\n")
     if flags.csv:
         _print_csv(runs)
     print(f"Page: {escape_control_characters(os.path.abspath(page))}", file=sys.stderr if flags.csv else sys.stdout)
     return 0
+
+
+def _write_run(folder: Path, page: Path, is_shared: bool) -> list[RunContents]:
+    """Writes the page of a run, and the picture of its curves beside it."""
+    runs = [read_contents(folder)]
+    write_output(page, run_page(runs[0], is_shared))
+    if curves := _as_png(curves_of(runs)):
+        write_output(page.with_name(CURVES), curves)
+    return runs
+
+
+def _write_comparison(folders: Sequence[Path], page: Path, is_shared: bool) -> tuple[list[RunContents], str]:
+    """Writes the page and the groups of several runs, and prints what is left out; returns the runs and their tables.
+
+    Raises UserError: none of the folders has a run.
+    """
+    runs = list[RunContents]()
+    problems = list[str]()
+    for folder in folders:
+        try:
+            runs.append(read_contents(folder))
+        except UserError as problem:
+            problems.append(f"left out: {problem}")
+    if not runs:
+        raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
+    runs = ranked(runs)
+    groups = groups_of(runs, problems)
+    pooled = _pool(groups, page.parent, problems)
+    write_output(page, comparison_page(runs, groups, problems, page.parent, pooled, is_shared))
+    if groups:
+        cells = (list(group.cells.values()) for group in groups)
+        write_output(page.parent / GROUPS, table_text(list(groups[0].cells), cells))
+    for problem in problems:
+        print(escape_control_characters(problem), file=sys.stderr)
+    return runs, _tables(runs, groups)
 
 
 def _as_png(charts: Sequence[Chart]) -> bytes:

@@ -80,8 +80,9 @@ def _environments(gpus: int | None, jobs: int | None) -> list[dict[str, str]]:
     if gpus and gpus > visible:
         raise Unavailable(f"-gpus {gpus}: only {visible} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")
     if not visible:
-        threads = max(1, own_share().cores // (jobs or 1))
-        return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}] * (jobs or 1)
+        number = jobs or 1
+        threads = max(1, own_share().cores // number)
+        return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}] * number
     named = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(visible)))
     devices = named.split(",")[: gpus or visible]
     return [{"CUDA_VISIBLE_DEVICES": devices[index % len(devices)]} for index in range(jobs or len(devices))]
@@ -143,11 +144,13 @@ def read_values(text: str) -> Sequence[Any]:
 
 def newest_runs(folder: Path) -> dict[str, tuple[Path, str] | None]:
     """By the names of the runs in a folder, the newest one with a checkpoint, and its state; None: there is none."""
-    runs = {}
+    runs = dict[str, tuple[Path, str] | None]()
     for path in sorted(folder.glob("*")):
         name, status = run_name(path), read_json(path / STATUS)
-        if name != path.name or status.get("checkpoint"):
-            runs[name] = (path, status.get("state", "")) if status.get("checkpoint") else runs.get(name)
+        if status.get("checkpoint"):
+            runs[name] = (path, status.get("state", ""))
+        elif name != path.name:
+            runs.setdefault(name)
     return runs
 
 
@@ -172,8 +175,12 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
                 waiting.remove(name)
                 environment = free.pop()
                 run = newest_runs(root).get(name)
-                resumed = [f"-cfg={run[0] / RUN_OPTIONS}", f"-resume={run[0]}"] if run else []  # with the epochs it has
-                print(f"{name}: {'resumed' if run else 'started'}", flush=True)
+                verb = "started"
+                resumed = []
+                if run:
+                    verb = "resumed"
+                    resumed = [f"-cfg={run[0] / RUN_OPTIONS}", f"-resume={run[0]}"]  # with the epochs it has
+                print(f"{name}: {verb}", flush=True)
                 with open(root / f"{name}.log", "ab") as log:
                     process = subprocess.Popen(
                         [sys.executable, str(ENTRY), *runs[name], *resumed],
@@ -188,10 +195,12 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
             for name in [name for name, (process, _) in running.items() if process.poll() is not None]:
                 process, environment = running.pop(name)
                 free.append(environment)
+                verb = "done"
                 if process.returncode:
+                    verb = "failed"
                     lines = (root / f"{name}.log").read_text(errors="replace").splitlines() or ["no output"]
                     failures.append(f"{name}: status {process.returncode}: {lines[-1]}")
-                print(f"{name}: {'failed' if process.returncode else 'done'}", flush=True)
+                print(f"{name}: {verb}", flush=True)
             time.sleep(0.2)
     finally:
         stop_processes([process for process, _ in running.values()], signal.SIGTERM, SHUTDOWN_SECONDS)

@@ -181,14 +181,16 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
     if logit is None:
         reason = f"the images that choose it reach the goal only if none is called {positive}"
         return Tile(name, sensitivity, f"no threshold: {reason}, are of one kind, or have no groups", words)
-    remarks = []
+    recognized = ""
     match point.get("confusion"):
         case [_, [int(missed), int(found)]]:
-            remarks.append(f"{found} of {missed + found}")
-    specificity = percent(point.get("specificity"))
-    remarks.append(interval_text(point.get("sensitivity_interval")))
-    remarks.append(f"specificity {specificity}, from p {probability_of(logit):.4g} on")
-    remarks.append(f"chosen on validation images for {point.get('goal')}")
+            recognized = f"{found} of {missed + found}"
+    remarks = [
+        recognized,
+        interval_text(point.get("sensitivity_interval")),
+        f"specificity {percent(point.get('specificity'))}, from p {probability_of(logit):.4g} on",
+        f"chosen on validation images for {point.get('goal')}",
+    ]
     return Tile(name, sensitivity, "; ".join(filter(None, remarks)), words)
 
 
@@ -224,8 +226,8 @@ def shift_by_weights(run: RunContents) -> str:
     shift, mean, share, name = max(shifts, default=(0.0, 0.0, 0.0, ""))
     if shift <= 5:
         return ""
-    text = f"of {name} is {percent(mean)} on average, and {percent(share)} of the images have it"
-    return f"LOSS.CLASS_WEIGHTS shifts the probabilities: that {text}"
+    text = "LOSS.CLASS_WEIGHTS shifts the probabilities: that of"
+    return f"{text} {name} is {percent(mean)} on average, and {percent(share)} of the images have it"
 
 
 def status_of(run: RunContents) -> tuple[str, str]:

@@ -279,10 +279,8 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def read_metrics(folder: Path) -> list[Row]:
     """The rows of `metrics.jsonl`, without damaged ones, such as a last one that a crash left incomplete."""
-    if not (folder / ROWS).exists():
-        return []
     rows = list[Row]()
-    with open(folder / ROWS, encoding="utf-8", errors="replace") as file:
+    with suppress(FileNotFoundError), open(folder / ROWS, encoding="utf-8", errors="replace") as file:
         for line in file:
             with suppress(ValueError, KeyError, TypeError, RecursionError):
                 row = json.loads(line)

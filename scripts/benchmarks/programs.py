@@ -78,9 +78,11 @@ def build_program(
         words = timm_flags(config, folder / "data", folder / timm_train.stem, interval, val_split, trains)
         explicit = EXPLICIT_ATTENTION if name == "timm_explicit" else []
         return Program([*explicit, sys.executable, str(timm_train), *words], TIMM)
-    data = ready_flags() if name == "ready" else ["-dataset=folder", f"-data_path={folder / 'data'}"]
     options = [f"REPORT_FREQ={interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
-    options += READY_OPTIONS if name == "ready" else []
+    data = ["-dataset=folder", f"-data_path={folder / 'data'}"]
+    if name == "ready":
+        data = ready_flags()
+        options += READY_OPTIONS
     words = [*argv, *data, f"-output={folder / name}", "-opts", *options]
     return Program([sys.executable, str(ENTRY), *words], OURS)
 
