@@ -217,10 +217,8 @@ def _size_of_positions(state: State, prefix: str, published: Any) -> int | None:
     if patch.ndim != 4 or patch.shape[1] not in (1, 3):  # channels of images
         return None
     tokens, length = positions.shape[1], patch.shape[3]
-    patches = tokens
-    for name in ("cls_token", "dist_token", "reg_token"):
-        token = state.get(f"{prefix}{name}", positions[:0, :0])
-        patches -= token.shape[1] if token.ndim == 3 else 0
+    others = [state.get(f"{prefix}{name}", positions[:0, :0]) for name in ("cls_token", "dist_token", "reg_token")]
+    patches = tokens - sum(token.shape[1] for token in others if token.ndim == 3)
     grid = math.isqrt(max(patches, 0))
     if grid == 0 or grid**2 != patches:
         grid = math.isqrt(tokens)

@@ -40,7 +40,7 @@ MIN_SPREAD = 100  # of the logits of a class over the images, in limits: with le
 NUM_IMAGES = 32
 
 Writer = Callable[[nn.Module, TrainedModel, Path], None]  # of the model, its description, and the path to write
-Refer = Callable[[nn.Module, Config], "Reference | None"]
+Refer = Callable[[nn.Module, Config], "Reference | None"]  # what an export is compared with; None: with nothing
 Reader = Callable[[TrainedModel, Path], Forward]  # of the path, as the readers of the format do it
 _OF_HALVES = {"tolerance": HALF_TOLERANCE, "relative": HALF_TOLERANCE}
 _PROGRAMS: dict[str, tuple[Writer, Reader]] = {
