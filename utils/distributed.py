@@ -237,10 +237,11 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
         return True
 
     def connect() -> dist.Store:
-        if not (is_server or wait_for(accepts, limit_seconds)):  # torch would log each attempt at length
+        if is_server:
+            if address in LOOPBACK:
+                return open_loopback_store(address, port, limit_seconds)
+        elif not wait_for(accepts, limit_seconds):  # torch would log each attempt at length
             accepts()  # raises the reason
-        if is_server and address in LOOPBACK:
-            return open_loopback_store(address, port, limit_seconds)
         timeout = timedelta(seconds=limit_seconds)
         return dist.TCPStore(address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
 

@@ -35,7 +35,7 @@ MAX_VALUE = 65535
 _MAX_ASPECT = 100  # resizing the shorter side of a longer image would take gigabytes
 _MAX_BYTES_PER_PIXEL = 20  # of host memory, to decode an image
 _MAX_SCANS = 100  # of the largest image; a kilobyte of a progressive JPEG can contain a scan of the whole image
-_PPM_KINDS = {1: b"5", 3: b"6"}  # by the number of channels
+PPM_KINDS = {1: b"5", 3: b"6"}  # by the number of channels
 _PLAIN_PPM = re.compile(rb"P([56])\n(\d{1,5}) (\d{1,5})\n255\n")
 _BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262  # tags of TIFF
 _WHITE_IS_ZERO = 0
@@ -189,7 +189,7 @@ def is_affordable(height: int, width: int, max_pixels: int) -> bool:
 def _open_plain_ppm(data: bytes, channels: int, max_pixels: int) -> LazyImage | None:
     """A PPM or PGM as `make_shards.py -size` writes it, in a tenth of Pillow's time; None for another file."""
     header = _PLAIN_PPM.match(data)
-    if not header or header[1] != _PPM_KINDS[channels]:
+    if not header or header[1] != PPM_KINDS[channels]:
         return None
     height, width = int(header[3]), int(header[2])
     is_whole = len(data) - header.end() == height * width * channels

@@ -98,10 +98,10 @@ def is_cut_short(data: bytes, image: Image.Image) -> bool:
         return False
     compressed = data[header.start : end].rstrip(b"\xff")
     markers = [marker[0] for marker in re.findall(rb"\xff([\x01-\xfe])", compressed)]
-    has_one_scan = header.is_baseline and _SOS & 255 not in markers
+    is_one_scan = header.is_baseline and _SOS & 255 not in markers
     expected = [0xD0 + number % 8 for number in range(header.restarts)]
     compared = markers if ends_gray else markers[: len(expected)]
-    if has_one_scan and compared != expected:
+    if is_one_scan and compared != expected:
         return True
     if not ends_gray:
         return False

@@ -6,7 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,9 @@ class BadImageList:
 
     def open(self, folder: Path) -> "BadImageList":
         self.file = folder / self._name
-        self._listed = {row.get("path", "") for row in read_rows(self.file)} if self.file.exists() else set()
+        self._listed = set[str]()
+        with suppress(FileNotFoundError):
+            self._listed = {row.get("path", "") for row in read_rows(self.file)}
         return self
 
     def add(self, images: Iterable[BadImage]) -> None:

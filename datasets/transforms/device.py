@@ -156,13 +156,13 @@ class Normalize(nn.Module):
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.imagenet_mean, data.imagenet_std))
         self.register_buffer("factor", 1 / (255 * std), persistent=False)
         self.register_buffer("offset", -mean / std, persistent=False)
-        self._full_size: list[torch.Tensor] | None = None
+        self._full_size = [torch.empty(0), torch.empty(0)]  # offset, factor
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if images.device.type != "cpu":
             return torch.addcmul(self.offset, images, self.factor)
         # On a CPU torch vectorizes this operation for operands of the full size only.
-        if self._full_size is None or self._full_size[0].shape != images.shape[1:]:
+        if self._full_size[0].shape != images.shape[1:]:
             self._full_size = [values.expand(images.shape[1:]).contiguous() for values in (self.offset, self.factor)]
         offset, factor = self._full_size
         values = torch.empty(images.shape)

@@ -104,7 +104,7 @@ def _refuse_several(env: Mapping[str, str], counts: Iterable[str], problem: str)
 def _counts_around_torchrun(env: Mapping[str, str]) -> tuple[str, ...]:
     """The variables by which another program counts tasks or nodes, if all ranks of torchrun are on one host.
 
-    None if torchrun may start with fewer nodes (--nnodes=MIN:MAX): by the variable that it then needs, or the option.
+    Empty if torchrun may start with fewer nodes (--nnodes=MIN:MAX): by the variable that it then needs, or the option.
     """
     is_elastic = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1" or ":" in env.get(_TORCHRUN_NODES, "")
     is_by_torchrun = "TORCHELASTIC_RUN_ID" in env
