@@ -50,7 +50,7 @@ def tiff16(
     height, width, channels = values.shape
     planes = channels if is_planar else 1
     data = (np.moveaxis(values, -1, 0) if is_planar else values).astype(f"{order}u2").tobytes()
-    tags = TiffImagePlugin.ImageFileDirectory_v2(prefix=b"II" if order == "<" else b"MM")
+    tags = TiffImagePlugin.ImageFileDirectory_v2(prefix={"<": b"II", ">": b"MM"}[order])
     size = len(data) // planes
     parts = [data[start : start + size] for start in range(0, len(data), size)]
     if compression == 8:

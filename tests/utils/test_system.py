@@ -87,7 +87,7 @@ def test_limit_spinning(device_file, device, variable, expected, monkeypatch, ma
     if variable:
         monkeypatch.setenv(*variable.split("="))
     (machine / device_file).touch()
-    limit_spinning(device or None)
+    limit_spinning(device)
     assert str(system.os.environ.get("GOMP_SPINCOUNT")) == expected
 
 

@@ -65,9 +65,9 @@ def test_a_wanted_gpu_is_used_or_refused(machine, error, visible, has_gpu, wante
     machine(error, visible, bool(has_gpu))
     if reason:
         with refused(reason):
-            visible_gpus(wanted or None)
+            visible_gpus(wanted)
     else:
-        assert visible_gpus(wanted or None) == 0
+        assert visible_gpus(wanted) == 0
 
 
 def test_a_build_without_cuda(machine):

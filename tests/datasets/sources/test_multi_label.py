@@ -154,11 +154,13 @@ def test_a_table_is_recognized_and_class_folders_are_refused(tables, tmp_path, c
 def held_out(targets, groups=None, known=None, paths=None, **values):
     """Tells for each image whether it is held out; the notes, and the split. groups: their numbers, (N,)."""
     paths = paths or [f"{number}.jpg" for number in range(len(targets))]
-    splitter = Splitter(options("DIR", **({} if groups is None else {"groups": "g"}), **values), known)
-    packed = None if groups is None else StringPacker(f"g{group}" for group in groups).strings()
+    if groups is not None:
+        values["groups"] = "g"
+        groups = StringPacker(f"g{group}" for group in groups).strings()
+    splitter = Splitter(options("DIR", **values), known)
     indices = {}
     for split in ("train", "val"):
-        part = splitter.part(StringPacker(paths).strings(), np.asarray(targets, np.int8), split, packed)
+        part = splitter.part(StringPacker(paths).strings(), np.asarray(targets, np.int8), split, groups)
         assert not part.findings
         indices[split] = set(part.indices.tolist())
     assert indices["train"] | indices["val"] == set(range(len(targets)))

@@ -26,9 +26,11 @@ PATHS = [f"{name}/{number}.jpg" for name in ("a", "ä") for number in range(10)]
 
 def split_part(paths, classes, split, known=None, groups=None, **values):
     """The positions of a part, the messages, and the split of the run."""
-    splitter = Splitter(options("DIR", **({"groups": "(x)"} if groups else {}), **values), known)
-    packed, of_groups = (texts and StringPacker(texts).strings() for texts in (paths, groups))
-    found = splitter.part(packed, np.array(classes), split, of_groups)
+    if groups:
+        values["groups"] = "(x)"
+        groups = StringPacker(groups).strings()
+    splitter = Splitter(options("DIR", **values), known)
+    found = splitter.part(StringPacker(paths).strings(), np.array(classes), split, groups)
     return found.indices.tolist(), [*found.findings, *map(str, found.notes)], splitter.result
 
 

@@ -329,27 +329,27 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path):
 
 TABLE_OR_FOLDERS = """
 files | values | dataset
-train.csv train/0.png masks/0.png |  | csv
-train.csv images/0.png test/1.png | {image_root: images} | csv
-train.csv train_images/0.png test_images/1.png train_tfrecords/0.tfrec |  | csv
-train.csv train_images/a/0.png train_images/b/0.png test_images/1.png |  | folder
-train.csv images/a/0.png images/b/0.png |  | folder
-train.csv train_station/0.png car/0.png |  | folder
-train.csv test_positive/0.png test_negative/0.png |  | folder
-train.csv train/a/0.png train/b/0.png test/0.png |  | folder
-train.csv 0.png | {class_folders: true} | folder
-val.csv a/0.png |  | folder
-metadata.csv car/0.png train/0.png |  | csv
-train.csv train_list.txt 0.png |  | imagenet2012
-train.csv data/train-00000-of-00001.parquet |  | parquet
+train.csv! train/0.png masks/0.png | {} | csv
+train.csv! images/0.png test/1.png | {image_root: images} | csv
+train.csv! train_images/0.png test_images/1.png train_tfrecords/0.tfrec! | {} | csv
+train.csv! train_images/a/0.png train_images/b/0.png test_images/1.png | {} | folder
+train.csv! images/a/0.png images/b/0.png | {} | folder
+train.csv! train_station/0.png car/0.png | {} | folder
+train.csv! test_positive/0.png test_negative/0.png | {} | folder
+train.csv! train/a/0.png train/b/0.png test/0.png | {} | folder
+train.csv! 0.png | {class_folders: true} | folder
+val.csv! a/0.png | {} | folder
+metadata.csv! car/0.png train/0.png | {} | csv
+train.csv! train_list.txt! 0.png | {} | imagenet2012
+train.csv! data/train-00000-of-00001.parquet! | {} | parquet
 """
 
 
 @each_row(TABLE_OR_FOLDERS)
 def test_a_folder_with_train_csv_is_a_table_unless_it_has_class_folders(tmp_path, files, values, dataset, cpu):
-    given = parse_value(values or "{}")
-    tree(tmp_path, *(file if file.endswith(".png") else f"{file}!" for file in files.split()))
-    assert recognize_dataset(options(tmp_path, dataset="imagenet2012", **given), cpu).dataset == dataset
+    tree(tmp_path, *files.split())
+    given = options(tmp_path, dataset="imagenet2012", **parse_value(values))
+    assert recognize_dataset(given, cpu).dataset == dataset
 
 
 # The table, folders of images, the one that is read

@@ -211,27 +211,36 @@ def test_refusals(name, values, part, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_a_download_is_checked_and_leaves_no_parts(is_whole, server, cpu, tmp_path, monkeypatch):
-    images = pixels(40, 28, 28)
+DIGITS = pixels(40, 28, 28)
+
+
+@pytest.fixture
+def mnist(server, tmp_path, monkeypatch):
+    """The options of a download of these digits."""
     labels = (np.arange(40) % 10).astype(np.uint8)
-    files = [f"{split}-{kind}-ubyte.gz" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-    sums = [[name, write(server / name, gzip.compress(idx(images if "idx3" in name else labels)))] for name in files]
-    sums[-1][1] = sums[-1][1] if is_whole else "0" * 32
+    sums = []
+    for split, (kind, array) in product(("train", "t10k"), {"images-idx3": DIGITS, "labels-idx1": labels}.items()):
+        name = f"{split}-{kind}-ubyte.gz"
+        sums.append([name, write(server / name, gzip.compress(idx(array)))])
     monkeypatch.setattr(theirs.MNIST, "resources", sums)
     monkeypatch.setattr(theirs.MNIST, "mirrors", [f"{server.as_uri()}/"])
-    given = options(tmp_path / "new/data", dataset="torch/mnist", download=True)
-    if not is_whole:
-        with refused("MNIST"):
-            read(given)
-        assert not list((tmp_path / "new/data").iterdir())
-        return
+    return options(tmp_path / "new/data", dataset="torch/mnist", download=True)
+
+
+def test_a_download_is_checked_and_leaves_no_parts(mnist, tmp_path):
+    theirs.MNIST.resources[-1][1] = "0" * 32
+    with refused("MNIST"):
+        read(mnist)
+    assert not list((tmp_path / "new/data").iterdir())
+
+
+def test_a_download_is_made_once_by_one_rank(mnist, cpu, tmp_path, monkeypatch):
     with refused("no such folder"):  # another rank waits, and downloads nothing
-        read_samples(given, None, replace(cpu, rank=1), "test")
-    assert np.array_equal(read(given)["test"].images, images[:, None])
+        read_samples(mnist, None, replace(cpu, rank=1), "test")
+    assert np.array_equal(read(mnist)["test"].images, DIGITS[:, None])
     assert [path.name for path in (tmp_path / "new/data").iterdir()] == ["MNIST"]
     monkeypatch.setattr(theirs.MNIST, "mirrors", [])
-    assert len(read(given)["train"]) == 30
+    assert len(read(mnist)["train"]) == 30
 
 
 def test_an_archive_writes_nothing_outside_its_folder(server, tmp_path, monkeypatch):

@@ -166,7 +166,7 @@ def test_precedence(options, names):
     assert [getattr(policy, "func", policy).__name__ for policy in policies] == names.split()
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels, keys", [(1, GREY), (3, [])])
 @pytest.mark.parametrize(
     "options",
     [
@@ -174,8 +174,8 @@ def test_precedence(options, names):
         {"AUGMENT_POLICY": "3a", "COLOR_JITTER": 0.3},
     ],
 )  # fmt: skip
-def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(channels, options):
-    data = config_for("-image_size=16", "-opts", "DATA.AFFINE_DEGREES=9", *(GREY if channels == 1 else ())).data
+def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(channels, keys, options):
+    data = config_for("-image_size=16", "-opts", "DATA.AFFINE_DEGREES=9", *keys).data
     image = LazyImage(PIXELS[:channels])
     train = Train.model_validate(options | {"RANDOM_ERASE_PROB": 0.5})
     transform = build_host_transform(data, train, seed=3)
