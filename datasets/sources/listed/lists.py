@@ -74,10 +74,11 @@ class Tables(Source):
         metadata = [root / name for name in METADATA if (root / name).is_file()]
         if metadata and found.keys().isdisjoint(("train", "val")):
             found["all"] = metadata[0]
-        if not found and any(root.glob("*/")):
-            more = " -opts DATA.IMAGE_ROOT=null" if data.image_root else ""
-            raise UserError(f"{root}: has no table train.csv or val.csv; -dataset=folder{more} reads class folders")
         if not found:
+            if any(root.glob("[!.]*/")):
+                more = " -opts DATA.IMAGE_ROOT=null" if data.image_root else ""
+                fix = f"give the file of another table, or for class folders -dataset=folder{more}"
+                raise UserError(f"{root}: has no table train.csv or val.csv; {fix}")
             found = files  # the error names a file that is not there
         return {split: open_table(file, data.encoding) for split, file in found.items()}
 

@@ -20,7 +20,7 @@ FILES = {  # DATA.DATASET, the files in DATA.DATA_PATH, a part of the error
     "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, ": .* too few"),
     "another name of ImageNet": ("imagnet", {}, "known: imagenet2012, "),
     "a lost table": ("csv", {}, "train.csv: cannot be read .*DATA.DATASET"),
-    "class folders in place of a table": ("csv", FOLDERS, "train.csv.* -dataset=folder "),
+    "class folders in place of a table": ("csv", FOLDERS, "train.csv.* -dataset=folder$"),
     "an id of two images": (
         "csv", {"train.csv": f"{TABLE}a,x\n", "a.png": IMAGE, "a.jpg": IMAGE}, "train.csv:2: 'a' is not a file",
     ),
@@ -103,6 +103,15 @@ def test_folders_to_predict(tmp_path):
     (tmp_path / "folder/sub/a.txt").touch()
     assert "folder: contains no images" in line_of(unlabelled, str(tmp_path / "folder"), Data())
     assert "missing: no such file or folder" in line_of(unlabelled, str(tmp_path / "missing"), Data())
+
+
+def test_class_folders_have_no_other_root_of_images(tmp_path, cpu):
+    for name in FOLDERS:
+        write_image(tmp_path / name)
+    with refused(r"DATA\.IMAGE_ROOT.*-opts DATA\.IMAGE_ROOT=null"):
+        read_samples(options(tmp_path, dataset="folder", image_root=str(tmp_path / "cat")), None, cpu, "train")
+    with refused(r"-dataset=folder -opts DATA\.IMAGE_ROOT=null"):
+        read_samples(options(tmp_path, dataset="csv", image_root=str(tmp_path / "cat")), None, cpu, "train")
 
 
 @pytest.mark.parametrize("dataset", [name for name in DATA_SETS if name not in ("digits", "fake") and "/" not in name])
