@@ -14,7 +14,7 @@ from configs.command_line import parse_command_line, to_yaml
 from configs.compare import changed_options, experiment_mismatch, shared_options
 from configs.load import RUN_OPTIONS
 from configs.schema import Amp, Config
-from configs.yaml_io import parse_value, write_yaml
+from configs.yaml_io import parse_value, read_yaml, write_yaml
 from utils.notes import STATUS
 
 
@@ -113,6 +113,11 @@ def test_folders_of_data_are_saved_absolute(tmp_path, monkeypatch):
     assert data["IMAGE_ROOT"] == str(tmp_path / "images")
     assert saved["MODEL"]["PRETRAINED"] == "timm"
     assert not {"DATA.DATA_PATH", "DATA.IMAGE_ROOT"} & shared_options(config).keys()
+
+
+def test_mappings_in_a_list_may_have_equal_keys(tmp_path):
+    rows = [{"A": 1, "B": {"C": 2}}, {"A": 3, "B": {"C": 4}}]
+    assert read_yaml(Path(write(tmp_path, "rows.yaml", write_yaml({"ROWS": rows, "A": 5})))) == {"ROWS": rows, "A": 5}
 
 
 YAML_MISTAKES = {
