@@ -58,6 +58,8 @@ def boxed(data):
 
 FLOATS = Image.fromarray(np.linspace(0, 1, 1200, dtype=np.float32).reshape(30, 40))
 SIGNED = Image.fromarray(np.full((30, 40), -5, np.int32))
+PNG = encode("PNG")
+JPEG = encode("JPEG")
 REFUSED = {
     "float.tif": encode("TIFF", FLOATS),
     "signed.tif": encode("TIFF", SIGNED),
@@ -67,13 +69,13 @@ REFUSED = {
     "size.bmp": b"BM" + bytes(4) + encode("BMP")[6:3000],  # without the size of the file
     "large.png": encode("PNG", Image.new("1", (9500, 9500))),
     "thin.png": encode("PNG", Image.new("L", (3100, 30))),
-    "depth.png": encode("PNG")[:24] + b"\x07" + encode("PNG")[25:],
+    "depth.png": PNG[:24] + b"\x07" + PNG[25:],
     "text.ppm": b"P3 9 9 255 " + b"1 " * 99,
-    "no_pixels.jpg": encode("JPEG")[:300] + b"\xff\xd9",
+    "no_pixels.jpg": JPEG[:300] + b"\xff\xd9",
     "tables.jpg": b"\xff\xd8" + bytes(99) + b"\xff\xd9",
     "signature.jpg": b"\xff\xd8\xff",
-    "twice.jpg": encode("JPEG")[:1500] + encode("JPEG"),
-    "pixels.png": encode("PNG")[:2000] + bytes(400) + encode("PNG")[2400:],
+    "twice.jpg": JPEG[:1500] + JPEG,
+    "pixels.png": PNG[:2000] + bytes(400) + PNG[2400:],
     "page": b"<html>404</html>" * 9,
     "empty": b"",
 }

@@ -48,6 +48,12 @@ def table(tmp_path):
     return write
 
 
+@pytest.fixture
+def labelled(table):
+    """Writes a table of FILES with these labels, and more columns."""
+    return lambda labels, **columns: table(files=FILES, file=FILES, label=labels, **columns)
+
+
 def read(path, num_classes=None, class_names=None, known=None, is_new=True, checked=False, **values):
     """The splits of the data set that is recognized: (samples, ...)."""
     data = recognize_dataset(options(path, **values), CPU)
@@ -117,10 +123,10 @@ def test_given_columns(table):
 
 
 @pytest.mark.parametrize("column", OF_SPLITS)
-def test_splits(column, table):
+def test_splits(column, labelled):
     values, given, sizes = OF_SPLITS[column]
     others = {"set": SPLITS[::-1]} if column == "given" else {}
-    assert_read(table(files=FILES, **TWO, **{column: values}, **others), sizes, columns=given)
+    assert_read(labelled(LABELS, **{column: values}, **others), sizes, columns=given)
 
 
 def test_folders_of_splits(table):
@@ -177,8 +183,8 @@ site | its values are no words of splits
 
 
 @each_row(WRONG_VALUES)
-def test_the_advised_values_of_a_column_are_the_test_images(site, problem, table):
-    file = table(files=FILES, **TWO, site=SITES)
+def test_the_advised_values_of_a_column_are_the_test_images(site, problem, labelled):
+    file = labelled(LABELS, site=SITES)
     message = line_of(read, file, columns={"split": parse_value(site)})
     assert problem in message
     assert "it has 'Nord (18)', '7 (6)', 'Süd (6)'; -opts" in message
@@ -189,10 +195,10 @@ def test_the_advised_values_of_a_column_are_the_test_images(site, problem, table
 
 
 @pytest.mark.parametrize(("patient", "split"), [(0, "train"), (9, "val")])
-def test_groups_in_two_splits_are_named_until_their_images_are_dropped(patient, split, table, tmp_path):
+def test_groups_in_two_splits_are_named_until_their_images_are_dropped(patient, split, labelled, tmp_path):
     patients = [number // 2 for number in range(30)]
     patients[24] = patient  # of the test
-    file = table(files=FILES, **TWO, site=SITES, patient=patients)
+    file = labelled(LABELS, site=SITES, patient=patients)
     given = {"columns": {"split": {"column": "site", "test": ["Süd"], "val": [7]}}, "groups": "patient"}
     (note,) = told(read(file, **given)[0].notes, "both", "warning")
     assert f"1 group(s) are in both {split} and test, such as '{patient}'" in note
@@ -203,8 +209,8 @@ def test_groups_in_two_splits_are_named_until_their_images_are_dropped(patient, 
     assert not told(train.notes, "both", "warning")
 
 
-def test_a_run_that_exists_keeps_its_split_and_encoding(table):
-    file = table(files=FILES, file=FILES, label=["Gräser", "dog"] * 15, split=SPLITS, encoding="cp1252")
+def test_a_run_that_exists_keeps_its_split_and_encoding(labelled):
+    file = labelled(["Gräser", "dog"] * 15, split=SPLITS, encoding="cp1252")
     assert list(map(len, read(file, is_new=False))) == [18, 6, 6]
     held_out = RunSplit(0, 0.1, ("1.png", "2.png"))
     train, val = read(file, known=held_out, is_new=False)
@@ -214,8 +220,8 @@ def test_a_run_that_exists_keeps_its_split_and_encoding(table):
 
 
 @pytest.mark.parametrize("encoding, first", [("gbk", "狗"), ("utf-16-le", "狗"), ("cp1252", "Gräser")])
-def test_the_encoding_is_never_guessed(table, encoding, first):
-    file = table(files=FILES, file=FILES, label=[first, "dog"] * 15, encoding=encoding)
+def test_the_encoding_is_never_guessed(labelled, encoding, first):
+    file = labelled([first, "dog"] * 15, encoding=encoding)
     with refused(r"DATA\.ENCODING"):
         read(file)
     assert read(file, encoding=encoding)[0].class_names == sorted([first, "dog"])
@@ -235,8 +241,8 @@ def test_columns_of_zeros_and_ones(table, tmp_path):
 
 
 @pytest.mark.parametrize("labels", ["5 1001 40000", "-1 1 2435099", "1.0 3.0 10.0", "010 001 002", "000 001 002"])
-def test_numbers_with_gaps_are_names(table, labels):
-    file = table(files=FILES, file=FILES, label=labels.split() * 10)
+def test_numbers_with_gaps_are_names(labelled, labels):
+    file = labelled(labels.split() * 10)
     names = labels.replace(".0", "").split()
     splits = read(file)
     known = splits[0].class_names
@@ -253,38 +259,38 @@ def test_numbers_with_gaps_are_names(table, labels):
         assert labels_of(*kept) == dict(zip(FILES, numbers, strict=True))
 
 
-def test_numbers_without_gaps_are_labels(table):
-    splits = read(table(files=FILES, file=FILES, label=[2, 0, 1] * 10))
+def test_numbers_without_gaps_are_labels(labelled):
+    splits = read(labelled([2, 0, 1] * 10))
     assert not splits[0].has_class_names
     assert labels_of(*splits) == dict(zip(FILES, [2, 0, 1] * 10, strict=True))
 
 
 @pytest.mark.parametrize("step", [1, -1], ids=["", "in another order"])
 @pytest.mark.parametrize("labels, warnings", [(["0", "A", "B"], 0), (["a", "a b", "b"], 0), (["a", "b", "nan"], 1)])
-def test_labels_of_several_kinds_are_names(table, labels, warnings, step):
-    train, _ = read(table(files=FILES, file=FILES, label=labels[::step] * 10))
+def test_labels_of_several_kinds_are_names(labelled, labels, warnings, step):
+    train, _ = read(labelled(labels[::step] * 10))
     assert train.class_names == labels
     assert len(told(train.notes, "'nan'", "warning")) == warnings
 
 
 @pytest.mark.parametrize("separator", [" ", ","])
-def test_classes_that_combine_fewer_words_may_be_several_labels(table, separator):
+def test_classes_that_combine_fewer_words_may_be_several_labels(labelled, separator):
     """As of the satellite images of Planet."""
     labels = ["clear", f"clear{separator}road", f"haze{separator}road", "haze", "haze"]
-    train, _ = read(table(files=FILES, file=FILES, label=labels * 6))
+    train, _ = read(labelled(labels * 6))
     assert told(train.notes, "MULTI_LABEL", "warning")
 
 
-def test_classes_of_two_words_are_one_label(table):
-    train, _ = read(table(files=FILES, file=FILES, label=["polar bear", "brown bear", "cat"] * 10))
+def test_classes_of_two_words_are_one_label(labelled):
+    train, _ = read(labelled(["polar bear", "brown bear", "cat"] * 10))
     assert not told(train.notes, "MULTI_LABEL", "warning")
 
 
 @pytest.mark.parametrize("step", [1, -1], ids=["", "in another order"])
 @pytest.mark.parametrize("labels", [["1", "2", "B"], ["['a']", "['a', 'b']", "['b']"], ["a|b", "b|c", "a|c"]])
-def test_labels_without_one_meaning_are_refused(table, labels, step):
+def test_labels_without_one_meaning_are_refused(labelled, labels, step):
     with refused(r"all.csv:\d"):
-        read(table(files=FILES, file=FILES, label=labels[::step] * 10))
+        read(labelled(labels[::step] * 10))
 
 
 @pytest.mark.parametrize("kind", ["metadata.csv", "metadata.jsonl", "_classes.csv", "root"])
@@ -370,7 +376,7 @@ val.csv | train |
 
 @each_row(FOLDERS)
 def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
-    table, tmp_path, table_name, folders, expected
+    table, labelled, tmp_path, table_name, folders, expected
 ):
     """As in APTOS 2019, Plant Pathology 2020, Cassava, dog breeds; the same ids are in each folder."""
     write_image(tmp_path / "sample" / "other.png")
@@ -386,7 +392,7 @@ def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
 
 
 @pytest.mark.parametrize("names", ["id", "/data/upload/1/{}.png", "gs://bucket/{}.png"])
-def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, names, monkeypatch):
+def test_images_in_several_folders_are_found_by_their_names(table, labelled, tmp_path, names, monkeypatch):
     """As HAM10000's two parts, and the paths of Label Studio and Vertex AI; groups and splits follow."""
     files = [f"part_{1 + number % 2}/{number}.png" for number in range(30)]
     ids = [number if names == "id" else names.format(number) for number in range(30)]
@@ -435,7 +441,7 @@ train | | train/0a
 
 
 @each_row(ROOTS)
-def test_ids_of_images_to_predict_keep_their_column(table, tmp_path, root, trained, expected):
+def test_ids_of_images_to_predict_keep_their_column(table, labelled, tmp_path, root, trained, expected):
     """A table of ids: the images are in the given folder, or where they are found."""
     ids = ["0a", "1", "-2"]
     file = table("test.csv", [f"test/{name}.png" for name in ids] + ["train/1.png"], id=ids, width=range(3))
