@@ -58,7 +58,9 @@ class Predictions:
         self._labelled = options.path is None
         self._thresholds = thresholds
         self._point = point
-        logits = {"image": point.threshold, "group": point.group_threshold} if point else {}
+        logits = {"image": point.threshold} if point else {}
+        if point and samples.groups is not None:
+            logits["group"] = point.group_threshold
         self._decides_from = {one: logit for one, logit in logits.items() if logit is not None}
         columns = (
             ("predicted", thresholds is not None, self._predicted),

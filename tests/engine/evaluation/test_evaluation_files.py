@@ -18,6 +18,7 @@ from torch import nn
 
 from configs.flags import Prediction
 from configs.schema import Data
+from configs.schema.operating_point import OperatingPoint
 from datasets.batch import PADDING
 from datasets.decoding.decode import LazyImage
 from datasets.sources.samples import Samples
@@ -264,6 +265,14 @@ def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, mul
     assert [row["target"] for row in rows] == ["cat", "dog", "emu"]
     assert list(rows[0])[-3:-1] == ["label", "target"]
     assert [len(image["predictions"]) for image in images] == [2, 0, 2]
+
+
+def test_the_line_of_a_decision_names_the_thresholds_that_are_used(tmp_path):
+    point = OperatingPoint(name="ill", label=0, specificity=0.9, threshold=0.0, group_threshold=1.0)
+    options = Prediction("photos", 2, None, True, False, None)
+    made = Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "well"], options, None, point)
+    assert "image from p 0.5 on, for 90% specificity" in made.decision_line  # there are no groups
+    assert Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "well"], options).decision_line == ""
 
 
 def test_hostile_names_stay_text_in_predictions(make, tmp_path):
