@@ -18,19 +18,18 @@ def drawing(chart: Chart) -> str:
     return _environment().from_string(DRAWING).render(chart=chart, is_shared=False)
 
 
-def values_at_pixels(svg: str) -> list[list[tuple[float, float]]]:
-    """The values of all curves, from their pixels and the frame, with y from the grid lines and their numbers."""
+def values_at_pixels(svg: str) -> list[np.ndarray]:
+    """The points (N, 2) of all curves, from pixels and frame, with y from the grid lines and their numbers."""
     left, right, _, _, low, high = map(float, re.search(r'data-frame="([^"]*)"', svg)[1].split())
     grid = re.findall(r'class="grid" d="M\S+ ([\d.]+)H.*?text-anchor="end">([^<]*)<', svg)
     (first, first_label), (last, last_label) = grid[0], grid[-1]
     y_per_pixel = (float(last_label) - float(first_label)) / (float(last) - float(first))
-    return [
-        [
-            (low + (x - left) / (right - left) * (high - low), float(first_label) + (y - float(first)) * y_per_pixel)
-            for x, y in (map(float, pair.split(",")) for pair in line.split())
-        ]
-        for line in PIXELS.findall(svg)
-    ]
+    curves = []
+    for line in PIXELS.findall(svg):
+        x, y = np.array([pair.split(",") for pair in line.split()], float).T
+        values = float(first_label) + (y - float(first)) * y_per_pixel
+        curves.append(np.column_stack([low + (x - left) / (right - left) * (high - low), values]))
+    return curves
 
 
 def test_the_points_of_a_curve_are_its_values():
@@ -72,9 +71,10 @@ def test_values_of_many_magnitudes_have_a_logarithmic_axis():
 @pytest.mark.parametrize("values", [["1e308", "1"], ["-1e308", "1e308"], ["1e150", "-1e150"], ["5e-324", "1"]])
 def test_numbers_at_the_limits_of_float64_have_a_chart_or_are_left_out(values, log):
     """`metrics.csv` of a damaged run, or of another program."""
-    for rows in ([{"epoch": value, "val_loss": value} for value in one] for one in (values, values[:1])):
+    for given in (values, values[:1]):
+        rows = [{"epoch": value, "val_loss": value} for value in given]
         kept = sorted(points(rows, "epoch", "val_loss"))
-        assert len(kept) == sum(not value.endswith("e308") for value in (row["epoch"] for row in rows))
+        assert len(kept) == sum(not value.endswith("e308") for value in given)
         if kept:
             svg = drawing(Chart("Loss", "epoch", [Series("validation", kept)], log=log))
             pixels = [float(pixel) for pair in PIXELS.findall(svg)[0].split() for pixel in pair.split(",")]

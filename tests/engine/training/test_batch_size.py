@@ -37,8 +37,10 @@ def test_the_largest_size_that_fits_is_found_without_sizes_far_above_it(sizes, l
     found = largest_size(sizes, lambda size: tried.append(size) or size <= limit)
     assert found == max((size for size in sizes if size <= limit), default=0)
     assert len({*tried}) == len(tried)
-    assert all(size <= 2 * found or size == min(one for one in sizes if one > found) for size in tried if size > found)
-    assert len([size for size in tried if size <= found]) <= 13
+    above = sorted(size for size in tried if size > found)
+    next_size = min((size for size in sizes if size > found), default=0)
+    assert all(size <= max(2 * found, next_size) for size in above)
+    assert len(tried) - len(above) <= 13
 
 
 @pytest.fixture
