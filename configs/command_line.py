@@ -80,14 +80,13 @@ class Command:
     @property
     def checked_name(self) -> str:
         """The command that runs without -dry_run."""
-        names = {
-            "profile": self.flags.profile,
-            "predict": self.prediction,
-            "eval": self.config.eval.enabled,
-            "probe": self.config.model.tune.solves_head,
-            "train": True,
-        }
-        return next(name for name, applies in names.items() if applies)
+        if self.flags.profile:
+            return "profile"
+        if self.prediction:
+            return "predict"
+        if self.config.eval.enabled:
+            return "eval"
+        return "probe" if self.config.model.tune.solves_head else "train"
 
     @property
     def run_name(self) -> str:

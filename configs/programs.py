@@ -220,19 +220,21 @@ def _add_flag(result: Translation, program: Program, name: str, values: list[str
 def _filled(target: str, values: list[str]) -> list[str]:
     """The words for a flag with these values; a switch may be followed by yes or no."""
     text = ", ".join(values)
-    pairs = text.replace("=", ": ")  # keywords: a=1 b=2
-    is_switch = not _takes_value(target)
-    forms: Sequence[tuple[object, list[str]]] = (
-        (is_switch and as_yaml(values).lower() in ("false", "no"), []),
-        (is_switch, [target]),
-        (target == _MODEL_OF_HUB and os.path.isdir(text), [f"-model=local-dir:{text}"]),
-        (target.endswith("{{}}"), [target.replace("{{}}", f"{{{pairs}}}")]),
-        ("{}" in target, [target.replace("{}", text)]),
-        (target.startswith("-") and not values, [target]),
-        (target == "-model", [f"-model={name_of_model(text) or text}"]),
-        (True, [f"{target}={as_yaml(values)}"]),
-    )
-    return next(words for applies, words in forms if applies)
+    if not _takes_value(target):
+        is_off = as_yaml(values).lower() in ("false", "no")
+        return [] if is_off else [target]
+    if target == _MODEL_OF_HUB and os.path.isdir(text):
+        return [f"-model=local-dir:{text}"]
+    if target.endswith("{{}}"):  # keywords: a=1 b=2
+        pairs = text.replace("=", ": ")
+        return [target.replace("{{}}", f"{{{pairs}}}")]
+    if "{}" in target:
+        return [target.replace("{}", text)]
+    if target.startswith("-") and not values:
+        return [target]
+    if target == "-model":
+        return [f"-model={name_of_model(text) or text}"]
+    return [f"{target}={as_yaml(values)}"]
 
 
 def as_yaml(values: Sequence[str]) -> str:

@@ -18,7 +18,6 @@ from utils.files import expand_home, open_regular_file
 
 MAX_BYTES = 1 << 16  # 20 times the longest recipe; PyYAML needs half a second for it
 _MAX_KEY_CHARS = 100
-_WORDS = {"None": "null", "True": "true", "False": "false"}  # of YAML, by the ones of Python
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
@@ -144,7 +143,11 @@ def shorten(value: Any) -> str:
 
 def format_value(value: Any) -> str:
     """A value in a message, as `-opts` reads it; at most about 80 characters, and without control characters."""
-    text = _WORDS.get(repr(value), str(value))
+    text = str(value)
+    if value is None:
+        text = "null"
+    elif isinstance(value, bool):
+        text = text.lower()
     return text if len(text) <= _SHORT.maxstring and text.isprintable() else shorten(value)
 
 

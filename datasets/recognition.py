@@ -40,13 +40,11 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     found = find_on_main(recognize, context)
     kind = properties_of(found)
     is_read = f"{data.data_path} is read as {found}"
-    give = "give a table: -data_path=TABLE.csv, or -dataset=csv or tar"
-    for applies, problem in (
-        (data.multi_label and not kind.multi_label, f"MULTI_LABEL needs a table or tar shards, but {is_read}; {give}"),
-        (data.labels and not kind.may_be_table, f"LABELS needs a path of each image, but {is_read}; remove it"),
-    ):
-        if applies:
-            raise UserError(f"DATA.{problem}")
+    if data.multi_label and not kind.multi_label:
+        fix = "give a table: -data_path=TABLE.csv, or -dataset=csv or tar"
+        raise UserError(f"DATA.MULTI_LABEL needs a table or tar shards, but {is_read}; {fix}")
+    if data.labels and not kind.may_be_table:
+        raise UserError(f"DATA.LABELS needs a path of each image, but {is_read}; remove it")
     return data.model_copy(update={"dataset": found})
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -333,9 +332,6 @@ def find_on_main(find: Callable[[], T], context: ProcessContext) -> T:
     return cast(T, broadcast_object(call_on_main(find, context), context))
 
 
-_NO_WORK = SimpleNamespace(wait=lambda: None)  # before the first call
-
-
 class RankExchange:
     """The greatest request and the times of all ranks, one call late, so that ranks do not wait for each other.
 
@@ -346,7 +342,7 @@ class RankExchange:
     def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
         self._rank, self._ranks = context.rank, context.world_size
         self._group: Any = None
-        self._pending: tuple[Any, torch.Tensor, bool] = (_NO_WORK, torch.zeros(1), False)  # the previous call
+        self._pending: tuple[Any, torch.Tensor, bool] | None = None  # the previous call
         if context.world_size > 1:
             try:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
@@ -374,6 +370,8 @@ class RankExchange:
             previous = self._pending
             work = dist.all_reduce(values, dist.ReduceOp.MAX, self._group, async_op=True)
             self._pending = work, values, has_seconds
+            if previous is None:
+                return 0, None
             work, values, has_seconds = previous
             work.wait()
         return int(values[0]), values[1:].view(-1, 2) if has_seconds else None

@@ -65,11 +65,11 @@ class Decoding:
     max_pixels: int = MAX_PIXELS
 
 
-def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor]:
-    """The first decoder that loads: bytes, torch.uint8 (N,) -> torch.uint8 (1 or 3, H, W); RuntimeError for some files.
+def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The first decoder that loads: bytes, torch.uint8 (N,) -> torch.uint8 (1 or 3, H, W).
 
-    Without one, Pillow decodes all, 1.3 to 1.5 times as slow as torchcodec. torchvision's decoders are deprecated since
-    0.29, in favour of torchcodec's.
+    None: Pillow decodes, 1.3 to 1.5 times as slow as torchcodec. torchvision's decoders are deprecated since 0.29, in
+    favour of torchcodec's.
     """
     with contextlib.suppress(Exception):  # not installed, or built for another torch
         torchcodec = importlib.import_module("torchcodec.decoders")
@@ -80,11 +80,7 @@ def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor]:
     with contextlib.suppress(AttributeError):
         decode = torch.ops.image.decode_jpeg
         return lambda data: decode(data, _AS_STORED)
-    return _refuse
-
-
-def _refuse(data: torch.Tensor) -> torch.Tensor:
-    raise RuntimeError("no decoder loads")
+    return None
 
 
 _decode_jpeg = _find_jpeg_decoder()
@@ -133,13 +129,14 @@ class PlainJpeg(LazyImage):
     @functools.cached_property
     def pixels(self) -> torch.Tensor:
         with errors_as_bad_image(self.name):
-            pixels = None
-            with captured_stderr() as messages, contextlib.suppress(RuntimeError):
-                data = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
-                pixels = _decode_jpeg(data).expand(self.channels, -1, -1)
-            if pixels is not None and not messages:
-                return pixels
-            self.warning = "; ".join(messages)
+            if _decode_jpeg:
+                pixels = None
+                with captured_stderr() as messages, contextlib.suppress(RuntimeError):
+                    data = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
+                    pixels = _decode_jpeg(data).expand(self.channels, -1, -1)
+                if pixels is not None and not messages:
+                    return pixels
+                self.warning = "; ".join(messages)
             # Pillow decides about damaged files, and decodes some that the others refuse.
             return _decode_with_pillow(self.data, open_with_pillow(self.data, self.name), MODES[self.channels])
 
@@ -227,7 +224,7 @@ def _opened(data: bytes, name: Callable[[], str], max_pixels: int) -> Iterator[t
 def open_with_pillow(data: bytes, name: Callable[[], str]) -> ImageFile:
     """Reads the header of an image; raises BadImage if its decoder is not installed, and Pillow's errors."""
     kind = kind_of(data[:HEAD_BYTES])
-    if fix := missing_decoder(kind):
+    if kind and (fix := missing_decoder(kind)):
         raise BadImage(name(), f"is {kind}, for which no decoder is installed", fix)
     return Image.open(io.BytesIO(data), formats=pillow_formats(kind))
 

@@ -4,7 +4,6 @@ import functools
 import os
 import re
 import struct
-from collections.abc import Callable
 from contextlib import suppress
 
 from PIL import Image
@@ -42,7 +41,7 @@ _KINDS = {  # the first that matches: the first bytes of a DICOM may be of anoth
         "HEIC": _BRAND + rb"(he[iv][cx]|hei[ms]|m[is]f1)",
     }.items()
 }
-_PACKAGES: dict[str | None, str] = {"HEIC": "pillow_heif", "DICOM": "pydicom"}  # that decode a kind; others: Pillow
+_PACKAGES = {"HEIC": "pillow_heif", "DICOM": "pydicom"}  # that decode a kind; Pillow decodes the others
 _MANY_BYTES = 1 << 18  # a JPEG with a preview in its EXIF data
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by the type of color
 
@@ -73,41 +72,29 @@ def has_frames(path: str) -> bool:
 
 
 @functools.cache
-def missing_decoder(kind: str | None) -> str | None:
-    """A fix if this machine has no decoder for images of a kind; None if it has one, or if the kind is unknown."""
-    package = _PACKAGES.get(kind, "PIL")
-    if is_installed(package):
+def missing_decoder(kind: str) -> str | None:
+    """A fix if this machine has no decoder for images of a kind; None if it has one."""
+    package = _PACKAGES.get(kind)
+    if package is None or is_installed(package):
         return None
     return f"pip install {package.replace('_', '-')}, or convert them to PNG or JPEG"
 
 
-def _register_heif() -> None:
-    import pillow_heif
-
-    pillow_heif.register_heif_opener()
-
-
-def _register_dicom() -> None:
-    from datasets.decoding.dicom import Dicom
-
-    Image.register_open("DICOM", Dicom)
-
-
-# Kinds that Pillow opens as one format only, and what teaches it the format, by a package that is loaded for the first.
-_OWN_FORMATS: dict[str | None, tuple[str, Callable[[], None]]] = {
-    "HEIC": ("HEIF", _register_heif),
-    "DICOM": ("DICOM", _register_dicom),
-    "AVIF": ("AVIF", lambda: None),
-}
-
-
 def pillow_formats(kind: str | None) -> tuple[str, ...]:
-    """The formats as which Pillow may open a file of a kind."""
-    if kind not in _OWN_FORMATS:
-        return FORMATS
-    name, register = _OWN_FORMATS[kind]
-    register()
-    return (name,)
+    """The formats as which Pillow may open a file of a kind. Other packages are loaded for the first one."""
+    if kind == "HEIC":
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+        return ("HEIF",)
+    if kind == "DICOM":
+        from datasets.decoding.dicom import Dicom
+
+        Image.register_open("DICOM", Dicom)
+        return ("DICOM",)
+    if kind == "AVIF":
+        return ("AVIF",)
+    return FORMATS
 
 
 def size_if_whole(file: int, head: bytes, tail: bytes) -> tuple[int, int] | None:

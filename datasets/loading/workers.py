@@ -125,7 +125,7 @@ def _serve(listener: int, alive: int, *key: int) -> NoReturn:
             with suppress(OSError):  # the one that has listed them
                 os.close(opened)
         run: Any = forkserver.main
-        run(listener, alive, _PRELOADED, **dict(zip(["authkey_r"], key, strict=False)))
+        run(listener, alive, _PRELOADED, **({"authkey_r": key[0]} if key else {}))
     finally:
         os._exit(0)
 

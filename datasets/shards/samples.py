@@ -178,10 +178,6 @@ class NoCopies(LocalShards):
         raise FileNotFoundError
 
 
-_NOT_BEGUN = Future[float]()
-_NOT_BEGUN.set_result(-math.inf)
-
-
 class ReadAhead:
     """The batches of a sampler. Before each one, threads begin to download its shards and the next ones into a cache.
 
@@ -213,8 +209,8 @@ class ReadAhead:
         for shard in self._downloads.keys() - set(wanted):
             self._downloads.pop(shard).cancel()
         for shard in wanted:
-            download = self._downloads.get(shard, _NOT_BEGUN)
-            if download.done() and download.result() <= time.monotonic():
+            download = self._downloads.get(shard)
+            if download is None or (download.done() and download.result() <= time.monotonic()):
                 self._downloads[shard] = self._pool.submit(_download, self._cache, shard, self._coming)
 
 

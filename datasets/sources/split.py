@@ -80,7 +80,7 @@ def hash_paths(paths: PackedStrings, seed: int = 0) -> np.ndarray:
     return np.frombuffer(b"".join(digests), "<u8")
 
 
-_NO_SPLIT = RunSplit(0, 0, None)  # of no run: no options ask for a fraction of 0
+_NO_SPLIT = RunSplit(0, 0, None)
 
 
 @dataclass
@@ -105,10 +105,10 @@ class Splitter:
         fold = (data.fold or 0, data.folds) if data.folds else None
         fraction = data.val_fraction or DEFAULT_VAL_FRACTION
         self.data = data
+        self.known = known
         self.initial = initial
-        self.known = known or _NO_SPLIT
         self._rule = RunSplit(data.split_seed, fraction, None, fold=fold, groups=data.groups)
-        self._is_same = self.known.rule == self._rule.rule
+        self._is_same = known is not None and known.rule == self._rule.rule
         self.result: RunSplit | None = None
         self.num_trained = 0
 
@@ -121,7 +121,7 @@ class Splitter:
 
         targets: int64 (N,), or multi-hot int8 (N, C).
         """
-        known = self.known
+        known = self.known or _NO_SPLIT
         paths = _before_renaming(paths, self.data.rename, known)
         hashes = hash_paths(paths)
         kept = known if self._is_same else _NO_SPLIT
@@ -132,9 +132,9 @@ class Splitter:
         else:
             cut = _cut(self._rule, paths, hashes, targets, groups)
         wanted = cut.is_val
-        seen = _find_trained(known, hashes, wanted)
-        self.num_trained = len(seen)
-        if known is not _NO_SPLIT:
+        if self.known:
+            seen = _find_trained(known, hashes, wanted)
+            self.num_trained = len(seen)
             cut.notes += _changes(known, paths, hashes, wanted, self._is_same and split != "all", seen)
         if self.initial and split == "val":
             cut.notes += _trained_before(self.initial, self.data, paths, wanted)

@@ -12,7 +12,7 @@ Legend: B images per batch, C channels, S pixels on a side, K erased images, R r
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
@@ -171,14 +171,6 @@ class Normalize(nn.Module):
         return values
 
 
-# TRAIN.RANDOM_ERASE_MODE on a CPU: overwrites a part of an image, (C, height, width).
-_ERASE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "pixel": lambda part: part.normal_(),
-    "rand": lambda part: part.copy_(torch.randn((len(part), 1, 1))),
-    "const": lambda part: part.zero_(),
-}
-
-
 class RandomErase(RandomDeviceOperation):
     """Random Erasing (Zhong et al., 2017) as timm and PaddleViT implement it: 1 to RANDOM_ERASE_COUNT rectangles.
 
@@ -230,7 +222,13 @@ class RandomErase(RandomDeviceOperation):
         if images.device.type == "cpu":
             for position, of_image in zip(positions.tolist(), boxes.tolist(), strict=True):
                 for first, start, rows, columns in of_image:
-                    _ERASE[self.mode](images[position, :, first : first + rows, start : start + columns])
+                    part = images[position, :, first : first + rows, start : start + columns]
+                    if self.mode == "pixel":
+                        part.normal_()
+                    elif self.mode == "rand":
+                        part.copy_(torch.randn((len(part), 1, 1)))
+                    else:
+                        part.zero_()
             return images
         parts = images[positions]
         top, left, height, width = boxes[..., None].unbind(2)  # each (K, R, 1)

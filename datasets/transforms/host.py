@@ -217,23 +217,15 @@ def resize(image: torch.Tensor, height: int, width: int, interpolation: str = "b
     return interpolate(image[None], size=(height, width), mode=interpolation, antialias=True)[0]
 
 
-def _fitting(sides: list[int], crop: list[int], choose: Callable[[list[float]], float]) -> list[int]:
-    """An image of these proportions. choose: which side has the length of the crop's."""
-    ratio = choose([side / target for side, target in zip(sides, crop, strict=True)])
-    return [max(1, round(side / ratio)) for side in sides]
-
-
-def _covering(sides: list[int], crop: list[int]) -> list[int]:
-    if crop[0] == crop[1]:
+def _resized_sides(sides: Sequence[int], crop: list[int], kind: str) -> list[int]:
+    """Height and width of an image that is resized for a crop. kind: DATA.RESIZE."""
+    if kind == "squash":
+        return crop
+    if kind == "crop" and crop[0] == crop[1]:
         return [side * crop[0] // min(sides) for side in sides]
-    return _fitting(sides, crop, min)
-
-
-_RESIZED_SIZES: dict[str, Callable[[list[int], list[int]], list[int]]] = {  # by DATA.RESIZE
-    "crop": _covering,
-    "pad": partial(_fitting, choose=max),
-    "squash": lambda sides, crop: crop,
-}
+    ratios = [side / target for side, target in zip(sides, crop, strict=True)]
+    ratio = max(ratios) if kind == "pad" else min(ratios)
+    return [max(1, round(side / ratio)) for side in sides]
 
 
 def eval_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
@@ -246,7 +238,7 @@ def eval_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
     """
     pixels, size = image.pixels, data.input_size
     crop = [math.floor(round(side / data.crop_pct, 6)) for side in size]  # 224 / 0.56 is 399.99999999999994
-    height, width = _RESIZED_SIZES[data.resize](list(pixels.shape[1:]), crop)
+    height, width = _resized_sides(pixels.shape[1:], crop, data.resize)
     resized = resize(pixels, height, width, data.interpolation)
     margins = [height - size[0], width - size[1]]
     top, left = (-(-margin // 2) if margin < 0 and data.resize != "crop" else round(margin / 2) for margin in margins)

@@ -228,13 +228,20 @@ class SplitFolders:
 
     def error_of(self, listing: ImageFiles, trains: bool) -> UserError | None:
         """The error of folders that may not be the classes. listing: of a split that has been read."""
-        are_listed = not any(isinstance(one, UserError) for one in listing.findings)
-        levels = Levels(listing.sizes)
-        problems = (rule(levels, listing) for rule in self.wrong_levels)
-        problem = next(filter(None, problems), None)
-        if are_listed and problem:
+        problem = self._wrong_level(listing)
+        if problem:
             return unclear(self.given, listing.root, problem, _is_data_set)
         return _other_labels(self, listing) if trains else None
+
+    def _wrong_level(self, listing: ImageFiles) -> str | None:
+        """The reason why the folders of a listing may not be the classes: of the first of the rules that finds one."""
+        if any(isinstance(one, UserError) for one in listing.findings):  # a folder that cannot be listed
+            return None
+        levels = Levels(listing.sizes)
+        for rule in self.wrong_levels:
+            if problem := rule(levels, listing):
+                return problem
+        return None
 
     def question(self, listing: ImageFiles) -> list[Note]:
         """Whether folders of another level are the classes."""

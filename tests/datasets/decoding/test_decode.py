@@ -150,8 +150,13 @@ def test_a_damaged_header_has_the_result_of_pillow(monkeypatch, value):
     assert found == [result(one) for one in damaged]
 
 
-def test_pillow_decodes_jpegs_that_no_other_decoder_does(monkeypatch):
-    monkeypatch.setattr(decode, "_decode_jpeg", decode._refuse)
+def refuse(data: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError
+
+
+@pytest.mark.parametrize("decoder", [refuse, None])
+def test_pillow_decodes_jpegs_that_no_other_decoder_does(monkeypatch, decoder):
+    monkeypatch.setattr(decode, "_decode_jpeg", decoder)
     assert_like_pillow(KINDS["jpeg 4:2:0"])
 
 
@@ -167,7 +172,7 @@ def test_the_first_decoder_that_loads_is_used(monkeypatch):
     monkeypatch.setattr(torch.ops, "image", SimpleNamespace(decode_jpeg=lambda data, mode: data + mode))
     assert decode._find_jpeg_decoder()(torch.ones(1)) == torch.ones(1)
     monkeypatch.setattr(torch.ops, "image", SimpleNamespace())
-    assert decode._find_jpeg_decoder() is decode._refuse
+    assert decode._find_jpeg_decoder() is None
 
 
 SHARES = (0.01, 1.0), (0.2, 5.0)  # of the area of a crop, and its ratios
