@@ -66,6 +66,7 @@ _MAYBE_OF_CLASSES = ("target_names", "categories", "labels", "names", "vocab")  
 _NAME_ENTRIES = dict.fromkeys(_NAMES_OF_CLASSES, _NO_NAME)
 _NAME_ENTRIES |= dict.fromkeys(_MAYBE_OF_CLASSES, re.compile(r"LABEL_\d+|\d+"))
 _LISTS_OF_OBJECTS = ("classes_", "items")  # of scikit-learn's LabelEncoder; of fastai's CategoryMap, and of its `L`
+_MAX_EXPORTED_HASHES = 2_000_000  # 32 MB of the 100 MB that a header of .safetensors may have
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _MAX_NAMES_BYTES, _MAX_NUMBERS = 10**7, 10**4  # of an array
 
@@ -103,13 +104,17 @@ def _array_of(tensor: Any, dtype: str) -> np.ndarray:
 def exported_entry(split: RunSplit | None) -> dict[str, Any]:
     """The entry of weights as JSON, by its name; empty if the split is not known.
 
-    trained: the hashes of the training images, so that an evaluation of them has the warning of a checkpoint.
+    trained: the hashes of the training images, so that an evaluation of them has the warning of a checkpoint; left out
+    if they do not fit into a header of .safetensors.
     """
     if split is None or split.held_out is None:
         return {}
     if not split.held_out:
         return {ENTRY: None}
-    return {ENTRY: _listed(split) | {"trained": split.trained.tobytes().hex()}}
+    entry = _listed(split)
+    if len(split.trained) <= _MAX_EXPORTED_HASHES:
+        entry["trained"] = split.trained.tobytes().hex()
+    return {ENTRY: entry}
 
 
 def _listed(split: RunSplit) -> dict[str, Any]:

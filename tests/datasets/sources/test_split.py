@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import CPU, each_row, line_of, refused, told
+from safetensors.torch import save_file
 from source_helpers import groups_apart, options, write_classes, write_image, write_table
 
 from datasets.reading import read_samples
@@ -131,6 +132,13 @@ def test_the_entry_of_a_checkpoint():
     assert read_split({}, data) == RunSplit(0, 0.9, None)
     assert read_split({ENTRY: None}, {}) == RunSplit(0, 0.1, ())
     assert read_split({ENTRY: None}, {"FOLDS": 5, "FOLD": 3}) == RunSplit(0, 0.1, (), fold=(3, 5))
+
+
+def test_the_split_of_millions_of_images_fits_into_the_header_of_an_export(tmp_path):
+    split = RunSplit(0, 0.1, ("a/0.jpg",), trained=np.arange(7 * 10**6, dtype=np.uint64))
+    entry = exported_entry(split)
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors", {ENTRY: json.dumps(entry)})
+    assert read_split(entry, {"SPLIT_SEED": 0, "VAL_FRACTION": 0.1}) == split
 
 
 @pytest.mark.parametrize(
