@@ -403,7 +403,7 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
 
 
 def _blocks_to_compile(model: nn.Module, options: Train, is_sharded: bool) -> list[nn.Module]:
-    """None for a model that is compiled as a whole."""
+    """Empty for a model that is compiled as a whole."""
     blocks = list(getattr(model, "blocks", ()))
     if is_sharded:
         blocks = blocks_of(model) or [model]

@@ -72,7 +72,7 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
 
 def _create(name: str, arguments: dict[str, Any]) -> nn.Module:
     """timm's model. A size of images, and rates of 0, are left out where its constructor has no such argument."""
-    optional = arguments.keys() & {"img_size", *(rate for rate in _RATES if arguments.get(rate) == 0)}
+    optional = {key for key in arguments if key == "img_size" or (key in _RATES and arguments[key] == 0)}
     try:
         return timm.create_model(name, **arguments)
     except TypeError as error:
@@ -125,10 +125,12 @@ def published_preprocessing(name: str) -> tuple[dict[str, Any], dict[str, Any], 
 
     Empty for a name that timm does not know: `build_timm` refuses it.
     """
+    published: Any = None
     with suppress(RuntimeError):  # an unknown tag
-        if published := timm.get_pretrained_cfg(name):
-            return *preprocessing_of(published.to_dict()), f"timm's {published.architecture}.{published.tag}"
-    return {}, {}, ""
+        published = timm.get_pretrained_cfg(name)
+    if published is None:
+        return {}, {}, ""
+    return *preprocessing_of(published.to_dict()), f"timm's {published.architecture}.{published.tag}"
 
 
 def preprocessing_of(published: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -171,9 +173,10 @@ def errors_of_building(model: str, data: Data) -> Iterator[None]:
     except (UserError, OSError):
         raise
     except TypeError as error:
-        fixes = [f"{key}; set it to 0" for rate, key in _RATES.items() if f"'{rate}'" in str(error)]
-        fixes.append(f"{_first_line(error)}; remove it")
-        raise UserError(f"{model} does not accept an option that is set: {fixes[0]}") from None
+        for rate, key in _RATES.items():
+            if f"'{rate}'" in str(error):
+                raise UserError(f"{model} does not accept an option that is set: {key}; set it to 0") from None
+        raise UserError(f"{model} does not accept an option that is set: {_first_line(error)}; remove it") from None
     except Exception as error:  # of many types, by family
         if find_shortage(error):  # the entry script names what to reduce
             raise
@@ -202,7 +205,9 @@ def check_image_size(model: nn.Module, name: str, data: Data) -> None:
 
 def classifiers(model: nn.Module) -> tuple[nn.Module, ...]:
     """timm's classifier; both of a distilled model; with VOLO's auxiliary one, which `get_classifier` leaves out."""
-    get_classifier: Any = getattr(model, "get_classifier", tuple)  # without this method, no classifier
+    get_classifier = getattr(model, "get_classifier", None)
+    if get_classifier is None:
+        return ()
     classifier = get_classifier()
     heads = classifier if isinstance(classifier, tuple) else (classifier,)
     auxiliary = getattr(model, "aux_head", None)

@@ -1,7 +1,7 @@
 """Messages of the parts of a program about the run of this process: notes, its loggers, and how it ended."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -34,9 +34,9 @@ class Note:
         return replace(self, text=f"{subject}: {self.text}")
 
 
-def texts_of(*rows: tuple[object, str]) -> Iterator[str]:
+def texts_of(*rows: tuple[object, str]) -> list[str]:
     """The text of each row (applies, text) that applies."""
-    return (text for applies, text in rows if applies)
+    return [text for applies, text in rows if applies]
 
 
 class Reason(NamedTuple):

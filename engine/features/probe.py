@@ -46,7 +46,6 @@ from models.blocks import FeatureModel
 from models.timm_model import linear_head
 from utils.distributed import broadcast_object, call_on_main
 from utils.errors import UserError
-from utils.notes import texts_of
 
 _PICTURES = 24  # of the first suspects
 
@@ -164,12 +163,11 @@ def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str
     readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
     values = torch.from_numpy(file.values[readable])
     key = "TUNE" if task.config.model.tune.solves_head else "HEAD"
-    problems = texts_of(
-        (len(values) < fewest, f"{len(values)} images can be read"),
-        (not values.isfinite().all(), "NaN or infinite; use bfloat16"),
-    )
-    for problem in problems:
-        raise UserError(f"MODEL.{key} probe: features of {split}: {problem}")
+    title = f"MODEL.{key} probe: features of {split}"
+    if len(values) < fewest:
+        raise UserError(f"{title}: {len(values)} images can be read")
+    if not values.isfinite().all():
+        raise UserError(f"{title}: NaN or infinite; use bfloat16")
     targets = torch.from_numpy(samples.targets[readable])
     return Features(values.to(device), targets.to(device), readable, file)
 

@@ -185,20 +185,18 @@ def _timms_model(name: str, **arguments: Any) -> Any:
 
 
 def _own_flags(command: Command, recipe: str, images: int, epochs: int | None, on_cpu: bool) -> dict[str, Any]:
-    """The values of flags that the number of images and the device choose, where none of these keys is given."""
+    """The values of flags that the number of images and the device choose, where none are given."""
     given = command.given.keys()
-    rows: tuple[tuple[bool, str, Any, tuple[str, ...]], ...] = (
-        (epochs is not None, "epochs", epochs, ("TRAIN.NUM_EPOCHS", "TRAIN.MINUTES")),
-        (recipe == "folder_small" and not command.flags.model, "model", _FROM_SCRATCH, ()),
-        (not on_cpu and not command.states_precision, "amp", True, ()),
-        (
-            recipe != "probe" and images < _FEW,
-            "batch_size",
-            max(1, images // 4),
-            ("DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH_SIZE"),
-        ),
-    )
-    return {flag: value for applies, flag, value, keys in rows if applies and given.isdisjoint(keys)}
+    flags = dict[str, Any]()
+    if epochs is not None and given.isdisjoint(("TRAIN.NUM_EPOCHS", "TRAIN.MINUTES")):
+        flags["epochs"] = epochs
+    if recipe == "folder_small" and not command.flags.model:
+        flags["model"] = _FROM_SCRATCH
+    if not on_cpu and not command.states_precision:
+        flags["amp"] = True
+    if recipe != "probe" and images < _FEW and given.isdisjoint(("DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH_SIZE")):
+        flags["batch_size"] = max(1, images // 4)
+    return flags
 
 
 def _count_images(command: Command) -> int:

@@ -40,7 +40,7 @@ from models.timm_model import check_name
 from utils.device import on_meta_device
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
-from utils.notes import Note, texts_of
+from utils.notes import Note
 
 _DECODE_SECONDS = 30.0  # of a dry run, for all images
 _KEPT_IN_FINE_TUNING = ("GREY_RANGE", "RESIZE", "INTERPOLATION", *NORMALIZATION)  # else the pixels are other ones
@@ -229,7 +229,7 @@ def plan_training(
         weights=record,
         train=train,
         val=val,
-        test=next(iter(tests), None),
+        test=tests[0] if tests else None,
         class_names=train.class_names if train.has_class_names else of_run.class_names,
         split=splitter.result,
         preprocessing=describe_preprocessing(followed),
@@ -249,17 +249,13 @@ def _notes_on_data(config: Config, splits: list[Samples], is_new: bool) -> list[
     expected = 2 * used  # numbers may leave some classes out
     if train.has_class_names:
         expected = number_of_classes(data.dataset, splits)
-    texts = texts_of(
-        (
-            not data.multi_label and np.count_nonzero(train.class_counts(outputs)) == 1,
-            "all training images are of one class: an accuracy of 100% means nothing",
-        ),
-        (
-            is_new and outputs > expected,
-            f"the model has {outputs} classes, and the data {used}; -opts MODEL.NUM_CLASSES={used} trains {used}",
-        ),
-    )
-    return [Note("warning", text) for text in texts]
+    notes = list[Note]()
+    if not data.multi_label and np.count_nonzero(train.class_counts(outputs)) == 1:
+        notes.append(Note("warning", "all training images are of one class: an accuracy of 100% means nothing"))
+    if is_new and outputs > expected:
+        text = f"the model has {outputs} classes, and the data {used}; -opts MODEL.NUM_CLASSES={used} trains {used}"
+        notes.append(Note("warning", text))
+    return notes
 
 
 def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger: RunLogger) -> Config:

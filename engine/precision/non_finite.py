@@ -24,7 +24,6 @@ class Origin:
 
 
 IMAGES = Origin("the images")
-NONE = Origin("none when the last step was repeated")
 
 
 def first_non_finite(

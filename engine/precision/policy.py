@@ -6,7 +6,7 @@ that does not need a method makes it empty. Loss scaling has the rules of Paddle
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -300,8 +300,7 @@ class Precision:
 
         In O1 autocast computes norms in fp32 on a GPU; on a CPU it leaves the half results of convolutions to them.
         """
-        casts_norms = {"O0": False, "O1": self.device.type == "cpu", "O2": True, "O3": True}
-        if casts_norms[self.level]:
+        if self.level in ("O2", "O3") or (self.level == "O1" and self.device.type == "cpu"):
             cast_norms(model, self.dtype, self.device, listed)
 
     def gathered_dtype(self, module: nn.Module) -> torch.dtype | None:
@@ -362,7 +361,7 @@ class Precision:
         self.weights.copy_master_to_model(seed)
         return grad_norm
 
-    def suggest_fix(self, origin: Origin) -> str:
+    def suggest_fix(self, origin: Origin | None) -> str:
         """Names options to change when gradients stay non-finite."""
         if origin == IMAGES:
             return "Check the images."
@@ -371,7 +370,7 @@ class Precision:
         # The whole block: if one op ran in fp32, the next half op could overflow on its result. In O3 listed ops return
         # half, so a list does not help.
         listed = ""
-        if origin.module and self.level != "O3":
+        if origin and origin.module and self.level != "O3":
             listed = f"AMP.CUSTOM_BLACK_LIST=[{block_of(origin.module)}.*], "
         other = "-amp_dtype=bfloat16" if self.scales_loss and not self._emulates_bfloat16 else "no -amp"
         return f"Try {listed}{other}, or a lower TRAIN.BASE_LR."
@@ -419,18 +418,19 @@ class Precision:
 
     def describe(self) -> str:
         """The precision in words, for the log."""
-        kind = "dynamic" if self.options.use_dynamic_loss_scaling else "fixed"
-        further = texts_of(
-            (self.scales_loss, f"loss scale {self.options.init_loss_scaling:g}, {kind}"),
-            (self.device.type == "cuda", f"TF32 {'on' if self.tf32 else 'off'}"),
-        )
-        return "; ".join([self.name, *further])
+        parts = [self.name]
+        if self.scales_loss:
+            kind = "dynamic" if self.options.use_dynamic_loss_scaling else "fixed"
+            parts.append(f"loss scale {self.options.init_loss_scaling:g}, {kind}")
+        if self.device.type == "cuda":
+            parts.append(f"TF32 {'on' if self.tf32 else 'off'}")
+        return "; ".join(parts)
 
     @property
     def short_name(self) -> str:
         return f"AMP {self.options.level} {str(self.dtype).removeprefix('torch.')}" if self.options.enabled else FLOAT32
 
-    def misfits(self) -> Iterator[str]:
+    def misfits(self) -> list[str]:
         """Why this device gains nothing from the precision, or loses by it; for warnings."""
         on_cpu = self.device.type == "cpu"
         is_bfloat16 = self.dtype == torch.bfloat16

@@ -50,8 +50,7 @@ def report_amp(state: TrainState, batch: Batch) -> tuple[list[str], str]:
 def block_table(values: Values) -> str:
     """A row for each part of the model with weights; of its blocks for the first, the middle and the last one."""
     blocks = [name for name in values.groups if name.rpartition(".")[2].isdecimal()]
-    middle = len(blocks) // 2
-    shown = {*blocks[:1], *blocks[middle : middle + 1], *blocks[-1:]}
+    shown = {blocks[0], blocks[len(blocks) // 2], blocks[-1]} if blocks else set()
     rows = []
     for name, pairs in values.groups.items():
         dtypes = values.recorder.dtypes.get(name, ("-", "-", "-"))  # a list of blocks is not called

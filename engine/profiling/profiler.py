@@ -89,15 +89,14 @@ def profile_text(profile: Profile) -> str:
     """The table of phases, the advice, and the table of ops."""
 
     def row(name: str, host_seconds: float, *phases: str) -> list[str]:
-        gpu_seconds = sum(profile.gpu_seconds[phase] for phase in phases)
-        return [name, _ms(host_seconds), _ms(gpu_seconds), f"{profile.share(*phases):.1%}"]
+        times = [_ms(host_seconds)]
+        if profile.on_gpu:
+            times.append(_ms(sum(profile.gpu_seconds[phase] for phase in phases)))
+        return [name, *times, f"{profile.share(*phases):.1%}"]
 
     rows = [row(phase, profile.host_seconds[phase], phase) for phase in Phase]
     rows.append(row("step, with the profiler", profile.step_seconds, *Phase))
-    header = ["phase", "host (ms)", "GPU (ms)", "share"]
-    if not profile.on_gpu:
-        for cells in (header, *rows):
-            del cells[2]
+    header = ["phase", "host (ms)", "GPU (ms)", "share"] if profile.on_gpu else ["phase", "host (ms)", "share"]
     passes = f"the forward and backward pass are {profile.share(Phase.FORWARD, Phase.BACKWARD):.0%} of a step"
     sentences = advice(profile) or [f"No bottleneck found: {passes}."]
     return "\n\n".join([aligned_table(header, rows, _MAX_COLUMN_CHARS), "\n".join(sentences), profile.ops])

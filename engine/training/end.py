@@ -23,7 +23,6 @@ from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
 from utils.errors import UserError, from_here
 from utils.metric_table import METRICS
-from utils.notes import texts_of
 from utils.signals import Interrupted
 from utils.tables import format_duration
 
@@ -186,14 +185,13 @@ def _say_what_follows(end: End, resume: str, command: Command, trainer: Trainer)
     logger, record, report = trainer.logger, trainer.record, trainer.report
     result = record.values["result"]
     verdict, advised = verdict_of(report.contents)
-    predict = next_command(command, f"-resume={record.folder.absolute()}", "-predict", "FOLDER")
-    lines = texts_of(
-        (verdict, verdict),
-        (report.has_page, f"Report: {record.folder / REPORT}"),  # else a warning says why
-        (result["epoch"] is not None, f"Predict: {from_here(predict)}"),
-    )
-    for line in lines:
-        logger.info(f"----- {line}")
+    if verdict:
+        logger.info(f"----- {verdict}")
+    if report.has_page:  # else a warning says why
+        logger.info(f"----- Report: {record.folder / REPORT}")
+    if result["epoch"] is not None:
+        predict = next_command(command, f"-resume={record.folder.absolute()}", "-predict", "FOLDER")
+        logger.info(f"----- Predict: {from_here(predict)}")
     # The screen has one command that trains on: an unfinished run is continued, a finished one follows the advice.
     if end.why:
         logger.info(f"----- {end.why}Continue: {from_here(resume)}")

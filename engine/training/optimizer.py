@@ -114,11 +114,13 @@ def _with_groups_of_head(optimizer: torch.optim.Optimizer, model: nn.Module, sca
     heads = {parameter for head in classifiers(model) for parameter in head.parameters()}
     groups = []
     for group in optimizer.param_groups:
+        backbone = [parameter for parameter in group["params"] if parameter not in heads]
+        head = [parameter for parameter in group["params"] if parameter in heads]
         lr_scale = group.get("lr_scale", 1.0)
-        parts: dict[float, list[torch.Tensor]] = {1.0: [], scale: []}  # backbone and head
-        for parameter in group["params"]:
-            parts[scale if parameter in heads else 1.0].append(parameter)
-        groups += [group | {"params": part, "lr_scale": lr_scale * factor} for factor, part in parts.items() if part]
+        if backbone:
+            groups.append(group | {"params": backbone, "lr_scale": lr_scale})
+        if head:
+            groups.append(group | {"params": head, "lr_scale": lr_scale * scale})
     return groups
 
 

@@ -27,7 +27,7 @@ from engine.training.step import TrainState
 from models.tuning import adapter_size, write_peft_folder
 from utils.errors import Unavailable, UserError
 from utils.files import tensor_bytes
-from utils.notes import Note, texts_of
+from utils.notes import Note
 from utils.signals import Interrupted, PendingSignal
 
 _SAVE = 1  # a request of the main process; a signal requests _SAVE + its number
@@ -222,17 +222,18 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
 def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[str, tuple[Any, Any]]) -> list[str]:
     """What the options of this start change in the run, and what they cannot."""
     epoch = found.state["epoch"]
+    remarks = list[str]()
     other_batch = state.layout.changed_global_batch(found.state)
-    unused = [(changed[key][1], f"{key} has no effect in a run that is resumed") for key in changed if key in _UNUSED]
+    if other_batch:
+        remarks.append(other_batch)
+    if epoch == state.config.train.num_epochs:
+        remarks.append(f"all {epoch} epochs are done")
+    given = [key for key, (_, now) in changed.items() if now and key in _UNUSED]
+    remarks += [f"{key} has no effect in a run that is resumed" for key in given]
     listed = [f"{key}: {then}, now {now}" for key, (then, now) in changed.items() if key not in _UNUSED]
-    return list(
-        texts_of(
-            (other_batch, str(other_batch)),
-            (epoch == state.config.train.num_epochs, f"all {epoch} epochs are done"),
-            *unused,
-            (listed, f"options that differ from the checkpoint: {'; '.join(listed)}"),
-        )
-    )
+    if listed:
+        remarks.append(f"options that differ from the checkpoint: {'; '.join(listed)}")
+    return remarks
 
 
 _FIXED = (  # for the whole run: with another value its state, or best.pth, has other entries
@@ -252,24 +253,14 @@ def _check_options(config: Config, epoch: int, changed: dict[str, tuple[Any, Any
             fix = "set it to the same value, or start a new run with -pretrained"
             raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
     unused = [key for key in changed if changes_training(key)]
-    problems = texts_of(
-        (
-            epoch == num_epochs and unused,
-            f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done; train longer with "
-            "-epochs, or start a new run with -pretrained",
-        ),
-        (
-            "TRAIN.LAST_EPOCH" in changed and last_epoch not in (0, epoch),
-            f"-last_epoch {last_epoch}: the checkpoint is at epoch {epoch}; remove the flag",
-        ),
-        (
-            epoch > num_epochs,
-            f"TRAIN.NUM_EPOCHS {num_epochs}: the checkpoint has {epoch} finished epochs; give more than {epoch} with "
-            "-epochs",
-        ),
-    )
-    for problem in problems:
-        raise UserError(problem)
+    if epoch == num_epochs and unused:
+        problem = f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done"
+        raise UserError(f"{problem}; train longer with -epochs, or start a new run with -pretrained")
+    if "TRAIN.LAST_EPOCH" in changed and last_epoch not in (0, epoch):
+        raise UserError(f"-last_epoch {last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
+    if epoch > num_epochs:
+        problem = f"TRAIN.NUM_EPOCHS {num_epochs}: the checkpoint has {epoch} finished epochs"
+        raise UserError(f"{problem}; give more than {epoch} with -epochs")
 
 
 def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collection[str]) -> None:

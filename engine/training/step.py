@@ -19,7 +19,7 @@ from configs.schema import Config
 from datasets.batch import Batch
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.master_weights import WeightAverage
-from engine.precision.non_finite import NONE, first_non_finite
+from engine.precision.non_finite import first_non_finite
 from engine.precision.policy import Precision
 from engine.progress import BatchSums, EpochProgress, MetricSums
 from engine.run.cost import Phase, StepTimer
@@ -163,9 +163,9 @@ def _explain_skips(state: TrainState, batch: Batch, step: int, window: int) -> s
         )
     weights.compute.zero_grad(set_to_none=True)
     weights.restore_batch_stats(torch.ones_like(precision.scaler.last_skipped))
-    origin = next(filter(None, gather_objects(found, state.context)), NONE)
+    origin = next(filter(None, gather_objects(found, state.context)), None)
     return (
         f"Non-finite gradients for {precision.scaler.consecutive_skipped} consecutive steps, up to step {step + 1}, in "
-        f"{precision.name}; aborting. First non-finite value: {origin}. "
+        f"{precision.name}; aborting. First non-finite value: {origin or 'none when the last step was repeated'}. "
         f"{precision.suggest_fix(origin)}"
     )

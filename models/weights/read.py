@@ -165,9 +165,9 @@ class WeightsFile(Header):
 
     def advice(self, name: str) -> str:
         """The flags for the model of the file, for an error; '' if the file names none, or the model `name`."""
-        if self.own_options:
-            own = summarize_names([self.own_options["MODEL"].get("NAME")])
-            return f"these are weights of {own}; omit -cfg and -model"
+        own = self.own_options.get("MODEL", {}).get("NAME")
+        if own:
+            return f"these are weights of {summarize_names([own])}; omit -cfg and -model"
         return f"the file names -model={self.architecture}" if self.architecture not in ("", name) else ""
 
     @property
@@ -209,12 +209,12 @@ def size_of_positions(states: Iterable[State], published: Any = None) -> int | N
 
 def _size_of_positions(state: State, prefix: str, published: Any) -> int | None:
     positions = state[f"{prefix}pos_embed"]
-    patch = state.get(f"{prefix}patch_embed.proj.weight", positions)
+    patch = state.get(f"{prefix}patch_embed.proj.weight")
     norm = re.compile(rf"{re.escape(prefix)}blocks\..*\.norm1\.weight")
     widths = {state[name].shape for name in filter(norm.fullmatch, state)}
     if positions.ndim != 3 or len(widths) > 1:
         return None
-    if patch.ndim != 4 or patch.shape[1] not in (1, 3):  # channels of images
+    if patch is None or patch.ndim != 4 or patch.shape[1] not in (1, 3):  # channels of images
         return None
     tokens, length = positions.shape[1], patch.shape[3]
     others = [state.get(f"{prefix}{name}", positions[:0, :0]) for name in ("cls_token", "dist_token", "reg_token")]
@@ -253,7 +253,7 @@ def find_tensors(content: Any, max_array_bytes: int, from_numpy: Callable[[Any],
                     raise ValueError("arrays share their data")
             if type(one) is not ArrayRecord and not isinstance(one, TensorRecord):
                 if isinstance(key, str) and depth < _MAX_DEPTH:
-                    found.append((f"{path}.{key}".removeprefix("."), one, depth + 1))
+                    found.append((f"{path}.{key}" if path else key, one, depth + 1))
                 continue
             tensor = _tensor_of(one, from_numpy)
             if tensor is None:

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +39,7 @@ MIN_SPREAD = 100  # of the logits of a class over the images, in limits: with le
 NUM_IMAGES = 32
 
 Writer = Callable[[nn.Module, TrainedModel, Path], None]  # of the model, its description, and the path to write
-Refer = Callable[[nn.Module, Config], "Reference | None"]  # what an export is compared with; None: with nothing
 Reader = Callable[[TrainedModel, Path], Forward]  # of the path, as the readers of the format do it
-_OF_HALVES = {"tolerance": HALF_TOLERANCE, "relative": HALF_TOLERANCE}
 _PROGRAMS: dict[str, tuple[Writer, Reader]] = {
     "safetensors": (files.write_safetensors, lambda trained, path: trained.build(path)),
     "hf": (files.write_hf, files.load_hf),
@@ -153,7 +150,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     check_target(target, kind, weights)
     context = single_process("cpu")
     command = command.with_weights(weights)
-    trained, refer = _open(command, context, flags)
+    trained, samples = _open(command, context, flags)
     if flags.no_paths:
         trained = replace(trained, split=None, names_data_path=False)
     data = trained.config.data
@@ -170,19 +167,21 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     for note in (*built.notes, *trained.notes):
         print_escaped(str(note))
     model = built.fp32
-    print_escaped(export(model, trained, refer(model, config), kind, target))
+    reference: Reference | None = None  # with -no_check
+    if flags.check:
+        reference = read_reference(flags.check, model, config)
+    elif samples is not None:
+        reference = make_reference(model, samples, config.data)
+    print_escaped(export(model, trained, reference, kind, target))
     print_escaped(f"Exported: {target} ({FORMATS[kind].title}; {count_parameters(model)[0]:,} parameters)")
     return 0
 
 
-def _open(command: Command, context: ProcessContext, flags: argparse.Namespace) -> tuple[TrainedModel, Refer]:
-    """The trained model, and what its export is compared with."""
-    if flags.check:
-        return without_images(command), partial(read_reference, flags.check)
-    if flags.no_check:
-        return without_images(command), lambda model, config: None
-    trained, samples = open_trained(command, context)
-    return trained, lambda model, config: make_reference(model, samples, config.data)
+def _open(command: Command, context: ProcessContext, flags: argparse.Namespace) -> tuple[TrainedModel, Samples | None]:
+    """The trained model, and validation images to compare its export on; None with -check and -no_check."""
+    if flags.check or flags.no_check:
+        return without_images(command), None
+    return open_trained(command, context)
 
 
 def export(model: nn.Module, trained: TrainedModel, reference: Reference | None, kind: str, target: Path) -> str:
@@ -202,8 +201,8 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
             ) from error
         if not reference:
             return "Not checked: the exported model was not run (-no_check)"
-        limits = _OF_HALVES if kind == "onnx_float16" else {}
-        reference = replace(reference, **limits)
+        if kind == "onnx_float16":
+            reference = replace(reference, tolerance=HALF_TOLERANCE, relative=HALF_TOLERANCE)
         found = reference.check(load(trained, temporary), f"-format {kind}: the exported model", "use another format")
     low, high = reference.logits.aminmax()
     return (

@@ -13,7 +13,6 @@ from torch.torch_version import TorchVersion
 
 from configs.schema import Amp
 from engine.precision.master_weights import WeightAverage
-from engine.precision.non_finite import NONE
 from engine.precision.policy import Precision, fuse_blocks, set_process_switches
 
 
@@ -107,9 +106,9 @@ def test_a_gpu_that_emulates_bfloat16_is_named(monkeypatch, emulates, dtype):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
     precision = policy(dtype=dtype)
     precision.device = torch.device("cuda")
-    assert len([*precision.misfits()]) == (emulates and dtype == "bfloat16")
+    assert len(precision.misfits()) == (emulates and dtype == "bfloat16")
     if dtype == "float16":
-        assert ("-amp_dtype=bfloat16" in precision.suggest_fix(NONE)) is not emulates
+        assert ("-amp_dtype=bfloat16" in precision.suggest_fix(None)) is not emulates
 
 
 AUTOCAST = {  # op -> its call, and its dtype for fp32 and for bf16, of autocast on a GPU
