@@ -54,8 +54,10 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
         Tile("training time", _optional(run.measured("train_seconds"), format_duration), "without evaluations"),
     ]
     others = []
-    of_class = run.evaluation.values.get("class_auroc") or {}
-    shown = {"auroc": of_class.get("auroc"), run.metric.name: run.score}  # by other tiles
+    shown = dict[str, Any]()  # by other tiles
+    if len(run.evaluation.classes) == 2 and not run.is_multi_label:  # the AUROC of one is that of the other
+        shown["auroc"] = (run.evaluation.values.get("class_auroc") or {}).get("auroc")
+    shown[run.metric.name] = run.score
     for name, metric in METRICS.items():
         if name in run.figures and run.shows(metric) and run.figures[name] != shown.get(name):
             others.append(Tile(f"{split} {metric.title}", metric.text(run.figures[name])))
