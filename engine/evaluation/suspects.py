@@ -17,8 +17,6 @@ from utils.files import atomic_write, make_own_folder
 from utils.tables import safe_cell, table_text
 
 COLUMNS = (CORRECTION, "split", PATH, "label", "predicted", "probability", "label_probability", "margin")
-
-
 _ENOUGH = 0.7  # a probability of the other class that makes a suspect of any model
 
 
@@ -43,7 +41,8 @@ class Margins(NamedTuple):
         """The samples that another class is more probable for, and surely so; the lowest margin first.
 
         Surely: its probability is at least the mean that the samples with its label have for it, as in Northcutt et
-        al., "Confident Learning", 2021, or 0.7: of a weak model most wrong predictions say nothing about the label.
+        al., "Confident Learning", 2021, or at least 0.7, also if no sample has its label. Of a weak model most other
+        wrong predictions say nothing about the label.
         """
         counts = np.bincount(self.labels, minlength=self.others.max(initial=0) + 1)
         means = divide(np.bincount(self.labels, self.label_probabilities, len(counts)), counts)

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same_state
+from conftest import assert_same_state, cells_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -103,6 +103,34 @@ def test_margins_are_those_of_cleanlab():
     assert (found.values + 1) / 2 == pytest.approx(expected)
     wrong = found.values < 0
     assert np.array_equal(found.others[wrong], probabilities.argmax(1)[wrong])
+
+
+# The mean of a class over the samples with its label: 0.44, 0.4, none and 0.9.
+SUSPECTS = """
+label | probabilities       | is suspect
+0     | 0.9  0.05 0.05 0.0  |
+0     | 0.7  0.2  0.1  0.0  |
+0     | 0.3  0.5  0.2  0.0  | yes
+0     | 0.1  0.1  0.8  0.0  | yes
+0     | 0.2  0.2  0.6  0.0  |
+1     | 0.1  0.6  0.3  0.0  |
+1     | 0.2  0.5  0.3  0.0  |
+1     | 0.42 0.35 0.23 0.0  |
+1     | 0.45 0.35 0.2  0.0  | yes
+1     | 0.05 0.2  0.0  0.75 | yes
+3     | 0.0  0.0  0.05 0.95 |
+3     | 0.0  0.0  0.15 0.85 |
+"""
+
+
+def test_suspects_are_as_sure_as_their_class_is_on_average_or_have_70_percent():
+    _, *rows = cells_of(SUSPECTS)
+    labels = torch.tensor([int(label) for label, _, _ in rows])
+    probabilities = torch.tensor([[*map(float, words.split())] for _, words, _ in rows])
+    found = margins(probabilities, labels)
+    assert sorted(found.suspects) == [row for row, (_, _, is_suspect) in enumerate(rows) if is_suspect]
+    assert found.values[found.suspects] == pytest.approx([-0.7, -0.55, -0.2, -0.1])
+    assert margins(probabilities[:0], labels[:0]).suspects == []
 
 
 def test_a_class_of_one_fold_does_not_choose_the_penalty(monkeypatch):
