@@ -31,8 +31,11 @@ def verdict_of(run: RunContents) -> Verdict:
     """The first defect of a trained model."""
     if run.is_evaluation or run.state != "finished":
         return NONE
-    found = (rule(run) for rule in (_training_at_chance, _one_answer, _below_a_rival, _overfitting))
-    return next((verdict for verdict in found if verdict != NONE), NONE)
+    for rule in (_training_at_chance, _one_answer, _below_a_rival, _overfitting):
+        verdict = rule(run)
+        if verdict != NONE:
+            return verdict
+    return NONE
 
 
 def _training_at_chance(run: RunContents) -> Verdict:
@@ -123,9 +126,9 @@ def _trained_epochs(run: RunContents) -> list[Row]:
 def first_epoch_of(run: RunContents) -> str:
     """A line on a first epoch far below the probe of its run; '' for others."""
     gap = _gap_to_probe(run, run.best[1] - _FAR) if run.best else ""
-    return (
-        f"The first epoch is far below the probe: {gap}; -lr={_lower_rate(run)} changes the weights less" if gap else ""
-    )
+    if not gap:
+        return ""
+    return f"The first epoch is far below the probe: {gap}; -lr={_lower_rate(run)} changes the weights less"
 
 
 def _highest(curve: list[tuple[float, float]]) -> float:
