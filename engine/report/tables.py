@@ -187,7 +187,7 @@ def data_uri(path: Path) -> str:
         data = path.read_bytes()
     except OSError:
         return ""
-    return f"data:{guess_type(path)[0]};base64,{base64.b64encode(data).decode()}"
+    return f"data:{guess_type(path.name)[0]};base64,{base64.b64encode(data).decode()}"
 
 
 class Group(NamedTuple):
