@@ -128,10 +128,11 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
     top_k = classes if evaluator.multi_label else max(options.top_k or classes, TOP_K)
     started = time.perf_counter()
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
-    classify = partial(evaluator.classify, session.model, batches, top_k, BATCHES_PER_WRITE)
     if options.explain:
-        classify = partial(classify, after_batch=partial(write_maps, folder, samples, session.model, evaluator))
-    parts = classify()
+        write = partial(write_maps, folder, samples, session.model, evaluator)
+        parts = evaluator.classify(session.model, batches, top_k, BATCHES_PER_WRITE, write)
+    else:
+        parts = evaluator.classify(session.model, batches, top_k, BATCHES_PER_WRITE)
     if context.is_main:
         names = names_of_labels(samples, classes)
         predictions = Predictions(folder, samples, names, options, evaluator.thresholds, evaluator.point)
