@@ -98,8 +98,8 @@ class WeightsFile(Header):
         """The sections of options in a checkpoint or export of this program; empty in a file of another one."""
         with suppress(Exception):  # a file of another program has any content
             options: dict[str, Any] = self.format.parse(self.entries[OPTIONS_ENTRY])
-            _sections = {**options["MODEL"], **options["DATA"]}
-            return options
+            if isinstance(options["MODEL"], dict) and isinstance(options["DATA"], dict):
+                return options
         return {}
 
     @property

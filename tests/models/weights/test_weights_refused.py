@@ -167,6 +167,11 @@ def test_own_weights_of_another_model_name_it(saved):
     assert refusal(path).endswith("these are weights of vit_digits; omit -cfg and -model")
 
 
+def test_options_without_a_name_name_no_model(saved):
+    path = saved({"model": {"norm.weight": VIT["norm.weight"]}, "options": "MODEL: {}\nDATA: {}"})
+    assert "these are weights of" not in refusal(path)
+
+
 def test_paths_that_are_no_weight_file(tmp_path):
     (tmp_path / "vit.onnx").touch()
     for path in (tmp_path / "gone", "/x" * 5000, tmp_path / "vit.onnx"):
