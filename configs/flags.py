@@ -138,10 +138,10 @@ FLAGS = {
     "other": (
         Flag(
             "plugin",
-            {"action": "append", "default": [], "metavar": "FILE"},
+            {"action": "append", "metavar": "FILE"},
             "run the code of a Python file with own models, losses, ...: docs/python.md; may be repeated",
         ),
-        Flag("opts", {"nargs": "+", "action": "extend", "default": [], "metavar": "KEY=VALUE"}, "any YAML key"),
+        Flag("opts", {"nargs": "+", "action": "extend", "metavar": "KEY=VALUE"}, "any YAML key"),
         Flag("ngpus", _COUNT, "processes that main_multi_gpu.py starts (default: visible GPUs)"),
         Flag("device", {"choices": ("cuda", "cpu")}, "default: the visible GPUs, or the CPU without one"),
         Flag("dry_run", _ON, "check the options, data and weights, print sizes, and exit"),
@@ -220,6 +220,7 @@ def entry_parser(prog: str) -> Parser:
         group = parser.add_argument_group(title)
         for flag in flags:
             add_flag(group, flag.name, help=flag.help, **flag.options)
+    parser.set_defaults(plugin=[], opts=[])  # lists of this command line alone
     add_flag(parser, "local_rank", type=int, help=argparse.SUPPRESS)  # from python -m torch.distributed.launch
     return parser
 

@@ -30,6 +30,13 @@ argv | expected
 """
 
 
+def test_a_command_line_has_lists_of_its_own():
+    first, second = (parse_command_line(["-dataset=digits"]).flags for _ in range(2))
+    first.opts.append("SEED=1")
+    first.plugin.append("own.py")
+    assert (second.opts, second.plugin) == ([], [])
+
+
 @each_row(PREDICTIONS)
 def test_a_prediction(argv, expected):
     command = parse_command_line([WEIGHTS, *argv.split()])

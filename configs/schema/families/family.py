@@ -104,14 +104,14 @@ MOBILE_TRAINING = CROP_AND_FLIP | {
 }  # fmt: skip
 
 
-_NONE: dict[str, Any] = {}
+_NO_KEYS: Mapping[str, Any] = {}
 
 
 def family_defaults(
-    data: dict[str, Any] = _NONE, model: dict[str, Any] = _NONE, train: dict[str, Any] = _NONE
+    data: Mapping[str, Any] = _NO_KEYS, model: Mapping[str, Any] = _NO_KEYS, train: Mapping[str, Any] = _NO_KEYS
 ) -> dict[str, Any]:
     """ImageNet's normalization, DeiT's augmentation and schedule, and the family's own values, by dotted key."""
-    values = {"DATA": _IMAGENET | data, "MODEL": model, "TRAIN": _AUGMENTATION | _SCHEDULE | train}
+    values = {"DATA": {**_IMAGENET, **data}, "MODEL": model, "TRAIN": {**_AUGMENTATION, **_SCHEDULE, **train}}
     return {f"{section}.{key}": value for section, keys in values.items() for key, value in keys.items()}
 
 
