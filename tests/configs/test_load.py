@@ -9,6 +9,7 @@ import pytest
 from conftest import config_for, each_row, line_of, refused, told
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from configs.command_line import parse_command_line, to_yaml
 from configs.compare import changed_options, experiment_mismatch, shared_options
@@ -161,6 +162,12 @@ def test_mistakes_in_yaml_name_file_line_and_key(mistake, tmp_path):
     text, expected = YAML_MISTAKES[mistake]
     message = error_of(f"-cfg={write(tmp_path, 'recipe.yaml', text)}")
     assert re.search(expected, message), message
+
+
+@pytest.mark.parametrize("model", [5, None, [1], "vit", {"TYPE": 5}])
+def test_a_model_that_is_no_section_is_an_error_of_pydantic(model):
+    with pytest.raises(ValidationError):
+        Config.model_validate({"MODEL": model})
 
 
 @pytest.mark.parametrize("flag", ["-opts DATA.IMAGE_SIZE=32", "-batch_size=4", "-dataset=digits", "-cfg=recipe.yaml"])

@@ -15,9 +15,11 @@ MODEL_SECTIONS: dict[str, type[Model]]
 MODEL_SECTIONS = {"vit": ViT, "timm": TimmModel, "transformers": TransformersModel, **_SECTIONS}
 
 
-def _type_of(section: Model | dict[str, Any]) -> str:
-    """MODEL.TYPE of a section MODEL in lower case."""
-    return section.type if isinstance(section, Model) else str(section.get("TYPE", "vit")).lower()
+def _type_of(section: Any) -> str | None:
+    """MODEL.TYPE of a section MODEL in lower case; None, which is an error of pydantic, if it is no section."""
+    if isinstance(section, Model):
+        return section.type
+    return str(section.get("TYPE", "vit")).lower() if isinstance(section, dict) else None
 
 
 # The section MODEL, with the keys of the family that TYPE names.
