@@ -21,9 +21,10 @@ from utils.errors import Unavailable, UserError
 from utils.files import TemporaryFolder
 from utils.processes.entry import run_script
 from utils.processes.launch import detect_launcher, exit_with_launcher, launch_processes
-from utils.system import limit_spinning, without_collections
+from utils.system import available_bytes, limit_spinning, without_collections
 
 SCRIPT = "main_multi_gpu.py"
+_PROCESS_BYTES = 4e8  # of torch alone
 
 
 def main(argv: list[str]) -> int:
@@ -90,6 +91,10 @@ def num_processes(requested: int | None, device: str | None = None) -> int:
     number = requested or gpus or 1
     if 0 < gpus < number:
         raise Unavailable(f"-ngpus {number}: only {gpus} GPU(s) are visible; see CUDA_VISIBLE_DEVICES")
+    free = available_bytes()
+    if not gpus and 0 < free < number * _PROCESS_BYTES:
+        problem = f"-ngpus {number}: a process takes {_PROCESS_BYTES / 1e9:g} GB of host memory or more"
+        raise Unavailable(f"{problem}, and {free / 1e9:.1f} GB are free; lower -ngpus")
     return number
 
 

@@ -18,13 +18,13 @@ from conftest import ROOT
 
 # Tokens of the files in a folder, subfolders of the second level apart.
 CEILINGS = {
-    ".": 497,
+    ".": 525,
     "configs": 20241,
     "configs/schema": 14544,
     "datasets": 4107,
     "datasets/decoding": 5047,
     "datasets/loading": 6085,
-    "datasets/shards": 12220,
+    "datasets/shards": 12241,
     "datasets/sources": 35431,
     "datasets/transforms": 5181,
     "engine": 3939,
@@ -37,7 +37,7 @@ CEILINGS = {
     "engine/profiling": 4366,
     "engine/report": 10208,
     "engine/run": 11365,
-    "engine/training": 18406,
+    "engine/training": 18427,
     "models": 15701,
     "models/weights": 9585,
     "scripts": 6883,
@@ -47,16 +47,16 @@ CEILINGS = {
     "scripts/weights": 810,
     "utils": 11735,
     "utils/file_formats": 2618,
-    "utils/processes": 3046,
+    "utils/processes": 3088,
     "tests": 11702,
     "tests/configs": 7174,
-    "tests/datasets": 64999,
-    "tests/engine": 111484,
+    "tests/datasets": 64996,
+    "tests/engine": 111497,
     "tests/fixtures": 378,
     "tests/models": 26907,
     "tests/scripts": 11949,
     "tests/stress": 12982,
-    "tests/utils": 9880,
+    "tests/utils": 9987,
 }
 MAX_PRODUCT_FILES = 182
 MAX_BRANCHES = 15

@@ -301,8 +301,8 @@ def verify_checksum(path: Path, required: bool = False) -> None:
         if not comment.startswith(_CHECKSUM_PREFIX):
             if required:
                 problem = f"{path}: is damaged or not a checkpoint of this project (no checksum)"
-                fix = f"if it has weights of another program, start with -pretrained={shlex.quote(str(path))}"
-                raise UserError(f"{problem}; {fix}")
+                fix = f"-resume={shlex.quote(str(path.parent))} takes another one of this run"
+                raise UserError(f"{problem}; {fix}, and -pretrained the weights of another program")
             return
         file.seek(0)
         sha256 = hashlib.sha256()

@@ -52,6 +52,8 @@ class TarShards(Source):
             copies = LocalShards(store)
         elif data.cache_gb > 0:
             copies = ShardCache(folder, round(data.cache_gb * 1e9), store)
+        else:
+            store.read_many(shards[0].name, [(0, 1)])  # a server of whole files is refused here, not in the first batch
         self._reader = ShardReader(store, copies, 2 * data.shuffle_shards)
         names = self.index.class_names or self.found.class_names
         num_labels = int(self.index.arrays["targets"].max(initial=-1)) + 1

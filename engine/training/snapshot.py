@@ -228,9 +228,12 @@ def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[
         remarks.append(other_batch)
     if epoch == state.config.train.num_epochs:
         remarks.append(f"all {epoch} epochs are done")
-    given = [key for key, (_, now) in changed.items() if now and key in _UNUSED]
+    unused = _UNUSED
+    if found.run_folder:
+        unused = (*_UNUSED, "SAVE")  # else SAVE has the new folder
+    given = [key for key, (_, now) in changed.items() if now and key in unused]
     remarks += [f"{key} has no effect in a run that is resumed" for key in given]
-    listed = [f"{key}: {then}, now {now}" for key, (then, now) in changed.items() if key not in _UNUSED]
+    listed = [f"{key}: {then}, now {now}" for key, (then, now) in changed.items() if key not in unused]
     if listed:
         remarks.append(f"options that differ from the checkpoint: {'; '.join(listed)}")
     return remarks
@@ -240,7 +243,7 @@ _FIXED = (  # for the whole run: with another value its state, or best.pth, has 
     "DATA.MULTI_LABEL", "MODEL.TUNE", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "TRAIN.OPTIMIZER.KWARGS",
     "EVAL.BEST_METRIC", "EVAL.OPERATING_POINT", "MODEL.TYPE",
 )  # fmt: skip
-_UNUSED = ("MODEL.PRETRAINED", "TRAIN.MINUTES", "SAVE")
+_UNUSED: tuple[str, ...] = ("MODEL.PRETRAINED", "TRAIN.MINUTES")
 _SHAPING = ("MODEL.", "DATA.IMAGE_", "TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY")  # of parameters
 
 

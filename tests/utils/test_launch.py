@@ -1,5 +1,10 @@
 """The environment variables of each launcher are read correctly; how ranks end that a script starts itself."""
 
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 from conftest import ROOT, each_row, refused
 
@@ -205,3 +210,11 @@ def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, case, status, words):
     assert (ended is None) == (not words)
     assert all(word in str(ended) for word in filter(None, words.split(", ")))
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("launcher, status", [("this process", 0), ("1, as if it had ended", -signal.SIGTERM)])
+def test_a_rank_whose_launcher_ended_during_its_start_ends_too(launcher, status):
+    number = os.getpid() if launcher == "this process" else 1
+    code = "from utils.processes.launch import exit_with_launcher; exit_with_launcher()"
+    environment = os.environ | {"AMPVIT_LAUNCHER_PID": str(number)}
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment).returncode == status

@@ -226,6 +226,8 @@ def exit_with_launcher() -> None:
     handle_signals(signal.SIG_DFL)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings of a lost store are C++ stacks
     end_with_parent()
+    if os.environ.get(_LAUNCHER_PID, str(os.getppid())) != str(os.getppid()):  # it had ended before: no signal comes
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:

@@ -254,6 +254,7 @@ def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(long_run, cp
         assert [row["epoch"] for row in rows(folder)] == [str(epoch + 1)]
         assert_same_state(states(folder)["model"], states(long_run, f"epoch-00{epoch + 1}.pth")["model"])
         assert read_result(folder)["checkpoint"].startswith(str(folder))
+        assert "SAVE has no effect" not in (folder / "log.txt").read_text()
     assert contents(long_run) == before
     found = find_checkpoint("auto", cpu, [long_run])
     assert found.path.name == "last.pth"
