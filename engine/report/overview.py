@@ -55,7 +55,7 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
     ]
     others = []
     shown = dict[str, Any]()  # by other tiles
-    if len(run.evaluation.classes) == 2 and not run.is_multi_label:  # the AUROC of one is that of the other
+    if len(run.evaluation.classes) == 2 and not run.is_multi_label:  # both have the same AUROC
         shown["auroc"] = (run.evaluation.values.get("class_auroc") or {}).get("auroc")
     shown[run.metric.name] = run.score
     for name, metric in METRICS.items():

@@ -96,7 +96,7 @@ def _overfitting(run: RunContents) -> Verdict:
     """A validation that is flat by the metric that decides, and far below training, or whose loss rises.
 
     Top-1 of training means nothing with mixed images or a teacher. Where a class is rare, top-1 of training and of
-    validation are near each other, while another metric, such as AUROC, falls: its runs are judged by the loss, too.
+    validation are near each other, while another metric, such as AUROC, falls: the loss shows it there.
     """
     options = run.options
     if options["TRAIN.DISTILLATION_TYPE"] != "none" or any(options[key] for key in _MIXED):
