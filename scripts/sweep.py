@@ -37,7 +37,7 @@ from scripts import report
 from scripts.flags import script_parser, split_flags
 from utils.device import visible_gpus
 from utils.errors import Unavailable, UserError
-from utils.files import atomic_write, read_json
+from utils.files import atomic_write, own_file, read_json, unshared
 from utils.notes import STATUS, SWEEP, run_name
 from utils.processes.entry import run_script
 from utils.processes.launch import SHUTDOWN_SECONDS, end_with_parent, stop_processes
@@ -181,7 +181,7 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
                     verb = "resumed"
                     resumed = [f"-cfg={run[0] / RUN_OPTIONS}", f"-resume={run[0]}"]  # with the epochs it has
                 print(f"{name}: {verb}", flush=True)
-                with open(root / f"{name}.log", "ab") as log:
+                with open(unshared(root / f"{name}.log"), "ab", opener=own_file) as log:
                     process = subprocess.Popen(
                         [sys.executable, str(ENTRY), *runs[name], *resumed],
                         env=os.environ | environment,

@@ -192,6 +192,16 @@ def test_readers_cannot_run_code():
                 assert arguments.get(key) is value, f"{path}:{call.lineno}: {name} without {key}={value}"
 
 
+def test_files_are_changed_in_place_through_the_opener_that_follows_no_link():
+    for path in PRODUCT_FILES:
+        for call in calls_in(path):
+            if ast.unparse(call.func) == "open" and len(call.args) > 1:
+                mode = ast.unparse(call.args[1])
+                openers = [ast.unparse(word) for word in call.keywords]
+                is_new = "x" in mode or "closefd=False" in openers
+                assert is_new or not set("aw+") & set(mode) or "opener=own_file" in openers, f"{path}:{call.lineno}"
+
+
 _NOTE = r"(?:\w+_)?(?:notes?|remarks?|warnings?)(?:\[\w+\])?(?:\.text)?"
 _READS = r"(?:(?:starts|ends)with|r?find|r?index|count|r?partition|r?split|match|search|sub)"
 _SEARCH_IN_A_NOTE = re.compile(

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -74,8 +75,8 @@ def absolute_file(path: str) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or damaged."""
     values = None
-    with suppress(OSError, ValueError, RecursionError):
-        values = json.loads(path.read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError, RecursionError), open_regular_file(path) as file:
+        values = json.load(file)
     return values if isinstance(values, dict) else {}
 
 
@@ -122,9 +123,67 @@ def file_state(path: str) -> int:
     return 0
 
 
+def own_file(path: str, flags: int) -> int:
+    """The opener, for `open`, of each file that is appended to or changed in place.
+
+    Raises UserError for a link, whose target would be changed, for a pipe, which would block, for a device, and for a
+    read-only file of this user.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except PermissionError:
+        if os.path.exists(path) and os.stat(path).st_uid == os.geteuid():
+            fix = f"chmod -R u+w {shlex.quote(str(Path(path).parent))}"
+            raise UserError(f"{path}: is read-only; make the files of its folder writable: {fix}") from None
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise _not_own(path) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_own(path)
+    return descriptor
+
+
 def make_own_folder(path: Path) -> None:
-    """Creates a folder of a run, with those above it, unless it exists."""
+    """Creates a folder of a run, with those above it, unless it exists. Raises UserError for a link."""
+    if path.is_symlink():
+        raise _not_own(path)
     path.mkdir(parents=True, exist_ok=True)
+
+
+def _not_own(path: Path | str) -> UserError:
+    kind = f"a link to {os.readlink(path)}" if os.path.islink(path) else "a pipe or a device"
+    return UserError(f"{path}: is {kind}; a run changes its own files only: delete this one, and start again")
+
+
+def unshared(path: Path) -> Path:
+    """The path of a file that will be appended to. A file with several hard links, of `cp -al` or DVC, is copied."""
+    with suppress(FileNotFoundError), open(path, "rb", opener=own_file) as file:
+        if os.fstat(file.fileno()).st_nlink > 1:
+            atomic_write(path, file.read())
+    return path
+
+
+def _replace_lock_of_other_folder(path: Path, folder: str) -> None:
+    """Replaces a lock that names another folder: a copy by hard links has the file that the original's run has locked.
+
+    The number of links does not tell: the copied folder, whose run continues, has the same file. folder: of `path`.
+    """
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # one process after the other
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError), open(path, "rb", opener=own_file) as file:
+            named = re.search(rb"^folder \d+$", file.read(_MAX_LOCK_BYTES), re.MULTILINE)
+            if named and named[0] != folder.encode():
+                atomic_write(path, folder)
+    finally:
+        os.close(descriptor)
+
+
+_MAX_LOCK_BYTES = 200
 
 
 @contextmanager
@@ -133,10 +192,14 @@ def locked(path: Path, wait_seconds: float = math.inf, fix: str = "") -> Iterato
 
     Yields whether it is locked: a file system without `flock`, such as Lustre mounted without `-o flock`, has no locks;
     a warning says so.
-    Raises UserError: another process has locked it for `wait_seconds`; OSError: the file cannot be created or locked.
+    Raises UserError: another process has locked it for `wait_seconds`, or as `own_file`; OSError: the file cannot be
+    created or locked.
     """
     operation = fcntl.LOCK_EX if wait_seconds == math.inf else fcntl.LOCK_EX | fcntl.LOCK_NB
-    with open(path, "a+b", buffering=0) as file:
+    # Without the device, whose number differs between the hosts of a network disk. Hard links stay on a device.
+    folder = f"folder {path.parent.stat().st_ino}"
+    _replace_lock_of_other_folder(path, folder)
+    with open(path, "a+b", buffering=0, opener=own_file) as file:
         has_locks = True
 
         def try_lock() -> bool:
@@ -153,11 +216,12 @@ def locked(path: Path, wait_seconds: float = math.inf, fix: str = "") -> Iterato
             return True
 
         if not (try_lock() or wait_for(try_lock, wait_seconds)):
-            holder = os.pread(file.fileno(), 200, 0).decode(errors="replace").strip() or "another process"
+            holder = os.pread(file.fileno(), _MAX_LOCK_BYTES, 0).decode(errors="replace").partition("\n")[0]
+            holder = holder or "another process"
             raise Unavailable(f"{path.parent}: is in use by {holder}; {fix}")
         with suppress(OSError):  # a full disk
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n{folder}\n".encode())
         yield has_locks
 
 

@@ -32,6 +32,7 @@ from datasets.transforms.host import HostTransform, build_eval_host_transform, b
 from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, to_single_line
+from utils.files import own_file, unshared
 from utils.notes import RANK_LOG, RUN_LOG, Note
 from utils.tables import read_rows, safe_cell
 from utils.torch_compat import tree_map_only
@@ -56,7 +57,7 @@ class BadImageList:
         self._name = f"bad_images_{rank}.csv"
 
     def open(self, folder: Path) -> "BadImageList":
-        self.file = folder / self._name
+        self.file = unshared(folder / self._name)
         self._listed = set[str]()
         with suppress(FileNotFoundError):
             self._listed = {row.get("path", "") for row in read_rows(self.file)}
@@ -67,7 +68,7 @@ class BadImageList:
         new = [(path, reason) for path, reason in rows.items() if path not in self._listed]
         if not new:
             return
-        with open(self.file, "a", newline="", encoding="utf-8") as file:
+        with open(self.file, "a", newline="", encoding="utf-8", opener=own_file) as file:
             header = [] if file.tell() else [_BAD_COLUMNS]
             csv.writer(file).writerows(header + new)
         self._listed |= rows.keys()

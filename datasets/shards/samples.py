@@ -33,7 +33,7 @@ from datasets.shards.store import RangesNotSupported, ShardStore, changed
 from datasets.sources.samples import EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, strings_in
 from utils.errors import Unavailable, UserError, error_from, to_single_line
-from utils.files import file_state, locked, open_regular_file
+from utils.files import file_state, locked, open_regular_file, own_file
 from utils.notes import RUN_LOG
 from utils.threads import DaemonPool, wait_for
 
@@ -108,7 +108,7 @@ class ShardCache:
                     part_lock.enter_context(locked(part))
                     os.truncate(part, shard.num_bytes)  # others count it
                 try:
-                    with open(part, "r+b") as file:
+                    with open(part, "r+b", opener=own_file) as file:
                         file.writelines(self.store.stream(shard))
                 except BaseException:
                     with locked(self._lock):

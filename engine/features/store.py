@@ -36,7 +36,7 @@ from engine.run.log import RunLogger
 from models.blocks import FeatureModel
 from utils.distributed import broadcast_object, call_on_main
 from utils.errors import Unavailable, UserError, error_from
-from utils.files import atomic_write, open_atomically
+from utils.files import atomic_write, open_atomically, own_file
 from utils.notes import RUN_LOG
 from utils.tables import safe_cell
 
@@ -167,7 +167,7 @@ def _new_array(temporary: Path, shape: tuple[int, int], path: Path) -> np.memmap
     temporary.unlink(missing_ok=True)  # of a killed process, or a link
     values = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
     try:
-        with open(temporary, "r+b") as file:
+        with open(temporary, "r+b", opener=own_file) as file:
             os.posix_fallocate(file.fileno(), 0, values.offset + values.nbytes)
     except OSError as error:
         raise error_from(

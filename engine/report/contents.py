@@ -231,7 +231,7 @@ def read_contents(folder: Path) -> RunContents:
     if not values or folder.resolve().name.startswith(_WITHOUT_PAGE):
         problem = f"{folder}: is not the folder of a training or an evaluation"
         raise UserError(f"{problem}; predictions and profiles have no page")
-    rows = read_metrics(folder)
+    rows, _ = read_metrics(folder)
     return RunContents(
         folder=folder,
         options=with_defaults(read_yaml(folder / RUN_OPTIONS)),

@@ -20,6 +20,7 @@ from engine.run.facts import Fact
 from engine.run.record import LOG, RunRecord
 from utils.distributed import ProcessContext
 from utils.errors import escape_control_characters, shortened
+from utils.files import own_file, unshared
 from utils.notes import RANK_LOG, RUN_LOG, Note
 from utils.tables import MAX_COLUMNS
 
@@ -120,7 +121,7 @@ class _LogFile(logging.FileHandler):
     """Ignores a disk that is full or gone, for which logging prints a traceback: saving a checkpoint reports it."""
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding="utf-8")
+        return open(unshared(Path(self.baseFilename)), "a", encoding="utf-8", opener=own_file)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):

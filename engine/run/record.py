@@ -14,13 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from engine.run.facts import Fact
 from utils import notes
 from utils.errors import UserError, escape_control_characters, from_here
-from utils.files import atomic_write, open_atomically, read_json
+from utils.files import atomic_write, link_or_copy, open_atomically, open_regular_file, own_file, read_json
 from utils.metric_table import METRICS
 from utils.notes import LAUNCH_FOLDER, STATUS, UNFINISHED
 
@@ -154,7 +155,7 @@ class RunRecord:
 
     def _log(self, *lines: str) -> None:
         """Appends to log.txt, whose logger only the main process has: it may be the one that was lost."""
-        with suppress(OSError, UserError), open(self.folder / LOG, "a", encoding="utf-8") as file:
+        with suppress(OSError, UserError), open(self.folder / LOG, "a", encoding="utf-8", opener=own_file) as file:
             for line in filter(None, lines):
                 print(time.strftime("%Y-%m-%d %H:%M:%S"), escape_control_characters(line), file=file)
 
@@ -203,28 +204,38 @@ class RunRecord:
             try:
                 atomic_write(self.folder / name, text)
             except OSError:
-                with suppress(OSError):
+                with suppress(OSError, UserError):
                     _overwrite(self.folder / name, text)
 
-    def open_rows(self, epochs_done: int, steps_done: int) -> None:
-        """Continues the rows after this position: later ones are dropped. The main process calls it."""
+    def open_rows(self, epochs_done: int, steps_done: int) -> str:
+        """Continues the rows after this position: later ones are dropped. The main process calls it.
+
+        Damaged rows are left out: a copy keeps the file as it was, and the returned warning, else empty, says so.
+        """
+        path, original = self.folder / ROWS, self.folder / "metrics.damaged.jsonl"
+        rows, damaged = read_metrics(self.folder)
+        warning = ""
+        if damaged:
+            link_or_copy(path, original)
+            warning = f"{path}: {damaged} damaged row(s) are left out; {original.name} is the file as it was"
         done = {"report": ("step", steps_done), "evaluation": ("epoch", epochs_done), "epoch": ("epoch", epochs_done)}
         kept = []
-        for row in read_metrics(self.folder):
+        for row in rows:
             unit, last = done[row["kind"]]
             if row[unit] <= last:
                 kept.append(row)
-        with open_atomically(self.folder / ROWS) as file:
+        with open_atomically(path) as file:
             file.writelines(f"{json.dumps(row)}\n" for row in kept)
         self.epochs = by_epoch(kept)
         self._write_table()
+        return warning
 
     def add_row(self, kind: Kind, **values: Any) -> None:
         """Appends a row, on the main process; the one of the kind epoch is the last of its epoch. Raises OSError."""
         if not self.is_main:
             return
         row = {"kind": kind} | _finite(values)
-        with open(self.folder / ROWS, "a", encoding="utf-8") as file:
+        with open(self.folder / ROWS, "a", encoding="utf-8", opener=own_file) as file:
             file.write(f"{json.dumps(row)}\n")
         if kind != "report":
             self.epochs.setdefault(row["epoch"], {}).update(row)
@@ -257,7 +268,7 @@ def record_end_of_ranks(folder: Path, **values: Any) -> str | None:
 
 def _overwrite(path: Path, text: str) -> None:
     """Writes ASCII into the blocks of a file, if they hold it. Raises OSError."""
-    with open(path, "r+b", 0) as file:
+    with open(path, "r+b", 0, opener=own_file) as file:
         old = os.fstat(file.fileno())
         if len(text) <= 512 * old.st_blocks:
             file.write(text.ljust(old.st_size).encode())
@@ -277,16 +288,21 @@ def read_run(folder: Path) -> dict[str, Any]:
     return found and _new_values() | found
 
 
-def read_metrics(folder: Path) -> list[Row]:
-    """The rows of `metrics.jsonl`, without damaged ones, such as a last one that a crash left incomplete."""
+def read_metrics(folder: Path) -> tuple[list[Row], int]:
+    """The rows of `metrics.jsonl`, and the number of damaged ones, without a last one that a crash left incomplete."""
     rows = list[Row]()
-    with suppress(FileNotFoundError), open(folder / ROWS, encoding="utf-8", errors="replace") as file:
+    damaged = 0
+    with suppress(FileNotFoundError), TextIOWrapper(open_regular_file(folder / ROWS), "utf-8", "replace") as file:
         for line in file:
+            is_row = False
             with suppress(ValueError, KeyError, TypeError, RecursionError):
                 row = json.loads(line)
-                if row["kind"] in get_args(Kind) and min(row["epoch"], row["step"]) >= 0:
-                    rows.append(row)
-    return rows
+                is_row = row["kind"] in get_args(Kind) and min(row["epoch"], row["step"]) >= 0
+            if is_row:
+                rows.append(row)
+            elif line.endswith("\n"):
+                damaged += 1
+    return rows, damaged
 
 
 def by_epoch(rows: Iterable[Row]) -> dict[int, Row]:

@@ -135,7 +135,8 @@ class Reporter(Observer):
         """Continues the rows after this position of the run."""
         if self.context.is_main:
             make_own_folder(self._record.folder / DETAILS)
-            self._record.open_rows(epochs_done, steps_done)
+            if warning := self._record.open_rows(epochs_done, steps_done):
+                self.logger.warn(warning)
             self.loggers.start(self._record, steps_done)
 
     def start_epoch(self, progress: EpochProgress) -> None:

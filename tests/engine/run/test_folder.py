@@ -1,25 +1,29 @@
 """A run's folder and its options; links in it; the commands that a run prints; its environment, without secrets."""
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, config_for, refused, run_here, train
+from conftest import ROOT, config_for, refused, rows, run_here, train
 
 from configs.command_line import parse_command_line
-from engine.checkpoint.run_folder import make_run_folder
+from engine.checkpoint import run_folder
+from engine.checkpoint.run_folder import lock_run_folder, make_run_folder
 from engine.run import folder as folder_module
 from engine.run.facts import Environment, read_fact
 from engine.run.folder import PACKAGES, next_command, record_environment
 from engine.run.log import RunLogger
 from engine.run.record import RUN, read_run
 from utils.distributed import ProcessContext
-from utils.errors import UserError, from_here
+from utils.errors import REFUSED, Unavailable, UserError, from_here
+from utils.files import own_file
 
 
 def test_flags_override_the_options_of_the_folder_and_a_recipe_replaces_them(digits_run, tmp_path):
@@ -44,6 +48,87 @@ def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_run
     assert "MAX_STEPS: 6" in (folder / "config.yaml").read_text()
     kept = {path.name: path.read_text() for path in folder.glob("config-*")}
     assert kept == {"config-step-000003.yaml": first, "config-step-000005.yaml": second}
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["links", "pipes"])
+def test_a_resumed_run_changes_no_file_outside_its_folder(digits_run, digits_argv, tmp_path, kind):
+    """For people who resume a run in a folder of somebody else: links could lead to their files, pipes block them."""
+    folder = digits_run()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (folder / "bad_images_0.csv").touch()
+    for path in sorted(folder.iterdir()):
+        if kind == "links":
+            path.symlink_to(path.rename(elsewhere / path.name))
+        elif path.is_file() and path.suffix not in (".pth", ".yaml"):
+            path.unlink()
+            os.mkfifo(path)
+    before = contents(elsewhere)
+    refused = set[str]()
+    for _ in range(10):
+        try:
+            train([*digits_argv, "TRAIN.NUM_EPOCHS=3", f"-resume={folder}"])
+        except UserError as error:
+            name = str(error).partition(": ")[0]
+            os.unlink(name)
+            refused.add(Path(name).name)
+        else:
+            break
+    assert contents(elsewhere) == before
+    in_place = {".lock", "log.txt", "bad_images_0.csv"}  # files that are not replaced when a run starts
+    assert refused == in_place | {"details" if kind == "links" else "metrics.jsonl"}
+    assert not (folder / "last.pth").is_symlink()
+    assert len(rows(folder)) == (3 if kind == "links" else 1)  # the rows of the first epochs were a pipe
+
+
+def test_a_device_is_not_changed():
+    with refused("^/dev/null: is a pipe or a device; "):
+        own_file("/dev/null", os.O_RDWR)
+
+
+def test_a_copy_by_hard_links_is_another_run(digits_run, digits_argv, tmp_path, monkeypatch):
+    """For `cp -al RUN copy`, `rsync --link-dest` and DVC: the copy is resumed while the run continues, which stays."""
+    monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.0)
+    run = digits_run()
+    (run / "bad_images_0.csv").touch()
+    with lock_run_folder(run):
+        copy = Path(shutil.copytree(run, tmp_path / "copy", copy_function=os.link))
+        before = contents(run)
+        with pytest.raises(Unavailable, match=rf"process {os.getpid()} on \S+; "), lock_run_folder(run):
+            pass
+        train([*digits_argv, "TRAIN.NUM_EPOCHS=3", f"-resume={copy}"])
+        assert contents(run) == before
+        assert (copy / "log.txt").read_bytes().startswith(before[run / "log.txt"])
+        with pytest.raises(Unavailable), lock_run_folder(run):
+            pass
+        with lock_run_folder(copy), pytest.raises(Unavailable), lock_run_folder(copy):
+            pass
+
+
+def test_a_folder_of_read_only_files_is_made_writable_by_the_advice():
+    """For copies by DVC and git-annex, whose files are read-only."""
+    folder = Path(tempfile.mkdtemp())  # in /tmp, which the other user reaches
+    user = os.geteuid()
+    other = user or 65534  # no mode of a file stops root
+    (folder / ".lock").touch(0o444)
+    for path in (folder, folder / ".lock"):
+        os.chown(path, other, -1)
+    try:
+        os.seteuid(other)
+        with refused("is read-only; ") as error, lock_run_folder(folder):
+            pass
+        assert error.value.status == REFUSED
+        subprocess.run(str(error.value).rpartition(": ")[2], shell=True, check=True, user=other)
+        with lock_run_folder(folder):
+            pass
+    finally:
+        os.seteuid(user)
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     text = (tmp_path / ROWS).read_text()
     resumed = record_in(tmp_path)
     resumed.open_rows(1, 18)
-    kept = [(row["kind"], row["epoch"], row["step"]) for row in read_metrics(tmp_path)]
+    kept = [(row["kind"], row["epoch"], row["step"]) for row in read_metrics(tmp_path)[0]]
     assert kept == [("report", 1, 5), ("evaluation", 1, 10), ("epoch", 1, 10), ("report", 2, 15)]
     assert [row["epoch"] for row in read_rows(tmp_path / TABLE)] == ["1"]
     resumed.add_row("evaluation", epoch=2, step=20, val_loss=0.2)
@@ -162,12 +162,16 @@ DAMAGED = (
 )  # fmt: skip
 
 
-def test_damaged_rows_are_left_out(tmp_path):
+def test_damaged_rows_are_left_out_and_the_file_is_kept(tmp_path):
+    """For people whose disk or editor has damaged a record: the rows may be saved by hand."""
     record = record_in(tmp_path)
     row = b'{"kind": "epoch", "epoch": 1, "step": 4}\n'
-    (tmp_path / ROWS).write_bytes(b"\n".join(DAMAGED) + b"\n" + row + row[:20])  # the last one: after a kill
-    record.open_rows(4, 40)
+    whole = b"\n".join(DAMAGED) + b"\n" + row + row[:20]  # the last one: after a kill
+    (tmp_path / ROWS).write_bytes(whole)
+    assert f" {len(DAMAGED)} damaged" in record.open_rows(4, 40)
     assert (tmp_path / ROWS).read_bytes() == row
+    assert (tmp_path / "metrics.damaged.jsonl").read_bytes() == whole
+    assert record.open_rows(4, 40) == ""
 
 
 def test_the_best_epoch_has_the_highest_top1_then_the_lowest_loss():

@@ -73,7 +73,7 @@ def test_a_skipped_step_does_not_count_in_the_loss_and_the_gradient_norm(tmp_pat
     run = SimulatedRun(tmp_path, cpu, report_freq=2)
     run.epoch((2.0, 1.0, False), (math.nan, math.inf, True), (3.0, 2.5, False))
     columns = ("step", "grad_norm", "loss", "top1", "top5")
-    rows = [[row.get(name) for name in columns] for row in read_metrics(tmp_path) if row["kind"] == "report"]
+    rows = [[row.get(name) for name in columns] for row in read_metrics(tmp_path)[0] if row["kind"] == "report"]
     assert rows == [[1, 1, 2, 100, 100], [2, None, None, None, None], [3, 2.5, 3, 100, 100]]
     (epoch,) = run.rows("metrics.csv")
     assert (epoch["grad_norm"], epoch["train_loss"], epoch["train_top1"]) == ("1.75", "2.5", "100.0")
@@ -119,7 +119,7 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
     monkeypatch.setattr(run.reporter.timer, "totals", lambda: TimerTotals(0.2 * now, 0.0, 4 * now, 3 * now))
     for _ in range(2):
         run.epoch(*[(1.0, 1.0, False)] * STEPS)
-        figures = [row for row in read_metrics(tmp_path) if row["kind"] == "report"][-1]
+        figures = [row for row in read_metrics(tmp_path)[0] if row["kind"] == "report"][-1]
         assert figures["data_wait_share"] == pytest.approx(0.2)
         assert figures["launch_bound_share"] == 0.75
     assert re.findall(r"time left: (\S+)", run.log)[0] == "3.0s"  # of the second epoch
