@@ -5,6 +5,8 @@ names. Legend: B images, C channels, S pixels on a side, H heads, T tokens.
 
 import importlib
 import inspect
+import re
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from timm.layers import drop_path
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from configs.schema import Data
@@ -32,6 +35,9 @@ _RATES = {  # of configurations
 }  # fmt: skip
 _TOKENS = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
 _AVERAGES = ("beit", "clip", "data2vec-vision", "metaclip_2")  # have a class token, which their classifiers do not read
+_UNDECAYED = re.compile(r"(tokens?|class_embedding)$|position|pos_emb|attention_biases|logit_scale|\bgrn\b")
+_DEPTHS = ("stage_num_blocks", "depths", "depth", "num_hidden_layers")  # of configurations; the first that is stated
+_INNERMOST = ("efficientnet", "mobilenet_v2", "mobilevit", "mobilevitv2")  # state no depths; their blocks were checked
 _INTERPOLATES = "interpolate_pos_encoding"  # an argument of a pass
 _FILES: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -64,11 +70,51 @@ def _set_rates(vision: Any, options: TransformersModel) -> dict[str, str]:
     return own
 
 
-def _blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The innermost modules with children that are items of a list."""
-    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList)]
-    items = [item for one in lists for item in one if [*item.children()]]
-    return [item for item in items if not any(one in items for one in item.modules() if one is not item)]
+def _blocks_of(model: nn.Module, config: Any, vision: Any) -> tuple[list[nn.Module], bool]:
+    """The blocks, and whether they are known: items of lists with the lengths that the configuration states by stage.
+
+    Else the innermost items of lists, which were checked for some families.
+    """
+    by_pattern = defaultdict(list)
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential) and all([*item.children()] for item in module):
+            by_pattern[re.sub(r"\d+", "*", path)].append([*module])
+    stated: Any = next((getattr(vision, key) for key in _DEPTHS if getattr(vision, key, None)), ())
+    lengths = [stated] if isinstance(stated, int) else [*stated]
+    for lists in by_pattern.values():
+        if [len(items) for items in lists] == lengths:
+            return [block for items in lists for block in items], True
+    items = {item for lists in by_pattern.values() for items in lists for item in items}
+    innermost = [item for item in model.modules() if items & {*item.modules()} == {item}]
+    return innermost, config.model_type in _INNERMOST
+
+
+def _layers_of(model: Any, blocks: list[nn.Module], run: Callable[[], None]) -> dict[str, float]:
+    """Path of a module -> its layer, in the order of the pass `run`.
+
+    0 before the blocks, then the last block that began; the classifier is the last layer.
+    """
+    numbers = {block: number for number, block in enumerate(blocks, 1)}
+    called: dict[nn.Module, float] = {}
+    layer = 0
+
+    def record(module: nn.Module, _: Any) -> None:
+        nonlocal layer
+        layer = numbers.get(module, layer)
+        called.setdefault(module, layer)
+
+    with register_module_forward_pre_hook(record):
+        run()
+    called |= {module: float("inf") for head in model.get_classifier() for module in head.modules()}
+    layers: dict[str, float] = {}
+    for path, module in model.named_modules():  # one that is not called has the layer of the module around it
+        layers[path] = called.get(module, layers.get(path.rpartition(".")[0], 0))
+    return layers
+
+
+def _match_groups(layers: dict[str, float], coarse: bool = False) -> Callable[[str], float]:
+    """As `group_matcher` of timm's models."""
+    return lambda name: layers[name.rpartition(".")[0]]
 
 
 def _pooled_width(output: Any, name: str) -> int:
@@ -93,7 +139,7 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
         vision.num_channels = data.image_channels
         own_rates = _set_rates(vision, options)
         model: Any = auto.from_config(config, dtype=torch.float32)
-        blocks = _blocks_of(model)
+        blocks, are_known = _blocks_of(model, config, vision)
         shapes = {(type(block), *(weight.shape for weight in block.parameters())) for block in blocks}
         is_uniform = len(shapes) == 1
         _check_rates(options, own_rates, is_uniform)
@@ -109,7 +155,9 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
         if not add_mixin(model, _Classifier).get_classifier():
             image = torch.zeros((1, data.image_channels, *data.input_size), device=model.device)
             model.classifier = nn.Linear(_pooled_width(model.outputs(image), options.name), options.num_logits)
-    check_image_size(model, options.name, data)
+    layers = _layers_of(model, blocks, partial(check_image_size, model, options.name, data))
+    if are_known:
+        model.group_matcher = partial(_match_groups, layers)
     return model
 
 
@@ -197,20 +245,12 @@ class _Classifier(nn.Module):
             ) from None
 
     def get_classifier(self) -> tuple[nn.Module, ...]:
-        return tuple(child for name, child in self.named_children() if name.endswith("classifier"))
-
-    def group_matcher(self: Any, coarse: bool = False) -> Callable[[str], float]:
-        """Name -> layer: 0 before the blocks, then the last block that began; the classifier is the last layer."""
-        inside = {weight: index for index, block in enumerate(self.own_blocks, 1) for weight in block.parameters()}
-        layers = {}
-        layer = 0
-        for name, weight in self.named_parameters():
-            layer = inside.get(weight, layer)
-            layers[name] = float("inf") if name.partition(".")[0].endswith("classifier") else layer
-        return layers.__getitem__
+        """`fc` is HGNet's and TextNet's, whose `classifier` has no parameters."""
+        heads = [child for name, child in self.named_children() if "classifier" in name or name == "fc"]
+        return tuple(head for head in heads if [*head.parameters()])
 
     def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if name.endswith(_TOKENS) or "position" in name}
+        return {name for name, _ in self.named_parameters() if _UNDECAYED.search(name)}
 
     def set_grad_checkpointing(self: Any, enable: bool) -> None:
         for block in self.own_blocks:
