@@ -144,7 +144,7 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
         num_bad = number - num_readable
         logger.info(predictions.table())
         logger.info(f"----- {number} images in {seconds:.1f} s {speed}; {num_bad} of {number} have an error")
-        if line := predictions.decision_line:
+        for line in predictions.lines:
             logger.info(f"----- {line}")
         if options.explain:
             files.append(folder / EXPLANATIONS)

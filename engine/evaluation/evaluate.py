@@ -25,7 +25,7 @@ from datasets.loading.sampler import EvalSampler, Key
 from datasets.loading.workers import call_in_background
 from datasets.sources.checks import decode_images, error_of
 from datasets.sources.samples import ImageFiles, Samples
-from engine.evaluation.ranking import log_odds
+from engine.evaluation.ranking import log_odds, rank_labels
 from engine.evaluation.results import TOP_K, SampleResults, score_classes
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.policy import Precision
@@ -221,7 +221,7 @@ def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
         best = logits.masked_fill(targets != 1, -torch.inf).argmax(-1)
         targets = best.masked_fill(targets[:, 0] == PADDING, PADDING)
     log_probabilities = logits.log_softmax(-1)
-    labels = logits.topk(min(top_k, logits.shape[-1]), dim=-1).indices
+    labels = rank_labels(logits, top_k)
     scores = {"scores": log_odds(logits)} if logits.shape[-1] <= MAX_SCORED_CLASSES else {}
     return scores | {
         "targets": targets,

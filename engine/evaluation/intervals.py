@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema.operating_point import OperatingPoint
-from engine.evaluation.ranking import has_label
+from engine.evaluation.ranking import has_label, reaches
 from engine.evaluation.results import SampleResults
 from utils.metric_table import METRICS, Metric
 
@@ -95,7 +95,7 @@ def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
     targets = is_own.astype(np.int64)
     predicted = np.zeros(len(targets), np.int32)
     if point.threshold is not None:
-        predicted = (scores >= point.threshold).astype(np.int32)
+        predicted = reaches(scores, point.threshold).astype(np.int32)
     confusion = np.bincount(2 * targets + predicted, minlength=4).reshape(2, 2)
     binary = replace(results.take(results.readable), targets=targets, labels=predicted[:, None])
     found: dict[str, Any] = {**point.model_dump(by_alias=True), "goal": point.title, "confusion": confusion.tolist()}

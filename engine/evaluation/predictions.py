@@ -17,6 +17,7 @@ from configs.flags import Prediction
 from configs.schema.operating_point import OperatingPoint, probability_of
 from datasets.sources.samples import Samples
 from engine.evaluation.files import explanation_file
+from engine.evaluation.ranking import reaches
 from engine.evaluation.results import SampleResults, join, mean_by_group, name_of_target
 from engine.progress import Metrics
 from utils.files import atomic_write, open_atomically
@@ -25,12 +26,20 @@ from utils.tables import aligned_table, safe_cell, table_text, write_workbook
 BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
 CSV_FILE, JSON_FILE, GROUPS_FILE = "predictions.csv", "predictions.json", "groups.csv"
 XLSX_FILE = "predictions.xlsx"
-UNKNOWN = "unknown"
+UNKNOWN = "unknown"  # of -threshold
 THRESHOLD = "decision_threshold"
 _SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_COLUMNS, _SHOWN_CHARS = 10, 3, 8, 48
 
 _Text = str | float
 _Image = tuple[str, list[tuple[int, float]], dict[str, _Text], str | None]
+
+
+def free_name(name: str, class_names: Sequence[str]) -> str:
+    """The name, with an addition if a class has it, also in another case."""
+    known = {one.casefold() for one in class_names}
+    while name.casefold() in known:
+        name += " (no class)"
+    return name
 
 
 class Predictions:
@@ -40,7 +49,7 @@ class Predictions:
     the column `explanation`. With `thresholds` (classes,), of several labels per image, the column `predicted` has the
     classes whose logits reach them; with a chosen `point`, the column `decision` its class, or another, and
     `decision_threshold` the probability of the class that decides. With -threshold, the column `label` has the most
-    probable class, or of several labels all classes, from that probability on, else "unknown".
+    probable class, or of several labels all classes, from that probability on, else `UNKNOWN`.
 
     num_readable: the images that could be read, of the `num_done` first ones.
     """
@@ -58,6 +67,7 @@ class Predictions:
         self._labelled = options.path is None
         self._thresholds = thresholds
         self._point = point
+        self._unknown = free_name(UNKNOWN, class_names)
         logits = {"image": point.threshold} if point else {}
         if point and samples.groups is not None:
             logits["group"] = point.group_threshold
@@ -165,10 +175,10 @@ class Predictions:
         of: images or groups, whose thresholds differ.
         """
         assert self._point and results.scores is not None  # with more classes there is no point
-        names = [f"not {self._point.name}", self._point.name]
+        names = [free_name(f"not {self._point.name}", self._class_names), self._point.name]
         if len(self._class_names) == 2 and self._thresholds is None:
             names[0] = self._class_names[1 - self._point.label]
-        is_chosen = results.scores[:, self._point.label] >= self._decides_from[of]
+        is_chosen = reaches(results.scores[:, self._point.label], self._decides_from[of])
         return [names[one] for one in is_chosen.astype(int)]
 
     def _labels(self, results: SampleResults) -> list[str]:
@@ -177,7 +187,7 @@ class Predictions:
         for labels, values in zip(results.labels.tolist(), results.probabilities.tolist(), strict=True):
             possible = zip(labels[:number], values, strict=False)
             chosen = [label for label, value in possible if round(value, 6) >= self._options.threshold]
-            found.append(" | ".join(self._class_names[label] for label in chosen) or UNKNOWN)
+            found.append(" | ".join(self._class_names[label] for label in chosen) or self._unknown)
         return found
 
     def _targets(self, results: SampleResults) -> list[str]:
@@ -193,12 +203,15 @@ class Predictions:
         return [round(probability_of(self._decides_from[of]), 6)] * len(results.labels)
 
     @property
-    def decision_line(self) -> str:
-        """What the operating point decides by, for the screen; '' without a threshold."""
-        if not self._point or not self._decides_from:
-            return ""
-        texts = [f"{one} from p {probability_of(logit):.4g} on" for one, logit in self._decides_from.items()]
-        return f"Decision: {self._point.name} of each {', '.join(texts)}, for {self._point.title}"
+    def lines(self) -> list[str]:
+        """For the screen: the thresholds of the operating point; the word of -threshold, if a class has `UNKNOWN`."""
+        lines = []
+        if self._point and self._decides_from:
+            texts = [f"{one} from p {probability_of(logit):.4g} on" for one, logit in self._decides_from.items()]
+            lines.append(f"Decision: {self._point.name} of each {', '.join(texts)}, for {self._point.title}")
+        if self._options.threshold is not None and self._unknown != UNKNOWN:
+            lines.append(f"Images below -threshold have the label '{self._unknown}', as a class is called {UNKNOWN}")
+        return lines
 
     def _header(self, num_ranks: int) -> list[str]:
         if not self._options.top_k:

@@ -29,6 +29,17 @@ def log_odds(logits: torch.Tensor) -> torch.Tensor:
     return odds.scatter(-1, best, exact.gather(-1, best) - others).float()  # p may be 1 of the best class only
 
 
+def rank_labels(logits: torch.Tensor, top_k: int) -> torch.Tensor:
+    """The labels of the highest logits, int64 (B, at most top_k), of equal ones the lowest label first.
+
+    logits: float32 (B, C). torch's `topk` orders equal values by their number, too: its first label depends on it.
+    """
+    bits = (logits + 0.0).view(torch.int32)  # -0 becomes 0
+    in_order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # integers in the order of the logits
+    keys = (in_order << 32) - torch.arange(logits.shape[-1], device=logits.device)  # no two are equal
+    return keys.topk(min(top_k, logits.shape[-1]), dim=-1).indices
+
+
 @dataclass(frozen=True)
 class RankingFigures:
     """Figures of the order in which a class ranks the samples (C,), percent, as scikit-learn defines them.
@@ -87,6 +98,11 @@ def has_label(targets: np.ndarray, label: int) -> np.ndarray:
     """Which samples have the label, bool (N,). targets: as of `rank_samples`."""
     has: np.ndarray = targets == label if targets.ndim == 1 else targets[:, label] > 0
     return has
+
+
+def reaches(scores: np.ndarray, threshold: float) -> np.ndarray:
+    """Which scores are at or above a threshold, bool (N,), in float64: it may lie between two float32 neighbours."""
+    return scores.astype(np.float64) >= threshold
 
 
 def threshold_at(scores: np.ndarray, index: int) -> float:

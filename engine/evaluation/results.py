@@ -21,6 +21,7 @@ from engine.evaluation.ranking import (
     divide,
     has_label,
     mean_defined,
+    rank_labels,
     rank_samples,
     roc_points,
     threshold_at,
@@ -38,11 +39,11 @@ def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
 
     Targets int64 (B,) mean images without labels, which are only predicted: they have no loss.
     """
-    best = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
+    labels = rank_labels(logits, top_k)
     ranked = {
         "targets": targets,
-        "labels": best.indices.int(),
-        "probabilities": best.values.sigmoid(),
+        "labels": labels.int(),
+        "probabilities": logits.gather(-1, labels).sigmoid(),
         "scores": logits,
     }
     if targets.ndim == 1:
@@ -54,10 +55,11 @@ def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
 def choose_threshold(results: "SampleResults", point: OperatingPoint) -> float | None:
     """The threshold that reaches the goal, with the highest other figure.
 
-    None if the goal is reached only where no sample is predicted, or without samples of both kinds.
+    None if the goal is reached only with a sensitivity or a specificity of 0, or without samples of both kinds.
     """
     every, sensitivity, specificity, _ = roc_points(*results.of_class(point.label))
     is_possible = (sensitivity >= 100 * (point.sensitivity or 0)) & (specificity >= 100 * (point.specificity or 0))
+    is_possible &= (sensitivity > 0) & (specificity > 0)
     if not is_possible.any():
         return None
     order = (specificity, sensitivity) if point.specificity else (sensitivity, specificity)
@@ -236,7 +238,8 @@ def mean_by_group(results: SampleResults) -> SampleResults:
     for logs, odds in zip(sums, (scores, -scores), strict=True):
         np.logaddexp.at(logs, number, F.logsigmoid(odds).numpy())
     means = np.zeros(sums[0].shape, np.float32)
-    np.subtract(sums[0], sums[1], out=means, where=np.isfinite(sums[0]), casting="same_kind")
+    filled = np.unique(number)
+    means[filled] = sums[0, filled] - sums[1, filled]  # -inf if p is 0 in all images, as of a masked class
     own = results.targets[readable]
     targets = results.targets[first]
     targets[number] = own

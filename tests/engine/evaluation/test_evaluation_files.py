@@ -108,8 +108,8 @@ def test_images_without_their_groups_have_no_interval(tmp_path, cpu):
 
 
 def assert_text(cells: list[str]) -> None:
-    """No cell is a formula or has a control character."""
-    assert all(cell.isprintable() and cell[:1] not in ("=", "+", "-", "@") for cell in cells)
+    """No cell but the number is a formula or has a control character."""
+    assert all(cell.isprintable() and cell[:1] not in ("=", "+", "-", "@") for cell in cells if cell != "-1")
 
 
 def test_hostile_names_stay_text(written):
@@ -256,7 +256,7 @@ def test_the_table_of_a_prediction(make, tmp_path):
     ],
 )
 def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, multi_label, label):
-    make(threshold=threshold, thresholds=np.array([0.85, -1.4, 2.2]) if multi_label else None)
+    assert not make(threshold=threshold, thresholds=np.array([0.85, -1.4, 2.2]) if multi_label else None).lines
     rows, images = read_rows(tmp_path / "predictions.csv"), read_json(tmp_path)
     if multi_label:  # of the logits 0.847, -0.405 and -2.197
         assert [row["predicted"] for row in rows] == ["dog", "", "dog"]
@@ -267,12 +267,27 @@ def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, mul
     assert [len(image["predictions"]) for image in images] == [2, 0, 2]
 
 
+def test_the_word_of_a_decision_is_the_name_of_no_class(make, tmp_path):
+    """A line names the one of -threshold, so that the label `unknown` means the class alone."""
+    (line,) = make(threshold=0.9, classes=("cat", "Unknown", "unknown (no class)")).lines
+    labels = {row["label"] for row in read_rows(tmp_path / "predictions.csv")} - {""}
+    assert labels == {"unknown (no class) (no class)"}
+    assert "'unknown (no class) (no class)'" in line
+    point = OperatingPoint(name="ill", label=0, specificity=0.9, threshold=0.0)
+    options = Prediction("photos", 2, None, False, False, None)
+    made = Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "not ill", "unclear"], options, None, point)
+    scores = np.full((1, 3), -1, np.float32)
+    made.write([SampleResults(np.zeros(1, int), np.zeros((1, 1), int), np.ones((1, 1)), np.zeros(1), scores=scores)])
+    assert read_rows(tmp_path / "predictions.csv")[0]["decision"] == "not ill (no class)"
+
+
 def test_the_line_of_a_decision_names_the_thresholds_that_are_used(tmp_path):
     point = OperatingPoint(name="ill", label=0, specificity=0.9, threshold=0.0, group_threshold=1.0)
     options = Prediction("photos", 2, None, True, False, None)
     made = Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "well"], options, None, point)
-    assert "image from p 0.5 on, for 90% specificity" in made.decision_line  # there are no groups
-    assert Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "well"], options).decision_line == ""
+    (line,) = made.lines
+    assert "image from p 0.5 on, for 90% specificity" in line  # there are no groups
+    assert Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "well"], options).lines == []
 
 
 def test_hostile_names_stay_text_in_predictions(make, tmp_path):

@@ -7,17 +7,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, TINY_VIT, config_for, evaluate, log_of, refused, run_here, train
+from conftest import ROOT, TINY_VIT, cells_of, config_for, evaluate, log_of, refused, run_here, train
 from scipy.special import expit
 from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
-from test_evaluation_files import files_for, read_table
+from test_evaluation_files import Noise, files_for, read_table
 from test_results import results_for, results_of, stored_decision
 from torch import nn
 
+from configs.flags import Prediction
 from configs.schema.operating_point import OperatingPoint
 from engine.checkpoint.weights_record import read_record
 from engine.evaluation.intervals import figures_at
+from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
 from engine.evaluation.session import operating_goal
 from engine.evaluation.suspects import COLUMNS as SUSPECT_COLUMNS
@@ -40,7 +42,7 @@ def drawn(seed: int, classes: int, multi_label: bool = False) -> SampleResults:
     return results_for(one_hot.to(torch.int8), logits) if multi_label else results_of(logits, targets)
 
 
-GOALS = [{"specificity": 0.95}, {"specificity": 0.5}, {"sensitivity": 0.9}, {"sensitivity": 1}]
+GOALS = [{"specificity": 0.95}, {"specificity": 0.5}, {"sensitivity": 0.9}, {"sensitivity": 1}, {"specificity": 0.999}]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -55,7 +57,7 @@ def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
     false, true, thresholds = (values[1:] for values in roc_curve(is_own, scores, drop_intermediate=False))
     figures = {"specificity": 1 - false, "sensitivity": true}
     (other,) = figures.keys() - goal
-    possible = figures[name] >= least
+    possible = (figures[name] >= least) & (true > 0) & (false < 1)
     decision = stored_decision(replace(results, point=point))
     found = figures_at(results, decision.point)
     if not possible.any():
@@ -71,17 +73,45 @@ def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
     assert found["specificity"] == pytest.approx(100 * rest / (rest + wrong))
 
 
-def test_a_goal_that_no_threshold_reaches_and_a_lone_class_have_none():
-    """scikit-learn's curve reaches it only at its first point, where no image is predicted."""
-    scores = torch.tensor([[0.0, 9.0], [0.0, 1.0], [0.0, 0.0]])
-    false, true, first = roc_curve([0, 1, 1], scores[:, 1], drop_intermediate=False)
-    assert np.flatnonzero(false <= 0.1).tolist() == [0]
-    assert (true[0], first[0]) == (0, np.inf)
-    for targets in ([0, 1, 1], [1, 1, 1]):
-        results = replace(results_of(scores, torch.tensor(targets)), point=point_of(specificity=0.9))
-        assert results.used_point.is_chosen
-        assert results.used_point.threshold is None
-        assert figures_at(results, results.used_point)["sensitivity"] is None
+# The labels of images by descending score, the goal, the sensitivity at the point
+WORSE_THAN_NONE = """
+1 0 0 0 1 | specificity 0.9 | 50
+0 1 1 1 1 | specificity 0.9 |  # reached only where no image is predicted, the first point of scikit-learn's curve
+0 0 0 0 1 | specificity 0.3 |  # at two false alarms without a hit: worse than no point
+0 1 0 0 0 | specificity 0.7 | 100
+0 1 1 1 1 | sensitivity 0.9 |  # reached only where all images are predicted
+0 1 1 0 1 | sensitivity 0.5 | 66.67
+1 1 1 1 1 | specificity 0.9 |
+"""
+
+
+@pytest.mark.parametrize("labels, goal, expected", cells_of(WORSE_THAN_NONE))
+def test_a_point_without_a_hit_and_one_that_predicts_all_are_none(labels, goal, expected):
+    targets = torch.tensor([*map(int, labels.split())])
+    scores = torch.stack([torch.zeros(5), torch.arange(5, 0, -1.0)], 1)
+    name, least = goal.split()
+    results = replace(results_of(scores, targets), point=point_of(**{name: float(least)}))
+    assert results.used_point.is_chosen
+    found = figures_at(results, results.used_point)
+    assert (found["threshold"] is None) == (expected == "")
+    assert found["sensitivity"] == (pytest.approx(float(expected), abs=0.01) if expected else None)
+
+
+def test_a_threshold_between_two_neighbours_of_float32_parts_them(tmp_path):
+    """In figures, and in the decisions of a prediction: float32 would round it to one of them."""
+    low = np.float32(1.5)
+    scores = np.array([low, np.nextafter(low, np.float32(2))] * 2)
+    targets = np.array([0, 1, 0, 1])
+    columns = {"labels": np.zeros((4, 1), np.int32), "probabilities": np.ones((4, 1), np.float32)}
+    results = SampleResults(targets, losses=np.zeros(4), scores=np.stack([-scores, scores], 1), **columns)
+    for point in (point_of(specificity=0.9), point_of(sensitivity=0.9)):
+        used = stored_decision(replace(results, point=point)).point
+        assert float(low) < used.threshold < float(scores[1])
+        assert figures_at(results, used)["confusion"] == confusion_matrix(targets, scores > low).tolist()
+        options = Prediction("photos", 1, None, False, False, None)
+        made = Predictions(tmp_path, Noise(list("abcd")), ["well", "ill"], options, None, used)
+        made.write([results])
+        assert [row["decision"] for row in read_rows(tmp_path / "predictions.csv")] == ["well", "ill"] * 2
 
 
 @pytest.mark.parametrize("rule", [None, "any"])
@@ -90,7 +120,7 @@ def test_a_point_of_groups_is_the_one_of_their_means(rule):
     results = drawn(1, 3)
     patients = np.random.default_rng(0).integers(0, 25, 120)
     targets = np.where(patients % 9 == 0, results.targets, patients % 3)
-    point = point_of(specificity=0.8, groups=rule)
+    point = point_of(specificity=0.5, groups=rule)
     results = replace(results, targets=targets, groups=patients.astype(str), point=point)
     frame = pd.DataFrame({"p": torch.from_numpy(results.scores[:, 1]).double().sigmoid(), "ill": targets == 1})
     groups = frame.groupby(results.groups).agg(p=("p", "mean"), ill=("ill", "any"))
@@ -100,7 +130,7 @@ def test_a_point_of_groups_is_the_one_of_their_means(rule):
     grouped = mean_by_group(replace(results, point=results.used_point))
     assert list(grouped.errors.values()) == [MIXED_LABELS] * (len(groups) - len(kept))
     assert len(grouped.readable) == len(kept)
-    assert figures_at(grouped, grouped.point)["sensitivity"] == pytest.approx(100 * true[1 - false >= 0.8].max())
+    assert figures_at(grouped, grouped.point)["sensitivity"] == pytest.approx(100 * true[1 - false >= 0.5].max())
 
 
 @pytest.mark.parametrize(("classes", "multi_label"), [(2, False), (3, True)])
@@ -124,10 +154,11 @@ def test_the_docs_have_each_key_and_column(classes, multi_label, tmp_path, cpu):
 
 
 GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
+GOOD = (GOAL, "TRAIN.BASE_LR=1e-2")  # a run that recognizes some images of the class
 
 
 def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports(trained_digits, tmp_path, capsys):
-    folder = trained_digits(GOAL)
+    folder = trained_digits(*GOOD)
     summary = read_json(folder / "evaluation/summary.json")
     found = summary["operating_point"]
     assert found["class"] == "3"
@@ -182,7 +213,7 @@ def test_an_evaluation_says_that_it_chooses_the_point_that_weights_lack(digits_r
 
 def test_a_training_keeps_its_point(digits_run):
     """Else best.pth would have the threshold of another goal, or be replaced by a worse epoch."""
-    folder = digits_run(GOAL)
+    folder = digits_run(*GOOD)
     best = (folder / "best.pth").read_bytes()
     with refused(r"EVAL\.OPERATING_POINT: differs"):
         train([f"-resume={folder}", "-epochs=3", "-opts", GOAL.replace("0.9", "0.5")])

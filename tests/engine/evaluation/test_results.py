@@ -27,7 +27,8 @@ from timm.task import MultiLabelClassificationEvaluator
 
 from datasets.batch import PADDING
 from engine.checkpoint.weights_record import Decision, check_description, decision_to_entries, read_decision
-from engine.evaluation.ranking import log_odds, rank_samples
+from engine.evaluation.evaluate import _rank_classes
+from engine.evaluation.ranking import log_odds, rank_labels, rank_samples
 from engine.evaluation.results import (
     SampleResults,
     class_figures,
@@ -390,3 +391,42 @@ def test_groups_and_folds_have_the_figures_of_pandas_and_scikit_learn(classes, m
     if not multi_label:
         predicted = table.to_numpy()[kept].argmax(1)
         assert grouped.accuracy(1) == pytest.approx(100 * (predicted == true).mean())
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_mean_of_probabilities_of_0_is_0(classes):
+    """Of outputs that are merged or masked, in all images of a group or in some; 0.5 without a readable image."""
+    generator = torch.Generator().manual_seed(classes)
+    logits = torch.randn(12, classes, generator=generator)
+    logits[:6, 0] = -torch.inf
+    logits[6:8, 1] = -torch.inf
+    results = results_of(logits, torch.ones(12, dtype=torch.int64), unreadable=(11,))
+    groups = np.repeat([*"abcde"], [3, 3, 2, 3, 1])
+    grouped = mean_by_group(replace(results, groups=groups))
+    expected = pd.DataFrame(logits.double().softmax(1).numpy()[:11]).groupby(groups[:11]).mean().to_numpy()
+    found = grouped.label_probabilities
+    assert found[:4] == pytest.approx(expected, abs=1e-6)
+    assert found[:4].sum(1) == pytest.approx(np.ones(4), abs=1e-6)
+    assert (found[:2, 0] == 0).all()
+    assert found[4].tolist() == [0.5] * classes
+    assert grouped.labels[:4, 0].tolist() == expected.argmax(1).tolist()
+    assert grouped.ranking.auroc.shape == (classes,)
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 5, 200])
+def test_of_equal_logits_the_lowest_label_is_first_for_any_number(top_k):
+    """Logits of bfloat16, among them -0, infinities and denormal numbers, in the order of a stable sort of numpy."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(300, 200, generator=generator)).bfloat16().float()
+    logits[0] = 0
+    logits[1, ::2] = -0.0
+    logits[1, 1::2] = 0
+    logits[2, 7:] = -torch.inf
+    logits[3, [9, 5]] = torch.inf
+    logits[4] = torch.tensor([1e-45, -1e-45]).repeat(100)
+    expected = np.argsort(-logits.numpy(), axis=1, kind="stable")[:, :top_k]
+    assert (rank_labels(logits, top_k).numpy() == expected).all()
+    targets = torch.zeros(300, dtype=torch.int64)
+    both = _rank_classes(logits, targets, top_k), score_classes(logits, F.one_hot(targets, 200), top_k)
+    for found in both:
+        assert (found["labels"].numpy() == expected).all()
