@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -40,22 +40,24 @@ from utils.files import atomic_write, make_own_folder
 
 _SIDE = 160  # pixels of a picture
 _JPEG_QUALITY = 80
+_Key = TypeVar("_Key", int, str)  # of a picture
 _LOW, _MIDDLE, _HIGH = (0, 0, 4), (188, 55, 84), (252, 255, 164)  # RGB of matplotlib's inferno
 
 
-def write_pictures(folder: Path, images: Mapping[int, tuple[Samples, int]], data: Data) -> dict[int, torch.Tensor]:
-    """Writes `<number>.jpg` of images: the crop that the model sees; returns the crops, uint8 (C, S, S), by number.
+def write_pictures(folder: Path, images: Mapping[_Key, tuple[Samples, int]], data: Data) -> dict[_Key, torch.Tensor]:
+    """Writes `<key>.jpg` of images: the crop that the model sees; returns the crops, uint8 (C, S, S), by key.
 
-    images: samples and index of each, by number. An image that cannot be read has no picture. The earlier pictures of
+    images: samples and index of each, by key. An image that cannot be read has no picture. The earlier pictures of
     the folder are removed. Raises OSError.
     """
     shutil.rmtree(folder, ignore_errors=True)
     make_own_folder(folder)
-    transform, crops = build_eval_host_transform(data), dict[int, torch.Tensor]()
-    for number, (samples, index) in images.items():
+    transform = build_eval_host_transform(data)
+    crops = dict[_Key, torch.Tensor]()
+    for key, (samples, index) in images.items():
         with suppress(BadImage):
-            crops[number], _ = transform(samples.open(index, data.image_channels), 0, index)
-            save_picture(to_picture(crops[number]), folder / f"{number}.jpg")
+            crops[key], _ = transform(samples.open(index, data.image_channels), 0, index)
+            save_picture(to_picture(crops[key]), folder / f"{key}.jpg")
     return crops
 
 

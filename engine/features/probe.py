@@ -40,6 +40,7 @@ from engine.features.classifiers import (
 )
 from engine.features.store import Extracted, Extraction
 from engine.progress import BatchSums, Metrics
+from engine.report.contents import suspect_picture
 from engine.run.log import RunLogger
 from engine.run.record import PICTURES
 from models.blocks import FeatureModel
@@ -256,7 +257,7 @@ def _list_suspects(task: ProbeTask, names: Sequence[str], parts: Sequence[tuple[
     decided = decided_rows(data.corrections, data.encoding).values()
     folder = data.image_root or data.data_path
     suspects = write_suspects(task.suspects, found, images, names, decided, folder)
-    shown = {number: places[index] for number, index in enumerate(suspects[:_PICTURES])}
+    shown = {suspect_picture(*images[index][:2]): places[index] for index in suspects[:_PICTURES]}
     files.write_pictures(task.suspects.parent / PICTURES, shown, data)
     problem = "images are surely of another class to probes without them"
     return f"{task.suspects}: {len(suspects)} of {len(images)} {problem}"

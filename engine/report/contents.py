@@ -1,6 +1,7 @@
 """A run as its page shows it: its record and its evaluations, from its folder, or from memory at its end."""
 
 import csv
+import hashlib
 import os
 import socket
 import textwrap
@@ -28,7 +29,7 @@ from engine.run.record import (
     read_metrics,
     read_run,
 )
-from utils.errors import UserError
+from utils.errors import UserError, on_one_line
 from utils.metric_table import METRICS, Metric, best_metric
 from utils.notes import UNFINISHED
 from utils.tables import read_rows, to_float, unescaped_cell
@@ -37,7 +38,7 @@ LARGEST = 1e150  # in a chart; the axes of larger numbers, and of numbers below 
 _WITHOUT_PAGE = ("predict-", "embed-", "profile-")  # folders of these commands
 _MAX_STATUS_CHARS = 50
 _SHOWN = 24  # suspect labels
-_SUSPECT = {"path", "label", "predicted", "probability", "label_probability"}  # their columns
+_SUSPECT = {"split", "path", "label", "predicted", "probability", "label_probability"}  # their columns
 
 _F = TypeVar("_F", bound=Fact)
 Rows = list[dict[str, str]]
@@ -242,6 +243,11 @@ def read_contents(folder: Path) -> RunContents:
         reports=[row for row in rows if row["kind"] == "report"],
         suspects=_read_suspects(folder / SUSPECTS),
     )
+
+
+def suspect_picture(split: str, path: str) -> str:
+    """The name of the picture of a suspect, without its ending: a person may move and decide the rows of the table."""
+    return hashlib.sha256(f"{split}/{on_one_line(path)}".encode()).hexdigest()[:16]
 
 
 def _read_suspects(path: Path) -> Rows:

@@ -15,7 +15,7 @@ from configs.command_line import unused_keys
 from configs.compare import differing_from_defaults
 from engine.report import charts, tables
 from engine.report.charts import MAX_NAME_CHARS, number, option, percent
-from engine.report.contents import Evaluation, RunContents, read_contents
+from engine.report.contents import Evaluation, RunContents, read_contents, suspect_picture
 from engine.report.overview import details_of, interval_text, pooled_tiles, shift_by_weights, status_of, tiles_of
 from engine.run.record import PICTURES, REPORT, SUSPECTS, TRAIN_BATCH
 from utils.errors import on_one_line, shortened
@@ -51,6 +51,7 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
         hidden += [*unused_keys("probe"), "DATA.BATCH_SIZE"]
     differing = differing_from_defaults(run.options)
     pictures = (run.folder / SUSPECTS).parent / PICTURES
+    suspects = [(row, pictures / f"{suspect_picture(row['split'], row['path'])}.jpg") for row in run.suspects]
     values = {
         "run": run,
         "status": status,
@@ -60,7 +61,7 @@ def run_page(run: RunContents, is_shared: bool = False) -> str:
         "train_batch": tables.data_uri(run.folder / TRAIN_BATCH),
         "charts": charts.curves_of([run]),
         "off_defaults": {key: differing[key] for key in differing if not any(fnmatchcase(key, one) for one in hidden)},
-        "suspects": [(row, tables.data_uri(pictures / f"{number}.jpg")) for number, row in enumerate(run.suspects)],
+        "suspects": [(row, tables.data_uri(picture)) for row, picture in suspects],
         "views": _views({"": run.evaluation, " of the test images": run.test}, run.is_multi_label),
         "shift": shift_by_weights(run),
     }

@@ -1,6 +1,9 @@
 """MODEL.TUNE probe and -embed: a full model from one pass over the images; features equal on any number of ranks."""
 
 import csv
+import re
+from base64 import b64decode
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +23,12 @@ from conftest import (
     run_here,
     train,
 )
+from PIL import Image
 
 from configs.command_line import parse_command_line
 from engine.evaluation.suspects import margins, write_suspects
 from tests.datasets.sources.source_helpers import write_image
+from tests.engine.report.run_folders import read_page
 from utils.tables import read_rows
 
 pytestmark = pytest.mark.usefixtures("few_penalties")
@@ -152,8 +157,18 @@ def test_an_image_that_a_person_kept_is_no_suspect_however_its_path_is_written(t
     assert [row["path"] for row in read_rows(table)] == ["data/z.png", *paths]
 
 
+def write_table(file: Path, rows: list[dict[str, str]]) -> None:
+    with open(file, "w", newline="") as opened:
+        writer = csv.DictWriter(opened, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path):
-    """Six planted ones, of training and validation images: the loop of training, table and training."""
+    """Six planted ones, of training and validation images: the loop of training, table and training.
+
+    The page of the first run has the picture of each image while a person moves and decides rows.
+    """
     planted = {f"{label}{number}" for label in "ab" for number in (3, 11, 17)}
     for label, pixel in (("a", 0), ("b", 250)):
         for number in range(40):
@@ -163,18 +178,21 @@ def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path):
             write_image(file, colour=(pixel, 2 * number, 255 - pixel), size=(8, 8))
     flags = suspect_flags(tmp_path)
     keys = [*SUSPECTS, "MODEL.NUM_CLASSES=2", "DATA.VAL_FRACTION=0.4"]
-    first = train([*flags, "-name=first", "-opts", *keys])
+    first = train([*flags, "-name=first", "-opts", *keys], pictures=True)
     table = first / "suspects/suspects.csv"
     listed = read_rows(table)
     assert {Path(row["path"]).stem for row in listed} == planted
     assert {row["split"] for row in listed} == {"train", "val"}
-    for row in listed:
-        row["correction"] = row["predicted"]
     listed[0]["correction"] = "drop"
-    with open(table, "w", newline="") as file:
-        writer = csv.DictWriter(file, listed[0])
-        writer.writeheader()
-        writer.writerows(listed)
+    write_table(table, listed[::-1])
+    page = read_page(first).html.partition("Images whose label may be wrong")[2]
+    shown = re.findall(r'src="data:image/jpeg;base64,([^"]*)".*?(\w+)\.png', page, re.S)[: len(listed) - 1]
+    assert [name for _, name in shown] == [Path(row["path"]).stem for row in listed[:0:-1]]
+    for picture, name in shown:  # of this image, whose green is twice its number
+        assert Image.open(BytesIO(b64decode(picture))).getpixel((80, 80))[1] == pytest.approx(2 * int(name[1:]), abs=3)
+    for row in listed[1:]:
+        row["correction"] = row["predicted"]
+    write_table(table, listed)
     second = train([*flags, "-name=second", "-opts", *keys, f"DATA.CORRECTIONS={table}"])
     assert read_rows(second / "suspects/suspects.csv") == listed  # nothing new; the decisions are kept
     assert read_result(second)["top1"] == 100 > read_result(first)["top1"]
