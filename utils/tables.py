@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from tqdm.utils import disp_len
 from utils.errors import on_one_line, shortened
 
 _FORMULA = ("=", "+", "-", "@")
+_NUMBER = re.compile(r"[+-]([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -35,10 +37,11 @@ def safe_cell(text: str) -> str:
     """A cell with text from outside, such as a file name: on one line, and never a formula of a spreadsheet.
 
     A text that begins with a character of `_FORMULA` gets an apostrophe in front, which spreadsheets do not show
-    (OWASP, CSV injection). Control characters, line breaks and invalid UTF-8 are escaped.
+    (OWASP, CSV injection), unless it is a number. Control characters, line breaks and invalid UTF-8 are escaped.
     """
     text = on_one_line(text)
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    is_formula = text.startswith(_FORMULA) and not _NUMBER.fullmatch(text)
+    return f"'{text}" if is_formula else text
 
 
 def unescaped_cell(cell: str) -> str:

@@ -93,10 +93,10 @@ def _find_short_batch(number: int, data: Data, ranks: int) -> list[str]:
     return [f"{data.dataset}: {problem}; {fix}"]
 
 
-def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[Note]:
+def notes_on(train: Samples, val: Samples, test: Samples | None = None, is_weighted: bool = False) -> list[Note]:
     """Facts that may be intended: the notes of the splits, classes with few images or of unequal size, few gray levels.
 
-    A class without validation images is not evaluated.
+    A class without validation images is not evaluated. is_weighted: whether rare classes count more already.
     """
     splits = [train, val, *filter(None, [test])]
     notes = list(dict.fromkeys(note for samples in splits for note in samples.notes))  # of one list: equal
@@ -110,7 +110,9 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
         smallest = order[0]
         if counts[largest] >= _IMBALANCE * counts[smallest]:
             sizes = f"{shorten(names[largest])} has {counts[largest]} training images, {shorten(names[smallest])} "
-            fix = "compare the macro F1, try LOSS.CLASS_WEIGHTS=balanced"
+            fix = "compare the macro F1"
+            if not is_weighted:
+                fix += ", try LOSS.CLASS_WEIGHTS=balanced"
             notes.append(Note("warning", f"{sizes}{counts[smallest]}: {fix}"))
     return notes + _notes_on_grey_levels(train)
 

@@ -20,7 +20,7 @@ _RISE = 2.0  # points
 _FEW_STEPS = 100
 _FAR = 10.0  # points: training above validation; a first epoch below the probe
 _MUCH = 1.5  # times the lowest loss
-_WEIGHTED = ("DATA.BALANCED_SAMPLING", "LOSS.CLASS_WEIGHTS")
+_WEIGHTED = {"DATA.BALANCED_SAMPLING": "false", "LOSS.CLASS_WEIGHTS": "null"}  # and their values without weights
 _MIXED = ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX", *_WEIGHTED)
 _LOSS = {"LOSS.NAME": "cross_entropy", "LOSS.CLASS_WEIGHTS": None, "TRAIN.DISTILLATION_TYPE": "none"}
 Verdict = tuple[str, str]  # a defect with its numbers, and a command to try
@@ -31,7 +31,7 @@ def verdict_of(run: RunContents) -> Verdict:
     """The first defect of a trained model."""
     if run.is_evaluation or run.state != "finished":
         return NONE
-    for rule in (_training_at_chance, _one_answer, _below_a_rival, _overfitting):
+    for rule in (_training_at_chance, _one_answer, _frequent_answer, _below_a_rival, _overfitting):
         verdict = rule(run)
         if verdict != NONE:
             return verdict
@@ -63,6 +63,23 @@ def _one_answer(run: RunContents) -> Verdict:
         return NONE
     text = f"The model predicts {predicted[0]} for all validation images: top-1 {percent(run.figures.get('top1'))}"
     return _longer_or_probe(run, f"{text} is the share of this class.")
+
+
+def _frequent_answer(run: RunContents) -> Verdict:
+    """A class that is predicted for many more images than have it, as by the weight of a rare class."""
+    classes = run.evaluation.by_class("predicted")
+    samples = to_float(run.evaluation.values.get("samples"))
+    if run.is_multi_label or not classes or not samples:
+        return NONE
+    predicted, count, name = max(classes, key=lambda one: one[0] - one[1])
+    if predicted - count <= samples / 4:
+        return NONE
+    counts = f"{number(predicted)} of {number(samples)} validation images are called {name}, {number(count)} are"
+    text = f"The model predicts one class too often: {counts}."
+    weighted = [key for key in _WEIGHTED if run.options[key]]
+    if not weighted:
+        return _longer_or_probe(run, text)
+    return text, _again(run, *(f"{key}={_WEIGHTED[key]}" for key in weighted))
 
 
 def _below_a_rival(run: RunContents) -> Verdict:
@@ -173,13 +190,13 @@ def _lower_rate(run: RunContents) -> str:
     return f"{run.options['TRAIN.BASE_LR'] / 10:g}"
 
 
-def _again(run: RunContents, option: str) -> str:
-    """The run with another option; of a run of a sweep beside the sweep, in whose comparison it would be."""
+def _again(run: RunContents, *options: str) -> str:
+    """The run with other options; of a run of a sweep beside the sweep, in whose comparison it would be."""
     folder = run.folder.absolute()
     flags = [f"-cfg={folder / RUN_OPTIONS}"]
     if (folder.parent / SWEEP).exists():
         flags.append(f"-output={folder.parents[1]}")
-    return command_of(run, *flags, "-opts", option)
+    return command_of(run, *flags, "-opts", *options)
 
 
 def command_of(run: RunContents, *flags: str) -> str:

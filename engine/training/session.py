@@ -106,8 +106,9 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     logger.note(plan.preprocessing)
     if plan.split:
         logger.log(f"----- Data: held-out images: SHA-256 {plan.split.digest}, listed in a run's {HELD_OUT_FILE}")
-    remarks = call_on_main(lambda: notes_on(plan.train, plan.val, plan.test), context) or []  # may read images
-    for remark in (*plan.notes, *remarks, batches.workers_note):
+    is_weighted = config.data.balanced_sampling or bool(config.loss.class_weights)
+    remarks = call_on_main(lambda: notes_on(plan.train, plan.val, plan.test, is_weighted), context)  # may read images
+    for remark in (*plan.notes, *(remarks or ()), batches.workers_note):
         logger.note(remark.on("Data"))
     for note in find_misfits(state, is_new=plan.found is None):
         logger.note(note)

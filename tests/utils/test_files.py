@@ -77,11 +77,19 @@ def test_incomplete_last_row_is_dropped(tmp_path):
     assert read_rows(tmp_path / "metrics.csv") == [{"epoch": "1", "loss": "0.5"}]  # 0.25 may have been 0.2512
 
 
-@pytest.mark.parametrize("text", ["=1+1", "@home", "cat", "'quoted'", "", "a=b"])
+@pytest.mark.parametrize(
+    "text", ["=1+1", "=1", "@home", "-1+1", "+cmd", "-", "-1e", "--1", "cat", "'quoted'", "", "a=b"]
+)
 def test_a_cell_is_read_back_as_its_text(text):
     cell = safe_cell(text)
     assert unescaped_cell(cell) == text
     assert not cell.startswith(("=", "+", "-", "@"))
+
+
+@pytest.mark.parametrize("text", ["-1.95140779", "-1", "+3", "-.5", "-3.40282347e+38", "-1E-05"])
+def test_a_number_is_no_formula(text):
+    assert safe_cell(text) == unescaped_cell(text) == text
+    assert unescaped_cell(f"'{text}") == text  # of an older table
 
 
 def test_the_files_of_a_killed_writer_are_removed_and_those_of_others_stay(tmp_path):

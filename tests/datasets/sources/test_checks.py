@@ -67,10 +67,10 @@ def test_one_report_names_all_problems(dataset, tmp_path):
 
 
 def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
-    def warnings(*sizes):
+    def warnings(*sizes, is_weighted=False):
         names = list(ascii_lowercase[: len(sizes[0])])
         splits = [ImageArray(np.zeros((sum(n), 1, 2, 2), np.uint8), np.repeat(range(len(n)), n), names) for n in sizes]
-        return told(notes_on(*splits), kind="warning")
+        return told(notes_on(*splits, is_weighted=is_weighted), kind="warning")
 
     assert warnings([10, 12], [5, 5]) == []
     assert warnings([99, 10], [5, 5]) == []
@@ -78,6 +78,8 @@ def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
     assert few.startswith("3 ")
     assert "'c' has 30 " in unequal
     assert "'a' 3" in unequal
+    assert "LOSS.CLASS_WEIGHTS=balanced" in unequal
+    assert "CLASS_WEIGHTS" not in warnings([3, 3, 30], [5, 5, 5], is_weighted=True)[1]
     untrained, lost = warnings([30, 12, 0, 15], [4, 1, 0, 30])  # a class without training images has its own warning
     assert "'c'" in untrained
     assert "'b': 1" in lost

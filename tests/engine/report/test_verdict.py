@@ -71,6 +71,37 @@ def test_a_model_below_a_baseline(tmp_path, val, interval, baselines, options, k
         assert all(figure in verdict_of(run)[0] for figure in ("60.00%", f"{max(given):.2f}%"))
 
 
+# Images of each class, and predictions; options; whether the class is named, options of the advice
+ANSWERS = """
+8 345 700 | 510 300 243 | LOSS.CLASS_WEIGHTS=balanced | 1 | LOSS.CLASS_WEIGHTS=null
+8 345 700 | 510 300 243 | DATA.BALANCED_SAMPLING=true | 1 | DATA.BALANCED_SAMPLING=false
+8 345 700 | 510 300 243 | | 1 | MODEL.TUNE=probe
+8 345 700 | 260 300 493 | LOSS.CLASS_WEIGHTS=balanced | |
+400 353 300 | 662 200 191 | LOSS.CLASS_WEIGHTS=balanced | |
+"""
+
+
+@pytest.mark.parametrize("counts, predicted, option, named, advised", cells_of(ANSWERS))
+def test_a_class_that_is_predicted_far_too_often_is_named_with_its_counts(
+    tmp_path, counts, predicted, option, named, advised
+):
+    folder = run_of(tmp_path / "run", RISING, RISING, [*WEIGHTS, "TRAIN.PATIENCE=2", *option.split()]).folder
+    rows = [
+        {"label": label, "class": name, "count": int(count), "predicted": int(number)}
+        for label, (name, count, number) in enumerate(
+            zip(("lynx", "deer", "empty"), counts.split(), predicted.split(), strict=True)
+        )
+    ]
+    update_json(folder / "evaluation/tables.json", per_class=rows)
+    update_json(folder / "evaluation/summary.json", samples=1053)
+    update_json(folder / "run.json", stopped_early=True)
+    text, command = verdict_of(read_contents(folder))
+    assert ("510 of 1,053 validation images are called lynx, 8 are" in text) == bool(named)
+    assert (command.rpartition(" ")[2] if named else "") == advised
+    if advised:
+        config_for(*shlex.split(command)[2:])
+
+
 def test_more_epochs_are_no_advice_after_an_early_stop(tmp_path):
     assert kind_of(run_of(tmp_path / "run", RISING, RISING, WEIGHTS, (78.4, 10.0), stopped_early=True)) == "probe"
 
