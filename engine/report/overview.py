@@ -181,7 +181,7 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
     sensitivity = percent(point.get("sensitivity")) or "none"
     logit = point.get("threshold")
     if logit is None:
-        reason = f"the images that choose it reach the goal only if no {positive} or nothing else is recognized"
+        reason = f"the images that choose it reach the goal only if none or all are called {positive}"
         return Tile(name, sensitivity, f"no threshold: {reason}, are of one kind, or have no groups", words)
     recognized = ""
     match point.get("confusion"):
