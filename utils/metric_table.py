@@ -70,7 +70,7 @@ METRICS: dict[str, Metric] = {
         Metric("loss", "loss", lambda results: results.mean_loss, None, sign=-1, log_name="Loss"),
         Metric("top1", "top-1", lambda results: results.accuracy(1), log_name="Acc@1"),
         Metric("top5", "top-5", lambda results: results.accuracy(5), log_name="Acc@5", min_classes=10),
-        Metric("mean_ap", "mean AP", lambda results: results.mean_average_precision, True, log_name="mAP"),
+        Metric("mean_ap", "mean AP", lambda results: results.ranking.mean_average_precision, True, log_name="mAP"),
         Metric("macro_f1", "macro F1", lambda results: results.per_class.macro()["f1"], None),
         Metric("balanced_accuracy", "balanced accuracy", lambda results: results.per_class.macro()["recall"]),
         Metric("min_recall", "minimum recall", lambda results: results.per_class.min_recall),

@@ -4,17 +4,18 @@ Legend: N samples, M readable samples, C classes.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from configs.schema.operating_point import OperatingPoint
-from engine.evaluation.ranking import has_label, reaches
-from engine.evaluation.results import SampleResults
-from utils.metric_table import METRICS, Metric
+from datasets.sources.samples import label_pairs
+from engine.evaluation.ranking import RankingFigures, rank_outside_blocks, reaches, read_labels
+from engine.evaluation.results import ClassFigures, SampleResults, figures_of_counts, mean_f1
+from utils.metric_table import METRICS, OPERATING, Metric
 
 _BLOCKS = 20  # of the jackknife
 MIN_RANKED = 10  # images or groups of a class, and of the others, that the jackknife of an AUROC needs
@@ -78,7 +79,8 @@ def ranking_of(results: SampleResults, label: int, names: Sequence[str]) -> dict
         return None
     scores, is_own = results.of_class(label)
     targets = is_own[:, None].astype(np.int8)
-    binary = replace(results.take(results.readable), targets=targets, scores=scores[:, None], thresholds=None)
+    others = replace(results, scores=None, logits=None, thresholds=None).take(results.readable)
+    binary = replace(others, targets=targets, scores=scores[:, None])
     auroc = binary.ranking.mean_auroc
     if math.isnan(auroc):
         return None
@@ -97,7 +99,8 @@ def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
     if point.threshold is not None:
         predicted = reaches(scores, point.threshold).astype(np.int32)
     confusion = np.bincount(2 * targets + predicted, minlength=4).reshape(2, 2)
-    binary = replace(results.take(results.readable), targets=targets, labels=predicted[:, None])
+    others = replace(results, scores=None, logits=None).take(results.readable)
+    binary = replace(others, targets=targets, labels=predicted[:, None])
     found: dict[str, Any] = {**point.model_dump(by_alias=True), "goal": point.title, "confusion": confusion.tolist()}
     for label, name in enumerate(("specificity", "sensitivity")):
         part = binary.take(np.flatnonzero(targets == label))
@@ -121,10 +124,14 @@ def _units_of_classes(results: SampleResults, units: np.ndarray) -> np.ndarray:
 
     units: the number of the image or group of each readable sample, int64 (M,).
     """
-    targets = results.targets[results.readable]
-    has_class = (has_label(targets, label) for label in range(len(results.per_class.count)))
-    counts = [[np.count_nonzero(np.bincount(units[one])) for one in (is_own, ~is_own)] for is_own in has_class]
-    return np.array(counts).T
+    number = int(units.max()) + 1
+    classes = len(results.per_class.count)
+    samples, labels = label_pairs(results.targets[results.readable])
+    pairs, counts = np.unique(labels * number + units[samples], return_counts=True)
+    of_pairs = pairs // number
+    is_whole = counts == np.bincount(units)[pairs % number]  # no image of the unit lacks the class
+    with_class, without = (np.bincount(labels, minlength=classes) for labels in (of_pairs, of_pairs[is_whole]))
+    return np.stack([with_class, number - without])
 
 
 def _variance_of_recalls(results: SampleResults, units: np.ndarray, with_class: np.ndarray) -> float:
@@ -149,9 +156,69 @@ def _jackknife(results: SampleResults, metric: Metric, units: np.ndarray) -> tup
     """The variance of a metric, as a share, and its degrees of freedom; NaN if a block leaves it undefined."""
     number = int(units.max()) + 1
     blocks = np.random.default_rng(0).permutation(number)[units] % _BLOCKS
-    kept = (results.readable[blocks != block] for block in range(min(number, _BLOCKS)))
-    values = np.array([metric.compute(results.take(rows)) / 100 for rows in kept])
+    if metric.name == "auroc" or results.targets.ndim == 2:
+        parts: Iterable[Any] = _ranked_parts(results, metric, blocks)
+    else:
+        kept = (results.readable[blocks != block] for block in range(min(number, _BLOCKS)))
+        parts = map(results.take, kept)
+    values = np.array([metric.compute(part) / 100 for part in parts])
     return (len(values) - 1) * float(values.var()), len(values) - 1
+
+
+@dataclass(frozen=True)
+class _RankedPart:
+    """The figures of the samples outside a block, for metrics of the order and of several labels.
+
+    f1: of the axis of `SampleResults.f1_of_labels`.
+    """
+
+    ranking: RankingFigures
+    per_class: ClassFigures
+    f1: dict[int | None, float]
+
+    def f1_of_labels(self, axis: int | None) -> float:
+        return self.f1[axis]
+
+
+def _ranked_parts(results: SampleResults, metric: Metric, blocks: np.ndarray) -> list[_RankedPart]:
+    """The figures without each block that `metric` needs. All scores are read once, a label at a time.
+
+    blocks: of each readable sample, int64 (M,).
+    """
+    assert results.scores is not None
+    rows = results.readable[np.argsort(blocks, kind="stable")]
+    sizes = np.bincount(blocks)
+    ends = np.cumsum(sizes)
+    of_blocks = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    shape = (len(ends), results.scores.shape[1])
+    ranked = np.stack([np.full(shape, value) for value in (np.nan, np.nan, 0.0)])
+    counts = np.zeros((3, *shape), np.int64)  # outside the block: samples of the class, predicted ones, and both
+    is_by_sample = metric.name == "sample_f1"
+    labels = np.zeros((3, len(ends) * is_by_sample, len(rows)), np.int32)  # of a sample: its own, predicted ones, both
+    for label, values, is_own in read_labels(results.targets, results.scores, rows):
+        if is_own.any():
+            ranked[:, :, label] = rank_outside_blocks(values, is_own, ends)
+        if metric.name in ("mean_ap", "auroc"):
+            continue
+        for block, rows_of_block in enumerate(of_blocks):
+            threshold = ranked[2, block, label] if results.thresholds is None else results.thresholds[label]
+            is_predicted = reaches(values, threshold)
+            found = (is_own, is_predicted, is_own & is_predicted)
+            counts[:, block, label] = [np.count_nonzero(x) - np.count_nonzero(x[rows_of_block]) for x in found]
+            if is_by_sample:
+                for of_samples, one in zip(labels[:, block], found, strict=True):
+                    of_samples += one
+    parts = []
+    for block, rows_of_block in enumerate(of_blocks):
+        precision, auroc, threshold = ranked[:, block]
+        ranking = RankingFigures(precision, auroc, threshold, np.full((len(OPERATING), shape[1]), np.nan))
+        true, predicted, hits = counts[:, block]
+        f1: dict[int | None, float] = {None: mean_f1(true.sum(), predicted.sum(), hits.sum())}
+        if is_by_sample:
+            f1[1] = mean_f1(*np.delete(labels[:, block], rows_of_block, axis=1))
+        per_class = figures_of_counts(true, predicted, hits, hits, len(rows) - sizes[block])
+        parts.append(_RankedPart(ranking, per_class, f1))
+    return parts
 
 
 def _limits_of_classes(

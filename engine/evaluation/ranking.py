@@ -4,6 +4,7 @@ Legend: B images per batch, N samples, C classes.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from utils.metric_table import OPERATING, OPERATING_POINTS
 
 LOWEST = float(np.finfo(np.float32).min)  # the score of a class that is NaN
+_FEWEST_COLUMNS, _CELLS = 64, 1 << 20  # that are read at a time
 
 
 def log_odds(logits: torch.Tensor) -> torch.Tensor:
@@ -61,37 +63,129 @@ class RankingFigures:
     def mean_auroc(self) -> float:
         return mean_defined(self.auroc)
 
+    @property
+    def mean_average_precision(self) -> float:
+        """The mean over the classes with positive samples; 0 without any."""
+        return float(np.nan_to_num(mean_defined(self.average_precision)))
 
-def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
+
+def rank_samples(targets: np.ndarray, scores: np.ndarray, rows: np.ndarray | None = None) -> RankingFigures:
     """The figures of each class.
 
-    targets: labels (N,) or multi-hot (N, C), without padding. scores: float32 (N, C), any increasing function of the
-    probability. A score that is NaN is the lowest.
+    targets: labels (N,) or multi-hot (N, C). scores: float32 (N, C), any increasing function of the probability. A
+    score that is NaN is the lowest. rows: of the samples that count, without padding; None: all.
     """
     precision, auroc, threshold = (np.full(scores.shape[1], value) for value in (np.nan, np.nan, 0.0))
     operating = np.full((len(OPERATING), scores.shape[1]), np.nan)
-    number = len(scores)
-    present = np.unique(targets) if targets.ndim == 1 else np.flatnonzero(targets.any(axis=0))
-    for label in present.tolist():
-        values = np.nan_to_num(scores[:, label], nan=LOWEST)
-        is_own = has_label(targets, label)
-        every, own, others = np.sort(values), np.sort(values[is_own]), np.sort(values[~is_own])
+    for label, unsorted, is_own in read_labels(targets, scores, np.arange(len(scores)) if rows is None else rows):
+        values = to_finite(unsorted)
+        own = np.sort(values[is_own])
+        if not len(own):
+            continue
+        every = np.sort(values)
+        others = np.sort(values[~is_own])
         positives = len(own)
-        negatives = number - len(own)
-        # A threshold is the score of a positive sample: samples with equal scores are selected together.
-        below, up_to = (np.searchsorted(every, own, side) for side in ("left", "right"))
-        selected, hits = number - below, positives - np.searchsorted(own, own)
-        precision[label] = 100 * np.mean(hits / selected)
-        best = positives - 1 - np.argmax((hits / (selected + positives))[::-1])  # of equal ones the highest threshold
-        threshold[label] = threshold_at(every, below[best])
-        if negatives:  # twice the sum of the ranks of the positive samples: Mann and Whitney, 1947
-            doubled = np.sum(below + up_to + 1) - positives * (positives + 1)
-            auroc[label] = 100 * doubled / (2 * positives * negatives)
+        negatives = len(others)
+        counts = [every.searchsorted(own), every.searchsorted(own, "right"), own.searchsorted(own)]
+        below, up_to, own_below = (count[None] for count in counts)
+        is_used = np.ones((1, positives), bool)
+        (precision[label],), (auroc[label],), (best,) = figures_of(
+            below, up_to, own_below, is_used, np.array([len(every)])
+        )
+        threshold[label] = threshold_at(every, counts[0][best])
+        if negatives:
             lowest_own = [own[positives + -point * positives // 100] for point in OPERATING_POINTS]
             highest_other = [others[-(-point * negatives // 100) - 1] for point in OPERATING_POINTS]
             sensitivity = 1 - np.searchsorted(own, highest_other, "right") / positives
             operating[:, label] = 100 * np.append(sensitivity, np.searchsorted(others, lowest_own) / negatives)
     return RankingFigures(precision, auroc, threshold, operating)
+
+
+def read_labels(
+    targets: np.ndarray, scores: np.ndarray, rows: np.ndarray
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Each label, its scores of the samples at `rows`, float32 (M,), and which of them have it, bool (M,).
+
+    A column of a large array is slow to read, and a copy of the array takes memory: a few columns are transposed.
+    """
+    number = max(_FEWEST_COLUMNS, _CELLS // max(len(rows), 1))
+    for start in range(0, scores.shape[1], number):
+        columns = slice(start, start + number)
+        values = torch.from_numpy(scores[rows, columns]).t().contiguous().numpy()  # in a third of NumPy's time
+        labels = range(start, start + len(values))
+        if targets.ndim == 1:
+            is_own = targets[rows] == np.array(labels)[:, None]
+        else:
+            is_own = torch.from_numpy(targets[rows, columns]).t().contiguous().numpy() > 0
+        yield from zip(labels, values, is_own, strict=True)
+
+
+def to_finite(scores: np.ndarray) -> np.ndarray:
+    """The scores, the lowest for NaN, and the highest for infinity."""
+    return np.fmin(np.fmax(scores, np.float32(LOWEST)), np.float32(-LOWEST))
+
+
+def figures_of(
+    below: np.ndarray, up_to: np.ndarray, own_below: np.ndarray, is_used: np.ndarray, numbers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Average precision and AUROC of a class in percent, NaN if undefined, and the index of its score for the best F1.
+
+    Each row is of some of the samples, `numbers` (rows,); a column is one of the class, in the order of their scores.
+
+    below, up_to: of so many samples the score is lower, or at most as high (rows, P). own_below: lower, and of the
+    class. is_used: whether the sample of the class is one of the row.
+    """
+    positives = is_used.sum(1)
+    negatives = numbers - positives
+    # A threshold is the score of a positive sample: samples with equal scores are selected together.
+    selected = numbers[:, None] - below
+    hits = positives[:, None] - own_below
+    precision = np.divide(hits, selected, out=np.zeros(hits.shape), where=is_used)
+    f1 = np.divide(hits, selected + positives[:, None], out=np.full(hits.shape, -1.0), where=is_used)
+    best = f1.shape[1] - 1 - np.argmax(f1[:, ::-1], 1)  # of equal ones the highest threshold
+    # Twice the sum of the ranks of the positive samples: Mann and Whitney, 1947
+    doubled = np.sum(below + up_to + 1, 1, where=is_used) - positives * (positives + 1)
+    auroc = divide(doubled, 2 * positives * negatives)
+    return 100 * divide(precision.sum(1), positives), 100 * auroc, best
+
+
+def rank_outside_blocks(values: np.ndarray, is_own: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Average precision, AUROC and threshold of a class, of the samples outside each block: float64 (3, blocks).
+
+    As `rank_samples`: each block is sorted once, and its counts at the scores of the class are left out of the sums.
+
+    values: the scores (M,) of one block after the other. is_own: the samples of the class, at least one. ends: of the
+    blocks.
+    """
+    number = len(ends)
+    values = to_finite(values)
+    own_rows = np.flatnonzero(is_own)
+    own_rows = own_rows[np.argsort(values[own_rows])]
+    own = values[own_rows]
+    block_of = np.searchsorted(ends, own_rows, "right")
+    counts = np.empty((number, 3, len(own)), np.int32)  # in each block, as of `figures_of`
+    for index, block in enumerate(np.split(values, ends[:-1])):
+        block.sort()  # in `values`
+        counts[index, 0] = block.searchsorted(own)
+        counts[index, 1] = block.searchsorted(own, "right")
+        counts[index, 2] = own[block_of == index].searchsorted(own)
+    total = counts.sum(0)
+    starts = np.append(0, ends[:-1])
+    figures = np.zeros((3, number))
+    for part in np.array_split(np.arange(number), min(number, -(-counts.size // _CELLS))):  # for a bounded memory
+        below, up_to, own_below = np.moveaxis(total - counts[part], 1, 0)
+        is_used = block_of != part[:, None]
+        sizes = len(values) - (ends - starts)[part]
+        figures[0, part], figures[1, part], best = figures_of(below, up_to, own_below, is_used, sizes)
+        position = counts[:, 0, best]  # of the scores with the highest F1, in the blocks (blocks, part)
+        lower = np.where(position > 0, values[starts[:, None] + position - 1], -np.inf)
+        lower[part, np.arange(len(part))] = -np.inf
+        next_lower = lower.max(0)
+        lowest = np.nextafter(own[best], np.float32(LOWEST))
+        halfway = (next_lower + own[best]) / 2
+        thresholds = np.where(np.isinf(next_lower), lowest, halfway)  # as `threshold_at`
+        figures[2, part] = np.where(is_used.any(1), thresholds, 0)
+    return figures
 
 
 def has_label(targets: np.ndarray, label: int) -> np.ndarray:
@@ -101,8 +195,11 @@ def has_label(targets: np.ndarray, label: int) -> np.ndarray:
 
 
 def reaches(scores: np.ndarray, threshold: float) -> np.ndarray:
-    """Which scores are at or above a threshold, bool (N,), in float64: it may lie between two float32 neighbours."""
-    return scores.astype(np.float64) >= threshold
+    """Which scores, float32 (N,), are at or above a threshold: from the next float32 on, if it is between two."""
+    least = np.float32(threshold)
+    if float(least) < threshold:
+        least = np.nextafter(least, np.float32(np.inf))
+    return scores >= least
 
 
 def threshold_at(scores: np.ndarray, index: int) -> float:

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from configs.schema.operating_point import UNDECIDED, Decision, OperatingPoint
 from datasets.batch import PADDING, is_padding
 from engine.evaluation.ranking import (
-    LOWEST,
     RankingFigures,
     divide,
     has_label,
@@ -25,6 +24,7 @@ from engine.evaluation.ranking import (
     rank_samples,
     roc_points,
     threshold_at,
+    to_finite,
 )
 from engine.progress import Metrics
 from utils.metric_table import OPERATING, best_metric, metrics_of
@@ -120,12 +120,7 @@ class SampleResults:
         if self.scores is None:
             unknown = np.full((len(OPERATING), 1), np.nan)
             return RankingFigures(unknown[0], unknown[0], unknown[0], unknown)
-        return rank_samples(self.targets[self.readable], self.scores[self.readable])
-
-    @property
-    def mean_average_precision(self) -> float:
-        """The mean over the classes with positive samples; 0 without any."""
-        return float(np.nan_to_num(mean_defined(self.ranking.average_precision)))
+        return rank_samples(self.targets, self.scores, self.readable)
 
     @property
     def used_thresholds(self) -> np.ndarray:
@@ -149,8 +144,7 @@ class SampleResults:
         """
         true = self.targets[self.readable] > 0
         predicted = self.predicted[self.readable]
-        counts = np.maximum(true.sum(axis) + predicted.sum(axis), 1)
-        return 200 * float(np.mean((true & predicted).sum(axis) / counts))
+        return mean_f1(true.sum(axis), predicted.sum(axis), (true & predicted).sum(axis))
 
     def weighted_kappa(self, power: int) -> float:
         """Cohen's kappa (1968), percent: disagreements cost |true - predicted| ** power, 1: linear, 2: quadratic.
@@ -171,8 +165,7 @@ class SampleResults:
     def of_class(self, label: int) -> tuple[np.ndarray, np.ndarray]:
         """The scores of a class, float32 (M,), the lowest for NaN, and which readable samples have it, bool (M,)."""
         assert self.scores is not None
-        scores = self.scores[self.readable, label]
-        return np.nan_to_num(scores, nan=LOWEST), has_label(self.targets[self.readable], label)
+        return to_finite(self.scores[self.readable, label]), has_label(self.targets[self.readable], label)
 
     @cached_property
     def used_point(self) -> OperatingPoint | None:
@@ -322,7 +315,14 @@ def class_figures(results: SampleResults, num_classes: int) -> ClassFigures:
         rows = (targets, labels, labels[labels == targets])
         count, predicted, hits = (np.bincount(x, minlength=num_classes) for x in rows)
         top5_hits = np.bincount(targets, results.hits(5)[readable], minlength=num_classes)
-    others = len(targets) - count
+    return figures_of_counts(count, predicted, hits, top5_hits, len(targets))
+
+
+def figures_of_counts(
+    count: np.ndarray, predicted: np.ndarray, hits: np.ndarray, top5_hits: np.ndarray, number: int
+) -> ClassFigures:
+    """The figures of classes from their numbers of samples (C,), of `number` ones in all."""
+    others = number - count
     return ClassFigures(
         count=count,
         predicted=predicted,
@@ -332,6 +332,11 @@ def class_figures(results: SampleResults, num_classes: int) -> ClassFigures:
         specificity=100 * divide(others - predicted + hits, others),
         top5=100 * divide(top5_hits, count),
     )
+
+
+def mean_f1(true: Any, predicted: Any, hits: Any) -> float:
+    """The mean of F1 over samples or classes with so many labels, percent; 0 without true and predicted ones."""
+    return 200 * float(np.mean(hits / np.maximum(true + predicted, 1)))
 
 
 def name_of_target(target: np.ndarray, names: Sequence[str]) -> str:
@@ -389,6 +394,14 @@ def calibration(probabilities: np.ndarray, hits: np.ndarray) -> Calibration:
     count = np.bincount(bins, minlength=NUM_BINS)
     means = (100 * divide(np.bincount(bins, values, NUM_BINS), count) for values in (confidence, hits))
     return Calibration(count, *means)
+
+
+def join_bins(parts: Sequence[Calibration]) -> Calibration:
+    """The bins of all samples of the parts, such as labels."""
+    count = np.sum([part.count for part in parts], axis=0)
+    confidence = np.nansum([part.count * part.confidence for part in parts], axis=0)
+    accuracy = np.nansum([part.count * part.accuracy for part in parts], axis=0)
+    return Calibration(count, divide(confidence, count), divide(accuracy, count))
 
 
 def coverage(results: SampleResults) -> np.ndarray:

@@ -17,7 +17,7 @@ import torch
 
 from configs.schema.operating_point import OperatingPoint
 from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
-from engine.evaluation.ranking import roc_points
+from engine.evaluation.ranking import read_labels, roc_points
 from engine.evaluation.results import (
     NUM_BINS,
     Calibration,
@@ -27,6 +27,7 @@ from engine.evaluation.results import (
     class_figures,
     confused_pairs,
     coverage,
+    join_bins,
     mean_by_group,
     name_of_target,
     results_of_scores,
@@ -184,18 +185,25 @@ class ResultTables:
         The first bins of the calibration are of all labels together, for the page, the others of each label.
         """
         figures, ranking, readable = results.per_class, results.ranking, results.readable
-        probabilities = results.label_probabilities[readable]
-        is_true = results.targets[readable] > 0
-        bins = [calibration(*columns) for columns in zip(probabilities.T, is_true.T, strict=True)]
+        assert results.scores is not None
+        bins = []
+        means = []
+        for _, scores, is_true in read_labels(results.targets, results.scores, readable):
+            probabilities = torch.from_numpy(scores).sigmoid().numpy()
+            bins.append(calibration(probabilities, is_true))
+            means.append(100 * probabilities.mean(dtype=np.float64))
         errors = np.array([one.error for one in bins])
         names = [("", ""), *enumerate(self.class_names)]
-        every = zip(names, [calibration(probabilities.ravel(), is_true.ravel()), *bins], strict=True)
+        every = zip(names, [join_bins(bins), *bins], strict=True)
         rows = ([*name, *row] for name, of_label in every for row in _bin_rows(of_label))
         self._write_table("calibration", ("label", "class", *_BIN_COLUMNS), rows, NUM_BINS)
-        means = 100 * probabilities.mean(axis=0, dtype=np.float64)
         thresholds = results.used_thresholds
         shares = {"ap": ranking.average_precision, "threshold": 100 * torch.from_numpy(thresholds).sigmoid().numpy()}
-        shares |= {"probability": means, "ece": errors, **dict(zip(OPERATING, ranking.operating, strict=True))}
+        shares |= {
+            "probability": np.array(means),
+            "ece": errors,
+            **dict(zip(OPERATING, ranking.operating, strict=True)),
+        }
         logits = [f"{logit:.9g}" for logit in thresholds]
         self._write_classes(figures, {"threshold_logit": logits}, auroc=ranking.auroc, **shares)
         self._write_mistakes(results)

@@ -1,6 +1,8 @@
 """Confidence intervals against Wilson's, and their coverage in simulated samples."""
 
+import tracemalloc
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,9 +11,12 @@ from scipy.stats import binomtest, norm
 from test_results import results_for, results_of
 
 from configs.schema.operating_point import OperatingPoint
+from datasets.batch import PADDING
+from engine.evaluation import intervals
+from engine.evaluation import results as results_of_samples
 from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
-from engine.evaluation.results import SampleResults
-from utils.metric_table import METRICS, metrics_of
+from engine.evaluation.results import SampleResults, results_of_scores
+from utils.metric_table import METRICS, Metric, metrics_of
 
 
 def interval_of(results, metric, groups=None):
@@ -152,6 +157,49 @@ def test_any_results_have_an_interval_that_holds_their_figure_or_none(seed):
                 assert 0 <= interval[0] <= metric.compute(results) + 1e-9 <= interval[1] + 2e-9 <= 100 + 2e-9
                 assert not reason
                 assert interval[1] > interval[0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_ranked_blocks_have_the_figures_of_the_samples_outside_them(seed, monkeypatch):
+    """Equal scores, NaN and infinite ones, unreadable images, groups, classes without images, chosen thresholds."""
+    generator = np.random.default_rng(seed)
+    shape = (int(generator.integers(2, 90)), int(generator.integers(1, 6)))
+    scores = generator.normal(size=shape).astype(np.float32).round(seed % 2)
+    hot = (generator.random(shape) < [0.05, 0.3, 0.6][seed % 3]).astype(np.int8)
+    scores += hot
+    for value in (np.nan, np.inf, -np.inf):
+        scores[generator.random(shape) < 0.04 * (seed % 4)] = value
+    hot[generator.random(len(hot)) < 0.1] = PADDING
+    of_one = generator.integers(-1, shape[1], len(hot))
+    groups = [None, generator.integers(0, len(hot) // 2 + 1, len(hot)).astype(str)][seed % 2]
+    results = [results_of_scores(targets, scores) for targets in (hot, of_one)]
+    results += [replace(one, thresholds=generator.normal(size=shape[1])) for one in results]
+    cases = [(replace(one, groups=groups), metric) for one in results for metric in metrics_of(one.targets.ndim == 2)]
+    found = [confidence_interval(*case) for case in cases]
+
+    def parts(results: SampleResults, metric: Metric, blocks: np.ndarray) -> list[SampleResults]:
+        return [results.take(results.readable[blocks != block]) for block in range(blocks.max() + 1)]
+
+    monkeypatch.setattr(intervals, "_ranked_parts", parts)
+    for (interval, reason), case in zip(found, cases, strict=True):
+        expected, expected_reason = confidence_interval(*case)
+        assert reason == expected_reason
+        assert interval == (expected and pytest.approx(expected, abs=1e-12))
+
+
+def test_the_interval_of_many_labels_ranks_them_once_in_12_bytes_a_score(monkeypatch):
+    generator = np.random.default_rng(0)
+    shape = (5000, 1000)
+    targets = (generator.random(shape) < 0.003).astype(np.int8)
+    results = results_of_scores(targets, generator.standard_normal(shape, np.float32) + targets)
+    rank = Mock(wraps=results_of_samples.rank_samples)
+    monkeypatch.setattr(results_of_samples, "rank_samples", rank)
+    tracemalloc.start()
+    assert confidence_interval(results, METRICS["mean_ap"])[0]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert rank.call_count == 1  # for the figure itself
+    assert peak_bytes + results.scores.nbytes + targets.nbytes < 12 * targets.size
 
 
 COUNTS = {

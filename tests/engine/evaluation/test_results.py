@@ -265,7 +265,7 @@ def test_the_mean_over_the_classes_with_positives_is_that_of_scikit_learn(ties):
     several = {"macro_f1", "micro_f1", "sample_f1"}
     assert metrics.values.keys() == {"loss", "mean_ap", "auroc", "specificity"} | several
     assert metrics.samples == N
-    assert results_for(torch.zeros_like(targets), logits).mean_average_precision == 0
+    assert results_for(torch.zeros_like(targets), logits).ranking.mean_average_precision == 0
 
 
 @pytest.mark.parametrize("seed", range(2))
