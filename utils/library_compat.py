@@ -1,6 +1,6 @@
-"""Private names of timm, torchvision, transformers and Python, a function for each use; `torch_compat.py` has torch's.
+"""Private names of timm, torchvision, transformers, Pillow and Python, each in a function; see `torch_compat.py`.
 
-Checked: timm 1.0.31, torchvision 0.29, transformers 5.24, Python 3.11 to 3.14.
+Checked: timm 1.0.31, torchvision 0.29, transformers 5.24, Pillow 12.2 and 13.0, Python 3.11 to 3.14.
 """
 
 import multiprocessing
@@ -13,6 +13,14 @@ from multiprocessing import forkserver, util
 from typing import Any
 
 PythonUnpickler: Any = pickle._Unpickler  # `pickle.Unpickler` in Python, for subclasses
+
+
+def read_tiff_places_of_8_bytes() -> None:
+    """Lets Pillow read IFD8, the type of SubIFDs in BigTIFF files by tifffile, as LONG8."""
+    from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+    loaders = ImageFileDirectory_v2._load_dispatch
+    loaders.setdefault(18, loaders[16])
 
 
 def import_timm_optimizers() -> None:

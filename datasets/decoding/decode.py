@@ -15,16 +15,21 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ExifTags import Base
 from PIL.ImageFile import ImageFile
 
 from configs.schema.data import MAX_PIXELS
+from datasets.decoding.dicom import Dicom
 from datasets.decoding.images import FORMATS, HEAD_BYTES, BadImage, kind_of, missing_decoder, pillow_formats
 from datasets.decoding.partial_jpeg import Box, captured_stderr, decode_part, has_one_scan, is_cut_short, read_header
+from datasets.decoding.properties import FLOAT, NO_RANGE, OUTSIDE, REFUSED, UNKNOWN, describe
+from datasets.decoding.tiff import TiffHeader
 from utils.errors import to_single_line
 from utils.system import package_folder
 
@@ -37,9 +42,8 @@ _MAX_BYTES_PER_PIXEL = 20  # of host memory, to decode an image
 _MAX_SCANS = 100  # of the largest image; a kilobyte of a progressive JPEG can contain a scan of the whole image
 PPM_KINDS = {1: b"5", 3: b"6"}  # by the number of channels
 _PLAIN_PPM = re.compile(rb"P([56])\n(\d{1,5}) (\d{1,5})\n255\n")
-_BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262  # tags of TIFF
-_WHITE_IS_ZERO = 0
-_PLANES, _APART = 284, 2  # the order of colors: planes
+_PPM_COMMENT = re.compile(rb"#[^\r\n]*")
+_WHITE_IS_ZERO = 0  # PhotometricInterpretation of TIFF
 # Pillow keeps the high byte of colors of 16 bits; these unpackers read the low one.
 _GREY_ALPHA = "LA;16B"
 _LOW_BYTES = {_GREY_ALPHA: "ARGB"} | {
@@ -59,7 +63,7 @@ logging.getLogger("PIL.TiffImagePlugin").disabled = True  # it prints the number
 
 @dataclass(frozen=True)
 class Decoding:
-    """grey_range: the values of 16 bits that become 0 and 255; None: 0 and 65535."""
+    """grey_range: the values of 16 bits that become 0 and 255; None: 0 and 65535, of PGM and PPM its maxval."""
 
     grey_range: GreyRange | None = None
     max_pixels: int = MAX_PIXELS
@@ -203,8 +207,18 @@ def decode_small(data: bytes, mode: str, side: int, decoding: Decoding) -> Image
         return _convert(data, image, mode, decoding.grey_range)
 
 
-def read_deep_values(data: bytes, name: str, max_pixels: int) -> np.ndarray | None:
-    """The unscaled values of an image of 16 bits per channel, integers (H, W) or (H, W, 3); None for another image.
+class DeepValues(NamedTuple):
+    """The stored values of an image of 16 bits per channel, upright, without alpha: integers (H, W) or (H, W, 3).
+
+    highest: becomes 255 if no range is given.
+    """
+
+    values: np.ndarray
+    highest: int = MAX_VALUE
+
+
+def read_deep_values(data: bytes, name: str, max_pixels: int) -> DeepValues | None:
+    """The values of an image of 16 bits per channel; None for another image.
 
     Raises BadImage: as `open_image`.
     """
@@ -226,7 +240,15 @@ def open_with_pillow(data: bytes, name: Callable[[], str]) -> ImageFile:
     kind = kind_of(data[:HEAD_BYTES])
     if kind and (fix := missing_decoder(kind)):
         raise BadImage(name(), f"is {kind}, for which no decoder is installed", fix)
-    return Image.open(io.BytesIO(data), formats=pillow_formats(kind))
+    formats = pillow_formats(kind)
+    if kind != "TIFF":
+        return Image.open(io.BytesIO(data), formats=formats)
+    header = TiffHeader(io.BytesIO(data))
+    refusal = next(row for row in REFUSED if row.is_of(header))
+    if refusal is UNKNOWN:
+        with contextlib.suppress(UnidentifiedImageError):
+            return Image.open(io.BytesIO(data), formats=formats)
+    raise BadImage(name(), f"{refusal.reading} ({describe(header)})", refusal.fix)
 
 
 @contextlib.contextmanager
@@ -262,7 +284,7 @@ def _check_cost(image: Image.Image, data: bytes, name: Callable[[], str], max_pi
 
 def _has_exif_rotation(image: Image.Image) -> bool:
     with contextlib.suppress(Exception):  # damaged EXIF data: the pixels are intact
-        return image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+        return image.getexif().get(Base.Orientation) in range(2, 9)
     return False
 
 
@@ -292,13 +314,18 @@ def from_pillow(image: Image.Image) -> torch.Tensor:
 
 def _convert(data: bytes, image: ImageFile, mode: str, grey_range: GreyRange | None) -> Image.Image:
     """Decodes the image, upright, in this mode. data: the content of its file."""
-    values = _deep_values(data, image)
-    if values is None:
+    deep = _deep_values(data, image)
+    tags = getattr(image, "tag_v2", {})  # of TIFF
+    if deep:  # Pillow's own conversion makes all values of gray above 255 white
+        levels = scale_to_8_bits(deep.values, grey_range or (0, deep.highest))
+        is_inverted = tags.get(Base.PhotometricInterpretation) == _WHITE_IS_ZERO  # Pillow inverts 8 bits only
+        upright = Image.fromarray(255 - levels if is_inverted else levels)
+    else:
         upright = _upright(image)
-    else:  # Pillow's own conversion makes all values of gray above 255 white
-        upright = Image.fromarray(scale_to_8_bits(values, grey_range))
-    if upright.mode == "F":
-        raise ValueError("floating-point pixels have no defined range: save the image with 8 or 16 bits")
+        if upright.mode == "F":
+            raise ValueError(FLOAT)
+        if grey_range and max(tags.get(Base.BitsPerSample, (8,))) > 8:
+            raise ValueError(NO_RANGE)
     upright.info.pop("transparency", None)  # it changes no pixel, but Pillow would warn
     return upright if upright.mode == mode else upright.convert(mode)
 
@@ -310,34 +337,53 @@ def _upright(image: Image.Image) -> Image.Image:
     return image
 
 
-def _deep_values(data: bytes, image: ImageFile) -> np.ndarray | None:
-    """The values 0..65535 of an image of 16 bits per channel, upright, without alpha: integers (H, W) or (H, W, 3).
-
-    None for another image, which is not decoded.
-    """
-    tags = getattr(image, "tag_v2", {})  # of TIFF
+def _deep_values(data: bytes, image: ImageFile) -> DeepValues | None:
+    """As `read_deep_values`, of an opened image, which is not decoded if it is another one."""
+    if isinstance(image, Dicom):
+        return DeepValues(image.scaled("u2")) if image.is_deep else None
+    if image.format == "PPM":
+        return _deep_ppm(data, image)
     if image.mode.startswith("I"):
         values = np.array(_upright(image))
         if values.min() < 0 or values.max() > MAX_VALUE:
-            raise ValueError(f"pixels are outside of 0..{MAX_VALUE}: save the image with 8 or 16 bits")
-        return MAX_VALUE - values if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else values  # Pillow inverts 8 bits only
-    tiles = _deep_tiles(image, tags)
+            raise ValueError(OUTSIDE)
+        return DeepValues(values)
+    tags = getattr(image, "tag_v2", {})  # of TIFF
+    if 2 in tags.get(Base.SampleFormat, ()) and np.array(_upright(image)).max() > 127:  # signed: it is negative
+        raise ValueError(OUTSIDE)
+    tiles = _deep_tiles(image)
     if not tiles:
         return None
     low = open_with_pillow(data, str)
     image.tile = tiles
     low.tile = [tile._replace(args=(_LOW_BYTES[tile.args[0]], *tile.args[1:])) for tile in tiles]
     values = np.array(_upright(image), np.uint16) << 8 | np.array(_upright(low))
-    return values[..., 0] if tiles[0].args[0] == _GREY_ALPHA else values[..., :3]
+    return DeepValues(values[..., 0] if tiles[0].args[0] == _GREY_ALPHA else values[..., :3])
 
 
-def _deep_tiles(image: ImageFile, tags: Any) -> list[Any]:
-    """Pillow's tiles of an image of 16 bits per color, with the unpackers of the high bytes; none of another image.
+def _deep_ppm(data: bytes, image: ImageFile) -> DeepValues | None:
+    """The stored values of a PGM or PPM file, which Pillow scales, colors to 8 bits; None for 8 bits."""
+    tile = image.tile[0]
+    highest = tile.args[-1] if isinstance(tile.args, tuple) else 0
+    if tile.args == "I;16B":
+        highest = MAX_VALUE
+    if image.mode not in ("I", "RGB") or highest < 256:
+        return None
+    width, height = image.size
+    shape = (height, width, 3) if image.mode == "RGB" else (height, width)
+    pixels = data[tile.offset :]
+    if tile.codec_name == "ppm_plain":
+        numbers = _PPM_COMMENT.sub(b"", pixels).split()
+        values = np.array(numbers[: prod(shape)]).astype(np.uint16)
+        if values.max() > highest:
+            raise ValueError(f"it has values above its maxval {highest}")
+    else:
+        values = np.frombuffer(pixels, ">u2", prod(shape))
+    return DeepValues(values.reshape(shape), highest)
 
-    tags: of a TIFF. Raises ValueError: the colors are planes, which Pillow reads with 8 bits.
-    """
-    if tags.get(_BITS_PER_SAMPLE, (8,))[0] == 16 and tags.get(_PLANES) == _APART:
-        raise ValueError("its colors of 16 bits are planes: save it with interleaved colors")
+
+def _deep_tiles(image: ImageFile) -> list[Any]:
+    """Pillow's tiles of an image of 16 bits per color, with the unpackers of the high bytes; none of another image."""
     tiles = []
     for tile in image.tile:
         name, *others = (tile.args,) if isinstance(tile.args, str) else tile.args or ("",)
@@ -347,10 +393,10 @@ def _deep_tiles(image: ImageFile, tags: Any) -> list[Any]:
     return tiles
 
 
-def scale_to_8_bits(values: np.ndarray, grey_range: GreyRange | None) -> np.ndarray:
-    """Integers in 0..65535 -> uint8; values outside of `grey_range` are clipped. None: the whole range."""
-    low, high = grey_range or (0, MAX_VALUE)
-    scaled = (values.astype(np.float32) - low) * (255 / (high - low))
+def scale_to_8_bits(values: np.ndarray, grey_range: GreyRange) -> np.ndarray:
+    """Integers in 0..65535 -> uint8; values outside of `grey_range` are clipped."""
+    low, high = grey_range
+    scaled = (values.astype(np.float32) - low) * 255 / (high - low)
     return np.rint(scaled).clip(0, 255).astype(np.uint8)
 
 

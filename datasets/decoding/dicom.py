@@ -1,4 +1,4 @@
-"""DICOM images, by pydicom: the first frame; gray as its lookup table or window shows it, in 16 bits."""
+"""DICOM images, by pydicom: the first frame; gray as its lookup table or window shows it."""
 
 import io
 from typing import Any
@@ -11,7 +11,7 @@ _DEFLATED = b"1.2.840.10008.1.2.1.99"  # a small file may become any number of b
 
 
 class Dicom(ImageFile):
-    """A file whose header is read; `load` decodes it."""
+    """A file whose header is read; `load` decodes it. `is_deep`: it is gray, or has colors of more than 8 bits."""
 
     format = "DICOM"
     dataset: Any = None
@@ -27,18 +27,23 @@ class Dicom(ImageFile):
         if "PixelData" not in self.dataset:
             raise ValueError("a DICOM file without pixels")
         is_grey = self.dataset.PhotometricInterpretation.startswith("MONOCHROME")
-        self._mode, self._dtype = ("I;16", "u2") if is_grey else ("RGB", "u1")
+        self._mode = "L" if is_grey else "RGB"
+        self.is_deep = is_grey or self.dataset.BitsStored > 8
         self._size = self.dataset.Columns, self.dataset.Rows
         self.n_frames = int(self.dataset.get("NumberOfFrames") or 1)
 
     def load(self) -> Any:
         if self.dataset:
-            shares = _decode(self.dataset, self.size, self.n_frames)
+            pixels = self.scaled("u1")
             self.dataset = None
             self.load_prepare()
-            highest = np.iinfo(self._dtype).max
-            self.frombytes(np.rint(shares.clip(0, 1) * highest).astype(self._dtype).tobytes())
+            self.frombytes(pixels.tobytes())
         return super().load()
+
+    def scaled(self, dtype: str) -> np.ndarray:
+        """The first frame, (H, W) or (H, W, 3). dtype: of unsigned integers, all of which are used."""
+        shares = _decode(self.dataset, self.size, self.n_frames)
+        return np.rint(shares.clip(0, 1) * np.iinfo(dtype).max).astype(dtype)
 
 
 def _decode(dataset: Any, size: tuple[int, int], num_frames: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from PIL import Image
 
 from datasets.decoding.partial_jpeg import read_header
+from datasets.decoding.tiff import TiffHeader
 from utils.errors import Unavailable, UserError
 from utils.files import open_regular_file
 from utils.system import is_installed
@@ -22,7 +23,7 @@ UNREAD = {  # extensions, or beginnings of names, and the way on
     ".mds": "write tar shards or class folders with mosaicml-streaming",
     "chunk-": "write tar shards or class folders with litdata",
 }
-_FRAMED = ("GIF", "TIFF", "WEBP", "PNG", "AVIF", "HEIC", "DICOM")  # may have several frames or pages
+_FRAMED = ("GIF", "WEBP", "PNG", "AVIF", "HEIC", "DICOM")  # may have several frames
 HEAD_BYTES, TAIL_BYTES = 4096, 1024  # cameras and editors append bytes after the end of the image
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
 _BRAND = rb".{4}ftyp(.{8}|.{12}|.{16}|.{20}|)"  # in the first box of an ISO base media file
@@ -33,7 +34,7 @@ _KINDS = {  # the first that matches: the first bytes of a DICOM may be of anoth
         "JPEG": rb"\xff\xd8\xff",
         "PNG": rb"\x89PNG\r\n\x1a\n",
         "GIF": rb"GIF8[79]a",
-        "TIFF": rb"II\*\0|MM\0\*",
+        "TIFF": rb"II[*+]\0|MM\0[*+]",
         "WEBP": rb"RIFF.{4}WEBP",
         "BMP": rb"BM.{4}\0{4}",  # reserved bytes
         "PPM": rb"P[1-6]\s+[0-9#]",
@@ -65,6 +66,9 @@ def has_frames(path: str) -> bool:
     """Whether an image file has several frames or pages, of which the first is read."""
     kind = kind_of_file(path)
     with suppress(Exception):  # Pillow raises many types on damaged files; reading it reports them
+        if kind == "TIFF":
+            with open_regular_file(path) as file:
+                return TiffHeader(file).has_more_pages()
         if kind in _FRAMED:
             with Image.open(path, formats=pillow_formats(kind)) as image:
                 return getattr(image, "n_frames", 1) > 1

@@ -159,17 +159,19 @@ def _notes_on_grey_levels(samples: Samples) -> list[Note]:
     if not isinstance(samples, EncodedImages):
         return []
     histogram = np.zeros(MAX_VALUE + 1, dtype=np.int64)
+    levels = np.zeros(256, dtype=np.int64)
     for index in spread(len(samples), _GREY_IMAGES):
         try:
-            values = read_deep_values(samples.read_bytes(index), samples.name(index), samples.decoding.max_pixels)
+            deep = read_deep_values(samples.read_bytes(index), samples.name(index), samples.decoding.max_pixels)
         except BadImage:
             continue
         except UserError:  # a disk or a server fails: the error is reported when the images are used
             break
-        if values is not None:
-            histogram += np.bincount(values.ravel(), minlength=MAX_VALUE + 1)
-    levels = scale_to_8_bits(np.arange(MAX_VALUE + 1), samples.decoding.grey_range)
-    num_used = int((np.bincount(levels, histogram) > _OUTLIERS * histogram.sum()).sum())
+        if deep:
+            histogram += np.bincount(deep.values.ravel(), minlength=MAX_VALUE + 1)
+            pixels = scale_to_8_bits(deep.values, samples.decoding.grey_range or (0, deep.highest))
+            levels += np.bincount(pixels.ravel(), minlength=256)
+    num_used = int((levels > _OUTLIERS * histogram.sum()).sum())
     if num_used >= _FEW_LEVELS or not histogram.any():
         return []
     share = np.cumsum(histogram)

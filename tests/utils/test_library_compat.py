@@ -1,6 +1,7 @@
 """The private names of libraries behave as utils/library_compat.py expects. A failure means that one has changed.
 
-tests/datasets/sources/test_torchvision_sets.py has the lists of images; test_workers.py has the server of workers.
+tests/datasets/sources/test_torchvision_sets.py has the lists of images,
+tests/datasets/decoding/test_properties.py a preview in a BigTIFF; test_workers.py has the server of workers.
 """
 
 import inspect

@@ -23,7 +23,7 @@ from datasets.sources.checks import check_same_data, digest_of, find_problems, n
 from datasets.sources.sets.in_memory import FakeImages, ImageArray
 from datasets.sources.source import source_class
 from datasets.sources.split import Splitter
-from tests.datasets.photo import png16
+from tests.datasets.photo import png16, tiff16
 from tests.datasets.shards.tar_files import tar_of
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
@@ -132,6 +132,41 @@ def test_values_of_12_bits_are_mapped_linearly_and_few_levels_are_a_warning(tmp_
         assert [re.findall(r"RANGE=\[\d, 409\d\]|become 17 of", text) for text in warnings] == (
             [["become 17 of", "RANGE=[0, 4095]"]] if high == 65535 else []
         )
+
+
+def netpbm(values, highest):
+    """A PGM or PPM. values: (H, W) or (H, W, 3)."""
+    height, width = values.shape[:2]
+    return b"P%d\n%d %d\n%d\n" % (3 + values.ndim, width, height, highest) + values.astype(">u2").tobytes()
+
+
+DEEP_WRITERS = {
+    "pgm": lambda gray, rgb: netpbm(gray, 65535),
+    "ppm": lambda gray, rgb: netpbm(rgb, 65535),
+    "png": lambda gray, rgb: png16(rgb),
+    "tif": lambda gray, rgb: tiff16(rgb),
+    "tiff": lambda gray, rgb: tiff16(gray[..., None], photometric=0),
+    "of maxval 999": lambda gray, rgb: netpbm(rgb % 1000, 999),
+}
+
+
+@pytest.mark.parametrize("kind", DEEP_WRITERS)
+def test_few_levels_are_a_warning_in_each_format_and_its_range_is_the_one_to_use(tmp_path, cpu, kind):
+    for number in range(12):
+        values = np.random.default_rng(number).integers(0, 4096, (40, 40, 3))
+        path = tmp_path / "ab"[number % 2] / f"{number}.{kind if len(kind) < 5 else 'ppm'}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(DEEP_WRITERS[kind](values[..., 0], values))
+
+    def warnings_with(*given):
+        return told(notes_on(*samples_for(config_for(tmp_path, "folder", *given), cpu, "train", "val")), "levels")
+
+    if kind == "of maxval 999":
+        assert not warnings_with()
+        return
+    (warning,) = warnings_with()
+    option = re.search(r"DATA.GREY_RANGE=\[\d, 409\d\]", warning)
+    assert not warnings_with(option[0])
 
 
 # Ranks

@@ -1,0 +1,74 @@
+"""Each row of the table of properties, with files and pixels by readers of its field: tests/fixtures/make_images.py."""
+
+import base64
+import json
+from itertools import chain
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from datasets.decoding import decode, images
+from datasets.decoding.decode import Decoding, open_image
+from datasets.decoding.images import BadImage, has_frames, missing_decoder
+from datasets.decoding.properties import FLOAT, NO_RANGE, OUTSIDE, PROPERTIES
+from datasets.decoding.tiff import TiffHeader
+from tests.datasets.decoding.test_decode import KINDS
+from tests.datasets.photo import decode_image, tiff16
+
+CASES = json.loads((ROOT / "tests/fixtures/images.json").read_text())
+ROWS = {row.name: row for row in chain.from_iterable(PROPERTIES.values())}
+
+
+def expected_pixels(values, highest, grey_range=None, is_inverted=False, **_):
+    """0..255, (H, W, 3), by the definition of the range. values: (H, W) or (H, W, C)."""
+    low, high = grey_range or (0, highest)
+    levels = np.rint((np.array(values, float) - low) * 255 / (high - low)).clip(0, 255)
+    levels = 255 - levels if is_inverted else levels
+    return levels[..., :3] if levels.ndim == 3 else levels[..., None].repeat(3, axis=2)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{number} {case['row'][:30]}" for number, case in enumerate(CASES)])
+def test_a_file_has_the_pixels_of_its_fields_reader_or_a_true_line(case, tmp_path):
+    data = base64.b64decode(case["data"])
+    if data[128:132] == b"DICM" and missing_decoder("DICOM"):
+        pytest.skip("pydicom is not installed")
+    row = ROWS[case["row"]]
+    decoding = Decoding(case.get("grey_range") and tuple(case["grey_range"]))
+    if case["values"] is None:
+        with pytest.raises(BadImage) as caught:
+            open_image(data, 3, lambda: "a.tif", decoding)
+        line = str(caught.value)
+        assert line.startswith("a.tif: ")
+        assert any(text in line for text in ([f"{row.reading} ("] if row.fix else [OUTSIDE, FLOAT, NO_RANGE]))
+        assert row.fix in line
+    else:
+        step = case.get("step", 1)
+        pixels = open_image(data, 3, lambda: "x", decoding).pixels.permute(1, 2, 0)[::step, ::step].numpy().astype(int)
+        assert np.abs(pixels - expected_pixels(**case)).max() <= case.get("tolerance", 0)
+    if "frames" in case:
+        (tmp_path / "file").write_bytes(data)
+        assert has_frames(str(tmp_path / "file")) == case["frames"]
+
+
+def test_each_row_has_a_file_and_is_in_the_page():
+    assert {case["row"] for case in CASES} == set(ROWS)
+    lines = ["| format | property | reading |", "|---|---|---|"]
+    for formats, rows in PROPERTIES.items():
+        for row in rows:
+            reading = f'refused: "{row.reading}": {row.fix}' if row.fix else row.reading
+            lines.append(f"| {formats} | {row.name} | {reading} |")
+    assert "\n".join(lines) in (ROOT / "docs/data.md").read_text(), "\n".join(lines)
+
+
+def test_the_header_of_a_tiff_alone_is_read_once_more(monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr(decode, "TiffHeader", lambda file: opened.append(file) or TiffHeader(file))
+    monkeypatch.setattr(images, "TiffHeader", None)  # a call would fail: no pages are reported
+    for number, data in enumerate(KINDS.values()):
+        decode_image(data, 3)
+        (tmp_path / str(number)).write_bytes(data)
+        has_frames(str(tmp_path / str(number)))
+    assert not opened
+    decode_image(tiff16(np.ones((4, 5, 1)), photometric=1), 3)
+    assert len(opened) == 1
