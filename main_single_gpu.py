@@ -9,6 +9,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 
+if __name__ == "__main__":
+    from utils.processes.first_process import leave_first_process
+
+    leave_first_process()  # before the imports, which take seconds
+
 from configs.command_line import parse_command_line
 from configs.flags import requested_device
 from utils.errors import UserError

@@ -9,6 +9,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+if __name__ == "__main__":
+    from utils.processes.first_process import leave_first_process
+
+    leave_first_process()  # before the imports, which take seconds
+
 from torch.distributed import run
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.multiprocessing import PContext, SignalException, start_processes

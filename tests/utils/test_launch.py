@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, each_row, refused
@@ -218,3 +220,30 @@ def test_a_rank_whose_launcher_ended_during_its_start_ends_too(launcher, status)
     code = "from utils.processes.launch import exit_with_launcher; exit_with_launcher()"
     environment = os.environ | {"AMPVIT_LAUNCHER_PID": str(number)}
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment).returncode == status
+
+
+SCRIPTS = ["main_single_gpu.py", "main_multi_gpu.py", "scripts/kubernetes/torchrun.py"]
+
+
+def end_while_importing(folder: Path, script: str, text: str, *launcher: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script whose first slow import runs this text."""
+    for name in ("yaml", "torch"):
+        (folder / f"{name}.py").write_text(f"import os, signal, time\n{text}\ntime.sleep(5)\nos._exit(0)")
+    env = os.environ | {"PYTHONPATH": str(folder)}
+    default = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell may have it ignored
+    command = [*launcher, sys.executable, script]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, preexec_fn=default)
+
+
+@pytest.mark.skipif(os.system("unshare -rpf true 2>/dev/null") != 0, reason="needs namespaces of processes")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_sigterm_ends_the_first_process_of_a_container_while_it_imports(tmp_path, script):
+    """For docker and Kubernetes without an init process: the kernel drops signals to process 1 without a handler."""
+    ended = end_while_importing(tmp_path, script, "os.kill(1, signal.SIGTERM)", "unshare", "-rpf")
+    assert (ended.returncode, ended.stderr) == (143, "")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_ctrl_c_while_a_script_imports_prints_no_traceback(tmp_path, script):
+    ended = end_while_importing(tmp_path, script, "os.kill(os.getpid(), signal.SIGINT)")
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
