@@ -230,6 +230,8 @@ def defaults_follow_family(options: OptionTable) -> Iterator[Note]:
     if not family:
         return
     defaults = family.defaults
+    if str(options.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() not in ("adamw", "adamwdl"):
+        defaults = {key: value for key, value in defaults.items() if not key.startswith("TRAIN.OPTIMIZER.")}
     if options.model_only:
         kept = ["MODEL."]
         if options.get("MODEL.PRETRAINED"):

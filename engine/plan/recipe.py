@@ -83,6 +83,10 @@ def _choice_for(command: Command) -> Choice | None:
         return Choice(_recipe("vit_digits"), "a ViT for these images") if is_open else None
     if "DATA.DATA_PATH" not in given or data_set not in _OWN_IMAGES:
         return None
+    if given.get("MODEL.TYPE") == "timm" and "MODEL.NAME" in given and not command.flags.model:
+        model = {"model": config.model.name}  # as a key of -opts it would keep the layers of a recipe
+        choice = _choose(replace(command, flags=argparse.Namespace(**vars(command.flags) | model)))
+        return choice and replace(choice, flags=model | choice.flags)
     keys = {key.partition(".")[0] for key in keys_of("MODEL", given)}
     has_timms_model = command.flags.model or config.model.pretrained == "timm"
     return _choose(command) if has_timms_model or keys <= OF_EVERY_MODEL else None

@@ -60,6 +60,13 @@ def test_an_evaluation_needs_no_distillation_of_the_teacher():
     assert parse("SEED=0", flags=[TEACHER, "-eval", "-pretrained=a.pth"]).eval.enabled
 
 
+@pytest.mark.parametrize("optimizer, betas", [("AdamW", (0.9, 0.95)), ("adamwdl", (0.9, 0.95)), ("lion", None)])
+def test_another_optimizer_than_the_one_of_a_family_has_its_own_betas(optimizer, betas):
+    """For users of MAE's recipe with lion (0.9, 0.99) or adan, whose betas are three. None: the optimizer's own."""
+    config = config_for("-opts", "MODEL.TYPE=MAE", f"TRAIN.OPTIMIZER.NAME={optimizer}", "TRAIN.LAYER_DECAY=0.75")
+    assert config.train.optimizer.betas == betas
+
+
 @pytest.mark.parametrize("family", FIXED_KEYS)
 def test_a_key_with_one_value_is_accepted_with_it_and_stored_nowhere(family):
     options = [f"MODEL.TYPE={family}", "DATA.IMAGE_SIZE=256"]

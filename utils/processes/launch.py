@@ -102,13 +102,13 @@ def _refuse_several(env: Mapping[str, str], counts: Iterable[str], problem: str)
 
 
 def _counts_around_torchrun(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The variables by which another program counts tasks or nodes, if all ranks of torchrun are on one host.
+    """The variables by which another program counts tasks or nodes, if all ranks of torchrun or deepspeed are on one host.
 
     Empty if torchrun may start with fewer nodes (--nnodes=MIN:MAX): by the variable that it then needs, or the option.
     """
     is_elastic = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1" or ":" in env.get(_TORCHRUN_NODES, "")
-    is_by_torchrun = "TORCHELASTIC_RUN_ID" in env
-    if is_elastic or not is_by_torchrun or _local_world_size(env) != env["WORLD_SIZE"]:
+    is_by_launcher = "TORCHELASTIC_RUN_ID" in env or "CROSS_SIZE" in env  # deepspeed's number of hosts
+    if is_elastic or not is_by_launcher or _local_world_size(env) != env["WORLD_SIZE"]:
         return ()
     return _OUTER_COUNTS
 

@@ -90,6 +90,7 @@ WITH_FLAGS = """
 -opts TRAIN.BASE_LR=1e-4 | finetune VIT 20 | folder_small resnet10t 60
 -minutes=2 | finetune VIT 10 | folder_small resnet10t 18
 -model=resnet18 | probe resnet18 1 | folder_small resnet18 60
+-opts MODEL.TYPE=timm MODEL.NAME=resnet18 | probe resnet18 1 | folder_small resnet18 60  # the form of docs/options.md
 -model=vit_small_patch14_dinov2 | probe vit_small_patch14_dinov2 1 | folder_small vit_small_patch14_dinov2 60
 -model=crossvit_9_240 | finetune crossvit_9_240 20 | folder_small crossvit_9_240 60
 -model=resnet18.no_tag | folder_small resnet18.no_tag 60 |
@@ -140,7 +141,6 @@ OTHER_COMMANDS = """
 -predict -pretrained=a.pth
 -embed -pretrained=a.pth
 -opts MODEL.DEPTH=3
--opts MODEL.TYPE=timm MODEL.NAME=resnet18
 -data_path=/nowhere
 -data_path=configs
 -dataset=tar
