@@ -48,7 +48,7 @@ _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of
 _FRAMED_IMAGES = 256  # of a split: whose frames are counted
 _MAX_SECONDS = 30.0  # of the check of image files
 _NUM_THREADS = 16  # they wait for the disk
-_MAX_COMPARED = 2000  # files of equal size and end that are read as a whole
+_MAX_COMPARE_SECONDS = 10.0  # of reading files of equal size and end as a whole
 _decoding = threading.Semaphore(4)  # a large image takes 200 MB
 _CHUNK = 256  # images between two looks at the clock
 
@@ -334,27 +334,42 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     """
     _, groups, sizes = np.unique(fingerprints, return_inverse=True, return_counts=True)
     alike = np.flatnonzero((sizes[groups] > 1) & (fingerprints > 0))
-    alike = alike[np.argsort(groups[alike], kind="stable")][:_MAX_COMPARED]
+    alike = alike[np.argsort(groups[alike], kind="stable")]
     starts = np.cumsum([0, *map(len, splits)])
-    equal = defaultdict[bytes, list[tuple[str, bytes, int]]](list)
-    for place in alike.tolist():
+    deadline = time.monotonic() + _MAX_COMPARE_SECONDS
+
+    def read(place: int) -> tuple[bytes, str, bytes, int] | None:
+        """The digest, the path, the labels and the split of a file; None if it cannot be read in time."""
+        if time.monotonic() > deadline:
+            return None
         split = int(np.searchsorted(starts, place, side="right")) - 1
         samples = splits[split]
         index = place - int(starts[split])
         path = samples.name(index)
         with suppress(OSError), open_regular_file(path) as file:
-            digest = hashlib.file_digest(file, "sha256").digest()
-            equal[digest].append((path, samples.targets[index].tobytes(), split))
+            return hashlib.file_digest(file, "sha256").digest(), path, samples.targets[index].tobytes(), split
+        return None
+
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        compared = [*filter(None, pool.map(read, alike.tolist()))]
+    equal = defaultdict[bytes, list[tuple[bytes, str, bytes, int]]](list)
+    for one in compared:
+        equal[one[0]].append(one)
     notes = []
+    if len(compared) < len(alike):
+        text = (
+            f"{len(compared)} of {len(alike)} files of equal size and end were compared in {_MAX_COMPARE_SECONDS:g} s"
+        )
+        notes.append(Note("warning", f"{text}: others may be in two splits, too"))
     for fact, effect, problem in (
-        (1, "some labels are wrong", "have different labels; remove all but one"),
-        (2, "the figures are too high", "are in two splits; remove one of each"),
+        (2, "some labels are wrong", "have different labels; remove all but one"),
+        (3, "the figures are too high", "are in two splits; remove one of each"),
     ):
         found = [files for files in equal.values() if len({one[fact] for one in files}) > 1]
         if found:
             first, *others = found[0]
             other = next(one for one in others if one[fact] != first[fact])
-            pair = f"{shorten(first[0])} and {shorten(other[0])}"
+            pair = f"{shorten(first[1])} and {shorten(other[1])}"
             text = f"{effect}: {sum(map(len, found))} files with equal bytes {problem}: {pair}"
             notes.append(Note("warning", text))
     return notes

@@ -168,8 +168,10 @@ def _commit() -> str:
     """The commit of the program's clone, with '-dirty' if a tracked file differs; '' if git does not tell in time."""
     clone = [f"--git-dir={_PROJECT / '.git'}", f"--work-tree={_PROJECT}"]
     command = ["git", *clone, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    # A hook's GIT_INDEX_FILE is of another commit; GIT_CONFIG_ may have safe.directory.
+    own = {name: value for name, value in os.environ.items() if name[:4] != "GIT_" or name[:11] == "GIT_CONFIG_"}
     try:
-        described = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS, check=True, text=True)
+        described = subprocess.run(command, env=own, capture_output=True, timeout=_GIT_SECONDS, check=True, text=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return described.stdout.strip()

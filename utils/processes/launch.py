@@ -102,7 +102,7 @@ def _refuse_several(env: Mapping[str, str], counts: Iterable[str], problem: str)
 
 
 def _counts_around_torchrun(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The variables by which another program counts tasks or nodes, if all ranks of torchrun or deepspeed are on one host.
+    """The variables by which others count tasks or nodes, if all ranks of torchrun or deepspeed are on one host.
 
     Empty if torchrun may start with fewer nodes (--nnodes=MIN:MAX): by the variable that it then needs, or the option.
     """

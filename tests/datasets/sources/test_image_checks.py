@@ -1,5 +1,6 @@
 """Unusable images are found before the first step, and usable ones are never refused."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from conftest import cells_of, told
 from PIL import Image, features
 from source_helpers import options, write_classes
 
+from datasets.sources import checks
 from datasets.sources.checks import check_files, check_images, decode_images
 from datasets.sources.folders.split_folders import ImageFolders
 from tests.datasets import photo
@@ -129,6 +131,23 @@ def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
     check_images(splits, options(tmp_path, on_bad_image="skip"), cpu)
     for samples in splits:  # on the page of the run, too
         assert told(samples.notes, "15 ", "warning")
+
+
+def test_copies_in_two_splits_are_counted_or_the_rest_is_said(tmp_path, cpu, monkeypatch):
+    """For people whose validation images are copies of training images, among many files of one size, such as BMP."""
+    for name in ("train/a", "train/b", "val/a", "val/b"):
+        (tmp_path / name).mkdir(parents=True)
+    for number in range(1100):
+        name = f"{'ab'[number % 2]}/{number}.bmp"
+        (tmp_path / "train" / name).write_bytes(number.to_bytes(2, "little"))
+        os.link(tmp_path / "train" / name, tmp_path / "val" / name)
+    splits = [ImageFolders(options(tmp_path)).read(split) for split in ("train", "val")]
+    of_end = np.concatenate([np.ones(len(samples), np.uint64) for samples in splits])
+    (note,) = checks._notes_on_equal_files(splits, of_end)
+    assert "2200 files" in note.text
+    monkeypatch.setattr(checks, "_MAX_COMPARE_SECONDS", -1.0)
+    (note,) = checks._notes_on_equal_files(splits, of_end)
+    assert "0 of 2200" in note.text
 
 
 def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp_path, cpu):

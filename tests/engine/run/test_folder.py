@@ -209,7 +209,9 @@ def test_the_commit_is_the_one_of_the_clone(tmp_path, cpu, monkeypatch):
     monkeypatch.setattr(folder_module, "_PROJECT", clone)
     (clone / "untracked").touch()
     commit = git(clone, "rev-parse", "HEAD").strip()
-    assert record(tmp_path, cpu).parts["commit"] == commit
+    with monkeypatch.context() as hook:  # a training that a hook starts, such as post-commit
+        hook.setenv("GIT_INDEX_FILE", str(tmp_path / "another"))
+        assert record(tmp_path, cpu).parts["commit"] == commit
     (clone / "tracked").write_text("2")
     assert record(tmp_path, cpu).parts["commit"] == f"{commit}-dirty"
 
