@@ -11,14 +11,12 @@ used. All flags of main_single_gpu.py may follow, such as -data_path.
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
 from configs.yaml_io import write_yaml
-from datasets.loading.loader import build_eval_loader
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.run_folder import checkpoints_by_progress
 from engine.checkpoint.weights_record import exported_entry, read_record
@@ -66,19 +64,16 @@ def main(argv: list[str]) -> int:
         mean = add_to_mean(mean, state, count) if count else {name: tensor.clone() for name, tensor in state.items()}
         print_escaped(f"read: {path}")
     built.fp32.load_state_dict(mean)
-    point = built.evaluator.point
-    goal = point and point.model_copy(update={"is_chosen": False})
-    evaluator = replace(built.evaluator, thresholds=None, point=goal)  # the average has its own
-    batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
-    found = evaluator.evaluate(evaluator.precision.compute_copy(built.fp32), batches)[0]
-    trained = replace(trained, decision=found.decision)
+    trained = trained.measure(built, samples)
     output = flags.output or paths[0].with_name("average.pth")
     if any(name.endswith(".running_mean") for name in mean):
         print("Note: the running statistics of the batch norms are averaged, not measured again")
     weights = {name: tensor.to(state[name].dtype).cpu() for name, tensor in mean.items()}
-    about = {"options": write_yaml(trained.options)} | trained.description | exported_entry(trained.split)
+    options = trained.options | {"EVAL": {"TTA": config.eval.tta}}  # of its figure and its thresholds
+    about = {"options": write_yaml(options)} | trained.description | exported_entry(trained.split)
     atomic_save(output, {"model": weights} | about)  # a checkpoint without optimizer
-    text = f"Saved: {output}, the mean of {len(paths)} weights, {metric.title} {metric.text(found.score)}"
+    score = metric.text(metric.compute(trained.measured))
+    text = f"Saved: {output}, the mean of {len(paths)} weights, {metric.title} {score}"
     print_escaped(f"{text}; use it with -pretrained={shlex.quote(str(output))}")
     return 0
 

@@ -52,10 +52,14 @@ def probability_of(logit: float) -> float:
 
 
 class Decision(NamedTuple):
-    """What a model predicts. thresholds: with several labels per image, the logits of `SampleResults.thresholds`."""
+    """What a model predicts. thresholds: with several labels per image, the logits of `SampleResults.thresholds`.
+
+    tta: the EVAL.TTA with which images decided.
+    """
 
     thresholds: tuple[float, ...] | None = None
     point: OperatingPoint | None = None
+    tta: str = "none"
 
 
 UNDECIDED = Decision()

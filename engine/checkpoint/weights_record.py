@@ -443,7 +443,7 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
         num_classes=_count(model.get("NUM_CLASSES")),
         split=read_split(content, data),
         plugins=tuple(map(str, options.get("PLUGINS") or ())),
-        decision=read_decision(content),
+        decision=read_decision(content)._replace(tta=entries_of(options.get("EVAL")).get("TTA", "none")),
     )
 
 

@@ -133,6 +133,11 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     built = build_eval_model(plan.config, context, plan.purpose, plan.record.image_size, plan.record)
     for note in (*built.notes, *plan.notes):
         logger.note(note)
+    decision = plan.record.decision
+    tta = plan.config.eval.tta
+    if (decision.point or decision.thresholds) and decision.tta != tta:
+        chosen = f"the weights' thresholds were chosen with EVAL.TTA={decision.tta}"
+        logger.warn(f"{chosen}, and are used with EVAL.TTA={tta}: they may miss their goal")
     evaluator = built.evaluator
     logger.note(Devices(context.world_size, str(context.device), evaluator.precision.describe()))
     for text in evaluator.precision.misfits():

@@ -17,12 +17,13 @@ from torch import nn
 from configs.command_line import Command
 from configs.schema import Amp, Config, Data
 from configs.schema.model import Tune
+from configs.schema.operating_point import UNDECIDED
 from datasets.batch import is_padding
 from datasets.loading.loader import BatchReader
 from datasets.sources.samples import Samples
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
-from engine.evaluation.session import build_eval_model
+from engine.evaluation.session import EvalModel, build_eval_model
 from engine.run.cost import count_parameters
 from scripts.exporting import files
 from scripts.exporting.formats import FORMATS, check_target
@@ -159,9 +160,9 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
             f"-format {kind}: the weights were published for RESIZE {data.resize} with CROP_PCT {data.crop_pct:g}"
             ", and an export shows whole images; set DATA.CROP_PCT=1"
         )
-    # In fp32, and without the parts that only training needs.
+    # In fp32, without test-time augmentation and the parts that only training needs.
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, tune=Tune())
-    config = config.model_copy(update={"amp": Amp()})
+    config = config.model_copy(update={"amp": Amp(), "eval": config.eval.model_copy(update={"tta": "none"})})
     trained = replace(trained, config=config)
     built = build_eval_model(config, context, weights_size=trained.weights_size)
     for note in (*built.notes, *trained.notes):
@@ -172,9 +173,21 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
         reference = read_reference(flags.check, model, config)
     elif samples is not None:
         reference = make_reference(model, samples, config.data)
+    if trained.others:
+        trained = _with_own_figures(trained, built, samples)
     print_escaped(export(model, trained, reference, kind, target))
     print_escaped(f"Exported: {target} ({FORMATS[kind].title}; {count_parameters(model)[0]:,} parameters)")
     return 0
+
+
+def _with_own_figures(trained: TrainedModel, built: EvalModel, samples: Samples | None) -> TrainedModel:
+    """The model with its own thresholds and figures, none without images: the run has evaluated another one."""
+    reason = f"figures and thresholds of the run are not of this export ({', '.join(trained.others)})"
+    if samples is None:
+        print_escaped(f"Left out: {reason}; without -no_check and -check, validation images choose and measure them")
+        return replace(trained, decision=UNDECIDED)
+    print_escaped(f"Measured on {len(samples)} validation images: {reason}")
+    return trained.measure(built, samples)
 
 
 def _open(command: Command, context: ProcessContext, flags: argparse.Namespace) -> tuple[TrainedModel, Samples | None]:

@@ -1,6 +1,6 @@
 """Trained weights with their model and their validation images, for the scripts that export and average."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,16 @@ from configs.command_line import Command, to_yaml
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
 from configs.weights import PLACE, SPLIT, WeightsRecord, keys_of, options_to_export
-from configs.yaml_io import parse_value
+from configs.yaml_io import format_value, parse_value
+from datasets.loading.loader import build_eval_loader
 from datasets.sources.class_names import BYTES, NATURAL, merged_outputs, read_class_list, rename_classes
 from datasets.sources.samples import Samples
 from datasets.sources.sets.imagenet_sets import wordnet_ids
 from datasets.sources.split import RunSplit
 from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.weights_record import decision_to_entries, describe_data, to_metadata, weights_record
+from engine.evaluation.results import SampleResults
+from engine.evaluation.session import EvalModel
 from engine.plan.evaluation import imagenet_subset, options_of_weights, plan_evaluation
 from engine.run.facts import Fact
 from engine.run.log import RunLogger
@@ -37,7 +40,9 @@ class TrainedModel:
 
     class_names: from the training, DATA.CLASSES, or ImageNet's WordNet ids; else from the validation samples, or None.
     notes: lines for the user. split: of the data of the training, None if the data is other data.
-    names_data_path: whether `options` names the folders of the data. weights_size: see `build_model`.
+    names_data_path: whether `options` names the folders of the data. weights_size: see `build_model`. others: options,
+    as KEY=value, because of which its logits are not those that its run has evaluated. measured: the results of the
+    samples, if they have been evaluated again.
     """
 
     config: Config
@@ -47,6 +52,8 @@ class TrainedModel:
     names_data_path: bool = True
     decision: Decision = UNDECIDED
     weights_size: tuple[int, int] | None = None
+    others: Sequence[str] = ()
+    measured: SampleResults | None = None
 
     @property
     def weights(self) -> Path:
@@ -72,6 +79,16 @@ class TrainedModel:
         data = self.config.data
         return build_model(options, data, torch.device("cpu"), EVALUATE, data.input_size)[0].eval()
 
+    def measure(self, built: EvalModel, samples: Samples) -> "TrainedModel":
+        """Evaluates the samples; they choose the thresholds, and that of the operating point. It changes no weights."""
+        point = self.decision.point
+        goal = point and point.model_copy(update={"is_chosen": False})
+        evaluator = replace(built.evaluator, thresholds=None, point=goal)
+        model = evaluator.precision.compute_copy(built.fp32)
+        batches = build_eval_loader(self.config.data, samples, evaluator.context, self.config.timeout_seconds)
+        metrics, results = evaluator.evaluate(model, batches)
+        return replace(self, decision=metrics.decision, measured=results)
+
     def metadata(self) -> dict[str, str]:
         """Class names, preprocessing, and the options of model and data, as JSON texts."""
         return to_metadata(self.description, self.options)
@@ -89,7 +106,7 @@ def without_images(command: Command) -> TrainedModel:
     if not {*PLACE, *SPLIT} & keys_of("DATA", command.given):
         changes = {key.lower(): value for key, value in record.data.items() if key in (*PLACE, *SPLIT)}
         config = config.with_data(**changes)
-    return _trained_model(config, record, notes)
+    return _trained_model(config, record, notes, command)
 
 
 def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedModel, Samples]:
@@ -104,7 +121,7 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
             "-dataset=NAME their kind; export.py -no_check needs no images)",
         ) from None
     samples, config = plan.samples, plan.config
-    trained = _trained_model(config, weights_record(config.model, source=command.source), plan.notes)
+    trained = _trained_model(config, weights_record(config.model, source=command.source), plan.notes, command)
     if not trained.class_names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
         trained = replace(trained, class_names=samples.class_names)
     return trained, samples
@@ -121,7 +138,23 @@ def _class_names(config: Config, record: WeightsRecord) -> list[str] | None:
     return None
 
 
-def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fact]) -> TrainedModel:
+def _other_options(config: Config, record: WeightsRecord, given: Collection[str]) -> list[str]:
+    """`TrainedModel.others` of a run of this program. given: the dotted keys that the user wrote."""
+    if not record.is_own:
+        return []
+    now = config.data.model_dump(mode="json", by_alias=True)
+    others = []
+    for key, value in record.preprocessing.items():
+        if key in keys_of("DATA", given) and now[key] != value:
+            others.append(f"DATA.{key}={format_value(now[key])}")
+    if config.model.weights_entry:
+        others.append(f"MODEL.WEIGHTS_ENTRY={config.model.weights_entry}")
+    if record.decision.tta != "none":
+        others.append(f"EVAL.TTA={record.decision.tta}")
+    return others
+
+
+def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fact], command: Command) -> TrainedModel:
     names = _class_names(config, record)
     decision = record.decision
     renames = config.data.rename
@@ -133,4 +166,5 @@ def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fac
             new = renames.get(decision.point.name, decision.point.name)
             decision = decision._replace(point=decision.point.model_copy(update={"name": new}))
     split = record.split if record.is_of(config.data) else None
-    return TrainedModel(config, names, notes, split, weights_size=record.image_size, decision=decision)
+    others = _other_options(config, record, command.given)
+    return TrainedModel(config, names, notes, split, weights_size=record.image_size, decision=decision, others=others)

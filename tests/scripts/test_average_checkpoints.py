@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import only_run, read_result, refused, run_here
+from conftest import evaluate, only_run, read_result, refused, run_here
 
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.weights_record import read_record
 from scripts import average_checkpoints
 from scripts.average_checkpoints import add_to_mean
+from utils.files import read_json
 
 
 @pytest.fixture
@@ -66,3 +67,18 @@ def test_runs_of_other_folds_are_refused(averaged_run, tmp_path):
     with refused(rf"^{third}: was trained with other held-out images than {first}[^\n]*$"):
         average_checkpoints.main([first, third])
     average_checkpoints.main([first, second])
+
+
+def test_an_average_says_how_its_point_was_chosen(digits_run, tmp_path, capsys):
+    """Its figure is of means over mirror images, as those of its run; the file says so."""
+    goal = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
+    run = digits_run(goal, "TRAIN.BASE_LR=1e-2", "EVAL.TTA=flip")
+    average_checkpoints.main([str(run)])
+    top1 = capsys.readouterr().out.rpartition("top-1 ")[2].partition(";")[0]
+    decision = read_record(str(run / "average.pth")).decision
+    assert decision.tta == "flip"
+    folder = evaluate(tmp_path / "eval", f"-pretrained={run / 'average.pth'}")
+    summary = read_json(folder / "evaluation/summary.json")
+    assert f"{summary['top1']:.2f}%" == top1
+    assert summary["operating_point"]["specificity"] >= 90
+    assert summary["operating_point"]["threshold"] == decision.point.threshold

@@ -5,16 +5,32 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
-from conftest import TINY_VIT, config_for, model_for, read_result
+from conftest import (
+    CPU,
+    TINY_VIT,
+    config_for,
+    eval_loader_for,
+    log_of,
+    model_for,
+    only_run,
+    read_result,
+    run_here,
+)
 from huggingface_hub import ModelCard
+from sklearn.metrics import roc_curve
 from timm import create_model
 
+from configs.command_line import parse_command_line
+from datasets.transforms.device import Normalize
+from engine.checkpoint.weights_record import read_record
+from engine.evaluation.ranking import log_odds
 from models.weights.choose import EVALUATE
 from scripts import export
 from scripts.exporting.run import export as write_export
-from scripts.weights.trained_model import TrainedModel
+from scripts.weights.trained_model import TrainedModel, open_trained
 from utils.files import read_json
 from utils.system import is_installed
 
@@ -107,3 +123,52 @@ def test_weights_that_the_run_has_not_evaluated_have_no_figures(digits_run, opti
     export.main([str(folder / file), "-format", "hf", "-no_check"])
     (card,) = folder.glob("*-hf/README.md")
     assert "**Validation:**" not in card.read_text()
+
+
+GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
+
+
+def figures_of(logits: torch.Tensor, labels: np.ndarray) -> tuple[float, float]:
+    """Top-1, and the highest sensitivity of class 3 at a specificity of 0.9."""
+    scores = log_odds(logits).numpy()[:, 3]
+    false, true, _ = roc_curve(labels == 3, scores, drop_intermediate=False)
+    return 100 * (logits.argmax(1).numpy() == labels).mean(), 100 * true[false <= 0.1 + 1e-9].max()
+
+
+def test_an_export_has_the_figures_of_the_model_that_it_is(trained_digits, tmp_path, capsys):
+    """Not of the means over mirror images: card, description and point, measured again or left out."""
+    run = trained_digits(GOAL, "TRAIN.BASE_LR=1e-2", "EVAL.TTA=flip")
+    export.main([str(run), "-format=hf", f"-output={tmp_path / 'hf'}"])
+    assert "360 validation images: figures and thresholds of the run are not of this export" in capsys.readouterr().out
+    trained, samples = open_trained(parse_command_line(["-eval", f"-pretrained={run / 'best.pth'}"]), CPU)
+    images = torch.cat([batch.images for batch in eval_loader_for(trained.config, samples, CPU)])[: len(samples)]
+    model = create_model(f"local-dir:{tmp_path / 'hf'}", pretrained=True).eval()
+    with torch.no_grad():
+        logits = model(Normalize(trained.config.data)(images))
+    top1, sensitivity = figures_of(logits, samples.targets)
+    card = (tmp_path / "hf/README.md").read_text()
+    assert f"**Validation:** top-1 {top1:.2f}%, 95% interval" in card
+    assert f"{top1:.2f}" != f"{read_result(run)['top1']:.2f}"
+    point = read_record(str(tmp_path / "hf/model.safetensors")).decision.point
+    chosen = log_odds(logits).numpy()[:, 3] >= point.threshold
+    assert 100 * chosen[samples.targets == 3].mean() == pytest.approx(sensitivity)
+    assert point.threshold != read_record(str(run / "best.pth")).decision.point.threshold
+    export.main([str(run), "-format=hf", f"-output={tmp_path / 'hf'}", "-no_check"])
+    assert read_record(str(tmp_path / "hf/model.safetensors")).decision.point is None
+    assert "**Figures:** none" in (tmp_path / "hf/README.md").read_text()
+    for tta, warns in (("none", True), ("flip", False)):
+        run_here("-eval", f"-resume={run}", f"-output={tmp_path / tta}", "-opts", f"EVAL.TTA={tta}")
+        assert ("were chosen with EVAL.TTA=flip" in log_of(only_run(tmp_path / tta, "eval"))) == warns
+
+
+OTHERS = ["MODEL.WEIGHTS_ENTRY=model", "DATA.IMAGENET_MEAN=[0.1]", "DATA.IMAGENET_MEAN=[0.5]"]
+
+
+@pytest.mark.parametrize("option", OTHERS)
+def test_other_weights_and_pixels_than_those_of_the_run_have_other_figures(trained_digits, option, tmp_path):
+    run = trained_digits(*AVERAGED)
+    export.main([str(run), "-format=hf", f"-output={tmp_path / 'hf'}", "-opts", option])
+    run_here("-eval", f"-pretrained={run / 'best.pth'}", f"-output={tmp_path / 'eval'}", "-opts", option)
+    card = (tmp_path / "hf/README.md").read_text()
+    assert f"**Validation:** top-1 {read_result(only_run(tmp_path / 'eval', 'eval'))['top1']:.2f}%" in card
+    assert (option in card) == (option != OTHERS[-1])  # which the run has

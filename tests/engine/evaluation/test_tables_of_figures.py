@@ -1,0 +1,77 @@
+"""All tables of runs, evaluations, predictions and comparisons: pandas reads each column of figures as numbers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import TINY_VIT, evaluate, run_here, train
+from test_evaluation_files import files_for
+from test_operating_point import drawn, point_of
+
+from scripts import report
+from tests.datasets.sources.source_helpers import write_image
+
+pytestmark = pytest.mark.usefixtures("few_penalties")
+# The columns of texts, by file; all others are of figures
+TEXTS = {
+    "confusion.csv": {r"true \ predicted"},
+    "confused_pairs.csv": {"true", "predicted"},
+    "mistakes.csv": {"path", "true", "predicted"},
+    "per_image.csv": {"path", "class", "predicted_class"},
+    "predictions.csv": {"path", "class_1", "class_2", "decision", "label", "target", "error"},
+    "suspects.csv": {"correction", "split", "path", "label", "predicted"},
+    "groups.csv": {"group", "decision", "metric"},
+    "runs.csv": {"name", "status", "options", "split", "best_metric", "images_digest"},
+    "metrics.csv": set(),
+    "coverage.csv": set(),
+}
+
+
+@pytest.fixture
+def tables(tmp_path, capsys) -> list[Path]:
+    """Of two folds of a probe with groups and an operating point."""
+    rng = np.random.default_rng(0)
+    for number in range(96):
+        name = ("ill", "well")[number // 4 % 2]
+        pixels = rng.normal(110 + 20 * (name == "ill"), 60, (8, 8, 3)).clip(0, 255)
+        write_image(tmp_path / f"data/{name}/P{number // 4:02d}_{number}.png", pixels.astype(np.uint8))
+    keys = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "MODEL.TUNE=probe", "EVAL.SUSPECTS=true", r"DATA.GROUPS=(P\d+)_"]
+    keys += ["EVAL.OPERATING_POINT={class: ill, sensitivity: 0.8}", "DATA.FOLDS=2"]
+    flags = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", "-num_workers=0"]
+    output = tmp_path / "out"
+    folds = [
+        train([*flags, f"-output={output}", f"-name=fold{fold}", "-opts", *keys, f"DATA.FOLD={fold}"])
+        for fold in range(2)
+    ]
+    evaluate(tmp_path / "eval", f"-resume={folds[0]}")
+    for name, more in (("ranked", ["-threshold=0.6"]), ("wide", ["-format=wide"])):
+        run_here("-predict", f"-resume={folds[0]}", f"-output={tmp_path / name}", *more)
+    capsys.readouterr()
+    report.main([*map(str, folds), "-csv"])
+    (tmp_path / "runs.csv").write_text(capsys.readouterr().out)
+    return [*tmp_path.rglob("*.csv")]
+
+
+@pytest.mark.slow
+def test_each_column_of_figures_of_a_run_is_read_as_numbers(tables):
+    assert {*TEXTS, "per_class.csv", "calibration.csv", "curves.csv"} == {file.name for file in tables}
+    assert_numbers(tables)
+
+
+@pytest.mark.parametrize(("classes", "multi_label"), [(2, False), (3, False), (3, True)])
+def test_each_column_of_figures_of_an_evaluation_is_read_as_numbers(classes, multi_label, tmp_path, cpu):
+    results = drawn(0, classes, multi_label)
+    results = replace(results, groups=np.arange(120).astype(str), point=point_of(specificity=0.5))
+    files = files_for(tmp_path, ["well", "ill", "-1"][:classes], [f"{one}.png" for one in range(120)], cpu)
+    files.write(results.metrics(), results, None)
+    assert_numbers([*tmp_path.rglob("*.csv")])
+
+
+def assert_numbers(tables: list[Path]) -> None:
+    pandas = pytest.importorskip("pandas")
+    for file in tables:
+        read = pandas.read_csv(file)
+        texts = {name for name in read if not pandas.api.types.is_numeric_dtype(read[name])}
+        assert len(read)
+        assert texts <= TEXTS.get(file.name, {"class"}), file
