@@ -4,6 +4,7 @@ Only training is compiled. Evaluation, the search for non-finite modules and DDP
 they use other batch sizes and modes, and each would need a compilation of its own.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,6 +29,7 @@ from utils.torch_compat import (
     BatchNorm,
     allow_recompilations,
     can_have_compiled,
+    compile_cache_folders,
     is_compiled,
     on_next_compiled_call,
     process_group_timeout,
@@ -452,8 +454,14 @@ def run_eagerly() -> AbstractContextManager[None]:
 def check_compiler(device: torch.device) -> None:
     """Compiles a small function, so that a missing compiler or a damaged cache is found before training starts.
 
-    Raises UserError: it cannot be compiled.
+    Raises UserError: it cannot be compiled, or the cache belongs to another user.
     """
+    for folder in compile_cache_folders():
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if {os.stat(folder).st_uid, os.lstat(folder).st_uid} != {os.geteuid()}:  # a link's owner can replace it
+            problem = f"TRAIN.COMPILE: the cache {folder} belongs to another user, and torch runs code from it"
+            fix = "set TORCHINDUCTOR_CACHE_DIR, and TRITON_CACHE_DIR if it is set, to folders of your own"
+            raise UserError(f"{problem}; {fix}")
     try:
         with inherited_import_path():  # torch asks Python processes which vector instructions work
             torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))

@@ -5,6 +5,7 @@
 
 import importlib
 import logging
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -236,6 +237,14 @@ def select_compiled_kernels_by_time(enabled: bool) -> None:
 
     if hasattr(config, "deterministic"):  # not in all builds of torch 2.10
         config.deterministic = not enabled
+
+
+def compile_cache_folders() -> list[str]:
+    """The folders from which torch.compile runs code; they may not exist yet."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
+    return [folder, os.environ.get("TRITON_CACHE_DIR") or folder]
 
 
 def shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:

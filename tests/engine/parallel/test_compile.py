@@ -1,5 +1,8 @@
 """Compiled training: gradients close to eager mode, exact resume, and no compilation for evaluations."""
 
+import os
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -150,6 +153,31 @@ def test_compiled_training_on_a_gpu_equals_eager_training(digits_argv, gpu, mode
     eager, compiled = (parameters_to_vector(states(folder)["model"].values()) for folder in folders)
     initial = parameters_to_vector(states(train([*argv, "TRAIN.MAX_STEPS=1"], gpu))["model"].values())
     assert (compiled - eager).norm() < 0.05 * (eager - initial).norm()
+
+
+@pytest.mark.parametrize("variable", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", None])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch, variable, is_link):
+    """For users of shared hosts: anyone may make /tmp/torchinductor_USER first, and torch runs the code in it."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
+    (folder,) = tmp_path.glob("torchinductor_*")  # a new one is the user's alone
+    assert folder.stat().st_mode & 0o777 == 0o700
+    if variable:
+        monkeypatch.setenv(variable, str(folder := tmp_path / "named"))
+        compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
+    name = "lstat" if is_link else "stat"  # of a link, the target or the link is theirs
+    status = getattr(os, name)
+
+    def of_other(path, **options):
+        theirs = os.stat_result((*status(path)[:4], os.geteuid() + 1, *status(path)[5:]))
+        return theirs if Path(path) == folder else status(path, **options)
+
+    monkeypatch.setattr(os, name, of_other)
+    with refused(f"{folder} belongs to another user"):
+        compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
 
 
 def test_a_compiler_that_fails_is_named_before_training(cpu, monkeypatch):
