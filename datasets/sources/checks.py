@@ -96,7 +96,7 @@ def _find_short_batch(number: int, data: Data, ranks: int) -> list[str]:
 def notes_on(train: Samples, val: Samples, test: Samples | None = None, is_weighted: bool = False) -> list[Note]:
     """Facts that may be intended: the notes of the splits, classes with few images or of unequal size, few gray levels.
 
-    A class without validation images is not evaluated. is_weighted: whether rare classes count more already.
+    A class without validation or test images is not evaluated. is_weighted: whether rare classes count more already.
     """
     splits = [train, val, *filter(None, [test])]
     notes = list(dict.fromkeys(note for samples in splits for note in samples.notes))  # of one list: equal
@@ -105,7 +105,9 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None, is_weigh
     order = [label for label in np.argsort(counts, kind="stable").tolist() if counts[label]]
     notes += _notes_on_training(train, names, counts)
     if len(order) > 1:
-        notes += _notes_on_validation(val, names, order)
+        notes += _notes_on_evaluated(val, "validation", _FEW_VAL_IMAGES, names, order)
+        if test:
+            notes += _notes_on_evaluated(test, "test", 1, names, order)
         largest = order[-1]
         smallest = order[0]
         if counts[largest] >= _IMBALANCE * counts[smallest]:
@@ -132,16 +134,19 @@ def _notes_on_training(train: Samples, names: Sequence[str], counts: np.ndarray)
     return notes
 
 
-def _notes_on_validation(samples: Samples, names: Sequence[str], order: Sequence[int]) -> list[Note]:
-    """A warning of classes of the training with few images."""
+def _notes_on_evaluated(
+    samples: Samples, split: str, least: int, names: Sequence[str], order: Sequence[int]
+) -> list[Note]:
+    """A warning of classes of the training with fewer than `least` images."""
     counts = samples.class_counts(len(names))
-    few = [label for label in order if counts[label] < _FEW_VAL_IMAGES]
+    few = [label for label in order if counts[label] < least]
     if not few:
         return []
     lowest = min(few, key=lambda label: counts[label])
-    text = f"{len(few)} of {len(order)} classes have fewer than {_FEW_VAL_IMAGES} validation images"
+    text = f"{len(few)} of {len(order)} classes have fewer than {least} {split} images"
     example = f"{shorten(names[lowest])}: {counts[lowest]}"
-    return [Note("warning", f"{text} ({example}); add images or set DATA.VAL_FRACTION")]
+    fix = "add images" if split == "test" else "add images or set DATA.VAL_FRACTION"
+    return [Note("warning", f"{text} ({example}); {fix}")]
 
 
 def _notes_on_frames(splits: Sequence[ImageFiles], place: str) -> list[Note]:

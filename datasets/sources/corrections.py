@@ -36,10 +36,29 @@ def decided_rows(file: str | None, encoding: str | None) -> dict[int, Cells]:
 
 
 def places_of(cells: Cells, data_path: str) -> list[str]:
-    """The files that a row may name: its path is absolute, or relative to the current folder or the data's."""
+    """The files that a row may name: its path is absolute, or relative to the current folder or the data's.
+
+    Of data that were moved or copied, it also names the file at the longest end of the path that there is, unless the
+    old file is still there and of another size.
+    """
     path = unescaped_cell(cells[PATH])
-    of_data = os.path.dirname(data_path) if os.path.isfile(data_path) else data_path
-    return [place_of(path), place_of(os.path.join(of_data, path))]
+    folder = _folder_of(data_path)
+    places = [place_of(path), place_of(os.path.join(folder, path))]
+    old = next(filter(os.path.exists, places), None)
+    ends = [os.path.join(folder, *Path(path).parts[start:]) for start in range(1, len(Path(path).parts))]
+    new = next(filter(os.path.exists, ends), None)
+    if not new or (old and (_is_in(old, folder) or os.path.getsize(old) != os.path.getsize(new))):
+        return places
+    return [*places, place_of(new)]
+
+
+def _folder_of(data_path: str) -> str:
+    return os.path.dirname(data_path) if os.path.isfile(data_path) else data_path
+
+
+def _is_in(place: str, folder: str) -> bool:
+    """Whether a file is in the folder, and exists."""
+    return place.startswith(os.path.join(place_of(folder), "")) and os.path.exists(place)
 
 
 def place_of(path: str) -> str:
@@ -50,37 +69,40 @@ def place_of(path: str) -> str:
 def correct(splits: dict[str, Samples], data: Data) -> None:
     """Replaces the samples of each split: with the right labels, and without the images to drop; notes the numbers.
 
-    The images stay in their splits. A warning counts the rows whose file does not exist. Paths are as of `places_of`.
+    The images stay in their splits. A warning counts the rows that name no image. Paths are as of `places_of`.
     Raises UserError: as `decided_rows`; a class that the data does not have; no row names an image of a training;
     no image of a split is left.
     """
     if not data.corrections:
         return
+    folder = data.image_root or data.data_path
+    rows = [(cells, places_of(cells, folder)) for cells in decided_rows(data.corrections, data.encoding).values()]
     correction_of = dict[str, str]()
-    lost = []
-    for cells in decided_rows(data.corrections, data.encoding).values():
-        places = places_of(cells, data.image_root or data.data_path)
+    for cells, places in rows:
         correction_of |= dict.fromkeys(places, unescaped_cell(cells[CORRECTION]))
-        if not any(map(os.path.exists, places)):
-            lost.append(cells[PATH])
-    num_found = 0
+    used = set[str]()
     for split, samples in splits.items():
         if type(samples) is not ImageFiles:
             raise UserError(f"DATA.CORRECTIONS needs images in files, but the data set is {data.dataset}; remove it")
-        texts = [correction_of.get(place_of(samples.name(index))) for index in range(len(samples))]
-        found = {index: text for index, text in enumerate(texts) if text}
+        names = [place_of(samples.name(index)) for index in range(len(samples))]
+        found = {index: correction_of[name] for index, name in enumerate(names) if name in correction_of}
+        used.update(names[index] for index in found)
         splits[split] = _corrected(samples, found, data, split)
         if not len(splits[split]):
             raise UserError(f"DATA.CORRECTIONS: {data.corrections}: drops all {split} images; keep some of them")
-        num_found += len(found)
-    if correction_of and not num_found:
+    lost = []
+    for cells, places in rows:
+        is_of_data = any(_is_in(place, _folder_of(folder)) for place in places)  # perhaps of another split
+        if used.isdisjoint(places) and not is_of_data:
+            lost.append(cells[PATH])
+    if rows and not used:
         problem = f"no row names an image of {', '.join(splits)}; write paths relative to {data.data_path}"
     elif lost:
-        problem = f"{len(lost)} row(s) name no file, such as {shorten(lost[0])}"
+        problem = f"{len(lost)} of {len(rows)} rows name no image of the data, such as {shorten(lost[0])}"
     else:
         return
     text = f"DATA.CORRECTIONS: {data.corrections}: {problem}"
-    if "train" in splits and not num_found:
+    if "train" in splits and not used:
         raise UserError(text)
     next(iter(splits.values())).notes.append(Note("warning", text))
 

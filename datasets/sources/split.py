@@ -7,6 +7,7 @@ Legend: N images, G groups, such as patients; a unit is a group, or without DATA
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
@@ -25,6 +26,7 @@ from utils.notes import Note
 
 DEFAULT_VAL_FRACTION = 0.1
 _MAX_NAMED = 3  # groups in the log
+_UNEVEN = 1.5  # the largest fold / the mean one
 _NO_LIST = (
     "the figures may be too high: the checkpoint has no list of held-out images, and was trained on images to evaluate "
     "if images were added or removed, or DATA.SPLIT_SEED or DATA.VAL_FRACTION was changed, since then"
@@ -197,9 +199,11 @@ def _cut(
         problem = _problem_of_classes(folds, paths, targets, first)
     if problem:
         return _Cut(np.zeros(len(targets), bool), problem)
-    cut = _Cut(_parts_of_units(rule, targets, unit_of)[unit_of] == fold)
+    fold_of = _parts_of_units(rule, targets, unit_of)[unit_of]
+    cut = _Cut(fold_of == fold)
     if groups:
         cut.notes.append(_describe_split(groups, cut.is_val))
+        cut.notes += _warn_of_large_part(groups, fold_of, folds)
     return cut
 
 
@@ -392,6 +396,19 @@ def most_frequent(classes: np.ndarray, group_of: np.ndarray) -> np.ndarray:
     by_count = pairs[np.lexsort((pairs, -counts, pairs // width))]
     first = np.unique(by_count // width, return_index=True)[1]
     return by_count[first] % width - 1
+
+
+def _warn_of_large_part(groups: PackedStrings, fold_of: np.ndarray, folds: int) -> list[Note]:
+    """A warning of a fold far above the mean, or of most images held out. fold_of: of each image, int64 (N,)."""
+    sizes = np.bincount(fold_of)
+    largest, part, limit = sizes[0], "the held-out part", 0.5
+    if folds:
+        largest, part, limit = sizes.max(), f"the largest of {folds} folds", _UNEVEN / folds
+    if largest <= limit * len(fold_of):
+        return []
+    ((name, count),) = Counter(groups).most_common(1)
+    text = f"{part} has {largest / len(fold_of):.0%} of the images; the group {shorten(name)} has {count}"
+    return [Note("warning", f"{text} of {len(fold_of)}")]
 
 
 def _describe_split(units: PackedStrings, is_val: np.ndarray) -> Note:

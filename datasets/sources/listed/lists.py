@@ -38,6 +38,7 @@ METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face
 _NO_LABEL = "has no label; fill it in or remove the line; with -dataset=csv, DATA.MULTI_LABEL=true reads such images"
 _CUT = "has fewer fields than the header, and the file ends in it: is it cut off? Write the rest, or end the line"
 _NO_NUMBER = "does not end with a class number; write a path, a space and a number from 0"
+_MANY = 10  # images, which are hardly all of class 0
 Part = tuple[Table, str | None]
 
 
@@ -118,7 +119,8 @@ class Tables(Source):
         first = next(iter(rows.target_ids), ())
         if not labels or (table.label_kind == "number" and not first):  # perhaps the number of a path is no label
             return without_labels(table.file, "no row of the split test has a label")
-        if len(labels) == 1 and re.fullmatch(r"(-1|0)(\.0*)?", labels.pop()):
+        unknown = "-1|0" if len(rows.lines) >= _MANY else "-1"
+        if len(labels) == 1 and re.fullmatch(rf"({unknown})(\.0*)?", labels.pop()):
             return without_labels(table.file, "all labels of the split test are 0 or -1, as of images without labels")
         return True, None
 

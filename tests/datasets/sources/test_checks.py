@@ -84,6 +84,9 @@ def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
     assert "'c'" in untrained
     assert "'b': 1" in lost
     assert "2 of 3 classes" in lost
+    (untested,) = warnings([30, 12, 15], [9, 9, 9], [3, 0, 4])  # whose macro F1 covers two classes
+    assert "1 of 3 classes have fewer than 1 test images ('b': 0)" in untested
+    assert warnings([30, 12], [9, 9], [1, 1]) == []
 
 
 def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, cpu):

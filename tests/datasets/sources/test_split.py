@@ -279,6 +279,19 @@ def folds_of_groups(images, folds):
     return found
 
 
+@pytest.mark.parametrize("largest, is_named", [(14, False), (18, True), (120, True)])
+def test_a_fold_far_larger_than_the_mean_is_a_warning_with_its_group(largest, is_named):
+    """For people whose figures are of one hospital: its fold trains on a quarter of the images."""
+    images = of_hospitals([(largest, 0), *[(10, 0)] * 4])
+    notes = part_of(images, "val", folds=5, fold=0)[1]
+    assert any(f"the group 'h0' has {largest} of {largest + 40}" in note for note in notes) == is_named
+    warned = set()
+    for seed in range(20):
+        held_out, notes, _ = part_of(images, "val", split_seed=seed)
+        warned.add((("h0" in groups_of(images, held_out)), any("the held-out part has 75%" in note for note in notes)))
+    assert warned == {(False, False), (True, largest == 120)}
+
+
 def test_no_fold_is_empty_if_there_are_as_many_groups():
     """As many folds as groups hold out one each, as scikit-learn's GroupKFold; stratified where groups suffice."""
     hospitals = of_hospitals([(16, 4), (14, 2), (12, 4), (3, 15), (4, 12)])

@@ -423,10 +423,19 @@ def test_rows_that_are_there_twice_are_counted(table):
         read(file)
 
 
-@pytest.mark.parametrize("labels, has_test", [([-1] * 20, False), ([0.0] * 20, False), ([*[0] * 19, 1], True)])
+@pytest.mark.parametrize(
+    "labels, has_test",
+    [
+        ([-1] * 20, False),
+        ([-1] * 5, False),
+        ([0.0] * 20, False),
+        ([*[0] * 19, 1], True),
+        ([0] * 5, True),
+    ],  # few: labels
+)
 def test_labels_of_a_kaggle_test_are_placeholders_if_all_are_equal(table, tmp_path, labels, has_test):
     table("train.csv", FILES, file=FILES, label=[0, 1] * 15)
-    names = [f"t{name}" for name in FILES[:20]]
+    names = [f"t{name}" for name in FILES[: len(labels)]]
     table("test.csv", names, file=names, label=labels)
     assert len(read(tmp_path, dataset="csv")) == 2 + has_test
 
