@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -14,6 +15,8 @@ from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+from torch.utils.data import get_worker_info
 
 from datasets.shards.index import LOCAL_VERSION, Shard
 from datasets.shards.records import chunks_of
@@ -25,6 +28,7 @@ from utils.threads import DaemonPool
 _T = TypeVar("_T")
 _HEAD_THREADS = 32
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
+_SILENT_SECONDS, _TELL_SECONDS = 3.0, 30.0
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 CHECK = "check DATA.DATA_PATH"
 
@@ -112,6 +116,12 @@ _WHOLE_FILES = Problem(
     "the server sends whole files only", "set DATA.CACHE_GB, which downloads them", error=RangesNotSupported
 )
 _UNREACHABLE = Problem("the server cannot be reached", "check the network and the server, then resume", math.inf)
+# By parts of obstore's texts without an answer, which no URL contains. A name server may be away for a while.
+_CAUSES = {
+    "InvalidCertificate(": Problem("its TLS certificate is not valid", "check the URL, or set SSL_CERT_FILE"),
+    "kind: Redirect,": Problem("the server redirects without end, or from https to http", CHECK),
+    '"dns error"': Problem("the host is not found", f"{CHECK} and the network", math.inf),
+}
 
 
 class RemoteFiles:
@@ -181,7 +191,7 @@ class RemoteFiles:
             return Problem("no credentials are found, or they cannot be used", credentials, _METADATA_SECONDS)
         if status:
             return Problem(f"the server answers with status {status}", _SERVER, math.inf if may_pass else 0.0)
-        return _UNREACHABLE
+        return next((problem for part, problem in _CAUSES.items() if part in text), _UNREACHABLE)
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
         found = self.store.list_with_delimiter(folder or None)
@@ -311,5 +321,20 @@ class ShardStore:
                 if waited + pause_seconds > min(problem.retry_seconds, until_last_call):
                     tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
                     raise problem.error(f"{url}: {problem.text}{tried}; {problem.fix}") from None
+            _tell_wait(f"{url}: {problem.text}; the run waits", waited)
             time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _MAX_PAUSE_SECONDS)
+
+
+_told_at = -math.inf  # when `_tell_wait` printed its last line
+
+
+def _tell_wait(message: str, waited_seconds: float) -> None:
+    """Prints a line about a long wait, one in half a minute for all threads; of loading workers, the first one does."""
+    global _told_at
+    now = time.monotonic()
+    worker = get_worker_info()
+    if waited_seconds < _SILENT_SECONDS or now - _told_at < _TELL_SECONDS or (worker and worker.id):
+        return
+    _told_at = now
+    print(f"----- {message}", file=sys.stderr, flush=True)

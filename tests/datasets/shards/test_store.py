@@ -1,7 +1,11 @@
 import os
+import shutil
+import ssl
+import subprocess
 
 import pytest
 
+import datasets.shards.store
 from datasets.shards.index import Shard
 from datasets.shards.store import ShardStore
 from tests.datasets.shards.range_server import SECRET, body, etag, no_answer, range_server, status
@@ -101,12 +105,11 @@ def test_stream_of_a_file_that_changes_meanwhile(server, store):
 
 PERMANENT = {
     "does not exist": status(404), "access is refused": status(403), "needs credentials": status(401),
-    "status 400": status(400),
+    "status 400": status(400), "redirects without end": status(302, Location=f"/x?signature={SECRET}"),
 }  # fmt: skip
 LASTING = {
     "status 503": status(503),
     "cannot be reached": status(302, Location=f"http://127.0.0.1:9/x?signature={SECRET}"),
-    "server cannot be reached": status(302, Location=f"/x?signature={SECRET}"),  # without end
     "the server cannot be reached": body(sent=0, reset=True),
     ": the server cannot be reached": no_answer,
 }
@@ -135,3 +138,35 @@ def test_a_server_that_refuses_head_sends_one_byte(server, store, code):
     assert expected.num_bytes == len(DATA)
     assert expected.version
     assert [(method, part) for method, _, part in server.requests] == [("HEAD", None), ("GET", "bytes=0-0")]
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="makes the certificate")
+def test_a_server_that_signed_its_own_certificate_is_refused_at_once_with_the_variable_that_trusts_it(
+    server, tmp_path, monkeypatch
+):
+    """Who reads from a machine of the own network waited for 48 s, and was sent to check the network."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]
+    extensions = ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
+    subprocess.run([*command, "-subj", "/CN=x", *extensions], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    store = ShardStore(server.url.replace("http", "https"), timeout_seconds=60)
+    with pytest.raises(Unavailable, match=f"{NAME}: its TLS certificate is not valid; .*SSL_CERT_FILE$"):
+        store.head([NAME])
+    assert not server.requests
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert ShardStore(store.root, timeout_seconds=60).head([NAME])[0].num_bytes == len(DATA)
+
+
+def test_the_cause_of_an_unknown_host_is_told_while_the_run_waits_and_at_its_end(monkeypatch, capfd):
+    """A name server may be away for a while; who misspelt the host must not wait for a minute without a word."""
+    monkeypatch.setattr(datasets.shards.store, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(datasets.shards.store, "_told_at", -1e9)
+    store = ShardStore("http://no-such-host.invalid/x", timeout_seconds=1)
+    with pytest.raises(Unavailable, match=r"a\.tar: the host is not found, after 1 s of attempts; check "):
+        store.head(["a.tar", "b.tar"])
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("----- http://no-such-host.invalid/x/")
+    assert line.endswith(".tar: the host is not found; the run waits")
