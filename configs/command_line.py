@@ -153,6 +153,7 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
     config, table, notes = follow_options(table)
     if flags.profile:
         _check_profile(config, flags.dry_run)
+    replaced = [Note("screen", f"-cfg {file} is not read: -cfg {flags.cfg} replaces it") for file in flags.replaced]
     command = Command(
         argv=argv,
         flags=flags,
@@ -160,7 +161,7 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
         given=table.given(),
         script=script,
         recipe=Path(flags.cfg) if flags.cfg else None,
-        notes=(*plugin_notes, *notes),
+        notes=(*replaced, *plugin_notes, *notes),
         prediction=prediction,
         source=source,
     )

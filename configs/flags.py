@@ -213,7 +213,7 @@ def entry_parser(prog: str) -> Parser:
     key_help = "show this help, or a YAML key or section: -h TRAIN, -h TRAIN.BASE_LR"
     parser.add_argument("-h", "--help", "-help", nargs="?", const="", metavar="KEY", help=key_help)
     cfg_help = "YAML file of the run (default: with -resume=RUN, the options of that run; own images: -h RULES)"
-    add_flag(parser, "cfg", metavar="FILE", help=cfg_help)
+    add_flag(parser, "cfg", action="append", metavar="FILE", help=cfg_help)
     model_help = "a recipe (its MODEL section), timm's name, hf-hub:ORG/NAME, local-dir:FOLDER"
     add_flag(parser, "model", metavar="X", help=model_help)
     for title, flags in FLAGS.items():
@@ -246,6 +246,7 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
         return arguments
     if unknown:
         _refuse(words, unknown, arguments, parser.prog)
+    *arguments.replaced, arguments.cfg = arguments.cfg or [None]
     if (arguments.cfg or "").endswith(".py"):
         preset = programs()["colossalai"].flags["config"].get(Path(arguments.cfg).name, "AMP.PRESET=torch")
         raise UserError(f"-cfg {arguments.cfg}: is Python, not YAML; for its precision add -opts {preset} in its place")

@@ -28,6 +28,7 @@ FINETUNED = "vit_small_patch16_224"  # timm's model of finetune.yaml and probe.y
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 _RECIPES = Path(__file__).parent
 _MAPPINGS = ("KWARGS", "_AUGMENTATIONS", "COLUMNS", "OPERATING_POINT", "RENAME")  # ends of keys with a value {...: ...}
+_MAX_FILES = 32  # files that name each other twice in a chain of 32 would be read 2 ** 32 times
 _GOALS = {"sensitivity", "specificity"}
 _NO_PLACES: Mapping[str, str] = {}
 
@@ -201,8 +202,10 @@ def add_recipe(table: OptionTable, path: Path) -> dict[str, Any]:
     Raises UserError for a file that is not allowed.
     """
     roots = [os.path.realpath(folder) for folder in (path.parent, ".")]
+    read = list[Path]()
 
     def add(path: Path, chain: tuple[str, ...], named_in: str) -> dict[str, Any]:
+        read.append(path)
         values, lines = read_recipe(path, named_in)
         for section in _switches(values):
             key = f"{section}.ENABLED"
@@ -217,6 +220,8 @@ def add_recipe(table: OptionTable, path: Path) -> dict[str, Any]:
                 raise UserError(f"{at_base} {shorten(base)} is outside {roots[0]}; move it beside the recipe")
             if target in chain:
                 raise UserError(f"{at_base} {shorten(base)} is cyclic; remove it")
+            if len(read) >= _MAX_FILES:
+                raise UserError(f"{at_base} leads to more than {_MAX_FILES} files; merge some of them")
             add(path.parent / base, chain, f"{at_base}: ")
         table.add(values, str(path), {key: f"{path}:{line}" for key, line in lines.items()})
         return values

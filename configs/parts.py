@@ -8,6 +8,7 @@ import hashlib
 import json
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -147,7 +148,9 @@ def run_plugin(path: str, text: str) -> Plugin:
         try:
             exec(compile(text, path, "exec"), module.__dict__)
         except (Exception, SystemExit) as error:
-            raise UserError(f"-plugin {path}: {type(error).__name__}: {error} (-debug: traceback)") from error
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+            at = "" if isinstance(error, SyntaxError) else f":{lines[-1]}"  # which has the line in its text
+            raise UserError(f"-plugin {path}{at}: {type(error).__name__}: {error} (-debug: traceback)") from error
         has_parts = sum(map(len, TABLES)) > before or hasattr(module, "__all__")  # timm adds models to it
         _running[name] = Plugin(path, text, has_parts)
     if _running[name].text != text:

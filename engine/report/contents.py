@@ -184,7 +184,7 @@ class RunContents:
         """A state of the record, killed or unknown."""
         state = str(self.values["state"])
         if state in UNFINISHED and self.values["host"] == socket.gethostname():
-            with suppress(PermissionError):  # of another user
+            with suppress(PermissionError, TypeError, OverflowError):  # of another user; a number that is no id
                 try:
                     os.kill(self.values["pid"], 0)
                 except ProcessLookupError:  # the process of a run on this machine may not exist any more

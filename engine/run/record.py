@@ -283,9 +283,13 @@ def _finite(value: Any) -> Any:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """The content of `run.json`; empty if the folder has none, or a damaged one."""
+    """The content of `run.json`; empty if the folder has none, or a damaged one. Wrong types give new values."""
     found = read_json(folder / RUN)
-    return found and _new_values() | found
+    values = _new_values()
+    for key, value in found.items():
+        if values.get(key) is None or isinstance(value, type(values[key])):
+            values[key] = value
+    return found and values
 
 
 def read_metrics(folder: Path) -> tuple[list[Row], int]:

@@ -98,7 +98,11 @@ def _of_plugin(options: LossOptions, class_weights: torch.Tensor | None) -> _Los
     function = LOSSES.build(options.name, options.kwargs)
 
     def losses_of(logits: torch.Tensor, smoothed: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        losses: torch.Tensor = function(logits, smoothed)
+        try:
+            losses: torch.Tensor = function(logits, smoothed)
+        except TypeError as error:  # such as a missing argument
+            reason = f"{error}; it is called with (logits, targets, options) (-debug: traceback)"
+            raise UserError(f"LOSS.NAME {options.name}: {reason}") from error
         if losses.shape != logits.shape[:1]:
             expected = f"must return losses {(*logits.shape[:1],)}, not {(*losses.shape,)}"
             raise UserError(f"LOSS.NAME {options.name}: {expected}")

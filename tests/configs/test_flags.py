@@ -108,6 +108,14 @@ def test_home_is_expanded_in_flags_files_and_lists(tmp_path, monkeypatch):
         parse_command_line(["-output=~nobody-x/out"])
 
 
+def test_of_two_cfg_files_the_last_one_is_read_and_the_others_are_named():
+    """Who adds a file to the command of a script expects that both are read: the first one's options were lost."""
+    command = parse_command_line(["-cfg=none.yaml", "-cfg", "configs/vit_digits.yaml", "-c", "configs/probe.yaml"])
+    assert command.recipe == Path("configs/probe.yaml")
+    named = [note.text.split()[1] for note in command.notes if note.kind == "screen" and "is not read" in note.text]
+    assert named == ["none.yaml", "configs/vit_digits.yaml"]
+
+
 def test_quoted_values_are_read():
     plain = "TRAIN.BASE_LR=1e-3 SAVE_FREQ=4 AMP=False EVAL=False DATA.NUM_WORKERS=None TRAIN.MODEL_EMA=True "
     plain += "TRAIN.OPTIMIZER.BETAS=(0.9,0.95)"

@@ -213,6 +213,14 @@ def test_base_may_be_below_the_working_directory_or_beside_the_recipe(tmp_path, 
         assert config_for(f"-cfg={write(folder, 'a.yaml', f'BASE: [{name}]')}").seed == 7
 
 
+@pytest.mark.parametrize("names", ["{0}.yaml", "{0}.yaml, {0}.yaml"], ids=["a chain", "each file twice"])
+def test_base_files_are_limited_as_two_names_in_each_would_double_the_time_per_level(tmp_path, names):
+    for number in range(40):
+        write(tmp_path, f"{number}.yaml", f"BASE: [{names.format(number + 1)}]")
+    write(tmp_path, "40.yaml", "SEED: 1")
+    assert "BASE leads to more than 32 files; merge some of them" in error_of(f"-cfg={tmp_path / '0.yaml'}")
+
+
 def test_recipe_that_is_not_a_regular_file_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")

@@ -77,8 +77,9 @@ def test_a_changed_plugin_is_a_warning(plugin, tmp_path):
     "text, error",
     [
         (None, "cannot be read: No such file"),
-        ("x = 1\n\ny = x + z\n", r"own.py: NameError: name 'z'"),
-        ("import configs.parts\nconfigs.parts.loss('bce')", r"own.py: ValueError: there is already a loss bce"),
+        ("x = 1\n\ny = x + z\n", r"own.py:3: NameError: name 'z'"),
+        ("import configs.parts\nconfigs.parts.loss('bce')", r"own.py:2: ValueError: there is already a loss bce"),
+        ("x = 1\n\ny = = x\n", r"own.py: SyntaxError: invalid syntax .*line 3\)"),
     ],
 )  # fmt: skip
 def test_a_plugin_that_fails_is_one_line(tmp_path, text, error):

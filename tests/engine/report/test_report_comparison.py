@@ -78,6 +78,16 @@ def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, c
     assert page.text.index("killed 20.00%") < page.text.index("87.50%")
 
 
+@pytest.mark.parametrize("wrong", ["x", ["x"], {"x": {}}, 10**30])
+def test_a_record_with_wrong_types_does_not_hide_the_other_runs(tmp_path, compare, wrong):
+    """Who compares a folder of many runs, one of them edited or written by a script, got a traceback and no page."""
+    for key in read_json(make_run(tmp_path / "good", 2) / "run.json"):
+        folder = make_run(tmp_path / key, 2, state="running", host=socket.gethostname())
+        update_json(folder / "run.json", **{key: wrong})
+    _, lines, _ = compare(tmp_path / "good", *tmp_path.iterdir())
+    assert len(lines) > 10
+
+
 def test_figures_of_different_validation_images_are_marked(tmp_path, compare):
     def run(name: str, images: int, digest: str) -> Path:
         folder = make_run(tmp_path / name)

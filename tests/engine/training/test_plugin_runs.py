@@ -12,7 +12,7 @@ from conftest import ROOT, assert_same_state, digits_flags, log_of, refused, run
 from safetensors.torch import load_file
 
 from configs.command_line import parse_command_line
-from configs.parts import open_plugin
+from configs.parts import LOSSES, Options, open_plugin
 from configs.schema import Loss
 from configs.weights import options_to_export
 from configs.yaml_io import parse_value
@@ -50,6 +50,12 @@ def test_a_loss_without_one_value_per_sample_is_refused(plugin):
     open_plugin(plugin)
     with refused(r"LOSS.NAME scalar: .*\(2,\)"):
         build_loss(Loss(NAME="scalar"), 0.0)(torch.zeros(2, 3), torch.tensor([0, 1]))
+
+
+def test_the_loss_of_a_new_author_without_options_is_one_line_with_its_arguments(plugin, monkeypatch):
+    monkeypatch.setitem(LOSSES, "plain", (lambda logits, targets: logits.sum(-1), Options))
+    with refused(r"LOSS.NAME plain: .*'options'; it is called with \(logits, targets, options\)"):
+        build_loss(Loss(NAME="plain"), 0.0)(torch.zeros(2, 3), torch.tensor([0, 1]))
 
 
 UNUSED = """
@@ -91,7 +97,7 @@ def test_parameters_without_a_gradient_are_named_on_one_and_on_two_ranks(tmp_pat
 
 def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv):
     (tmp_path / "now.py").write_text("import sys\nsys.exit(3)\n")
-    with refused(r"-plugin .*now\.py: SystemExit: 3"):
+    with refused(r"-plugin .*now\.py:2: SystemExit: 3"):
         parse_command_line([f"-plugin={tmp_path / 'now.py'}", *digits_argv])
     exits = "import sys\nfrom configs.parts import loss\nloss('exits')(lambda *_, **options: sys.exit(0))\n"
     (tmp_path / "later.py").write_text(exits)
