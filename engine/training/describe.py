@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from timm.layers import DropPath
+from torch import nn
 
 from configs.batch_plan import EpochLayout
-from configs.schema import Parallel, Train
+from configs.schema import Model, Parallel, Train
 from configs.yaml_io import format_value
 from datasets.sources.class_names import list_names
 from engine.evaluation.session import model_line, place_of
@@ -56,6 +58,22 @@ def notes_on_teacher(teacher: Teacher) -> list[Note]:
     seen = f"{data.image_size} pixels, mean {list(data.imagenet_mean)}, std {list(data.imagenet_std)}"
     about = Note("screen", f"{teacher.name}, weights: {fitted.source}, {seen}")
     return [note.on("Teacher") for note in (about, *fitted.remarks)]
+
+
+def notes_on_rates(model: nn.Module, options: Model) -> list[Note]:
+    """The dropout and drop-path rates of timm's code that are higher than MODEL says; not of attention weights."""
+    rates = {"DROPOUT": float(getattr(model, "drop_rate", 0) or 0), "DROPPATH": 0.0}
+    for path, module in model.named_modules():
+        if isinstance(module, DropPath):
+            rates["DROPPATH"] = max(rates["DROPPATH"], module.drop_prob)
+        elif isinstance(module, nn.Dropout) and not path.endswith("attn_drop"):
+            rates["DROPOUT"] = max(rates["DROPOUT"], module.p)
+    notes = []
+    for key, rate in rates.items():
+        given = getattr(options, key.lower())
+        if rate > (given or 0) + 1e-6:
+            notes.append(Note("log", f"MODEL.{key} {format_value(given)}: timm's code sets up to {rate:g}"))
+    return notes
 
 
 def notes_on_one_process(options: Parallel) -> list[Note]:
@@ -159,8 +177,12 @@ def describe_on_screen(
     training = "linear probe"
     if not config.model.tune.solves_head:
         steps = layout.steps_per_epoch
-        size = min(layout.batch.global_size, layout.batches_per_epoch * layout.batch.micro_step_size)
+        images = layout.batches_per_epoch * layout.batch.micro_step_size
+        size = min(layout.batch.global_size, images)
+        last = images - (steps - 1) * layout.batch.global_size
         training = f"{_count(train.num_epochs, 'epoch')} of {_count(steps, 'step')} of {_count(size, 'image')}"
+        if last < size:
+            training += f" (the last of {last:,})"
     if train.minutes and not resumed:
         training += f", {_count(train.minutes, 'minute')}"
     devices = Devices(state.context.world_size, str(state.context.device), state.precision.short_name)

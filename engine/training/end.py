@@ -26,6 +26,8 @@ from utils.metric_table import METRICS
 from utils.signals import Interrupted
 from utils.tables import format_duration
 
+_MAX_NAMED = 20  # unreadable test images, in the result
+
 
 def finish_run(command: Command, trainer: Trainer) -> int:
     """Evaluates the best checkpoint, records the result and logs it; returns the exit status. A collective call."""
@@ -113,7 +115,7 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
     """
     config = trainer.config.with_data(on_bad_image="skip")
     logger, bad_images = trainer.logger, trainer.session.bad_images
-    unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "error"))
+    unknown = dict.fromkeys((*METRICS, "samples", "unreadable", "unreadable_images", "error"))
     started = time.perf_counter()
     try:
         if config.model.tune.solves_head:
@@ -125,7 +127,8 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
         if trainer.context.world_size > 1 and not error.is_shared:  # the other ranks wait for this one
             raise
         logger.warn(f"test images: {error}")
-        return unknown | {"unreadable": len(test), "error": str(error)}
+        names = [test.name(index) for index in range(len(test))[:_MAX_NAMED]]
+        return unknown | {"unreadable": len(test), "unreadable_images": names, "error": str(error)}
     seconds = time.perf_counter() - started
     title = f"Epoch {epoch}, {BEST}, "
     log_validation(logger, title, metrics, config.model.num_logits, metrics.samples, seconds, split="Test")
@@ -139,7 +142,9 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
             files.write(metrics, results, built.compute, epoch=epoch, split="test")
         except OSError as error:  # the result is more important
             logger.warn(f"{error.filename or files.folder} cannot be written: {error.strerror}")
-    return unknown | {**metrics.values, "samples": metrics.samples, "unreadable": num_bad}
+    names = [test.name(index) for index in sorted(results.errors if results else ())[:_MAX_NAMED]]
+    counts = {"samples": metrics.samples, "unreadable": num_bad, "unreadable_images": names}
+    return unknown | metrics.values | counts
 
 
 @dataclass(frozen=True)

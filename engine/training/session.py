@@ -36,6 +36,7 @@ from engine.training.describe import (
     notes_on_batches,
     notes_on_one_process,
     notes_on_optimizer,
+    notes_on_rates,
     notes_on_teacher,
     notes_on_weights,
 )
@@ -147,6 +148,8 @@ def build_run_state(
         set_head(model, solved)
     state, notes = build_train_state(config, context, plan.layout, model, plan.train.targets, plan.class_names)
     notes = notes_on_weights(fitted, classes, has_solved_head=solved is not None) + notes
+    if config.model.type == "timm":
+        notes += notes_on_rates(state.meta_model, config.model)
     return state, notes + notes_on_batches(plan.layout), fitted
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from typing import Any
+from unicodedata import combining, normalize
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -15,6 +16,7 @@ from engine.training.session import Session
 from utils.errors import on_one_line, shortened
 
 _MAX_IMAGES, _COLUMNS, _MAX_CLASSES, _MAX_NAME_CHARS = 16, 4, 4, 18  # classes of an image: the largest shares
+_LETTERS = str.maketrans({"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "ı": "i"})
 _SIDE, _GAP, _LINE, _FONT = 160, 4, 16, 12  # pixels: of an image, between images, of a line of text
 
 
@@ -63,11 +65,17 @@ def target_text(target: torch.Tensor, names: Sequence[str] | None) -> str:
     shares = enumerate(target.tolist()) if target.ndim else [(int(target), 1.0)]
     lines = []
     for label, share in sorted(shares, key=lambda item: -item[1])[:_MAX_CLASSES]:
-        name = f"class {label}"
-        if names and label < len(names) and names[label].isascii():  # Pillow's font has no other letters
-            name = shortened(on_one_line(names[label]), _MAX_NAME_CHARS)
+        name = _in_ascii(names[label]) if names and label < len(names) else ""
+        name = shortened(on_one_line(name or f"class {label}"), _MAX_NAME_CHARS)
         if math.isclose(share, 1, rel_tol=1e-6):
             lines.append(name)
         elif share > 0:
             lines.append(f"{name} {share:.2f}")
     return "\n".join(lines) or "no label"
+
+
+def _in_ascii(name: str) -> str:
+    """The name without accents, since Pillow's font has only ASCII: 'Hute' of 'Hüte'; '' of another script."""
+    letters = normalize("NFKD", name.translate(_LETTERS))  # which decomposes none of these
+    plain = "".join(letter for letter in letters if not combining(letter))
+    return plain if plain.isascii() else ""

@@ -9,6 +9,7 @@ from torch import nn
 
 from configs.schema import Data
 from configs.schema.families.family import TimmModel
+from engine.training.describe import notes_on_rates
 from models.blocks import FeatureModel, blocks_of
 from models.timm_model import build_timm, linear_head
 from models.weights.fit import output_layers
@@ -106,7 +107,7 @@ def test_blocks_are_no_part_of_the_stem_or_the_head(name):
         assert not inside.intersection(parts.get(part, nn.Identity()).parameters()), part
 
 
-@pytest.mark.parametrize("name", all_models("ghostnet_050", "swin_tiny_patch4_window7_224", "test_vit"))
+@pytest.mark.parametrize("name", all_models("cpubone_nano", "ghostnet_050", "swin_tiny_patch4_window7_224", "test_vit"))
 def test_a_rate_of_0_is_0_and_null_is_the_models_own(name):
     for given, expected in ((0.0, (0, FIXED.get(name, 0))), (None, RATES.get(name, (0, 0)))):
         options = TimmModel(NAME=name, DROPOUT=given, DROPPATH=given)
@@ -120,3 +121,5 @@ def test_a_rate_of_0_is_0_and_null_is_the_models_own(name):
             if isinstance(one, nn.Dropout) and "attn_drop" not in path:
                 dropped.append(one.p)
         assert (max(drop_paths), max(dropped)) == pytest.approx(expected)
+        # who sets 0 for a comparison, and who gives none, reads which rates are in use
+        assert len(notes_on_rates(model, options)) == sum(rate > 0 for rate in expected)

@@ -13,7 +13,7 @@ from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.schema import Config, Parallel, Train
 from configs.yaml_io import parse_value
 from datasets.loading.sampler import TrainSampler
-from engine.training.describe import find_misfits, notes_on_batches, notes_on_one_process
+from engine.training.describe import describe_on_screen, find_misfits, notes_on_batches, notes_on_one_process
 from engine.training.optimizer import build_schedule
 
 
@@ -48,6 +48,22 @@ def test_the_images_of_the_incomplete_last_batch_are_named(layout, number, kind)
     notes = [note for note in notes_on_batches(layout) if note.text.startswith("Training")]
     assert [note.kind for note in notes] == [kind] * bool(number)
     assert all(f" {number} of {layout.samples:,} images" in note.text for note in notes)
+
+
+@pytest.mark.parametrize(
+    "layout, line",
+    [
+        (EpochLayout(1437, BatchPlan(64, accumulation=3), 0), "8 steps of 192 images (the last of 64)"),
+        (EpochLayout(35, BatchPlan(8, accumulation=3), 0), "2 steps of 24 images (the last of 8)"),
+        (EpochLayout(100, BatchPlan(8, accumulation=3), 0), "4 steps of 24 images"),
+        (EpochLayout(20, BatchPlan(8, accumulation=3), 0), "1 step of 16 images"),
+    ],
+)
+def test_who_accumulates_gradients_reads_the_images_of_each_step(layout, line):
+    parts = {"context": SimpleNamespace(world_size=1, device="cpu"), "precision": SimpleNamespace(short_name="float32")}
+    state = SimpleNamespace(config=Config(), layout=layout, meta_model=torch.nn.Identity(), **parts)
+    printed = describe_on_screen(state, SimpleNamespace(source=""), SimpleNamespace(images=""), None)
+    assert printed[-1] == f"Training: 300 epochs of {line}; 1 process, cpu, float32"
 
 
 # TRAIN, MODEL, a part of the warning

@@ -79,6 +79,7 @@ def test_no_rank_waits_for_the_decoder(count, workers, limit, data, errors_of):
     folder = only_run(data.parent / "out")
     test = read_result(folder)["test"]
     assert (test["samples"], test["unreadable"]) == (29, 1)
+    assert test["unreadable_images"] == [str(data / "test/class1/5.png")]  # scripts read it
     assert "1 of 30 test images cannot be read and do not count" in log_of(folder)
     assert any("/test/class1/5.png" in table.read_text() for table in folder.glob("bad_images_*.csv"))
 

@@ -26,7 +26,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from datasets.sources.samples import EncodedImages
 from engine.progress import Observer
 from engine.training import trainer
-from engine.training.train_batch import TrainBatch
+from engine.training.train_batch import TrainBatch, target_text
 
 FOLDER = ["-dataset=folder", "-batch_size=4", "-image_size=32"]
 
@@ -159,3 +159,10 @@ def test_a_loss_at_chance_is_said_once(epochs, digits_argv, capsys):
     options = ["TRAIN.BASE_LR=3", "TRAIN.WARMUP_EPOCHS=0", f"TRAIN.NUM_EPOCHS={epochs}", "VALIDATE_FREQ=2"]
     train([*digits_argv, *options])
     assert capsys.readouterr().out.count("a guess of the class has") == 1
+
+
+def test_a_picture_has_names_without_accents_in_place_of_numbers():
+    """Pillow's font has only ASCII; who sorts Hüte and Öl read "class 0"."""
+    names = ["Hüte", "Öl & Straße", "Łódź, smørrebrød", "帽子"]
+    texts = [target_text(torch.tensor(label), names) for label in range(4)]
+    assert texts == ["Hute", "Ol & Strasse", "Lodz, smorrebrod", "class 3"]
