@@ -8,8 +8,10 @@ docstrings of the functions say how the model differs from timm's of the same na
 import copy
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
+from warnings import catch_warnings
 
 import timm
 import torch
@@ -38,6 +40,7 @@ from models.weights.fit import Fitted, fit_published, load_pretrained, output_la
 from models.weights.names import head_names
 from models.weights.read import WeightsFile, read_weights
 from utils.device import on_meta_device
+from utils.errors import UserError
 from utils.library_compat import init_weights_of
 
 
@@ -244,7 +247,14 @@ def build_model(
     if options.pretrained == "timm":
         fitted = fit_published(model, options, purpose)
     elif options.pretrained:
-        fitted = load_pretrained(model, options.pretrained, options, purpose, weights_size)
+        try:
+            fitted = load_pretrained(model, options.pretrained, options, purpose, weights_size)
+        except UserError as error:
+            size = _size_that_fits(model, options, data, purpose, weights_size)
+            if not size:
+                raise
+            problem = f"are weights of another image size than {data.image_size}, to which timm does not resize them"
+            raise UserError(f"{options.pretrained}: {problem}; give -image_size={size}") from error
     if not purpose.needs_head:
         tune(model, options)
     if options.grad_checkpointing is True:
@@ -253,6 +263,19 @@ def build_model(
     if device.type == "cpu":
         use_fast_dropout(model)
     return model.to(device), fitted
+
+
+def _size_that_fits(
+    model: nn.Module, options: Model, data: Data, purpose: Purpose, weights_size: tuple[int, int] | None
+) -> str:
+    """-image_size of the weights, or of timm's, if they fit the model at that size; '' if they fit at neither."""
+    published: Any = getattr(model, "default_cfg", None) or {}
+    for size in filter(None, (weights_size, tuple(published.get("input_size", ()))[1:])):
+        with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by family
+            other = build_on_meta(options, data.model_copy(update={"image_size": size}))
+            load_pretrained(other, str(options.pretrained), options, purpose, size)
+            return ",".join(map(str, dict.fromkeys(size)))
+    return ""
 
 
 def outputs_of_weights(options: Model, data: Data, weights: WeightsFile | None = None) -> int | None:

@@ -115,8 +115,10 @@ class Config(Section):
         size = f"DATA.IMAGE_SIZE {data.image_size}"
         nearest = ",".join(str(max(1, round(side / multiple)) * multiple) for side in (height, width))
         is_multiple = height % multiple == width % multiple == 0
-        needed = f"a multiple of {multiple}, as this model needs"
-        yield not is_multiple, f"{size} is not {needed}; the nearest is {nearest}"
+        text = f"{size} is not a multiple of {multiple}, as {model.name} needs; the nearest is {nearest}"
+        if not (model.pretrained or model.resume):
+            text += "; -model=resnet10t takes any size"
+        yield not is_multiple, text
         yield model.type == "crossvit" and height != width, f"{size}: CrossViT resizes images to squares; use a number"
 
     def _problems_of_weights(self) -> Iterator[Problem]:

@@ -322,6 +322,9 @@ def _record_beside(published: WeightsRecord, weights: WeightsFile) -> WeightsRec
     sized = data_of_size(weights.trained_size) or data_of_size(of_tensors)
     arguments = weights.program_arguments
     stated = {key: arguments[name] for name, key in _OF_ARGUMENTS.items() if name in arguments}
+    match arguments.get("input_size"):
+        case [1, _, _]:  # as timm's train.py, where in_chans is not given
+            stated.setdefault("IMAGE_CHANNELS", 1)
     if sized and sized.image_size != own:
         stated["IMAGE_SIZE"] = sized.image_size
     evaluation = {key: published.evaluation[key] for key in published.evaluation.keys() & {"RESIZE"}}

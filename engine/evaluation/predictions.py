@@ -109,7 +109,7 @@ class Predictions:
                     for objects in others:  # a list, with an object in each line
                         row = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
                         objects.write(f"{',' if self.num_done else '['}\n{row}")
-                    if self.num_done < _SHOWN_ROWS:
+                    if self.num_done < _SHOWN_ROWS or (error and len(self._shown) < 2 * _SHOWN_ROWS):
                         self._shown.append(image)
                     self.num_done += 1
                 self.num_readable += len(results.readable)
@@ -237,7 +237,7 @@ class Predictions:
         return [safe_cell(path), *cells, *(safe_cell(str(text)) for text in texts.values()), safe_cell(error or "")]
 
     def table(self) -> str:
-        """The first predictions for a terminal: at most three ranks, or of -format wide eight columns."""
+        """The first predictions, and as many later errors, for a terminal: at most three ranks, or eight columns."""
         num_ranks = min(_SHOWN_RANKS, self._num_ranks)
         lines = [self._header(num_ranks), *(self._cells(image, num_ranks) for image in self._shown)]
         if not self._options.top_k:

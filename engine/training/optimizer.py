@@ -32,7 +32,10 @@ _FUSED_SHARDED = ("adam", "adamw")  # with a fused kernel of torch for sharded w
 _FUSED = (*_FUSED_SHARDED, *_SGD)
 # Those that train sharded weights as whole ones (tests/engine/parallel/test_sharding.py). Not Muon and Adafactor.
 SHARDED_OPTIMIZERS = {"adam", "adamw", "adamwdl", "lamb", "lars", "lion", "nadam", "nadamw", "sgd", *_SGD}
-_OWN_KEYS = {"lr", "weight_decay", "layer_decay", "betas", "eps", "momentum"}  # arguments with keys of TRAIN
+_OWN_KEYS = {  # arguments with keys of TRAIN
+    "lr": "BASE_LR", "weight_decay": "WEIGHT_DECAY", "layer_decay": "LAYER_DECAY", "betas": "OPTIMIZER.BETAS",
+    "eps": "OPTIMIZER.EPS", "momentum": "OPTIMIZER.MOMENTUM",
+}  # fmt: skip
 # The further arguments of `create_optimizer_v2` that a YAML file can hold; with Muon, two choose its AdamW by name.
 _GROUPING = {"filter_bias_and_bn", "layer_decay_min_scale", "layer_decay_no_opt_scale"}
 _OF_MUON = {"fallback_list", "fallback_no_weight_decay"}
@@ -90,6 +93,8 @@ def _known_name(chosen: Optimizer) -> str:
     if name not in known:
         hint = did_you_mean(name, known)
         raise UserError(f"TRAIN.OPTIMIZER.NAME: unknown optimizer {chosen.name[:80]}{hint}")
+    if timm.optim.get_optimizer_info(name).second_order:
+        raise UserError(f"TRAIN.OPTIMIZER.NAME: {chosen.name} needs second derivatives, which no step has; use AdamW")
     return name
 
 
@@ -137,8 +142,8 @@ def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
     kind = timm.optim.get_optimizer_class(name, bind_defaults=False)
     _, *parameters = inspect.signature(kind).parameters
     parameters += _GROUPING | (_OF_MUON if kind is muon.Muon else set())
-    for key in given.keys() - (set(parameters) - _OWN_KEYS):
-        hint = did_you_mean(key, parameters)
+    for key in given.keys() - (set(parameters) - _OWN_KEYS.keys()):
+        hint = f"; its key is TRAIN.{_OWN_KEYS[key]}" if key in _OWN_KEYS else did_you_mean(key, parameters)
         raise UserError(f"TRAIN.OPTIMIZER.KWARGS: {key[:80]} is no further argument of {chosen.name}{hint}")
     own = {"betas": chosen.betas, "eps": chosen.eps, "momentum": chosen.momentum}
     if "deterministic" in parameters:  # Kron draws random numbers: equal ones on all ranks and in a resumed run

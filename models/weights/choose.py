@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
+import torch
 from torch import nn
 
 from configs.schema.model import Model
@@ -68,6 +69,11 @@ class Candidate:
     def title(self) -> str:
         return self.path or _ROOT
 
+    def equals(self, other: "Candidate") -> bool:
+        if self.state.keys() != other.state.keys():
+            return False
+        return all(torch.equal(tensor, other.state[name]) for name, tensor in self.state.items())
+
     def is_named(self, name: str) -> bool:
         return f".{name}." in f".{self.title}."
 
@@ -89,7 +95,7 @@ def choose(weights: WeightsFile, model: nn.Module, options: Model, purpose: Purp
         entries = summarize_names([one.title for one in found], limit=6)
         problem = f"has no weights {options.weights_entry} (MODEL.WEIGHTS_ENTRY), but {entries}"
         raise UserError(f"{weights.file}: {problem}; change the key or remove it")
-    if len(chosen) > 1:
+    if not all(map(chosen[0].equals, chosen[1:])):
         entries = summarize_names([one.title for one in chosen], limit=6)
         fix = "choose with -opts MODEL.WEIGHTS_ENTRY=NAME, or give a file with one of them"
         raise UserError(f"{weights.file}: the entries {entries} fit equally well; {fix}")

@@ -175,9 +175,9 @@ class WeightsFile(Header):
         """The size of the training images by the arguments: a number, or [height, width]; None if they lack it."""
         stated = (self.arguments.get(name) for name in ("input_size", "img_size", "image_size"))
         match next(filter(None, stated), None):
-            case int(side):
+            case int(side) | [side]:
                 return side
-            case [1 | 3, height, width] | [height, width]:
+            case [*_, 1 | 3, height, width] | [height, width, 1 | 3] | [height, width]:
                 return [height, width]
         return None
 

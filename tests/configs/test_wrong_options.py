@@ -59,7 +59,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -image_size=96x32 | HEIGHT,WIDTH
 -opts DATA.IMAGENET_MEAN=[124,116,104] DATA.IMAGENET_STD=[58,57,57] | 0..1
 -opts 'DATA.IMAGE_SIZE=[96]' | DATA.IMAGE_SIZE
--image_size=96,30 | the nearest is 96,32
+-image_size=96,30 | as vit needs; the nearest is 96,32; -model=resnet10t
 -image_size=256,128 -opts MODEL.TYPE=crossvit | CrossViT
 -opts LOSS.NAME=asl 'LOSS.KWARGS={gamma_neg: 0.5}' | gamma_neg  # infinite gradients of easy samples
 -opts DATA.DATASET=csv DATA.MULTI_LABEL=true LOSS.NAME=cross_entropy | LOSS.NAME=bce

@@ -63,6 +63,18 @@ def test_weights_of_another_image_size_are_read_as_timm_reads_them(saved, kind):
         assert model(images).std() > 1e-4
 
 
+def test_weights_of_a_size_to_which_timm_does_not_resize_name_it(saved):
+    """The advice was to give weights of hiera_tiny_224, which they are."""
+    arguments = {"embed_dim": 16, "num_heads": 1, "stages": (1, 1, 1, 1)}
+    path = saved(timm.create_model("hiera_tiny_224", num_classes=3, **arguments).state_dict())
+    given = ("hiera_tiny_224", f"-pretrained={path}")
+    with refused(r"are weights of another image size than 256, .*; give -image_size=224$"):
+        model_of(*given, "-image_size=256", **arguments)
+    model_of(*given, "-image_size=224", **arguments)
+    with refused(r"wrong shapes.*; give weights of hiera_tiny_224, or set MODEL"):
+        model_of(*given, "-image_size=256", **arguments | {"embed_dim": 32})
+
+
 def test_fields_of_a_configuration_are_arguments_of_the_class():
     model = model_of("naflexvit_base_patch16_gap", "-image_size=32", depth=2, embed_dim=32, num_heads=2)
     assert len(model.blocks) == 2
@@ -164,7 +176,7 @@ VIT MODEL.STEM=levit_128s | levit_128s has no features of stride 16
 @SwinTransformer -opts 'MODEL.NUM_HEADS=[1, 2, 3, 4]' | NUM_HEADS of stage 3 is 3, no divisor
 @MobileOne -opts 'MODEL.CHANNELS=[8, 9, 16, 24, 32]' | gives 9 channels
 @ConvMixer -opts MODEL.DROPPATH=0.1 | convmixer does not accept .*MODEL.DROPPATH; set
-@SwinTransformer -image_size=14 | ^-image_size: .* 14 is not a multiple of 4, .* 16
+@SwinTransformer -image_size=14 | ^-image_size: .* 14 is not a multiple of 4, as swin_\w+ needs; .* 16,16; -model=resnet10t
 # Weights: the file, and the tensor and the values that differ
 @SwinTransformer -eval -pretrained=%DeiT_plain -opts SEED=0 | weights.pdparams: .*position_embedding.* Swin Trans
 @LeViT -eval -pretrained=%LeViT -opts 'MODEL.DEPTH=[1, 1, 1]' | weights.pdparams: .*blocks.3.attn.* LeViT

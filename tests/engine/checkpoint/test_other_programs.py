@@ -204,6 +204,15 @@ def test_a_vit_small_of_moco_v3_has_twelve_heads(saved):
     assert config_for("-eval", f"-pretrained={path}", *advised).model.kwargs == {"num_heads": 12}
 
 
+def test_who_trained_in_gray_with_timms_input_size_evaluates_in_gray(saved):
+    """As timm's train.py: without in_chans, the channels are the first of the three values."""
+    state = timm.create_model("resnet10t", in_chans=1).state_dict()
+    for in_chans, channels in ((None, 1), (3, 3)):
+        args = Namespace(model="resnet10t", input_size=[1, 48, 48], in_chans=in_chans)
+        data = evaluated(saved({"state_dict": state, "args": args})).data
+        assert (data.image_channels, data.image_size) == (channels, 48)
+
+
 @pytest.mark.parametrize(
     ("given", "key"),
     [

@@ -226,6 +226,16 @@ def read_json(folder) -> list:
     return json.loads((folder / "predictions.json").read_text())
 
 
+def test_the_table_has_errors_of_later_images(make, monkeypatch):
+    """Who labels a folder sees on the screen that some images cannot be read, wherever they are in it."""
+    monkeypatch.setattr("engine.evaluation.predictions._SHOWN_ROWS", 1)
+    _, first, error, more = make().table().splitlines()
+    assert first.startswith("a.jpg")
+    assert "b.jpg" in error
+    assert "is empty (0 bytes)" in error
+    assert more == "... and 1 more"
+
+
 def test_the_table_of_a_prediction(make, tmp_path):
     assert "class_3" not in make().table()
     assert (tmp_path / "predictions.csv").read_bytes() == (

@@ -222,6 +222,8 @@ def test_entries_that_fit_equally_well_end_in_a_line_whose_names_work(tmp_path):
     assert "the entries the file itself, best fit" in refusal(tmp_path / "root.pth")
     assert "also there: best" in load_entry(tmp_path / "root.pth", "the file itself")
     assert "the entries last, best fit equally well" in message
+    torch.save({"last": states(), "copy": {name: one.clone() for name, one in states().items()}}, tmp_path / "same.pth")
+    assert "(last)" in load_pretrained(small_vit(), str(tmp_path / "same.pth")).source  # as of a best that is the last
     assert "MODEL.WEIGHTS_ENTRY=" in message
     for name, source in (("last", RAW), ("best", FAR)):
         model = small_vit()
@@ -452,7 +454,8 @@ def test_channels_of_the_first_convolution(saved, name):
 
 @pytest.mark.parametrize("arguments", [
     {"img_size": None, "input_size": [3, 48, 64]}, {"input_size": 48}, {"img_size": 48, "input_size": None}, {},
-    {"img_size": None, "input_size": (48, 64)},
+    {"img_size": None, "input_size": (48, 64, 3)}, {"img_size": None, "input_size": (1, 3, 48, 64)},
+    {"image_size": [48]}, {"img_size": None, "input_size": (48, 64)},
 ])  # fmt: skip
 def test_the_image_size_and_the_model_that_a_file_states(saved, arguments):
     model = timm.create_model("test_vit", img_size=32, num_classes=3)
