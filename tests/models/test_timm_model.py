@@ -176,7 +176,7 @@ VIT MODEL.STEM=levit_128s | levit_128s has no features of stride 16
 @SwinTransformer -opts 'MODEL.NUM_HEADS=[1, 2, 3, 4]' | NUM_HEADS of stage 3 is 3, no divisor
 @MobileOne -opts 'MODEL.CHANNELS=[8, 9, 16, 24, 32]' | gives 9 channels
 @ConvMixer -opts MODEL.DROPPATH=0.1 | convmixer does not accept .*MODEL.DROPPATH; set
-@SwinTransformer -image_size=14 | ^-image_size: .* 14 is not a multiple of 4, as swin_\w+ needs; .* 16,16; -model=resnet10t
+@SwinTransformer -image_size=14 | ^-image_size: .* 14 is not a multiple of 4, as swin_\w+ needs; .* 16,16; -model=
 # Weights: the file, and the tensor and the values that differ
 @SwinTransformer -eval -pretrained=%DeiT_plain -opts SEED=0 | weights.pdparams: .*position_embedding.* Swin Trans
 @LeViT -eval -pretrained=%LeViT -opts 'MODEL.DEPTH=[1, 1, 1]' | weights.pdparams: .*blocks.3.attn.* LeViT

@@ -159,12 +159,6 @@ def test_keys_that_the_optimizer_does_not_have_are_named(options, expected):
     assert hyperparameters(alone) == hyperparameters(both)
 
 
-def test_the_betas_of_a_familys_default_have_a_warning_with_another_optimizer():
-    config = config_for("-opts", "MODEL.TYPE=mae", "TRAIN.OPTIMIZER.NAME=momentum")
-    assert config.train.optimizer.betas == (0.9, 0.95)
-    assert unused_keys(config.train.optimizer) == ["BETAS"]
-
-
 STEPS, BATCH, TUNED_FOR, BASE_LR, DECAY = 8, 64, 8, 0.003, 0.3
 CORRECTED = {"adamc": {}, "sgdc": {}, "lamb": {"corrected_weight_decay": True}}
 
