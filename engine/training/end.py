@@ -144,7 +144,7 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
             logger.warn(f"{error.filename or files.folder} cannot be written: {error.strerror}")
     names = [test.name(index) for index in sorted(results.errors if results else ())[:_MAX_NAMED]]
     counts = {"samples": metrics.samples, "unreadable": num_bad, "unreadable_images": names}
-    return unknown | metrics.values | counts
+    return unknown | {**metrics.values, **counts}
 
 
 @dataclass(frozen=True)
