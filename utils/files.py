@@ -146,6 +146,12 @@ def own_file(path: str, flags: int) -> int:
     return descriptor
 
 
+def space_fix(problem: object) -> str:
+    """The remedy for a file that cannot be written, by the error or its text."""
+    is_limit = os.strerror(errno.EFBIG) in str(problem)
+    return "raise the limit on the size of a file (ulimit -f unlimited)" if is_limit else "free space"
+
+
 def make_own_folder(path: Path) -> None:
     """Creates a folder of a run, with those above it, unless it exists. Raises UserError for a link."""
     if path.is_symlink():
@@ -260,7 +266,9 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
                 link_or_copy(path, previous)
         fsync_path(path.parent)
     except OSError as error:
-        raise error_from(error, f"{path}: cannot be saved: {error.strerror}; free space and start again") from None
+        raise error_from(
+            error, f"{path}: cannot be saved: {error.strerror}; {space_fix(error)} and start again"
+        ) from None
 
 
 class _HashingWriter:

@@ -36,7 +36,7 @@ from engine.run.log import RunLogger
 from models.blocks import FeatureModel
 from utils.distributed import broadcast_object, call_on_main
 from utils.errors import Unavailable, UserError, error_from
-from utils.files import atomic_write, open_atomically, own_file
+from utils.files import atomic_write, open_atomically, own_file, space_fix
 from utils.notes import RUN_LOG
 from utils.tables import safe_cell
 
@@ -157,7 +157,7 @@ class Extraction:
             raise error_from(
                 error,
                 f"{place}: cannot be written ({error.strerror or error}); "
-                f"free space, or give another folder with -output",
+                f"{space_fix(error)}, or give another folder with -output",
             ) from error
         return _Stored(keys, parts, missing, place / "features.npy")
 
@@ -173,7 +173,7 @@ def _new_array(temporary: Path, shape: tuple[int, int], path: Path) -> np.memmap
         raise error_from(
             error,
             f"{path}: {error.strerror}: {values.nbytes / 1e6:,.1f} MB of features; "
-            f"free space, or choose another folder with -output",
+            f"{space_fix(error)}, or choose another folder with -output",
         ) from None
     return values
 

@@ -58,15 +58,16 @@ def test_file_without_checksum_passes_if_none_is_required(tmp_path):
     verify_checksum(tmp_path / "tiny.pth")
 
 
-def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkeypatch):
+@pytest.mark.parametrize("number, fix", [(errno.ENOSPC, "free space"), (errno.EFBIG, "ulimit -f unlimited")])
+def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkeypatch, number, fix):
     before = saved.read_bytes()
 
     def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("utils.files.os.fsync", full)
     for path in (saved, saved.with_name("first.pth")):
-        with refused(rf"{path.name}: cannot be saved: No space left on device; "):
+        with refused(rf"{path.name}: cannot be saved: {os.strerror(number)}; .*{fix}"):
             atomic_save(path, {"weights": torch.zeros(10000)})
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
