@@ -18,6 +18,16 @@ _OF_EXPERIMENT = (
     "DATA.DATASET", "DATA.DATA_PATH", "DATA.KWARGS", "DATA.MULTI_LABEL", "DATA.FOLDS", "DATA.FOLD", "DATA.GROUPS",
     "SEED",
 )  # fmt: skip
+# They choose the images of a run, and their classes.
+_OF_SPLIT = (
+    "DATA.FOLD", "DATA.FOLDS", "DATA.SPLIT_SEED", "DATA.VAL_FRACTION", "DATA.GROUPS", "DATA.FRACTION",
+    "DATA.ONLY_CLASSES", "DATA.RENAME", "DATA.CORRECTIONS",
+)  # fmt: skip
+# For the whole run: with another value its figures are of other images, or its state or best.pth has other entries.
+FIXED = (
+    *_OF_SPLIT, "DATA.MULTI_LABEL", "MODEL.TUNE", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "TRAIN.OPTIMIZER.KWARGS",
+    "EVAL.BEST_METRIC", "EVAL.OPERATING_POINT", "MODEL.TYPE",
+)  # fmt: skip
 # Initial weights, and keys that change how the model is trained or computed, but not its weights.
 _SAME_ARCHITECTURE = (
     "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.FUSED_BLOCKS",
@@ -54,7 +64,8 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
     """'SEED 0, this run has 1' for the first key in which a run differs from `config`; None if there is none.
 
     The keys are the data set, its fold, the model (MODEL without paths of weights, dropout and kernels) and SEED; of a
-    training, also a NAME that is given, the keys of `changes_training`, and NUM_EPOCHS, which may only grow.
+    training, also the other keys of the split, a NAME that is given, the keys of `changes_training`, and NUM_EPOCHS,
+    which may only grow.
     """
     try:
         before = with_defaults(read_yaml(options_file))
@@ -73,7 +84,7 @@ def _keys_of_experiment(values: dict[str, Any], before: dict[str, Any], config: 
     """values: all options of this run. before: of the other one."""
     keys = {*_OF_EXPERIMENT, *(key for key in values if key.startswith("MODEL."))} - {*_SAME_ARCHITECTURE}
     if not config.eval.enabled:
-        keys |= {key for key in values if changes_training(key)}
+        keys |= {*_OF_SPLIT, *(key for key in values if changes_training(key))}
         if None not in (config.name, before["NAME"]):
             keys.add("NAME")
         epochs = before["TRAIN.NUM_EPOCHS"]
@@ -88,7 +99,7 @@ def _keys_of_experiment(values: dict[str, Any], before: dict[str, Any], config: 
 
 def _comparable(key: str, value: Any) -> Any:
     """One folder may be named in several ways."""
-    return os.path.abspath(str(value)) if key == "DATA.DATA_PATH" else value
+    return os.path.abspath(str(value)) if key in ("DATA.DATA_PATH", "DATA.CORRECTIONS") else value
 
 
 def shared_options(config: Config) -> dict[str, Any]:

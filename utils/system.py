@@ -141,6 +141,7 @@ _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
+_QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))  # in version 2 and 1; -1 is no quota
 
 
 class CoreShare(NamedTuple):
@@ -182,27 +183,30 @@ def core_share(cores: Set[int], of_ranks: Sequence[Set[int]], quota: float) -> C
     return CoreShare(int(share), f"{len(cores)} core(s)" + (f" for {ranks} ranks" if share < len(cores) else ""))
 
 
-def control_groups(groups: Path = _GROUPS, mount: Path = _MOUNT) -> list[Path]:
-    """The folders of this process's control group and of its parents; in version 1 those that limit memory.
+def control_groups(controller: str, groups: Path = _GROUPS, mount: Path = _MOUNT) -> list[Path]:
+    """The folders of this process's control group and of its parents; in version 1 those of `controller`: memory, cpu.
 
     In a container, `groups` may have the path of the host, while `mount` has only the container's own group.
     """
     lines = groups.read_text().splitlines() if groups.exists() else []
     found = list[Path]()
     for line in lines:
-        _, controller, path = line.split(":", 2)
-        if controller in ("", "memory"):  # version 2, version 1
-            found.append(mount / controller / path.lstrip("/"))
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            found.append(mount / path.lstrip("/"))
+        elif controller in controllers.split(","):
+            found.append(mount / controller / path.lstrip("/"))  # a link, if a folder has several controllers
     return [folder for group in found for folder in (group, *group.parents) if folder.is_relative_to(mount)]
 
 
 def cpu_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float:
     """The CPU quota in cores, the lowest of this process's control group and its parents; infinite if there is none."""
     quotas = [math.inf]
-    for group in control_groups(groups, mount):
-        with suppress(OSError, ValueError):  # the root group has no such file; 'max' is no quota
-            quota, period = map(int, (group / "cpu.max").read_text().split())
-            quotas.append(quota / period)
+    for group in control_groups("cpu", groups, mount):
+        for names in _QUOTA_FILES:
+            with suppress(OSError, ValueError):  # the root group has no such file; 'max' is no quota
+                quota, period = map(int, " ".join((group / name).read_text() for name in names).split())
+                quotas.append(quota / period if quota > 0 else math.inf)
     return min(quotas)
 
 
@@ -213,7 +217,7 @@ def available_bytes() -> float:
         on_host = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return 0
-    return min(on_host, *map(_free_bytes_in, control_groups()))
+    return min(on_host, *map(_free_bytes_in, control_groups("memory")))
 
 
 def _free_bytes_in(group: Path) -> float:

@@ -186,7 +186,9 @@ def number_by(
         unknown = [samples.class_names[label] for label in np.flatnonzero(has_images & (labels < 0))]
         fix = "rename or remove it"
     advice = ""
-    if others and lost and not data.rename:
+    if needs_all and others and lost:  # DATA.RENAME cannot change in a run
+        advice = f"; if it is {lost[0]!r}, give it this name again"
+    elif others and lost and not data.rename:
         option = json.dumps({lost[0]: [*unknown, *others][0]}, ensure_ascii=False)
         advice = f"; if it is the new name of {lost[0]!r}: -opts {shlex.quote(f'DATA.RENAME={option}')}"
     if unknown:

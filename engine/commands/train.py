@@ -19,7 +19,7 @@ from engine.training.batch_size import find_batch_size
 from engine.training.end import finish_run
 from engine.training.loss import build_loss
 from engine.training.minutes import fit_into_minutes
-from engine.training.outputs import open_outputs, open_profile
+from engine.training.outputs import open_outputs, open_profile, refuse_other_images
 from engine.training.probe_run import run_probe, solve_new_head
 from engine.training.session import build_session
 from engine.training.trainer import Trainer
@@ -77,6 +77,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
         plan = plan_training(command, context, logger, find_batch_size)
         check_writable(plan.run_folder or Path(plan.config.save))
         trained = build_session(plan, context, logger)
+        refuse_other_images(command, trained, logger)
         config = plan.config
         state = trained.state
         lines = [recipe_line(command), *trained.lines]

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
-from configs.command_line import Command
-from configs.compare import experiment_mismatch, shared_options, with_defaults
+from configs.command_line import Command, to_yaml
+from configs.compare import FIXED, changed_options, experiment_mismatch, shared_options, with_defaults
 from configs.load import RUN_OPTIONS
 from configs.parts import check_plugins
 from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, follow_facts
 from configs.schema import Config, Data
 from configs.schema.data import AUTO
 from configs.weights import NO_RECORD, NORMALIZATION, Followed, WeightsRecord, follow_weights
-from configs.yaml_io import format_value, parse_value
+from configs.yaml_io import as_option, format_value, parse_value
 from datasets.loading.loader import epoch_layout
 from datasets.reading import has_test_split, read_samples
 from datasets.sources.checks import check_images
@@ -33,13 +33,14 @@ from engine.parallel import check_compiler
 from engine.precision.policy import compute_dtype, fuse_blocks
 from engine.run.cost import describe_model
 from engine.run.facts import Preprocessing
+from engine.run.folder import next_command
 from engine.run.log import RunLogger
 from engine.run.loggers import check_loggers
 from models.build import build_model
 from models.timm_model import check_name
 from utils.device import on_meta_device
 from utils.distributed import ProcessContext, gather_objects
-from utils.errors import UserError
+from utils.errors import UserError, from_here
 from utils.notes import Note
 
 _DECODE_SECONDS = 30.0  # of a dry run, for all images
@@ -129,6 +130,28 @@ def _record_of_run(found: FoundCheckpoint, config: Config) -> WeightsRecord:
     return record
 
 
+def _check_fixed_options(found: FoundCheckpoint, command: Command) -> None:
+    """Raises UserError: an option differs from the run's that it has from its start to its end."""
+    changed = changed_options(found.state["options"], to_yaml(command.config))
+    for key in FIXED:
+        if key in changed:
+            then = format_value(changed[key][0])
+            fix = f"set it to the same value, or {new_run(found, command)}"
+            raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
+
+
+def new_run(found: FoundCheckpoint, command: Command) -> str:
+    """The advice of a new run with the options of the one that is resumed, and the data and fixed ones of `command`."""
+    changed = changed_options(found.state["options"], to_yaml(command.config))
+    options = [f"{key}={as_option(changed[key][1])}" for key in ("DATA.DATA_PATH", *FIXED) if key in changed]
+    if {"DATA.ONLY_CLASSES", "DATA.RENAME"} & changed.keys():
+        options.append("MODEL.NUM_CLASSES=null")
+    recipe = found.path.with_name(RUN_OPTIONS).absolute()
+    if not recipe.exists():
+        return "start a new run with -pretrained"
+    return f"start a new run: {from_here(next_command(command, f'-cfg={recipe}', '-opts', *options))}"
+
+
 def _check_before_reading(config: Config, num_ranks: int) -> None:
     """Raises UserError: a global batch, a metric or a name of timm's that is wrong for any data."""
     plan_batches(config, num_ranks)
@@ -194,6 +217,7 @@ def plan_training(
         fix = "starting a new run (-resume=RUN continues another)"
         logger.note(Note("screen", f"Resume: no run in {config.save} is of this experiment; {fix}"))
     if found:
+        _check_fixed_options(found, command)
         of_run = record = _record_of_run(found, config)
         of_weights = None
     else:

@@ -1,6 +1,7 @@
 """The outputs of a run: its folder, what is written there besides checkpoints, and the page."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,10 +10,12 @@ from pathlib import Path
 from configs.command_line import Command, to_yaml
 from configs.compare import non_default_options
 from configs.schema import Config
+from engine.checkpoint.files import FoundCheckpoint
 from engine.checkpoint.run_folder import BEST, link_copies, lock_run_folder
 from engine.checkpoint.weights_record import describe_data, write_held_out
 from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.session import build_eval_files
+from engine.plan.training import new_run
 from engine.progress import Evaluated
 from engine.report.contents import RunContents, contents_of
 from engine.run.cost import describe_model
@@ -49,7 +52,7 @@ class RunOutputs:
 def open_outputs(command: Command, session: Session, logger: RunLogger, locks: ExitStack) -> RunOutputs:
     """Opens the folder of the resumed run, or a new one, which the main process locks; a collective call.
 
-    Raises UserError: the folder cannot be created, or another host does not see it; a run has ended with other images.
+    Raises UserError: the folder cannot be created, or another host does not see it; or as `refuse_other_images`.
     """
     plan, context, position = session.plan, session.state.context, session.position
     command = replace(command, config=plan.config)
@@ -57,11 +60,10 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     values = describe_data(plan.config.data, plan.class_names)
     if found:
         values |= {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
+    refuse_other_images(command, session, logger)
     for note in call_on_main(lambda: space_notes(session.state, plan.run_folder), context) or ():
         logger.note(note)
     if folder := plan.run_folder:
-        if position.has_ended:
-            call_on_main(partial(_refuse_other_images, folder, logger), context)
         call_on_main(partial(_link_best, position), context)
         if position.best:
             logger.record.set_best(position.best, folder / BEST)
@@ -80,8 +82,15 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     return _outputs(session, folder, logger)
 
 
-def _refuse_other_images(folder: Path, logger: RunLogger) -> None:
-    """Raises UserError: the run has ended, with another number of images, or other validation images, in its record."""
+def refuse_other_images(command: Command, session: Session, logger: RunLogger) -> None:
+    """Raises UserError: the run has ended with another number of images, or other validation images; collective."""
+    found, position = session.plan.found, session.position
+    if found and found.run_folder and position.has_ended:
+        call_on_main(partial(_check_record, found, position, command, logger), session.state.context)
+
+
+def _check_record(found: FoundCheckpoint, position: RunPosition, command: Command, logger: RunLogger) -> None:
+    folder = found.path.parent
     before = read_fact(read_run(folder).get("facts", {}), TrainingData)
     now = read_fact(logger.record.values["facts"], TrainingData)
     if not before or not now:
@@ -89,8 +98,14 @@ def _refuse_other_images(folder: Path, logger: RunLogger) -> None:
     has_same_numbers = (now.training, now.validation) == (before.training, before.validation)
     if has_same_numbers and before.validation_digest in ("", now.validation_digest):  # "": of an older record
         return
-    fix = "start a new run, without -resume; -eval evaluates this one on them"
-    raise UserError(f"{folder}: the run has ended with other images ({before.images}, now {now.images}); {fix}")
+    epochs = position.config.train.num_epochs
+    fix = f"-epochs={2 * epochs} trains on them"
+    if position.progress.epoch < epochs:
+        fix = "-opts TRAIN.PATIENCE=null trains on them"
+    if position.config.model.tune.solves_head:
+        fix = new_run(found, command)
+    images = f"{before.images}, now {now.images}"
+    raise UserError(f"{folder}: the run has ended with other images ({images}); -eval evaluates it on them; {fix}")
 
 
 def _link_best(position: RunPosition) -> None:
@@ -147,6 +162,7 @@ class RunReport:
         self.outputs, self._config, self._is_main = outputs, config, is_main
         self._best: Evaluated | None = None
         self._is_end = False
+        self._failed = list[Callable[[], None]]()
         self.has_page = False  # of the latest state
         first_time = time.monotonic() + _FIRST_SECONDS / _MAX_TIME_SHARE
         self._next_time = {self._write_evaluation: first_time, self._write_page: 0.0}
@@ -174,7 +190,9 @@ class RunReport:
             try:
                 write()
             except Exception as error:  # a page is never worth a run
-                self.outputs.logger.warn(f"{REPORT} cannot be written: {type(error).__name__}: {error}")
+                if write not in self._failed:  # else after each epoch
+                    self.outputs.logger.warn(f"{REPORT} cannot be written: {type(error).__name__}: {error}")
+                self._failed.append(write)
             finished = time.monotonic()
             self._next_time[write] = finished + (finished - started) / _MAX_TIME_SHARE
         if self._best:

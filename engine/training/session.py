@@ -52,6 +52,7 @@ from engine.training.step import TrainState
 from models.build import build_model
 from models.kernels import prepare_convolutions
 from models.recompute import store_products
+from models.tuning import set_training
 from models.weights.choose import FINE_TUNE, Purpose
 from models.weights.fit import Fitted
 from utils.distributed import ProcessContext, call_on_main
@@ -192,6 +193,7 @@ def build_train_state(
     loss, teacher = build_step_loss(config, model, precision, targets, class_names)
 
     meta_model = copy_to_meta(model)
+    _check_batch_norms(meta_model, config, context.world_size)
     notes = notes_on_teacher(teacher) if teacher else []
     average = None
     if train.model_ema:
@@ -239,6 +241,22 @@ def build_train_state(
         timer=timer_of(device),
     )
     return state, notes
+
+
+def _check_batch_norms(meta_model: nn.Module, config: Config, num_ranks: int) -> None:
+    """Raises UserError: in the training on one image, a batch norm sees one value per channel."""
+    is_synchronized = config.parallel.sync_bn and num_ranks > 1
+    if config.data.micro_batch > 1 or is_synchronized:
+        return
+    set_training(meta_model, config.model)
+    image = torch.empty((1, config.data.image_channels, *config.data.input_size), device="meta")
+    try:
+        meta_model(image)
+    except Exception as error:  # others are of the meta device
+        if "1 value per channel" in str(error):
+            problem = f"-batch_size=1: a batch norm of {config.model.name} sees one value per channel"
+            raise UserError(f"{problem}; use -batch_size=2, or a larger -image_size") from None
+    meta_model.eval()
 
 
 def _checkpoint_cheaply(model: nn.Module, config: Config) -> None:

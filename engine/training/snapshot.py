@@ -15,7 +15,6 @@ from configs.compare import changed_options, changes_training
 from configs.parts import running_plugins
 from configs.schema import Config
 from configs.schema.operating_point import UNDECIDED, Decision
-from configs.yaml_io import format_value
 from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
 from engine.checkpoint.weights_record import ENTRY, decision_to_entries, read_decision
@@ -239,10 +238,6 @@ def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[
     return remarks
 
 
-_FIXED = (  # for the whole run: with another value its state, or best.pth, has other entries
-    "DATA.MULTI_LABEL", "MODEL.TUNE", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "TRAIN.OPTIMIZER.KWARGS",
-    "EVAL.BEST_METRIC", "EVAL.OPERATING_POINT", "MODEL.TYPE",
-)  # fmt: skip
 _UNUSED: tuple[str, ...] = ("MODEL.PRETRAINED", "TRAIN.MINUTES")
 _SHAPING = ("MODEL.", "DATA.IMAGE_", "TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY")  # of parameters
 
@@ -250,11 +245,6 @@ _SHAPING = ("MODEL.", "DATA.IMAGE_", "TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE",
 def _check_options(config: Config, epoch: int, changed: dict[str, tuple[Any, Any]]) -> None:
     """epoch: of the checkpoint."""
     last_epoch, num_epochs = config.train.last_epoch, config.train.num_epochs
-    for key in _FIXED:
-        if key in changed:
-            then = format_value(changed[key][0])
-            fix = "set it to the same value, or start a new run with -pretrained"
-            raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
     unused = [key for key in changed if changes_training(key)]
     if epoch == num_epochs and unused:
         problem = f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done"

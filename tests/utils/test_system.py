@@ -110,6 +110,9 @@ groups | files | expected
 0::/ | cpu.max: 800000 100000 | 8.0  # in a container, its own group is the root
 0::/ | cpu.max: max 100000 | inf
 0::/pod/job | pod/cpu.max: 250000 100000, pod/job/cpu.max: max 100000 | 2.5
+4:cpuacct,cpu:/host/job | cpu/cpu.cfs_quota_us: 150000, cpu/cpu.cfs_period_us: 100000 | 1.5
+4:cpu:/job | cpu/job/cpu.cfs_quota_us: -1, cpu/job/cpu.cfs_period_us: 100000 | inf
+4:cpu,cpuacct:/ | cpu/cpu.cfs_quota_us: 5000, cpu/cpu.cfs_period_us: 10000, memory/cpu.max: 1 9 | 0.5
 """
 
 
@@ -137,7 +140,7 @@ def control_group(tmp_path, monkeypatch):
         for name, text in files.items():
             (tmp_path / f"memory.{name}").write_text(f"{text}\n")
 
-    monkeypatch.setattr("utils.system.control_groups", lambda: [tmp_path])
+    monkeypatch.setattr("utils.system.control_groups", lambda controller: [tmp_path])
     return write
 
 
@@ -161,6 +164,6 @@ def test_memory_limit_of_control_groups_of_version_1(tmp_path, monkeypatch, path
         files = {"limit_in_bytes": limit, "usage_in_bytes": 4000, "stat": "inactive_file 1\ntotal_inactive_file 700"}
         for name, text in files.items():
             (folder / f"memory.{name}").write_text(f"{text}\n")
-    groups = control_groups(tmp_path / "groups", tmp_path)
-    monkeypatch.setattr("utils.system.control_groups", lambda: groups)
+    groups = control_groups("memory", tmp_path / "groups", tmp_path)
+    monkeypatch.setattr("utils.system.control_groups", lambda controller: groups)
     assert available_bytes() == 5000 - 4000 + 700

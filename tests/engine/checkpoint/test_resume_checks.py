@@ -1,6 +1,7 @@
 """A resumed run checks the checkpoint and its folder: a lock, other experiments, changed options; one that is given
 takes effect or is refused. A resume from behind leaves its run as it is."""
 
+import shlex
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,9 +28,11 @@ from conftest import (
 )
 from test_resume import contents
 
+from configs.yaml_io import parse_value
 from engine.checkpoint.files import find_checkpoint, load_checkpoint, runs_newest_first
 from engine.checkpoint.run_folder import is_run_folder
 from engine.run.record import read_run
+from utils.errors import UserError
 from utils.files import read_json
 from utils.notes import STATUS
 
@@ -38,13 +41,13 @@ INVALID_CHANGES = r"""
 TRAIN.OPTIMIZER.NAME=SGD | TRAIN\.OPTIMIZER\.NAME.*AdamW
 TRAIN.MODEL_EMA=true | TRAIN\.MODEL_EMA.*false
 EVAL.BEST_METRIC=loss | EVAL\.BEST_METRIC.*null
-MODEL.TUNE=head | MODEL\.TUNE.*full.* -pretrained
+MODEL.TUNE=head | MODEL\.TUNE.*full.* -cfg=\S+config.yaml -opts MODEL.TUNE=head
 TRAIN.LAST_EPOCH=1 | -last_epoch 1.*epoch 0
 MODEL.EMBED_DIM=32 | ^MODEL\.EMBED_DIM: .*-pretrained
 SEED=5 | SEED 0.* 5
 DATA.BALANCED_SAMPLING=true | DATA\.BALANCED_SAMPLING false.* true
 DATA.BATCH_SIZE=80 | 192 samples.* 80
-TRAIN.OPTIMIZER.KWARGS={amsgrad: true} | ^TRAIN\.OPTIMIZER\.KWARGS: .*-pretrained
+TRAIN.OPTIMIZER.KWARGS={amsgrad: true} | ^TRAIN\.OPTIMIZER\.KWARGS: .* -cfg=
 TRAIN.HEAD_LR_SCALE=2 | ^TRAIN\.HEAD_LR_SCALE: .*-pretrained
 """
 
@@ -61,6 +64,54 @@ def test_resume_rejects_invalid_changes(stopped, digits_argv):
         with refused(f"(?s){expected}"):
             train([f"-resume={stopped}", *digits_argv, option])
     assert contents(stopped) == before
+
+
+WITHOUT_FOLDS = r"""
+DATA.SPLIT_SEED=1
+DATA.VAL_FRACTION=0.25
+DATA.GROUPS=(p\d)_
+DATA.FRACTION=0.5
+DATA.ONLY_CLASSES=[class0,class2]
+DATA.RENAME={class0:\tclass2}
+DATA.CORRECTIONS=corrections.csv
+DATA.FOLD=1 DATA.FOLDS=3
+"""
+WITH_FOLDS = """
+DATA.FOLD=1
+DATA.FOLDS=4
+DATA.FOLD=null DATA.FOLDS=null DATA.VAL_FRACTION=0.25
+"""
+FIRST_FOLD = ("DATA.FOLDS=3", "DATA.FOLD=0")
+
+
+@pytest.mark.parametrize(
+    "first, rows", [((), "DATA.SPLIT_SEED=1"), slow((), WITHOUT_FOLDS), slow(FIRST_FOLD, WITH_FOLDS)]
+)
+def test_the_images_of_a_run_are_fixed_and_the_advised_command_trains_on_others(first, rows, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = noise_folder(tmp_path / "data", 0, 36, (12, 12, 3)) / "val"
+    for number, file in enumerate(sorted(data.glob("*/*"))):
+        folder = data / f"class{number % 3}"
+        folder.mkdir(exist_ok=True)
+        file.rename(folder / f"p{number % 4}_{number}.png")
+    (tmp_path / "corrections.csv").write_text("path,correction\nclass0/p0_0.png,class1\n")
+    options = [*TINY_VIT, "TRAIN.MAX_STEPS=1", "MODEL.NUM_CLASSES=3", *first]
+    flags = ["-dataset=folder", f"-data_path={data}", "-batch_size=4", "-num_workers=0"]
+    folder = train([*flags, f"-output={tmp_path / 'out'}", "-opts", *options])
+    before = contents(folder)
+    for (row,) in cells_of(rows):
+        changed = [option.replace("\\t", " ") for option in row.split()]
+        for command in ([], ["-dry_run"]):
+            with pytest.raises(UserError, match=f"^{changed[0].partition('=')[0]}: differs ") as error:
+                run_here(*command, f"-resume={folder}", "-opts", *changed)
+        assert contents(folder) == before
+        typed = shlex.split(str(error.value).partition("start a new run: ")[2])[2:]
+        other = train([*typed, f"-output={tmp_path / 'others'}"])
+        options = parse_value((other / "config.yaml").read_text())
+        assert options["MODEL"]["EMBED_DIM"] == 16
+        for key, value in (option.split("=") for option in changed):
+            assert options["DATA"][key.removeprefix("DATA.")] == parse_value(value)
+        assert run_here("-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}", "-opts", *changed) == 0
 
 
 def test_a_dry_run_checks_the_checkpoint_and_does_not_train(stopped, digits_argv):
@@ -112,9 +163,18 @@ def test_a_run_that_has_ended_records_nothing_that_did_not_run(kind, tmp_path, f
         weights = [f"MODEL.PRETRAINED={folder / 'best.pth'}", "MODEL.TUNE=probe"]
         folder = train([f"-data_path={before}", *flags, *weights])
     files = contents(folder)
-    with refused(r"ended with other images \(16 training .* now 24 training"):
-        train([f"-resume={folder}", f"-data_path={later}"])
+    resumed = [f"-resume={folder}", f"-data_path={later}"]
+    for command in ([], ["-dry_run"]):
+        with pytest.raises(UserError, match=r"ended with other images \(16 training .* now 24 training") as error:
+            run_here(*command, *resumed)
     assert contents(folder) == files
+    advice = str(error.value).rpartition("; ")[2].removesuffix(" trains on them")
+    if kind == "probe":
+        typed = shlex.split(advice.removeprefix("start a new run: "))[2:]
+        assert "24 training images" in log_of(train([*typed, f"-output={tmp_path / 'new'}"]))
+    else:
+        assert read_result(train([*resumed, *shlex.split(advice)]))["finished"]
+        assert "24 training images" in log_of(folder)
 
     ended = train([f"-data_path={before}", *flags])
     record = ("facts", "given", "preprocessing")

@@ -167,3 +167,17 @@ def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_folder_is_
     with refused(r"0\.0 MB free .* not one fits; .* -output$"):
         train(digits_argv)
     assert not Path(config_for(*digits_argv).save).exists()
+
+
+@pytest.mark.parametrize("kind", ["resnet10t", slow("levit_128s")])
+def test_a_batch_norm_of_one_value_per_channel_is_refused_before_the_first_step(kind, tmp_path):
+    size = 32 if kind == "resnet10t" else 224
+    flags = [f"-data_path={noise_folder(tmp_path / 'data', 8, 2, (12, 12, 3))}", "-dataset=folder", "-num_workers=0"]
+    flags += [f"-model={kind}", f"-image_size={size}", f"-output={tmp_path / 'out'}", "-epochs=1"]
+    one = [*flags, "-batch_size=1", "-opts", "TRAIN.MAX_STEPS=1"]
+    for command in ([], ["-dry_run"]):
+        with refused(r"^-batch_size=1: a batch norm of [^\n]* -batch_size=2[^\n]*$"):
+            run_here(*command, *one)
+    assert not (tmp_path / "out").exists()
+    for accepted in (["-batch_size=2", "-opts", "TRAIN.MAX_STEPS=1"], [*one[len(flags) :], "MODEL.TUNE=head"]):
+        assert load_checkpoint(train([*flags, *accepted]) / "last.pth")["done_steps"] == 1
