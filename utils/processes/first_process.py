@@ -3,8 +3,6 @@
 import os
 import signal
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
 
 def leave_first_process() -> None:
     """Makes the caller a child of process 1 if it is process 1 itself, as `docker run --init` does.
@@ -17,10 +15,11 @@ def leave_first_process() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if os.getpid() != 1:
         return
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    forwarded = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # Windows lacks some
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
     child = os.fork()
     if child:
-        for number in _FORWARDED:
+        for number in forwarded:
             signal.signal(number, lambda number, frame: os.kill(child, number))
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     if not child:
