@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     trained, samples = open_trained(command.with_weights(paths[0]), context)
     for path in paths[1:]:
         _check_same_data(trained, path)
-    config, metric = trained.config, trained.config.best_metric
+    config = trained.config
     built = build_eval_model(config, context, weights_size=trained.weights_size)
     state = built.fp32.state_dict()
     mean: State = {}
@@ -72,8 +72,7 @@ def main(argv: list[str]) -> int:
     options = trained.options | {"EVAL": {"TTA": config.eval.tta}}  # of its figure and its thresholds
     about = {"options": write_yaml(options)} | trained.description | exported_entry(trained.split)
     atomic_save(output, {"model": weights} | about)  # a checkpoint without optimizer
-    score = metric.text(metric.compute(trained.measured))
-    text = f"Saved: {output}, the mean of {len(paths)} weights, {metric.title} {score}"
+    text = f"Saved: {output}, the mean of {len(paths)} weights, {trained.measured}"
     print_escaped(f"{text}; use it with -pretrained={shlex.quote(str(output))}")
     return 0
 

@@ -26,9 +26,8 @@ from torch import nn
 from configs.schema import Data
 from configs.schema.data import properties_of
 from engine.checkpoint.weights_record import exported_entry
-from engine.evaluation.intervals import confidence_interval
 from engine.report.contents import RunContents, read_contents
-from engine.report.overview import interval_text, score_text
+from engine.report.overview import score_text
 from engine.run.cost import count_parameters
 from engine.run.facts import TrainingData
 from models.build import CONSTRUCTORS
@@ -310,8 +309,11 @@ def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
 def _scores(run: RunContents | None, trained: TrainedModel) -> dict[str, str]:
     """The metric that decides, on the validation and test images; none if the run did not evaluate this model."""
     weights = trained.weights.name
-    if trained.others:
-        return _own_scores(trained)
+    others = ", ".join(trained.others)
+    if trained.measured:
+        return {"Validation": f"{trained.measured}, of this model itself, which the run has not evaluated ({others})"}
+    if others:
+        return {"Figures": f"none: the run has not evaluated this model ({others})"}
     if not run or run.score is None or Path(str(run.values["result"].get("checkpoint"))).name != weights:
         return {"Figures": "none: these weights are not the best ones in the folder of their run"}
     title = run.metric.title
@@ -319,15 +321,3 @@ def _scores(run: RunContents | None, trained: TrainedModel) -> dict[str, str]:
     if run.test_score is not None:
         scores["Test"] = f"{title} {score_text(run, run.test, run.test_score)}"
     return scores
-
-
-def _own_scores(trained: TrainedModel) -> dict[str, str]:
-    """As `_scores`, of the export itself."""
-    results = trained.measured
-    others = ", ".join(trained.others)
-    if not results:
-        return {"Figures": f"none: the figures of the run are not of this model ({others})"}
-    metric = trained.config.best_metric
-    interval = interval_text(confidence_interval(results, metric)[0])
-    score = ", ".join(filter(None, [f"{metric.title} {metric.text(metric.compute(results))}", interval]))
-    return {"Validation": f"{score}, of this model itself, which the run has not evaluated ({others})"}

@@ -1,6 +1,6 @@
 """Trained weights with their model and their validation images, for the scripts that export and average."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from datasets.sources.sets.imagenet_sets import wordnet_ids
 from datasets.sources.split import RunSplit
 from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.weights_record import decision_to_entries, describe_data, to_metadata, weights_record
-from engine.evaluation.results import SampleResults
+from engine.evaluation.intervals import confidence_interval
 from engine.evaluation.session import EvalModel
 from engine.plan.evaluation import imagenet_subset, options_of_weights, plan_evaluation
+from engine.report.overview import interval_text
 from engine.run.facts import Fact
 from engine.run.log import RunLogger
 from models.build import build_model
@@ -41,8 +42,8 @@ class TrainedModel:
     class_names: from the training, DATA.CLASSES, or ImageNet's WordNet ids; else from the validation samples, or None.
     notes: lines for the user. split: of the data of the training, None if the data is other data.
     names_data_path: whether `options` names the folders of the data. weights_size: see `build_model`. others: options,
-    as KEY=value, because of which its logits are not those that its run has evaluated. measured: the results of the
-    samples, if they have been evaluated again.
+    as KEY=value, because of which its logits are not those that its run has evaluated. measured: the metric that
+    decides and its interval, if it has been evaluated again.
     """
 
     config: Config
@@ -53,7 +54,7 @@ class TrainedModel:
     decision: Decision = UNDECIDED
     weights_size: tuple[int, int] | None = None
     others: Sequence[str] = ()
-    measured: SampleResults | None = None
+    measured: str = ""
 
     @property
     def weights(self) -> Path:
@@ -87,7 +88,10 @@ class TrainedModel:
         model = evaluator.precision.compute_copy(built.fp32)
         batches = build_eval_loader(self.config.data, samples, evaluator.context, self.config.timeout_seconds)
         metrics, results = evaluator.evaluate(model, batches)
-        return replace(self, decision=metrics.decision, measured=results)
+        assert results  # of one process
+        interval, _ = confidence_interval(results, metrics.metric)
+        texts = f"{metrics.metric.title} {metrics.metric.text(metrics.score)}", interval_text(interval)
+        return replace(self, decision=metrics.decision, measured=", ".join(filter(None, texts)))
 
     def metadata(self) -> dict[str, str]:
         """Class names, preprocessing, and the options of model and data, as JSON texts."""
@@ -106,7 +110,7 @@ def without_images(command: Command) -> TrainedModel:
     if not {*PLACE, *SPLIT} & keys_of("DATA", command.given):
         changes = {key.lower(): value for key, value in record.data.items() if key in (*PLACE, *SPLIT)}
         config = config.with_data(**changes)
-    return _trained_model(config, record, notes, command)
+    return _trained_model(config, record, notes)
 
 
 def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedModel, Samples]:
@@ -121,7 +125,7 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
             "-dataset=NAME their kind; export.py -no_check needs no images)",
         ) from None
     samples, config = plan.samples, plan.config
-    trained = _trained_model(config, weights_record(config.model, source=command.source), plan.notes, command)
+    trained = _trained_model(config, weights_record(config.model, source=command.source), plan.notes)
     if not trained.class_names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
         trained = replace(trained, class_names=samples.class_names)
     return trained, samples
@@ -138,15 +142,13 @@ def _class_names(config: Config, record: WeightsRecord) -> list[str] | None:
     return None
 
 
-def _other_options(config: Config, record: WeightsRecord, given: Collection[str]) -> list[str]:
-    """`TrainedModel.others` of a run of this program. given: the dotted keys that the user wrote."""
+def _other_options(config: Config, record: WeightsRecord) -> list[str]:
+    """`TrainedModel.others` of a run of this program."""
     if not record.is_own:
         return []
     now = config.data.model_dump(mode="json", by_alias=True)
-    others = []
-    for key, value in record.preprocessing.items():
-        if key in keys_of("DATA", given) and now[key] != value:
-            others.append(f"DATA.{key}={format_value(now[key])}")
+    before = record.preprocessing
+    others = [f"DATA.{key}={format_value(now[key])}" for key in before if now[key] != before[key]]
     if config.model.weights_entry:
         others.append(f"MODEL.WEIGHTS_ENTRY={config.model.weights_entry}")
     if record.decision.tta != "none":
@@ -154,7 +156,7 @@ def _other_options(config: Config, record: WeightsRecord, given: Collection[str]
     return others
 
 
-def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fact], command: Command) -> TrainedModel:
+def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fact]) -> TrainedModel:
     names = _class_names(config, record)
     decision = record.decision
     renames = config.data.rename
@@ -166,5 +168,5 @@ def _trained_model(config: Config, record: WeightsRecord, notes: list[Note | Fac
             new = renames.get(decision.point.name, decision.point.name)
             decision = decision._replace(point=decision.point.model_copy(update={"name": new}))
     split = record.split if record.is_of(config.data) else None
-    others = _other_options(config, record, command.given)
+    others = _other_options(config, record)
     return TrainedModel(config, names, notes, split, weights_size=record.image_size, decision=decision, others=others)

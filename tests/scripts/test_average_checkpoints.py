@@ -74,7 +74,7 @@ def test_an_average_says_how_its_point_was_chosen(digits_run, tmp_path, capsys):
     goal = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
     run = digits_run(goal, "TRAIN.BASE_LR=1e-2", "EVAL.TTA=flip")
     average_checkpoints.main([str(run)])
-    top1 = capsys.readouterr().out.rpartition("top-1 ")[2].partition(";")[0]
+    top1 = capsys.readouterr().out.rpartition("top-1 ")[2].partition(",")[0]
     decision = read_record(str(run / "average.pth")).decision
     assert decision.tta == "flip"
     folder = evaluate(tmp_path / "eval", f"-pretrained={run / 'average.pth'}")
