@@ -24,12 +24,18 @@ from datasets.sources.shared_arrays import StringPacker, to_nfc
 from utils.errors import Finding, UserError, did_you_mean, error_from, raise_problems
 from utils.notes import Counts, Note, Reason
 
-# Never opened: files beside images, which may be as many; raw photos, which begin as TIFF files do; copies of images.
-_OTHER_EXTENSIONS = (
-    *(".txt", ".json", ".xml", ".csv", ".xmp", ".aae", ".md", ".yaml", ".html", ".py", ".ini", ".db", ".npy", ".mat"),
-    *(".arw", ".cr2", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".srw"),
-    *("dicomdir", "_original", "~", ".bak", ".orig", ".tmp", ".part", ".crdownload"),
+# Files that nobody takes for images: of systems, and copies
+_IGNORED_FILES = (
+    *(".xmp", ".aae", ".md", ".yaml", ".html", ".py", ".ini", ".db", "dicomdir"),
+    *("_original", "~", ".bak", ".orig", ".tmp", ".part", ".crdownload"),
 )
+_TEXTS = (".txt", ".json", ".xml", ".csv")
+# Never opened: files beside images, which may be as many; raw photos, which begin as TIFF files do
+_OTHER_FILES = (
+    *_TEXTS,
+    *(".npy", ".mat", ".arw", ".cr2", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".srw"),
+)
+_MAX_SHOWN = 5
 # Hidden folders, and folders of macOS, Windows, Linux, Android, Synology, QNAP and NetApp, some with thumbnails or
 # copies of the images.
 _IGNORED_FOLDERS = re.compile(
@@ -90,6 +96,8 @@ def _images_of_class(found: "FoundFiles", folder: Path, name: str, known: Collec
     if known is None:
         if not images and len(found.findings) == num_findings:
             fix = ", or ".join(["add images", "remove the folder", *(reason.fix for reason in found.unread.found)])
+            if found.others:
+                fix += f"; {found.describe_others()}"
             found.findings.append(f"{folder}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}")
     elif name not in known:
         fix = f"add or remove it{did_you_mean(name, known)}"
@@ -139,7 +147,8 @@ class FoundFiles:
     """Errors about folders in `root`, and counts of the images in them.
 
     sizes: the images in each folder, by its path in `root`. copies: the paths of those with the name of another one.
-    unread: images that are not read. predicts: images without a decoder here count as images.
+    unread: images that are not read. others: endings of other files, without those of the name of an image beside
+    them. predicts: images without a decoder here count as images.
     """
 
     def __init__(self, root: Path, predicts: bool = False) -> None:
@@ -149,13 +158,15 @@ class FoundFiles:
         self.sizes = Counter[str]()
         self.copies = list[str]()
         self.unread = Counts()
+        self.others = Counter[str]()
+        self._example = ""  # of the others
 
     def is_image(self, folder: str | Path, name: str) -> bool:
-        """Tells whether a file is an image, and counts one of another format. One with an unknown ending is opened."""
-        ending = os.path.splitext(name)[1].lower()
-        if name[0] == "." or name.lower().endswith(_OTHER_EXTENSIONS):
+        """Tells whether a file is an image. One with an unknown ending is opened."""
+        lower = name.lower()
+        if name[0] == "." or lower.endswith((*_IGNORED_FILES, *_OTHER_FILES)):
             return False
-        if name.lower().endswith(IMAGE_EXTENSIONS):
+        if lower.endswith(IMAGE_EXTENSIONS):
             return True
         path = os.path.join(folder, name)
         kind = kind_of_file(path)
@@ -164,11 +175,17 @@ class FoundFiles:
         if is_broken_link(path):
             self.unread.add(Reason("broken link(s) cannot be read", "restore their targets"), shorten(path))
             return False
-        if ending in PHOTO_EXTENSIONS:
-            return True  # a damaged photo is an image, too: an error reports it
-        if fix := UNREAD.get(ending, UNREAD.get(name[:6])):
-            self.unread.add(Reason(f"{ending} file(s) are not read", fix), shorten(path))
-        return False
+        return lower.endswith(PHOTO_EXTENSIONS)  # a damaged photo is an image, too: an error reports it
+
+    def _count_others(self, folder: str, files: Sequence[str], images: Sequence[str]) -> None:
+        """Counts the files of a folder that are no images; texts only beside images."""
+        known = {*images, *(os.path.splitext(name)[0] for name in images)}
+        ignored = (*_IGNORED_FILES, *PHOTO_EXTENSIONS) if images else (*_IGNORED_FILES, *PHOTO_EXTENSIONS, *_TEXTS)
+        for name in files:
+            stem, ending = os.path.splitext(name)
+            if name[0] != "." and known.isdisjoint((name, stem)) and not name.lower().endswith(ignored):
+                self.others[ending.lower() or "nameless"] += 1
+                self._example = self._example or os.path.join(folder, name)
 
     def _has_decoder(self, kind: str, path: str) -> bool:
         if fix := missing_decoder(kind):
@@ -209,7 +226,9 @@ class FoundFiles:
         paths = []
         for path, _, files in self.walk(folder):
             prefix = os.path.join(path, "").removeprefix(os.path.join(self.root, ""))
-            if images := [name for name in files if self.is_image(path, name)]:
+            images = [name for name in files if self.is_image(path, name)]
+            self._count_others(path, files, images)
+            if images:
                 paths += [prefix + name for name in images]
                 self.sizes[prefix.removesuffix("/")] += len(images)
                 self.copies += [prefix + name for name in _named_after_others(images)]
@@ -223,9 +242,18 @@ class FoundFiles:
             raise self.lacks_images()
         return paths
 
+    def describe_others(self) -> str:
+        """The numbers of other files by ending, an example, and the way on."""
+        shown = ", ".join(f"{number:,} {ending}" for ending, number in self.others.most_common(_MAX_SHOWN))
+        name = os.path.basename(self._example)
+        fix = next((fix for part, fix in UNREAD.items() if part in name), "convert images to PNG or JPEG")
+        return f"{shown} file(s) are not read in {self.root}, such as {shorten(self._example)}; {fix}"
+
     def lacks_images(self) -> UserError:
         """The error of a folder without images: of those that are not read, if there are some."""
         unread = [note.text for note in self.unread.notes(self.root)]
+        if self.others:
+            unread.append(self.describe_others())
         text = f"{self.root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); give another folder"
         return UserError([*unread, text][0])
 
@@ -236,6 +264,9 @@ class FoundFiles:
             shown = f"{len(self.copies)} of {self.sizes.total()} images have the name of another image"
             text = f"masks or copies are used: {shown}, such as {shorten(self.copies[0])}; move them out of {self.root}"
             notes.append(Note("warning", text))
+        if self.others:
+            is_many = 100 * self.others.total() > self.sizes.total()
+            notes.append(Note("warning" if is_many else "log", self.describe_others()))
         return notes + self.unread.notes(self.root)
 
 
