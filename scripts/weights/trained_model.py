@@ -81,7 +81,12 @@ class TrainedModel:
         return build_model(options, data, torch.device("cpu"), EVALUATE, data.input_size)[0].eval()
 
     def measure(self, built: EvalModel, samples: Samples) -> "TrainedModel":
-        """Evaluates the samples; they choose the thresholds, and that of the operating point. It changes no weights."""
+        """Evaluates the samples; they choose the thresholds, and that of the operating point.
+
+        Raises UserError: DATA.ONLY_CLASSES leaves out images of classes of the model.
+        """
+        if len(self.class_names or ()) > len(self.config.data.only_classes or self.class_names or ()):
+            raise UserError("DATA.ONLY_CLASSES: figures and thresholds are of all classes of the model; remove it")
         point = self.decision.point
         goal = point and point.model_copy(update={"is_chosen": False})
         evaluator = replace(built.evaluator, thresholds=None, point=goal)

@@ -82,3 +82,5 @@ def test_an_average_says_how_its_point_was_chosen(digits_run, tmp_path, capsys):
     assert f"{summary['top1']:.2f}%" == top1
     assert summary["operating_point"]["specificity"] >= 90
     assert summary["operating_point"]["threshold"] == decision.point.threshold
+    with refused(r"^DATA\.ONLY_CLASSES: .*remove it$"):  # the images of two classes would choose the threshold
+        average_checkpoints.main([str(run), "-opts", "DATA.ONLY_CLASSES=[3, 8]"])
