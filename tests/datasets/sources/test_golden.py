@@ -1,0 +1,193 @@
+"""Digests of all that reading finds: paths, labels, class names, groups, the split of the run; and its lines.
+
+They are kept in golden.txt. After a wanted change, `GOLDEN=write python -m pytest -m slow` writes them anew, and
+`git diff` shows which readings have changed: their data, or only their lines.
+"""
+
+import json
+import os
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import CPU
+from source_helpers import expand, options, tree, write_table
+from test_trees import TRAINED
+
+from datasets.reading import has_test_split, read_samples
+from datasets.recognition import recognize_dataset
+from datasets.sources.split import Splitter
+from tests.datasets.shards.tar_files import tar_of
+from utils.errors import UserError
+
+FILE = Path(__file__).with_name("golden.txt")
+IMAGES = expand("{ant,bee,Cat10}/p{1,2,3,4,5,6,7,8}_{0,1}.jpg")
+ALL = {f"tree {row.partition('|')[0].strip()}": row.split("|")[1] for row in TRAINED.strip().splitlines()[1:]}
+
+
+def label_of(path):
+    return path.partition("/")[0]
+
+
+def table_of(root, header, row, split=""):
+    """row: the cells of an image, by its path, label, number and the number of its label."""
+    tree(root, *IMAGES)
+    labels = [*dict.fromkeys(map(label_of, IMAGES))]
+    rows = []
+    for number, path in enumerate(IMAGES):
+        words = {"path": path, "label": label_of(path), "place": labels.index(label_of(path)), "number": number}
+        part = "test" if number % 12 == 0 else "val" if number % 6 == 0 else "train"
+        rows.append(row.format(**words, split=part, patient=path.split("/")[1][:2]))
+    write_table(root / "all.csv", rows, header)
+    return {"DATA_PATH": str(root / "all.csv")}
+
+
+def lists(root):
+    tree(root, *IMAGES)
+    for split, images in (("train", IMAGES[::2]), ("val", IMAGES[1::2])):
+        (root / f"{split}_list.txt").write_text("".join(f"{path} {'abC'.index(path[0])}\n" for path in images))
+    return {"DATA_PATH": str(root), "DATASET": "imagenet2012"}
+
+
+def folders(root, *parts):
+    tree(root, *(f"{part}{path}" for part in parts for path in IMAGES))
+    return {"DATA_PATH": str(root), "DATASET": "folder"}
+
+
+def shards(root, *splits, names=True):
+    root.mkdir()
+    for split in splits:
+        files = {}
+        for path in IMAGES:
+            name = path.removesuffix(".jpg")
+            about = json.dumps({"patient": path.split("/")[1][:2]})
+            files |= {f"{name}.jpg": path.encode(), f"{name}.json": about.encode()}
+            if not names:
+                files[f"{name}.cls"] = str("abC".index(path[0])).encode()
+        (root / f"{split}-0000.tar").write_bytes(tar_of(files))
+    return {"DATA_PATH": str(root), "DATASET": "tar", "CACHE_DIR": str(root)}
+
+
+def parquet(root, *splits):
+    pa, files = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    root.mkdir()
+    for split in splits:
+        columns = {"image": [path.encode() for path in IMAGES], "label": [*map(label_of, IMAGES)]}
+        files.write_table(pa.table(columns), root / f"{split}.parquet", row_group_size=7)
+    return {"DATA_PATH": str(root)}
+
+
+LAYOUTS = {
+    "folders": lambda root: folders(root, ""),
+    "folders with splits": lambda root: folders(root, "train/", "val/", "test/"),
+    "folders and test": lambda root: folders(root, "train/", "test/"),
+    "labels in paths": lambda root: folders(root, "") | {"LABELS": "/p(.)_"},
+    "table": lambda root: table_of(root, "path,label,patient", "{path},{label},{patient}"),
+    "table with splits": lambda root: table_of(root, "path,label,split,patient", "{path},{label},{split},{patient}"),
+    "numbers": lambda root: table_of(root, "path,label,patient", "{path},{place},{patient}"),
+    "numbers with gaps": lambda root: table_of(root, "path,label,patient", "{path},{place}7,{patient}"),
+    "several labels": lambda root: (
+        table_of(root, "path,label,patient", "{path},{label}|{patient},{patient}") | {"MULTI_LABEL": True}
+    ),
+    "lists": lists,
+    "shards": lambda root: shards(root, "train"),
+    "shards with splits": lambda root: shards(root, "train", "val", names=False),
+    "parquet": lambda root: parquet(root, "train"),
+    "parquet with splits": lambda root: parquet(root, "train", "validation", "test"),
+}
+GROUPS = {"folder": r"/(p\d+)_", "imagenet2012": r"/(p\d+)_"}
+WAYS = {
+    "plain": {},
+    "seed": {"SPLIT_SEED": 3, "VAL_FRACTION": 0.3},
+    "fold": {"FOLDS": 3, "FOLD": 1},
+    "groups": {"GROUPS": "patient"},
+    "share of groups": {"GROUPS": "patient", "FRACTION": 0.4},
+    "rename": {"RENAME": {"ant": "bug", "bee": "bug"}},
+    "only": {"ONLY_CLASSES": ["bee", "ant"], "FRACTION": 0.5},
+    "natural": {"CLASSES": "natural"},
+}
+
+
+def given(root, layout, **more):
+    """The options of a layout, which is written once."""
+    written = _written(root, layout)
+    if more.get("GROUPS") and written.get("DATASET") in GROUPS:
+        more["GROUPS"] = GROUPS[written["DATASET"]]
+    return options("DIR", **{key.lower(): value for key, value in (written | more).items()})
+
+
+@cache
+def _written(root, layout):
+    folder = root / layout.replace(" ", "_")
+    if layout in ALL:
+        return {"DATA_PATH": str(tree(folder / "R", *ALL[layout].split())), "DATASET": "folder"}
+    return LAYOUTS[layout](folder)
+
+
+def digest(*values):
+    return sha256(repr(values).encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def facts_of(samples):
+    groups = [*samples.groups] if samples.groups else None
+    windows = samples.windows.ends.tolist() if samples.windows else None
+    labels = samples.targets.tolist()
+    paths = [*samples.paths] if len(samples) < 1000 else []
+    return (
+        paths,
+        labels,
+        samples.class_names,
+        samples.has_class_names,
+        groups,
+        windows,
+        sum(samples.checksums().tolist()),
+    )
+
+
+def read(root, data, *splits, known=None, initial=None, **more):
+    """The digests of a reading and of its lines, and the split of the run."""
+    splitter = None
+    try:
+        data = recognize_dataset(data, CPU)
+        names = splits or ("train", "val", *["test"] * has_test_split(data, CPU)[0])
+        splitter = Splitter(data, known, initial)
+        found = read_samples(data, None, CPU, *names, splitter=splitter, **more)
+    except UserError as error:
+        return "refused", digest(str(error).replace(str(root), "ROOT")), None
+    split = splitter.result
+    facts = [facts_of(samples) for samples in found]
+    if split:
+        facts.append((split.held_out, np.sort(split.trained).tolist(), split.held_out_groups, split.rule))
+    lines = dict.fromkeys(str(note).replace(str(root), "ROOT") for samples in found for note in samples.notes)
+    return digest(facts, splitter.num_trained if splits else None), digest(*lines), split
+
+
+def readings(root):
+    """Each reading: its name and its digests."""
+    for layout in ALL:
+        yield layout, *read(root, given(root, layout), is_new=True)[:2]
+    yield "digits", *read(root, options("DIR", dataset="digits"), is_new=True)[:2]
+    for layout in LAYOUTS:
+        for way, values in WAYS.items():
+            yield f"{layout}, {way}", *read(root, given(root, layout, **values), is_new=True)[:2]
+        data = given(root, layout)
+        yield f"{layout}, all", *read(root, data, "all")[:2]
+        yield f"{layout}, names of a checkpoint", *read(root, data, "val", class_names=["bee", "ant", "Cat10"])[:2]
+        run = read(root, data)[2]
+        if run:
+            other = given(root, layout, SPLIT_SEED=9)
+            for split in ("train", "val", "all"):
+                yield f"{layout}, {split} of the run", *read(root, data, split, known=run)[:2]
+                yield f"{layout}, {split} of another seed", *read(root, other, split, known=run)[:2]
+            yield f"{layout}, initial weights", *read(root, other, "train", "val", initial=run)[:2]
+
+
+@pytest.mark.slow
+def test_readings_are_those_of_the_committed_digests(tmp_path):
+    lines = [" | ".join(reading) for reading in readings(tmp_path)]
+    assert len(lines) > 150
+    if os.environ.get("GOLDEN") == "write":
+        FILE.write_text("\n".join(lines) + "\n")
+    assert lines == FILE.read_text().splitlines()
