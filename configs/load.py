@@ -318,7 +318,7 @@ def _add_options(table: OptionTable, options: Sequence[str], flag: str) -> None:
         try:
             if not equals:
                 raise UserError(f"{flag} {option[:80]}: expected KEY=VALUE, such as TRAIN.BASE_LR=1e-3")
-            table.add_key(key, parse_value(text), flag)
+            table.add_key(key, parse_value(text, key), flag)
         except UserError as error:
             mistakes.append(error)
     if mistakes:

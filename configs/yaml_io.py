@@ -30,6 +30,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     _FLOAT: float,
     _STR: expand_home,
 }
+_OF_CLASSES = ("DATA.RENAME.", "DATA.ONLY_CLASSES.")  # names, which may look like 1.10, 007 or null
 # `None` is not YAML, but PaddleViT's recipes use it for null.
 _RESOLVERS = (
     (_NULL, r"~|null|Null|NULL|None|", ["~", "n", "N", ""]),
@@ -117,11 +118,14 @@ def read_text(path: Path, named_in: str = "", suffix: str = ".yaml", max_bytes: 
         raise UserError(f"{path}: is not a text file in UTF-8") from None
 
 
-def parse_value(text: str) -> Any:
-    """The value of a YAML text: '1e-3' -> 0.001, '[1, 2]' -> [1, 2]. Raises UserError for another text."""
+def parse_value(text: str, key: str = "") -> Any:
+    """The value of a YAML text: '1e-3' -> 0.001, '[1, 2]' -> [1, 2]; of names of classes (`key`) as they are written.
+
+    Raises UserError for another text.
+    """
     try:
         node = yaml.compose(text, Loader=_StrictLoader)
-        return None if node is None else _construct(node, "", {})
+        return None if node is None else _construct(node, f"{key}.", {})
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         reason = getattr(error, "problem", type(error).__name__)
         raise UserError(f"{shorten(text)} cannot be read as a value: {reason}") from None
@@ -166,7 +170,7 @@ def _is_scalar(node: yaml.Node) -> bool:
 def _construct(node: yaml.Node, section: str, lines: dict[str, int]) -> Any:
     """section: '', or the dotted key of the node and a dot. lines: gets the line of each dotted key."""
     if isinstance(node, yaml.SequenceNode) and node.tag == _SEQ:
-        return [_construct(child, "", {}) for child in node.value]
+        return [_construct_in(section, child, "", {}) for child in node.value]
     if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
         return _construct_mapping(node, section, lines)
     text = node.value
@@ -195,5 +199,12 @@ def _construct_mapping(node: yaml.MappingNode, section: str, lines: dict[str, in
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
         lines[dotted] = key_node.start_mark.line + 1
-        values[key] = _construct(value_node, f"{dotted}.", lines)
+        values[key] = _construct_in(section, value_node, f"{dotted}.", lines)
     return values
+
+
+def _construct_in(outer: str, node: yaml.Node, section: str, lines: dict[str, int]) -> Any:
+    """outer: the key of the list or mapping of the node, and a dot."""
+    if outer in _OF_CLASSES and _is_scalar(node):
+        return node.value
+    return _construct(node, section, lines)

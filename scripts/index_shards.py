@@ -17,6 +17,7 @@ from datasets.shards.data_set import TarShards
 from datasets.shards.index import INDEX_NAME, encode_index
 from datasets.shards.location import parse_location
 from datasets.shards.store import is_local
+from datasets.sources.source import Wanted
 from scripts.flags import add_flag, new_file, script_parser, split_flags, write_output
 from utils.errors import UserError
 from utils.processes.entry import run_script
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     output = flags.output or (Path(root, INDEX_NAME) if is_local(root) else None)
     if output is None:
         raise UserError(f"{root}: is not a folder of this host; give a file with -output, and copy it there")
-    shards = TarShards(config.data, assume=False)
+    shards = TarShards(Wanted(config.data), assume=False)
     write_output(output, encode_index(shards.index))
     for note in shards.notes:
         print(note)

@@ -40,12 +40,13 @@ from datasets.decoding.decode import PPM_KINDS, open_image
 from datasets.decoding.images import HEAD_BYTES, BadImage, kind_of
 from datasets.loading.loader import BadImageList
 from datasets.loading.workers import default_num_workers
-from datasets.reading import has_test_split, read_samples
+from datasets.reading import read_data
 from datasets.recognition import recognize_dataset
 from datasets.shards.index import INDEX_NAME, INFO_FILE, Index, Shard, encode_index, join, to_index
 from datasets.shards.records import LABELS_KEY, chunks_of, read_records
 from datasets.sources.samples import EncodedImages
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
+from datasets.sources.source import Wanted
 from datasets.sources.tables.files import LABEL_DIGITS
 from datasets.transforms.host import resize
 from scripts.flags import add_flag, script_parser, split_flags
@@ -83,11 +84,13 @@ def main(argv: list[str]) -> int:
     data = parse_command_line([*rest, "-opts", "DATA.BATCH_SIZE=1"]).config.data
     without_gpu = single_process("cpu")
     data = recognize_dataset(data, without_gpu)
-    names = ["train", "val", *(["test"] if has_test_split(data, without_gpu)[0] else [])]
-    read = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names, is_new=True)
-    if not isinstance(read[0], EncodedImages):
-        raise UserError(f"-dataset {data.dataset}: has no image files; use it without shards")
-    splits: dict[str, EncodedImages] = dict(zip(names, read, strict=True))
+    wanted = Wanted(data, ("train", "val"), num_classes=_ANY_NUM_CLASSES, is_new=True, with_test=True)
+    read = read_data(wanted, without_gpu)
+    splits = dict[str, EncodedImages]()
+    for name, samples in read.splits.items():
+        if not isinstance(samples, EncodedImages):
+            raise UserError(f"-dataset {data.dataset}: has no image files; use it without shards")
+        splits[name] = samples
     torch.set_num_threads(1)  # images are decoded in parallel
     output = flags.output
     written = {}
@@ -100,8 +103,8 @@ def main(argv: list[str]) -> int:
         ) from error
     try:
         bad_images = BadImageList(0).open(output)
-        for name, samples in splits.items():
-            split = OrderedSplit(name, samples, data, flags.size)
+        for name, images in splits.items():
+            split = OrderedSplit(name, images, data, flags.size)
             written[name] = write_split(output, split, flags.shard_mb * 1e6, bad_images, label_key, group_key)
         index = join(list(itertools.chain(*written.values())), label_key, group_key)
         atomic_write(output / INDEX_NAME, encode_index(index))

@@ -23,11 +23,12 @@ from rank_pool import RankPool, environment
 from configs import parts
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
-from configs.schema import Config, Train
+from configs.schema import Config, Data, Train
 from datasets.batch import Batch
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, epoch_layout
-from datasets.reading import read_samples
+from datasets.reading import read_data
 from datasets.sources.samples import Samples
+from datasets.sources.source import Wanted
 from datasets.transforms.host import HostTransform
 from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
@@ -282,6 +283,14 @@ def model_for(config: Config, device: str = "cpu", **options: Any) -> tuple[Any,
 
 def log_of(folder: Path) -> str:
     return (folder / "log.txt").read_text()
+
+
+def read_samples(data: Data, num_classes: int | None, context: ProcessContext, *splits: str, **how: Any) -> list:
+    """The samples of these splits, see `Wanted`; the first ones with the notes of all."""
+    given = {key: value for key, value in how.items() if value is not None}
+    read = read_data(Wanted(data, splits, num_classes=num_classes, **given), context)
+    first, *others = read.splits.values()
+    return [first.changed(notes=[*read.notes]), *others]
 
 
 def samples_for(config: Config, context: ProcessContext, *splits: str) -> list[Samples]:

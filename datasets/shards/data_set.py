@@ -15,17 +15,13 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from configs.schema import Data
 from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
-from datasets.shards.location import FoundShards, find_shards, parse_location
+from datasets.shards.location import find_shards, parse_location
 from datasets.shards.records import DamagedShard, labels_in, read_records
 from datasets.shards.samples import LocalShards, NoCopies, ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
-from datasets.sources.groups import check_groups
 from datasets.sources.samples import check_target_bytes
-from datasets.sources.shared_arrays import strings_in
-from datasets.sources.source import Source, part_to_read
-from datasets.sources.split import Part, Splitter
+from datasets.sources.source import Source, Wanted
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import atomic_write, locked, open_regular_file
 from utils.notes import Counts, Note
@@ -42,9 +38,12 @@ class TarShards(Source):
     Raises UserError: DATA_PATH is not a folder or URL of shards, or a shard cannot be read or is damaged.
     """
 
-    def __init__(self, data: Data, splitter: Splitter | None = None, assume: bool = True) -> None:
-        super().__init__(data, splitter)
-        store, self.found = _find(data)
+    def __init__(self, wanted: Wanted, assume: bool = True) -> None:
+        super().__init__(wanted)
+        data = self.data
+        root, names = parse_location(data.data_path)
+        store = ShardStore(root, START_TIMEOUT_SECONDS)
+        self.found = find_shards(store, names)
         folder, shards = cache_folder(data.cache_dir), store.head(list(chain.from_iterable(self.found.splits.values())))
         self.index, self.notes = open_index(store, shards, folder, self.found.label_key, assume, data.groups or "")
         copies: ShardCache | LocalShards = NoCopies(store)
@@ -55,16 +54,16 @@ class TarShards(Source):
         else:
             store.read_many(shards[0].name, [(0, 1)])  # a server of whole files is refused here, not in the first batch
         self._reader = ShardReader(store, copies, 2 * data.shuffle_shards)
-        names = self.index.class_names or self.found.class_names
+        class_names = self.index.class_names or self.found.class_names
         num_labels = int(self.index.arrays["targets"].max(initial=-1)) + 1
         self._several = None
         if data.multi_label:
-            names, self._several = self._read_several(num_labels)
+            class_names, self._several = self._read_several(num_labels)
             num_labels = self._several.shape[1]
         elif any(name.startswith("\0") for name in self.index.class_names):
             raise UserError(f"{data.data_path}: has images with several labels; set DATA.MULTI_LABEL=true")
-        self._has_names = bool(names)
-        self._class_names = names or list(map(str, range(num_labels)))
+        self._has_names = bool(class_names)
+        self._class_names = class_names or list(map(str, range(num_labels)))
         if "val" not in self.found.splits:
             part = "a part of each class is held out (DATA.VAL_FRACTION)"
             self.notes.append(Note("screen", f"no shard belongs to the split val: {part}"))
@@ -88,60 +87,28 @@ class TarShards(Source):
             row[[number[label] for label in one]] = 1
         return names, targets
 
+    @property
+    def splits(self) -> Collection[str]:
+        return self.found.splits
+
     def read(self, split: str) -> TarSamples:
-        """Returns the samples of a split; 'all' is every sample, of shards without splits.
-
-        Without shards of val, a part of each class is held out, see `Splitter`.
-
-        Raises UserError: there are no shards of the split, or they have no image.
-        """
-        part = self._part(split)
-        if not len(self.index) or not (len(part.indices) or part.findings):
+        """Returns the samples of the shards of a split. Raises UserError: they have no image."""
+        index = self.index.select(self.index.rows_of(set(self.found.splits[split])))
+        if not len(index):
             of_index = [note.text for note in self.notes if note.kind == "log"]  # if it was read
             fix = [*of_index, "add some"][0]
             raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; {fix}")
-        index = self.index.select(part.indices)
         samples = TarSamples(self._reader, index, self._class_names, self.data.shuffle_shards)
         samples.has_class_names = self._has_names
-        samples.notes += self.notes + part.notes
-        samples.findings += part.findings
+        samples.notes = [*self.notes]
         missing = np.flatnonzero(samples.targets < 0)
         if len(missing):
             share = f"{len(missing):,} of the {len(samples):,} images of the split {split} have none"
             fix = "add KEY.cls, a label in KEY.json, or a folder per class"
             samples.findings.append(f"{samples.name(missing[0])}: has no label ({share}); {fix}")
-        samples.targets = self._targets(index)
-        return samples
-
-    def _part(self, split: str) -> Part:
-        """The rows of the index that belong to a split."""
-        name, is_part = part_to_read(split, self.found.splits, self.data.data_path)
-        rows = self.index.rows_of(set(self.found.splits[name]))
-        if not is_part:
-            return Part(rows)
-        whole = self.index.select(rows)
-        paths = whole.paths()
-        groups = None
-        if self.data.groups and split != "all":
-            groups = strings_in(whole.arrays, "groups")
-            check_groups(groups, self.data, paths.__getitem__)
-        part = self.splitter.part(paths, self._targets(whole), split, groups)
-        return replace(part, indices=rows[part.indices])
-
-    def _targets(self, index: Index) -> np.ndarray:
-        targets = index.arrays["targets"]
-        return targets if self._several is None else self._several[targets]
-
-    @classmethod
-    def splits_of(cls, data: Data) -> Collection[str]:
-        splits = _find(data)[1].splits
-        return () if "all" in splits else splits
-
-
-def _find(data: Data) -> tuple[ShardStore, FoundShards]:
-    root, names = parse_location(data.data_path)
-    store = ShardStore(root, START_TIMEOUT_SECONDS)
-    return store, find_shards(store, names)
+        if self._several is None:
+            return samples
+        return samples.with_arrays(targets=self._several[samples.targets])
 
 
 def open_index(

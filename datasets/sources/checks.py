@@ -12,11 +12,11 @@ import threading
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
-from itertools import chain, product
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -94,16 +94,15 @@ def _find_short_batch(number: int, data: Data, ranks: int) -> list[str]:
 
 
 def notes_on(train: Samples, val: Samples, test: Samples | None = None, is_weighted: bool = False) -> list[Note]:
-    """Facts that may be intended: the notes of the splits, classes with few images or of unequal size, few gray levels.
+    """Facts that may be intended: classes with few images or of unequal size, few gray levels.
 
     A class without validation or test images is not evaluated. is_weighted: whether rare classes count more already.
     """
     splits = [train, val, *filter(None, [test])]
-    notes = list(dict.fromkeys(note for samples in splits for note in samples.notes))  # of one list: equal
     names = max((samples.class_names for samples in splits), key=len)  # of lists: the labels
     counts = train.class_counts(len(names))
     order = [label for label in np.argsort(counts, kind="stable").tolist() if counts[label]]
-    notes += _notes_on_training(train, names, counts)
+    notes = _notes_on_training(train, names, counts)
     if len(order) > 1:
         notes += _notes_on_evaluated(val, "validation", _FEW_VAL_IMAGES, names, order)
         if test:
@@ -185,21 +184,25 @@ def _notes_on_grey_levels(samples: Samples) -> list[Note]:
     return [Note("warning", f"{text}; set DATA.GREY_RANGE=[{low}, {high}], or the range of the device")]
 
 
-def check_same_data(splits: Sequence[Samples], context: ProcessContext) -> None:
-    """Checks that all ranks have the same samples in the same order. A collective call.
+def check_same_data(splits: Mapping[str, Samples], context: ProcessContext) -> None:
+    """Checks that all ranks have the same splits with the same samples in the same order. A collective call.
 
     Raises UserError: on all ranks; it names the first rank that differs from rank 0, its host, and the numbers of both.
     """
     if context.world_size == 1:
         return
-    digests = [sha256(_fingerprints(samples).data).hexdigest()[:16] for samples in splits]
-    counts = [f"{len(samples)} images in {len(samples.class_names)} classes" for samples in splits]
-    texts = gather_objects([f"{of}, digest {digest}" for of, digest in zip(counts, digests, strict=True)], context)
-    for (rank, of_rank), split in product(enumerate(texts), range(len(splits))):
-        if of_rank[split] != texts[0][split]:
-            fix = "copy the data of one host to the others, or use a folder that all hosts share"
-            other = f"{context.name(rank)} has other data than {context.name(0)}"
-            raise UserError(f"{other}: {of_rank[split]}, not {texts[0][split]}; {fix}")
+    texts = dict[str, str]()
+    for split, samples in splits.items():
+        digest = sha256(_fingerprints(samples).data).hexdigest()[:16]
+        texts[split] = f"{len(samples)} images in {len(samples.class_names)} classes, digest {digest}"
+    of_ranks = gather_objects(texts, context)
+    for rank, of_rank in enumerate(of_ranks):
+        for split in of_ranks[0] | of_rank:
+            one, first = (of.get(split, f"no split {split}") for of in (of_rank, of_ranks[0]))
+            if one != first:
+                fix = "copy the data of one host to the others, or use a folder that all hosts share"
+                other = f"{context.name(rank)} has other data than {context.name(0)}"
+                raise UserError(f"{other}: {one}, not {first}; {fix}")
 
 
 def digest_of(samples: Samples) -> str:
@@ -219,18 +222,21 @@ def _fingerprints(samples: Samples) -> np.ndarray:
     return of_samples << np.uint64(32) | samples.checksums()
 
 
-def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext, decode_seconds: float = 0.0) -> None:
+def check_images(
+    splits: Sequence[Samples], data: Data, context: ProcessContext, decode_seconds: float = 0.0
+) -> list[Note]:
     """Checks the image files of all splits on the main process, or as many as it can in half a minute.
 
-    With DATA.ON_BAD_IMAGE: skip, the number of unusable images is a note of the split. Every rank must call it.
+    Returns notes there; with DATA.ON_BAD_IMAGE: skip, of the number of unusable images. Every rank must call it.
     decode_seconds: for which whole images are decoded, too.
     Raises UserError: all unusable images, in one error on every rank.
     """
     files = [samples for samples in splits if isinstance(samples, ImageFiles)]
     num_images = sum(map(len, files))
 
-    def check() -> None:
+    def check() -> list[Note]:
         checked = []
+        notes = list[Note]()
         for samples in files:
             share = len(samples) / num_images
             checked.append(check_files(samples, data.image_channels, _MAX_SECONDS * share, decode_seconds * share))
@@ -241,12 +247,13 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext,
             if found.bad:
                 text = f"{len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
                 example = f"{found.bad[0].path!r} in {samples.root}: {found.bad[0].reason}"
-                samples.notes.append(Note("warning", f"{text}, such as {example}"))
+                notes.append(Note("warning", f"{text}, such as {example}"))
         if files:
-            files[0].notes += _notes_on_equal_files(files, np.concatenate([found.fingerprints for found in checked]))
-            files[0].notes += _notes_on_frames(files, data.data_path)
+            notes += _notes_on_equal_files(files, np.concatenate([found.fingerprints for found in checked]))
+            notes += _notes_on_frames(files, data.data_path)
+        return notes
 
-    call_on_main(check, context)
+    return call_on_main(check, context) or []
 
 
 def error_of(bad: Sequence[BadImage]) -> UserError:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,14 +11,12 @@ from unicodedata import normalize
 
 import numpy as np
 
-from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc
 from utils.errors import UserError, error_from
 from utils.files import open_regular_file
-from utils.notes import Note
 
 NATURAL, BYTES = "natural", "bytes"  # values of DATA.CLASSES; another value is a file
 CLASS_FILE = "a file with a class per line, in the order of the outputs"
@@ -140,8 +137,10 @@ def rename_classes(names: Sequence[str], renames: Mapping[str, str] | None) -> l
     Of classes that are merged with one of this name, the latter has it.
     """
     renamed = list(names)
+    known = set(names)
     for label, new in enumerate(new_names(names, renames)):
-        if new not in renamed:
+        if new not in known:
+            known.add(new)
             renamed[label] = new
     return renamed
 
@@ -149,70 +148,16 @@ def rename_classes(names: Sequence[str], renames: Mapping[str, str] | None) -> l
 def merged_outputs(names: Sequence[str], renames: Mapping[str, str] | None) -> dict[int, list[int]]:
     """The outputs of weights that DATA.RENAME merges, by the label that `rename_classes` gives their class."""
     renamed = rename_classes(names, renames)
+    label_of = {name: label for label, name in reversed([*enumerate(renamed)])}  # of equal names, the first
     outputs = defaultdict[int, list[int]](list)
     for label, new in enumerate(new_names(names, renames)):
-        outputs[renamed.index(new)].append(label)
+        outputs[label_of[new]].append(label)
     return {label: of_class for label, of_class in outputs.items() if len(of_class) > 1}
 
 
 def new_names(names: Sequence[str], renames: Mapping[str, str] | None) -> list[str]:
     """The names after DATA.RENAME, equal ones of merged classes."""
     return [(renames or {}).get(name, name) for name in names]
-
-
-def number_by(
-    known: Sequence[str], samples: Samples, data: Data, needs_all: bool, source: str = "the checkpoint"
-) -> list[str]:
-    """Gives the samples the labels of the classes `known`, by name. Samples without class names keep their labels.
-
-    source: of `known`, for messages.
-
-    Returns error messages: a class with images is not in `known`; with `needs_all`, also: the samples lack a class of
-    `known`. If there are any, it changes nothing. Raises UserError: as `map_labels`.
-    """
-    if not samples.has_class_names:
-        samples.notes.append(Note("log", "the data has no class names; its labels are used as they are"))
-        return []
-    labels = map_labels(samples.class_names, known, source)
-    others = [samples.class_names[label] for label in np.flatnonzero(labels < 0)]
-    lost = [name for name in known if name not in samples.class_names]
-    findings = []
-    if needs_all:
-        unknown = others
-        start = "to train with it, start from the weights: python main_single_gpu.py -cfg=RUN/config.yaml"
-        fix = f"{start} -pretrained=RUN/best.pth -data_path={shlex.quote(data.data_path)} -opts MODEL.NUM_CLASSES=null"
-    else:
-        has_images = samples.class_counts(len(labels)) > 0
-        unknown = [samples.class_names[label] for label in np.flatnonzero(has_images & (labels < 0))]
-        fix = "rename or remove it"
-    advice = ""
-    if needs_all and others and lost:  # DATA.RENAME cannot change in a run
-        advice = f"; if it is {lost[0]!r}, give it this name again"
-    elif others and lost and not data.rename:
-        option = json.dumps({lost[0]: [*unknown, *others][0]}, ensure_ascii=False)
-        advice = f"; if it is the new name of {lost[0]!r}: -opts {shlex.quote(f'DATA.RENAME={option}')}"
-    if unknown:
-        text = f"{list_names(unknown)}: not a class of {source} ({source} has {list_names(known)})"
-        findings.append(f"{data.data_path}: {text}; {fix}{advice}")
-    elif advice:
-        samples.notes.append(Note("warning", f"not evaluated: {list_names(others)}{advice}"))
-    if needs_all and lost:
-        text = f"{list_names(sorted({*lost}))}: a class of {source} that the data does not have"
-        findings.append(f"{data.data_path}: {text}; add it")
-    if not findings and not np.array_equal(labels, np.arange(len(known))):
-        samples.number_classes(labels, list(known))
-    return findings
-
-
-def check_names(samples: Samples, data_path: str) -> list[str]:
-    """Finds classes with one name, of which one is not in NFC; adds warnings about names that differ only in case."""
-    groups = defaultdict[str, set[str]](set)
-    for name in samples.class_names:
-        groups[name.casefold()].add(name)
-    variants = [list_names(sorted(names)) for names in groups.values() if len(names) > 1]
-    samples.notes += [Note("warning", f"classes {names} differ only in case") for names in variants]
-    twice = [name for name, count in Counter(samples.class_names).items() if count > 1]
-    return [f"{data_path}: two classes are named {shorten(name)}, in two Unicode forms; merge them" for name in twice]
 
 
 def names_of_labels(samples: Samples, num_classes: int) -> list[str]:

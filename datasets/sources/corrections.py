@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import numpy as np
 from configs.schema import Data
 from configs.yaml_io import find_name, shorten
 from datasets.sources.class_names import list_names, new_names
+from datasets.sources.rows import Rows
 from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import to_nfc
+from datasets.sources.source import Wanted
 from datasets.sources.tables.files import Cells, open_columns
 from utils.errors import UserError
 from utils.notes import Note
@@ -66,49 +69,59 @@ def place_of(path: str) -> str:
     return to_nfc(os.path.abspath(path))
 
 
-def correct(splits: dict[str, Samples], data: Data) -> None:
-    """Replaces the samples of each split: with the right labels, and without the images to drop; notes the numbers.
+def correct(rows: Rows, wanted: Wanted) -> Rows:
+    """Gives the images their right labels, and leaves out the images to drop; notes the numbers.
 
     The images stay in their splits. A warning counts the rows that name no image. Paths are as of `places_of`.
     Raises UserError: as `decided_rows`; a class that the data does not have; no row names an image of a training;
     no image of a split is left.
     """
+    data = wanted.data
     if not data.corrections:
-        return
+        return rows
     folder = data.image_root or data.data_path
-    rows = [(cells, places_of(cells, folder)) for cells in decided_rows(data.corrections, data.encoding).values()]
+    checked = [(cells, places_of(cells, folder)) for cells in decided_rows(data.corrections, data.encoding).values()]
     correction_of = dict[str, str]()
-    for cells, places in rows:
+    for cells, places in checked:
         correction_of |= dict.fromkeys(places, unescaped_cell(cells[CORRECTION]))
     used = set[str]()
-    for split, samples in splits.items():
+    splits = dict[str, Samples]()
+    notes = list[Note]()
+    for split, samples in rows.splits.items():
         if type(samples) is not ImageFiles:
             raise UserError(f"DATA.CORRECTIONS needs images in files, but the data set is {data.dataset}; remove it")
         names = [place_of(samples.name(index)) for index in range(len(samples))]
         found = {index: correction_of[name] for index, name in enumerate(names) if name in correction_of}
         used.update(names[index] for index in found)
-        splits[split] = _corrected(samples, found, data, split)
+        splits[split] = samples
+        if found:
+            splits[split], numbers = _corrected(samples, found, data)
+            notes.append(Note("screen", f"DATA.CORRECTIONS, {split}: {numbers}, of {len(found)} checked"))
         if not len(splits[split]):
             raise UserError(f"DATA.CORRECTIONS: {data.corrections}: drops all {split} images; keep some of them")
+    corrected = replace(rows, splits=splits).noted(*notes)
     lost = []
-    for cells, places in rows:
+    for cells, places in checked:
         is_of_data = any(_is_in(place, _folder_of(folder)) for place in places)  # perhaps of another split
         if used.isdisjoint(places) and not is_of_data:
             lost.append(cells[PATH])
-    if rows and not used:
+    if checked and not used:
         problem = f"no row names an image of {', '.join(splits)}; write paths relative to {data.data_path}"
     elif lost:
-        problem = f"{len(lost)} of {len(rows)} rows name no image of the data, such as {shorten(lost[0])}"
+        problem = f"{len(lost)} of {len(checked)} rows name no image of the data, such as {shorten(lost[0])}"
     else:
-        return
+        return corrected
     text = f"DATA.CORRECTIONS: {data.corrections}: {problem}"
     if "train" in splits and not used:
         raise UserError(text)
-    next(iter(splits.values())).notes.append(Note("warning", text))
+    return corrected.noted(Note("warning", text))
 
 
-def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data, split: str) -> ImageFiles:
-    """found: the correction of some images by their indices. Raises UserError: no such class."""
+def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data) -> tuple[ImageFiles, str]:
+    """The images, and how many are other ones. found: the correction of some by their indices.
+
+    Raises UserError: no such class.
+    """
     names = samples.class_names
     targets = samples.targets.copy()
     if {KEEP, DROP} & {*names}:
@@ -123,9 +136,5 @@ def _corrected(samples: ImageFiles, found: Mapping[int, str], data: Data, split:
             raise UserError(f"DATA.CORRECTIONS: {data.corrections}: {shorten(text)} is no class of the data; {fix}")
         targets[index] = names.index(name)
     left = np.setdiff1d(np.arange(len(samples)), dropped)
-    corrected = samples.select(left)
-    corrected.targets = targets[left]
-    if found:
-        text = f"{len(dropped)} dropped, {len(changed)} of another class, of {len(found)} checked"
-        corrected.notes.append(Note("screen", f"DATA.CORRECTIONS, {split}: {text}"))
-    return corrected
+    numbers = f"{len(dropped)} dropped, {len(changed)} of another class"
+    return samples.with_arrays(targets=targets).select(left), numbers

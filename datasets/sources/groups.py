@@ -6,7 +6,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from dataclasses import replace
+from itertools import combinations, islice
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -17,8 +18,10 @@ from configs.schema import Data
 from configs.schema.data import problem_of_expression, properties_of
 from configs.yaml_io import shorten
 from datasets.sources.path_words import label_in, of_level
-from datasets.sources.samples import ImageFiles
+from datasets.sources.rows import Rows
+from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
+from datasets.sources.source import Wanted
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import Table, open_columns, open_table
 from datasets.sources.tables.rows import table_rows
@@ -140,14 +143,33 @@ def _are_cases(stems: Sequence[str], spans: Sequence[tuple[int, int]], classes: 
     return have_numbers and have_several and in_classes and recur
 
 
-def with_groups(listing: ImageFiles, data: Data) -> None:
-    """Gives each image its group: a column of its table, or what DATA.GROUPS says of its path.
+def group(rows: Rows, wanted: Wanted) -> Rows:
+    """Gives each image its group (DATA.GROUPS): of tar shards the one in its .json.
 
+    A training, and a part of data without a validation split, need the groups of train and val; groups of other splits
+    count in the interval of an evaluation.
     Raises UserError: images without a group; the table of the groups cannot be read, or an image has two.
     """
-    groups = _find_groups(listing, data, data.groups or "").strings()
-    check_groups(groups, data, listing.location)
-    listing.arrays = {**listing.arrays, **to_arrays(groups, "groups")}
+    data = wanted.data
+    if not data.groups:
+        return rows
+    are_needed = "train" in wanted.splits or (rows.uncut is not None and "all" not in wanted.splits)
+    splits = dict[str, Samples]()
+    notes = list[Note]()
+    for split, samples in rows.splits.items():
+        splits[split] = samples
+        groups = samples.groups
+        try:
+            if groups is None and isinstance(samples, ImageFiles):
+                groups = _find_groups(samples, data, data.groups).strings()
+            if groups is not None:
+                check_groups(groups, data, samples.location)
+                splits[split] = samples.with_arrays(**to_arrays(groups, "groups"))
+        except UserError as error:  # DATA.GROUPS may be of the training
+            if are_needed and split != "test":
+                raise
+            notes.append(Note("screen", f"no figures of groups: {error}"))
+    return replace(rows, splits=splits).noted(*notes)
 
 
 def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
@@ -192,3 +214,17 @@ def check_groups(groups: PackedStrings, data: Data, location: Callable[[int], st
         images = f"{len(missing)} of {len(groups)} images have no group, such as {location(missing[0])}"
         fix = "write one into the column, the table path,group or the .json, or correct the expression"
         raise UserError(f"DATA.GROUPS {shorten(data.groups)}: {images}; {fix}")
+
+
+def warn_of_shared_groups(rows: Rows, wanted: Wanted) -> Rows:
+    """Notes the groups of training, validation and test images that are in two of these."""
+    if "train" not in rows.splits:
+        return rows
+    groups = {split: set(map(to_nfc, samples.groups or ())) - {""} for split, samples in rows.splits.items()}
+    for one, other in combinations(groups, 2):
+        shared = sorted(groups[one] & groups[other])
+        if shared:
+            text = f"{len(shared)} group(s) are in both {one} and {other}, such as {shorten(shared[0])}"
+            text = f"the figures of {other} are not independent: {text}; leave their images out of one of them"
+            rows = rows.noted(Note("warning", text, misleads=True))
+    return rows

@@ -7,10 +7,10 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -69,8 +69,8 @@ class Samples:
     DATA.MULTI_LABEL int8 (N, classes), 1 for each label of an image, else 0, with at least as many columns as
     `class_names`. `has_class_names` is False if these names are only the labels themselves, as in a list. `in_memory`
     is True if `open` never waits for a disk. `windows`: of samples in shards, see `ShardWindows`. `column`: the name of
-    the column of `listed_name`. `decoding`: of files. `findings` are messages about errors, which prevent the use of
-    the samples; `notes` are for the log: one line of text each.
+    the column of `listed_name`. `decoding`: of files. `findings` are messages about errors of the reader, which
+    prevent the use of the samples; `notes` are for the log: one line of text each.
     """
 
     in_memory = False
@@ -91,13 +91,19 @@ class Samples:
             self.arrays = share_arrays(self.arrays)
         return self.__dict__
 
+    def changed(self, **values: Any) -> Self:
+        """The samples with other attributes."""
+        other = object.__new__(type(self))
+        vars(other).update({**vars(self), **values})
+        return other
+
+    def with_arrays(self, **arrays: np.ndarray) -> Self:
+        """The samples with other or further arrays, such as `targets`."""
+        return self.changed(arrays={**self.arrays, **arrays})
+
     @property
     def targets(self) -> np.ndarray:
         return self.arrays["targets"]
-
-    @targets.setter
-    def targets(self, targets: np.ndarray) -> None:
-        self.arrays = {**self.arrays, "targets": targets}
 
     @property
     def groups(self) -> PackedStrings | None:
@@ -109,29 +115,36 @@ class Samples:
         """The name of each image without the folder of the data: the same on another machine."""
         return StringPacker(self.name(index) for index in range(len(self))).strings()
 
+    @property
+    def names_for_split(self) -> PackedStrings:
+        """The name of each image by which data without a validation split are split."""
+        return self.paths
+
     def __len__(self) -> int:
         return len(self.targets)
 
-    def number_classes(self, labels: np.ndarray, class_names: list[str]) -> None:
-        """Replaces each label by `labels[label]`, int64 (classes,), an index of the new `class_names`.
+    def with_classes(self, labels: np.ndarray, class_names: list[str]) -> Self:
+        """The samples with `labels[label]` in place of each label: int64 (classes,), indices of the new `class_names`.
 
         `labels` is -1 for a class without images.
         """
         if self.targets.ndim == 1:
-            self.targets = labels[self.targets]
+            targets = labels[self.targets]
         else:
             targets = np.zeros((len(self), len(class_names)), dtype=self.targets.dtype)
-            for old in np.flatnonzero(labels >= 0).tolist():
+            for old in np.flatnonzero(labels[: self.targets.shape[1]] >= 0).tolist():
                 targets[:, labels[old]] |= self.targets[:, old]  # several old ones may be merged
-            self.targets = targets
-        self.class_names = class_names
+        return self.with_arrays(targets=targets).changed(class_names=class_names, has_class_names=True)
 
-    def fit_targets(self, num_classes: int) -> None:
-        """Gives targets (N, classes) `num_classes` columns. Columns beyond them stay if one of them has a label."""
-        if (missing := num_classes - self.targets.shape[1]) > 0:
-            self.targets = np.pad(self.targets, ((0, 0), (0, missing)))
-        elif missing < 0 and not self.targets[:, num_classes:].any():
-            self.targets = np.ascontiguousarray(self.targets[:, :num_classes])
+    def with_columns(self, num_classes: int) -> Self:
+        """With targets (N, `num_classes`), if they are (N, classes). Columns beyond them stay if one has a label."""
+        targets = self.targets
+        missing = num_classes - targets.shape[1]
+        if missing > 0:
+            return self.with_arrays(targets=np.pad(targets, ((0, 0), (0, missing))))
+        if targets[:, num_classes:].any():
+            return self
+        return self.with_arrays(targets=np.ascontiguousarray(targets[:, :num_classes]))
 
     def select(self, indices: np.ndarray) -> "Samples":
         """The samples at `indices`, (M,), sorted and unique, with the findings and notes of all."""
@@ -265,7 +278,7 @@ class ImageFiles(EncodedImages):
 
     def select(self, indices: np.ndarray) -> "ImageFiles":
         """The images at `indices` (M,), sorted and unique, with all `findings` and `notes`."""
-        return replace(self, arrays=select_rows(self.arrays, indices))
+        return self.changed(arrays=select_rows(self.arrays, indices))
 
     def name(self, index: int) -> str:
         """The file's path: a str, because each Path interns its parts, which would add up to millions of strings."""

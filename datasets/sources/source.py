@@ -1,78 +1,118 @@
-"""The interface of a data set: `Source`, which reads the samples of its splits."""
+"""The interface of a data set: `Source`, which is opened once and reads the images of its splits."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import cast
 
 from configs.schema import Data
 from configs.schema.data import DATA_SETS, TORCHVISION
+from datasets.sources.class_names import BYTES, NATURAL, read_class_list
 from datasets.sources.samples import Samples
-from datasets.sources.split import Splitter
+from datasets.sources.split import History
 from utils.errors import UserError, did_you_mean
 from utils.system import require
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """When labels of a table that are numbers are the names of classes.
+class Wanted:
+    """What a run reads.
 
-    known: the classes of a checkpoint: if they contain all numbers. are_names: if they are not 0, 1, 2, ...
+    splits: 'train', 'val', 'test', or 'all': all images of data without splits. with_test: 'test', too, if there is one
+    with labels. class_names: of a checkpoint, after DATA.RENAME. of_weights: the class names of weights before
+    DATA.RENAME, which may name them. num_classes: of the model; None stands for `number_of_classes`. history: of the
+    split of data without a validation split. predicts: labels and missing files do not matter. is_new: for a new
+    training: labels of a table that are not 0, 1, 2, ... are names, unless `num_classes` is given.
     """
 
-    known: Collection[str] = ()
-    are_names: bool = False
+    data: Data
+    splits: tuple[str, ...] = ()
+    class_names: Sequence[str] = ()
+    of_weights: Sequence[str] = ()
+    num_classes: int | None = None
+    history: History = field(default_factory=History)
+    predicts: bool = False
+    is_new: bool = False
+    with_test: bool = False
+
+    @property
+    def trains(self) -> bool:
+        return len(self.splits) > 1
+
+    @property
+    def listed_classes(self) -> list[str]:
+        """The names of classes in the file DATA.CLASSES; none for a rule of sorting."""
+        classes = self.data.classes
+        return [] if classes in (None, NATURAL, BYTES) else read_class_list(Path(classes))
+
+    @property
+    def may_name_by_number(self) -> bool:
+        """Whether labels of a table that are not 0, 1, 2, ... are names."""
+        return self.is_new and self.num_classes is None and not self.listed_classes
+
+    @property
+    def keeps_labels(self) -> bool:
+        """Whether the labels of the data are the ones of the model."""
+        data = self.data
+        return not (self.class_names or data.classes or data.rename or data.only_classes)
 
 
 class Source:
-    """A data set, opened with the options DATA. splitter: splits data without a validation split.
+    """A data set, opened with what a run wants of it. Raises UserError: it cannot be opened.
 
-    Raises UserError: it cannot be opened.
+    has_folds: DATA.FOLDS are its own.
     """
 
-    has_folds = False  # DATA.FOLDS are its own, not the splitter's
-    numbers = Numbers()  # of a table; folders are checked to be classes unless these are known
+    has_folds = False
 
-    def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
-        self.data = data
-        self.root = Path(data.data_path)
-        self.splitter = splitter or Splitter(data)
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.data = wanted.data
+        self.root = Path(self.data.data_path)
+        self.trains = "train" in wanted.splits
 
-    def read(self, split: str) -> Samples:
-        """Reads 'train' or 'val'; 'all' if it has no splits; 'test' if it may have one.
-
-        Raises UserError: nothing can be read, or there is no such split.
-        """
-        raise NotImplementedError
-
-    @classmethod
-    def splits_of(cls, data: Data) -> Collection[str]:
-        """The splits with labels in which the data comes; empty for data with a split 'all'."""
+    @property
+    def splits(self) -> Collection[str]:
+        """The splits in which the data come; 'all', perhaps beside 'test', if they have no others."""
         return "train", "val"
 
-    @classmethod
-    def find_test(cls, data: Data) -> tuple[bool, str | None]:
-        """Returns whether DATA_PATH has test images with labels, and a note if it has some without labels.
+    def read(self, split: str) -> Samples:
+        """All images of one of `splits`, with labels. Raises UserError: nothing can be read."""
+        raise NotImplementedError
 
-        Reading the split reports an unreadable folder.
-        Raises UserError: a table or list cannot be read; a server does not answer.
-        """
-        return "test" in cls.splits_of(data), None
+    def find_test(self) -> tuple[bool, str | None]:
+        """Returns whether there are test images with labels, and a note if there are some without labels."""
+        return "test" in self.splits, None
 
+    @property
+    def uncut(self) -> str | None:
+        """The split that is cut into train and val; None for data with val."""
+        if "val" in self.splits:
+            return None
+        return "all" if "all" in self.splits else "train"
 
-def part_to_read(split: str, splits: Collection[str], place: object) -> tuple[str, bool]:
-    """The split of the data that has a split of the run, and whether it is a part of this: without val, train is cut.
+    def split_for(self, split: str) -> str:
+        """The one of `splits` that has the images of a split of the run. Raises UserError: there is none."""
+        if split == "test":
+            has_test, note = self.find_test()
+            if not has_test:
+                raise UserError(note or f"-split test: {self.data.data_path} has no test images; choose another split")
+            return split
+        if split == "all" and "all" not in self.splits:
+            fix = "give one of them, or a folder to -predict"
+            raise UserError(f"-split all: {self.data.dataset} comes in splits; {fix}")
+        name = self.uncut or split
+        if name not in self.splits:
+            problem = f"has no split {split}, only {', '.join(self.splits)}"
+            raise UserError(f"{self.data.data_path}: {problem}; add it, or choose another split")
+        return name
 
-    splits: of the data in `place`; 'all': it has none. Raises UserError: it lacks the split.
-    """
-    is_part = split != "test" and "val" not in splits
-    name = split
-    if is_part:
-        name = "all" if "all" in splits else "train"
-    if name not in splits:
-        raise UserError(f"{place}: has no split {split}, only {', '.join(splits)}; add it, or choose another split")
-    return name, is_part
+    def split_to_evaluate(self) -> str:
+        """The split with labels that an evaluation of data other than the training's reads."""
+        if "all" in self.splits:
+            return "all"
+        return "test" if self.uncut and self.find_test()[0] else "val"
 
 
 def without_labels(path: Path, problem: str) -> tuple[bool, str]:

@@ -7,10 +7,11 @@ Legend: N images, G groups, such as patients; a unit is a group, or without DATA
 """
 
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,10 +19,7 @@ from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names
-from datasets.sources.groups import with_groups
-from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_nfc
-from utils.errors import Finding
 from utils.notes import Note
 
 DEFAULT_VAL_FRACTION = 0.1
@@ -85,74 +83,87 @@ def hash_paths(paths: PackedStrings, seed: int = 0) -> np.ndarray:
 _NO_SPLIT = RunSplit(0, 0, None)
 
 
-@dataclass
-class Part:
-    """The sorted indices of the images of a part of the data, error messages, and notes for the log."""
+class History(NamedTuple):
+    """The splits of the weights of a run.
 
-    indices: np.ndarray
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-
-
-class Splitter:
-    """Splits the data of a run, or of an evaluation of its weights.
-
-    known: the split of the run so far. Its list of held-out images decides, unless the options ask for another split.
-    initial: of the run whose weights a training starts from.
-    result: the split with which training continues, when the split 'train' has been read. num_trained: of the images
-    to evaluate, the ones that the checkpoint was trained on, when they have been read.
+    known: the split of the run so far, or of the weights to evaluate. Its list of held-out images decides, unless the
+    options ask for another split. initial: of the run whose weights a training starts from.
     """
 
-    def __init__(self, data: Data, known: RunSplit | None = None, initial: RunSplit | None = None) -> None:
-        fold = (data.fold or 0, data.folds) if data.folds else None
-        fraction = data.val_fraction or DEFAULT_VAL_FRACTION
-        self.data = data
-        self.known = known
-        self.initial = initial
-        self._rule = RunSplit(data.split_seed, fraction, None, fold=fold, groups=data.groups)
-        self._is_same = known is not None and known.rule == self._rule.rule
-        self.result: RunSplit | None = None
-        self.num_trained = 0
+    known: RunSplit | None = None
+    initial: RunSplit | None = None
 
-    def part(self, paths: PackedStrings, targets: np.ndarray, split: str, groups: PackedStrings | None = None) -> Part:
-        """The images of 'train', 'val' or 'all'.
 
-        A run that asks for its own split keeps its list. Otherwise the units of each class are sorted by the hash of
-        their name, and the first VAL_FRACTION (a tenth by default, rounded, at least one) become validation units; a
-        single unit stays in train. With DATA.FOLDS: see `_cut_folds`; of several labels: `_stratify`.
+@dataclass(frozen=True)
+class Cut:
+    """The validation images of data without a validation split, bool (N,); of the split 'all' every image.
 
-        targets: int64 (N,), or multi-hot int8 (N, C).
-        """
-        known = self.known or _NO_SPLIT
-        paths = _before_renaming(paths, self.data.rename, known)
-        hashes = hash_paths(paths)
-        kept = known if self._is_same else _NO_SPLIT
-        if split == "all":
-            cut = _Cut(np.ones(len(paths), bool))
-        elif kept.held_out is not None:
-            cut = _listed(kept.held_out, kept.held_out_groups, hashes, groups)
-        else:
-            cut = _cut(self._rule, paths, hashes, targets, groups)
-        wanted = cut.is_val
-        if self.known:
-            seen = _find_trained(known, hashes, wanted)
-            self.num_trained = len(seen)
-            cut.notes += _changes(known, paths, hashes, wanted, self._is_same and split != "all", seen)
-        if self.initial and split == "val":
-            cut.notes += _trained_before(self.initial, self.data, paths, wanted)
-        if split == "train":
-            wanted = ~cut.is_val
-            self.num_trained = 0
-            self.result = replace(
-                self._rule,
-                held_out=_names_of(paths, cut.is_val, kept.listed),
-                trained=np.union1d(known.trained, hashes[wanted]),
-                held_out_groups=_names_of(groups, cut.is_val, kept.held_out_groups),
-            )
-        findings = list[Finding]()
-        if not cut.is_val.any():
-            findings.append(f"{self.data.data_path}: {cut.problem}")
-        return Part(np.flatnonzero(wanted), findings, cut.notes)
+    problem: the reason if there are none. notes: for the log. run_split: with which a training continues, if the split
+    'train' is read. num_trained: of the images to evaluate, the ones that the weights were trained on.
+    """
+
+    is_val: np.ndarray
+    problem: str | None
+    notes: list[Note]
+    run_split: RunSplit | None
+    num_trained: int
+
+
+def rule_of(data: Data) -> RunSplit:
+    """The split that the options ask for, without its images."""
+    fold = (data.fold or 0, data.folds) if data.folds else None
+    fraction = data.val_fraction or DEFAULT_VAL_FRACTION
+    return RunSplit(data.split_seed, fraction, None, fold=fold, groups=data.groups)
+
+
+def cut_images(
+    paths: PackedStrings,
+    targets: np.ndarray,
+    groups: PackedStrings | None,
+    data: Data,
+    splits: Collection[str],
+    history: History = History(),  # noqa: B008
+) -> Cut:
+    """Divides images into 'train' and 'val'; or takes all of them for the split 'all'.
+
+    A run that asks for its own split keeps its list. Otherwise the units of each class are sorted by the hash of
+    their name, and the first VAL_FRACTION (a tenth by default, rounded, at least one) become validation units; a
+    single unit stays in train. With DATA.FOLDS: see `_cut_folds`; of several labels: `_stratify`.
+
+    targets: int64 (N,), or multi-hot int8 (N, C). splits: of the run.
+    """
+    known = history.known or _NO_SPLIT
+    rule = rule_of(data)
+    is_same = known.rule == rule.rule and history.known is not None
+    kept = known if is_same else _NO_SPLIT
+    paths = _before_renaming(paths, data.rename, known)
+    hashes = hash_paths(paths)
+    if "all" in splits:
+        part = _Cut(np.ones(len(paths), bool))
+    elif kept.held_out is not None:
+        part = _listed(kept.held_out, kept.held_out_groups, hashes, groups)
+    else:
+        part = _cut(rule, paths, hashes, targets, groups)
+    is_val = part.is_val
+    notes = part.notes
+    num_trained = 0
+    if history.known:
+        seen = _find_trained(known, hashes, is_val)
+        num_trained = len(seen)
+        notes += _changes(known, paths, hashes, is_val, is_same and "all" not in splits, seen)
+    if history.initial and "val" in splits:
+        notes += _trained_before(history.initial, data, paths, is_val)
+    run_split = None
+    if "train" in splits:
+        num_trained = 0
+        run_split = replace(
+            rule,
+            held_out=_names_of(paths, is_val, kept.listed),
+            trained=np.union1d(known.trained, hashes[~is_val]),
+            held_out_groups=_names_of(groups, is_val, kept.held_out_groups),
+        )
+    problem = None if is_val.any() else part.problem
+    return Cut(is_val, problem, notes, run_split, num_trained)
 
 
 @dataclass
@@ -217,14 +228,24 @@ def _parts_of_units(rule: RunSplit, targets: np.ndarray, unit_of: np.ndarray) ->
 
 def _before_renaming(paths: PackedStrings, renames: Mapping[str, str] | None, known: RunSplit) -> PackedStrings:
     """The paths that the run knows, before the folders of classes were renamed (DATA.RENAME)."""
-    hashes_of_run = np.append(known.trained, _hashes_of(known.listed))
-    for old, new in (renames or {}).items():
-        before = [f"/{to_nfc(path)}".replace(f"/{new}/", f"/{old}/", 1)[1:] for path in paths]
-        were = StringPacker(before).strings()
-        is_old = np.isin(hash_paths(were), hashes_of_run) & ~np.isin(hash_paths(paths), hashes_of_run)
-        pairs = zip(is_old, before, paths, strict=True)
-        paths = StringPacker([was if known_then else path for known_then, was, path in pairs]).strings()
-    return paths
+    of_run = np.append(known.trained, _hashes_of(known.listed))
+    if not (renames and len(of_run)):
+        return paths
+    old_names = defaultdict[str, list[str]](list)
+    for old, new in renames.items():
+        old_names[new].append(old)
+    names = [*paths]
+    places = list[int]()
+    before = list[str]()
+    for place in np.flatnonzero(~np.isin(hash_paths(paths), of_run)).tolist():
+        parts = to_nfc(names[place]).split("/")
+        for level, name in enumerate(parts[:-1]):
+            for old in old_names.get(name, ()):
+                places.append(place)
+                before.append("/".join([*parts[:level], old, *parts[level + 1 :]]))
+    for found in np.flatnonzero(np.isin(_hashes_of(before), of_run)).tolist():
+        names[places[found]] = before[found]
+    return StringPacker(names).strings()
 
 
 def _find_trained(known: RunSplit, hashes: np.ndarray, is_val: np.ndarray) -> np.ndarray:
@@ -302,17 +323,7 @@ def as_read_before(data: Data, known: RunSplit | None, is_same: bool = True) -> 
     return data.model_copy(update={"encoding": data.encoding or "cp1252", "columns": columns})
 
 
-def split_listing(listing: ImageFiles, split: str, splitter: Splitter) -> ImageFiles:
-    """The 'train' or the 'val' part of a listing, or for 'all' the listing."""
-    if splitter.data.groups and split != "all":
-        with_groups(listing, splitter.data)
-    part = splitter.part(listing.paths, listing.arrays["targets"], split, listing.groups)
-    listing.findings += part.findings
-    listing.notes += part.notes
-    return listing.select(part.indices)
-
-
-def _hashes_of(paths: tuple[str, ...]) -> np.ndarray:
+def _hashes_of(paths: Iterable[str]) -> np.ndarray:
     return hash_paths(StringPacker(paths).strings())
 
 

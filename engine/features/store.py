@@ -125,7 +125,6 @@ class Extraction:
                 if len(missing) < len(samples):
                     assert isinstance(samples, ImageFiles)
                     chosen = samples.select(missing)
-                    chosen.decoding = samples.decoding
                 computed = replace(self, samples=chosen).to_file(path)
                 if found and computed:
                     found.parts.insert(0, _Part(found.keys[missing], computed))

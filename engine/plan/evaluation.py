@@ -15,7 +15,7 @@ from timm.models import get_arch_pretrained_cfgs, is_model
 from configs.command_line import Command
 from configs.parts import check_plugins
 from configs.resolve import Facts, follow_facts
-from configs.schema import Config, Data
+from configs.schema import Config
 from configs.schema.data import IMAGENET_CLASSES, properties_of
 from configs.schema.model import Model
 from configs.weights import (
@@ -26,7 +26,7 @@ from configs.weights import (
     model_follows_weights,
     prediction_needs_no_labels,
 )
-from datasets.reading import check_renames, read_samples, read_unlabelled, split_to_evaluate
+from datasets.reading import read_data, read_unlabelled
 from datasets.recognition import recognize_dataset
 from datasets.sources.checks import check_images, digest_of
 from datasets.sources.class_names import (
@@ -39,9 +39,12 @@ from datasets.sources.class_names import (
     read_class_list,
     rename_classes,
 )
+from datasets.sources.numbering import check_renames
+from datasets.sources.rows import Rows
 from datasets.sources.samples import Samples
 from datasets.sources.sets.imagenet_sets import class_mask, wordnet_ids
-from datasets.sources.split import Splitter, as_read_before
+from datasets.sources.source import Wanted
+from datasets.sources.split import History, as_read_before
 from engine.checkpoint.run_folder import check_same_checkpoint
 from engine.checkpoint.weights_record import record_in, weights_record
 from engine.plan.training import check_same_options, describe_preprocessing, find_on_all_ranks
@@ -84,7 +87,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
 
     Labels follow the class names of the checkpoint. Options that the user did not write follow its preprocessing, its
     number of classes and, if the user named no model, its architecture. Every rank must call it.
-    Raises UserError: as `read_samples` and `check_images`; no such checkpoint or weights; a preprocessing that
+    Raises UserError: as `read_data` and `check_images`; no such checkpoint or weights; a preprocessing that
     contradicts the options. In a prediction, missing and unreadable images are no errors.
     """
     if command.config.model.resume:
@@ -93,22 +96,23 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     data = recognize_dataset(command.config.data, context)
     given = command.config.model_copy(update={"data": data})
     options, record, notes = options_of_weights(replace(command, config=given))
-    options, split, split_notes = _choose_split(command, options, record, context)
+    options, split = _choose_split(command, options, record)
     if prediction:
         options = prediction_needs_no_labels(options, record, has_path=command.path is not None)
-    record, merged = _rename(record, options.data)
-    samples, names_note, num_trained = _read(options, record, split, command, context)
+    names = record.class_names
+    record, merged = _rename(record, options)
+    read, names_note = _read(options, record, names, split, command, context)
+    ((split, samples),) = read.splits.items()
     facts = Facts(context.world_size, classes=number_of_classes(options.data.dataset, [samples]))
     config = follow_facts(options, facts).with_data(columns=data.columns, encoding=data.encoding)
     check_same_options(config, context)
     if not prediction:
-        check_images([samples], config.data, context, _DECODE_SECONDS)
-    images = _describe(samples, config, command, split, num_trained)
-    notes += [note.on("Data") for note in samples.notes]
+        notes += [note.on("Data") for note in check_images([samples], config.data, context, _DECODE_SECONDS)]
+    images = _describe(samples, config, command, split, read.num_trained)
+    notes += [note.on("Data") for note in read.notes]
     notes.append(images)
-    notes += split_notes
     if not names_note:
-        names_note = name_outputs(samples, record, config)
+        samples, names_note = name_outputs(samples, record, config)
     notes.append(Note("screen", f"Class names: {names_note}"))
     mask = None
     if not command.path and properties_of(config.data.dataset).synsets:
@@ -128,18 +132,23 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     )
 
 
-def _rename(record: WeightsRecord, data: Data) -> tuple[WeightsRecord, dict[int, list[int]]]:
-    """The record after DATA.RENAME, and the outputs that it merges.
+def _rename(record: WeightsRecord, options: Config) -> tuple[WeightsRecord, dict[int, list[int]]]:
+    """The record after DATA.RENAME, and the outputs that it merges. Outputs without names have their numbers.
 
     Raises UserError: a name is no class of the weights; of several labels per image.
     """
-    if not record.class_names or not data.rename:
+    data = options.data
+    names = record.class_names
+    numbers = [*map(str, range(options.model.num_classes or 0))]
+    if not names and data.rename and data.rename.keys() <= {*numbers}:
+        names = numbers
+    if not names or not data.rename:
         return record, {}
-    check_renames(data.rename, {*record.class_names}, record.class_names, "the checkpoint")
-    merged = merged_outputs(record.class_names, data.rename)
+    check_renames(data.rename, {*names}, names, "the checkpoint")
+    merged = merged_outputs(names, data.rename)
     if merged and data.multi_label:
         raise UserError("DATA.RENAME: merges outputs of weights with one label per image only; train with it instead")
-    return replace(record, class_names=rename_classes(record.class_names, data.rename)), merged
+    return replace(record, class_names=rename_classes(names, data.rename)), merged
 
 
 def _checkpoint_of(command: Command, context: ProcessContext, logger: RunLogger) -> Path:
@@ -152,24 +161,20 @@ def _checkpoint_of(command: Command, context: ProcessContext, logger: RunLogger)
     return found.path
 
 
-def _choose_split(
-    command: Command, options: Config, record: WeightsRecord, context: ProcessContext
-) -> tuple[Config, str, list[Note]]:
-    """The options with which the training read its data; the split, chosen unless -split asks for one; notes on it.
+def _choose_split(command: Command, options: Config, record: WeightsRecord) -> tuple[Config, str | None]:
+    """The options with which the training read its data, and the split; None for a split that the data decide.
 
     The images of a path have neither.
     """
     if command.path:
-        return options, "all", []
+        return options, None
     is_of_training = record.is_of(options.data)
     options = options.model_copy(update={"data": as_read_before(options.data, record.split, is_of_training)})
     if command.flags.split:
-        return options, command.flags.split, []
+        return options, command.flags.split
     asked = {key: getattr(options.data, key.lower()) for key in ("VAL_FRACTION", "FOLDS")}
-    if is_of_training or any(value not in (None, record.data.get(key)) for key, value in asked.items()):
-        return options, "val", []
-    split, note = split_to_evaluate(options.data, context)
-    return options, split, [Note("screen", f"Data: {note}")] if note else []
+    is_like_training = is_of_training or any(value not in (None, record.data.get(key)) for key, value in asked.items())
+    return options, "val" if is_like_training else None
 
 
 def _describe(samples: Samples, config: Config, command: Command, split: str, num_trained: int) -> EvaluationData:
@@ -225,14 +230,21 @@ def _follow_named_model(command: Command, file: WeightsFile | None) -> tuple[Con
 
 
 def _read(
-    options: Config, record: WeightsRecord, split: str, command: Command, context: ProcessContext
-) -> tuple[Samples, str | None, int]:
-    """The samples, with the labels of the model if they have labels; the source of its class names, if the data show
-    it; the number of samples that the model was trained on.
+    options: Config,
+    record: WeightsRecord,
+    of_weights: Sequence[str] | None,
+    split: str | None,
+    command: Command,
+    context: ProcessContext,
+) -> tuple[Rows, str | None]:
+    """The samples of one split, with the labels of the model if they have labels; the source of its class names, if the
+    data show it.
+
+    of_weights: their class names before DATA.RENAME.
     """
     data, model = options.data, options.model
     if command.path:
-        return read_unlabelled(command.path, data, context, record.data.get("IMAGE_ROOT")), None, 0
+        return read_unlabelled(command.path, data, context, record.data.get("IMAGE_ROOT")), None
     names = None if _has_english_names(record) else record.class_names
     known = record.split
     if known and not known.held_out and not record.is_of(data):
@@ -240,20 +252,26 @@ def _read(
     if properties_of(data.dataset).synsets:
         names = names or wordnet_ids(model.num_classes or IMAGENET_CLASSES)
         class_mask(data.dataset, names)
-    splitter = Splitter(data, known)
-    predicts = command.prediction is not None
-    (samples,) = read_samples(
-        data, model.num_classes, context, split, class_names=names, predicts=predicts, splitter=splitter
+    wanted = Wanted(
+        data,
+        (split,) if split else (),
+        class_names=names or (),
+        of_weights=of_weights or (),
+        num_classes=model.num_classes,
+        history=History(known),
+        predicts=command.prediction is not None,
     )
-    source = None
-    if not (names or command.embeds) and samples.has_class_names:
-        outputs, names, source = match_outputs(samples.class_names, model, record, data.classes)
-        samples.number_classes(np.array(outputs, np.int64), names)
-    return samples, source, splitter.num_trained
+    read = read_data(wanted, context)
+    ((found, samples),) = read.splits.items()
+    if names or command.embeds or not samples.has_class_names:
+        return read, None
+    outputs, names, source = match_outputs(samples.class_names, model, record, data.classes)
+    samples = samples.with_classes(np.array(outputs, np.int64), names)
+    return replace(read, splits={found: samples}), source
 
 
-def name_outputs(samples: Samples, record: WeightsRecord, config: Config) -> str:
-    """Gives the samples the class names of the model; returns their source, for the log.
+def name_outputs(samples: Samples, record: WeightsRecord, config: Config) -> tuple[Samples, str]:
+    """The samples with the class names of the model; their source, for the log.
 
     The file of the weights names the classes, else DATA.CLASSES, else the data, else timm the classes of ImageNet, see
     `imagenet_subset`. Other weights with 1000 classes may be of any data: their names are the labels.
@@ -279,10 +297,8 @@ def name_outputs(samples: Samples, record: WeightsRecord, config: Config) -> str
         names = list(ImageNetInfo(subset).label_descriptions())
         source = f"timm's of {subset}, of which timm publishes {config.model.name}"
     else:
-        return "the labels, since the weights have no names"
-    samples.class_names = names
-    samples.has_class_names = True
-    return source
+        return samples, "the labels, since the weights have no names"
+    return samples.changed(class_names=names, has_class_names=True), source
 
 
 def match_outputs(

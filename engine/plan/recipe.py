@@ -15,7 +15,9 @@ from configs.resolve import model_follows_source, rate_of_tuning, recipe_follows
 from configs.weights import OF_EVERY_MODEL, keys_of
 from configs.yaml_io import as_option
 from datasets.recognition import recognize_dataset
-from datasets.sources.source import source_class
+from datasets.sources.groups import group
+from datasets.sources.rows import cut, read_rows
+from datasets.sources.source import Wanted, source_class
 from utils.device import on_meta_device
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, single_process
 from utils.errors import UserError, to_single_line
@@ -212,12 +214,16 @@ def _count_images(command: Command) -> int:
     found = recognize_dataset(command.config.data, alone)
     if found.dataset not in _OWN_IMAGES:
         return 0
+    wanted = Wanted(found, ("train",))
     try:
-        source = source_class(found.dataset)(found)
-        images = len(source.read("train"))
+        source = source_class(found.dataset)(wanted)
+        rows = cut(group(read_rows(source, wanted), wanted), wanted)
     except UserError:
         return 0
-    split = source.splitter.result
+    if "train" not in rows.splits:
+        return 0
+    images = len(rows.splits["train"])
+    split = rows.run_split
     if not found.folds or not split:
         return images
     in_all_folds = len(split.trained) + len(split.held_out or ())

@@ -22,11 +22,13 @@ from configs.schema.data import AUTO
 from configs.weights import NO_RECORD, NORMALIZATION, Followed, WeightsRecord, follow_weights
 from configs.yaml_io import as_option, format_value, parse_value
 from datasets.loading.loader import epoch_layout
-from datasets.reading import has_test_split, read_samples
+from datasets.reading import read_data
 from datasets.sources.checks import check_images
 from datasets.sources.class_names import number_of_classes, rename_classes
+from datasets.sources.rows import Rows
 from datasets.sources.samples import Samples
-from datasets.sources.split import RunSplit, Splitter, as_read_before
+from datasets.sources.source import Wanted
+from datasets.sources.split import History, RunSplit, as_read_before
 from engine.checkpoint.files import FoundCheckpoint, find_checkpoint, runs_newest_first
 from engine.checkpoint.weights_record import record_of, weights_record
 from engine.parallel import check_compiler
@@ -173,25 +175,20 @@ def _facts_of(splits: list[Samples], data: Data, found: FoundCheckpoint | None, 
 
 
 def _read_splits(
-    config: Config, of_run: WeightsRecord, weights: WeightsRecord, splitter: Splitter, context: ProcessContext
-) -> tuple[list[Samples], list[Note]]:
-    """The images to train and to validate, and of a test split if there is one; notes. of_run: of a resumed run."""
-    place = as_read_before(config.data, of_run.split)
-    has_test, no_labels = has_test_split(place, context)
-    names = ["train", "val"]
-    if has_test:
-        names.append("test")
-    splits = read_samples(
-        place,
-        config.model.num_classes,
-        context,
-        *names,
-        class_names=of_run.class_names,
-        splitter=splitter,
+    config: Config, of_run: WeightsRecord, weights: WeightsRecord, history: History, context: ProcessContext
+) -> Rows:
+    """The images to train and to validate, and of a test split if there is one. of_run: of a resumed run."""
+    wanted = Wanted(
+        as_read_before(config.data, of_run.split),
+        ("train", "val"),
+        class_names=of_run.class_names or (),
+        of_weights=weights.class_names or (),
+        num_classes=config.model.num_classes,
+        history=history,
         is_new=of_run is NO_RECORD,
-        of_weights=weights.class_names,
+        with_test=True,
     )
-    return splits, [Note("log", text) for text in (no_labels,) if text]
+    return read_data(wanted, context)
 
 
 def plan_training(
@@ -207,7 +204,7 @@ def plan_training(
     checkpoint, or the weights.
 
     find_batch_size: for DATA.BATCH_SIZE auto. locks: receives the lock of the folder of a resumed run.
-    Raises UserError: as `follow_facts`, `read_samples` and `check_images`; no such checkpoint; a logger cannot be used.
+    Raises UserError: as `follow_facts`, `read_data` and `check_images`; no such checkpoint; a logger cannot be used.
     """
     config = command.config
     if context.is_main:
@@ -229,14 +226,15 @@ def plan_training(
     given = {f"DATA.{field.upper()}" for field in config.data.model_fields_set}
     followed = follow_weights(config, given, record)
     config = followed.options
-    splitter = Splitter(config.data, of_run.split, of_weights)
-    splits, notes = _read_splits(config, of_run, record, splitter, context)
-    train, val, *tests = splits
+    read = _read_splits(config, of_run, record, History(of_run.split, of_weights), context)
+    splits = [*read.splits.values()]
+    train = read.splits["train"]
+    notes = [*read.notes]
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
         for note in followed.notes:
             logger.note(note)
         notes += [note for key, note in followed.differing.items() if key in _KEPT_IN_FINE_TUNING]
-    check_images(splits, config.data, context, _DECODE_SECONDS if command.flags.dry_run else 0.0)
+    notes += check_images(splits, config.data, context, _DECODE_SECONDS if command.flags.dry_run else 0.0)
 
     facts = _facts_of(splits, config.data, found, context)
     config = follow_facts(config, facts)
@@ -252,10 +250,10 @@ def plan_training(
         found=found,
         weights=record,
         train=train,
-        val=val,
-        test=tests[0] if tests else None,
+        val=read.splits["val"],
+        test=read.splits.get("test"),
         class_names=train.class_names if train.has_class_names else of_run.class_names,
-        split=splitter.result,
+        split=read.run_split,
         preprocessing=describe_preprocessing(followed),
         notes=notes,
     )

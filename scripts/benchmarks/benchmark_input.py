@@ -29,7 +29,8 @@ from configs.flags import positive
 from configs.schema import Config, Data, Train
 from datasets.batch import PREFETCH_FACTOR
 from datasets.loading.loader import TrainBatches, epoch_layout
-from datasets.reading import read_samples
+from datasets.reading import read_data
+from datasets.sources.source import Wanted
 from datasets.transforms.device import TrainTransform
 from scripts.benchmarks.benchmark_train import MODEL, link_images, make_images
 from scripts.benchmarks.programs import (
@@ -149,7 +150,8 @@ def measure_turn(
 
 
 def our_batches(config: Config, context: ProcessContext) -> Iterator[int]:
-    (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
+    wanted = Wanted(config.data, ("train",), num_classes=config.model.num_classes)
+    samples = read_data(wanted, context).splits["train"]
     layout = epoch_layout(config, samples, plan_batches(config, context.world_size))
     transform = TrainTransform(config.data, config.train, NUM_CLASSES).to(context.device)
     for batch in TrainBatches(config, samples, context, layout).iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):

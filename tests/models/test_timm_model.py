@@ -218,6 +218,6 @@ def test_parts_of_a_plugin_or_of_a_sharded_model_that_do_not_fit(monkeypatch):
 
 
 def test_a_training_of_an_unknown_model_ends_before_images_are_read(monkeypatch):
-    monkeypatch.setattr("engine.plan.training.read_samples", lambda *_, **__: pytest.fail("the images are read"))
+    monkeypatch.setattr("engine.plan.training.read_data", lambda *_, **__: pytest.fail("the images are read"))
     with refused("resnet5O.* resnet50"):
         session_for(["-model=resnet5O", "-dataset=digits"])

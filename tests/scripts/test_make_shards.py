@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import timm.data
 import webdataset
-from conftest import GREY, config_for, refused, rotated
+from conftest import GREY, config_for, read_samples, refused, rotated
 from PIL import Image, ImageOps
 from webdataset.tariterators import base_plus_ext
 
 from configs.schema import Data
 from datasets.decoding.images import BadImage
-from datasets.reading import read_samples
 from datasets.shards.index import INDEX_NAME, INFO_FILE, read_index
 from scripts import index_shards, make_shards
 from scripts.make_shards import unique_keys

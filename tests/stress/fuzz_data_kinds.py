@@ -21,9 +21,10 @@ from datasets.decoding.decode import open_image
 from datasets.reading import unlabelled
 from datasets.shards.index import Shard, encode_index, join, read_index, to_index
 from datasets.shards.records import Record, read_records
-from datasets.sources.listed.lists import Lists, read_table
+from datasets.sources.listed.lists import Lists, read_table, rows_reader
 from datasets.sources.listed.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
+from datasets.sources.source import Wanted
 from datasets.sources.tables.files import open_table
 from datasets.transforms.host import eval_crop
 from tests.datasets.shards.tar_files import tar_of
@@ -121,10 +122,10 @@ def read_list_file(data: bytes, folder: Path) -> None:
         images = unlabelled(str(file), Data())
         images.open(len(images) - 1, 3)
     if file.suffix == ".txt":
-        Lists(Data(DATA_PATH=str(folder))).read("train")
+        Lists(Wanted(Data(DATA_PATH=str(folder)))).read("train")
     else:
         whole = open_table(file), None
-        read_table(whole, whole, Data())
+        read_table(whole, whole, Wanted(Data()), rows_reader(Data()))
 
 
 def parquet_examples() -> list[bytes]:
@@ -149,7 +150,7 @@ def parquet_examples() -> list[bytes]:
 def read_parquet(data: bytes, folder: Path) -> None:
     file = folder / "0.parquet"
     file.write_bytes(data)
-    samples = Parquet(Data.model_validate({"DATA_PATH": str(file), "DATASET": "parquet"})).read("train")
+    samples = Parquet(Wanted(Data.model_validate({"DATA_PATH": str(file), "DATASET": "parquet"}))).read("train")
     for index in range(len(samples)):
         samples.open(index, 3)
 

@@ -4,11 +4,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 
-from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names
 from datasets.sources.folders.advice import note_on_inner_classes, notes_on_lists, tables_beside, unclear
@@ -18,8 +16,7 @@ from datasets.sources.groups import suggest_groups
 from datasets.sources.path_words import SPLIT_NAMES, split_of_images, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
-from datasets.sources.source import Source, part_to_read, without_labels
-from datasets.sources.split import Splitter, split_listing
+from datasets.sources.source import Source, Wanted, without_labels
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -290,8 +287,9 @@ class ImageFolders(Source):
     The split 'all' is all images of DATA_PATH, without test, if it has neither train nor val.
     """
 
-    def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
-        super().__init__(data, splitter)
+    def __init__(self, wanted: Wanted) -> None:
+        super().__init__(wanted)
+        data = self.data
         if data.image_root:
             fix = "give the folder of the images as -data_path, or -opts DATA.IMAGE_ROOT=null"
             raise UserError(f"DATA.IMAGE_ROOT is for lists and tables, but {self.root} is read as folders; {fix}")
@@ -302,31 +300,30 @@ class ImageFolders(Source):
             self._found = ConfirmedFolders(self.root)
         else:
             self._found = SplitFolders(self.root)
-        self._listing = cache(self._found.read)
         self._error: UserError | None = None
 
+    @property
+    def splits(self) -> Collection[str]:
+        folders = self._found.folders
+        if "val" in folders or folders["train"] != self._found.root:
+            return folders
+        return ["all", *(split for split in folders if split != "train")]
+
     def read(self, split: str) -> ImageFiles:
-        name, is_part = part_to_read(split, self._found.folders, self._found.root)
-        whole = self._listing(name)
-        if not (self.numbers.known or self._error):
-            self._error = self._found.error_of(whole, trains=split == "train")
+        is_train = split in ("train", "all")
+        listing = self._found.read("train" if is_train else split)
+        trains = self.trains and is_train
+        if not (self.wanted.class_names or self._error):
+            self._error = self._found.error_of(listing, trains)
         if self._error:  # one error for all splits
             raise self._error
-        listing = replace(whole, findings=[*whole.findings], notes=[*whole.notes])
-        if split == "train":
-            listing.notes += self._found.question(listing) or suggest_groups(listing, self.data, None, is_part)
-        return split_listing(listing, split, self.splitter) if is_part else listing
+        if trains:
+            is_cut = self.uncut is not None
+            listing.notes += self._found.question(listing) or suggest_groups(listing, self.data, None, is_cut)
+        return listing
 
-    @classmethod
-    def splits_of(cls, data: Data) -> Collection[str]:
-        found = cls(data)._found
-        return found.folders if "val" in found.folders or found.folders["train"] != found.root else ()
-
-    @classmethod
-    def find_test(cls, data: Data) -> tuple[bool, str | None]:
-        if not os.path.isdir(data.data_path):
-            return False, None
-        found = cls(data)._found
+    def find_test(self) -> tuple[bool, str | None]:
+        found = self._found
         if found.test and "test" not in found.folders:
             return without_labels(found.test, "has no images of the classes")
         return "test" in found.folders, None

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -19,8 +20,7 @@ from datasets.sources.groups import suggest_groups
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES
 from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays
-from datasets.sources.source import Numbers, Source, part_to_read, without_labels
-from datasets.sources.split import split_listing
+from datasets.sources.source import Source, Wanted, without_labels
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, open_table
 from datasets.sources.tables.rows import Rows, table_rows
@@ -50,14 +50,11 @@ class Tables(Source):
     """
 
     def read(self, split: str) -> ImageFiles:
-        parts = self.parts(self.data)
-        name, is_part = part_to_read(split, parts, self.root)
-        of_train = parts.get("train", parts.get("all", parts[name]))
-        listing = read_table(parts[name], of_train, self.data, self.numbers)
-        if split == "train":
-            listing.notes += suggest_groups(listing, self.data, parts[name][0], is_part)
-        if is_part and len(listing.paths):
-            listing = split_listing(listing, split, self.splitter)
+        parts = self._parts
+        of_train = parts.get("train", parts.get("all", parts[split]))
+        listing = read_table(parts[split], of_train, self.wanted, self._rows)
+        if self.trains and split in ("train", "all"):
+            listing.notes += suggest_groups(listing, self.data, parts[split][0], self.uncut is not None)
         return self.images(listing, [table for table, _ in parts.values()])
 
     def images(self, listing: ImageFiles, tables: Sequence[Table]) -> ImageFiles:
@@ -83,36 +80,37 @@ class Tables(Source):
             found = files  # the error names a file that is not there
         return {split: open_table(file, data.encoding) for split, file in found.items()}
 
-    @classmethod
-    def parts(cls, data: Data) -> dict[str, Part]:
+    @cached_property
+    def _parts(self) -> dict[str, Part]:
         """The table of each split, and the split of its rows to read; 'all' is one table without splits."""
-        tables = cls.find(data)
+        tables = self.find(self.data)
         parts: dict[str, Part] = {split: (table, None) for split, table in tables.items()}
         whole = "all" if "all" in tables else "train"
         if "val" in tables or whole not in tables:
             return parts
-        splits = {*find_layout(tables[whole], data).split_of.values()}
+        splits = {*find_layout(tables[whole], self.data).split_of.values()}
         if splits:
             del parts[whole]
         return parts | {split: (tables[whole], split) for split in splits}
 
-    @classmethod
-    def splits_of(cls, data: Data) -> Collection[str]:
-        parts = cls.parts(data)
-        if "all" in parts:
-            return ()
-        return [split for split in parts if split != "test" or cls.find_test(data)[0]]
+    @property
+    def splits(self) -> Collection[str]:
+        return self._parts
 
-    @classmethod
-    def find_test(cls, data: Data) -> tuple[bool, str | None]:
+    @cached_property
+    def _rows(self) -> Callable[[Part], Rows]:
+        """The rows of a part, which are read once."""
+        return rows_reader(self.data)
+
+    def find_test(self) -> tuple[bool, str | None]:
         part = None
         with suppress(UserError):  # an unreadable table is reported when it is read
-            part = cls.parts(data).get("test")
+            part = self._parts.get("test")
         if not part:
             return False, None
-        table, split = part
+        table = part[0]
         try:
-            rows = table_rows(table, data, split)
+            rows = self._rows(part)
         except UserError:
             return without_labels(table.file, "has no column of labels")
         labels = {" ".join(target) for target in rows.target_ids if target}
@@ -165,10 +163,15 @@ def table_file(root: Path, split: str) -> Path:
     return root / f"{split}.csv"
 
 
-def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numbers()) -> ImageFiles:  # noqa: B008
+def rows_reader(data: Data) -> Callable[[Part], Rows]:
+    """A function that reads the rows of a part once, see `table_rows`."""
+    return cache(lambda part: table_rows(part[0], data, part[1]))
+
+
+def read_table(part: Part, train_part: Part, wanted: Wanted, rows_of: Callable[[Part], Rows]) -> ImageFiles:
     """Reads a table with a column of paths and one of targets: whole numbers or names; or a column for each class.
 
-    part: the table, and the split of the rows to read; None: all rows.
+    part: the table, and the split of the rows to read; None: all rows. rows_of: see `rows_reader`.
 
     Target names are sorted, and their positions are the labels. The names in `train_part` count for both splits; it may
     be the same as `part`.
@@ -180,20 +183,21 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     Raises UserError: a file cannot be read or lacks a column; several labels per image without DATA.MULTI_LABEL.
     """
     table = part[0]
+    data = wanted.data
     kind = table.label_kind
     if kind == "number" and data.labels:
         kind = "any"
-    rows = table_rows(table, data, part[1])
+    rows = rows_of(part)
     train_rows = rows
-    if kind != "number" and part != train_part:
-        train_rows = table_rows(train_part[0], data, train_part[1])
+    if kind != "number":
+        train_rows = rows_of(train_part)
     if kind == "any" and not data.multi_label:
         _refuse_several_labels(train_rows)
     labels_in = _reader_of_labels(train_rows, rows, data.multi_label)
     names_of = [labels_in(target) for target in rows.target_ids]
     known = dict.fromkeys(train_rows.classes or chain.from_iterable(map(labels_in, train_rows.target_ids)))
     used = known | dict.fromkeys(chain.from_iterable(names_of))
-    class_names, label_of, has_names = _find_classes(used, known, kind, train_rows.classes, numbers)
+    class_names, label_of, has_names = _find_classes(used, known, kind, train_rows.classes, wanted)
     notes = [*rows.notes]
     problem = "is not a class number; number the classes from 0, or write names only"
     if has_names:
@@ -299,20 +303,20 @@ Numbered = tuple[list[str], dict[str, int], bool]
 
 
 def _find_classes(
-    used: Collection[str], known: Collection[str], kind: str, classes: Sequence[str], numbers: Numbers
+    used: Collection[str], known: Collection[str], kind: str, classes: Sequence[str], wanted: Wanted
 ) -> Numbered:
     """The names of the classes, the label of each name in `used`, and whether they are more than the labels.
 
     known: the names in the training. kind: as `Table.label_kind`. Of any kind, they are numbers if most are.
     """
     if kind == "number":
-        return _number_labels(used, known, Numbers())
-    if kind == "any" and not classes and _are_numbers(known, numbers):
-        return _number_labels(used, known, numbers)
+        return _number_labels(used, known, Wanted(Data()))
+    if kind == "any" and not classes and _are_numbers(known, wanted):
+        return _number_labels(used, known, wanted)
     return _named(classes or sorted(known), {name: name for name in used})
 
 
-def _number_labels(used: Collection[str], known: Collection[str], numbers: Numbers) -> Numbered:
+def _number_labels(used: Collection[str], known: Collection[str], wanted: Wanted) -> Numbered:
     """The classes of labels that are numbers, as of `_named`: the numbers, or their names.
 
     They are names of the classes of a checkpoint if all of these are numbers, else if those in the training are not
@@ -320,11 +324,11 @@ def _number_labels(used: Collection[str], known: Collection[str], numbers: Numbe
     """
     whole = _matched(_NUMBER_AS_NAME, used)
     names = {name: str(int(number)) for name, number in whole.items()}
-    names |= {name: name for name in whole if name in numbers.known}
+    names |= {name: name for name in whole if name in wanted.class_names}
     in_train = {names[name] for name in known if name in names}
-    are_names = numbers.are_names and {*map(float, in_train)} != set(range(len(in_train)))
-    if numbers.known:
-        are_names = all(map(_NUMBER_AS_NAME.fullmatch, numbers.known))
+    are_names = wanted.may_name_by_number and {*map(float, in_train)} != set(range(len(in_train)))
+    if wanted.class_names:
+        are_names = all(map(_NUMBER_AS_NAME.fullmatch, wanted.class_names))
     if names and are_names:
         return _named(sorted(in_train, key=float), names)
     labels = {name: int(number) for name, number in _matched(_WHOLE_NUMBER, used).items()}
@@ -343,8 +347,8 @@ def _named(class_names: Sequence[str], names: Mapping[str, str]) -> Numbered:
     return [*class_names], {text: position[name] for text, name in names.items() if name in position}, True
 
 
-def _are_numbers(names: Collection[str], numbers: Numbers) -> bool:
-    if numbers.are_names and any(map(_LEADING_ZERO.match, names)):
+def _are_numbers(names: Collection[str], wanted: Wanted) -> bool:
+    if wanted.may_name_by_number and any(map(_LEADING_ZERO.match, names)):
         return False
     each = [_NUMBER.fullmatch(name) is not None for name in names]
     return 2 * sum(each) >= len(each)

@@ -1,6 +1,5 @@
 """The data set `parquet`: images and labels in the parquet files of Hugging Face's hub."""
 
-import copy
 import json
 import re
 import shlex
@@ -302,8 +301,7 @@ class ParquetImages(ImageFiles):
         return {**super().__getstate__(), "_cache": {}}
 
     def select(self, indices: np.ndarray) -> "ParquetImages":
-        part = copy.copy(self)
-        part.arrays = select_rows(self.arrays, indices)
+        part = self.changed(arrays=select_rows(self.arrays, indices))
         part._group()
         return part
 

@@ -20,13 +20,9 @@ from utils.notes import Note
 class ImageNetFolders(Source):
     """Class folders for evaluation, which are the split 'val'."""
 
-    def read(self, split: str) -> ImageFiles:
-        if split != "val":
-            dataset = self.data.dataset
-            raise UserError(f"{self.root}: {dataset} has no split {split}; it is for -eval and -predict")
-        return self._listing()
+    splits = ("val",)
 
-    def _listing(self) -> ImageFiles:
+    def read(self, split: str) -> ImageFiles:
         """The folders in DATA_PATH, whose names are WordNet ids or, as in V2, labels from 0 to 999."""
         listing = read_class_folders(self.root)
         dataset = self.data.dataset
@@ -36,14 +32,13 @@ class ImageNetFolders(Source):
         if unknown := sorted(set(names).difference(known)):
             fix = f"folders have WordNet ids ({known[0]}, ...) or numbers (0 to 999) as names; choose another -dataset"
             listing.findings.append(f"{listing.root}: {list_names(unknown)}: not a class of {dataset}, whose {fix}")
-        listing.class_names = names
-        return listing
+        return listing.changed(class_names=names)
 
 
 class ImageNetReal(ImageNetFolders):
     """The images in DATA_PATH/val or DATA_PATH, with ReaL labels: multi-hot, of DATA_PATH/real.json or else timm's."""
 
-    def _listing(self) -> ImageFiles:
+    def read(self, split: str) -> ImageFiles:
         listing = read_images(find_folder(self.root, "val"))
         own = self.root / "real.json"
         file = str(own) if own.exists() else None
@@ -64,10 +59,8 @@ class ImageNetReal(ImageNetFolders):
         if len(others):
             text = f"{len(others):,} of {len(names)} images have no ReaL label and do not count in {listing.root}"
             listing.notes.append(Note("log", f"{text}, such as {names[others[0]]}"))
-        listing.class_names = wordnet_ids(IMAGENET_CLASSES)
-        listing.has_class_names = True
-        listing.targets = targets
-        return listing.select(np.flatnonzero(labelled))
+        named = listing.changed(class_names=wordnet_ids(IMAGENET_CLASSES), has_class_names=True)
+        return named.with_arrays(targets=targets).select(np.flatnonzero(labelled))
 
 
 def wordnet_ids(num_classes: int | None) -> list[str]:

@@ -1,6 +1,5 @@
 """Samples that are held in memory: arrays of images, scikit-learn's digits, and noise."""
 
-import copy
 import zlib
 from collections.abc import Sequence
 
@@ -9,7 +8,7 @@ import torch
 
 from datasets.decoding.decode import LazyImage, convert_channels
 from datasets.sources.samples import Samples
-from datasets.sources.shared_arrays import select_rows
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, select_rows
 from datasets.sources.source import Source
 from utils.errors import UserError
 
@@ -30,9 +29,11 @@ class ImageArray(Samples):
         return self.arrays["images"]
 
     def select(self, indices: np.ndarray) -> "ImageArray":
-        part = copy.copy(self)
-        part.arrays = select_rows(self.arrays, indices)
-        return part
+        return self.changed(arrays=select_rows(self.arrays, indices))
+
+    @property
+    def names_for_split(self) -> PackedStrings:
+        return StringPacker(f"train/{index}" for index in range(len(self))).strings()
 
     def checksums(self) -> np.ndarray:
         return np.array([zlib.crc32(image.tobytes()) for image in self.images], np.uint32)
@@ -50,7 +51,7 @@ class FakeImages(Samples):
     def __init__(self, num_samples: int, num_classes: int, size: tuple[int, int]) -> None:
         rng = np.random.default_rng(num_samples)
         super().__init__([str(label) for label in range(num_classes)])
-        self.targets = rng.integers(num_classes, size=num_samples)
+        self.arrays = {"targets": rng.integers(num_classes, size=num_samples)}
         self.pool = torch.from_numpy(rng.integers(256, size=(16, 3, *size), dtype=np.uint8))
 
     def open(self, index: int, channels: int) -> LazyImage:

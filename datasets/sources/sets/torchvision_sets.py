@@ -8,8 +8,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from functools import cached_property, partial
 from inspect import signature
 from io import BytesIO
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 import torchvision
 
-from configs.schema import Data
 from configs.schema.data import properties_of, spelling
 from configs.yaml_io import shorten
 from datasets.sources.folders.class_folders import CALTECH, find_folder, read_class_folders
@@ -27,7 +25,6 @@ from datasets.sources.samples import EncodedImages, ImageFiles, Samples, listing
 from datasets.sources.sets.in_memory import ImageArray
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
-from datasets.sources.split import split_listing
 from utils.errors import UserError, error_from, to_single_line
 from utils.files import file_state
 from utils.library_compat import listed_images, pcam_files, pet_images
@@ -39,40 +36,25 @@ class TorchvisionSet(Source):
     Without an official val, a part of train is held out.
     """
 
-    def read(self, split: str) -> Samples:
-        if split == "test" or "val" in self.splits_of(self.data):
-            return self._read(split)
-        whole = self._train
-        if isinstance(whole, ImageFiles):
-            whole = replace(whole, findings=[], notes=[])  # the split adds its own
-            return split_listing(whole, split, self.splitter)
-        assert isinstance(whole, ImageArray)
-        names = StringPacker(f"train/{index}" for index in range(len(whole))).strings()
-        part = self.splitter.part(names, whole.targets, split)
-        samples = whole.select(part.indices)
-        samples.findings = part.findings
-        samples.notes = part.notes
-        return samples
-
-    @classmethod
-    def splits_of(cls, data: Data) -> Mapping[str, Mapping[str, str | bool]]:
+    @cached_property
+    def _official(self) -> Mapping[str, Mapping[str, str | bool]]:
         """The argument of the class for each official split."""
-        splits = properties_of(data.dataset).splits
-        version = str((data.kwargs or {}).get("version", ""))
+        splits = properties_of(self.data.dataset).splits
+        version = str((self.data.kwargs or {}).get("version", ""))
         if not version:
             return splits
         others = splits if "2021_train" in version else {}
         return {**others, "train": {"version": version}}
 
-    @cached_property
-    def _train(self) -> Samples:
-        return self._read("train")
+    @property
+    def splits(self) -> Collection[str]:
+        return self._official or ("all",)
 
-    def _read(self, split: str) -> Samples:
+    def read(self, split: str) -> Samples:
         """All images of an official split. Raises UserError: it is missing or damaged, or cannot be downloaded."""
         name = str(properties_of(self.data.dataset).torchvision)
         kind = getattr(torchvision.datasets, name)
-        open_set = partial(kind, **{**(self.data.kwargs or {}), **self.splits_of(self.data).get(split, {})})
+        open_set = partial(kind, **{**(self.data.kwargs or {}), **self._official.get(split, {})})
         is_inner = self.root.name == getattr(kind, "base_folder", "") or spelling(self.root.name) == spelling(name)
         can_download = name not in ("FER2013", "StanfordCars")
         tries = [partial(_samples, open_set, root) for root in (self.root, self.root.parent)[: 1 + is_inner]]
@@ -98,14 +80,15 @@ class TorchvisionSet(Source):
 
 
 class Caltech(Source):
-    """The class folders of a set of `CALTECH`, split."""
+    """The class folders of a set of `CALTECH`."""
+
+    splits = ("train",)
 
     def read(self, split: str) -> ImageFiles:
         folder, no_class = CALTECH[self.data.dataset]
         if self.data.download and self.root.name != folder and not (self.root / folder).is_dir():
             self._download()
-        listing = read_class_folders(find_folder(self.root, folder), [no_class])
-        return split_listing(listing, split, self.splitter)
+        return read_class_folders(find_folder(self.root, folder), [no_class])
 
     def _download(self) -> None:
         """By torchvision's class, whose folder has the name of the data set. Raises UserError: it fails."""
@@ -180,8 +163,7 @@ def _in_memory(images: Any, labels: Any, names: Mapping[int, str]) -> ImageArray
         images = images.transpose(0, 3, 1, 2)
     labels = np.reshape(labels, (len(images), -1))[:, 0]
     samples = ImageArray(np.ascontiguousarray(images), labels, _names_of(labels, names))
-    samples.has_class_names = bool(names)
-    return samples
+    return samples.changed(has_class_names=bool(names))
 
 
 class PcamImages(EncodedImages):
@@ -194,7 +176,7 @@ class PcamImages(EncodedImages):
         self._file, labels = pcam_files(data)
         self._open_set = open_set
         with data.h5py.File(labels) as file:
-            self.targets = file["y"][:].ravel().astype(np.int64)
+            self.arrays = {"targets": file["y"][:].ravel().astype(np.int64)}
 
     def read_bytes(self, index: int) -> bytes:
         pixels = BytesIO()

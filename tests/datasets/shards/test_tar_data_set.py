@@ -6,16 +6,16 @@ import pickle
 from itertools import chain
 
 import pytest
-from conftest import config_for, eval_loader_for, refused, samples_for, told, train_batches_for
+from conftest import config_for, eval_loader_for, read_samples, refused, samples_for, told, train_batches_for
 from range_server import body, range_server, status, wait_for
 from tar_files import jpeg, tar_of, write_shard, write_shards
 
 from configs.schema import Data
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import EvalSampler
-from datasets.reading import has_test_split, read_samples
 from datasets.shards.data_set import TarShards
 from datasets.shards.samples import TarSamples
+from datasets.sources.source import Wanted
 from tests.datasets.photo import decode_image
 
 
@@ -40,7 +40,8 @@ def on(server, names="{train-{0000..0003},val-0000}.tar", **values) -> Data:
 
 
 def tar(data: Data, split: str = "train") -> TarSamples:
-    return TarShards(data).read(split)
+    source = TarShards(Wanted(data))
+    return source.read(source.split_for(split))
 
 
 def contents(samples) -> list[bytes]:
@@ -62,8 +63,8 @@ def test_splits_labels_names_and_images(root, cpu):
     assert train.windows.ends.tolist() == [10, 20, 30, 40]
     assert val.windows.ends.tolist() == [12]
     assert (train.class_names, train.has_class_names) == (["0", "1"], False)
-    assert TarShards.splits_of(options(root)).keys() == {"train", "val"}
-    assert has_test_split(options(root), cpu) == (False, None)
+    assert TarShards(Wanted(options(root))).splits.keys() == {"train", "val"}
+    assert TarShards(Wanted(options(root))).find_test() == (False, None)
 
 
 def test_class_names_of_the_info_file_and_of_texts(root, tmp_path):
@@ -82,9 +83,7 @@ def test_the_shards_are_found_and_indexed_once_for_all_splits(root, cache, cpu):
     write_shard(root / "test-0000.tar", range(2000, 2003))
     with range_server(root) as server:
         data = on(server, "{train-{0000..0003},val-0000,test-0000}.tar", batch_size=2)
-        assert has_test_split(data, cpu) == (True, None)
-        assert not server.requests
-        splits = read_samples(data, 2, cpu, "train", "val", "test")
+        splits = read_samples(data, 2, cpu, "train", "val", with_test=True)
         assert sorted(path for method, path, _ in server.requests if method == "HEAD") == [
             f"/{path.name}" for path in sorted(root.glob("*.tar"))
         ]
@@ -97,7 +96,7 @@ def test_a_split_without_images_is_refused(tmp_path):
     write_shard(tmp_path / "val-0.tar", ())
     assert tar(options(tmp_path)).windows.ends.tolist() == [4]
     for split in ("val", "test"):
-        with refused(rf"^{tmp_path}: .*{split}"):
+        with refused(rf"{tmp_path}.*{split}|{split}.*{tmp_path}"):
             tar(options(tmp_path), split)
 
 
@@ -158,15 +157,15 @@ def test_a_changed_shard_is_named(root):
     assert not isinstance(error.value, BadImage)  # which ON_BAD_IMAGE may skip
 
 
-def test_images_that_are_not_read_are_counted_or_named(tmp_path):
+def test_images_that_are_not_read_are_counted_or_named(tmp_path, cpu):
     """Phones write PXL_1.MP.jpg."""
     files = {f"{name}/{number}.MP.jpg": jpeg(number) for name in "ab" for number in range(8)}
     files |= {"b/0.png": b"", "b/1.jpg": jpeg(1), "b/1.mask.png": b""}
     (tmp_path / "some").mkdir()
     (tmp_path / "some/train-0.tar").write_bytes(tar_of(dict(sorted(files.items()))))
-    train = tar(options(tmp_path / "some"))
+    train, val = read_samples(options(tmp_path / "some"), 10, cpu, "train", "val", predicts=True)
     assert told(train.notes, "3 further images", "warning")
-    assert len(train) + len(tar(options(tmp_path / "some"), "val")) == 16
+    assert len(train) + len(val) == 16
     for content, named in (
         ({"a/0.image.npy": b""}, r"no image .*'a/0\.image\.npy'"),
         ({"0.0.jpg": b"", "0.1.jpg": b""}, "dot"),

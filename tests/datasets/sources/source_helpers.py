@@ -5,11 +5,10 @@ import re
 import shlex
 
 import numpy as np
-from conftest import CPU, config_for
+from conftest import CPU, config_for, read_samples
 from PIL import Image
 
 from configs.schema import Data
-from datasets.reading import has_test_split, read_samples
 from datasets.recognition import recognize_dataset
 from datasets.sources.checks import check_files
 from utils.errors import UserError
@@ -24,7 +23,7 @@ def options(path, **values) -> Data:
 def read_splits(data: Data):
     """The samples of train, val, and test if it has labels, of the data set that is recognized."""
     data = recognize_dataset(data, CPU)
-    return read_samples(data, None, CPU, "train", "val", *["test"] * has_test_split(data, CPU)[0], is_new=True)
+    return read_samples(data, None, CPU, "train", "val", with_test=True, is_new=True)
 
 
 def write_image(path, pixels=None, colour=(200, 30, 40), size=(12, 9)):

@@ -21,8 +21,7 @@ from datasets import reading
 from datasets.sources import checks
 from datasets.sources.checks import check_same_data, digest_of, find_problems, notes_on
 from datasets.sources.sets.in_memory import FakeImages, ImageArray
-from datasets.sources.source import source_class
-from datasets.sources.split import Splitter
+from datasets.sources.source import Wanted, source_class
 from tests.datasets.photo import png16, tiff16
 from tests.datasets.shards.tar_files import tar_of
 from utils.distributed import ProcessContext, broadcast_object
@@ -60,7 +59,7 @@ def test_one_report_names_all_problems(dataset, tmp_path):
     _, *findings = report_on(tmp_path, dataset, "MODEL.NUM_CLASSES=10")
     named = {int(number) for number in re.findall(rf"{tmp_path / name}:(\d+): ", "\n".join(findings))}
     assert named == numbers
-    assert str(tmp_path / name.replace("train", "val")) in findings[-1]
+    assert str(tmp_path / name.replace("train", "val")) in "\n".join(findings)
 
 
 # Notes: facts that may be intended
@@ -238,8 +237,8 @@ def test_ranks_with_other_data_are_named(tmp_path, answers, case):
     def compare(context):
         root = tmp_path / context.host
         data = options(root, multi_label=dataset == "csv", dataset=dataset, cache_dir=str(root / "cache"))
-        source = source_class(dataset)(data)
-        check_same_data([source.read(split) for split in ("train", "val")], context)
+        source = source_class(dataset)(Wanted(data))
+        check_same_data({split: source.read(split) for split in ("train", "val")}, context)
 
     assert answers(compare) == [None, None]  # in folders with different names
     change(tmp_path / "node2")
@@ -254,7 +253,7 @@ def test_images_in_memory(answers):
     pixels[1, 2, 0, 7, 7] = 1
     one, other = (ImageArray(images, [0, 1, 0, 1], ["a", "b"]) for images in pixels)
     for pair in ([one, one], [one, other], [FakeImages(40, 10, (8, 8)), FakeImages(41, 10, (8, 8))]):
-        found = answers(lambda context, pair=pair: check_same_data([pair[context.rank]], context))
+        found = answers(lambda context, pair=pair: check_same_data({"val": pair[context.rank]}, context))
         assert found == [None, None] if pair[0] is pair[1] else all("rank 1 (node2)" in answer for answer in found)
 
 
@@ -267,7 +266,7 @@ def test_evaluations_and_predictions_compare_too(tmp_path, answers, predicts):
         data = options(tmp_path / context.host, dataset="folder")
         if predicts:
             return reading.read_unlabelled(data.data_path, data, context)
-        return reading.read_samples(data, None, context, "val")
+        return reading.read_data(Wanted(data, ("val",)), context)
 
     assert not any(isinstance(answer, str) for answer in answers(read))
     (tmp_path / "node2/val/b/000.jpg").unlink()
@@ -290,17 +289,17 @@ def read_and_count(context: ProcessContext, root: Path, hosts: tuple[str, str], 
     """The number of times that this rank lists a class folder; what it has read, as a worker receives it."""
     if hosts[0] != hosts[1]:
         context = replace(context, hosts=hosts, local_rank=0, local_world_size=1)
-    splitter = Splitter(options(root, dataset="folder"))
+    data = options(root, dataset="folder")
     listed = Counter[str]()
     scandir = os.scandir
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "scandir", lambda path: listed.update([str(path)]) or scandir(path))
         if not sees:
             patch.setattr(reading, "broadcast_object", refuse)
-        splits = reading.read_samples(splitter.data, None, context, "train", "val", splitter=splitter)
-    splits = pickle.loads(pickle.dumps(splits))
+        read = reading.read_data(Wanted(data, ("train", "val")), context)
+    splits = pickle.loads(pickle.dumps([*read.splits.values()]))
     facts = [(len(samples), digest_of(samples), samples.class_names, samples.read_bytes(0)) for samples in splits]
-    return max(listed[str(root / name)] for name in "ab"), [splitter.result, *facts]
+    return max(listed[str(root / name)] for name in "ab"), [read.run_split, *facts]
 
 
 def refuse(value: object, context: ProcessContext, source: int) -> object:
@@ -335,5 +334,5 @@ def test_all_ranks_of_a_host_have_the_error_of_the_one_that_reads(tmp_path, monk
         sent[1, 2] = sent.get((1, 1))
         context = replace(CPU, rank=rank, world_size=3, hosts=("a", "b", "b"))
         with refused("^b, unlike a: .*data"):
-            reading.read_samples(data, None, context, "train", "val")
+            reading.read_data(Wanted(data, ("train", "val")), context)
         write_classes(tmp_path / "data", a=10, b=10)  # the other rank does not read it

@@ -4,10 +4,9 @@ import pickle
 from unicodedata import normalize
 
 import pytest
-from conftest import CPU, each_row, refused, told
+from conftest import CPU, each_row, read_samples, refused, told
 from source_helpers import names_of, options, write_classes, write_image, write_table
 
-from datasets.reading import read_samples
 from datasets.sources.class_names import number_of_classes
 
 KNOWN = ["ant", "bee", "cat", "dog"]

@@ -4,11 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import CPU, config_for, refused, told
+from conftest import CPU, config_for, read_samples, refused, told
 from source_helpers import classes_of, names_of, options, read_splits, write_classes, write_table
 
 from configs.schema import Data
-from datasets.reading import read_samples
 from utils.tables import safe_cell
 
 
@@ -39,7 +38,8 @@ def test_checked_labels_are_changed_and_images_left_out_on_their_side_of_the_spl
     expected = classes_of(train, val) | {held_out: "dog", moved: "=fox"}
     assert classes_of(*after) == {name: label for name, label in expected.items() if name not in dropped}
     texts = [note.text for note in after[0].notes if "CORRECTIONS" in note.text]
-    assert texts == ["DATA.CORRECTIONS, train: 1 dropped, 1 of another class, of 3 checked"]
+    assert texts[0] == "DATA.CORRECTIONS, train: 1 dropped, 1 of another class, of 3 checked"
+    assert len(texts) == 2
 
 
 def test_rows_of_other_images_and_wrong_words_are_named(data):
@@ -116,7 +116,7 @@ def test_an_image_is_moved_into_and_out_of_the_classes_that_stay(data, renames):
 
 def test_a_number_is_the_only_class_that_yaml_reads_as_it(tmp_path):
     write_classes(tmp_path / "data", **{"007": 4, "8": 4, "true": 4, "08": 4})
-    for given, names in (("[007, 8]", ["007", "8"]), ("[true, 08]", ["8", "true"])):
+    for given, names in (("[007, 8]", ["007", "8"]), ("[true, 08]", ["08", "true"])):
         part = config_for("-opts", f"DATA.ONLY_CLASSES={given}").data.only_classes
         data = options(tmp_path / "data", dataset="folder", only_classes=part)
         assert read_splits(data)[0].class_names == names

@@ -7,18 +7,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import CPU, each_row, refused, told
+from conftest import CPU, each_row, read_samples, refused, told
 from PIL import Image
 from source_helpers import assert_refused, expand, names_of, options, read_splits, tree, write_classes, write_image
 
 from configs.schema import Data
 from datasets.decoding.images import kind_of, missing_decoder
-from datasets.reading import read_samples, unlabelled
+from datasets.reading import unlabelled
 from datasets.sources.checks import check_images
 from datasets.sources.folders import class_folders
 from datasets.sources.folders.class_folders import read_class_folders
 from datasets.sources.folders.split_folders import ImageFolders
-from datasets.sources.source import source_class
+from datasets.sources.source import Wanted
 
 HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
 
@@ -70,7 +70,7 @@ def test_photos_need_their_decoder(tmp_path, heif):
     tree(tmp_path, "c/")
     for name in ("a/1.heic", "b/3.heif", "c/1.heic"):
         (tmp_path / name).write_bytes(HEIC)
-    samples = ImageFolders(options(tmp_path)).read("all")
+    samples = ImageFolders(Wanted(options(tmp_path))).read("all")
     jpegs = ["a/000.jpg", "b/000.jpg"]
     photos = ["a/1.heic", "b/3.heif", "c/1.heic"]
     assert sorted(names_of(samples)) == sorted(jpegs + photos if heif else jpegs)
@@ -138,9 +138,8 @@ def test_first_frames_are_counted(tmp_path):
     frames[0].save(tmp_path / "b/3.jpg", "WEBP", save_all=True, append_images=frames[1:])
     for name in ("a/2.gif", "b/2.tif"):
         frames[1].save(tmp_path / name)
-    samples = ImageFolders(options(tmp_path)).read("all")
-    check_images([samples], options(tmp_path), CPU)
-    (note,) = told(samples.notes, "further frames")
+    samples = ImageFolders(Wanted(options(tmp_path))).read("all")
+    (note,) = told(check_images([samples], options(tmp_path), CPU), "further frames")
     assert note.startswith("6 of 8 images")
     assert f"in {tmp_path}" in note
     assert "a/0.tif" in note
@@ -163,7 +162,9 @@ def test_a_link_in_place_of_an_image_or_of_a_folder(tmp_path, cpu):
     tree(tmp_path, "far/{train,val}/{a,b}", "linked>far", "lost>missing")
     given = options(tmp_path / "linked", dataset="folder")
     assert [*map(len, read_samples(given, None, cpu, "train", "val"))] == [8, 8]
-    assert_refused(lambda: ImageFolders(options(tmp_path / "lost")).read("train"), tmp_path / "lost", "No such file")
+    assert_refused(
+        lambda: ImageFolders(Wanted(options(tmp_path / "lost"))).read("train"), tmp_path / "lost", "No such file"
+    )
 
 
 def test_images_without_labels(tmp_path):
@@ -193,7 +194,9 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
         return scandir(folder)
 
     monkeypatch.setattr(class_folders.os, "scandir", deny)
-    assert_refused(lambda: ImageFolders(options(tmp_path)).read("train"), f"{tmp_path}/dog: ", "Permission denied")
+    assert_refused(
+        lambda: ImageFolders(Wanted(options(tmp_path))).read("train"), f"{tmp_path}/dog: ", "Permission denied"
+    )
 
 
 def test_a_start_lists_each_folder_once(tmp_path, monkeypatch):
@@ -223,9 +226,7 @@ caltech256 | 256_ObjectCategories | 257.clutter
 def test_caltech(tmp_path, dataset, folder, left_out):
     write_classes(tmp_path / folder, **{"001.ak47": 20, "Faces": 10, left_out: 5})
     given = options(tmp_path if dataset == "caltech101" else tmp_path / folder, dataset=dataset)
-    read = source_class(dataset)(given).read
-    train = read("train")
-    val = read("val")
+    train, val = read_samples(given, None, CPU, "train", "val")
     assert train.class_names == val.class_names == ["001.ak47", "Faces"]
     assert np.bincount(train.targets).tolist() == [18, 9]
     assert np.bincount(val.targets).tolist() == [2, 1]

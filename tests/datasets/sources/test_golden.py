@@ -16,9 +16,10 @@ from conftest import CPU
 from source_helpers import expand, options, tree, write_table
 from test_trees import TRAINED
 
-from datasets.reading import has_test_split, read_samples
+from datasets.reading import read_data
 from datasets.recognition import recognize_dataset
-from datasets.sources.split import Splitter
+from datasets.sources.source import Wanted
+from datasets.sources.split import History
 from tests.datasets.shards.tar_files import tar_of
 from utils.errors import UserError
 
@@ -148,20 +149,19 @@ def facts_of(samples):
 
 def read(root, data, *splits, known=None, initial=None, **more):
     """The digests of a reading and of its lines, and the split of the run."""
-    splitter = None
     try:
         data = recognize_dataset(data, CPU)
-        names = splits or ("train", "val", *["test"] * has_test_split(data, CPU)[0])
-        splitter = Splitter(data, known, initial)
-        found = read_samples(data, None, CPU, *names, splitter=splitter, **more)
+        names = splits or ("train", "val")
+        history = History(known, initial)
+        found = read_data(Wanted(data, names, history=history, with_test=not splits, **more), CPU)
     except UserError as error:
         return "refused", digest(str(error).replace(str(root), "ROOT")), None
-    split = splitter.result
-    facts = [facts_of(samples) for samples in found]
+    split = found.run_split
+    facts = [*map(facts_of, found.splits.values())]
     if split:
         facts.append((split.held_out, np.sort(split.trained).tolist(), split.held_out_groups, split.rule))
-    lines = dict.fromkeys(str(note).replace(str(root), "ROOT") for samples in found for note in samples.notes)
-    return digest(facts, splitter.num_trained if splits else None), digest(*lines), split
+    lines = sorted(str(note).replace(str(root), "ROOT") for note in found.notes)
+    return digest(facts, found.num_trained if splits else None), digest(*lines), split
 
 
 def readings(root):

@@ -12,6 +12,7 @@ from source_helpers import options, write_classes
 from datasets.sources import checks
 from datasets.sources.checks import check_files, check_images, decode_images
 from datasets.sources.folders.split_folders import ImageFolders
+from datasets.sources.source import Wanted
 from tests.datasets import photo
 from utils.errors import Findings
 
@@ -32,7 +33,7 @@ def samples_of(tmp_path):
         for name, content in contents.items():
             (tmp_path / "train" / "class").mkdir(exist_ok=True)
             (tmp_path / "train" / "class" / f"{name}.jpg").write_bytes(content)
-        return ImageFolders(options(tmp_path)).read("train")
+        return ImageFolders(Wanted(options(tmp_path))).read("train")
 
     return write
 
@@ -122,15 +123,14 @@ def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
         write_classes(tmp_path / split, a=15, b=2)
         for path in (tmp_path / split / "a").iterdir():
             path.write_bytes(b"")
-    splits = [ImageFolders(options(tmp_path)).read(split) for split in ("train", "val")]
+    splits = [ImageFolders(Wanted(options(tmp_path))).read(split) for split in ("train", "val")]
     with pytest.raises(Findings) as caught:
         check_images(splits, options(tmp_path), cpu)
     headline, *lines = str(caught.value).split("\n  ")
     assert headline.startswith("30 images")
     assert len(lines) == 21
-    check_images(splits, options(tmp_path, on_bad_image="skip"), cpu)
-    for samples in splits:  # on the page of the run, too
-        assert told(samples.notes, "15 ", "warning")
+    notes = check_images(splits, options(tmp_path, on_bad_image="skip"), cpu)
+    assert len(told(notes, "15 ", "warning")) == 2  # on the page of the run, too
 
 
 def test_copies_in_two_splits_are_counted_or_the_rest_is_said(tmp_path, cpu, monkeypatch):
@@ -141,7 +141,7 @@ def test_copies_in_two_splits_are_counted_or_the_rest_is_said(tmp_path, cpu, mon
         name = f"{'ab'[number % 2]}/{number}.bmp"
         (tmp_path / "train" / name).write_bytes(number.to_bytes(2, "little"))
         os.link(tmp_path / "train" / name, tmp_path / "val" / name)
-    splits = [ImageFolders(options(tmp_path)).read(split) for split in ("train", "val")]
+    splits = [ImageFolders(Wanted(options(tmp_path))).read(split) for split in ("train", "val")]
     of_end = np.concatenate([np.ones(len(samples), np.uint64) for samples in splits])
     (note,) = checks._notes_on_equal_files(splits, of_end)
     assert "2200 files" in note.text
@@ -163,12 +163,11 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
         (tmp_path / name).write_bytes(content)
 
     def notes(*names):
-        splits = [ImageFolders(options(tmp_path)).read(split) for split in names]
+        splits = [ImageFolders(Wanted(options(tmp_path))).read(split) for split in names]
         lengths = list(map(len, splits))
-        before = len(splits[0].notes)
-        check_images(splits, options(tmp_path), cpu)
+        found = check_images(splits, options(tmp_path), cpu)
         assert list(map(len, splits)) == lengths  # a warning moves no image
-        return [note.text for note in splits[0].notes[before:]]
+        return told(found)
 
     labels, splits = notes("train", "val")
     assert "train/b/1.bmp" in labels

@@ -6,10 +6,11 @@ import torch
 from source_helpers import options
 
 from datasets.sources.sets.in_memory import Digits
+from datasets.sources.source import Wanted
 
 
 def test_digits():
-    train, val = (Digits(options("unused", image_size=8)).read(split) for split in ("train", "val"))
+    train, val = (Digits(Wanted(options("unused", image_size=8))).read(split) for split in ("train", "val"))
     assert len(train) + len(val) == 1797
     assert len(val) == pytest.approx(1797 / 5, abs=5)
     assert np.bincount(val.targets).min() >= 34

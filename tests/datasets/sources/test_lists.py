@@ -4,20 +4,20 @@ import os
 import shutil
 
 import pytest
-from conftest import config_for, refused
+from conftest import config_for, read_samples, refused
 from source_helpers import assert_refused, names_of, options, write_classes, write_image, write_table
 
-from datasets.reading import read_samples, unlabelled
+from datasets.reading import unlabelled
 from datasets.recognition import recognize_dataset
 from datasets.sources.folders.split_folders import ImageFolders
 from datasets.sources.listed.lists import Lists, Tables
-from datasets.sources.source import source_class
+from datasets.sources.source import Wanted, source_class
 
 
 def test_imagenet_lists(tmp_path):
     write_image(tmp_path / "train" / "a b" / "x 1.JPEG")
     (tmp_path / "train_list.txt").write_bytes(b"train/a b/x 1.JPEG 3\n\n  \ntrain/missing.JPEG\t 0\r\n")
-    samples = Lists(options(tmp_path)).read("train")
+    samples = Lists(Wanted(options(tmp_path))).read("train")
     assert names_of(samples) == ["train/a b/x 1.JPEG", "train/missing.JPEG"]
     assert samples.targets.tolist() == [3, 0]
     assert samples.class_names == ["0", "1", "2", "3"]
@@ -28,7 +28,7 @@ def test_paths_of_any_bytes(tmp_path):
     name = os.fsdecode(b"b\xe9\xff \xc3\xa9.png")
     write_image(tmp_path / name)
     (tmp_path / "train_list.txt").write_bytes(os.fsencode(f"{name} 0\n"))
-    assert Lists(options(tmp_path)).read("train").open(0, 3).pixels.shape == (3, 9, 12)
+    assert Lists(Wanted(options(tmp_path))).read("train").open(0, 3).pixels.shape == (3, 9, 12)
 
 
 @pytest.mark.parametrize("images", [["a 1.jpg", "b.jpg"], ["x/a 1.jpg", "x/b.jpg"], ["p1/a 1.jpg", "p2/b.jpg"]])
@@ -37,7 +37,7 @@ def test_the_images_of_a_list_are_found_as_of_a_table(images, tmp_path):
     for image in images:
         write_image(tmp_path / image)
     (tmp_path / "train_list.txt").write_text("a 1.jpg 1\nb.jpg 0.0\n")
-    trained = Lists(options(tmp_path)).read("train")
+    trained = Lists(Wanted(options(tmp_path))).read("train")
     assert trained.targets.tolist() == [1, 0]
     for samples in (trained, unlabelled(str(tmp_path / "train_list.txt"), options(tmp_path))):
         assert [samples.name(index) for index in range(2)] == [str(tmp_path / image) for image in images]
@@ -62,11 +62,11 @@ def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
     for first, root in (("../input/images/a.jpg", None), ("../input/images/a.jpg", "src"), ("a.jpg", "input/images")):
         table.write_text(text.format(first, tmp_path / "input"))
         given = options(table, image_root=root and str(tmp_path / root), val_fraction=0.5)
-        samples = Tables(given).read("all")
+        samples = Tables(Wanted(given)).read("all")
         assert samples.open(0, 3).pixels.shape == (3, 9, 12)
         assert not [note for note in samples.notes if note.kind == "warning"]
     table.write_text(text.format("images/a.jpg", "../other"))
-    assert_refused(lambda: Tables(options(table)).read("all"), "data.csv:3", "DATA.IMAGE_ROOT")
+    assert_refused(lambda: Tables(Wanted(options(table))).read("all"), "data.csv:3", "DATA.IMAGE_ROOT")
 
 
 def test_paths_with_commas_and_ids_without_ending(tmp_path):
@@ -78,7 +78,7 @@ def test_paths_with_commas_and_ids_without_ending(tmp_path):
     table.write_text('id,size,breed,age\n"a, b/a",1,pug,3\n\nb.2,1, boxer,3\nc.1,1,pug,3\ngone,1,pug,3\n')
     argv = ["-dataset=csv", f"-data_path={table}", "-opts", "DATA.COLUMNS={path: id, label: breed}"]
     given = config_for(*argv).data
-    samples = Tables(given).read("all")
+    samples = Tables(Wanted(given)).read("all")
     assert names_of(samples) == ["a, b/a.JPG", "b.2.png", "c.1", "gone"]
     assert [samples.class_names[label] for label in samples.targets] == ["pug", "boxer", "pug", "pug"]
     assert names_of(unlabelled(str(table), given)) == names_of(samples)
@@ -98,7 +98,7 @@ def test_test_images_without_labels_are_not_evaluated(dataset, file, content, tm
     for name, text in (("train.csv", "image_path,target\na.jpg,0\n"), ("train_list.txt", "a.jpg 0\n"), (file, content)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    has_test, note = source_class(dataset).find_test(options(tmp_path))
+    has_test, note = source_class(dataset)(Wanted(options(tmp_path))).find_test()
     assert not has_test
     assert str(tmp_path / file.split("/")[0]) in note
 
@@ -106,12 +106,12 @@ def test_test_images_without_labels_are_not_evaluated(dataset, file, content, tm
 @pytest.mark.parametrize("dataset", ["imagenet2012", "csv"])
 def test_splits_of_lists_and_tables(tmp_path, dataset):
     given = options(tmp_path, dataset=dataset)
-    assert source_class(dataset).find_test(given) == (False, None)
+    assert source_class(dataset)(Wanted(given)).find_test() == (False, None)
     for split, rows in ROWS.items():
         (tmp_path / f"{split}_list.txt").write_text(rows)
         write_table(tmp_path / f"{split}.csv", [rows.replace(" ", ",")])
-    assert source_class(dataset).find_test(given) == (True, None)
-    assert source_class(dataset)(given).read("test").targets.tolist() == [0, 1]
+    assert source_class(dataset)(Wanted(given)).find_test() == (True, None)
+    assert source_class(dataset)(Wanted(given)).read("test").targets.tolist() == [0, 1]
 
 
 def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, cpu):
@@ -122,4 +122,6 @@ def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, c
     write_classes(tmp_path, test=3)
     for split in ("train", "all", "test"):
         given = options(tmp_path, dataset="folder")
-        assert_refused(lambda given=given, split=split: ImageFolders(given).read(split), tmp_path, "'test', 'cow'")
+        assert_refused(
+            lambda given=given, split=split: ImageFolders(Wanted(given)).read(split), tmp_path, "'test', 'cow'"
+        )

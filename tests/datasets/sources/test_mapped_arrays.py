@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import CPU, read_samples
 from source_helpers import options, read_splits, write_table
 
 from datasets.sources import shared_arrays
 from datasets.sources.sets.in_memory import ImageArray
 from datasets.sources.shared_arrays import share_arrays
-from datasets.sources.source import source_class
 from tests.datasets.shards.tar_files import numbered, tar_of
 
 
@@ -30,7 +30,7 @@ def test_pickled_samples_are_small(tmp_path, dataset, number):
     names = [f"{number % 10}/{number}.jpg" for number in range(10_000)]
     (tmp_path / "train_list.txt").write_text("\n".join(f"{name} {name[0]}" for name in names))
     write_table(tmp_path / "train.csv", [f"{name},{name[0]}" for name in names])
-    samples = source_class(dataset)(options(tmp_path)).read("train")  # the table is split
+    (samples,) = read_samples(options(tmp_path, dataset=dataset), 10, CPU, "train", predicts=True)  # the table is split
     pickled = pickle.dumps(samples)
     assert len(pickled) < 2_000
     received = pickle.loads(pickled)

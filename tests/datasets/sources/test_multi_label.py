@@ -7,16 +7,15 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from conftest import config_for, eval_loader_for, refused, samples_for, train_batches_for
+from conftest import CPU, config_for, eval_loader_for, read_samples, refused, samples_for, train_batches_for
 from source_helpers import assert_refused, options, write_classes, write_image, write_table
 
 from datasets.batch import PADDING
-from datasets.reading import read_samples
 from datasets.recognition import recognize_dataset
-from datasets.sources.class_names import number_by
 from datasets.sources.listed.lists import Tables, split_labels
 from datasets.sources.shared_arrays import StringPacker
-from datasets.sources.split import Splitter
+from datasets.sources.source import Wanted
+from datasets.sources.split import History, cut_images
 from tests.datasets.shards.tar_files import jpeg, tar_of
 
 FOLDS = 5
@@ -50,8 +49,8 @@ def test_labels_of_a_target():
 
 def test_names_are_sorted_and_targets_are_multi_hot(tables):
     given = tables(train=["dog|polar bear", "", "cat", "polar bear|cat|dog"], val=["dog", "cat|dog"])
-    train = Tables(given).read("train")
-    val = Tables(given).read("val")
+    train = Tables(Wanted(given)).read("train")
+    val = Tables(Wanted(given)).read("val")
     assert train.class_names == val.class_names == ["cat", "dog", "polar bear"]
     assert train.has_class_names
     assert train.findings == val.findings == []
@@ -63,8 +62,8 @@ def test_names_are_sorted_and_targets_are_multi_hot(tables):
 
 def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(tables, cpu):
     given = tables(train=["0 2", "1", "", "2 0"], val=["4", "0 1"])
-    train = Tables(given).read("train")
-    val = Tables(given).read("val")
+    train = Tables(Wanted(given)).read("train")
+    val = Tables(Wanted(given)).read("val")
     assert not train.has_class_names
     assert train.targets.shape == (4, 3)
     assert val.targets.shape == (2, 5)
@@ -91,7 +90,7 @@ WRONG = {  # parts of the error: the targets of train and of val
 def test_bad_tables_are_refused(tables, parts):
     train, val = WRONG[parts]
     given = tables(has_images=False, train=train, val=val)
-    assert_refused(lambda: Tables(given).read("train" if "GB" in parts[0] else "val"), *parts)
+    assert_refused(lambda: Tables(Wanted(given)).read("train" if "GB" in parts[0] else "val"), *parts)
 
 
 @pytest.mark.parametrize("end, is_cut", [("", True), ("\n", False)])
@@ -101,7 +100,7 @@ def test_a_row_of_which_labels_may_be_cut_off_is_refused(tmp_path, end, is_cut):
         write_image(tmp_path / f"{split}0.png")
         write_image(tmp_path / f"{split}1.png")
         (tmp_path / f"{split}.csv").write_text(f"image_path,target\n{split}0.png,cat\n{split}1.png{end}")
-    read = Tables(options(tmp_path, dataset="csv", multi_label=True)).read
+    read = Tables(Wanted(options(tmp_path, dataset="csv", multi_label=True))).read
     if is_cut:
         assert_refused(lambda: read("train"), "train.csv:3: ")
     else:
@@ -110,11 +109,12 @@ def test_a_row_of_which_labels_may_be_cut_off_is_refused(tmp_path, end, is_cut):
 
 def test_labels_follow_the_names_of_a_checkpoint(tables):
     given = tables(train=["dog|cat", "emu"], val=["dog", "dog|cat"])
-    val = Tables(given).read("val")
-    assert number_by(["dog", "yak", "cat"], val, given, needs_all=False) == []
+    names = ["dog", "yak", "cat"]
+    (val,) = read_samples(given, None, CPU, "val", class_names=names)
     assert bits_of(val) == "100 101"
-    assert val.class_names == ["dog", "yak", "cat"]
-    assert "'emu'" in number_by(["dog", "yak", "cat"], Tables(given).read("train"), given, needs_all=False)[0]
+    assert val.class_names == names
+    with refused("'emu'"):
+        read_samples(given, None, CPU, "train", class_names=names)
 
 
 def test_batches_have_multi_hot_targets_and_rows_of_padding(tables, tmp_path, cpu):
@@ -157,15 +157,10 @@ def held_out(targets, groups=None, known=None, paths=None, **values):
     if groups is not None:
         values["groups"] = "g"
         groups = StringPacker(f"g{group}" for group in groups).strings()
-    splitter = Splitter(options("DIR", **values), known)
-    indices = {}
-    for split in ("train", "val"):
-        part = splitter.part(StringPacker(paths).strings(), np.asarray(targets, np.int8), split, groups)
-        assert not part.findings
-        indices[split] = set(part.indices.tolist())
-    assert indices["train"] | indices["val"] == set(range(len(targets)))
-    assert not indices["train"] & indices["val"]
-    return np.isin(np.arange(len(targets)), [*indices["val"]]), list(map(str, part.notes)), splitter.result
+    images = StringPacker(paths).strings(), np.asarray(targets, np.int8), groups
+    found = cut_images(*images, options("DIR", **values), ["train", "val"], History(known))
+    assert not found.problem
+    return found.is_val, list(map(str, found.notes)), found.run_split
 
 
 def fold_of(targets, groups=None, folds=FOLDS, **values):
@@ -295,7 +290,6 @@ def test_splits_of_images_with_one_label_stay():
         paths = [f"{label}/{index}é.jpg" for index, label in enumerate(classes)]
         for values in ({"split_seed": number}, {"val_fraction": 0.3}, {"folds": 4, "fold": number % 4}):
             for given in (None, StringPacker(f"g{group}" for group in groups).strings()):
-                splitter = Splitter(options("DIR", **values, **({"groups": "(x)"} if given else {})))
-                splitter.part(StringPacker(paths).strings(), classes, "train", given)
-                digests += splitter.result.digest
+                data = options("DIR", **values, **({"groups": "(x)"} if given else {}))
+                digests += cut_images(StringPacker(paths).strings(), classes, given, data, ["train"]).run_split.digest
     assert sha256(digests.encode()).hexdigest()[:8] == "bbe8c50e"

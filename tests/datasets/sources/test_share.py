@@ -130,7 +130,6 @@ def test_classes_without_images_in_a_split_are_refused(tmp_path):
 
 REFUSED = {
     r"DATA\.ONLY_CLASSES: the data have no class 'bees'; did you mean bee": {"only_classes": ["bees"]},
-    r"DATA\.ONLY_CLASSES: needs one label per image and names of classes": {"dataset": "fake", "only_classes": ["1"]},
     r"DATA\.FRACTION and DATA\.ONLY_CLASSES: not for this data set": {"dataset": "fake", "fraction": 0.5},
 }
 

@@ -3,12 +3,12 @@
 import re
 
 import pytest
-from conftest import each_row, line_of, refused
+from conftest import each_row, line_of, read_samples, refused
 from source_helpers import options, write_image
 
 from configs.schema import Data
 from configs.schema.data import DATA_SETS
-from datasets.reading import read_samples, unlabelled
+from datasets.reading import unlabelled
 from datasets.recognition import recognize_dataset
 
 TABLE = "image_path,target\n"

@@ -10,14 +10,13 @@ from unicodedata import normalize
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, each_row, line_of, refused, told
+from conftest import CPU, each_row, line_of, read_samples, refused, told
 from safetensors.torch import save_file
 from source_helpers import groups_apart, options, write_classes, write_image, write_table
 
-from datasets.reading import read_samples
 from datasets.sources.shared_arrays import StringPacker
-from datasets.sources.source import source_class
-from datasets.sources.split import RunSplit, Splitter, hash_paths
+from datasets.sources.source import Wanted, source_class
+from datasets.sources.split import History, RunSplit, cut_images, hash_paths
 from engine.checkpoint.weights_record import ENTRY, exported_entry, read_split, split_to_entry
 from scripts import make_shards
 from tests.datasets.shards.tar_files import jpeg, tar_of
@@ -30,9 +29,11 @@ def split_part(paths, classes, split, known=None, groups=None, **values):
     if groups:
         values["groups"] = "(x)"
         groups = StringPacker(groups).strings()
-    splitter = Splitter(options("DIR", **values), known)
-    found = splitter.part(StringPacker(paths).strings(), np.array(classes), split, groups)
-    return found.indices.tolist(), [*found.findings, *map(str, found.notes)], splitter.result
+    images = StringPacker(paths).strings(), np.array(classes), groups
+    found = cut_images(*images, options("DIR", **values), [split], History(known))
+    problem = [f"DIR: {found.problem}"] if found.problem else []
+    indices = np.flatnonzero(found.is_val == (split != "train"))
+    return indices.tolist(), [*problem, *map(str, found.notes)], found.run_split
 
 
 def part(paths, split, known=None, **values):
@@ -102,9 +103,10 @@ def test_validation_images_that_initial_weights_have_seen_are_named():
     initial = part(PATHS, "train")[2]
 
     def notes_of(paths, **values):
-        splitter = Splitter(options("DIR", **values), None, initial)
         classes = np.array([path[0] == "a" for path in paths], int)
-        return list(map(str, splitter.part(StringPacker(paths).strings(), classes, "val").notes))
+        images = StringPacker(paths).strings(), classes, None
+        found = cut_images(*images, options("DIR", **values), ["val"], History(initial=initial))
+        return list(map(str, found.notes))
 
     seen = by_definition(PATHS, 2, seed=1) - by_definition(PATHS, 1)
     (note,) = notes_of(PATHS, split_seed=1, val_fraction=0.2)
@@ -169,7 +171,7 @@ def test_the_split_of_a_data_set_stays_without_one_image(tmp_path, dataset):
             write_table(root / "train.csv", [f"{name},{name[:3]}" for name in names])
         if dataset == "tar":
             (root / "train-0.tar").write_bytes(tar_of({name: (root / name).read_bytes() for name in names}))
-        samples = source_class(dataset)(options(root, dataset=dataset, cache_dir=str(tmp_path))).read("val")
+        (samples,) = read_samples(options(root, dataset=dataset, cache_dir=str(tmp_path)), None, CPU, "val")
         return [samples.relative_name(index, str(root)) for index in range(len(samples))]
 
     assert held_out(1) == held_out(0)
@@ -232,7 +234,7 @@ def test_the_fold_of_a_run_keeps_its_list():
 
 
 def test_folds_of_digits_and_of_data_with_splits(tmp_path, cpu):
-    digits = [source_class("digits")(options("DIR", folds=5, fold=fold)).read for fold in range(5)]
+    digits = [source_class("digits")(Wanted(options("DIR", folds=5, fold=fold))).read for fold in range(5)]
     counts = [np.bincount(read("val").targets) for read in digits]
     assert np.array_equal(sum(counts), np.bincount(np.concatenate([digits[0](s).targets for s in ("train", "val")])))
     assert np.ptp(counts, axis=0).max() <= 1
@@ -361,7 +363,6 @@ def assert_apart(train, val):
 def test_folders_by_expression_and_by_table(folder, tmp_path):
     train, val = read(folder, OF_NAMES, dataset="folder")
     assert_apart(train, val)
-    assert train.notes == val.notes
     first, second = sorted({*val.groups})
     assert f"2 of 8 groups are held out ('{first}', '{second}'), 6 of 24 images" in train.notes[-1].text
     for name in ("groups.csv", "groups.txt"):

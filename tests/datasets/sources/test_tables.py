@@ -4,7 +4,7 @@ import csv
 
 import pandas
 import pytest
-from conftest import CPU, each_row, line_of, refused, told
+from conftest import CPU, each_row, line_of, read_samples, refused, told
 from source_helpers import (
     classes_of,
     groups_apart,
@@ -18,10 +18,10 @@ from source_helpers import (
 )
 
 from configs.yaml_io import parse_value
-from datasets.reading import has_test_split, read_samples, unlabelled
+from datasets.reading import unlabelled
 from datasets.recognition import recognize_dataset
 from datasets.sources.checks import check_images
-from datasets.sources.split import RunSplit, Splitter, as_read_before
+from datasets.sources.split import History, RunSplit, as_read_before
 from datasets.sources.tables import rows
 
 FILES = [f"{number}.png" for number in range(30)]
@@ -58,11 +58,10 @@ def read(path, num_classes=None, class_names=None, known=None, is_new=True, chec
     """The splits of the data set that is recognized: (samples, ...)."""
     data = recognize_dataset(options(path, **values), CPU)
     data = data if is_new else as_read_before(data, known or RunSplit(0, 0.1, ()))
-    names = ["train", "val", *["test"] * has_test_split(data, CPU)[0]]
-    splitter = Splitter(data, known)
-    splits = read_samples(data, num_classes, CPU, *names, class_names=class_names, splitter=splitter, is_new=is_new)
+    how = {"class_names": class_names, "history": History(known), "is_new": is_new, "with_test": True}
+    splits = read_samples(data, num_classes, CPU, "train", "val", **how)
     if checked:
-        check_images(splits, data, CPU)
+        splits[0].notes += check_images(splits, data, CPU)
     return splits
 
 

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import each_row, line_of, noise_folder, refused
+from conftest import each_row, line_of, noise_folder, read_samples, refused
 from source_helpers import options, read_splits, write_image
 from torchvision import datasets as theirs
 
 from configs.yaml_io import parse_value
-from datasets.reading import read_samples
 from tests.models.weights.weight_files import Reduced
 
 RANDOM = np.random.default_rng(0)

@@ -4,10 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
-from conftest import each_row, line_of, told
+from conftest import each_row, line_of, read_samples, told
 from source_helpers import options, read_splits, tree
-
-from datasets.reading import read_samples
 
 
 def read(root, **values):

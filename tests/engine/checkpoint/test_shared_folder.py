@@ -8,6 +8,7 @@ import torch
 from conftest import config_for, refused
 
 from datasets import reading
+from datasets.sources.source import Wanted
 from engine.checkpoint import run_folder as folder
 from engine.checkpoint.run_folder import check_same_checkpoint, check_shared
 from utils.distributed import ProcessContext
@@ -80,13 +81,13 @@ def test_a_folder_of_the_same_name_on_another_disk_is_not_enough(tmp_path, monke
 
 
 def read_on(rank: int, data: Path, monkeypatch: pytest.MonkeyPatch) -> list:
-    """`read_samples` on a rank whose rank 0 has found no error."""
+    """`read_data` on a rank whose rank 0 has found no error."""
     monkeypatch.setattr(reading, "work_while_others_wait", lambda work, context: work())
     monkeypatch.setattr(reading, "call_on_main", lambda call, context: None)
     monkeypatch.setattr(reading, "broadcast_object", lambda value, context, source: value)
     monkeypatch.setattr(reading, "check_same_data", lambda splits, context: None)
     config = config_for("-dataset=imagenet2012", f"-data_path={data}", "-batch_size=1")
-    return reading.read_samples(config.data, 2, on_rank(rank), "train", "val")
+    return [*reading.read_data(Wanted(config.data, ("train", "val"), num_classes=2), on_rank(rank)).splits.values()]
 
 
 def test_a_host_without_the_data_is_named(tmp_path, monkeypatch):

@@ -10,14 +10,13 @@ from unittest.mock import Mock
 import pytest
 import timm
 import torch
-from conftest import ROOT, cells_of, config_for, log_of, noise_folder, only_run, read_result, refused
+from conftest import CPU, ROOT, cells_of, config_for, log_of, noise_folder, only_run, read_result, read_samples, refused
 from huggingface_hub import HfApi
 
 import main_single_gpu
 from configs import command_line
 from configs.command_line import parse_command_line
 from configs.resolve import recipe_follows_data
-from datasets.sources.source import source_class
 from engine.plan import recipe
 from engine.plan.recipe import choose_recipe
 from utils.distributed import single_process
@@ -76,7 +75,7 @@ def test_all_folds_have_one_recipe(tmp_path, place):
     epochs = set()
     for fold in range(3):
         command = chosen(f"-data_path={tmp_path / 'data'}", "-opts", "DATA.FOLDS=3", f"DATA.FOLD={fold}")
-        sizes.add(len(source_class("folder")(command.config.data).read("train")))
+        sizes.add(len(read_samples(command.config.data, None, CPU, "train")[0]))
         epochs.add(command.config.train.num_epochs)
     assert sizes == {169, 170}
     assert epochs == {60}

@@ -17,6 +17,7 @@ from faults.scene import TINY, Provoke, Scene, in_namespace, require_mounts
 from configs.schema import Data
 from datasets.shards.data_set import TarShards
 from datasets.shards.index import INDEX_NAME
+from datasets.sources.source import Wanted
 from tests.datasets.shards.range_server import Fault as ServerFault
 from tests.datasets.shards.range_server import RangeHandler, body, range_server
 from tests.datasets.shards.tar_files import write_shard, write_shards
@@ -99,7 +100,7 @@ def _flags(scene: Scene, path: object, *options: str, flags: tuple[str, ...] = (
 def _data_of(scene: Scene) -> Path:
     """Six shards of ten training images, and one of 12 validation images, with an index."""
     root = write_shards(scene.folder / "shards", train=6)
-    TarShards(Data.model_validate({"DATASET": "tar", "DATA_PATH": str(root)}))
+    TarShards(Wanted(Data.model_validate({"DATASET": "tar", "DATA_PATH": str(root)})))
     return root
 
 

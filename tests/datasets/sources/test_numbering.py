@@ -1,0 +1,170 @@
+"""DATA.RENAME, ONLY_CLASSES and CLASSES name and number the classes of every kind of data; labels may be numbers."""
+
+import numpy as np
+import pytest
+from conftest import CPU, config_for, each_row, read_samples, refused, told
+from source_helpers import classes_of, options, tree, write_table
+
+from datasets.sources.class_names import merged_outputs, rename_classes
+from datasets.sources.numbering import check_names, number, rename, take_classes
+from datasets.sources.rows import Rows
+from datasets.sources.sets.in_memory import ImageArray
+from datasets.sources.source import Wanted
+from tests.datasets.shards.tar_files import tar_of
+
+LABELS = [0, 1, 2, 1, 0, 2, 1, 0, 2, 2, 1, 0]
+FILES = [f"{number}.jpg" for number in range(12)]
+
+
+def write_tables(root, cell="{}"):
+    tree(root, *FILES)
+    rows = [f"{file},{cell.format(label)}" for file, label in zip(FILES, LABELS, strict=True)]
+    for split, part in (("train", rows[:6]), ("val", rows[6:])):
+        write_table(root / f"{split}.csv", part)
+    return options(root, dataset="csv")
+
+
+def write_lists(root):
+    tree(root, *FILES)
+    rows = [f"{file} {label}" for file, label in zip(FILES, LABELS, strict=True)]
+    for split, part in (("train", rows[:6]), ("val", rows[6:])):
+        (root / f"{split}_list.txt").write_text("\n".join(part))
+    return options(root, dataset="imagenet2012")
+
+
+def write_parquet(root):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    root.mkdir()
+    for split, labels in (("train", LABELS[:6]), ("val", LABELS[6:])):
+        parquet.write_table(pa.table({"image": [b"x"] * 6, "label": labels}), root / f"{split}.parquet")
+    return options(root, dataset="parquet")
+
+
+def write_tar(root):
+    root.mkdir()
+    for split, labels in (("train", LABELS[:6]), ("val", LABELS[6:])):
+        files = {f"{number}.{end}": b"%d" % label for number, label in enumerate(labels) for end in ("jpg", "cls")}
+        (root / f"{split}-0.tar").write_bytes(tar_of(files))
+    return options(root, dataset="tar", cache_dir=str(root))
+
+
+KINDS = {"tables": write_tables, "lists": write_lists, "parquet": write_parquet, "tar": write_tar}
+NAMES = ["none", "mild", "severe"]
+
+
+def read(data, *splits, **values):
+    given = {key: value for key, value in values.items() if hasattr(data, key)}
+    how = {key: value for key, value in values.items() if not hasattr(data, key)}
+    return read_samples(data.model_copy(update=given), None, CPU, *(splits or ("train", "val")), **how)
+
+
+def names_in(samples):
+    return [samples.class_names[label] for label in samples.targets.tolist()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_that_are_numbers_are_renamed_and_left_out(kind, tmp_path):
+    data = KINDS[kind](tmp_path / "data")
+    merged = ["none" if label == 0 else "ill" for label in LABELS]
+    for renames in ({"0": "none", "1": "ill", "2": "ill"}, {"1": "2", "0": "none"}):
+        train, val = read(data, rename=renames)
+        new = {"ill": "ill", "none": "none"} if len(renames) == 3 else {"ill": "2", "none": "none"}
+        assert names_in(train) + names_in(val) == [new[name] for name in merged]
+        assert train.class_names == val.class_names == list(dict.fromkeys(new[name] for name in ("none", "ill")))
+    train, val = read(data, only_classes=["2", "0"])
+    assert train.class_names == val.class_names == ["0", "2"]
+    assert names_in(train) + names_in(val) == [str(label) for label in LABELS if label != 1]
+    assert told(train.notes, "left out: '1' (4 images), DATA.ONLY_CLASSES", "screen")
+    with refused("RENAME: .* has no class '7'"):
+        read(data, rename={"7": "x"})
+    with refused("ONLY_CLASSES: the data have no class '7'"):
+        read(data, only_classes=["7"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_with_names_of_a_file_are_renamed_and_left_out(kind, tmp_path):
+    data = KINDS[kind](tmp_path / "data")
+    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
+    named = {"classes": str(tmp_path / "classes.txt")}
+    assert read(data, **named)[0].class_names == NAMES
+    train, val = read(data, rename={"mild": "ill", "severe": "ill"}, **named)
+    assert train.class_names == ["none", "ill"]
+    assert names_in(train) + names_in(val) == ["ill" if label else "none" for label in LABELS]
+    train, val = read(data, only_classes=["severe", "mild"], **named)
+    assert train.class_names == ["mild", "severe"]
+    assert names_in(train) + names_in(val) == [NAMES[label] for label in LABELS if label]
+    with refused("has no class 'sever'; did you mean severe"):
+        read(data, rename={"sever": "ill"}, **named)
+
+
+def test_numbers_are_the_places_of_the_names_of_a_checkpoint(tmp_path):
+    """Which DATA.RENAME merges."""
+    data = write_lists(tmp_path / "data")
+    known = {"class_names": ["none", "ill", "severe"], "of_weights": NAMES}
+    (val,) = read(data, "val", rename={"mild": "ill", "severe": "ill"}, **known)
+    assert val.class_names == known["class_names"]
+    assert names_in(val) == ["ill" if label else "none" for label in LABELS[6:]]
+    (train,) = read(data, "train", rename={"mild": "ill", "severe": "ill"}, **known)  # an evaluation of train
+    assert names_in(train) == ["ill" if label else "none" for label in LABELS[:6]]
+
+
+def test_several_labels_that_are_numbers_are_renamed(tmp_path):
+    data = write_tables(tmp_path / "data", cell="{}|3").model_copy(update={"multi_label": True})
+    train, val = read(data, rename={"3": "any", "1": "ill", "2": "ill"})
+    assert train.class_names == val.class_names == ["0", "ill", "any"]
+    expected = [[int(label == 0), int(label > 0), 1] for label in LABELS]
+    assert train.targets.tolist() + val.targets.tolist() == expected
+
+
+WRITTEN = """
+given | kept
+[1.10, 007, 1e3] | 007 1.10 1e3
+[1.1, '7', 1000.0] | 1.1 1000.0 7
+["null", ~, true] | null true ~
+[null, True] | True null
+"""
+
+
+@each_row(WRITTEN)
+def test_names_are_the_texts_that_are_written(given, kept, tmp_path):
+    names = ["1.1", "1.10", "7", "007", "1e3", "1000.0", "null", "~", "true", "True"]
+    write_table(tmp_path / "all.csv", [f"{n}.jpg,{name}x" for n, name in enumerate(names * 5)])
+    flags = [f"-data_path={tmp_path / 'data'}", "-dataset=folder"]
+    tree(tmp_path / "data", *(f"{name}/{n}.jpg" for name in names for n in range(3)))
+    file = tmp_path / "of_run.yaml"
+    file.write_text(f"DATA:\n  ONLY_CLASSES: {given}\n  RENAME: {{1.10: 2.50}}\n")
+    typed = config_for(*flags, "-batch_size=1", "-opts", f"DATA.ONLY_CLASSES={given}", "DATA.RENAME={1.10: 2.50}").data
+    written = config_for(f"-cfg={file}", *flags, "-batch_size=1").data
+    for data in (typed, written):
+        train, _ = read(data)
+        assert train.class_names == [{"1.10": "2.50"}.get(name, name) for name in kept.split()]
+        assert set(classes_of(train).values()) == {*train.class_names}
+
+
+class Counted(str):
+    """A text that counts its comparisons."""
+
+    __hash__ = str.__hash__
+    compared = 0
+
+    def __eq__(self, other):
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+
+@pytest.mark.parametrize("count", [500, 1000])
+def test_comparisons_grow_with_the_classes_and_not_with_their_square(count, tmp_path):
+    names = [Counted(f"class {number}") for number in range(count)]
+    others = {Counted(f"class {number}"): Counted(f"new {number // 2}") for number in range(count)}
+    rows = Rows({"val": ImageArray(np.zeros((count, 1, 1, 1), np.uint8), range(count), names)})
+    known = [Counted(name) for name in reversed(names)]
+    new = [Counted(f"new {number}") for number in range(count // 2)]
+    Counted.compared = 0
+    assert number(check_names(rows, Wanted(options("DIR"))), Wanted(options("DIR"), class_names=known)).class_names
+    data = options("DIR").model_copy(update={"rename": others})
+    assert rename(rows, Wanted(data)).class_names == new
+    only = options("DIR").model_copy(update={"only_classes": known[: count // 2]})
+    assert len(take_classes(rows, Wanted(only)).class_names) == count // 2
+    assert len(rename_classes(names, others)) == count
+    assert len(merged_outputs(names, others)) == count // 2
+    assert Counted.compared < 60 * count
