@@ -10,7 +10,6 @@ Kernels compute in float32. They round where autocast does, and the stream if it
 Legend: B images, T tokens, M = B T rows, N channels of a row, H heads, D channels of a head; "stream": residual stream.
 """
 
-from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -25,13 +24,12 @@ from models.blocks import Casting, add_mixin
 from models.fused_functions import Activate, AddNorm, Linear, SplitHeads, mask_of
 from models.recompute import Recomputed
 from models.vit import SampleDropBlock
-from utils.errors import UserError, first_line
 from utils.torch_compat import hooks_of
 
 
 def _factors(path: nn.Module, batch: int, device: torch.device) -> torch.Tensor | None:
     """The factors (B,) of a drop-path; None without one."""
-    if not isinstance(path, DropPath) or not path.drop_prob:
+    if not isinstance(path, DropPath) or not path.training or not path.drop_prob:
         return None
     kept = 1 - path.drop_prob
     factors = torch.empty(batch, device=device).bernoulli_(kept)
@@ -39,7 +37,7 @@ def _factors(path: nn.Module, batch: int, device: torch.device) -> torch.Tensor 
 
 
 def run_fused(blocks: Any, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
-    """Blocks in training mode: x (B, T, N) of the stream -> (B, T, N). half: dtype of the products and of attention."""
+    """Blocks: x (B, T, N) of the stream -> (B, T, N). half: dtype of the products and of attention."""
     batch, tokens, width = x.shape
     stream = x.reshape(-1, width).contiguous()  # the memory of one image may have another order, which `reshape` keeps
     added: tuple[Any, ...] = (None, None, mask_of(None), None)
@@ -49,7 +47,8 @@ def run_fused(blocks: Any, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
             stream, y = AddNorm.apply(stream, *added, norm.weight, norm.bias, norm.eps, half, tokens)
             qkv = Linear.apply(y, attn.qkv.weight, attn.qkv.bias, False)
             q, k, v = SplitHeads.apply(qkv, attn.qkv.bias, tokens, attn.num_heads)
-            o = F.scaled_dot_product_attention(q, k, v, dropout_p=attn.attn_drop.p).transpose(1, 2).reshape(len(y), -1)
+            o = F.scaled_dot_product_attention(q, k, v, dropout_p=attn.attn_drop.p * attn.training)
+            o = o.transpose(1, 2).reshape(len(y), -1)
             branch = Linear.apply(o, attn.proj.weight, attn.proj.bias, False)
             factors = _factors(block.drop_path1, batch, x.device)
             added = branch, attn.proj.bias, mask_of(attn.proj_drop), factors
@@ -82,36 +81,20 @@ class FusedBlocks(nn.Module):
         return run_fused(self, x.to(half) if self.half_stream else x, half)
 
 
-def fuse_blocks(model: VisionTransformer, device: torch.device, half_stream: bool) -> tuple[int, str]:
-    """Makes the blocks of a plain ViT fused, in place, if all can be. Returns their number, or 0 and the reason.
-
-    half_stream: whether the stream between the blocks is in half also in O1.
-    Raises UserError: Triton does not work on the device.
-    """
+def why_not_fused(model: VisionTransformer) -> str:
+    """The reason why the blocks of a plain ViT cannot be fused, on any device; '' if they can."""
     if model.grad_checkpointing or any(isinstance(block, Recomputed) for block in model.blocks):
-        return 0, "MODEL.GRAD_CHECKPOINTING recomputes the blocks one by one"
+        return "MODEL.GRAD_CHECKPOINTING recomputes the blocks one by one"
     if not all(map(is_plain, model.blocks)):
-        return 0, "some are frozen, or differ from timm's with pre-norm, biases, exact GELU and fused attention"
-    check_kernels(device)
+        return "some are frozen, or differ from timm's with pre-norm, biases, exact GELU and fused attention"
+    return ""
+
+
+def fuse_blocks(model: VisionTransformer, half_stream: bool) -> None:
+    """Makes the blocks of a plain ViT fused, in place. half_stream: whether their stream is in half also in O1."""
     blocks = add_mixin(model.blocks, FusedBlocks)
     blocks.half_stream = half_stream
     blocks.hooks = [*chain.from_iterable(map(hooks_of, blocks.modules()))]
-    return len(blocks), ""
-
-
-@cache
-def check_kernels(device: torch.device) -> None:
-    """Compiles and runs a kernel: Triton needs a C compiler and a writable cache too.
-
-    Raises UserError: it fails, or the compute capability is one that Triton does not support.
-    """
-    try:
-        if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
-            raise RuntimeError("it supports compute capability 8.0 and higher")
-        h = torch.zeros(1, 16, device=device, dtype=torch.float16)
-        Activate.apply(h, h, mask_of(None))
-    except Exception as error:  # of many types, also of the operating system
-        raise UserError(f"Triton does not work here: {first_line(error)}") from error
 
 
 def is_plain(block: Any) -> bool:

@@ -21,7 +21,7 @@ def mask_of(dropout: Any) -> dict[str, Any]:
     """A kernel's arguments for a dropout, or for none. The seeds are of torch's generator of the CPU, which each
     micro-step seeds: no GPU waits.
     """
-    rate = dropout.p if isinstance(dropout, nn.Dropout) else 0.0
+    rate = dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
     seeds = torch.randint(2**31, (2,)).tolist() if rate else (0, 0)
     values = (*seeds, min(round(rate * 2**31), 2**31 - 1), 1 / (1 - rate) if rate < 1 else 0.0, rate > 0)
     return dict(zip((*kernels.MASK, "factor", "DROPS"), values, strict=True))
@@ -33,10 +33,15 @@ def _programs(x: torch.Tensor, blocks: int, per_processor: int) -> int:
     return min(blocks, processors * per_processor)
 
 
-def _row(width: int, warps: int) -> dict[str, int]:
-    """The size of a program that holds a row, and its warps. warps: for 1,024 columns."""
+def _options(warps: int) -> dict[str, Any]:
+    """Triton's options. Its default of fused multiply-adds changes with 3.10, and 3.9 warns of it."""
+    return {"num_warps": warps, "enable_fp_fusion": True}
+
+
+def _row(width: int, warps: int) -> dict[str, Any]:
+    """The size of a program that holds a row, and its options. warps: for 1,024 columns."""
     block = triton.next_power_of_2(width)
-    return {"BLOCK": block, "num_warps": min(16, max(1, warps * block // 1024))}
+    return {"BLOCK": block, **_options(min(16, max(1, warps * block // 1024)))}
 
 
 class Linear(torch.autograd.Function):
@@ -74,7 +79,7 @@ class Activate(torch.autograd.Function):
         block, warps = kernels.ACTIVATE
         y = torch.empty_like(h)
         grid = (triton.cdiv(h.numel(), block),)
-        kernels.activate[grid](h, y, h.numel(), **mask, BLOCK=block, num_warps=warps)
+        kernels.activate[grid](h, y, h.numel(), **mask, BLOCK=block, **_options(warps))
         return y
 
     @staticmethod
@@ -85,7 +90,7 @@ class Activate(torch.autograd.Function):
         parts = triton.cdiv(M, rows * steps)
         dh = torch.empty_like(h)
         sums = h.new_empty((parts, N), dtype=torch.float32)
-        sizes = {"N": N, "ROWS": rows, "BLOCK": block, "STEPS": steps, "num_warps": warps}
+        sizes = {"N": N, "ROWS": rows, "BLOCK": block, "STEPS": steps, **_options(warps)}
         grid = (triton.cdiv(N, block) * parts,)
         kernels.activate_back[grid](dy.contiguous(), h, dh, sums, M, **ctx.mask, **sizes)
         return dh, sums.sum(0), None
@@ -106,7 +111,8 @@ class AddNorm(torch.autograd.Function):
         rows, warps = kernels.ADD_NORM[x.itemsize]
         total = torch.empty_like(x) if ctx.adds else x
         y = torch.empty_like(x, dtype=half)
-        mean, rstd = x.new_empty((2, M), dtype=torch.float32)
+        mean = x.new_empty(M, dtype=torch.float32)
+        rstd = torch.empty_like(mean)  # Triton compiles a kernel again for an address that is no multiple of 16
         kernels.add_norm[(triton.cdiv(M, rows),)](
             x, x if a is None else a, path, scale, shift, total, y, mean, rstd, M, eps,
             N=N, ADDS=ctx.adds, ROWS=rows, **ctx.masks, **_row(N, warps),

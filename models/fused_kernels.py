@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 MASK = ("seed", "other_seed", "threshold")  # integers that differ in each step
+ROWS_AND_MASK = ("M", *MASK)  # M differs in a batch of another size: Triton compiles no kernel again
 MAX_WIDTH = 4096  # a program holds a row
 # The fastest of about ten sizes each for ViT-B/16 on an H200: rows of a program, warps for 1,024 columns, programs per
 # processor. `ADD_NORM`: by the bytes of an element of the stream; `ACTIVATE_BACK`: rows, columns, steps, warps.
@@ -26,7 +27,7 @@ def _keep(at, seed, other_seed, threshold, factor):
     return tl.where((bits >> 1).to(tl.int32) >= threshold, factor, 0.0)
 
 
-@triton.jit(do_not_specialize=MASK)
+@triton.jit(do_not_specialize=ROWS_AND_MASK)
 def add_norm(
     x, a, path, scale, shift, total, y, mean, rstd, M, eps, seed, other_seed, threshold, factor,
     N: tl.constexpr, T: tl.constexpr, ADDS: tl.constexpr, DROPS: tl.constexpr,
@@ -56,7 +57,7 @@ def add_norm(
     tl.store(rstd + rows, r, mask=rows < M)
 
 
-@triton.jit(do_not_specialize=MASK)
+@triton.jit(do_not_specialize=ROWS_AND_MASK)
 def add_norm_back(
     dy, gx, path, scale, total, mean, rstd, dx, da, sums, M, seed, other_seed, threshold, factor,
     N: tl.constexpr, T: tl.constexpr, HAS_DA: tl.constexpr, DROPS: tl.constexpr,
@@ -122,7 +123,7 @@ def activate(
     tl.store(y + at, out.to(y.dtype.element_ty), mask=at < size)
 
 
-@triton.jit(do_not_specialize=MASK)
+@triton.jit(do_not_specialize=ROWS_AND_MASK)
 def activate_back(
     dy, h, dh, sums, M, seed, other_seed, threshold, factor,
     N: tl.constexpr, DROPS: tl.constexpr,
@@ -147,7 +148,7 @@ def activate_back(
     tl.store(sums + part * N + cols, tl.sum(total, axis=0), mask=cols < N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M",))
 def pack(
     part, out, sums, M, to_image, to_head, to_token,
     T: tl.constexpr, D: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,

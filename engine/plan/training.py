@@ -296,14 +296,16 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     with suppress(UserError), on_meta_device():  # a pass that reads values fails there, not on a device
         model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("meta"))
     number = 0
+    reason = ""
     if config.model.fused_blocks and not config.model.grad_checkpointing:
-        number, _ = fuse_blocks(model, config.amp, device)
-    if all(gather_objects(number > 0, context)):
+        number, reason = fuse_blocks(model, config.amp, context)
+    if number:
         return config
     seconds = _eager_seconds(plan, model, context)
     problem = ""
     decided = follow_facts(config, replace(facts, eager_seconds=seconds))
     if decided.train.compiles:
+        problem = f"; {reason}" if reason else ""  # the session says it of blocks that are not compiled
         try:
             check_compiler(device)
         except UserError as error:

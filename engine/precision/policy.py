@@ -199,29 +199,35 @@ def set_process_switches(config: Config, device: torch.device) -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-def fuse_blocks(model: nn.Module, options: Amp, device: torch.device) -> tuple[int, str]:
+def fuse_blocks(model: nn.Module, options: Amp, context: ProcessContext) -> tuple[int, str]:
     """Gives the blocks of a plain ViT Triton kernels, on a GPU in half, without shards and lists of their other ops.
 
     In bfloat16 their residual stream is bfloat16, too, unless `add` is on the black list (docs/log.md, bfloat16).
+    A collective call: the kernels must work on all ranks.
     Returns their number, 0 for another model; and what to say of them, or why a ViT has none.
     """
-    if device.type != "cuda" or not options.enabled or not isinstance(model, VisionTransformer):
+    if context.device.type != "cuda" or not options.enabled or not isinstance(model, VisionTransformer):
         return 0, ""
     white, black = ({*map(torch_name, names)} for names in (options.custom_white_list, options.custom_black_list))
     half_stream = "add" not in black and (options.dtype == "bfloat16" or "add" in white)
-    number = 0
     reason = listed_in_blocks(model, options.custom_white_list, options.custom_black_list)
     if is_sharded(model):
         reason = "the model is sharded"
     if not reason:
         try:
             from models.fused_blocks import fuse_blocks as fuse
+            from models.fused_blocks import why_not_fused
+            from models.fused_proof import find_fault
 
-            number, reason = fuse(model, device, half_stream)
-        except (ImportError, UserError) as error:  # Triton comes with torch's packages for Linux only
+            half = compute_dtype(options, context.device)
+            reason = why_not_fused(model) or find_fault(model, half, half_stream, context.device)
+        except ImportError as error:  # Triton comes with torch's packages for Linux only
             reason = str(error)
-    if not number:
+    reason = max(gather_objects(reason, context))  # of a rank that has one
+    if reason:
         return 0, f"blocks are not fused: {reason}"
+    fuse(model, half_stream)
+    number = len(model.blocks)
     is_default = half_stream and options.level == "O1" and "add" not in white
     stream = ", sums between them in half (AMP.CUSTOM_BLACK_LIST=[add] undoes it)" if is_default else ""
     return number, f"{number} blocks fused by Triton{stream}"

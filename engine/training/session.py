@@ -219,7 +219,7 @@ def build_train_state(
     if compiled:
         notes.append(Note("log", f"Compile: {compiled}, in the first step"))
     elif config.model.fused_blocks:
-        _, kernels = fuse_blocks(compute_model, config.amp, device)
+        _, kernels = fuse_blocks(compute_model, config.amp, context)
         if kernels:
             notes.append(Note("log", f"Kernels: {kernels} (MODEL.FUSED_BLOCKS)"))
     images = torch.zeros((2, config.data.image_channels, *config.data.input_size), device=device)  # as batch norms need

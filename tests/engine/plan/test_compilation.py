@@ -110,23 +110,24 @@ def test_a_gpu_compiles_runs_of_minutes_with_equal_blocks(plan, word, options, e
 )
 def test_fused_blocks_are_not_compiled(plan, monkeypatch, options, expected):
     pytest.importorskip("triton")
-    monkeypatch.setattr("models.fused_blocks.check_kernels", lambda device: None)
+    monkeypatch.setattr("models.fused_proof.find_fault", lambda *_: "")
     made = plan("-epochs=400", options=("MODEL.FUSED_BLOCKS=true", *options))
     assert compiled(made).compile == expected
-
-
-def fail(*_: object) -> None:
-    raise UserError("no compiler")
 
 
 @pytest.mark.parametrize("fails_here", [True, False])
 def test_blocks_are_compiled_if_triton_does_not_work_on_one_rank(plan, monkeypatch, fails_here):
     pytest.importorskip("triton")
-    monkeypatch.setattr("models.fused_blocks.check_kernels", fail if fails_here else lambda device: None)
+    faults = ["Triton does not work", ""]
+    of_other = faults.pop(fails_here)
+    monkeypatch.setattr("models.fused_proof.find_fault", lambda *_: faults[0])
+    monkeypatch.setattr("engine.precision.policy.gather_objects", lambda value, context: [value, of_other])
     made = plan("-epochs=400", options=("MODEL.FUSED_BLOCKS=true",))
-    others = [True, 12 * fails_here]  # of the other rank: compiles; its fused blocks
-    monkeypatch.setattr("engine.plan.training.gather_objects", lambda value, context: [value, others.pop()])
     assert compiled(made).compile == "default"
+
+
+def fail(*_: object) -> None:
+    raise UserError("no compiler")
 
 
 @pytest.mark.parametrize("part", ["check_compiler", "build_model"])  # the latter: without memory

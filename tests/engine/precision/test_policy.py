@@ -5,7 +5,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, assert_same_state, config_for, model_for, rows, seeded, states, train
-from fake_gpu import GPU, fake_gpu
+from fake_gpu import CONTEXT, GPU, fake_gpu
 from precision_cases import BF16, CPU, FP32, policy
 from timm.utils import ModelEmaV3
 from torch import nn
@@ -52,13 +52,10 @@ def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, ha
     pytest.importorskip("triton")
     streams = []
 
-    def fuse(model, device, half):
-        streams.append(half)
-        return len(model.blocks), ""
-
-    monkeypatch.setattr("models.fused_blocks.fuse_blocks", fuse)
+    monkeypatch.setattr("models.fused_proof.find_fault", lambda *_: "")
+    monkeypatch.setattr("models.fused_blocks.fuse_blocks", lambda model, half: streams.append(half))
     model = timm.create_model("test_vit")
-    number, text = fuse_blocks(model, Amp.model_validate({"ENABLED": True} | options), GPU)
+    number, text = fuse_blocks(model, Amp.model_validate({"ENABLED": True} | options), CONTEXT)
     if half_stream is None:
         assert (number, streams) == (0, [])
         assert "CUSTOM_" in text
@@ -70,10 +67,10 @@ def test_fused_blocks_add_in_bfloat16_unless_the_lists_say_otherwise(options, ha
 def test_a_vit_without_fused_blocks_has_a_reason_and_another_model_none():
     pytest.importorskip("triton")
     options, model = Amp.model_validate({"ENABLED": True}), timm.create_model("test_vit")
-    assert fuse_blocks(nn.Module(), options, GPU) == (0, "")
-    assert fuse_blocks(model, Amp(), GPU) == (0, "")
+    assert fuse_blocks(nn.Module(), options, CONTEXT) == (0, "")
+    assert fuse_blocks(model, Amp(), CONTEXT) == (0, "")
     model.set_grad_checkpointing(True)
-    number, _ = fuse_blocks(model, options, GPU)
+    number, _ = fuse_blocks(model, options, CONTEXT)
     assert number == 0
 
 
