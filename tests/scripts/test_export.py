@@ -308,3 +308,8 @@ def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, 
         steps = (torch.from_numpy(found).int() - expected).abs()
         assert steps.max() <= 2
         assert (steps > 0).float().mean() < 1 / 20
+        if crop_pct == 1:  # an image that needs no resize
+            Image.fromarray(photograph).resize((size, size)).save(file)
+            expected = eval_crop(data, open_image(file.read_bytes(), 3, str), random.Random())
+            (pixels,) = names["preprocess"](file, values)
+            assert np.array_equal(np.rint(255 * (pixels + np.float32(mean)[:, None, None])), expected.numpy())
