@@ -57,6 +57,8 @@ def main(argv: list[str]) -> int:
 
 
 def _launch(command: Command, argv: list[str]) -> int:
+    with without_collections():
+        import torch  # noqa: F401
     folder = TemporaryFolder("launch")
 
     def record_end(**values: Any) -> str | None:

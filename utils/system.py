@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import math
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -79,12 +80,18 @@ def has_nvidia_gpu() -> bool:
 def without_collections() -> Iterator[None]:
     """For imports: Python collects no garbage in the block, and later ignores the objects that are there at its end.
 
-    Collections take a quarter of the time in which torch and timm import.
+    Collections take a quarter of the time in which torch and timm import. A signal ends the process at once: torch
+    hides the exception of a handler that runs while its C++ code imports numpy.
     """
+    from utils.signals import TERMINATION_SIGNALS  # late: Windows lacks some
+
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in TERMINATION_SIGNALS}
     gc.disable()
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         gc.enable()
         gc.freeze()
         atexit.register(_unfreeze)

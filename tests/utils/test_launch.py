@@ -226,13 +226,15 @@ def test_a_rank_whose_launcher_ended_during_its_start_ends_too(launcher, status)
 SCRIPTS = ["main_single_gpu.py", "main_multi_gpu.py", "scripts/kubernetes/torchrun.py"]
 
 
-def end_while_importing(folder: Path, script: str, text: str, *launcher: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script whose first slow import runs this text."""
-    for name in ("yaml", "torch"):
+def end_while_importing(
+    folder: Path, script: str, text: str, *launcher: str, names: tuple[str, ...] = ("yaml", "torch")
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script whose first import of one of these names, by default the first slow one, runs this text."""
+    for name in names:
         (folder / f"{name}.py").write_text(f"import os, signal, time\n{text}\ntime.sleep(5)\nos._exit(0)")
     env = os.environ | {"PYTHONPATH": str(folder)}
     default = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell may have it ignored
-    command = [*launcher, sys.executable, script]
+    command = [*launcher, sys.executable, *script.split()]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, preexec_fn=default)
 
 
@@ -248,3 +250,11 @@ def test_sigterm_ends_the_first_process_of_a_container_while_it_imports(tmp_path
 def test_ctrl_c_while_a_script_imports_prints_no_traceback(tmp_path, script):
     ended = end_while_importing(tmp_path, script, "os.kill(os.getpid(), signal.SIGINT)")
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py -ngpus=2"])
+def test_sigterm_while_torch_imports_numpy_ends_the_run(tmp_path, script):
+    """torch's C++ code hides exceptions there: the run would go on, and the scheduler kill it without a checkpoint."""
+    words = f"{script} -device=cpu -dataset=digits -output={tmp_path}"
+    ended = end_while_importing(tmp_path, words, "os.kill(os.getpid(), signal.SIGTERM)", names=("numpy",))
+    assert (ended.returncode, ended.stderr) == (-signal.SIGTERM, "")
