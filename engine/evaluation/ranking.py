@@ -32,11 +32,15 @@ def log_odds(logits: torch.Tensor) -> torch.Tensor:
 
 
 def rank_labels(logits: torch.Tensor, top_k: int) -> torch.Tensor:
-    """The labels of the highest logits (B, C), int64 (B, at most top_k), of equal ones the lowest label first.
+    """The labels of the highest logits, int64 (B, at most top_k), of equal ones the lowest label first.
 
-    The order of equal values in torch's `topk` depends on their number.
+    logits: float32 (B, C). The order of equal values in torch's `topk` depends on their number, and a stable sort takes
+    20 times as long on a CPU.
     """
-    return logits.argsort(dim=-1, descending=True, stable=True)[:, :top_k]
+    bits = (logits + 0.0).view(torch.int32)  # -0 becomes 0
+    in_order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # integers in the order of the logits
+    keys = (in_order << 32) - torch.arange(logits.shape[-1], device=logits.device)  # no two are equal
+    return keys.topk(min(top_k, logits.shape[-1]), dim=-1).indices
 
 
 @dataclass(frozen=True)
