@@ -1,5 +1,6 @@
 """Messages of the parts of a program about the run of this process: notes, its loggers, and how it ended."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -57,12 +58,15 @@ class Counts:
         before, first = self.found.get(reason, (0, example))
         self.found[reason] = before + number, first
 
-    def notes(self, place: object = "") -> list[Note]:
+    def notes(self, place: object = "", images: float = math.inf) -> list[Note]:
+        """A line for each reason; warnings, if the files are more than a hundredth of the images."""
+        are_many = 100 * sum(number for number, _ in self.found.values()) > images
         notes = list[Note]()
         for reason, (number, example) in self.found.items():
             parts = [(place, f" in {place}"), (example, f", such as {example}"), (reason.fix, f"; {reason.fix}")]
             details = "".join(text for value, text in parts if value)
-            notes.append(Note(reason.kind, f"{number:,} {reason.text}{details}"))
+            kind = "warning" if are_many else reason.kind
+            notes.append(Note(kind, f"{number:,} {reason.text}{details}"))
         return notes
 
 

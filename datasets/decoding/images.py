@@ -16,7 +16,7 @@ from utils.system import is_installed
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 PHOTO_EXTENSIONS = (".heic", ".heif", ".avif", ".dcm", ".dicom")  # JPEGs have them, too: the first bytes decide
-UNREAD = {  # parts of names of files with images, and the way on
+UNREAD = {  # extensions, or beginnings of names, and the way on
     ".arrow": "write parquet with datasets (docs/python.md)",
     ".mds": "write tar shards or class folders with mosaicml-streaming",
     "chunk-": "write tar shards or class folders with litdata",

@@ -148,8 +148,6 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
         advice = f"if it is the data set, give -data_path={quote(str(data_set))}"
     else:
         advice = _advise_tables(root, images) or advise_labels(given) or _other_data(root)
-    if not images and found.others:
-        advice = f"{found.describe_others()}; {advice}"
     if len(names) > 1 and not {*map(str.lower, names)} <= SPLIT_NAMES.keys():
         advice += "; if each folder is a class, -opts DATA.CLASS_FOLDERS=true"
     return UserError(f"{root}: {problem}: {list_names(names, _MAX_SHOWN) or 'no images in folders'}; {advice}")

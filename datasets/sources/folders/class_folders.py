@@ -35,7 +35,6 @@ _OTHER_FILES = (
     *_TEXTS,
     *(".npy", ".mat", ".arw", ".cr2", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".srw"),
 )
-_MAX_SHOWN = 5
 # Hidden folders, and folders of macOS, Windows, Linux, Android, Synology, QNAP and NetApp, some with thumbnails or
 # copies of the images.
 _IGNORED_FOLDERS = re.compile(
@@ -95,9 +94,8 @@ def _images_of_class(found: "FoundFiles", folder: Path, name: str, known: Collec
     images = found.images_in(folder)
     if known is None:
         if not images and len(found.findings) == num_findings:
-            fix = ", or ".join(["add images", "remove the folder", *(reason.fix for reason in found.unread.found)])
-            if found.others:
-                fix += f"; {found.describe_others()}"
+            unread = (f"{reason.fix} ({reason.text})" for reason in found.unread.found)
+            fix = ", or ".join(["add images", "remove the folder", *unread])
             found.findings.append(f"{folder}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}")
     elif name not in known:
         fix = f"add or remove it{did_you_mean(name, known)}"
@@ -147,8 +145,8 @@ class FoundFiles:
     """Errors about folders in `root`, and counts of the images in them.
 
     sizes: the images in each folder, by its path in `root`. copies: the paths of those with the name of another one.
-    unread: images that are not read. others: endings of other files, without those of the name of an image beside
-    them. predicts: images without a decoder here count as images.
+    unread: images that are not read, and other files, by their endings. predicts: images without a decoder here count
+    as images.
     """
 
     def __init__(self, root: Path, predicts: bool = False) -> None:
@@ -158,8 +156,6 @@ class FoundFiles:
         self.sizes = Counter[str]()
         self.copies = list[str]()
         self.unread = Counts()
-        self.others = Counter[str]()
-        self._example = ""  # of the others
 
     def is_image(self, folder: str | Path, name: str) -> bool:
         """Tells whether a file is an image. One with an unknown ending is opened."""
@@ -178,14 +174,15 @@ class FoundFiles:
         return lower.endswith(PHOTO_EXTENSIONS)  # a damaged photo is an image, too: an error reports it
 
     def _count_others(self, folder: str, files: Sequence[str], images: Sequence[str]) -> None:
-        """Counts the files of a folder that are no images; texts only beside images."""
+        """Counts other files, except those with the name of an image beside them; texts only beside images."""
         known = {*images, *(os.path.splitext(name)[0] for name in images)}
-        ignored = (*_IGNORED_FILES, *PHOTO_EXTENSIONS) if images else (*_IGNORED_FILES, *PHOTO_EXTENSIONS, *_TEXTS)
+        ignored = (*_IGNORED_FILES, *PHOTO_EXTENSIONS, *([] if images else _TEXTS))
         for name in files:
             stem, ending = os.path.splitext(name)
-            if name[0] != "." and known.isdisjoint((name, stem)) and not name.lower().endswith(ignored):
-                self.others[ending.lower() or "nameless"] += 1
-                self._example = self._example or os.path.join(folder, name)
+            if ending and name[0] != "." and known.isdisjoint((name, stem)) and not name.lower().endswith(ignored):
+                fix = UNREAD.get(ending, UNREAD.get(name[:6], "convert images to PNG or JPEG"))
+                reason = Reason(f"{ending.lower()} file(s) are not read", fix, "log")
+                self.unread.add(reason, shorten(os.path.join(folder, name)))
 
     def _has_decoder(self, kind: str, path: str) -> bool:
         if fix := missing_decoder(kind):
@@ -242,20 +239,11 @@ class FoundFiles:
             raise self.lacks_images()
         return paths
 
-    def describe_others(self) -> str:
-        """The numbers of other files by ending, an example, and the way on."""
-        shown = ", ".join(f"{number:,} {ending}" for ending, number in self.others.most_common(_MAX_SHOWN))
-        name = os.path.basename(self._example)
-        fix = next((fix for part, fix in UNREAD.items() if part in name), "convert images to PNG or JPEG")
-        return f"{shown} file(s) are not read in {self.root}, such as {shorten(self._example)}; {fix}"
-
     def lacks_images(self) -> UserError:
         """The error of a folder without images: of those that are not read, if there are some."""
         unread = [note.text for note in self.unread.notes(self.root)]
-        if self.others:
-            unread.append(self.describe_others())
         text = f"{self.root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); give another folder"
-        return UserError([*unread, text][0])
+        return UserError("; ".join(unread) or text)
 
     def notes(self) -> list[Note]:
         """Notes about the files; a warning if a quarter of the images have the name of another one, or more."""
@@ -264,10 +252,7 @@ class FoundFiles:
             shown = f"{len(self.copies)} of {self.sizes.total()} images have the name of another image"
             text = f"masks or copies are used: {shown}, such as {shorten(self.copies[0])}; move them out of {self.root}"
             notes.append(Note("warning", text))
-        if self.others:
-            is_many = 100 * self.others.total() > self.sizes.total()
-            notes.append(Note("warning" if is_many else "log", self.describe_others()))
-        return notes + self.unread.notes(self.root)
+        return notes + self.unread.notes(self.root, self.sizes.total())
 
 
 class Levels:
