@@ -5,8 +5,9 @@
     python main_single_gpu.py -cfg=... -dataset=tar -data_path=/fast/imagenet-tar
 
 Training samples are shuffled once, in an order that is the same each time, because training shuffles within windows of
-shards only. The same data give the same bytes. With -size N the images are stored decoded, in
-PPM, and their shorter sides are resized to N; smaller images keep their size. A script that fails removes the folder.
+shards only. The same data give the same bytes. Each shard is read back and compared. With -size N the images are stored
+decoded, in PPM, and their shorter sides are resized to N; smaller images keep their size. A script that fails removes
+the folder.
 docs/data.md describes the files.
 """
 
@@ -20,6 +21,7 @@ import shlex
 import shutil
 import sys
 import tarfile
+import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +45,7 @@ from datasets.loading.workers import default_num_workers
 from datasets.reading import read_data
 from datasets.recognition import recognize_dataset
 from datasets.shards.index import INDEX_NAME, INFO_FILE, Index, Shard, encode_index, join, to_index
-from datasets.shards.records import LABELS_KEY, chunks_of, read_records
+from datasets.shards.records import LABELS_KEY, Label, chunks_of, join_labels, read_records
 from datasets.sources.samples import EncodedImages
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
 from datasets.sources.source import Wanted
@@ -65,10 +67,12 @@ GROUP_KEY = "group"  # in the .json of a sample
 
 
 class Sample(NamedTuple):
-    """An image with its label or labels, and its group: the contents of its files, by their extensions."""
+    """files: the contents of its files by their extensions, first the image. label, group: as in `Record`."""
 
     key: str
     files: dict[str, bytes]
+    label: Label
+    group: str
 
 
 def main(argv: list[str]) -> int:
@@ -153,31 +157,37 @@ class OrderedSplit:
         kind = "PGM" if encoded.startswith(b"P5") else kind_of(encoded[:HEAD_BYTES]) or ""
         files = {_EXTENSIONS.get(kind, kind.lower()): encoded}
         about: dict[str, Any] = {}
-        if samples.groups and (group := samples.groups[index]):
+        group = samples.groups[index] if samples.groups else ""
+        if group:
             about[GROUP_KEY] = group
         target = samples.targets[index]
         if target.ndim:
             about[LABELS_KEY] = np.flatnonzero(target).tolist()
+            label: Label = join_labels(about[LABELS_KEY])
         else:
-            files["cls"] = str(target).encode()
+            label = int(target)
+            files["cls"] = str(label).encode()
         if about:
             files["json"] = json.dumps(about).encode()
-        return Sample(self.keys[index], files)
+        return Sample(self.keys[index], files, label, group)
 
 
 def write_split(
     folder: Path, split: OrderedSplit, max_bytes: float, bad_images: BadImageList, label_key: str, group_key: str
 ) -> list[Index]:
-    """Writes the shards of a split and reads them, as training does; returns the index of each.
+    """Writes the shards of a split and reads them back, as training does; returns the index of each.
 
-    An index has no version, and is valid for copies. Raises OSError, and UserError: no image can be used.
+    An index has no version, and is valid for copies. Raises OSError, and UserError: no image can be used; a shard
+    that was read back is another one.
     """
     indexes, samples = list[Index](), _read_usable(split, bad_images)
     for sample in samples:
         path = folder / f"{split.name}-{len(indexes):06d}.tar"
-        write_shard(path, itertools.chain([sample], samples), max_bytes)
+        written = write_shard(path, itertools.chain([sample], samples), max_bytes)
         shard = Shard(path.name, path.stat().st_size)
         records, _ = read_records(chunks_of(open_regular_file(path)), str(path), label_key, group_key)
+        if [record[2:] for record in records] != written:
+            raise UserError(f"{path}: read back, it is not as it was written; check the disk and start again")
         indexes.append(to_index(shard, records, str(path)))
     if not indexes:
         raise UserError(f"{split.data.data_path}: no image of {split.name} can be used; no shard was written")
@@ -237,19 +247,23 @@ def unique_keys(paths: Iterable[str]) -> PackedStrings:
     return keys.strings()
 
 
-def write_shard(path: Path, samples: Iterable[Sample], max_bytes: float) -> None:
-    """Writes samples until the shard has `max_bytes`."""
+def write_shard(path: Path, samples: Iterable[Sample], max_bytes: float) -> list[tuple[int, Label, str, str]]:
+    """Writes samples until the shard has `max_bytes`; returns the last four values of the `Record` of each."""
+    written = []
     with (
         open_atomically(path, "wb") as file,
         tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar,
     ):
-        for key, files in samples:
+        for key, files, label, group in samples:
             for ending, content in files.items():
                 member = tarfile.TarInfo(f"{key}.{ending}")  # without time and user: equal data give equal bytes
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
+            extension, image = next(iter(files.items()))
+            written.append((zlib.crc32(image), label, f"{key}.{extension}", group))
             if file.tell() >= max_bytes:
                 break
+    return written
 
 
 if __name__ == "__main__":

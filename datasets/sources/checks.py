@@ -234,14 +234,20 @@ def check_images(
     files = [samples for samples in splits if isinstance(samples, ImageFiles)]
     num_images = sum(map(len, files))
 
-    def check() -> list[Note]:
+    def check_all(seconds: float) -> list[CheckedFiles]:
         checked = []
-        notes = list[Note]()
         for samples in files:
             share = len(samples) / num_images
-            checked.append(check_files(samples, data.image_channels, _MAX_SECONDS * share, decode_seconds * share))
-        bad = {image.path: image for found in checked for image in found.bad}  # two splits may share images
-        if bad and data.on_bad_image == "error":
+            checked.append(check_files(samples, data.image_channels, _MAX_SECONDS * share, seconds * share))
+        return checked
+
+    def check() -> list[Note]:
+        notes = list[Note]()
+        checked = check_all(decode_seconds)
+        if data.on_bad_image == "error" and any(found.bad for found in checked):
+            if not decode_seconds:  # the run ends in any case: one error names the images that only decoding finds, too
+                checked = check_all(_MAX_SECONDS)
+            bad = {image.path: image for found in checked for image in found.bad}  # two splits may share images
             raise error_of(list(bad.values()))
         for samples, found in zip(files, checked, strict=True):
             if found.bad:

@@ -99,7 +99,7 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     is_written = broadcast_object(is_known, context)
     if is_written and test is None:
         return None
-    best = config.with_model(pretrained=str(outputs.folder / BEST))
+    best = config.with_model(pretrained=str(outputs.folder / BEST), weights_entry=None)  # of the initial weights
     built = build_eval_model(best, context, weights_size=config.data.input_size)
     if not is_written:
         trainer.logger.log(f"----- Evaluation of {BEST}, epoch {epoch}, for {outputs.evaluation.folder}")

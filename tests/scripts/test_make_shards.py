@@ -18,7 +18,7 @@ from configs.schema import Data
 from datasets.decoding.images import BadImage
 from datasets.shards.index import INDEX_NAME, INFO_FILE, read_index
 from scripts import index_shards, make_shards
-from scripts.make_shards import unique_keys
+from scripts.make_shards import read_records, unique_keys
 from tests.datasets.shards.tar_files import write_shards
 from utils.files import read_json
 
@@ -114,6 +114,20 @@ def test_a_shard_ends_with_the_image_that_fills_it_and_equal_data_give_equal_byt
         assert path.stat().st_size > 40_000 or is_last
     assert len(shards_of(output, "train")) >= 2
     assert content_of(write(folders, "again")) == content_of(output)
+
+
+@pytest.mark.parametrize("change", [{"crc": 1}, {"label": 7}, {"group": "x"}], ids=str)
+def test_a_shard_that_is_read_back_as_another_one_is_refused(folders, monkeypatch, change):
+    """Who writes to a network disk and deletes the images afterwards relies on the comparison."""
+
+    def read_damaged(*arguments):
+        records, others = read_records(*arguments)
+        return [record._replace(**change) for record in records], others
+
+    monkeypatch.setattr(make_shards, "read_records", read_damaged)
+    with refused(r"-000000\.tar: read back, it is not as it was written; check the disk"):
+        write(folders)
+    assert not (folders.parent / "shards").exists()
 
 
 @pytest.mark.parametrize("channels, mode, extension, keys", [(1, "L", ".pgm", GREY), (3, "RGB", ".ppm", [])])

@@ -118,6 +118,13 @@ def test_headers_of_jpegs_and_pngs_show_all_that_decoding_refuses_but_damaged_pi
     assert any(path.endswith("lab.jpg") for path in of_gray)
 
 
+def test_a_run_that_ends_at_an_unreadable_image_names_those_that_only_decoding_finds(samples_of, tmp_path, cpu):
+    """Who has seven damaged images, of which one looks so at its header, started seven runs."""
+    samples = samples_of(empty=b"", pixels=REFUSED["pixels.png"])
+    with pytest.raises(Findings, match="2 images"):
+        check_images([samples], options(tmp_path), cpu)
+
+
 def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
     for split in ("train", "val"):
         write_classes(tmp_path / split, a=15, b=2)

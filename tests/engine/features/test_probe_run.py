@@ -123,6 +123,16 @@ def test_several_labels_and_unreadable_images(tmp_path):
     assert read_result(evaluate(tmp_path / "eval", f"-resume={folder}"))["mean_ap"] == result["mean_ap"]
 
 
+def test_the_entry_of_the_initial_weights_is_not_looked_for_in_the_best_ones(trained_digits, tmp_path):
+    """Who probes a student of DINO: the finished run ended with "has no weights student"."""
+    weights = torch.load(trained_digits() / "best.pth")["model"]
+    other = weights | {"head.bias": weights["head.bias"] + 1}
+    torch.save({"student": weights, "teacher": other}, tmp_path / "best.pth")
+    folder = train(probe_flags(tmp_path / "out", tmp_path, "MODEL.WEIGHTS_ENTRY=student", "EVAL.SUSPECTS=true"))
+    assert read_result(folder)["finished"]
+    assert (folder / "evaluation/per_class.csv").exists()
+
+
 SUSPECTS = [*TINY_VIT, "MODEL.TUNE=probe", "EVAL.SUSPECTS=true"]
 
 
