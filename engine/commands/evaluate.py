@@ -1,7 +1,6 @@
 """The commands that read a trained model: evaluation, and prediction of labels or features."""
 
 import time
-from collections import deque
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -9,11 +8,13 @@ from pathlib import Path
 
 from configs.command_line import Command
 from configs.flags import Prediction
+from datasets.batch import Batch
 from datasets.loading.loader import BadImageList, build_eval_loader
+from datasets.loading.sampler import Key
 from datasets.sources.class_names import names_of_labels
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.evaluation.files import EXPLANATIONS, write_maps
-from engine.evaluation.predictions import BATCHES_PER_WRITE, CSV_FILE, Predictions
+from engine.evaluation.predictions import CSV_FILE, Predictions, batches_per_write
 from engine.evaluation.results import TOP_K
 from engine.evaluation.session import EvaluationSession, build_eval_files, build_session
 from engine.features.store import embed
@@ -23,7 +24,7 @@ from engine.run.log import RunLogger
 from engine.run.record import REPORT
 from engine.run.reporter import log_validation
 from utils.device import device_name, peak_memory_bytes
-from utils.distributed import ProcessContext, broadcast_object
+from utils.distributed import ProcessContext, call_on_main, find_on_main, work_while_others_wait
 from utils.errors import UserError
 from utils.files import absolute_file
 
@@ -43,7 +44,9 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     seconds = time.perf_counter() - started
     precision = evaluator.precision.name
     log_validation(logger, _title(plan), metrics, config.model.num_logits, len(samples), seconds, plan.title, precision)
-    if results:  # on the main process
+
+    def record() -> None:
+        assert results
         from engine.report import page  # late: the answer has been printed
         from engine.report.contents import contents_of
         from engine.report.overview import class_figures, score_text, shift_by_weights
@@ -79,6 +82,8 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         logger.log(f"----- Tables: {files.folder}")
         if shift := shift_by_weights(contents):
             logger.warn(shift)
+
+    call_on_main(record, context)
     return 0
 
 
@@ -123,20 +128,24 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
     context, plan, evaluator = session.evaluator.context, session.plan, session.evaluator
     config = plan.config
     samples = plan.samples
-    num_readable = 0
     classes = config.model.num_logits
     top_k = classes if evaluator.multi_label else max(options.top_k or classes, TOP_K)
     started = time.perf_counter()
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
     if options.explain:
-        write = partial(write_maps, folder, samples, session.model, evaluator)
-        parts = evaluator.classify(session.model, batches, top_k, BATCHES_PER_WRITE, write)
+
+        def draw(batch: Batch, keys: list[Key]) -> None:  # a rank may have no image of the last batches
+            maps = partial(write_maps, folder, samples, session.model, evaluator, batch, keys)
+            work_while_others_wait(maps, context)
+
+        parts = evaluator.classify(session.model, batches, top_k, batches_per_write(top_k), draw)
     else:
-        parts = evaluator.classify(session.model, batches, top_k, BATCHES_PER_WRITE)
-    if context.is_main:
-        names = names_of_labels(samples, classes)
-        predictions = Predictions(folder, samples, names, options, evaluator.thresholds, evaluator.point)
-        files = predictions.write(filter(None, parts))
+        parts = evaluator.classify(session.model, batches, top_k, batches_per_write(top_k))
+    names = names_of_labels(samples, classes)
+    predictions = Predictions(folder, samples, names, options, evaluator.thresholds, evaluator.point)
+    files = predictions.write(parts, context)
+
+    def report() -> int:
         seconds = time.perf_counter() - started
         number = len(samples)
         num_readable = predictions.num_readable
@@ -153,7 +162,7 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
             precision = evaluator.precision.name
             log_validation(logger, _title(plan), metrics, classes, metrics.samples, seconds, plan.title, precision)
         logger.info(f"----- Predictions: {', '.join(map(str, files))}")
-    else:
-        deque(parts, maxlen=0)  # computes them
-    if not broadcast_object(num_readable, context):
+        return num_readable
+
+    if not find_on_main(report, context):
         raise UserError(f"none of the {len(samples)} images can be read; {folder / CSV_FILE} has the reasons")

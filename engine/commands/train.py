@@ -23,7 +23,7 @@ from engine.training.outputs import open_outputs, open_profile, refuse_other_ima
 from engine.training.probe_run import run_probe, solve_new_head
 from engine.training.session import build_session
 from engine.training.trainer import Trainer
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, call_on_main
 
 
 def train(command: Command, context: ProcessContext) -> int:
@@ -84,7 +84,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
         model = state.meta_model
         logits = torch.zeros(2, config.model.num_logits, device=context.device)
         build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise
-        baseline = measure_baseline(config.data, plan.train, plan.val) if context.is_main else None
+        baseline = call_on_main(lambda: measure_baseline(config.data, plan.train, plan.val), context)
         if baseline:
             lines.append(str(baseline))
         if not config.model.tune.solves_head:  # which has no batches

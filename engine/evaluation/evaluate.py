@@ -33,7 +33,7 @@ from engine.progress import EpochProgress, Metrics, Observer
 from engine.run.log import progress_bar
 from engine.run.reporter import format_speed
 from utils.device import IN_EVALUATION
-from utils.distributed import ProcessContext, broadcast_object, gather_objects, gather_to_main
+from utils.distributed import ProcessContext, broadcast_object, call_on_main, gather_objects, gather_to_main
 from utils.errors import UserError
 from utils.metric_table import MAX_SCORED_CLASSES
 from utils.notes import RUN_LOG
@@ -92,18 +92,22 @@ class Evaluator:
 
         Raises UserError: no sample is readable.
         """
-        metrics: Metrics | None = None
-        if results:
+
+        def judge() -> tuple[Metrics, SampleResults] | None:
+            if not results:
+                return None
             groups = None if samples.groups is None else np.array([*samples.groups], np.str_)
-            results = replace(results, thresholds=self.thresholds, groups=groups, point=self.point)
-            metrics = results.metrics(self.best_metric)
+            complete = replace(results, thresholds=self.thresholds, groups=groups, point=self.point)
+            return complete.metrics(self.best_metric), complete
+
+        metrics, judged = call_on_main(judge, self.context) or (None, None)
         metrics = broadcast_object(metrics, self.context)
         if not metrics or not metrics.samples:
             problem = "no image of the evaluation can be read"
             error = UserError(f"{problem}; bad_images_*.csv in the run's folder has the reasons")
             error.is_shared = True
             raise error
-        return metrics, results
+        return metrics, judged
 
     def classify(
         self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: AfterBatch = lambda *_: None

@@ -5,7 +5,7 @@ Rows are written as they are computed: a million images are a list of paths, nev
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,12 +18,13 @@ from configs.schema.operating_point import OperatingPoint, probability_of
 from datasets.sources.samples import Samples
 from engine.evaluation.files import explanation_file
 from engine.evaluation.ranking import reaches
-from engine.evaluation.results import SampleResults, join, mean_by_group, name_of_target
+from engine.evaluation.results import TOP_K, SampleResults, join, mean_by_group, name_of_target
 from engine.progress import Metrics
+from utils.distributed import ProcessContext, call_on_main
 from utils.files import atomic_write, open_atomically
 from utils.tables import aligned_table, safe_cell, table_text, write_workbook
 
-BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
+BATCHES_PER_WRITE, _CLASSES_PER_WRITE = 8, 8000  # before a write, the host waits for the device
 CSV_FILE, JSON_FILE, GROUPS_FILE = "predictions.csv", "predictions.json", "groups.csv"
 XLSX_FILE = "predictions.xlsx"
 UNKNOWN = "unknown"  # of -threshold
@@ -31,7 +32,12 @@ THRESHOLD = "decision_threshold"
 _SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_COLUMNS, _SHOWN_CHARS = 10, 3, 8, 48
 
 _Text = str | float
-_Image = tuple[str, list[tuple[int, float]], dict[str, _Text], str | None]
+_Image = tuple[str, np.ndarray, np.ndarray, dict[str, _Text], str | None]  # with labels, and their probabilities
+
+
+def batches_per_write(num_ranked: int) -> int:
+    """Of many ranked classes, the results of one batch."""
+    return max(1, min(BATCHES_PER_WRITE, _CLASSES_PER_WRITE // num_ranked))
 
 
 def free_name(name: str, class_names: Sequence[str]) -> str:
@@ -87,35 +93,53 @@ class Predictions:
         self._kept, self._shown = list[SampleResults](), list[_Image]()
         self.num_done = self.num_readable = 0
 
-    def write(self, parts: Iterable[SampleResults]) -> list[Path]:
+    def write(self, parts: Iterable[SampleResults | None], context: ProcessContext) -> list[Path]:
         """Writes `predictions.csv`, and with -json `predictions.json`, from the results of all images in their order.
 
-        They replace earlier files at the end. Call it under the lock of the folder. Raises OSError.
+        They replace earlier files at the end. Call it on all ranks, under the lock of the folder; the main process
+        writes. Raises OSError.
         """
+        paths = [self._folder / CSV_FILE, *[self._folder / JSON_FILE] * self._options.json]
+        with ExitStack() as files:
+            call_on_main(lambda: self._open(files, paths), context)
+            for results in parts:
+                call_on_main(partial(self._add, results), context)
+            call_on_main(lambda: self._close(files, paths), context)
+        return paths
+
+    def _open(self, files: ExitStack, paths: Sequence[Path]) -> None:
         for file in self._folder.glob(".predictions.*.tmp"):  # of a killed process
             file.unlink()
-        paths = [self._folder / CSV_FILE, *[self._folder / JSON_FILE] * self._options.json]
-        with ExitStack() as stack:
-            table, *others = (stack.enter_context(open_atomically(path)) for path in paths)
-            table.write("\ufeff" * self._options.excel)  # a byte order mark, for spreadsheets
-            rows = csv.writer(table, lineterminator="\n")
-            rows.writerow(map(safe_cell, self._header(self._num_ranks)))
-            for results in parts:
-                images = [*self._images(results)]
-                rows.writerows(self._cells(image, self._num_ranks) for image in images)
-                for image in images:
-                    path, ranked, texts, error = image
-                    predictions = [{"class": self._class_names[label], "probability": one} for label, one in ranked]
-                    for objects in others:  # a list, with an object in each line
-                        row = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
-                        objects.write(f"{',' if self.num_done else '['}\n{row}")
-                    if self.num_done < _SHOWN_ROWS or (error and len(self._shown) < 2 * _SHOWN_ROWS):
-                        self._shown.append(image)
-                    self.num_done += 1
-                self.num_readable += len(results.readable)
-                self._kept += [results] * (self._labelled or self._samples.groups is not None)
-            for objects in others:
-                objects.write("\n]\n")
+        table, *self._objects = (files.enter_context(open_atomically(path)) for path in paths)
+        table.write("\ufeff" * self._options.excel)  # a byte order mark, for spreadsheets
+        self._rows = csv.writer(table, lineterminator="\n")
+        self._rows.writerow(map(safe_cell, self._header(self._num_ranks)))
+
+    def _add(self, results: SampleResults | None) -> None:
+        """Writes a row at a time: of many classes, the cells of a batch take gigabytes."""
+        assert results
+        columns = {name: texts_of(results) for name, texts_of in self._columns.items()}
+        for row in range(len(results.labels)):
+            image = self._image(results, row, {name: column[row] for name, column in columns.items()})
+            path, labels, probabilities, texts, error = image
+            self._rows.writerow(self._cells(image, self._num_ranks))
+            for objects in self._objects:  # a list, with an object in each line
+                ranked = zip(labels.tolist(), probabilities.tolist(), strict=True)
+                predictions = [{"class": self._class_names[label], "probability": round(p, 6)} for label, p in ranked]
+                line = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
+                objects.write(f"{',' if self.num_done else '['}\n{line}")
+            if self.num_done < _SHOWN_ROWS or (error and len(self._shown) < 2 * _SHOWN_ROWS):
+                self._shown.append(image)
+            self.num_done += 1
+        self.num_readable += len(results.readable)
+        if self._labelled or self._samples.groups is not None:
+            best, probabilities = (array[:, :TOP_K].copy() for array in (results.labels, results.probabilities))
+            self._kept.append(replace(results, labels=best, probabilities=probabilities))
+
+    def _close(self, files: ExitStack, paths: list[Path]) -> None:
+        for objects in self._objects:
+            objects.write("\n]\n")
+        files.close()
         for name in (GROUPS_FILE, XLSX_FILE):  # of other images
             (self._folder / name).unlink(missing_ok=True)
         if self._options.excel:
@@ -128,7 +152,6 @@ class Predictions:
         if self._samples.groups is not None and self._kept[0].scores is not None:
             self._write_groups(join(self._kept), np.array([*self._samples.groups]))
             paths.append(self._folder / GROUPS_FILE)
-        return paths
 
     def _write_groups(self, results: SampleResults, groups: np.ndarray) -> None:
         """A row per group: its readable images, and the mean probability of each class."""
@@ -147,27 +170,25 @@ class Predictions:
         """The metrics of labelled data, whose results are in memory. best: of `EVAL.BEST_METRIC`."""
         return replace(join(self._kept), thresholds=self._thresholds, point=self._point).metrics(best)
 
-    def _images(self, results: SampleResults) -> Iterator[_Image]:
-        """Path, (label, probability) of the most probable classes, the text columns, and the error of an unreadable
-        image, of the images after the `num_done` first ones."""
-        columns = {name: texts_of(results) for name, texts_of in self._columns.items()}
-        ranked = results.labels.tolist(), results.probabilities.tolist()
-        for row, (labels, probabilities) in enumerate(zip(*ranked, strict=True)):
-            index = self.num_done + row
-            error = results.errors.get(index)
-            classes = [(label, round(value, 6)) for label, value in zip(labels, probabilities, strict=True)]
-            texts = {name: column[row] for name, column in columns.items()}
-            if error:  # the other columns are empty
-                classes = []
-                texts |= dict.fromkeys(texts.keys() - {"target"}, "")
-            yield self._samples.listed_name(index), classes[: self._num_ranks], texts, error
+    def _image(self, results: SampleResults, row: int, texts: dict[str, _Text]) -> _Image:
+        """texts: of the columns."""
+        error = results.errors.get(self.num_done)
+        number = self._num_ranks
+        if error:  # the other columns are empty
+            number = 0
+            texts |= dict.fromkeys(texts.keys() - {"target"}, "")
+        ranked = results.labels[row, :number].copy(), results.probabilities[row, :number].copy()
+        return self._samples.listed_name(self.num_done), *ranked, texts, error
 
     def _predicted(self, results: SampleResults) -> list[str]:
         predicted = replace(results, thresholds=self._thresholds).predicted
         return [
-            " | ".join(self._class_names[label] for label in labels if is_predicted[label])
-            for labels, is_predicted in zip(results.labels.tolist(), predicted, strict=True)
+            self._names_of(labels[is_predicted[labels]])
+            for labels, is_predicted in zip(results.labels, predicted, strict=True)
         ]
+
+    def _names_of(self, labels: np.ndarray) -> str:
+        return " | ".join(self._class_names[label] for label in labels.tolist())
 
     def _decisions(self, of: str, results: SampleResults) -> list[str]:
         """The class of the operating point if the score reaches the threshold, else the other class, or 'not X'.
@@ -184,10 +205,9 @@ class Predictions:
     def _labels(self, results: SampleResults) -> list[str]:
         number = 1 if self._thresholds is None else None  # of the classes that may be labels
         found = []
-        for labels, values in zip(results.labels.tolist(), results.probabilities.tolist(), strict=True):
-            possible = zip(labels[:number], values, strict=False)
-            chosen = [label for label, value in possible if round(value, 6) >= self._options.threshold]
-            found.append(" | ".join(self._class_names[label] for label in chosen) or self._unknown)
+        for labels, values in zip(results.labels[:, :number], results.probabilities[:, :number], strict=True):
+            is_chosen = np.round(values.astype(np.float64), 6) >= self._options.threshold  # as in the table
+            found.append(self._names_of(labels[is_chosen]) or self._unknown)
         return found
 
     def _targets(self, results: SampleResults) -> list[str]:
@@ -226,13 +246,15 @@ class Predictions:
         return [index for index, name in columns if name.startswith(("probability_", THRESHOLD))]
 
     def _cells(self, image: _Image, num_ranks: int) -> list[str]:
-        path, ranked, texts, error = image
+        path, labels, probabilities, texts, error = image
         names = self._class_names
         if not self._options.top_k:  # the probability of each class; empty cells for an unreadable image
-            probabilities = dict(ranked)
-            wide = [f"{probabilities[label]:.6f}" if ranked else "" for label in range(len(names))]
+            of_classes = np.full(len(names), np.nan)
+            of_classes[labels] = probabilities
+            wide = [""] * len(names) if error else [f"{value:.6f}" for value in of_classes.tolist()]
             return [safe_cell(path), *wide, *(safe_cell(str(text)) for text in texts.values())]
-        cells = [cell for label, value in ranked[:num_ranks] for cell in (safe_cell(names[label]), f"{value:.6f}")]
+        ranked = zip(labels[:num_ranks].tolist(), probabilities[:num_ranks].tolist(), strict=True)
+        cells = [cell for label, value in ranked for cell in (safe_cell(names[label]), f"{value:.6f}")]
         cells += [""] * (2 * num_ranks - len(cells))
         return [safe_cell(path), *cells, *(safe_cell(str(text)) for text in texts.values()), safe_cell(error or "")]
 

@@ -113,9 +113,8 @@ def solve_head(task: ProbeTask) -> Solved:
     solved = broadcast_object(on_main and on_main._replace(sums=None), context)
     assert solved is not None  # the main process has solved it
     set_head(task.model, solved)
-    if not on_main:
-        return solved
-    return on_main._replace(results=_results_of(task.evaluator, model, task.val, val.file))
+    results = call_on_main(lambda: _results_of(task.evaluator, model, task.val, val.file), context)
+    return on_main._replace(results=results) if on_main else solved
 
 
 def _results_of(evaluator: Evaluator, model: FeatureModel, samples: Samples, file: Extracted) -> SampleResults:
@@ -136,7 +135,9 @@ def evaluate_test_images(
     """
     model = FeatureModel(built.compute, config.model.name)
     file = Extraction(config, samples, built.evaluator, model, bad_images).once("test")
-    results = _results_of(built.evaluator, model, samples, file) if file else None
+    results = call_on_main(
+        lambda: _results_of(built.evaluator, model, samples, file) if file else None, built.evaluator.context
+    )
     return built.evaluator.share(results, samples)
 
 
@@ -154,11 +155,17 @@ def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str
 
     Raises UserError: they are not finite, or of less than `fewest` images.
     """
-    device = task.evaluator.context.device
+    context = task.evaluator.context
     work = Extraction(task.config, samples, task.evaluator, model, task.bad_images, task.after_batch)
     file = work.once(split)
-    if file is None:
-        return Features(torch.empty(0), torch.empty(0), np.empty(0, np.int64), Extracted(np.empty(0), {}))
+    features = call_on_main(lambda: _readable(task, samples, split, fewest, file), context)
+    return features or Features(torch.empty(0), torch.empty(0), np.empty(0, np.int64), Extracted(np.empty(0), {}))
+
+
+def _readable(task: ProbeTask, samples: Samples, split: str, fewest: int, file: Extracted | None) -> Features:
+    """As `_features`, on the main process."""
+    assert file
+    device = task.evaluator.context.device
     if task.bad_images:  # of features that another run has computed, too
         task.bad_images.add(BadImage(samples.name(index), reason, "") for index, reason in file.errors.items())
     readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))

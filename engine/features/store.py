@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
@@ -28,13 +29,13 @@ from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import hash_paths
 from engine.checkpoint.run_folder import lock_run_folder
-from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.evaluate import Computed, Evaluator
 from engine.evaluation.predictions import BATCHES_PER_WRITE
 from engine.evaluation.results import name_of_target
 from engine.evaluation.session import EvaluationSession
 from engine.run.log import RunLogger
 from models.blocks import FeatureModel
-from utils.distributed import broadcast_object, call_on_main
+from utils.distributed import broadcast_object, call_on_main, find_on_main
 from utils.errors import Unavailable, UserError, error_from
 from utils.files import atomic_write, open_atomically, own_file, space_fix
 from utils.notes import RUN_LOG
@@ -88,24 +89,29 @@ class Extraction:
         errors = dict[int, str]()
         done = 0
         values: np.memmap | None = None
-        with ExitStack() as cleanup:
-            for computed in evaluator.compute(
-                self.model, batches, keep, BATCHES_PER_WRITE, lambda *_: self.after_batch()
-            ):
-                if computed is None:
-                    continue
-                features, found = computed[0]["features"], computed[1]
-                if values is None:
-                    cleanup.callback(temporary.unlink, missing_ok=True)
-                    values = _new_array(temporary, (len(self.samples), features.shape[1]), path)
-                values[done : done + len(features)] = features
-                values[list(found)] = np.nan
-                done, errors = done + len(features), errors | found
-            if values is None:  # not the main process
-                return None
+
+        def write(computed: Computed | None) -> None:
+            nonlocal values, done, errors
+            assert computed
+            features, found = computed[0]["features"], computed[1]
+            if values is None:
+                cleanup.callback(temporary.unlink, missing_ok=True)
+                values = _new_array(temporary, (len(self.samples), features.shape[1]), path)
+            values[done : done + len(features)] = features
+            values[list(found)] = np.nan
+            done, errors = done + len(features), errors | found
+
+        def finish() -> Extracted:
+            assert values is not None
             values.flush()
             os.replace(temporary, path)
-        return Extracted(values, errors)
+            return Extracted(values, errors)
+
+        with ExitStack() as cleanup:
+            parts = evaluator.compute(self.model, batches, keep, BATCHES_PER_WRITE, lambda *_: self.after_batch())
+            for computed in parts:
+                call_on_main(partial(write, computed), context)
+            return call_on_main(finish, context)
 
     def once(self, split: str) -> Extracted | None:
         """The features, from SAVE/features where other runs have left them; the others are computed.
@@ -120,16 +126,22 @@ class Extraction:
             found = call_on_main(lambda: self._look_up(split, locks), context)
             work = (found.path, found.missing) if found else (Path(), np.empty(0, np.int64))
             path, missing = broadcast_object(work, context)
+            computed: Extracted | None = None
             if len(missing):
                 chosen = samples
                 if len(missing) < len(samples):
                     assert isinstance(samples, ImageFiles)
                     chosen = samples.select(missing)
                 computed = replace(self, samples=chosen).to_file(path)
-                if found and computed:
+
+            def complete() -> Extracted:
+                assert found
+                if computed:
                     found.parts.insert(0, _Part(found.keys[missing], computed))
                     _write_record(path, found.parts[0])
-        return _find(found.keys, found.parts)[0] if found else None
+                return _find(found.keys, found.parts)[0]
+
+            return call_on_main(complete, context)
 
     def _look_up(self, split: str, locks: ExitStack) -> "_Stored":
         """locks: receives the lock of the folder to write. Raises UserError: it cannot be written."""
@@ -285,7 +297,9 @@ def embed(session: EvaluationSession, folder: Path, labelled: bool, logger: RunL
     started = time.perf_counter()
     model = FeatureModel(session.model, config.model.name)
     file = Extraction(config, samples, session.evaluator, model).to_file(folder / ARRAY_FILE)
-    if file:
+
+    def write_table() -> int:
+        assert file
         indices = range(len(samples))
         columns = [[samples.column, *map(samples.listed_name, indices)]]
         if labelled:
@@ -300,5 +314,7 @@ def embed(session: EvaluationSession, folder: Path, labelled: bool, logger: RunL
         errors = f"{len(file.errors)} of {len(samples)} have an error"
         size = " x ".join(map(str, file.values.shape))
         logger.info(f"----- Features {size} in {seconds:.1f} s; {errors}: {folder / ARRAY_FILE}, {TABLE_FILE}")
-    if broadcast_object(len(file.errors) if file else 0, session.evaluator.context) == len(samples):
+        return len(file.errors)
+
+    if find_on_main(write_table, session.evaluator.context) == len(samples):
         raise UserError(f"none of the {len(samples)} images can be read; {folder / TABLE_FILE} has the reasons")

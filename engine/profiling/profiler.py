@@ -6,6 +6,7 @@ In mixed precision it also prints `report_amp`.
 import math
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -175,38 +176,43 @@ def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batc
     seconds = timed(lambda: train(_TIMED_STEPS), device)
     images_per_second = (batches_done() - before) * state.layout.batch.micro_step_size / seconds
     waits, memory = state.timer.totals().since(totals), peak_memory_bytes(device)
-    if not context.is_main:
-        train(_PROFILED_STEPS)
-        reporter.close()
-        return
-    with new_profiler() as profiler:
+    with new_profiler() if context.is_main else nullcontext() as profiler:
         profiled_seconds = timed(lambda: train(_PROFILED_STEPS), device)
     reporter.close()
-    host_seconds, gpu_seconds = phase_seconds(profiler.events(), _PROFILED_STEPS)
-    is_float32 = on_gpu and state.precision.dtype == torch.float32
-    profile = Profile(
-        step_seconds=profiled_seconds / _PROFILED_STEPS,
-        host_seconds=host_seconds,
-        gpu_seconds=gpu_seconds,
-        ops=profiler.key_averages().table(f"self_{'cuda' if on_gpu else 'cpu'}_time_total", _TOP_OPS),
-        data_wait_share=waits.data_wait_seconds / seconds,
-        launch_bound_share=waits.launch_bound_share,
-        data_in_memory=session.plan.train.in_memory,
-        is_compiled=any(map(is_compiled, state.precision.weights.compute.modules())),
-        is_slow_float32=is_float32 and torch.cuda.get_device_capability(device) >= (7, 0),
-    )
-    figures = [
-        f"images/s: {three_digits(images_per_second)}",
-        *reporter.model.rates(images_per_second),
-        f"memory: {memory / 1e9:.2f} GB",
-        f"data wait: {profile.data_wait_share:.1%}",
-        *([f"launch-bound steps: {profile.launch_bound_share:.0%}"] if profile.launch_bound_share is not None else []),
-    ]
-    devices = Devices(context.world_size, device_name(device), state.precision.describe())
-    title = f"Profile of {state.config.model.name}, batch size {state.config.data.micro_batch}: {devices}"
-    outputs.logger.info(f"----- {title}\n{', '.join(figures)}\n\n{profile_text(profile)}\n")
-    profiler.export_chrome_trace(str(outputs.folder / TRACE))
-    outputs.logger.info(f"----- Trace: {outputs.folder / TRACE} (open it in ui.perfetto.dev)")
+
+    def report() -> None:
+        assert profiler
+        host_seconds, gpu_seconds = phase_seconds(profiler.events(), _PROFILED_STEPS)
+        is_float32 = on_gpu and state.precision.dtype == torch.float32
+        profile = Profile(
+            step_seconds=profiled_seconds / _PROFILED_STEPS,
+            host_seconds=host_seconds,
+            gpu_seconds=gpu_seconds,
+            ops=profiler.key_averages().table(f"self_{'cuda' if on_gpu else 'cpu'}_time_total", _TOP_OPS),
+            data_wait_share=waits.data_wait_seconds / seconds,
+            launch_bound_share=waits.launch_bound_share,
+            data_in_memory=session.plan.train.in_memory,
+            is_compiled=any(map(is_compiled, state.precision.weights.compute.modules())),
+            is_slow_float32=is_float32 and torch.cuda.get_device_capability(device) >= (7, 0),
+        )
+        figures = [
+            f"images/s: {three_digits(images_per_second)}",
+            *reporter.model.rates(images_per_second),
+            f"memory: {memory / 1e9:.2f} GB",
+            f"data wait: {profile.data_wait_share:.1%}",
+            *(
+                [f"launch-bound steps: {profile.launch_bound_share:.0%}"]
+                if profile.launch_bound_share is not None
+                else []
+            ),
+        ]
+        devices = Devices(context.world_size, device_name(device), state.precision.describe())
+        title = f"Profile of {state.config.model.name}, batch size {state.config.data.micro_batch}: {devices}"
+        outputs.logger.info(f"----- {title}\n{', '.join(figures)}\n\n{profile_text(profile)}\n")
+        profiler.export_chrome_trace(str(outputs.folder / TRACE))
+        outputs.logger.info(f"----- Trace: {outputs.folder / TRACE} (open it in ui.perfetto.dev)")
+
+    call_on_main(report, context)
 
 
 def phase_seconds(events: Iterable[Any], steps: int) -> tuple[dict[str, float], dict[str, float]]:

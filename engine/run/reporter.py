@@ -18,7 +18,7 @@ from engine.run.log import RunLogger, progress_bar
 from engine.run.loggers import LoggerGroup
 from engine.run.record import DETAILS, Row
 from utils.device import peak_memory_bytes
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError
 from utils.files import make_own_folder
 from utils.metric_table import METRICS
@@ -133,11 +133,14 @@ class Reporter(Observer):
 
     def start(self, epochs_done: int, steps_done: int) -> None:
         """Continues the rows after this position of the run."""
-        if self.context.is_main:
+
+        def open_rows() -> None:
             make_own_folder(self._record.folder / DETAILS)
             if warning := self._record.open_rows(epochs_done, steps_done):
                 self.logger.warn(warning)
             self.loggers.start(self._record, steps_done)
+
+        call_on_main(open_rows, self.context)
 
     def start_epoch(self, progress: EpochProgress) -> None:
         """Starts the clock of an epoch, or of the rest of one in a resumed run."""
@@ -257,7 +260,7 @@ class Reporter(Observer):
         """Ends the loggers with the result of the run."""
         if self._first is None:  # no step was left
             self.logger.note(self.model)
-        self.close(self._record.values["result"])
+        call_on_main(lambda: self.close(self._record.values["result"]), self.context)
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:
         """Ends the loggers; a second call does nothing. result: None if the run failed."""

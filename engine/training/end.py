@@ -20,7 +20,7 @@ from engine.run.record import REPORT, TEST_EVALUATION
 from engine.run.reporter import log_validation
 from engine.training.trainer import Trainer
 from utils.device import device_name, peak_memory_bytes
-from utils.distributed import broadcast_object
+from utils.distributed import broadcast_object, call_on_main
 from utils.errors import UserError, from_here
 from utils.metric_table import METRICS
 from utils.signals import Interrupted
@@ -46,12 +46,15 @@ def finish_run(command: Command, trainer: Trainer) -> int:
     end = end_of(record.values["result"], trainer.interrupted, trainer.config.train.num_epochs)
     total, steps = (format_duration(seconds) for seconds in (position.clock.total_seconds, position.clock.seconds))
     trainer.logger.log(f"----- Total time: {total}, of it {steps} in training steps")
-    if trainer.context.is_main:
+
+    def conclude() -> None:
         resume = next_command(command, f"-resume={record.folder.absolute()}", *end.flags)
         # A final state: by `record.on_end`, the report writes the files of the best epoch, and the page.
         record.update(**end.outcome(resume))
         _say_result(trainer.report.contents, record.values["result"], total, trainer.logger)
         _say_what_follows(end, resume, command, trainer)
+
+    call_on_main(conclude, trainer.context)
     return end.status
 
 
@@ -104,7 +107,8 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     if not is_written:
         trainer.logger.log(f"----- Evaluation of {BEST}, epoch {epoch}, for {outputs.evaluation.folder}")
         metrics, results = built.evaluator.evaluate(built.compute, trainer.session.val_batches)
-        trainer.report.update(Evaluated(built.compute, metrics, results, epoch), now=True)
+        evaluated = Evaluated(built.compute, metrics, results, epoch)
+        call_on_main(lambda: trainer.report.update(evaluated, now=True), context)
     return None if test is None else _evaluate_test(trainer, built, test, epoch)
 
 
@@ -133,7 +137,9 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
     title = f"Epoch {epoch}, {BEST}, "
     log_validation(logger, title, metrics, config.model.num_logits, metrics.samples, seconds, split="Test")
     num_bad = len(test) - metrics.samples
-    if results:  # on the main process
+
+    def write() -> None:
+        assert results
         if num_bad:
             missing = f"{num_bad} of {len(test)} test images cannot be read and do not count"
             logger.warn(f"{missing}; bad_images_*.csv names them")
@@ -142,6 +148,8 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
             files.write(metrics, results, built.compute, epoch=epoch, split="test")
         except OSError as error:  # the result is more important
             logger.warn(f"{error.filename or files.folder} cannot be written: {error.strerror}")
+
+    call_on_main(write, trainer.context)
     names = [test.name(index) for index in sorted(results.errors if results else ())[:_MAX_NAMED]]
     counts = {"samples": metrics.samples, "unreadable": num_bad, "unreadable_images": names}
     return unknown | {**metrics.values, **counts}

@@ -76,8 +76,7 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
             locks.enter_context(lock_run_folder(folder))
         if found:
             logger.note(Note("screen", f"Resume: {found.path} is not the end of a run; the new run is in {folder}"))
-    if context.is_main:
-        write_held_out(folder, plan.split)
+    call_on_main(partial(write_held_out, folder, plan.split), context)
     logger.begin(*session.lines, f"Folder: {folder}")
     return _outputs(session, folder, logger)
 

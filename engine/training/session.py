@@ -102,7 +102,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
         test=len(plan.test or ()),
         classes=len(plan.train.class_names),
         model_classes=config.model.num_logits,
-        validation_digest=digest_of(plan.val) if context.is_main else "",
+        validation_digest=call_on_main(lambda: digest_of(plan.val), context) or "",
     )
     logger.note(images)
     logger.note(plan.preprocessing)

@@ -169,7 +169,7 @@ class Trainer:
         evaluated = self._evaluate_epoch(0)
         self.record.set_result(probe_score=evaluated.metrics.score)
         self._save(is_best=True)
-        self.report.update(evaluated)
+        call_on_main(lambda: self.report.update(evaluated), self.context)
 
     def _is_due(self, epochs_done: int, every: int) -> bool:
         """Returns whether an action with a period of `every` epochs is due; it always is after the last epoch."""
@@ -193,12 +193,12 @@ class Trainer:
         self.reporter.end_epoch(progress, self.position.clock.seconds)
         is_last = epochs_done == self.config.train.num_epochs or progress.step >= self.max_steps
         ends = is_last or self.position.stops_early(epochs_done)
-        if self.context.is_main and evaluated and not ends:  # its end has a verdict
-            self._judge_first_epoch(epochs_done)
+        if evaluated and not ends:  # its end has a verdict
+            call_on_main(lambda: self._judge_first_epoch(epochs_done), self.context)
         self.position.progress = self.state.new_progress(epochs_done)
         if is_best or ends or self._is_due(epochs_done, self.config.save_freq):
             self._save(is_best)
-        self.report.update(evaluated)
+        call_on_main(lambda: self.report.update(evaluated), self.context)
         return not ends
 
     def _save_before_evaluation(self) -> None:
@@ -307,11 +307,15 @@ class Trainer:
         if self.state.strategy.is_sharded:  # the main process has room for one state in host memory
             self._wait_on_all_ranks()
         content = take_snapshot(self.state, self.position, self.plan.class_names, self.split_entry)
-        if self.writer:
+
+        def write() -> None:  # in the background, if the last checkpoint is on the disk and there is memory
+            assert self.writer
             self.record.sync()
             epoch = content["epoch"]
             at_epoch_end = content["done_steps"] == 0 < epoch and self._is_due(epoch, self.config.save_freq)
             self.writer.save(content, is_best, f"epoch-{epoch:03d}" if at_epoch_end else None, is_later)
+
+        call_on_main(write, self.context)
 
     def _wait_on_all_ranks(self) -> None:
         """For the checkpoint, before all ranks raise one error: the first one ends the others, and the record."""

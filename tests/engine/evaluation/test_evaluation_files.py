@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from conftest import CPU
 from PIL import Image
 from test_pictures import evaluator_for
 from torch import nn
@@ -194,7 +195,7 @@ def write(
     options = Prediction(None if labelled else "photos", top_k, None, True, excel, threshold)
     made = Predictions(folder, samples, list(classes), options, thresholds)
     files = [folder / "predictions.csv", folder / "predictions.json", *[folder / "predictions.xlsx"] * excel]
-    assert made.write(results()) == files
+    assert made.write(results(), CPU) == files
     return made
 
 
@@ -287,7 +288,9 @@ def test_the_word_of_a_decision_is_the_name_of_no_class(make, tmp_path):
     options = Prediction("photos", 2, None, False, False, None)
     made = Predictions(tmp_path, Noise(["a.jpg"]), ["ill", "not ill", "unclear"], options, None, point)
     scores = np.full((1, 3), -1, np.float32)
-    made.write([SampleResults(np.zeros(1, int), np.zeros((1, 1), int), np.ones((1, 1)), np.zeros(1), scores=scores)])
+    made.write(
+        [SampleResults(np.zeros(1, int), np.zeros((1, 1), int), np.ones((1, 1)), np.zeros(1), scores=scores)], CPU
+    )
     assert read_rows(tmp_path / "predictions.csv")[0]["decision"] == "not ill (no class)"
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, TINY_VIT, cells_of, config_for, evaluate, log_of, refused, run_here, train
+from conftest import CPU, ROOT, TINY_VIT, cells_of, config_for, evaluate, log_of, refused, run_here, train
 from scipy.special import expit
 from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
@@ -110,7 +110,7 @@ def test_a_threshold_between_two_neighbours_of_float32_parts_them(tmp_path):
         assert figures_at(results, used)["confusion"] == confusion_matrix(targets, scores > low).tolist()
         options = Prediction("photos", 1, None, False, False, None)
         made = Predictions(tmp_path, Noise(list("abcd")), ["well", "ill"], options, None, used)
-        made.write([results])
+        made.write([results], CPU)
         assert [row["decision"] for row in read_rows(tmp_path / "predictions.csv")] == ["well", "ill"] * 2
 
 
