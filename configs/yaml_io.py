@@ -17,6 +17,10 @@ from utils.errors import UserError, did_you_mean, error_from
 from utils.files import expand_home, open_regular_file
 
 MAX_BYTES = 1 << 16  # 20 times the longest recipe; PyYAML needs half a second for it
+_MAX_BYTES_WITH_LISTS = 1 << 26  # with the long values of 100,000 classes, which the json module reads
+_LONG_CHARS, _LONG_ITEMS = 1000, 200
+_LONG_VALUE = re.compile(rf"^( *[A-Z][A-Z0-9_.]*: )([\[{{].{{{_LONG_CHARS},}}[\]}}])$", re.MULTILINE)
+_PLACE = "\ue000 long value "  # in the text that PyYAML reads; a character for private use
 _MAX_KEY_CHARS = 100
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
@@ -64,9 +68,17 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 
 def write_yaml(values: dict[str, Any]) -> str:
-    """The values as YAML text, from which `read_yaml` reads equal values."""
-    text: str = yaml.dump(values, Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)
-    return text
+    """The values as YAML text, from which `read_yaml` reads equal values. A long value is JSON in one line."""
+    long_values = list[Any]()
+
+    def shortened(value: Any) -> Any:
+        if isinstance(value, list | tuple | dict) and len(value) > _LONG_ITEMS:
+            long_values.append(value)
+            return [f"{_PLACE}{len(long_values) - 1}"]  # a list, for a line of its own
+        return {key: shortened(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+    text: str = yaml.dump(shortened(values), Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)
+    return re.sub(r'\["\\uE000 long value (\d+)"\]', lambda found: json.dumps(long_values[int(found[1])]), text)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -80,7 +92,9 @@ def read_recipe(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[st
     named_in: a prefix of the error message for an unreadable file.
     Raises UserError: the file is unreadable, too large, not YAML or not a mapping; names the file and the line.
     """
-    text = read_text(path, named_in)
+    text, long_values = _take_long_values(read_text(path, named_in, max_bytes=_MAX_BYTES_WITH_LISTS))
+    if len(text) > MAX_BYTES:
+        raise UserError(f"{path}: is larger than {MAX_BYTES} bytes; write a long list as JSON in one line")
     lines: dict[str, int] = {}
     try:
         node = yaml.compose(text, Loader=_StrictLoader)
@@ -88,7 +102,7 @@ def read_recipe(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[st
             return {}, lines
         if not isinstance(node, yaml.MappingNode):
             raise UserError(f"{path}:1: expected `KEY: value` lines")
-        return _construct(node, "", lines), lines
+        return _put_back(_construct(node, "", lines), long_values), lines
     except RecursionError:
         raise UserError(f"{path}: is nested too deeply") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an invalid escape or %YAML version
@@ -123,12 +137,45 @@ def parse_value(text: str, key: str = "") -> Any:
 
     Raises UserError for another text.
     """
+    text, long_values = _take_long_values(text)
     try:
         node = yaml.compose(text, Loader=_StrictLoader)
-        return None if node is None else _construct(node, f"{key}.", {})
+        return None if node is None else _put_back(_construct(node, f"{key}.", {}), long_values)
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         reason = getattr(error, "problem", type(error).__name__)
         raise UserError(f"{shorten(text)} cannot be read as a value: {reason}") from None
+
+
+def _take_long_values(text: str) -> tuple[str, list[Any]]:
+    """The text with a word for each line `KEY: VALUE` of long JSON, and these values: PyYAML needs a second for 10,000
+    numbers."""
+    taken = list[Any]()
+
+    def take(line: re.Match[str]) -> str:
+        options: dict[str, Any] = {"object_pairs_hook": _unique_keys}
+        if line[1].strip(" :") in ("RENAME", "ONLY_CLASSES"):  # as `_OF_CLASSES`
+            options |= {"parse_int": str, "parse_float": str}
+        try:
+            taken.append(json.loads(line[2], **options))
+        except (ValueError, RecursionError):  # PyYAML reads it, or tells the problem
+            return line[0]
+        return f"{line[1]}{_PLACE}{len(taken) - 1}"
+
+    return _LONG_VALUE.sub(take, text), taken
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key is given twice")
+    return values
+
+
+def _put_back(value: Any, taken: Sequence[Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _put_back(one, taken) for key, one in value.items()}
+    is_place = bool(taken) and isinstance(value, str) and value.startswith(_PLACE)
+    return taken[int(value.removeprefix(_PLACE))] if is_place else value
 
 
 def find_name(given: str, names: Sequence[str]) -> str:

@@ -68,7 +68,7 @@ _NAME_ENTRIES |= dict.fromkeys(_MAYBE_OF_CLASSES, re.compile(r"LABEL_\d+|\d+"))
 _LISTS_OF_OBJECTS = ("classes_", "items")  # of scikit-learn's LabelEncoder; of fastai's CategoryMap, and of its `L`
 _MAX_EXPORTED_HASHES = 2_000_000  # 32 MB of the 100 MB that a header of .safetensors may have
 _MAX_FLOAT = float(np.finfo(np.float32).max)
-_MAX_NAMES_BYTES, _MAX_NUMBERS = 10**7, 10**4  # of an array
+_MAX_NAMES_BYTES, _MAX_NUMBERS = 10**8, 10**6  # of an array
 
 
 def split_to_entry(split: RunSplit | None) -> dict[str, Any] | None:

@@ -1,0 +1,66 @@
+"""Files of 100,000 classes are read again."""
+
+import json
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import config_for, refused
+
+from configs.command_line import to_yaml
+from configs.compare import changed_options, experiment_mismatch
+from configs.load import RUN_OPTIONS
+from datasets.sources.class_names import read_class_list
+from engine.checkpoint.run_folder import write_run_options
+from engine.checkpoint.weights_record import weights_record
+from engine.run.record import RunRecord, read_run
+
+CLASSES = 100_000
+NAMES = [f"n{number:08d} a name of sixty characters, as of a species {number:08d}" for number in range(CLASSES)]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """LOSS.CLASS_WEIGHTS and DATA.RENAME of all classes, each in one line of JSON."""
+    file = tmp_path_factory.mktemp("recipe") / "recipe.yaml"
+    weights = json.dumps(np.random.default_rng(0).uniform(0.5, 2, CLASSES).tolist())
+    renamed = json.dumps({name: name.upper() for name in NAMES})
+    options = f"DATA:\n  DATASET: folder\n  RENAME: {renamed}\nLOSS:\n  NAME: bce\n  CLASS_WEIGHTS: {weights}\n"
+    file.write_text(f"{options}MODEL:\n  NUM_CLASSES: {CLASSES}\n")
+    return file
+
+
+def test_the_options_of_100000_classes_are_read_with_little_yaml(recipe, tmp_path, monkeypatch):
+    compose = Mock(wraps=yaml.compose)
+    monkeypatch.setattr(yaml, "compose", compose)
+    config = config_for(f"-cfg={recipe}", "-data_path=.")
+    text = to_yaml(config)
+    write_run_options(tmp_path, text, 0)
+    again = config_for(f"-cfg={tmp_path / RUN_OPTIONS}")
+    assert (again.loss, again.data.rename) == (config.loss, config.data.rename)
+    assert len(again.loss.class_weights) == len(again.data.rename) == CLASSES
+    assert experiment_mismatch(tmp_path / RUN_OPTIONS, config) is None
+    assert changed_options(text, to_yaml(again)) == {}
+    assert max(len(call.args[0]) for call in compose.call_args_list) < 20_000
+
+
+def test_the_names_of_100000_classes_are_read(tmp_path):
+    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
+    assert read_class_list(tmp_path / "classes.txt") == NAMES
+    record = RunRecord()
+    record.open(tmp_path, "", class_names=NAMES)
+    record.update()
+    assert read_run(tmp_path)["class_names"] == NAMES
+    torch.save({"model": {"head.weight": torch.zeros(CLASSES, 1)}, "class_names": np.array(NAMES)}, tmp_path / "w.pth")
+    model = config_for(f"-pretrained={tmp_path / 'w.pth'}").model
+    assert weights_record(model).class_names == NAMES
+
+
+def test_a_key_that_a_long_value_has_twice_is_refused(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    pairs = ", ".join(f'"{name}": "x"' for name in [*NAMES[:100], NAMES[0]])
+    file.write_text(f"DATA:\n  RENAME: {{{pairs}}}\n")
+    with refused("is given twice"):
+        config_for(f"-cfg={file}")
