@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
 
-_MAX_SHOWN = 20
+MAX_SHOWN = 20
 _MAX_LINE_CHARS = 1000  # an error may quote text of any length from a file
 
 
@@ -74,9 +74,9 @@ def combine_findings(headline: str, findings: Sequence[Finding]) -> UserError:
     if len(findings) == 1:
         error = UserError(str(findings[0]))
     else:
-        lines = [to_single_line(str(line)) for line in (headline, *findings[:_MAX_SHOWN])]
-        if len(findings) > _MAX_SHOWN:
-            lines.append(f"... and {len(findings) - _MAX_SHOWN} more")
+        lines = [to_single_line(str(line)) for line in (headline, *findings[:MAX_SHOWN])]
+        if len(findings) > MAX_SHOWN:
+            lines.append(f"... and {len(findings) - MAX_SHOWN} more")
         error = Findings("\n  ".join(lines))
     error.status = max(one.status if isinstance(one, UserError) else REFUSED for one in findings)
     return error
@@ -146,6 +146,12 @@ def print_escaped(text: str, file: TextIO | None = None) -> None:
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """'; did you mean X?' for the known name most similar to `name`, or '' if no name is similar."""
-    by_lower = {candidate.lower(): candidate for candidate in known}
-    matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
-    return f"; did you mean {by_lower[matches[0]]}?" if matches else ""
+    lower = {candidate.lower(): candidate for candidate in known}
+    best = ""
+    matcher = difflib.SequenceMatcher(b=name.lower())
+    for candidate in lower:  # difflib.get_close_matches computes the ratio of each candidate above the cutoff
+        matcher.set_seq1(candidate)
+        if min(matcher.real_quick_ratio(), matcher.quick_ratio()) >= cutoff and (ratio := matcher.ratio()) >= cutoff:
+            best = lower[candidate]
+            cutoff = ratio
+    return f"; did you mean {best}?" if best else ""

@@ -4,8 +4,10 @@ Shortages of memory are recognized by the messages of torch and its libraries; o
 messages come from torch 2.15, CUDA 13.2, cuDNN 9.26, NCCL 2.30 and Triton, from their sources and reports.
 """
 
+import difflib
 import io
 import pickle
+import random
 import re
 import sys
 
@@ -30,6 +32,7 @@ from utils.errors import (
     Unavailable,
     UserError,
     combine_findings,
+    did_you_mean,
     error_from,
     escape_control_characters,
 )  # fmt: skip
@@ -243,3 +246,18 @@ def test_a_limit_of_the_address_space_is_named_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr("resource.getrlimit", lambda _: (500_000 * 1024, -1))
     assert run_and_report_errors(main, []) == MAY_PASS
     assert capsys.readouterr().err.startswith("error: ulimit -v is 500000: ")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_hint_is_a_name_of_the_highest_ratio_of_difflib(seed):
+    generator = random.Random(seed)
+    names = ["".join(generator.choices("abcd", k=generator.randint(2, 8))) for _ in range(30)]
+    name, *known = names
+    best = difflib.get_close_matches(name, known, n=1)
+    found = did_you_mean(name, known).removeprefix("; did you mean ").removesuffix("?")
+
+    def ratio(candidate):
+        return difflib.SequenceMatcher(None, candidate, name).ratio()
+
+    assert bool(best) == bool(found)
+    assert not best or ratio(found) == ratio(best[0])

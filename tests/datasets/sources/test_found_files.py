@@ -4,6 +4,7 @@ import os
 import sys
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from datasets.sources.folders import class_folders
 from datasets.sources.folders.class_folders import read_class_folders
 from datasets.sources.folders.split_folders import ImageFolders
 from datasets.sources.source import Wanted
+from utils.errors import did_you_mean
 
 HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
 
@@ -231,3 +233,13 @@ def test_caltech(tmp_path, dataset, folder, left_out):
     assert train.class_names == val.class_names == ["001.ak47", "Faces"]
     assert np.bincount(train.targets).tolist() == [18, 9]
     assert np.bincount(val.targets).tolist() == [2, 1]
+
+
+def test_hints_are_sought_for_the_folders_that_are_shown_only(tmp_path, monkeypatch):
+    for number in range(50):
+        (tmp_path / f"unknown{number}").mkdir()
+    seek = Mock(wraps=did_you_mean)
+    monkeypatch.setattr(class_folders, "did_you_mean", seek)
+    findings = read_class_folders(tmp_path, known={"unknown", "b"}).findings
+    assert (len(findings), seek.call_count) == (50, 20)
+    assert "did you mean unknown?" in findings[19]
