@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -118,7 +118,7 @@ class FoundCheckpoint:
 def find_checkpoint(
     resume: str,
     context: ProcessContext,
-    runs: Sequence[Path] = (),
+    runs: Iterable[Path] = (),
     best_first: bool = False,
     locks: ExitStack | None = None,
 ) -> FoundCheckpoint | None:
@@ -158,7 +158,7 @@ def find_checkpoint(
     return found if context.is_main else sent
 
 
-def _search(resume: str, runs: Sequence[Path], best_first: bool, locks: ExitStack | None) -> Iterator[Path]:
+def _search(resume: str, runs: Iterable[Path], best_first: bool, locks: ExitStack | None) -> Iterator[Path]:
     """The checkpoints to try, in this order."""
     if resume != "auto":
         named = _with_extension(Path(resume))
@@ -215,10 +215,13 @@ def _with_extension(path: Path) -> Path:
 
 def runs_newest_first(output: Path) -> list[Path]:
     """The folders of runs that have a checkpoint, also one that `find_checkpoint` refuses."""
-    checkpoints = {folder: _sharded_in(folder) for folder in output.glob("*")}
-    for folder in filter(is_run_folder, checkpoints):
-        checkpoints[folder] += checkpoints_by_progress(folder)
-    newest = {folder: max(map(modified_time, paths)) for folder, paths in checkpoints.items() if paths}
+    newest = {}
+    for folder in output.glob("*"):
+        paths = _sharded_in(folder)
+        if is_run_folder(folder):
+            paths += checkpoints_by_progress(folder)
+        if paths:
+            newest[folder] = max(map(modified_time, paths))
     return sorted(newest, key=newest.__getitem__, reverse=True)
 
 

@@ -1,7 +1,7 @@
 """The plan of a training run, the checkpoint that -resume names, and the check that all ranks have equal options."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,20 +55,23 @@ def find_on_all_ranks(
 ) -> FoundCheckpoint | None:
     """Finds the checkpoint that `-resume` names, see `find_checkpoint`; a collective call.
 
-    In a run's folder an evaluation or a prediction prefers `best.pth`. 'auto' passes over the runs of other
-    experiments, with a line in the log.
+    In a run's folder an evaluation or a prediction prefers `best.pth`. 'auto' passes over newer runs of other
+    experiments, with one line in the log, and reads no older ones.
     """
     if not config.model.resume:
         return None
-    runs = []
-    if config.model.resume == "auto" and context.is_main:
+    passed = list[str]()
+
+    def runs_of_experiment() -> Iterator[Path]:
         for folder in runs_newest_first(Path(config.save)):
-            mismatch = experiment_mismatch(folder / RUN_OPTIONS, config)
-            if mismatch:
-                logger.log(f"----- Resume: passed over: {folder}: {mismatch}")
+            if mismatch := experiment_mismatch(folder / RUN_OPTIONS, config):
+                passed.append(f"{folder}: {mismatch}")
             else:
-                runs.append(folder)
-    found = find_checkpoint(config.model.resume, context, runs, config.eval.enabled, locks)
+                yield folder
+
+    found = find_checkpoint(config.model.resume, context, runs_of_experiment(), config.eval.enabled, locks)
+    if passed:
+        logger.log(f"----- Resume: runs of other experiments passed over: {len(passed)}, the newest {passed[0]}")
     if found:
         for note in found.notes:
             logger.warn(f"Resume: skipped: {note}")

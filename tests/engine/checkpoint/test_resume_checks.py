@@ -5,6 +5,7 @@ import shlex
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import (
@@ -28,6 +29,7 @@ from conftest import (
 )
 from test_resume import contents
 
+from configs.compare import experiment_mismatch
 from configs.yaml_io import parse_value
 from engine.checkpoint.files import find_checkpoint, load_checkpoint, runs_newest_first
 from engine.checkpoint.run_folder import is_run_folder
@@ -258,8 +260,10 @@ def test_an_option_of_a_resume_takes_effect(digits_run, digits_argv, rows):
 # -resume=auto enters the newest run of the same experiment only.
 
 
-def test_runs_of_other_experiments_are_passed_over(digits_argv, tmp_path):
-    """Two seeds of a job array, resubmitted: each continues its own run."""
+def test_runs_of_other_experiments_are_passed_over(digits_argv, tmp_path, monkeypatch):
+    """Two seeds of a job array, resubmitted: each continues its own run. No options of older runs are read."""
+    compare = Mock(wraps=experiment_mismatch)
+    monkeypatch.setattr("engine.plan.training.experiment_mismatch", compare)
     short = "TRAIN.MAX_STEPS=1"
     first = train([*digits_argv, short])
     assert run_here("-resume=auto", *digits_argv, short, "SEED=1") == 0
@@ -267,9 +271,14 @@ def test_runs_of_other_experiments_are_passed_over(digits_argv, tmp_path):
     assert read_json(first / STATUS)["state"] == "stopped"
     first.rename(first := first.with_name("train-20260101-12-00"))
     assert run_here("-resume=auto", *digits_argv, "TRAIN.MAX_STEPS=2") == 0
+    compare.reset_mock()
+    assert run_here("-resume=auto", *digits_argv, "TRAIN.MAX_STEPS=3") == 0  # the newest one
+    assert compare.call_count == 1
     assert run_here("-resume=auto", *digits_argv, "TRAIN.MAX_STEPS=3", "SEED=1") == 0
+    assert compare.call_count == 3
+    assert "runs of other experiments passed over: 1, the newest" in log_of(second)
     assert run_folders(tmp_path / "out") == {first, second}
-    assert [load_checkpoint(folder / "last.pth")["done_steps"] for folder in (first, second)] == [2, 3]
+    assert [load_checkpoint(folder / "last.pth")["done_steps"] for folder in (first, second)] == [3, 3]
 
 
 def test_evaluation_of_the_newest_run(digits_run, digits_argv, tmp_path):
