@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import numpy as np
 import torch
@@ -139,8 +140,14 @@ class ResultTables:
             arrays["groups"] = results.groups[rows]
         names = np.array([*map(self.name, rows)], np.str_)
         classes = np.array(self.class_names, np.str_)
-        with open_atomically(self.folder / file, "wb") as opened:
-            np.savez(opened, **arrays, labels=results.targets[rows], paths=names, classes=classes)
+        arrays |= {"labels": results.targets[rows], "paths": names, "classes": classes}
+        with open_atomically(self.folder / file, "wb") as opened, ZipFile(opened, "w") as archive:
+            for name, array in arrays.items():
+                member = ZipInfo(f"{name}.npy")  # as of `np.savez`
+                if array.dtype.kind == "U":  # four bytes a character, as many as the longest one has
+                    member.compress_type = ZIP_DEFLATED
+                with archive.open(member, "w", force_zip64=True) as stored:
+                    np.lib.format.write_array(stored, array, allow_pickle=False)
 
     def _analyze(self, results: SampleResults) -> dict[str, float]:
         """Writes the tables; returns the figures of the summary."""

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import IO, Any, Literal, get_args
 
 from engine.run.facts import Fact
 from utils import notes
@@ -95,6 +96,7 @@ class RunRecord:
         self.values = _new_values()
         self.earlier = dict[str, Any]()
         self.epochs: dict[int, Row] = {}
+        self._num_in_table = 0
         self.on_end: Callable[[], None] = lambda: None
         self._folder: Path | None = None
         self.resume_command: str | None = None
@@ -227,7 +229,8 @@ class RunRecord:
         with open_atomically(path) as file:
             file.writelines(f"{json.dumps(row)}\n" for row in kept)
         self.epochs = by_epoch(kept)
-        self._write_table()
+        with open_atomically(self.folder / TABLE) as file:
+            self._add_to_table(file)
         return warning
 
     def add_row(self, kind: Kind, **values: Any) -> None:
@@ -240,13 +243,17 @@ class RunRecord:
         if kind != "report":
             self.epochs.setdefault(row["epoch"], {}).update(row)
         if kind == "epoch":
-            self._write_table()
+            with open(self.folder / TABLE, "a", encoding="utf-8", newline="", opener=own_file) as file:
+                self._add_to_table(file)
 
-    def _write_table(self) -> None:
-        with open_atomically(self.folder / TABLE) as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+    def _add_to_table(self, file: IO[str]) -> None:
+        """Appends the rows of new epochs; a file without content gets all of them."""
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+        if not file.tell():
+            self._num_in_table = 0
             writer.writeheader()
-            writer.writerows(self.epochs.values())
+        writer.writerows(islice(self.epochs.values(), self._num_in_table, None))
+        self._num_in_table = len(self.epochs)
 
     def sync(self) -> None:
         """Returns when the rows are on the disk."""

@@ -121,6 +121,16 @@ def test_hostile_names_stay_text(written):
     assert {r"two\nlines", r"\udcff.png", f"'{HOSTILE[0]}"} <= paths
 
 
+def test_long_names_of_images_take_little_of_the_file_of_scores(tmp_path, cpu):
+    names = [f"a/folder/of/images/with/a/long/name/{number:08d}.jpg" for number in range(2000)]
+    labels = np.arange(2000) % 2
+    results = replace(results_for(labels, labels), scores=np.random.default_rng(0).random((2000, 2), np.float32))
+    files_for(tmp_path, ["a", "b"], names, cpu).write(results.metrics(), results, nn.Flatten())
+    assert (tmp_path / "scores.npz").stat().st_size < 3 * (results.scores.nbytes + labels.nbytes)
+    with np.load(tmp_path / "scores.npz") as saved:
+        assert (saved["paths"].dtype.kind, saved["paths"].tolist()) == ("U", names)
+
+
 def test_each_image_has_a_row_and_logits_on_request(tmp_path, cpu):
     """The second image could not be read. Names stay as they are in the file of the logits."""
     results = results_for(np.array([0, PADDING, 5]), np.array([1, 0, 5]))

@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,28 @@ DAMAGED = (
     b'{"kind": "epoch", "epoch": 1}', b'{"kind": "other", "epoch": 1, "step": 1}',
     b'{"kind": ["epoch"], "epoch": 1, "step": 1}', b'{"kind": "epoch", "epoch": "one", "step": 1}', b"[" * 100_000,
 )  # fmt: skip
+
+
+def test_an_epoch_adds_its_own_row_to_metrics_csv(tmp_path):
+    """Epoch 0 is of a probe, without a row of the kind epoch. A crash has cut the last row."""
+    record, table = record_in(tmp_path), tmp_path / TABLE
+    record.open_rows(0, 0)
+    inode = table.stat().st_ino
+    record.add_row("evaluation", epoch=0, step=0, val_loss=0.5)
+    sizes = []
+    for epoch in range(1, 6):
+        add_epoch(record, epoch)
+        sizes.append(table.stat().st_size)
+    assert len({after - before for before, after in pairwise(sizes)}) == 1
+    assert table.stat().st_ino == inode
+    whole = table.read_bytes()
+    assert [row["epoch"] for row in read_rows(table)] == [*"012345"]
+    table.write_bytes(whole[:-3])
+    resumed = record_in(tmp_path)
+    resumed.open_rows(3, 30)
+    for epoch in (4, 5):
+        add_epoch(resumed, epoch)
+    assert table.read_bytes() == whole
 
 
 def test_damaged_rows_are_left_out_and_the_file_is_kept(tmp_path):
