@@ -112,7 +112,7 @@ class LargeMessages(Images):
 
     def __init__(self):
         super().__init__()
-        self.targets = np.zeros((400, 50_000), np.int8)
+        self.arrays = {"targets": np.zeros((400, 50_000), np.int8)}
 
 
 @pytest.mark.parametrize("sent, line", [(signal.SIGKILL, r"\d+ was killed by SIGKILL"), (signal.SIGSTOP, HANGING)])

@@ -37,7 +37,7 @@ class Noise(Samples):
     def __init__(self, names: list[str]) -> None:
         super().__init__(["a"])
         self.names = names
-        self.targets = np.zeros(len(names), np.int64)
+        self.arrays = {"targets": np.zeros(len(names), np.int64)}
 
     def name(self, index: int) -> str:
         return self.names[index]
@@ -201,7 +201,7 @@ def write(
             yield SampleResults(*values, errors, scores[start : start + 2])
 
     samples = Noise(list(names))
-    samples.targets = np.arange(count)
+    samples.arrays = {"targets": np.arange(count)}
     options = Prediction(None if labelled else "photos", top_k, None, True, excel, threshold)
     made = Predictions(folder, samples, list(classes), options, thresholds)
     files = [folder / "predictions.csv", folder / "predictions.json", *[folder / "predictions.xlsx"] * excel]
