@@ -151,10 +151,12 @@ def new_run(found: FoundCheckpoint, command: Command) -> str:
     options = [f"{key}={as_option(changed[key][1])}" for key in ("DATA.DATA_PATH", *FIXED) if key in changed]
     if {"DATA.ONLY_CLASSES", "DATA.RENAME"} & changed.keys():
         options.append("MODEL.NUM_CLASSES=null")
+    if options:
+        options.insert(0, "-opts")
     recipe = found.path.with_name(RUN_OPTIONS).absolute()
     if not recipe.exists():
         return "start a new run with -pretrained"
-    return f"start a new run: {from_here(next_command(command, f'-cfg={recipe}', '-opts', *options))}"
+    return f"start a new run: {from_here(next_command(command, f'-cfg={recipe}', *options))}"
 
 
 def _check_before_reading(config: Config, num_ranks: int) -> None:
