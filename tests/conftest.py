@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import os
 import random
 import shutil
@@ -33,7 +34,7 @@ from datasets.transforms.host import HostTransform
 from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.notes import Note
+from utils.notes import RUN_LOG, Note
 from utils.signals import TERMINATION_SIGNALS
 from utils.system import is_installed
 from utils.tables import read_rows
@@ -192,6 +193,13 @@ def handlers_after_test() -> Iterator[None]:
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def run_log(caplog, monkeypatch) -> pytest.LogCaptureFixture:
+    """The records of the log of a run. Before pytest 9, a run in this process hides them from `caplog`."""
+    monkeypatch.setattr(logging.getLogger(RUN_LOG), "propagate", True)
+    return caplog
 
 
 def noise_folder(root: Path, train: int, val: int, shape: tuple[int, ...]) -> Path:

@@ -153,13 +153,13 @@ def test_help_on_rules_has_each_rule(capsys):
 
 FOUND = """
 words | found
-threshold | EVAL.OPERATING_POINT:, -threshold X
+threshold | EVAL.OPERATING_POINT:, -threshold
 operating point | EVAL.OPERATING_POINT:
 patients | DATA.GROUPS:
 folds | DATA.FOLDS:, DATA.FOLD:
 resize | DATA.RESIZE:
-learning rate | -lr X, TRAIN.BASE_LR:
-gpu | -ngpus N
+learning rate | -lr, TRAIN.BASE_LR:
+gpu | -ngpus
 """
 
 

@@ -147,7 +147,7 @@ YAML_MISTAKES = {
     "base": ("BASE: 3", r":1: BASE must be a list of files"),
     "no base": ("BASE: false", r":1: BASE must be a list of files"),
     "key with an escape code": ('"\\e[2J": 1', r":1: '\\x1b\[2J' is not a valid key"),
-    "no character": (r'SAVE: "\Uffffffff"', r": .*too large"),
+    "no character": (r'SAVE: "\Uffffffff"', r": .*(too large|not in range)"),
     "no weights": ("EVAL: true", r":1: EVAL.ENABLED needs weights"),
     "deep": ("[" * 5000, r"nested too deeply|expected"),
     "long value": ("AMP: {DTYPE: " + "x" * 9000 + "}", r":1: AMP.DTYPE is 'x{20,40}\.\.\.x{20,40}': "),

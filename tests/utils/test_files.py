@@ -179,10 +179,10 @@ def test_a_folder_is_locked_by_one_process_which_is_named(tmp_path, monkeypatch)
     assert is_free(tmp_path / ".lock")
 
 
-def test_without_flock_nothing_is_locked_and_a_warning_says_so(tmp_path, monkeypatch, caplog):
+def test_without_flock_nothing_is_locked_and_a_warning_says_so(tmp_path, monkeypatch, run_log):
     fail_flock(monkeypatch, errno.ENOSYS)
     with lock_run_folder(tmp_path) as has_locks:
-        assert [record.name for record in caplog.records] == [RUN_LOG]
+        assert [record.name for record in run_log.records] == [RUN_LOG]
         assert not has_locks
         assert is_free(tmp_path / ".lock")
 

@@ -72,7 +72,7 @@ def test_the_temporary_folder_is_removed_with_the_arrays(temporary):
 
 
 @pytest.mark.parametrize("error", [(28, "No space left on device"), ("5 requested and 0 written",)])  # of numpy
-def test_on_a_full_disk_each_process_has_a_copy_and_the_log_one_line(error, temporary, monkeypatch, caplog):
+def test_on_a_full_disk_each_process_has_a_copy_and_the_log_one_line(error, temporary, monkeypatch, run_log):
     def full(*_, **__):
         raise OSError(*error)
 
@@ -82,6 +82,6 @@ def test_on_a_full_disk_each_process_has_a_copy_and_the_log_one_line(error, temp
     for _ in range(2):
         received = pickle.loads(pickle.dumps(samples))
         assert np.array_equal(received.images, samples.images) and np.array_equal(received.targets, samples.targets)
-    (line,) = caplog.messages
+    (line,) = run_log.messages
     assert str(temporary) in line and "TMPDIR" in line
     assert not list(temporary.iterdir())
