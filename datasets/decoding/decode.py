@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from utils.errors import to_single_line
 from utils.system import package_folder
 
 GreyRange = tuple[float, float]  # the values of 16 bits that become 0 and 255
+DeepValues = tuple[np.ndarray, int]  # of 16 bits per channel, (H, W) or (H, W, 3); and the one that becomes 255
 
 MODES = {1: "L", 3: "RGB"}  # Pillow's, by the number of channels
 MAX_VALUE = 65535
@@ -207,18 +208,8 @@ def decode_small(data: bytes, mode: str, side: int, decoding: Decoding) -> Image
         return _convert(data, image, mode, decoding.grey_range)
 
 
-class DeepValues(NamedTuple):
-    """The stored values of an image of 16 bits per channel, upright, without alpha: integers (H, W) or (H, W, 3).
-
-    highest: becomes 255 if no range is given.
-    """
-
-    values: np.ndarray
-    highest: int = MAX_VALUE
-
-
 def read_deep_values(data: bytes, name: str, max_pixels: int) -> DeepValues | None:
-    """The values of an image of 16 bits per channel; None for another image.
+    """The stored values of an image of 16 bits per channel, upright, without alpha; None for another image.
 
     Raises BadImage: as `open_image`.
     """
@@ -317,7 +308,8 @@ def _convert(data: bytes, image: ImageFile, mode: str, grey_range: GreyRange | N
     deep = _deep_values(data, image)
     tags = getattr(image, "tag_v2", {})  # of TIFF
     if deep:  # Pillow's own conversion makes all values of gray above 255 white
-        levels = scale_to_8_bits(deep.values, grey_range or (0, deep.highest))
+        values, highest = deep
+        levels = scale_to_8_bits(values, grey_range or (0, highest))
         is_inverted = tags.get(Base.PhotometricInterpretation) == _WHITE_IS_ZERO  # Pillow inverts 8 bits only
         upright = Image.fromarray(255 - levels if is_inverted else levels)
     else:
@@ -340,14 +332,14 @@ def _upright(image: Image.Image) -> Image.Image:
 def _deep_values(data: bytes, image: ImageFile) -> DeepValues | None:
     """As `read_deep_values`, of an opened image, which is not decoded if it is another one."""
     if isinstance(image, Dicom):
-        return DeepValues(image.scaled("u2")) if image.is_deep else None
+        return (image.scaled("u2"), MAX_VALUE) if image.is_deep else None
     if image.format == "PPM":
         return _deep_ppm(data, image)
     if image.mode.startswith("I"):
         values = np.array(_upright(image))
         if values.min() < 0 or values.max() > MAX_VALUE:
             raise ValueError(OUTSIDE)
-        return DeepValues(values)
+        return values, MAX_VALUE
     tags = getattr(image, "tag_v2", {})  # of TIFF
     if 2 in tags.get(Base.SampleFormat, ()) and np.array(_upright(image)).max() > 127:  # signed: it is negative
         raise ValueError(OUTSIDE)
@@ -358,7 +350,7 @@ def _deep_values(data: bytes, image: ImageFile) -> DeepValues | None:
     image.tile = tiles
     low.tile = [tile._replace(args=(_LOW_BYTES[tile.args[0]], *tile.args[1:])) for tile in tiles]
     values = np.array(_upright(image), np.uint16) << 8 | np.array(_upright(low))
-    return DeepValues(values[..., 0] if tiles[0].args[0] == _GREY_ALPHA else values[..., :3])
+    return (values[..., 0] if tiles[0].args[0] == _GREY_ALPHA else values[..., :3]), MAX_VALUE
 
 
 def _deep_ppm(data: bytes, image: ImageFile) -> DeepValues | None:
@@ -379,7 +371,7 @@ def _deep_ppm(data: bytes, image: ImageFile) -> DeepValues | None:
             raise ValueError(f"it has values above its maxval {highest}")
     else:
         values = np.frombuffer(pixels, ">u2", prod(shape))
-    return DeepValues(values.reshape(shape), highest)
+    return values.reshape(shape), highest
 
 
 def _deep_tiles(image: ImageFile) -> list[Any]:

@@ -8,6 +8,7 @@ from PIL.TiffImagePlugin import COMPRESSION_INFO
 
 from datasets.decoding.tiff import TiffHeader
 
+_IMAGE_DEPTH = 32997
 _WEBP = 50001  # Pillow's packages lack its decoder
 _SHOWN = (
     *("SamplesPerPixel", "BitsPerSample", "SampleFormat", "PlanarConfiguration"),
@@ -19,7 +20,7 @@ _BANDS = (
 _DEEP = "read; 0 to 65535, or DATA.GREY_RANGE, of the stored values become 0 to 255; a warning if few levels are used"
 _FIRST = "the first is read, with a warning"
 FLOAT = "floating-point pixels have no defined range: save the image in unsigned 8 or 16 bits"
-OUTSIDE = "pixels are outside of 0..65535: save the image in unsigned 8 or 16 bits"
+OUTSIDE = "pixels are negative (signed samples) or above 65535: save the image in unsigned 8 or 16 bits"
 NO_RANGE = "DATA.GREY_RANGE is for gray and RGB: save the image as one of them"
 
 
@@ -53,6 +54,12 @@ REFUSED = (  # the first one counts
         "begins with a preview of the image",
         "save the whole image alone",
         TiffHeader.begins_with_preview,
+    ),
+    Property(
+        "ImageDepth above 1 (a volume)",
+        "has several slices",
+        "save each as an image",
+        lambda header: header.page.get(_IMAGE_DEPTH, 1) > 1,
     ),
     Property(
         "Compression 50001 (WebP), 34887 (LERC), 34712 (JPEG 2000), 50002 (JPEG XL), ...",

@@ -172,8 +172,9 @@ def _notes_on_grey_levels(samples: Samples) -> list[Note]:
         except UserError:  # a disk or a server fails: the error is reported when the images are used
             break
         if deep:
-            histogram += np.bincount(deep.values.ravel(), minlength=MAX_VALUE + 1)
-            pixels = scale_to_8_bits(deep.values, samples.decoding.grey_range or (0, deep.highest))
+            values, highest = deep
+            histogram += np.bincount(values.ravel(), minlength=MAX_VALUE + 1)
+            pixels = scale_to_8_bits(values, samples.decoding.grey_range or (0, highest))
             levels += np.bincount(pixels.ravel(), minlength=256)
     num_used = int((levels > _OUTLIERS * histogram.sum()).sum())
     if num_used >= _FEW_LEVELS or not histogram.any():
