@@ -62,7 +62,7 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path):
     assert not (probed / "details/train_batch.png").exists()
     assert rows(probed)[0]["lr"] == ""
     model, backbone = (torch.load(folder / "best.pth")["model"] for folder in (probed, trained_digits()))
-    with refused(r"MODEL\.TUNE.*probe.* -pretrained"):
+    with refused(r"MODEL\.TUNE.*probe.* new run: .*MODEL\.TUNE=lora"):
         run_here(f"-resume={probed}", "-opts", "MODEL.TUNE=lora")
     changed = {name for name in model if not torch.equal(model[name], backbone[name])}
     assert changed == {"head.weight", "head.bias"}

@@ -96,7 +96,9 @@ def test_each_optimizer_is_that_of_timm(name):
             optimizer_of(own, options)
         return
     optimizer = optimizer_of(own, options)
-    torch.testing.assert_close(train(own, optimizer), trained)
+    # Of Muon, some CPUs round a bfloat16 product of several matrices in another way than that of one.
+    tolerance = options.base_lr * torch.finfo(torch.bfloat16).eps if name == "muon" else 1e-5
+    torch.testing.assert_close(train(own, optimizer), trained, rtol=1.3e-6, atol=tolerance)
     assert hyperparameters(optimizer) == hyperparameters(expected)
 
 
