@@ -69,7 +69,7 @@ def _choose_splits(source: Source) -> tuple[tuple[str, ...], list[Note]]:
     splits = source.wanted.splits
     if source.wanted.with_test:
         has_test, problem = source.find_test()
-        notes = [Note("log", problem)] if problem else []
+        notes = [Note("screen", problem)] if problem else []
         return ((*splits, "test") if has_test else splits), notes
     if splits:
         return splits, []

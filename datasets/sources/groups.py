@@ -29,8 +29,12 @@ from utils.errors import UserError, raise_problems
 from utils.notes import Note
 
 IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
-_KINDS = "patient|subject|participant|person|case|lesion|animal|specimen|slide"
-_COLUMN = re.compile(rf"patients?|({_KINDS})[ _-]?(id|no|nr|number)", re.IGNORECASE)
+_COLUMN = re.compile(
+    r"(patient|subject|specimen|slide|visit|cam(era)?|site|location|deployment|seq(uence)?(?![ _-]?n[ou])|event|plot|"
+    r"transect|lot|batch)s?([ _-]?(id|no|nr|number|name|code))?|"
+    r"(participant|person|case|lesion|animal)[ _-]?(id|no|nr|number)",
+    re.IGNORECASE,
+)
 _FEWEST = 5  # groups; fewer are categories
 _FEW_RESTS = 0.9  # different ones / images
 # Expressions of the cases in names of files: the first fields, fewest first; the text before the last number
@@ -72,15 +76,32 @@ def suggest_groups(listing: ImageFiles, data: Data, table: Table | None, is_cut:
 
 
 def _cases_in_column(table: Table, data: Data) -> list[Note]:
-    """Of a column by its name, with values that recur and are more than a few categories."""
+    """Of columns by their names, and by values that recur, are more than a few categories, and of which each class has
+    several. The fewest values are first, such as of a site with several sequences of images.
+    """
     layout = find_layout(table, data)
-    used = {layout.path, *layout.labels, layout.split}
-    names = [name for name in table.header if _COLUMN.fullmatch(name) and name not in used]
-    values = Counter(table.column(names[0])) if names else Counter[str]()
-    if not _FEWEST <= len(values) < values.total():
+    names = {name for name in table.header if _COLUMN.fullmatch(name)} - {layout.path, *layout.labels, layout.split}
+    in_classes = {name: Counter[tuple[str, str]]() for name in table.header if name in names}
+    for _, cells in table if names else ():
+        label = " ".join(layout.labels_in(cells))
+        for name, pairs in in_classes.items():
+            pairs[cells[name], label] += 1
+    sizes = {name: len({value for value, _ in pairs}) for name, pairs in in_classes.items() if _are_groups(pairs)}
+    if not sizes:
         return []
-    text = f"{table.file}: {shorten(names[0])} has {len(values):,} values in {values.total():,} rows"
-    return [_to_keep_together(text, f"DATA.GROUPS={names[0]}")]
+    found = sorted(sizes, key=lambda name: sizes[name])
+    shown = ", ".join(f"{shorten(name)} has {sizes[name]:,} values" for name in found)
+    options = " or ".join(f"-opts {quote(f'DATA.GROUPS={name}')}" for name in found)
+    text = f"{table.file}: {shown} in {in_classes[found[0]].total():,} rows"
+    return [Note("screen", f"{text}; to keep the images of each in one split: {options}")]
+
+
+def _are_groups(rows: Counter[tuple[str, str]]) -> bool:
+    """Whether values recur, and each class has several. rows: of each value in each class."""
+    values = {value for value, _ in rows}
+    classes = {label for _, label in rows}
+    are_several = _FEWEST <= len(values) < rows.total() and len(rows) >= 2 * len(classes)
+    return are_several and "" not in values  # each image needs a group
 
 
 def _cases_in_folders(listing: ImageFiles) -> list[Note]:
@@ -93,11 +114,8 @@ def _cases_in_folders(listing: ImageFiles) -> list[Note]:
     if len(dict(cases)) < len(cases):  # some are in several classes, as magnifications
         return []
     text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
-    return [_to_keep_together(f"{listing.root}: {text}", option)]
-
-
-def _to_keep_together(text: str, option: str) -> Note:
-    return Note("screen", f"{text}; to keep the images of each in one split: -opts {quote(option)}")
+    fix = f"to keep the images of each in one split: -opts {quote(option)}"
+    return [Note("screen", f"{listing.root}: {text}; {fix}")]
 
 
 def case_folders(paths: Sequence[str], of_labels: int) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import refused, told
+from conftest import each_row, refused, told
 from source_helpers import groups_apart, options, read_splits, tree, typed, write_table
 
 from datasets.sources.groups import suggest_groups
@@ -121,3 +121,37 @@ def test_a_column_with_parentheses_is_a_column(name, tmp_path):
     for wrong in ("(p", r"\(p"):
         with refused(r"DATA\.GROUPS"):
             read_splits(options(tmp_path, dataset="csv", groups=wrong))
+
+
+GROUPED = [f"DSC{image:03}.jpg" for image in range(120)]
+COLUMNS = """
+header | row | columns
+camera | cam{site} | camera
+Site ID | {site} | 'Site ID'
+location,sequence_id | {site},s{sequence} | location sequence_id
+deploymentID | d{site} | deploymentID
+batch | {site} | batch
+seq_number | {site} |   # of an image in its sequence
+site | {label}{label} |   # of a class
+plot | {image} |   # one image each
+camera | {few} |   # make
+specimen | {gaps} |   # images without
+weather | {site} |
+"""
+
+
+@each_row(COLUMNS)
+def test_columns_are_groups_by_names_and_values(header, row, columns, tmp_path):
+    """Each class has several of the values, which recur; each advice keeps their images together."""
+    tree(tmp_path, *GROUPED)
+    rows = []
+    for image, path in enumerate(GROUPED):
+        label = "abcdef"[image % 6]
+        values = {"site": image // 10, "sequence": image // 3, "few": image % 4, "gaps": image // 10 or ""}
+        rows.append(f"{path},{label},{row.format(image=image, label=label, **values)}")
+    write_table(tmp_path / "train.csv", rows, f"image_path,target,{header}")
+    given = options(tmp_path, dataset="csv")
+    notes = told(read_splits(given)[0].notes, "-opts", "screen")
+    advised = [one for note in notes for one in typed(note, given)]
+    assert [one.groups for one in advised] == shlex.split(columns)
+    assert all(sum(groups_apart(*read_splits(one))) >= 12 for one in advised)

@@ -436,7 +436,9 @@ def test_labels_of_a_kaggle_test_are_placeholders_if_all_are_equal(table, tmp_pa
     table("train.csv", FILES, file=FILES, label=[0, 1] * 15)
     names = [f"t{name}" for name in FILES[: len(labels)]]
     table("test.csv", names, file=names, label=labels)
-    assert len(read(tmp_path, dataset="csv")) == 2 + has_test
+    splits = read(tmp_path, dataset="csv")
+    assert len(splits) == 2 + has_test
+    assert len(told(splits[0].notes, "not evaluated", "screen")) == 1 - has_test
 
 
 ROOTS = """
