@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
-from configs.programs import program_of, programs, split_words, translate
+from configs.programs import describe_flags, program_of, programs, split_words
 from configs.schema.config import known_keys
 from configs.yaml_io import parse_value
 from utils.errors import UserError, did_you_mean
@@ -189,12 +189,24 @@ def expand_words(words: Iterable[str]) -> list[str]:
     return [f"{flag}{equals}{expand_home(value)}" for flag, equals, value in parts]
 
 
+def _words_of(name: str) -> list[str]:
+    """The words of a flag: with one dash, with two, and its names in other programs."""
+    words = [f"-{name}", f"--{name}", *_ALIASES.get(name, ())]
+    if "_" in name:
+        words.append(f"--{name.replace('_', '-')}")
+    return words
+
+
+def own_flags() -> dict[str, str]:
+    """The names of all flags, by their words."""
+    names = ["help", "cfg", "model", "local_rank", *(flag.name for group in FLAGS.values() for flag in group)]
+    return {word: name for name in names for word in _words_of(name)} | {"-h": "help"}
+
+
 def add_flag(parser: Any, name: str, **options: Any) -> None:
     """Adds a flag, with one dash or two, to a parser or an argument group; -h hides its names in other programs."""
-    parser.add_argument(f"-{name}", f"--{name}", **options)
-    aliases = [*_ALIASES.get(name, ())]
-    if "_" in name:
-        aliases.append(f"--{name.replace('_', '-')}")
+    first, second, *aliases = _words_of(name)
+    parser.add_argument(first, second, **options)
     if aliases and not options.get("required"):
         parser.add_argument(*aliases, dest=name, **options | {"help": argparse.SUPPRESS})
 
@@ -241,39 +253,37 @@ def print_first_commands(prog: str) -> None:
 
 def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
     """The checked flags; unchecked ones if one of them is -h. Raises UserError for a flag that is unknown or wrong."""
-    arguments, unknown = parser.parse_known_args(words)
+    try:
+        arguments, unknown = parser.parse_known_args(words)
+    except UserError:
+        _refuse_flags_of_others(words, [])  # as timm's --split validation
+        raise
     if arguments.help is not None:
         return arguments
-    if unknown:
-        _refuse(words, unknown, arguments, parser.prog)
     *arguments.replaced, arguments.cfg = arguments.cfg or [None]
     if (arguments.cfg or "").endswith(".py"):
         preset = programs()["colossalai"].flags["config"].get(Path(arguments.cfg).name, "AMP.PRESET=torch")
         raise UserError(f"-cfg {arguments.cfg}: is Python, not YAML; for its precision add -opts {preset} in its place")
-    return arguments
-
-
-def _refuse(words: list[str], unknown: list[str], arguments: argparse.Namespace, script: str) -> NoReturn:
-    """Raises UserError with the command of this program for flags that other programs have; else with similar flags."""
-    given = [*split_words(words)]
+    if not unknown:
+        return arguments
+    _refuse_flags_of_others(words, unknown)
     names = [word for word, _ in split_words(unknown)]
+    hint = did_you_mean(names[0], (f"-{name}" for name in vars(arguments)), 0.75)
+    if os.path.isdir(names[0]):
+        hint = f"; a folder of images is -data_path={names[0]}"
     shown = ", ".join(name[:80] for name in names)[:200]
-    program = program_of(names, (word for word, _ in given))
-    if not program:
-        hint = did_you_mean(names[0], (f"-{name}" for name in vars(arguments)), 0.75)
-        if os.path.isdir(names[0]):
-            hint = f"; a folder of images is -data_path={names[0]}"
-        raise UserError(f"unknown: {shown}{hint}; -h lists the flags, docs/flags.md has flags of other programs")
-    translated = translate(program, given, lambda word: word not in names)
-    left = [*translated.without, *translated.unknown]
-    for word in filter(translated.flags.__contains__, names):  # behind the value of a flag
-        translated.flags.remove(word)
-        left.append(word)
-    problem = f"{shown}: unknown here"
-    if left:
-        problem += f"; without a counterpart: {', '.join(left)[:500]}"
-    command = translated.command(script)
-    raise UserError(f"{problem}; use: {command[:2000]} (flags of {program.program}: docs/flags.md)")
+    raise UserError(f"unknown: {shown}{hint}; -h lists the flags, docs/flags.md has flags of other programs")
+
+
+def _refuse_flags_of_others(words: list[str], unknown: list[str]) -> None:
+    """Raises UserError for flags that another program has. unknown: those that have no name here, with their values."""
+    given = [*split_words(words)]
+    own = own_flags()
+    names = [word for word, _ in split_words(unknown)] or [word for word, _ in given]
+    program = program_of(given, names)
+    described = describe_flags(program, given, own) if program else ""
+    if described:
+        raise UserError(described)
 
 
 @cache
@@ -284,6 +294,7 @@ def other_names() -> dict[str, str]:
     for program in programs().values():
         for name, target in program.flags.items():
             first = next(iter(target.values())) if isinstance(target, dict) else target
+            first = first[0] if isinstance(first, list) and first else first
             if isinstance(first, str):
                 option = first.partition("=")[0]
                 found.setdefault(name.upper().replace("-", "_"), keys.get(option, option))

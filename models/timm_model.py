@@ -36,7 +36,8 @@ def check_name(name: str) -> None:
     known = timm.list_models(include_tags="." in name)
     if not timm.is_model(name) or ("." in name and name not in known):
         same_start = [one for one in known if one.startswith(name.lower().partition(".")[0])]
-        hint = did_you_mean(name, same_start, cutoff=0.0) or did_you_mean(name, known)
+        at_224 = {f"{name}_224"}.intersection(known)  # of MAE's vit_base_patch16, whose name is as near to _384
+        hint = did_you_mean(name, at_224 or same_start, cutoff=0.0) or did_you_mean(name, known)
         if of_timm := name_of_model(name):
             hint = f"; timm's name is {of_timm}"
         raise UserError(f"MODEL.NAME: timm has no model {name[:80]}{hint}")

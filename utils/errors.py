@@ -149,7 +149,9 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     lower = {candidate.lower(): candidate for candidate in known}
     best = ""
     matcher = difflib.SequenceMatcher(b=name.lower())
-    for candidate in lower:  # difflib.get_close_matches computes the ratio of each candidate above the cutoff
+    for candidate in sorted(
+        lower
+    ):  # of equal ratios the last; difflib.get_close_matches computes the ratio of each candidate above the cutoff
         matcher.set_seq1(candidate)
         if min(matcher.real_quick_ratio(), matcher.quick_ratio()) >= cutoff and (ratio := matcher.ratio()) >= cutoff:
             best = lower[candidate]

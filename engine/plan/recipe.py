@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.command_line import Command, read_options
 from configs.load import read_layers
-from configs.programs import program_of, shown_path, split_words, translate
+from configs.programs import program_of, shown_path, split_words
 from configs.resolve import model_follows_source, rate_of_tuning, recipe_follows_data
 from configs.weights import OF_EVERY_MODEL, keys_of
 from configs.yaml_io import as_option
@@ -157,10 +157,10 @@ def _warning_of(command: Command, name: str, images: int) -> str:
         return ""
     given = [*split_words(command.argv)]
     theirs = [word for word, _ in given if word.startswith("--") and "-" in word[2:]]  # none is documented here
-    program = program_of(theirs, [word for word, _ in given])
+    program = program_of(given, theirs)
     if program:
-        typed = translate(program, given, lambda word: True).command(command.script)
-        return f"64 pixels and the recipe of few images, not the defaults of {program.program}; for them type: {typed}"
+        there = f"{program.defaults}; docs/flags.md#{program.page}"
+        return f"64 pixels and the recipe of few images, not the defaults of {program.program}. For them: {there}"
     if images > _MANY:
         return f"64 pixels are for fewer than {_MANY:,} images; try -model=vit_small_patch16_224 -image_size=224"
     return ""

@@ -10,11 +10,8 @@ WRONG = """
 words | names
 -batchsize=4 | -batch_size?
 --outptu=1 | -output
---stop-epoch=1 --aug-splits 1 --opt sgd | TRAIN.OPTIMIZER.NAME=nesterov (flags of timm's
---aug-splits 3 | without a counterpart: --aug-splits
---weights DEFAULT --data-path D | without a counterpart: --weights
---sched tanh | without a counterpart: --sched
---dataset_name x | without a counterpart: --dataset_name
+--weights DEFAULT --data-path D | --weights DEFAULT: -pretrained=FILE
+--dataset_name x | --dataset_name: flags of transformers'
 --config config/config_AMP_naive.py | AMP.PRESET=naive  # of ColossalAI
 -o Optimizer.lr.learning_rate=0.1 | Optimizer.lr.learning_rate; use TRAIN.BASE_LR  # of PaddleClas
 configs/vit_digits.yaml | unknown: configs/vit_digits.yaml

@@ -149,6 +149,7 @@ VIT = "-image_size=32 -opts MODEL.EMBED_DIM=24 MODEL.DEPTH=4 MODEL.NUM_HEADS=3"
 REFUSED = r"""
 -model=resnet5O -opts SEED=0 | MODEL\.NAME.* resnet5O.* resnet50
 -model=regnet_y_400mf -opts SEED=0 | timm's name is regnety_004
+-model=vit_base_patch16 -opts SEED=0 | did you mean vit_base_patch16_224\?
 -model=deit_smal -opts SEED=0 | did you mean deit_small_
 -model=test_vit.r161_in1k -opts SEED=0 | did you mean test_vit.*\.r160_in1k
 -model=efficientnet_b8 -opts MODEL.PRETRAINED=timm | timm has no weights of efficientnet_b8;

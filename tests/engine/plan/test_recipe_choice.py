@@ -235,7 +235,7 @@ def test_own_weights_keep_all_arguments_of_their_model(images, tmp_path, monkeyp
 
 
 FOREIGN = """
---data-path {} --model resnet18 | -cfg=configs/programs/torchvision.yaml -data_path={} -model=resnet18
+--data-path {} --model resnet18 | defaults are in -cfg=configs/programs/torchvision.yaml; docs/flags.md#torchvision
 -data_path={} -model=resnet18 |
 --data-path {} --model resnet18 -image_size=32 |
 """
