@@ -1,5 +1,6 @@
 """The process context of a run, of one process or of the processes that a launcher started; and collectives."""
 
+import json
 import os
 import re
 import socket
@@ -193,20 +194,31 @@ def _host_id() -> str:
 def _meet(
     store: dist.Store, rank: int, world_size: int, limit_seconds: float, subject: str, value: str
 ) -> tuple[str, ...]:
-    """The values of all ranks, after each has come. Raises Unavailable: a rank has not come within the limit."""
+    """The values of all ranks, after each has come. Raises Unavailable: a rank has not come within the limit.
+
+    Rank 0 reads the value of each rank, and the others its list: one server answers all of them.
+    """
     keys = [f"{subject} of rank {other}" for other in range(world_size)]
+    of_all = f"{subject} of all ranks"
     store.set(keys[rank], value)
 
     def describe() -> str:
-        absent = ", ".join(str(other) for other, key in enumerate(keys) if not store.check([key]))
-        return f"WORLD_SIZE is {world_size}: rank {rank} waits for rank {absent}"
+        of_ranks = keys[:1] if rank else keys
+        absent = [str(other) for other, key in enumerate(of_ranks) if not store.check([key])]
+        waits = f"rank {', '.join(absent)}" if absent else "the ranks that rank 0 names"
+        return f"WORLD_SIZE is {world_size}: rank {rank} waits for {waits}"
 
+    awaited = [of_all] if rank else keys
     if not wait_for(
-        lambda: store.check(keys), limit_seconds, None if rank else lambda: f"{describe()}, at most {limit_seconds:g} s"
+        lambda: store.check(awaited),
+        limit_seconds,
+        None if rank else lambda: f"{describe()}, at most {limit_seconds:g} s",
     ):
         compare = "compare RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of all ranks"
         raise Unavailable(f"{describe()}, for {limit_seconds:g} s now; read the output there, and {compare}")
-    return tuple(text.decode() for text in store.multi_get(keys))
+    if rank == 0:
+        store.set(of_all, json.dumps([text.decode() for text in store.multi_get(keys)]))
+    return tuple(json.loads(store.get(of_all)))
 
 
 def _check_devices(types: Sequence[str], hosts: Sequence[str]) -> None:

@@ -1,0 +1,143 @@
+"""Measures how cost grows, a row at a time, in this clone and in another one in turns; CPU seconds and peak memory.
+
+    python scripts/benchmarks/benchmark_scale.py interval -other ../before
+
+Rows: the functions below. Each prepares its inputs and returns the call that is measured.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Call = Callable[[], Any]
+
+
+def interval(folder: Path) -> Call:
+    """The interval of mean AP: 20,000 images, 1,000 labels."""
+    from engine.evaluation.intervals import confidence_interval
+    from engine.evaluation.results import results_of_scores
+    from utils.metric_table import METRICS
+
+    generator = np.random.default_rng(0)
+    targets = (generator.random((20_000, 1000), np.float32) < 0.003).astype(np.int8)
+    results = results_of_scores(targets, generator.standard_normal(targets.shape, np.float32) + targets)
+    return lambda: confidence_interval(results, METRICS["mean_ap"])
+
+
+def wide(folder: Path) -> Call:
+    """The rows of a wide prediction: 200 images, 21,841 classes, in one batch of results."""
+    from configs.flags import Prediction
+    from datasets.sources.samples import Samples
+    from engine.evaluation.predictions import Predictions
+    from engine.evaluation.results import SampleResults
+    from utils.distributed import single_process
+
+    class Named(Samples):
+        def name(self, index: int) -> str:
+            return f"{index}.jpg"
+
+    probabilities = np.random.default_rng(0).dirichlet(np.ones(21_841), 200).astype(np.float32)
+    labels = np.argsort(-probabilities, 1).astype(np.int32)
+    probabilities = np.take_along_axis(probabilities, labels, 1)
+    results = SampleResults(np.zeros(200, np.int64), labels, probabilities, np.zeros(200, np.float32))
+    names = [f"class {label}" for label in range(21_841)]
+    predictions = Predictions(folder, Named(["a"]), names, Prediction("photos", None, None, False, False, None))
+    context = [single_process("cpu")] if "context" in Predictions.write.__annotations__ else []  # of this version
+    return lambda: predictions.write([results], *context)
+
+
+def hints(folder: Path) -> Call:
+    """300 class folders of a validation, of which half are unknown."""
+    from datasets.sources.folders.class_folders import read_class_folders
+
+    for number in range(300):
+        (folder / f"n{number + 50_000_000 * (number % 2):08d}").mkdir()
+    known = {f"n{number:08d}" for number in range(3000)}
+    return lambda: read_class_folders(folder, known=known)
+
+
+def runs(folder: Path) -> Call:
+    """The options that -resume=auto reads among 100 runs of this experiment, up to the newest one."""
+    from configs.command_line import parse_command_line, to_yaml
+    from engine.plan import training
+    from engine.run.log import RunLogger
+    from utils.distributed import single_process
+
+    config = parse_command_line(["-dataset=digits", f"-output={folder}", "-resume=auto"]).config
+    for number in range(100):
+        run = folder / f"run-{number}"
+        run.mkdir()
+        (run / "config.yaml").write_text(to_yaml(config))
+        (run / "last.pth").touch()
+        (run / "log.txt").touch()
+    context = single_process("cpu")
+    logger = RunLogger(context)
+    training.find_checkpoint = lambda _, __, runs, *more: next(iter(runs)) and None  # type: ignore[assignment]
+    return lambda: training.find_on_all_ranks(config, context, logger)
+
+
+def table(folder: Path) -> Call:
+    """metrics.csv of 1,000 epochs."""
+    from engine.run.record import RunRecord
+
+    record = RunRecord()
+    record.open(folder, "", pid=1, host="a")
+    record.open_rows(0, 0)
+
+    def add() -> None:
+        for epoch in range(1, 1001):
+            record.add_row("evaluation", epoch=epoch, step=epoch, val_loss=0.5)
+            record.add_row("epoch", epoch=epoch, step=epoch, lr=0.5)
+
+    return add
+
+
+ROWS = {row.__name__: row for row in (interval, wide, hints, runs, table)}
+
+
+def measure(row: str) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        call = ROWS[row](Path(folder))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        started = time.process_time()
+        call()
+        seconds = time.process_time() - started
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return {"seconds": seconds, "megabytes": memory / 1024}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("row", choices=ROWS)
+    parser.add_argument("-other", type=Path, help="a clone of another version")
+    parser.add_argument("-turns", type=int, default=3)
+    parser.add_argument("-here", action="store_true", help="measure in this process, of the clone in PYTHONPATH")
+    arguments = parser.parse_args()
+    if arguments.here:
+        print(json.dumps(measure(arguments.row)))
+        return
+    clones = [clone for clone in (arguments.other, Path(__file__).parents[2]) if clone]
+    found: dict[Path, list[dict[str, float]]] = {clone: [] for clone in clones}
+    for clone in clones * arguments.turns:
+        environment = os.environ | {"PYTHONPATH": str(clone.absolute()), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, __file__, arguments.row, "-here"]
+        ran = subprocess.run(command, env=environment, cwd=clone, capture_output=True, text=True, check=True)
+        found[clone].append(json.loads(ran.stdout.splitlines()[-1]))
+    for clone, values in found.items():
+        seconds, megabytes = (statistics.median(one[name] for one in values) for name in ("seconds", "megabytes"))
+        print(f"{arguments.row}: {clone}: {seconds:.2f} CPU s, {megabytes:.0f} MB more than its inputs")
+
+
+if __name__ == "__main__":
+    main()
