@@ -39,6 +39,12 @@ _OF_LENGTH = (
     "TRAIN.ACCUM_ITER", "TRAIN.COMPILE", "TRAIN.TEACHER_WEIGHTS",
 )  # fmt: skip
 
+# TRAIN.MINUTES decides them in a new run.
+_OF_MINUTES = (
+    "TRAIN.NUM_EPOCHS", "TRAIN.EPOCH_STEPS", "TRAIN.WARMUP_EPOCHS", "TRAIN.MIXUP_OFF_EPOCH",
+    "TRAIN.LR_SCHEDULER.DECAY_EPOCHS",
+)  # fmt: skip
+
 
 def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
     """Both values of each key that differs between two texts of `to_yaml`, by dotted key.
@@ -65,7 +71,7 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
 
     The keys are the data set, its fold, the model (MODEL without paths of weights, dropout and kernels) and SEED; of a
     training, also the other keys of the split, a NAME that is given, the keys of `changes_training`, and NUM_EPOCHS,
-    which may only grow.
+    which may only grow; without the keys that an equal TRAIN.MINUTES has decided.
     """
     try:
         before = with_defaults(read_yaml(options_file))
@@ -90,11 +96,23 @@ def _keys_of_experiment(values: dict[str, Any], before: dict[str, Any], config: 
         epochs = before["TRAIN.NUM_EPOCHS"]
         if isinstance(epochs, int) and epochs > config.train.num_epochs:
             keys.add("TRAIN.NUM_EPOCHS")
+    if config.train.minutes and config.train.minutes == before["TRAIN.MINUTES"]:
+        keys -= {*_OF_MINUTES}
     if config.model.num_classes is None:
         keys.remove("MODEL.NUM_CLASSES")  # it follows the data
     if values.get("MODEL.KWARGS") is None and config.model.pretrained not in (None, "timm"):
         keys.discard("MODEL.KWARGS")  # it follows the weights
     return keys
+
+
+def keep_minutes(config: Config, of_run: dict[str, Any]) -> Config:
+    """The options with the epochs of a run of equal TRAIN.MINUTES. of_run: its options by dotted key."""
+    train = config.train
+    if train.minutes is None or train.minutes != of_run["TRAIN.MINUTES"]:
+        return config
+    epochs = {key.rpartition(".")[2].lower(): of_run[key] for key in _OF_MINUTES}
+    decay = {"decay_epochs": epochs.pop("decay_epochs")}
+    return config.with_train(**epochs, lr_scheduler=train.lr_scheduler.model_copy(update=decay))
 
 
 def _comparable(key: str, value: Any) -> Any:

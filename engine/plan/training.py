@@ -13,7 +13,7 @@ from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.command_line import Command, to_yaml
-from configs.compare import FIXED, changed_options, experiment_mismatch, shared_options, with_defaults
+from configs.compare import FIXED, changed_options, experiment_mismatch, keep_minutes, shared_options, with_defaults
 from configs.load import RUN_OPTIONS
 from configs.parts import check_plugins
 from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, follow_facts
@@ -221,6 +221,8 @@ def plan_training(
     if found:
         _check_fixed_options(found, command)
         of_run = record = _record_of_run(found, config)
+        if command.flags.cfg or config.model.resume == AUTO:  # else the options are those of the run
+            config = keep_minutes(config, with_defaults(parse_value(found.state["options"])))
         of_weights = None
     else:
         of_run = NO_RECORD

@@ -58,16 +58,29 @@ def test_short_epochs_have_the_first_images_of_the_order():
     assert (layout.steps_per_epoch, layout.batches_per_epoch) == (5, 10)
 
 
-def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, monkeypatch):
+@pytest.mark.parametrize("how", ["RUN", "auto", "RUN and its first recipe"])
+def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(how, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 7))
     monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: 2400)
     stopped = ["TRAIN.MAX_STEPS=9", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=5"]
-    folder = train([*digits_flags(tmp_path / "timed"), *stopped, "-minutes=30"])
+    schedule = ["TRAIN.LR_SCHEDULER.NAME=wsd", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=10"]
+    mixing = ["TRAIN.MIXUP_ALPHA=0.2", "TRAIN.MIXUP_OFF_EPOCH=10"]
+    command = [*digits_flags(tmp_path / "timed"), *stopped, *schedule, *mixing, "-minutes=30"]
+    folder = train(command)
     options = parse_value((folder / "config.yaml").read_text())["TRAIN"]
     assert [options[key] for key in ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")] == [2, 7, 0.5, 30]
     monkeypatch.setattr("engine.training.minutes.epochs_in", None)  # a resume does not measure
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"])
-    given = train([*digits_flags(tmp_path / "given"), "TRAIN.NUM_EPOCHS=2", "TRAIN.EPOCH_STEPS=7"])
+    same = [option for option in command if "MAX_STEPS" not in option]
+    if how == "RUN":
+        train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"])
+    elif how == "auto":
+        assert train(["-resume=auto", *same]) == folder
+    else:
+        (tmp_path / "empty.yaml").write_text("{}")
+        train([f"-cfg={tmp_path / 'empty.yaml'}", f"-resume={folder}", *same])
+    schedule[1], mixing[1] = "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=1", "TRAIN.MIXUP_OFF_EPOCH=1"
+    epochs = ["TRAIN.NUM_EPOCHS=2", "TRAIN.EPOCH_STEPS=7", "TRAIN.WARMUP_EPOCHS=0.5"]
+    given = train([*digits_flags(tmp_path / "given"), *schedule, *mixing, *epochs])
     assert rows(folder) == rows(given)
     assert_same_state(states(folder)["model"], states(given)["model"])
 
