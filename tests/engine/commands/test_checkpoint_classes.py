@@ -206,6 +206,27 @@ def test_merged_classes_add_their_probabilities(trained, images, tmp_path):
         assert torch.equal(kept["cat"], before[key][2])
 
 
+def test_outputs_that_are_numbers_are_merged_in_an_evaluation(images, tmp_path):
+    """Of weights of a table of numbers, which have no names."""
+    rows = [f"{path},{CLASSES.index(path.parent.name)}" for path in sorted(images.rglob("*.png"))]
+    (tmp_path / "all.csv").write_text("\n".join(["image_path,target", *rows]))
+    flags = ["-dataset=csv", f"-data_path={tmp_path / 'all.csv'}", "-batch_size=8", "-num_workers=0"]
+    root = f"DATA.IMAGE_ROOT={images}"
+    options = [*MODEL, *SIZE, *GREY, *AS_IT_IS, root, "TRAIN.NUM_EPOCHS=1"]
+    folder = train([*flags, f"-output={tmp_path / 'out'}", "-opts", *options])
+    rename = "DATA.RENAME={0: none, 1: ill, 2: ill, 3: ill}"
+    found = []
+    for name, more in (("plain", []), ("merged", [rename])):
+        changes = [f"MODEL.PRETRAINED={folder / 'best.pth'}", "EVAL.SAVE_LOGITS=true", root, *more]
+        run_here("-eval", *flags, f"-output={tmp_path / name}", "-opts", *MODEL, *changes)
+        found.append(only_run(tmp_path / name, "eval"))
+    stored = np.load(found[0] / "evaluation/logits.npz")
+    probabilities = softmax(stored["logits"].astype(np.float64), axis=1)
+    is_ill = probabilities[:, 1:].sum(1) > probabilities[:, 0]
+    result = read_result(found[1])
+    assert result["top1"] == pytest.approx(100 * accuracy_score(stored["labels"] > 0, is_ill))
+
+
 def test_the_data_are_merged_in_a_new_training(images, tmp_path):
     rename = "DATA.RENAME={bee: insect, ant: insect}"
     folder = train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, "TRAIN.NUM_EPOCHS=1", rename))
