@@ -103,10 +103,10 @@ class Cut:
     """
 
     is_val: np.ndarray
-    problem: str | None
-    notes: list[Note]
-    run_split: RunSplit | None
-    num_trained: int
+    problem: str | None = "the images or groups are too few to hold some of them out; add more, or a val split"
+    notes: list[Note] = field(default_factory=list)
+    run_split: RunSplit | None = None
+    num_trained: int = 0
 
 
 def rule_of(data: Data) -> RunSplit:
@@ -139,7 +139,7 @@ def cut_images(
     paths = _before_renaming(paths, data.rename, known)
     hashes = hash_paths(paths)
     if "all" in splits:
-        part = _Cut(np.ones(len(paths), bool))
+        part = Cut(np.ones(len(paths), bool))
     elif kept.held_out is not None:
         part = _listed(kept.held_out, kept.held_out_groups, hashes, groups)
     else:
@@ -153,26 +153,16 @@ def cut_images(
         notes += _changes(known, paths, hashes, is_val, is_same and "all" not in splits, seen)
     if history.initial and "val" in splits:
         notes += _trained_before(history.initial, data, paths, is_val)
-    run_split = None
-    if "train" in splits:
-        num_trained = 0
-        run_split = replace(
-            rule,
-            held_out=_names_of(paths, is_val, kept.listed),
-            trained=np.union1d(known.trained, hashes[~is_val]),
-            held_out_groups=_names_of(groups, is_val, kept.held_out_groups),
-        )
     problem = None if is_val.any() else part.problem
-    return Cut(is_val, problem, notes, run_split, num_trained)
-
-
-@dataclass
-class _Cut:
-    """The validation images, bool (N,). problem: the reason if there are none."""
-
-    is_val: np.ndarray
-    problem: str = "the images or groups are too few to hold some of them out; add more, or a val split"
-    notes: list[Note] = field(default_factory=list)
+    if "train" not in splits:
+        return Cut(is_val, problem, notes, num_trained=num_trained)
+    run_split = replace(
+        rule,
+        held_out=_names_of(paths, is_val, kept.listed),
+        trained=np.union1d(known.trained, hashes[~is_val]),
+        held_out_groups=_names_of(groups, is_val, kept.held_out_groups),
+    )
+    return Cut(is_val, problem, notes, run_split)
 
 
 def _names_of(strings: PackedStrings | None, is_val: np.ndarray, before: tuple[str, ...]) -> tuple[str, ...]:
@@ -185,7 +175,7 @@ def _names_of(strings: PackedStrings | None, is_val: np.ndarray, before: tuple[s
 
 def _listed(
     held_out: tuple[str, ...], held_out_groups: tuple[str, ...], hashes: np.ndarray, groups: PackedStrings | None
-) -> _Cut:
+) -> Cut:
     """The images that a run has held out, and new ones of its groups."""
     is_val = np.isin(hashes, _hashes_of(held_out))
     if groups:
@@ -193,12 +183,12 @@ def _listed(
     problem = f"has none of the {len(held_out)} images that the run held out; set DATA.SPLIT_SEED to split again"
     if not held_out:
         problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"
-    return _Cut(is_val, problem)
+    return Cut(is_val, problem)
 
 
 def _cut(
     rule: RunSplit, paths: PackedStrings, hashes: np.ndarray, targets: np.ndarray, groups: PackedStrings | None
-) -> _Cut:
+) -> Cut:
     """Holds out a part of the units, in the order of the hashes of their names. A group has its most frequent class."""
     of_units = hash_paths(groups or paths, rule.seed) if groups or rule.seed else hashes
     units, first, unit_of = np.unique(of_units, return_index=True, return_inverse=True)
@@ -209,12 +199,12 @@ def _cut(
     elif targets.ndim == 1:
         problem = _problem_of_classes(folds, paths, targets, first)
     if problem:
-        return _Cut(np.zeros(len(targets), bool), problem)
+        return Cut(np.zeros(len(targets), bool), problem)
     fold_of = _parts_of_units(rule, targets, unit_of)[unit_of]
-    cut = _Cut(fold_of == fold)
+    cut = Cut(fold_of == fold)
     if groups:
         cut.notes.append(_describe_split(groups, cut.is_val))
-        cut.notes += _warn_of_large_part(groups, fold_of, folds)
+        cut.notes.extend(_warn_of_large_part(groups, fold_of, folds))
     return cut
 
 
