@@ -1,6 +1,7 @@
 """The section DATA, and the properties of the data sets that it names."""
 
 import codecs
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -85,10 +86,11 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "images' folder of a list or table; folders in the class do not count: (.+)_\\d+ of images/cat_1.jpg is cat",
         min_length=1,
     )
-    columns: dict[Literal["path", "label", "split"], Any] | None = option(
+    columns: dict[Literal["path", "label", "split", "cells", "threshold"], Any] | None = option(
         None,
         "data sets csv, parquet: the columns, as {path: id, label: breed, split: is_valid}; label may be a list of "
-        "columns of 0 and 1; split: null trains on all rows, {column: site, test: [B]} tests on rows of values, maybe "
+        "columns of 0 and 1, other texts by cells: {'-1': null, '': 0} (null: unknown), numbers by threshold: 0.5; "
+        "split: null trains on all rows, {column: site, test: [B]} tests on rows of values, maybe "
         "with val, too; null: by names and values",
     )
     encoding: str | None = option(None, "data set csv: encoding of tables that are not in UTF-8, as gb18030, cp1252")
@@ -107,7 +109,9 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "a table path,correction of image files whose labels were checked, such as an edited suspects.csv: keep, drop "
         "(the image is left out) or the right class; other rows have no correction",
     )
-    multi_label: bool = option(False, "data set csv, tar: images have no, one or several labels; LOSS.NAME is then bce")
+    multi_label: bool = option(
+        False, "data set csv, parquet, tar: images have no, one or several labels; LOSS.NAME is then bce"
+    )
     on_bad_image: Literal["error", "skip"] = option("error", "unreadable images: abort the run, or skip and list them")
     max_pixels: int = option(
         MAX_PIXELS, "larger images are unreadable: decoding takes up to 20 bytes per pixel", ge=1, le=10**10
@@ -230,7 +234,7 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         one_label = "needs one label per image, but MULTI_LABEL is on; use LOSS.CLASS_WEIGHTS=balanced instead"
         yield (
             self.multi_label and not may_have_several,
-            f"MULTI_LABEL needs the data set csv or tar, but {is_of}; use -dataset=csv",
+            f"MULTI_LABEL needs the data set csv, parquet or tar, but {is_of}; use -dataset=csv",
         )
         yield self.multi_label and self.balanced_sampling, f"BALANCED_SAMPLING {one_label}"
         yield (
@@ -254,6 +258,20 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         lacks_version = data_set.torchvision == "EMNIST" and "split" not in kwargs
         yield lacks_version, "KWARGS: EMNIST has six versions; name one, as -opts 'DATA.KWARGS={split: balanced}'"
 
+    def _problems_of_cells(self) -> Iterator[Problem]:
+        columns = self.given_columns
+        cells = columns.get("cells", {})
+        threshold = columns.get("threshold", 0.5)
+        has_values = not columns.keys().isdisjoint(("cells", "threshold"))
+        needs_list = "COLUMNS: cells and threshold are of a list of columns; give label: [NAME, ...]"
+        yield has_values and not isinstance(columns.get("label"), list), needs_list
+        example = "give the text of each cell with 0, 1 or null (unknown), as {'-1': null, '': 0}"
+        yield not _are_cells(cells), f"COLUMNS: cells is {shorten(cells)}; {example}"
+        is_number = type(threshold) in (int, float) and math.isfinite(threshold)
+        yield not is_number, f"COLUMNS: threshold is {shorten(threshold)}; give a number"
+        has_unknown = _are_cells(cells) and None in cells.values()
+        yield has_unknown, "COLUMNS: cells that are unknown (null) cannot be trained; give 0 or 1"
+
     def _problems_of_tables(self) -> Iterator[Problem]:
         of_split = "of split also {column: NAME, test: [VALUE]}, with val, too, or in its place"
         for key, value in self.given_columns.items():
@@ -262,7 +280,10 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
                 is_valid = is_valid or _lists_values(value)
             elif key == "label" and isinstance(value, list):
                 is_valid = all(map(_is_name, value))
+            elif key in ("cells", "threshold"):
+                continue
             yield not is_valid, f"COLUMNS: {key} is {shorten(value)}; give the name of a column; {of_split}"
+        yield from self._problems_of_cells()
         renamed = self.rename or {}
         for name in sorted(renamed.keys() & renamed.values()):
             yield True, f"RENAME: {shorten(name)} is an old and a new name; give each old name the last one"
@@ -279,6 +300,10 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         yield folds and self.val_fraction, "FOLDS and VAL_FRACTION both choose the held-out images; remove one"
         yield folds and (fold is None or fold >= folds), f"FOLD is {shorten(fold)}: with FOLDS {folds} {places}"
         yield problem, f"LABELS {problem}"
+
+
+def _are_cells(value: Any) -> bool:
+    return isinstance(value, dict) and all(one in (0, 1, None) for one in value.values())
 
 
 def _is_name(value: Any) -> bool:
@@ -357,7 +382,7 @@ DATA_SETS: dict[str, DataSet] = {
     "imagenet2012": DataSet(may_be_folder=True, may_be_table=True, num_classes=IMAGENET_CLASSES),
     "folder": DataSet(may_be_table=True, may_lack_splits=True),
     "csv": DataSet(has_columns=True, may_be_table=True, may_lack_splits=True, multi_label=True, groups_by="column"),
-    "parquet": DataSet(has_columns=True, may_lack_splits=True, groups_by="field"),
+    "parquet": DataSet(has_columns=True, may_lack_splits=True, multi_label=True, groups_by="field"),
     "caltech101": DataSet(),
     "caltech256": DataSet(),
     "cifar10": DataSet(in_memory=True, torchvision="CIFAR10", splits=_TRAIN_VAL),

@@ -69,7 +69,7 @@ def find_problems(
     """Finds samples that can only be predicted: without any label, without files, or too few for a training."""
     findings: list[Finding] = []
     if isinstance(samples, ImageFiles) and samples.targets.ndim == 2 and not samples.targets.any():
-        fix = "fill in the column target"  # the average precision is not defined
+        fix = "fill in its labels"  # the average precision is not defined
         findings.append(f"{samples.file}: no image of the split {split} has a label; {fix}")
     if trains and split == "train" and not samples.findings:
         findings += _find_short_batch(len(samples), data, context.world_size)

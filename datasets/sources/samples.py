@@ -34,6 +34,7 @@ from utils.notes import Note
 if TYPE_CHECKING:  # it imports this module
     from datasets.loading.image_cache import ImageCache
 
+UNKNOWN = -2  # the target of a class of which it is not known whether an image has it
 _MAX_TARGET_BYTES = 10**10
 MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color, and metadata
 # The machine or a network disk fails temporarily; the image is not the cause.
@@ -59,18 +60,18 @@ def check_target_bytes(place: object, num_images: int, num_classes: int) -> None
 
 def label_pairs(targets: np.ndarray) -> tuple[np.ndarray, ...]:
     """The image and the label of each label of `Samples.targets`: int64 (L,) and int64 (L,)."""
-    return (np.arange(len(targets)), targets) if targets.ndim == 1 else np.nonzero(targets)
+    return (np.arange(len(targets)), targets) if targets.ndim == 1 else np.nonzero(targets > 0)
 
 
 class Samples:
     """The images and labels of one split.
 
     `arrays` has what is known of each image; `targets` are int64 (N,), labels: indices of `class_names`, or with
-    DATA.MULTI_LABEL int8 (N, classes), 1 for each label of an image, else 0, with at least as many columns as
-    `class_names`. `has_class_names` is False if these names are only the labels themselves, as in a list. `in_memory`
-    is True if `open` never waits for a disk. `windows`: of samples in shards, see `ShardWindows`. `column`: the name of
-    the column of `listed_name`. `decoding`: of files. `findings` are messages about errors of the reader, which
-    prevent the use of the samples; `notes` are for the log: one line of text each.
+    DATA.MULTI_LABEL int8 (N, classes), 1 for each label of an image, `UNKNOWN` or else 0, with at least as many columns
+    as `class_names`. `has_class_names` is False if these names are only the labels themselves, as in a list.
+    `in_memory` is True if `open` never waits for a disk. `windows`: of samples in shards, see `ShardWindows`.
+    `column`: the name of the column of `listed_name`. `decoding`: of files. `findings` are messages about errors of the
+    reader, which prevent the use of the samples; `notes` are for the log: one line of text each.
     """
 
     in_memory = False
@@ -133,7 +134,9 @@ class Samples:
         else:
             targets = np.zeros((len(self), len(class_names)), dtype=self.targets.dtype)
             for old in np.flatnonzero(labels[: self.targets.shape[1]] >= 0).tolist():
-                targets[:, labels[old]] |= self.targets[:, old]  # several old ones may be merged
+                merged = targets[:, labels[old]]  # several old ones may be: one label is enough, else one unknown
+                own = self.targets[:, old]
+                targets[:, labels[old]] = np.where((merged > 0) | (own > 0), 1, np.minimum(merged, own))
         return self.with_arrays(targets=targets).changed(class_names=class_names, has_class_names=True)
 
     def with_columns(self, num_classes: int) -> Self:
@@ -142,7 +145,7 @@ class Samples:
         missing = num_classes - targets.shape[1]
         if missing > 0:
             return self.with_arrays(targets=np.pad(targets, ((0, 0), (0, missing))))
-        if targets[:, num_classes:].any():
+        if (targets[:, num_classes:] > 0).any():
             return self
         return self.with_arrays(targets=np.ascontiguousarray(targets[:, :num_classes]))
 

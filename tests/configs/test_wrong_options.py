@@ -61,7 +61,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -opts LOSS.NAME=asl 'LOSS.KWARGS={gamma_neg: 0.5}' | gamma_neg  # infinite gradients of easy samples
 -opts DATA.DATASET=csv DATA.MULTI_LABEL=true LOSS.NAME=cross_entropy | LOSS.NAME=bce
 -opts DATA.DATASET=csv DATA.MULTI_LABEL=true DATA.BALANCED_SAMPLING=true | DATA.BALANCED_SAMPLING
--opts DATA.DATASET=parquet DATA.MULTI_LABEL=true | DATA.MULTI_LABEL
+-opts DATA.DATASET=cifar10 DATA.MULTI_LABEL=true | DATA.MULTI_LABEL
 -opts DATA.DATASET=csv DATA.MULTI_LABEL=true TRAIN.DISTILLATION_TYPE=soft | TRAIN.DISTILLATION_TYPE
 -opts DATA.BALANCED_SAMPLING=true LOSS.CLASS_WEIGHTS=balanced | LOSS.CLASS_WEIGHTS  # corrects it twice
 -opts DATA.FOLD=5 | FOLD

@@ -5,7 +5,7 @@ Legend: N images, C classes.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from itertools import chain
@@ -19,8 +19,9 @@ from datasets.sources.class_names import list_names
 from datasets.sources.groups import suggest_groups
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES
-from datasets.sources.samples import ImageFiles, check_target_bytes, listing_arrays
+from datasets.sources.samples import UNKNOWN, ImageFiles, check_target_bytes, listing_arrays
 from datasets.sources.source import Source, Wanted, without_labels
+from datasets.sources.tables.cells import UNKNOWN_MARK
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, open_table
 from datasets.sources.tables.rows import Rows, table_rows
@@ -113,7 +114,7 @@ class Tables(Source):
             rows = self._rows(part)
         except UserError:
             return without_labels(table.file, "has no column of labels")
-        labels = {" ".join(target) for target in rows.target_ids if target}
+        labels = {" ".join(_known(target)) for target in rows.target_ids} - {""}
         first = next(iter(rows.target_ids), ())
         if not labels or (table.label_kind == "number" and not first):  # perhaps the number of a path is no label
             return without_labels(table.file, "no row of the split test has a label")
@@ -188,6 +189,8 @@ def read_table(part: Part, train_part: Part, wanted: Wanted, rows_of: Callable[[
     if kind == "number" and data.labels:
         kind = "any"
     rows = rows_of(part)
+    if rows.unread:
+        raise UserError(rows.unread)
     train_rows = rows
     if kind != "number":
         train_rows = rows_of(train_part)
@@ -208,6 +211,9 @@ def read_table(part: Part, train_part: Part, wanted: Wanted, rows_of: Callable[[
     if data.multi_label:
         check_target_bytes(rows.file, len(rows.lines), len(class_names))
         of_ids = _multi_hot(labels_of, len(class_names))
+        for row, target in zip(of_ids, rows.target_ids, strict=True):
+            marked = [name.removeprefix(UNKNOWN_MARK) for name in target if name.startswith(UNKNOWN_MARK)]
+            row[[label_of[name] for name in marked]] = UNKNOWN
         no_label = ""
         if table.cut_line:  # the image of such a row would have no labels
             findings.append(f"{rows.place(table.cut_line)}: {_CUT}")
@@ -229,10 +235,15 @@ def _reader_of_labels(train_rows: Rows, rows: Rows, multi_label: bool) -> Callab
     if not multi_label:
         return lambda target: [" | ".join(target)] if target else []  # several are no class
     if train_rows.classes:
-        return list
+        return _known
     texts = ["\n".join(chain.from_iterable(one.target_ids)) for one in (train_rows, rows)]
     separator = next((mark for text in texts for mark in _SEPARATORS if mark in text), None)
     return lambda target: split_labels("".join(target), separator)
+
+
+def _known(target: Iterable[str]) -> list[str]:
+    """The labels that are not unknown."""
+    return [name for name in target if not name.startswith(UNKNOWN_MARK)]
 
 
 def _notes_on_names(file: Path, names: Sequence[str]) -> list[Note]:

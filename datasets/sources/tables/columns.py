@@ -1,10 +1,8 @@
 """The meaning of the columns of a table: paths, labels, splits; by DATA.COLUMNS, their names, and their values."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from shlex import quote
 from typing import Any
 
 from configs.schema import Data
@@ -12,7 +10,8 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_names import list_names
 from datasets.sources.path_words import SPLIT_NAMES
-from datasets.sources.tables.files import FOLDERS, ONE, Layout, Table, first_folder
+from datasets.sources.tables.cells import CellValues, are_cells, columns_option, unread_texts, ways_on
+from datasets.sources.tables.files import FOLDERS, Layout, Table, first_folder
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -48,7 +47,6 @@ _NAME_OF_SPLITS = re.compile(
 _NO_NAME = re.compile(r"(Unnamed: \d+)?")  # pandas' index
 Split = tuple[str | None, Mapping[str, str]]  # `Layout.split` and `split_of`
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
-_BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
 
 
 def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
@@ -97,20 +95,16 @@ def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layo
         raise _unclear_columns(table, data, paths, labels, needs_labels)
     used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
     table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
-    return Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
+    return Layout(paths[0], tuple(labels), is_one_hot, split, split_of, CellValues(given))
 
 
 def _check_columns(table: Table, given: Mapping[str, Any]) -> None:
     """Raises UserError for a given column, or one in a list, that the table lacks."""
-    lost = [name for value in given.values() for name in _columns_in(value) if name not in table.header]
+    named = [value for key, value in given.items() if key not in ("cells", "threshold")]
+    lost = [name for value in named for name in _columns_in(value) if name not in table.header]
     if lost:
         problem = f"has no column {list_names(lost)}; it has {list_names(table.header)}{table.unread}"
         raise UserError(f"{table.file}:1: {problem}; correct DATA.COLUMNS or DATA.GROUPS")
-
-
-def _columns_option(data: Data, changes: Mapping[str, Any]) -> str:
-    """DATA.COLUMNS with these changes, as a shell reads it."""
-    return quote(f"DATA.COLUMNS={json.dumps({**data.given_columns, **changes}, ensure_ascii=False)}")
 
 
 def _columns_in(value: Any) -> list[str]:
@@ -145,7 +139,7 @@ def _find_labels(
     if given:
         return named, isinstance(given, list)
     if not named:
-        if len(rest) > 1 and all(_are(_BINARY, values[name]) for name in rest):
+        if len(rest) > 1 and all(values[name] and are_cells(values[name]) for name in rest):
             return rest, True
         if paths and len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values[paths[0]]):
             named = rest
@@ -168,6 +162,9 @@ def likely_columns(table: Table) -> tuple[list[dict[str, Any]], bool]:
     labels, is_one_hot = _find_labels(_names(others, None, "target", _LIKELY_LABELS), None, (), rest, values)
     if labels:
         return [{"path": paths[0], "label": labels if is_one_hot else labels[0]}], True
+    unread = unread_texts(values[name] for name in rest)
+    if unread and len(rest) > 1:
+        return [{"path": paths[0], "label": rest, **way} for way in ways_on(unread)[:1]], False
     few = [name for name in rest if 2 <= len(values[name]) <= len(values[paths[0]]) / 2]
     few.sort(key=lambda name: len(values[name]))
     return [{"path": paths[0], "label": label} for label in few], False
@@ -202,7 +199,7 @@ def _unclear_columns(
 def _unclear(
     table: Table, kind: str, names: Sequence[str], data: Data, advice: Mapping[str, Any], hint: str = ""
 ) -> UserError:
-    fix = f"name them: -opts {_columns_option(data, advice)}{hint}"
+    fix = f"name them: -opts {columns_option(data, advice)}{hint}"
     found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
     return UserError(f"{table.file}:1: {found}{table.unread}; {fix}")
 
@@ -216,10 +213,6 @@ def _names(header: Sequence[str], given: Any, documented: str, known: Iterable[r
 
 def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.lower())
-
-
-def _are(known: re.Pattern[str], values: Collection[str]) -> bool:
-    return bool(values) and all(map(known.fullmatch, values))
 
 
 def _find_split(table: Table, others: Sequence[str], values: Values, given: Mapping[str, Any], data: Data) -> Split:
@@ -276,7 +269,7 @@ def _wrong_values(table: Table, column: str, problem: str, data: Data) -> UserEr
         advised = {"split": {"column": column, "test": [counts[-1][0]]}}
         fix = "tests on one (null in place of {...}: splits by no column)"
     found = f"DATA.COLUMNS split {shorten(column)}: {problem}; it has {shown}"
-    return UserError(f"{table.file}:1: {found}; -opts {_columns_option(data, advised)} {fix}")
+    return UserError(f"{table.file}:1: {found}; -opts {columns_option(data, advised)} {fix}")
 
 
 def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
@@ -285,10 +278,11 @@ def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
     if lower <= _SPLIT_WORDS.keys():
         return {value: _SPLIT_WORDS[value] for value in lower}
     flag = _SPLIT_FLAG.fullmatch(_plain(name))
-    if not (flag and _are(_BINARY, lower)):
+    if not (flag and lower and are_cells(lower)):
         return {}
     other = "val" if flag[1] == "train" else "train"
-    return {value: flag[1] if ONE.match(value) else other for value in lower}
+    is_one = CellValues({})
+    return {value: flag[1] if is_one[value] else other for value in lower}
 
 
 def _is_unclear_split(name: str, values: Collection[str], split_of: Mapping[str, str]) -> bool:

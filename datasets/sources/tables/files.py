@@ -8,12 +8,14 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from datasets.sources.tables.cells import UNKNOWN_MARK, UNREAD, CellValues
 from utils.errors import UserError, error_from
 from utils.files import open_regular_file
 from utils.notes import Note
@@ -26,7 +28,6 @@ _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the de
 _INVISIBLE = " \u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of web pages and spreadsheets
 _LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
 _TOO_WIDE = "has more fields than the header; quote a path that contains a separator"
-ONE = re.compile("[1tT]")  # of a column of 0 and 1
 Cells = dict[str, str]  # the text in each column of a row
 
 
@@ -46,7 +47,7 @@ class Layout:
 
     path: the column of paths. labels: the column of labels or, with `is_one_hot`, a column of 0 and 1 for each class.
     split: the column of splits, or `FOLDERS`; None without one. split_of: the split of each of its values, in lower
-    case; empty if the table has no splits.
+    case; empty if the table has no splits. values: of the cells of columns of 0 and 1.
     """
 
     path: str
@@ -54,17 +55,30 @@ class Layout:
     is_one_hot: bool = False
     split: str | None = None
     split_of: Mapping[str, str] = field(default_factory=dict)
+    values: CellValues = field(default_factory=lambda: CellValues({}))
 
     def split_in(self, cells: Cells) -> str:
         """The split of a row of a table with splits."""
         text = first_folder(cells[self.path]) if self.split == FOLDERS else cells[self.split or ""]
         return self.split_of[text.lower()]
 
-    def labels_in(self, cells: Cells) -> list[str]:
-        """The text of the label of a row, or the names of its columns with 1; may be empty."""
-        if self.is_one_hot:
-            return [name for name in self.labels if ONE.match(cells[name])]
-        return [cells[name] for name in self.labels if cells[name]]
+    def labels_in(self, cells: Cells, unread: Counter[str] | None = None) -> list[str]:
+        """The text of the label of a row, or the names of its columns with 1; may be empty.
+
+        The name of an unknown label follows `UNKNOWN_MARK`. unread: gets the texts of cells that have no value.
+        """
+        if not self.is_one_hot:
+            return [cells[name] for name in self.labels if cells[name]]
+        labels = []
+        for name in self.labels:
+            value = self.values[cells[name]]
+            if value == 1:
+                labels.append(name)
+            elif value is None:
+                labels.append(UNKNOWN_MARK + name)
+            elif value == UNREAD and unread is not None:
+                unread[cells[name]] += 1
+        return labels
 
 
 class Table:

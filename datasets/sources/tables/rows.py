@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -16,6 +16,7 @@ from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.path_words import MASK, label_in, split_of, split_of_images, word_in
 from datasets.sources.samples import ImageFiles, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
+from datasets.sources.tables.cells import refuse_unread
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import Table, open_table
 from utils.errors import Finding, UserError, raise_problems
@@ -53,6 +54,7 @@ class Rows:
         self.target_ids: dict[tuple[str, ...], int] = {}
         self.classes: tuple[str, ...] = ()
         self.findings: list[Finding] = []
+        self.unread = ""  # the problem of cells that are neither 0 nor 1
         self._endings: dict[str, dict[str, str]] = {}  # by folder
 
     def add(self, line: int, path: str, target: Iterable[str] = ()) -> None:
@@ -128,9 +130,23 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
     rows.labels = data.labels
     rows.notes[:0] = table.notes
     rows.classes = layout.labels if layout.is_one_hot else table.classes.get([*layout.labels, ""][0], ())
+    unread = Counter[str]()
+    unread_line = 0
+    number = 0
     for line, cells in table:
-        if not split or layout.split_in(cells) == split:
-            rows.add(line, cells[layout.path], layout.labels_in(cells))
+        part = layout.split_in(cells) if split else None
+        if (part == "test") != (split == "test"):
+            continue
+        labels = layout.labels_in(cells, unread)  # the splits of one table have one message
+        number += len(layout.labels)
+        if unread and not unread_line:
+            unread_line = line
+        if part == split:
+            rows.add(line, cells[layout.path], labels)
+    if unread:
+        rows.unread = refuse_unread(rows.place(unread_line), number, unread, data)
+    if words := layout.values.words:
+        rows.notes.append(Note("log", f"{table.file}: in the columns of labels, yes is 1 and no is 0: {words}"))
     for line, problem in table.mistakes.items():
         rows.add_finding(line, problem)
     return rows

@@ -1,0 +1,110 @@
+"""The meaning of a cell in a column of labels: 0, 1, or unknown (DATA.COLUMNS: cells, threshold)."""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from shlex import quote
+from typing import Any
+
+from configs.schema import Data
+from configs.yaml_io import shorten
+
+UNKNOWN_MARK = "\1"  # before the name of an unknown label, among the labels of an image
+UNREAD = -1  # the meaning of another cell
+_WORDS = {"no": 0, "yes": 1}
+_VALUES = {"0": 0, "1": 1, "false": 0, "true": 1, **_WORDS}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?")
+_GAP = re.compile(r"|-1|2|nan|n/?a|null|none|unknown|\?")  # beside 0 and 1
+_MOST = 6  # texts in an advice
+
+
+class CellValues(dict[str, int | None]):
+    """0, 1, None for unknown, or `UNREAD` by the text of a cell: by DATA.COLUMNS, else of 0, false, no and of 1, true,
+    yes.
+    """
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self._named = {_plain(text): value for text, value in columns.get("cells", {}).items()}
+        self._threshold = columns.get("threshold")
+
+    def __missing__(self, text: str) -> int | None:
+        plain = _plain(text)
+        if plain in self._named:
+            value = self._named[plain]
+        elif self._threshold is not None and _NUMBER.fullmatch(plain):
+            value = int(float(plain) >= self._threshold)
+        else:
+            value = _VALUES.get(plain, UNREAD)
+        self[text] = value
+        return value
+
+    @property
+    def words(self) -> list[str]:
+        """The texts yes and no that were read."""
+        return sorted(text for text in self if text.lower() in _WORDS.keys() - self._named.keys())
+
+
+def _plain(text: str) -> str:
+    """The text of a cell in lower case; '-1' of '-1.0'."""
+    return re.sub(r"(?<=\d)\.0*$", "", text.lower())
+
+
+def are_cells(values: Iterable[str]) -> bool:
+    """Whether these are all texts of a column of 0 and 1."""
+    return all(_plain(value) in _VALUES for value in values)
+
+
+def unread_texts(columns: Iterable[Collection[str]]) -> list[str] | None:
+    """The texts besides 0 and 1 of columns that may be of labels, or None: gaps, or numbers between 0 and 1."""
+    found = dict[str, None]()
+    for values in columns:
+        plain = {_plain(value) for value in values}
+        unread = sorted(plain - _VALUES.keys())
+        if len(unread) == len(plain) or not all(map(_may_be_cell, unread)):
+            return None
+        found |= dict.fromkeys(unread)
+    return [*found]
+
+
+def _may_be_cell(text: str) -> bool:
+    if _NUMBER.fullmatch(text) and 0 <= float(text) <= 1:
+        return True
+    return _GAP.fullmatch(text) is not None
+
+
+def ways_on(unread: Iterable[str]) -> list[dict[str, Any]]:
+    """The keys of DATA.COLUMNS that give these texts a meaning: each by its own, and numbers by a threshold."""
+    texts = list(dict.fromkeys(map(_plain, unread)))
+    numbers = [float(text) for text in texts if _NUMBER.fullmatch(text) and float(text) >= 0]
+    others = [text for text in texts if not (_NUMBER.fullmatch(text) and float(text) >= 0)]
+    ways = list[dict[str, Any]]()
+    if len(texts) <= _MOST:
+        ways.append({"cells": dict.fromkeys(texts, 0)})
+    if numbers and len(others) <= _MOST:
+        threshold = {"threshold": max(1.0, *numbers) / 2}
+        ways.append({"cells": dict.fromkeys(others, 0), **threshold} if others else threshold)
+    return ways
+
+
+def columns_option(data: Data, changes: Mapping[str, Any]) -> str:
+    """DATA.COLUMNS with these changes, as a shell reads it. Unknown labels need DATA.MULTI_LABEL."""
+    columns = {**data.given_columns, **changes}
+    if "cells" in changes:
+        columns["cells"] = data.given_columns.get("cells", {}) | changes["cells"]
+    option = quote(f"DATA.COLUMNS={json.dumps(columns, ensure_ascii=False)}")
+    has_unknown = None in columns.get("cells", {}).values()
+    return f"{option} DATA.MULTI_LABEL=true" if has_unknown and not data.multi_label else option
+
+
+def refuse_unread(place: str, number: int, unread: Mapping[str, int], data: Data) -> str:
+    """The problem of cells that are neither 0 nor 1, and the ways on. number: of all cells. unread: numbers by text."""
+    count = sum(unread.values())
+    shown = ", ".join(f"{shorten(text)} ({times})" for text, times in [*unread.items()][:_MOST])
+    if len(unread) > _MOST:
+        shown += f" and {len(unread) - _MOST} more"
+    problem = f"{place}: {count} of {number} cells of the columns of labels are not 0 or 1: {shown}"
+    options = [columns_option(data, way) for way in ways_on(unread)]
+    if not options:
+        return f"{problem}; name columns of 0 and 1 in DATA.COLUMNS"
+    ways = " or ".join(f"-opts {option}" for option in options)
+    return f"{problem}; say if a cell is 0 or 1, or from which number on it is 1: {ways}"

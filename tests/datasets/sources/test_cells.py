@@ -1,0 +1,138 @@
+"""Cells in columns of labels: 0, 1, or named by DATA.COLUMNS; every advice is typed."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import CPU, line_of, read_samples, told
+from source_helpers import options, typed, write_image, write_table
+
+from configs.yaml_io import parse_value
+from datasets.recognition import recognize_dataset
+
+NAMES = ["ant", "bee", "cat"]
+PLAIN = ["1,0,0", "0,1,0", "0,0,1", "1,0,0"] * 3
+LISTED = "{label: [ant, bee, cat]%s}"
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Writes a table of three labels, whose last rows have these cells, and its images."""
+
+    def write(*last):
+        rows = [f"{number}.png,{cells}" for number, cells in enumerate([*PLAIN, *last])]
+        for number in range(len(rows)):
+            write_image(tmp_path / f"{number}.png", size=(2, 2))
+        write_table(tmp_path / "all.csv", rows, "image,ant,bee,cat")
+        return tmp_path / "all.csv"
+
+    return write
+
+
+def read(path, columns=None, multi_label=True):
+    """The splits, with all notes in the first one."""
+    if isinstance(columns, str):
+        columns = parse_value(columns)
+    given = options(path, columns=columns, multi_label=multi_label)
+    return read_samples(recognize_dataset(given, CPU), None, CPU, "train", "val")
+
+
+def target_of(splits, path):
+    """The target of an image."""
+    found = {
+        name: target for samples in splits for name, target in zip(samples.paths, samples.targets.tolist(), strict=True)
+    }
+    return found[path]
+
+
+MEANT = {  # cells of a row, more of DATA.COLUMNS: the target
+    ("TRUE,False,1.0", ""): [1, 0, 1],
+    ("yes,No,0", ""): [1, 0, 0],
+    ("0.97,1e-05,0.5", ", threshold: 0.5"): [1, 0, 1],
+    ("9,0.99,1", ", threshold: 1"): [1, 0, 1],
+    ("-1,,NaN", ", cells: {'-1': 1, '': 0, nan: 1}"): [1, 0, 1],
+    ("-1.0,.3,2", ", cells: {-1: 1}, threshold: 1"): [1, 0, 1],
+    ("1,0,x", ", cells: {0: 1, 1: 0, X: 1}"): [0, 1, 1],
+    ("true,10%,positive", ", cells: {10%: 0, Positive: 1}"): [1, 0, 1],
+}
+
+
+@pytest.mark.parametrize("cells, more", MEANT)
+def test_a_cell_is_0_or_1_or_it_is_named(cells, more, table):
+    splits = read(table(cells), LISTED % more)
+    assert target_of(splits, "12.png") == MEANT[cells, more]
+    assert splits[0].class_names == NAMES
+    assert len(told(splits[0].notes, "yes is 1")) == ("yes" in cells)
+
+
+UNREAD = {  # the last rows: parts of the message, whether the columns are advised if they are not given
+    ("0.97,1e-05,1e-05",): (["all.csv:14: 3 of 39 cells", "'1e-05' (2)"], True),
+    ("9,10,8",) * 12: (["36 of 72 cells", "'10' (12)", '"threshold": 5.0'], False),
+    ("-1,,2", ",,0"): (["5 of 42 cells", "'' (3)", "'-1' (1)"], True),
+    ("nan,t,0",): (["2 of 39 cells", "'t' (1)"], False),
+    ("yes,no,maybe",): (["1 of 39 cells"], False),
+    ("0.5,high,low",): (["3 of 39 cells", '"threshold": 0.5', '"high"'], False),
+    ("0.1,0.2,0.3", "0.4,0.6,0.7", "0.8,0.9,0.95"): (["9 of 45 cells", '"threshold": 0.5'], True),
+}
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+@pytest.mark.parametrize("last", UNREAD)
+def test_other_cells_are_counted_and_each_way_on_works(last, multi_label, table):
+    parts, _ = UNREAD[last]
+    file = table(*last)
+    columns = parse_value(LISTED % "")
+    line = line_of(read, file, columns, multi_label)
+    assert all(part in line for part in parts)
+    ways = typed(line, options(file, multi_label=multi_label, columns=columns))
+    assert len(ways) == (1 if "threshold" not in line or "9 of" in line else 2)
+    for way in ways:
+        splits = read(file, way.columns, multi_label=True)
+        assert splits[0].class_names == NAMES
+        assert sum(map(len, splits)) == len(PLAIN) + len(last)
+
+
+@pytest.mark.parametrize("last", [last for last, (_, is_advised) in UNREAD.items() if is_advised])
+def test_columns_that_may_be_of_labels_are_advised_with_their_cells(last, table):
+    file = table(*last)
+    for way in typed(line_of(read, file), options(file)):
+        assert read(file, way.columns)[0].class_names == NAMES
+
+
+def test_columns_of_yes_and_no_are_columns_of_labels(tmp_path):
+    for number in range(12):
+        write_image(tmp_path / f"{number}.png", size=(2, 2))
+    rows = [f"{number}.png,{'yes,no' if number % 2 else 'no,yes'}" for number in range(12)]
+    write_table(tmp_path / "all.csv", rows, "image,ant,bee")
+    splits = read(tmp_path / "all.csv")
+    assert splits[0].class_names == ["ant", "bee"]
+    assert target_of(splits, "1.png") == [1, 0]
+
+
+def test_parquet_and_json_lines(tmp_path):
+    """Their cells are of other types: truth values, numbers, null."""
+    cells = {"ant": [True, False] * 10, "bee": [1.0, 0.25] * 10, "cat": [None, 1] * 10}
+    for number in range(20):
+        write_image(tmp_path / f"{number}.png", size=(2, 2))
+    rows = [{"image": f"{number}.png"} | {name: of[number] for name, of in cells.items()} for number in range(20)]
+    (tmp_path / "all.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "hub").mkdir()
+    images = [(tmp_path / row["image"]).read_bytes() for row in rows]
+    pq.write_table(pa.table({"image": images} | cells), tmp_path / "hub/all.parquet")
+    for file, first in ((tmp_path / "all.jsonl", "0.png"), (tmp_path / "hub/all.parquet", "all.parquet:0")):
+        line = line_of(read, file, LISTED % "")
+        assert "20 of 60 cells" in line
+        columns = LISTED % ", threshold: 0.5, cells: {'': 0}"
+        splits = read(file, columns)
+        assert splits[0].class_names == NAMES
+        assert target_of(splits, first) == [1, 1, 0]
+
+
+WRONG = ["{cells: {x: 1}}", "{label: ant, threshold: 1}", LISTED % ", cells: {x: 2}", LISTED % ", cells: 3"]
+
+
+@pytest.mark.parametrize("columns", [*WRONG, LISTED % ", threshold: high"])
+def test_wrong_options(columns, table):
+    with pytest.raises(ValueError, match=r"COLUMNS: (cells|threshold)"):
+        read(table(), columns)
