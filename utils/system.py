@@ -104,7 +104,7 @@ def _unfreeze() -> None:
 
 
 _PIP_NAMES = {
-    "PIL": "pillow", "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu13", "sklearn": "scikit-learn", "yaml": "pyyaml",
+    "PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
 
 

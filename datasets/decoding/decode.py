@@ -1,9 +1,8 @@
 """Image files -> uint8 pixels.
 
-A crop of a plain JPEG is decoded without the rest of the image if nvImageCodec is installed (`partial_jpeg.py`).
-Otherwise torchcodec or torchvision decodes the whole JPEG, a fifth faster than Pillow. The pixels of a plain PPM are
-used as they are. Pillow decodes all other files. The pixels are the same in each case. An image (C, H, W) has its
-channels innermost in memory, as decoders write them: resampling is twice as fast as for a planar image.
+torchcodec or torchvision decodes a JPEG, a fifth faster than Pillow. The pixels of a plain PPM are used as they are.
+Pillow decodes all other files. The pixels are the same in each case. An image (C, H, W) has its channels innermost in
+memory, as decoders write them: resampling is twice as fast as for a planar image.
 """
 
 import contextlib
@@ -27,13 +26,14 @@ from PIL.ImageFile import ImageFile
 from configs.schema.data import MAX_PIXELS
 from datasets.decoding.dicom import Dicom
 from datasets.decoding.images import FORMATS, HEAD_BYTES, BadImage, kind_of, missing_decoder, pillow_formats
-from datasets.decoding.partial_jpeg import Box, captured_stderr, decode_part, has_one_scan, is_cut_short, read_header
+from datasets.decoding.jpeg import captured_stderr, is_cut_short, read_header
 from datasets.decoding.properties import FLOAT, NO_RANGE, OUTSIDE, REFUSED, UNKNOWN, describe
 from datasets.decoding.tiff import TiffHeader
 from utils.errors import to_single_line
 from utils.system import package_folder
 
 GreyRange = tuple[float, float]  # the values of 16 bits that become 0 and 255
+Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 DeepValues = tuple[np.ndarray, int]  # of 16 bits per channel, (H, W) or (H, W, 3); and the one that becomes 255
 
 MODES = {1: "L", 3: "RGB"}  # Pillow's, by the number of channels
@@ -52,7 +52,6 @@ _LOW_BYTES = {_GREY_ALPHA: "ARGB"} | {
     for channels in ("RGB", "RGBA", "RGBX")
     for order, other in ("LB", "BL", "NB")  # N: as this machine stores numbers, the low byte first
 }
-_WHOLE_PIXELS = 2**15  # to decode a part of a smaller JPEG takes longer than the whole: 1.4 times of 32 x 32 pixels
 _AS_STORED = 0  # torchvision's ImageReadMode.UNCHANGED: gray stays gray
 _FIX = "replace or remove it"
 
@@ -115,16 +114,13 @@ class LazyImage:
 
 
 class PlainJpeg(LazyImage):
-    """A JPEG that needs no rotation, and at most the conversion from gray to RGB. A crop decodes only a part of it.
+    """A JPEG that needs no rotation, and at most the conversion from gray to RGB.
 
-    `pixels` and `crop` raise BadImage if the file is truncated or damaged. `start`: of the compressed pixels of a
-    baseline JPEG; None: a crop decodes the whole image.
+    `pixels` and `crop` raise BadImage if the file is truncated or damaged.
     """
 
-    def __init__(
-        self, data: bytes, channels: int, size: tuple[int, int], start: int | None, name: Callable[[], str]
-    ) -> None:
-        self.data, self.channels, self._size, self._start, self.name = data, channels, size, start, name
+    def __init__(self, data: bytes, channels: int, size: tuple[int, int], name: Callable[[], str]) -> None:
+        self.data, self.channels, self._size, self.name = data, channels, size, name
         self.warning = ""
 
     @property
@@ -145,13 +141,6 @@ class PlainJpeg(LazyImage):
             # Pillow decides about damaged files, and decodes some that the others refuse.
             return _decode_with_pillow(self.data, open_with_pillow(self.data, self.name), MODES[self.channels])
 
-    def crop(self, box: Box) -> torch.Tensor:
-        height, width = self._size
-        is_large = height * width > _WHOLE_PIXELS and box[3] > 1  # colors of one column are not exact
-        is_plain = self.channels == 3 and self._start is not None and has_one_scan(self.data, self._start)
-        part = decode_part(self.data, box) if is_large and is_plain else None
-        return super().crop(box) if part is None else part
-
 
 def open_image(data: bytes, channels: int, name: Callable[[], str], decoding: Decoding = Decoding()) -> LazyImage:
     """Reads an image's header; its pixels, rotated as its EXIF data say, may be decoded later.
@@ -164,13 +153,11 @@ def open_image(data: bytes, channels: int, name: Callable[[], str], decoding: De
     out of host memory.
     """
     header = read_header(data)
-    start = None
     if header and header.is_baseline:
-        start = header.start
         size = header.height, header.width
         is_plain = header.components in (1, channels) and not header.has_app1
         if is_plain and is_affordable(*size, decoding.max_pixels):  # Pillow takes 0.1 ms
-            return PlainJpeg(data, channels, size, start, name)
+            return PlainJpeg(data, channels, size, name)
     plain = _open_plain_ppm(data, channels, decoding.max_pixels)
     if plain:
         return plain
@@ -178,7 +165,7 @@ def open_image(data: bytes, channels: int, name: Callable[[], str], decoding: De
         raise BadImage(name(), "is empty (0 bytes)", _FIX)
     with _opened(data, name, decoding.max_pixels) as (image, messages):
         if image.format in ("JPEG", "MPO") and image.mode in ("L", MODES[channels]) and not _has_exif_rotation(image):
-            return PlainJpeg(data, channels, (image.height, image.width), start, name)
+            return PlainJpeg(data, channels, (image.height, image.width), name)
         pixels = _decode_with_pillow(data, image, MODES[channels], decoding.grey_range)
     return LazyImage(pixels, "; ".join(messages))
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from PIL import Image
 
-from datasets.decoding.partial_jpeg import read_header
+from datasets.decoding.jpeg import read_header
 from datasets.decoding.tiff import TiffHeader
 from utils.errors import Unavailable, UserError
 from utils.files import open_regular_file

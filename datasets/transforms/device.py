@@ -24,7 +24,7 @@ from torch import nn
 from configs.parts import DEVICE_AUGMENTATIONS
 from configs.schema import Data, Train
 from datasets.batch import Batch
-from datasets.decoding.partial_jpeg import Box
+from datasets.decoding.decode import Box
 from utils.errors import UserError
 
 _NUMPY_SEEDS = 2**63 - 1

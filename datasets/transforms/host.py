@@ -30,8 +30,7 @@ from torch.nn.functional import interpolate
 
 from configs.parts import HOST_AUGMENTATIONS, running_plugins
 from configs.schema import Data, Train
-from datasets.decoding.decode import LazyImage, from_pillow, to_pillow
-from datasets.decoding.partial_jpeg import Box
+from datasets.decoding.decode import Box, LazyImage, from_pillow, to_pillow
 from datasets.transforms.device import RandomDeviceOperation, device_operations
 from utils.errors import UserError
 from utils.seeding import derive_seed

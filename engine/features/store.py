@@ -264,7 +264,7 @@ _DECIDING = (
     "pillow",
     "pillow-heif",
     "pydicom",
-    "nvidia-nvimgcodec-cu13",
+    "torchcodec",
 )
 
 

@@ -135,7 +135,7 @@ def next_command(command: Command, *flags: str) -> str:
 
 PACKAGES = (  # the required ones, and decoders, which may change pixels
     "torch", "torchvision", "timm", "pydantic", "pyyaml", "tqdm", "numpy", "pillow", "safetensors",
-    "nvidia-nvimgcodec-cu13", "torchcodec",
+    "torchcodec",
 )  # fmt: skip
 _DRIVER = Path("/sys/module/nvidia/version")  # nvidia-smi may take seconds
 _GIT_SECONDS = 5.0

@@ -17,7 +17,6 @@ from PIL import Image, ImageOps, features
 from datasets.decoding import decode
 from datasets.decoding.decode import Decoding, open_image
 from datasets.decoding.images import BadImage
-from datasets.decoding.partial_jpeg import decode_part
 from datasets.transforms.host import random_crop_box
 from tests.datasets.photo import PHOTO, as_tensor, decode_image, encode, jpeg, png16, tiff16
 
@@ -180,10 +179,7 @@ JPEGS = [kind for kind in KINDS if kind.startswith("jpeg")]
 
 
 @pytest.mark.parametrize("kind", JPEGS)
-@pytest.mark.parametrize("has_codec", [True, False])
-def test_a_crop_equals_that_of_the_whole_image(kind, has_codec, monkeypatch):
-    if not has_codec:
-        monkeypatch.setattr(decode, "decode_part", lambda *_: None)
+def test_a_crop_equals_that_of_the_whole_image(kind):
     data = KINDS[kind]
     rng = random.Random(0)
     for channels in (1, 3):
@@ -192,11 +188,6 @@ def test_a_crop_equals_that_of_the_whole_image(kind, has_codec, monkeypatch):
         for top, left, height, width in [*boxes, (0, 0, *whole.shape[1:]), (198, 260, 1, 1)]:
             part = open_image(data, channels, name).crop((top, left, height, width))
             assert torch.equal(part, whole[:, top : top + height, left : left + width])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="nvImageCodec is installed on Linux only")
-def test_a_part_is_decoded_with_nvimagecodec():
-    assert decode_part(KINDS["jpeg 4:2:0"], (20, 30, 150, 100)).shape == (3, 150, 100)
 
 
 def bomb() -> bytes:

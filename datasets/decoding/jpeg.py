@@ -1,4 +1,4 @@
-"""The headers of JPEGs, parts of them, decoded with libjpeg-turbo (nvImageCodec's CPU backend), and their damage."""
+"""The headers of JPEGs, their damage, and the messages of their decoders."""
 
 import functools
 import io
@@ -8,10 +8,9 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
 
 _BASELINE = 0xFFC0
@@ -67,17 +66,10 @@ def _num_blocks(height: int, width: int, sampling: bytes) -> int:
     return -(-height // (8 * rows or 8)) * -(-width // (8 * columns or 8))
 
 
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _END = b"\xff\xd9"
 _ANY_MARKER = re.compile(rb"\xff+[\x01-\xfe]")
 _FILLER = 8 * bytes(range(1, 128))  # of several blocks
 _MANY = 64  # zero bytes, at the end of a file
-
-
-def has_one_scan(data: bytes, start: int) -> bool:
-    """Tells whether the first marker among the compressed pixels is the end of the image."""
-    marker = _MARKER.search(data, start)
-    return marker is not None and marker[0] == _END
 
 
 def is_cut_short(data: bytes, image: Image.Image) -> bool:
@@ -113,48 +105,6 @@ def is_cut_short(data: bytes, image: Image.Image) -> bool:
 
 def _is_gray(values: np.ndarray) -> np.ndarray:
     return (values >= 127) & (values <= 129)
-
-
-Box = tuple[int, int, int, int]  # top, left, height, width in pixels
-
-# libjpeg's own default; without it colors differ by 1.7 of 255.
-_OPTIONS = ":fancy_upsampling=1"
-
-
-def decode_part(data: bytes, box: Box) -> torch.Tensor | None:
-    """Decodes a box of a JPEG to torch.uint8 (3, height, width); ignores the EXIF orientation.
-
-    Returns None if nvImageCodec is not installed, cannot decode the file, or reports damage: missing pixels are then
-    arbitrary. Damage below the box is not noticed.
-    """
-    codec = _codec(threading.get_ident())
-    if codec is None:
-        return None
-    library, decoder, parameters = codec
-    top, left, height, width = box
-    region = library.Region(top, left, top + height, left + width)
-    image = None
-    with suppress(RuntimeError), captured_stderr() as messages:
-        image = decoder.decode(library.CodeStream(data).get_sub_code_stream(region=region), params=parameters)
-    return None if image is None or messages else torch.from_numpy(np.asarray(image)).permute(2, 0, 1)
-
-
-@functools.cache
-def _codec(thread: int) -> tuple[Any, Any, Any] | None:
-    """The library, a decoder for one thread (threads cannot share one), and its parameters; None if not available."""
-    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
-    with captured_stderr():  # warnings about missing GPU backends, which are not needed
-        try:
-            from nvidia import nvimgcodec as library
-
-            backends = [library.Backend(library.BackendKind.CPU_ONLY)]
-            decoder = library.Decoder(
-                device_id=library.NVIMGCODEC_DEVICE_CPU_ONLY, max_num_cpu_threads=1, backends=backends, options=_OPTIONS
-            )
-            parameters = library.DecodeParams(apply_exif_orientation=False)
-        except Exception:  # not installed, or not for this machine
-            return None
-    return library, decoder, parameters
 
 
 class _StandardError:
