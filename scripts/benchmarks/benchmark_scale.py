@@ -117,13 +117,13 @@ def measure(row: str) -> dict[str, float]:
     return {"seconds": seconds, "megabytes": memory / 1024}
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("row", choices=ROWS)
     parser.add_argument("-other", type=Path, help="a clone of another version")
     parser.add_argument("-turns", type=int, default=3)
     parser.add_argument("-here", action="store_true", help="measure in this process, of the clone in PYTHONPATH")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.here:
         print(json.dumps(measure(arguments.row)))
         return
@@ -140,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
