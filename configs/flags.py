@@ -226,7 +226,9 @@ def entry_parser(prog: str) -> Parser:
     parser.add_argument("-h", "--help", "-help", nargs="?", const="", metavar="KEY", help=key_help)
     cfg_help = "YAML file of the run (default: with -resume=RUN, the options of that run; own images: -h RULES)"
     add_flag(parser, "cfg", action="append", metavar="FILE", help=cfg_help)
-    model_help = "a recipe (its MODEL section), timm's name, hf-hub:ORG/NAME, local-dir:FOLDER"
+    model_help = (
+        "a recipe (its architecture; beside -cfg without drop rates), timm's name, hf-hub:ORG/NAME, local-dir:FOLDER"
+    )
     add_flag(parser, "model", metavar="X", help=model_help)
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)

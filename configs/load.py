@@ -13,7 +13,8 @@ from configs.flags import KEY_FLAGS, other_names
 from configs.programs import paddleclas_keys
 from configs.schema.config import known_keys, model_type
 from configs.schema.data import AUTO
-from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.families.family import OWN_KEYS
+from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
 from configs.schema.operating_point import Goal
 from configs.schema.section import MAX_NAME_CHARS
@@ -29,6 +30,7 @@ RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 _RECIPES = Path(__file__).parent
 _MAPPINGS = ("KWARGS", "_AUGMENTATIONS", "COLUMNS", "OPERATING_POINT", "RENAME")  # ends of keys with a value {...: ...}
 _MAX_FILES = 32  # files that name each other twice in a chain of 32 would be read 2 ** 32 times
+DROP_RATES = ("DROPOUT", "ATTENTION_DROPOUT", "DROPPATH")  # of MODEL: a part of the training, not of the architecture
 _GOALS = {"sensitivity", "specificity"}
 _NO_PLACES: Mapping[str, str] = {}
 
@@ -48,11 +50,13 @@ class OptionTable:
     """Options by dotted YAML key. A later layer overrides an earlier one; rules add values that no layer gives.
 
     model_only: data and training do not follow the family of the model, for -model replaces the model of a recipe.
+    rates_of_model: the drop rates of the recipe that -model names, which it does not take beside -cfg.
     """
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.rows = {key: Row(value) for key, value in flatten(expand_switches(values))}
         self.model_only = False
+        self.rates_of_model = dict[str, Any]()
         self._last_source = ""
         self._last_level = 0
 
@@ -273,7 +277,8 @@ def _forget_choices_of_run(table: OptionTable, file: Path, continues: bool) -> N
 def _add_model(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -> None:
     """Replaces the architecture by the one of -model; -pretrained=timm alone names `FINETUNED`.
 
-    With MODEL.KWARGS, or with timm's weights, it is timm's model of that name, else the recipe of that name.
+    With MODEL.KWARGS, with timm's weights, or from scratch beside a -cfg of a model of timm's, it is timm's model of
+    that name, else the recipe of that name. The drop rates stay the ones of -cfg.
     """
     name = flags.model
     is_alone = not (flags.cfg or evaluates or flags.resume)
@@ -281,16 +286,40 @@ def _add_model(table: OptionTable, flags: argparse.Namespace, evaluates: bool) -
         name = FINETUNED
     if not name:
         return
-    has_timms_weights = (flags.pretrained or table.get("MODEL.PRETRAINED")) == "timm"
-    section = {"TYPE": "timm", "NAME": name}
-    if not has_timms_weights and not any(option.startswith("MODEL.KWARGS=") for option in flags.opts):
-        section = model_sections(name)["MODEL"]
+    of_recipe = model_sections(name)["MODEL"]
+    section = {"TYPE": "timm", "NAME": name} if _is_timms(table, flags) else of_recipe
+    kept = set(OF_EVERY_MODEL)
+    if flags.cfg:
+        table.model_only = True
+        table.rates_of_model = {key: of_recipe[key] for key in DROP_RATES if key in of_recipe}
+        section = {key: value for key, value in section.items() if key not in DROP_RATES}
+        kept.update(DROP_RATES)
+        _keep_drop_rates(table, section["TYPE"])
     for key in list(table.rows):  # the number of classes and the weights stay, not the keys of another family
-        if key.startswith("MODEL.") and key.split(".")[1] not in OF_EVERY_MODEL:
+        if key.startswith("MODEL.") and key.split(".")[1] not in kept:
             table.remove(key)
     for key, value in section.items():
         table.add_key(f"MODEL.{key}", value, f"-model {name}")
-    table.model_only = bool(flags.cfg)
+
+
+def _is_timms(table: OptionTable, flags: argparse.Namespace) -> bool:
+    """Whether -model names timm's model where there is a recipe of that name, too."""
+    weights = flags.pretrained or table.get("MODEL.PRETRAINED")
+    has_kwargs = any(option.startswith("MODEL.KWARGS=") for option in flags.opts)
+    starts_as_timms = flags.cfg and table.family == "timm" and not weights
+    return bool(weights == "timm" or has_kwargs or starts_as_timms)
+
+
+def _keep_drop_rates(table: OptionTable, new_type: str) -> None:
+    """Keeps the drop rates of -cfg for a model of another type: arguments in KWARGS, and defaults of its family."""
+    kwargs = table.get("MODEL.KWARGS")
+    for argument, key in OWN_KEYS.items():
+        if isinstance(kwargs, dict) and key.removeprefix("MODEL.") in DROP_RATES and argument in kwargs:
+            table.set_default(key, kwargs[argument])
+    family = FAMILIES.get(table.family)
+    if family and new_type != "timm":
+        for key in DROP_RATES:
+            table.set_default(f"MODEL.{key}", family.defaults.get(f"MODEL.{key}", 0.0))
 
 
 def _add_flags(table: OptionTable, flags: argparse.Namespace) -> None:

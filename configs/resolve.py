@@ -242,6 +242,21 @@ def defaults_follow_family(options: OptionTable) -> Iterator[Note]:
         yield Note("log", f"Defaults of MODEL.TYPE {name}: {', '.join(used)}")
 
 
+def drop_rates_follow_recipe(options: OptionTable) -> Iterator[Note]:
+    """Beside -cfg, -model takes the architecture of the recipe that it names: DROPOUT, ATTENTION_DROPOUT and DROPPATH
+    are those of -cfg.
+    """
+    section = MODEL_SECTIONS[options.family].model_fields
+    given = {key: options.get(f"MODEL.{key}", section[key.lower()].default) for key in options.rates_of_model}
+    differing = {key: rate for key, rate in options.rates_of_model.items() if rate != given[key]}
+    if not differing:
+        return
+    name = options.get("MODEL.NAME")
+    own = ", ".join(f"MODEL.{key}={rate}" for key, rate in differing.items())
+    kept = ", ".join(f"{key} {format_value(given[key])}" for key in differing)
+    yield Note("screen", f"{kept}: of -cfg; the recipe {name} has {own}")
+
+
 def amp_keys_need_amp(options: OptionTable) -> Iterator[Note]:
     """Keys of AMP in -opts have no effect without -amp; a recipe may hold them for runs with the flag."""
     typed = [key for key, row in options.rows.items() if row.source == "-opts" and key.startswith("AMP.")]
@@ -327,6 +342,7 @@ RULES: tuple[Callable[[OptionTable], Iterable[Note]], ...] = (
     dtype_follows_model,
     rate_follows_tuning,
     defaults_follow_family,
+    drop_rates_follow_recipe,
     amp_keys_need_amp,
     loss_follows_labels,
     classes_follow_choice,

@@ -178,10 +178,34 @@ def test_the_model_replaces_that_of_the_recipe(tmp_path):
     assert model.pretrained == "a.pth"
     assert config.seed == 3
     assert model_of(f"-cfg={recipe}", "-model=vit_digits").num_classes == 7
+    assert (model.dropout, model.attention_dropout) == (0, 0)  # of -cfg; the recipe of this name has 0.1
     model = model_of(f"-cfg={recipe}", "-model=resnet18")  # a name that is no recipe
     assert model.type == "timm"
     assert model.name == "resnet18"
     assert model.num_classes == 7
+
+
+# The section MODEL of a recipe beside -model; DROPOUT, ATTENTION_DROPOUT and DROPPATH; whether a line is about them
+DROP_RATES = """
+section | flags | rates | said
+TYPE: vit, DROPOUT: 0.2 | -model=vit_tiny_patch16_224 | 0.2 0.0 0.0 | true
+TYPE: vit, DROPOUT: 0.1, ATTENTION_DROPOUT: 0.1 | -model=vit_tiny_patch16_224 | 0.1 0.1 0.0 | false
+TYPE: vit | -model=deit_tiny_patch16_224 | None 0.0 None | true  # timm's model, with its own
+TYPE: swin | -model=vit_tiny_patch16_224 | 0.0 0.0 0.1 | true
+TYPE: vit, DROPPATH: 0.3 | -model=resnet18 | None 0.0 0.3 | false
+TYPE: timm, NAME: resnet18 | -model=swin_tiny_patch4_window7_224 | None 0.0 None | true  # the model's own 0.1
+TYPE: timm, NAME: test_vit, KWARGS: {drop_path_rate: 0.3} | -model=vit_tiny_patch16_224 | None 0.0 0.3 | true
+TYPE: timm, NAME: resnet18 | -model=swin_tiny_patch4_window7_224 -pretrained=a.pth | 0.0 0.0 0.1 | true
+TYPE: vit | -model=vit_tiny_patch16_224 -opts MODEL.DROPOUT=0.3 | 0.3 0.0 0.0 | true
+"""
+
+
+@each_row(DROP_RATES)
+def test_the_model_beside_a_recipe_keeps_its_drop_rates(section, flags, rates, said, tmp_path):
+    command = parse(tmp_path, f"MODEL: {{{section}}}", *flags.split())
+    model = command.config.model
+    assert f"{model.dropout} {model.attention_dropout} {model.droppath}" == rates
+    assert bool(told(command.notes, "of -cfg; the recipe")) == (said == "true")
 
 
 def test_weights_of_timm_need_a_model_of_timm():
@@ -190,7 +214,10 @@ def test_weights_of_timm_need_a_model_of_timm():
     for flags in ([recipe, name], [name, "-pretrained=timm"]):
         assert model_of(*flags).type == "timm"
         assert model_of(*flags).name == "vit_tiny_patch16_224"
-    model = model_of(recipe, name, "-pretrained=a.pth")
+    command = parse_command_line([recipe, name, "-pretrained=a.pth"])
+    model = command.config.model
+    assert (model.dropout, model.attention_dropout, model.droppath) == (0, 0, 0)
+    assert told(command.notes, "vit_tiny_patch16_224 has MODEL.DROPOUT=0.1, MODEL.ATTENTION_DROPOUT=0.1")
     assert model.type == "vit"
     assert model.embed_dim == 192
     assert model.pretrained == "a.pth"
