@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -93,7 +93,8 @@ def tables_beside(root: Path, folder: Path, paths: Sequence[str]) -> Iterator[Ta
     """
     for file in [file for file in files_beside(root) if file.suffix != ".json"]:
         with suppress(UserError, ValueError):  # a column without a name cannot be given
-            columns, is_named = likely_columns(open_table(file, _ANY))
+            table = open_table(file, _ANY)
+            columns, is_named = likely_columns(table)
             if len(columns) != 1:
                 continue
             labels = _labels_of(file, columns[0], folder, paths)
@@ -104,7 +105,7 @@ def tables_beside(root: Path, folder: Path, paths: Sequence[str]) -> Iterator[Ta
                 continue
             place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
             words = f"-dataset=csv -data_path={quote(str(place))}"
-            if file.suffix.lower() != TEXT_LIST:
+            if not table.layout:
                 words += f" -opts {quote(f'DATA.COLUMNS={json.dumps(columns[0], ensure_ascii=False)}')}"
             classes = f"{len(names)} classes, {list_names(names, _MAX_NAMES)}"
             yield TableBeside(file, labels, f"{words} trains on its {classes}")
@@ -141,25 +142,35 @@ def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path],
         return found.lacks_images()
     levels = Levels({folder: number for folder, number in found.sizes.items() if folder})
     names = [name for name, _ in levels.sizes.most_common()]
-    data_set = next(filter(is_data_set, _candidates(root, levels, images)), None)
+    trainings = _trainings(levels)
+    candidates = _candidates(root, levels, trainings, images)
+    data_sets = islice(filter(is_data_set, candidates), len(trainings) or 1)
+    paths = [f"-data_path={quote(str(path))}" for path in data_sets]
     if all((root / f"{split}_list.txt").is_file() for split in ("train", "val")):
         advice = f"-dataset=imagenet2012 -data_path={quote(str(root))} reads its lists"
-    elif data_set:
-        advice = f"if it is the data set, give -data_path={quote(str(data_set))}"
+    elif paths:
+        advice = f"if it is the data set, give {' or '.join(paths[:_MAX_SHOWN])}"
     else:
         advice = _advise_tables(root, images) or advise_labels(given) or _other_data(root)
-    if len(names) > 1 and not {*map(str.lower, names)} <= SPLIT_NAMES.keys():
+    if len(names) > 1 and not (trainings or {*map(str.lower, names)} <= SPLIT_NAMES.keys()):
         advice += "; if each folder is a class, -opts DATA.CLASS_FOLDERS=true"
     return UserError(f"{root}: {problem}: {list_names(names, _MAX_SHOWN) or 'no images in folders'}; {advice}")
 
 
-def _candidates(root: Path, levels: Levels, images: Sequence[str]) -> Iterator[Path]:
+def _trainings(levels: Levels) -> list[str]:
+    """The folders with the word train if all folders contain a folder of the same name, as splits do."""
+    if not levels.inside or not set.intersection(*levels.inside.values()):
+        return []
+    return [name for name in levels.sizes if word_in(name) == "train"]
+
+
+def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Sequence[str]) -> Iterator[Path]:
     """The folders that may be the data set, the largest first: not val and test, nor single patients or hospitals."""
-    names = [name for name, _ in levels.sizes.most_common()]
+    names = trainings or [name for name, _ in levels.sizes.most_common()]
     if len(names) > 1:
         names = [name for name in names if word_in(name) in (None, "train")]
     nested = [name for name in names if len(levels.inside[name]) > 1]
-    if len(nested) > 1:
+    if len(nested) > 1 and not trainings:
         places = {os.path.splitext(path)[0].partition("/")[2] for path in images}
         are_variants = 4 * len(places) < 3 * len(images)  # of the same images
         nested = [name for name in nested if are_variants and not IDENTIFIER.search(name)]

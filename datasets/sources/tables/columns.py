@@ -57,7 +57,7 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
     """
     if table.layout:
         return table.layout
-    if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in table.header):
+    if _lacks_header(table):
         fix = "write the names of the columns above it, such as image_path and target"
         raise UserError(f"{table.file}:1: has no header, but the row {shorten(table.header)}; {fix}")
     find = _columns_to_predict if predicts else _columns_to_read
@@ -65,12 +65,22 @@ def find_layout(table: Table, data: Data, predicts: bool = False) -> Layout:
     return table.layout
 
 
+def _lacks_header(table: Table) -> bool:
+    """Whether the first line names an image or, without a known name of a column, has a value of its column."""
+    header = table.header
+    if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
+        return True
+    if _names(header, None, "image_path", (*_PATHS, *_LABELS)):
+        return False
+    return any(cells[name] == name != "" for _, cells in table for name in header)
+
+
 def _columns_to_predict(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
     paths = table.header
     if len(paths) > 1:
         known = [name for name in paths if name == given.get("path")]
         paths = known or _names(paths, None, "image_path", _PATHS)
-    if not _is_one_of(table.header, paths):
+    if len(paths) != 1:
         raise _unclear_columns(table, data, paths, (), needs_labels=False)
     return Layout(paths[0], ())
 
@@ -91,7 +101,7 @@ def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layo
         rest = [name for name in others if name != split and not _NO_NAME.fullmatch(name)]
         labels, is_one_hot = _find_labels(named, given.get("label"), paths, rest, values)
     are_clear = is_one_hot or len(labels) == needs_labels
-    if not (are_clear and _is_one_of(header, paths) and all(_is_one_of(header, [name]) for name in labels)):
+    if not (are_clear and len(paths) == 1):
         raise _unclear_columns(table, data, paths, labels, needs_labels)
     used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
     table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
@@ -112,10 +122,6 @@ def _columns_in(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [value["column"]]
     return value if isinstance(value, list) else [*filter(None, [value])]
-
-
-def _is_one_of(header: Sequence[str], names: Sequence[str]) -> bool:
-    return [header.count(name) for name in names] == [1]
 
 
 def _values_of(table: Table, paths: Sequence[str]) -> dict[str, set[str]]:
@@ -182,7 +188,7 @@ def _unclear_columns(
     names = paths
     guesses, _ = likely_columns(table)
     advice = {"path": "NAME", "label": "NAME", **dict(*guesses[:1])}
-    if _is_one_of(table.header, paths):
+    if len(paths) == 1:
         kind = "labels"
         names = labels
         advice["path"] = paths[0]
@@ -212,7 +218,7 @@ def _names(header: Sequence[str], given: Any, documented: str, known: Iterable[r
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[\W_]+", "", name.lower())
+    return re.sub(r"\.\d+$|[\W_]+", "", name.lower())  # target.1: the second of this name
 
 
 def _find_split(table: Table, others: Sequence[str], values: Values, given: Mapping[str, Any], data: Data) -> Split:

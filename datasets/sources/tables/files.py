@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.tables.cells import UNKNOWN_MARK, UNREAD, CellValues
 from utils.errors import UserError, error_from
 from utils.files import open_regular_file
@@ -28,6 +29,7 @@ _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the de
 _INVISIBLE = " \u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of web pages and spreadsheets
 _LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
 _TOO_WIDE = "has more fields than the header; quote a path that contains a separator"
+_FOR_EXCEL = re.compile(r"\"?sep=(.)\"?\s*")  # the first line may name the separator
 Cells = dict[str, str]  # the text in each column of a row
 
 
@@ -110,8 +112,16 @@ class Table:
 
 
 def open_table(file: Path, encoding: str | None = None) -> Table:
-    """As `open_columns` or, in a .txt file, a list of paths and labels."""
-    return TextList(file) if file.suffix.lower() == TEXT_LIST else open_columns(file, encoding)
+    """As `open_columns` or, in a .txt file without names of columns, a list of paths and labels."""
+    is_list = file.suffix.lower() == TEXT_LIST and not _names_columns(next(read_lines(file), "").strip())
+    return TextList(file) if is_list else open_columns(file, encoding)
+
+
+def _names_columns(line: str) -> bool:
+    """Whether the first line of a text has fields, and neither an image nor a class number at its end."""
+    fields = re.split(f"[{_SEPARATORS}]", line.lower())
+    has_image = any(field.strip(' "').endswith(IMAGE_EXTENSIONS) for field in fields)
+    return len(fields) > 1 and not has_image and not _LABELLED.fullmatch(line)
 
 
 def open_columns(file: Path, encoding: str | None) -> Table:
@@ -139,8 +149,13 @@ class CsvTable(Table):
         super().__init__(file)
         self._encoding = encoding
         first = next(read_lines(file, encoding), "")
-        self._separator = max(_SEPARATORS, key=first.count)
-        self.header = next(self._lines(), (0, list[str]()))[1]
+        marked = _FOR_EXCEL.fullmatch(first)
+        self._for_excel = marked and first
+        self._separator = marked[1] if marked else max(_SEPARATORS, key=first.count)
+        names = next(self._lines(), (0, list[str]()))[1]
+        for place, name in enumerate(names):  # as pandas does
+            again = names[:place].count(name)
+            self.header.append(f"{name}.{again}" if again else name)
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         for line, row in islice(self._lines(), 1, None):
@@ -168,7 +183,7 @@ class CsvTable(Table):
 
     def _keep_line(self, line: str) -> str:
         self._line = line
-        return line
+        return "\n" if line == self._for_excel else line
 
 
 class JsonLines(Table):

@@ -55,7 +55,7 @@ class Rows:
         self.classes: tuple[str, ...] = ()
         self.findings: list[Finding] = []
         self.unread = ""  # the problem of cells that are neither 0 nor 1
-        self._endings: dict[str, dict[str, str]] = {}  # by folder
+        self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
 
     def add(self, line: int, path: str, target: Iterable[str] = ()) -> None:
         if not path or "\0" in path:
@@ -71,7 +71,10 @@ class Rows:
                 self.add_finding(line, f"path {shorten(path)} is not inside {self.root}; {fix}")
                 return
             path = os.path.relpath(absolute, self.root)
-        path = self._with_ending(path)
+        endings = self._endings_of(path)
+        if len(endings) > 1:
+            self.add_finding(line, f"{shorten(path)} is {' and '.join(sorted(endings))}; write the ending, too")
+        path += [*endings, ""][0]
         target = [*target]
         if any(label.startswith("{") for label in target):
             self.add_finding(line, f"label {shorten(target)} is an object; write names, with | between several")
@@ -87,21 +90,21 @@ class Rows:
         self.row_target_ids.append(self.target_ids.setdefault(tuple(map(to_nfc, target)), len(self.target_ids)))
         self.lines.append(line)
 
-    def _with_ending(self, path: str) -> str:
-        """The path of the one image whose name is `path` without its ending, as in tables of ids; else `path`."""
+    def _endings_of(self, path: str) -> list[str]:
+        """The endings of the images whose name is `path` without it, as in tables of ids; none if it is a file."""
         if path.lower().endswith(_ENDINGS):
-            return path
+            return []
         folder, name = os.path.split(path)
         if folder not in self._endings:
-            found = self._endings[folder] = dict[str, str]()
+            found = self._endings[folder] = dict[str, list[str]]()
             with contextlib.suppress(OSError):
                 files = [entry.name for entry in os.scandir(self.root / folder) if entry.is_file()]
                 for stem, ending in map(os.path.splitext, files):
                     if ending.lower() in _ENDINGS:
-                        found[stem] = "" if stem in found else ending
+                        found.setdefault(stem, []).append(ending)
                 for file in files:  # the path is a file itself
                     found.pop(file, None)
-        return path + self._endings[folder].get(name, "")
+        return self._endings[folder].get(name, [])
 
     def add_finding(self, line: int, problem: str) -> None:
         self.findings.append(f"{self.place(line)}: {problem}")

@@ -74,7 +74,9 @@ flowers | {daisy,rose} flowers/{daisy,rose} | flowers | ALL
 DTD | images/{banded,braided} labels/{train,val,test}{1,2}.txt! imdb/imdb.mat! | images |
 GTSRB | Train/{0,1,2,3} Test Meta {Train,Test,Meta}.csv! | Train | ALL
 Flowers-102 | jpg {imagelabels,setid}.mat! |  | torchvision/NAME
-two trainings | {images_train,masks_train,images_test}/{a,b} | images_train | ALL
+two trainings | {images_train,masks_train,images_test}/{a,b} | images_train masks_train |
+holdout | {train,holdout}/{a,b} | train |
+noisy | {train_clean,train_noisy,test}/{a,b} | train_clean train_noisy |
 a train of two kinds | bus car train/{steam,electric} | train | ALL
 unlabelled | {a,b} unlabeled |  | ALL
 Datumaro's ImageNet | {a,b} no_label |  | ALL

@@ -1,0 +1,46 @@
+"""Tables by their content: first lines, ids, tables that are joined, and unrelated tables near the images."""
+
+import pytest
+from conftest import line_of
+from source_helpers import classes_of, labels_of, options, read_splits, tree, typed, write_table
+
+IMAGES = [f"i{number:02}.jpg" for number in range(12)]
+ROWS = [f"i{number:02},{'ab'[number % 2]},{'cd'[number // 6]}" for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    "name, lines, problem",
+    [
+        ("all.txt", ["file\tlabel", *(row[:5].replace(",", "\t") for row in ROWS)], ""),
+        ("all.txt", ["image,species,family", *ROWS], ""),
+        ("all.txt", [f"{row[:3]}.jpg {number % 2}" for number, row in enumerate(ROWS)], ""),
+        ("all.csv", ["sep=;", "file;label;x", *(row.replace(",", ";") for row in ROWS)], ""),
+        ("all.csv", ['"sep=|"', "file|label", *(row[:5].replace(",", "|") for row in ROWS)], ""),
+        ("all.csv", ["file,label,label", *ROWS], "the labels are 'label' or 'label.1'"),
+        ("all.csv", ROWS, "has no header, but the row ['i00', 'a', 'c']"),
+    ],
+)
+def test_first_lines(name, lines, problem, tmp_path):
+    """Names of columns in a .txt, Excel's separator, two columns of a name, ids without names of columns."""
+    tree(tmp_path, *IMAGES)
+    (tmp_path / name).write_text("\n".join(lines))
+    given = options(tmp_path / name, dataset="csv")
+    if problem:
+        message = line_of(read_splits, given)
+        assert problem in message
+        if "-opts" not in message:
+            return
+        (given,) = typed(message, given)
+    names = ["0", "1"] if " 0" in lines[0] else ["a", "b"]
+    assert classes_of(*read_splits(given)) == {image: names[number % 2] for number, image in enumerate(IMAGES)}
+
+
+def test_an_id_of_two_images_is_refused_unless_it_is_a_path(tmp_path):
+    tree(tmp_path, *IMAGES, "i00.png")
+    for first, problem in (("i00", "all.csv:2: 'i00' is .jpg and .png; write the ending"), ("i00.png", "")):
+        write_table(tmp_path / "all.csv", [f"{first},a", *(row[:5] for row in ROWS[1:])], "id,label")
+        given = options(tmp_path / "all.csv", dataset="csv")
+        if problem:
+            assert problem in line_of(read_splits, given)
+        else:
+            assert sorted(labels_of(*read_splits(given))) == ["i00.png", *IMAGES[1:]]
