@@ -338,7 +338,8 @@ def prediction_needs_no_labels(options: Config, record: WeightsRecord, has_path:
 def preprocessing_follows_weights(
     record: WeightsRecord, options: Config, given: Collection[str], notes: list[Note], as_published: bool
 ) -> Followed:
-    """Keys of the preprocessing that are not given follow the checkpoint or the weights.
+    """Keys of the preprocessing that are not given follow the checkpoint or the weights; with
+    -cfg=configs/programs/timm.yaml and no weights, timm's published configuration of the model.
 
     as_published: with the published test size, test crop and crop mode. DATA.RESIZE squash and pad have a CROP_PCT in
     this case only: a run of this program shows the whole image.

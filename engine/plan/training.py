@@ -121,6 +121,12 @@ class Plan:
         return min(steps, train.max_steps) if train.max_steps else steps
 
 
+def _is_timms_recipe(recipe: Path | None) -> bool:
+    """Whether the recipe has the defaults of timm's train.py, which takes the published preprocessing from scratch."""
+    of_timm = Path(__file__).parents[2] / "configs" / "programs" / "timm.yaml"
+    return recipe is not None and recipe.resolve() == of_timm.resolve()
+
+
 def _record_of_run(found: FoundCheckpoint, config: Config) -> WeightsRecord:
     """The record of a checkpoint, after DATA.RENAME; its arguments of timm's network may have followed weights.
 
@@ -232,6 +238,9 @@ def plan_training(
 
     given = {f"DATA.{field.upper()}" for field in config.data.model_fields_set}
     followed = follow_weights(config, given, record)
+    if record is NO_RECORD and _is_timms_recipe(command.recipe):
+        as_published = weights_record(config.model.model_copy(update={"pretrained": "timm"}))
+        followed = replace(follow_weights(config, given, as_published), differing={})
     config = followed.options
     read = _read_splits(config, of_run, record, History(of_run.split, of_weights), context)
     splits = [*read.splits.values()]
