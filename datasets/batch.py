@@ -28,8 +28,8 @@ class Batch(NamedTuple):
 
     images: uint8 (B, C, S, S), zeros for padding. On a CPU a loading worker may overwrite them when the rank asks for
         the batch after the next one, or iterates again: copy what is kept. In-place operations are allowed.
-    targets: int64 (B,), `PADDING` if there is no sample; with DATA.MULTI_LABEL int8 (B, classes), 1 for each label, and
-        a row of `PADDING` if there is no sample.
+    targets: int64 (B,), `PADDING` if there is no sample; with DATA.MULTI_LABEL int8 (B, classes), 1 for each label,
+        `UNKNOWN` or else 0, and a row of `PADDING` if there is no sample.
     samples: positions with a sample.
     drawn: random parameters of the device operations, by the operation's name.
     bad: the images that could not be used; their positions are padding.

@@ -12,7 +12,7 @@ from configs.schema import Data
 from configs.schema.data import properties_of
 from datasets.decoding.decode import Decoding
 from datasets.recognition import recognize_table
-from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems
+from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems, notes_on_unknown
 from datasets.sources.class_names import number_of_classes
 from datasets.sources.corrections import correct
 from datasets.sources.folders.class_folders import read_images
@@ -184,15 +184,18 @@ def check_rows(rows: Rows, wanted: Wanted, context: ProcessContext) -> Rows:
         num_classes = number_of_classes(data.dataset, [*rows.splits.values()])
     decoding = Decoding(data.grey_range, data.max_pixels)
     findings = [*rows.findings]
+    notes = list[Note]()
     splits = dict[str, Samples]()
     for split, samples in rows.splits.items():
         fitting = samples.with_columns(num_classes) if data.multi_label else samples
         splits[split] = fitting.changed(decoding=decoding)
+        if data.multi_label:
+            notes += notes_on_unknown(fitting, split)
         if not rows.findings or wanted.keeps_labels:
             findings += find_invalid_labels(fitting, split, num_classes)
         if not wanted.predicts:
             findings += find_problems(splits[split], split, data, context, trains=wanted.trains)
-    return replace(rows, splits=splits, findings=tuple(findings))
+    return replace(rows, splits=splits, findings=tuple(findings)).noted(*notes)
 
 
 def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Samples:

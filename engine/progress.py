@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from configs.schema.operating_point import UNDECIDED, Decision
+from datasets.sources.samples import UNKNOWN
 from utils.distributed import ProcessContext, all_reduce_sum
 from utils.metric_table import METRICS, Metric
 
@@ -84,17 +85,20 @@ class BatchSums:
     @classmethod
     @torch.no_grad()
     def of(cls, loss_sum: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, samples: int) -> "BatchSums":
-        """logits (B, classes); targets int64 (B,) or multi-hot (B, classes), negative for padding.
+        """logits (B, classes); targets int64 (B,) or multi-hot (B, classes), negative for padding or `UNKNOWN`.
 
         K is 5, or the number of classes if lower.
         """
+        if targets.ndim == 2:
+            is_unknown = targets == UNKNOWN
+            logits = logits.masked_fill(is_unknown, -torch.inf)
         values, best = logits.topk(min(_MAX_RANK, logits.shape[-1]), dim=-1)
         if targets.ndim == 1:
             hits = best == targets.unsqueeze(-1)
         else:
             hits = targets.gather(-1, best) > 0
             hits = hits & (hits.cumsum(-1) == 1)
-            hits[:, 0] |= (targets == 0).all(-1) & (values[:, 0] < 0)
+            hits[:, 0] |= (is_unknown | (targets == 0)).all(-1) & (values[:, 0] < 0)
         return cls(loss_sum.detach(), hits.sum(0, dtype=torch.float32), samples)
 
     def __add__(self, other: "BatchSums") -> "BatchSums":

@@ -45,8 +45,8 @@ from datasets.loading.workers import default_num_workers
 from datasets.reading import read_data
 from datasets.recognition import recognize_dataset
 from datasets.shards.index import INDEX_NAME, INFO_FILE, Index, Shard, encode_index, join, to_index
-from datasets.shards.records import LABELS_KEY, Label, chunks_of, join_labels, read_records
-from datasets.sources.samples import EncodedImages
+from datasets.shards.records import LABELS_KEY, UNKNOWN_SUFFIX, Label, chunks_of, join_labels, read_records
+from datasets.sources.samples import UNKNOWN, EncodedImages
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
 from datasets.sources.source import Wanted
 from datasets.sources.tables.files import LABEL_DIGITS
@@ -162,8 +162,11 @@ class OrderedSplit:
             about[GROUP_KEY] = group
         target = samples.targets[index]
         if target.ndim:
-            about[LABELS_KEY] = np.flatnonzero(target).tolist()
-            label: Label = join_labels(about[LABELS_KEY])
+            about[LABELS_KEY] = np.flatnonzero(target > 0).tolist()
+            unknown = np.flatnonzero(target == UNKNOWN).tolist()
+            if unknown:
+                about[f"{LABELS_KEY}{UNKNOWN_SUFFIX}"] = unknown
+            label: Label = join_labels(about[LABELS_KEY], unknown)
         else:
             label = int(target)
             files["cls"] = str(label).encode()

@@ -270,7 +270,7 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         is_number = type(threshold) in (int, float) and math.isfinite(threshold)
         yield not is_number, f"COLUMNS: threshold is {shorten(threshold)}; give a number"
         has_unknown = _are_cells(cells) and None in cells.values()
-        yield has_unknown, "COLUMNS: cells that are unknown (null) cannot be trained; give 0 or 1"
+        yield has_unknown and not self.multi_label, "COLUMNS: unknown cells (null) need MULTI_LABEL; set it to true"
 
     def _problems_of_tables(self) -> Iterator[Problem]:
         of_split = "of split also {column: NAME, test: [VALUE]}, with val, too, or in its place"

@@ -20,8 +20,9 @@ from datasets.shards.location import find_shards, parse_location
 from datasets.shards.records import DamagedShard, labels_in, read_records
 from datasets.shards.samples import LocalShards, NoCopies, ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
-from datasets.sources.samples import check_target_bytes
+from datasets.sources.samples import UNKNOWN, check_target_bytes
 from datasets.sources.source import Source, Wanted
+from datasets.sources.tables.cells import UNKNOWN_MARK
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import atomic_write, locked, open_regular_file
 from utils.notes import Counts, Note
@@ -75,7 +76,7 @@ class TarShards(Source):
         """
         sets = list(map(labels_in, self.index.class_names or map(str, range(num_labels))))
         names = self.found.class_names
-        labels = {label for one in sets for label in one}
+        labels = {label.removeprefix(UNKNOWN_MARK) for one in sets for label in one}
         is_numeric = all(label.isascii() and label.isdecimal() for label in labels)
         if not is_numeric:
             names = sorted(labels)
@@ -84,7 +85,8 @@ class TarShards(Source):
         check_target_bytes(self.data.data_path, len(self.index), classes)
         targets = np.zeros((len(sets) + 1, classes), np.int8)
         for row, one in zip(targets, sets, strict=False):
-            row[[number[label] for label in one]] = 1
+            for label in one:
+                row[number[label.removeprefix(UNKNOWN_MARK)]] = UNKNOWN if label.startswith(UNKNOWN_MARK) else 1
         return names, targets
 
     @property

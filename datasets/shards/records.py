@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.samples import MAX_FILE_BYTES
+from datasets.sources.tables.cells import UNKNOWN_MARK
 from datasets.sources.tables.files import LABEL_DIGITS
 from utils.errors import UserError
 from utils.notes import Counts, Reason
@@ -26,6 +27,7 @@ Label = int | str | None
 
 MAX_LABEL_BYTES = 1 << 20  # of a file .cls or .json
 LABELS_KEY = "labels"  # in the .json of a sample with several labels, written by make_shards.py
+UNKNOWN_SUFFIX = "_unknown"  # after the key of labels: those of which it is not known whether the image has them
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _LABELS = ("cls", "json")
 _IGNORED = re.compile("|(?=__).*(?<=__)", re.DOTALL)  # no name, or one between underscores
@@ -39,13 +41,16 @@ _MAX_HEADER_BYTES = 1 << 14  # of a member, with its extension headers: `tarfile
 _FIX = "copy or write the shard again"
 
 
-def join_labels(labels: Iterable[int | str]) -> str:
-    """The label of an image with no, one or several labels: a text that no class has as its name."""
-    return "\0" + "\0".join(sorted(set(map(str, labels))))
+def join_labels(labels: Iterable[int | str], unknown: Iterable[int | str] = ()) -> str:
+    """The label of an image with no, one or several labels: a text that no class has as its name.
+
+    unknown: the labels that the image may have.
+    """
+    return "\0" + "\0".join(sorted({*map(str, labels)} | {f"{UNKNOWN_MARK}{label}" for label in unknown}))
 
 
 def labels_in(label: str) -> list[str]:
-    """The labels in a result of `join_labels`; another label as it is."""
+    """The labels in a result of `join_labels`, after `UNKNOWN_MARK` unknown ones; another label as it is."""
     return list(filter(None, label.split("\0")))
 
 
@@ -285,7 +290,7 @@ def find_label(cls: bytes | None, about: Any, key: str, label_key: str) -> Label
     Raises ValueError: the label is no number from 0 with at most `LABEL_DIGITS` digits, and no name of a class.
     """
     if label_key:
-        return _label_of_key(_value_of(about, label_key), label_key)
+        return _label_of_key(about, label_key)
     if cls is not None:
         number = _NUMBER.fullmatch(cls)
         if not number:
@@ -300,9 +305,12 @@ def find_label(cls: bytes | None, about: Any, key: str, label_key: str) -> Label
     return None if folder in ("", ".") else _checked(folder, "folder")
 
 
-def _label_of_key(label: Any, label_key: str) -> Label:
+def _label_of_key(about: Any, label_key: str) -> Label:
+    label = _value_of(about, label_key)
+    unknown = _value_of(about, f"{label_key}{UNKNOWN_SUFFIX}")
     if isinstance(label, list) and all(map(_is_label, label)):
-        return join_labels(_checked(one, ".json") for one in label)
+        lists = (label, unknown if isinstance(unknown, list) else [])
+        return join_labels(*([_checked(one, ".json") for one in labels] for labels in lists))
     if not _is_label(label):
         raise ValueError(f".json has no label {shorten(label_key)}")
     return _checked(label, ".json")

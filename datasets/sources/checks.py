@@ -35,7 +35,7 @@ from datasets.decoding.images import (
     size_if_whole,
 )
 from datasets.sources.class_names import names_of_labels
-from datasets.sources.samples import EncodedImages, ImageFiles, Samples, label_pairs, spread
+from datasets.sources.samples import UNKNOWN, EncodedImages, ImageFiles, Samples, label_pairs, spread
 from utils.distributed import ProcessContext, call_on_main, gather_objects
 from utils.errors import Finding, UserError, combine_findings
 from utils.files import open_descriptor, open_regular_file
@@ -68,7 +68,7 @@ def find_problems(
 ) -> list[Finding]:
     """Finds samples that can only be predicted: without any label, without files, or too few for a training."""
     findings: list[Finding] = []
-    if isinstance(samples, ImageFiles) and samples.targets.ndim == 2 and not samples.targets.any():
+    if isinstance(samples, ImageFiles) and samples.targets.ndim == 2 and not (samples.targets > 0).any():
         fix = "fill in its labels"  # the average precision is not defined
         findings.append(f"{samples.file}: no image of the split {split} has a label; {fix}")
     if trains and split == "train" and not samples.findings:
@@ -76,6 +76,15 @@ def find_problems(
     if context.local_rank == 0:  # each host may have a disk of its own
         findings += samples.find_missing_files()
     return findings
+
+
+def notes_on_unknown(samples: Samples, split: str) -> list[Note]:
+    """The number of images of which each label is unknown."""
+    counts = np.count_nonzero(np.atleast_2d(samples.targets) == UNKNOWN, axis=0)
+    names = names_of_labels(samples, len(counts))
+    shown = [f"{shorten(names[label])} {counts[label]}" for label in np.flatnonzero(counts).tolist()]
+    text = f"labels of {split} that are unknown, of {len(samples)} images, and count in no loss and figure"
+    return [Note("log", f"{text}: {', '.join(shown)}")] if shown else []
 
 
 def _find_short_batch(number: int, data: Data, ranks: int) -> list[str]:
@@ -220,6 +229,9 @@ def _fingerprints(samples: Samples) -> np.ndarray:
     indices, labels = label_pairs(targets)
     of_samples = np.zeros(len(targets), np.uint64)
     np.add.at(of_samples, indices, numbers[labels])
+    if targets.ndim == 2:
+        indices, labels = np.nonzero(targets == UNKNOWN)
+        np.add.at(of_samples, indices, 3 * numbers[labels])
     return of_samples << np.uint64(32) | samples.checksums()
 
 

@@ -360,7 +360,7 @@ def _stratify(targets: np.ndarray, unit_of: np.ndarray, rule: RunSplit) -> np.nd
     """
     number = len(targets)
     width = targets.shape[1] + 1
-    rows, labels = map(np.append, np.nonzero(targets), (np.arange(number), np.full(number, width - 1)))
+    rows, labels = map(np.append, np.nonzero(targets > 0), (np.arange(number), np.full(number, width - 1)))
     pairs, counts = np.unique(unit_of[rows] * width + labels, return_counts=True)
     units, labels = np.divmod(pairs, width)
     totals = np.bincount(labels, counts, width).astype(np.int64)

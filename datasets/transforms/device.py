@@ -25,6 +25,7 @@ from configs.parts import DEVICE_AUGMENTATIONS
 from configs.schema import Data, Train
 from datasets.batch import Batch
 from datasets.decoding.decode import Box
+from datasets.sources.samples import UNKNOWN
 from utils.errors import UserError
 
 _NUMPY_SEEDS = 2**63 - 1
@@ -33,7 +34,7 @@ _NUMPY_SEEDS = 2**63 - 1
 class Mixup(nn.Module):
     """(images (B, C, S, S), targets (B,)) -> (images, targets float32 (B, classes)), or both unchanged.
 
-    Targets of several labels per image are multi-hot (B, classes).
+    Targets of several labels per image are multi-hot (B, classes); `UNKNOWN` of one image is unknown in the mix.
 
     One mix for all images of a batch. It follows from torch's global generator of the CPU.
     """
@@ -65,7 +66,9 @@ class Mixup(nn.Module):
         hot = targets.float()
         if targets.ndim == 1:
             hot = torch.zeros((len(targets), self.num_classes), device=targets.device).scatter_(1, targets[:, None], 1)
-        return images, hot * weight + hot.flip(0) * (1 - weight)
+        is_unknown = hot == UNKNOWN
+        mixed = hot * weight + hot.flip(0) * (1 - weight)
+        return images, mixed.masked_fill_(is_unknown | is_unknown.flip(0), UNKNOWN)
 
     def draw(self, rng: np.random.Generator, height: int, width: int) -> tuple[float, tuple[int, int, int, int] | None]:
         """The share of an image itself in its new target, with mixup in each pixel too; of CutMix, the box of the rest.

@@ -79,7 +79,7 @@ def ranking_of(results: SampleResults, label: int, names: Sequence[str]) -> dict
         return None
     scores, is_own = results.of_class(label)
     targets = is_own[:, None].astype(np.int8)
-    others = replace(results, scores=None, logits=None, thresholds=None).take(results.readable)
+    others = replace(results, scores=None, logits=None, thresholds=None).take(results.rows_of_class(label))
     binary = replace(others, targets=targets, scores=scores[:, None])
     auroc = binary.ranking.mean_auroc
     if math.isnan(auroc):
@@ -99,7 +99,7 @@ def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
     if point.threshold is not None:
         predicted = reaches(scores, point.threshold).astype(np.int32)
     confusion = np.bincount(2 * targets + predicted, minlength=4).reshape(2, 2)
-    others = replace(results, scores=None, logits=None).take(results.readable)
+    others = replace(results, scores=None, logits=None).take(results.rows_of_class(point.label))
     binary = replace(others, targets=targets, labels=predicted[:, None])
     found: dict[str, Any] = {**point.model_dump(by_alias=True), "goal": point.title, "confusion": confusion.tolist()}
     for label, name in enumerate(("specificity", "sensitivity")):
@@ -126,12 +126,24 @@ def _units_of_classes(results: SampleResults, units: np.ndarray) -> np.ndarray:
     """
     number = int(units.max()) + 1
     classes = len(results.per_class.count)
-    samples, labels = label_pairs(results.targets[results.readable])
+    targets = results.targets[results.readable]
+    with_class, _ = _count_units(label_pairs(targets), units, classes)
+    others = label_pairs(targets) if targets.ndim == 1 else np.nonzero(targets)  # also of unknown labels
+    _, whole = _count_units(others, units, classes)
+    return np.stack([with_class, number - whole])
+
+
+def _count_units(found: tuple[np.ndarray, ...], units: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The units with one of the samples of each label, and those all of whose samples are among them, int64 (C,).
+
+    found: as of `label_pairs`.
+    """
+    samples, labels = found
+    number = int(units.max()) + 1
     pairs, counts = np.unique(labels * number + units[samples], return_counts=True)
     of_pairs = pairs // number
-    is_whole = counts == np.bincount(units)[pairs % number]  # no image of the unit lacks the class
-    with_class, without = (np.bincount(labels, minlength=classes) for labels in (of_pairs, of_pairs[is_whole]))
-    return np.stack([with_class, number - without])
+    is_whole = counts == np.bincount(units)[pairs % number]
+    return np.bincount(of_pairs, minlength=classes), np.bincount(of_pairs[is_whole], minlength=classes)
 
 
 def _variance_of_recalls(results: SampleResults, units: np.ndarray, with_class: np.ndarray) -> float:
@@ -192,31 +204,36 @@ def _ranked_parts(results: SampleResults, metric: Metric, blocks: np.ndarray) ->
     of_blocks = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     shape = (len(ends), results.scores.shape[1])
     ranked = np.stack([np.full(shape, value) for value in (np.nan, np.nan, 0.0)])
-    counts = np.zeros((3, *shape), np.int64)  # outside the block: samples of the class, predicted ones, and both
+    counts = np.zeros((4, *shape), np.int64)  # outside the block: of the class, predicted, both, and of known label
     is_by_sample = metric.name == "sample_f1"
     labels = np.zeros((3, len(ends) * is_by_sample, len(rows)), np.int32)  # of a sample: its own, predicted ones, both
-    for label, values, is_own in read_labels(results.targets, results.scores, rows):
+    is_labelled = np.zeros(len(rows), bool)  # with a known label
+    for label, values, is_own, is_known in read_labels(results.targets, results.scores, rows):
+        is_labelled |= is_known
         if is_own.any():
-            ranked[:, :, label] = rank_outside_blocks(values, is_own, ends)
+            known_ends = np.append(0, np.cumsum(is_known))[ends]
+            ranked[:, :, label] = rank_outside_blocks(values[is_known], is_own[is_known], known_ends)
         if metric.name in ("mean_ap", "auroc"):
             continue
         for block, rows_of_block in enumerate(of_blocks):
             threshold = ranked[2, block, label] if results.thresholds is None else results.thresholds[label]
-            is_predicted = reaches(values, threshold)
-            found = (is_own, is_predicted, is_own & is_predicted)
+            is_predicted = reaches(values, threshold) & is_known
+            found = (is_own, is_predicted, is_own & is_predicted, is_known)
             counts[:, block, label] = [np.count_nonzero(x) - np.count_nonzero(x[rows_of_block]) for x in found]
             if is_by_sample:
-                for of_samples, one in zip(labels[:, block], found, strict=True):
+                for of_samples, one in zip(labels[:, block], found, strict=False):
                     of_samples += one
     parts = []
     for block, rows_of_block in enumerate(of_blocks):
         precision, auroc, threshold = ranked[:, block]
         ranking = RankingFigures(precision, auroc, threshold, np.full((len(OPERATING), shape[1]), np.nan))
-        true, predicted, hits = counts[:, block]
+        true, predicted, hits, known = counts[:, block]
         f1: dict[int | None, float] = {None: mean_f1(true.sum(), predicted.sum(), hits.sum())}
         if is_by_sample:
-            f1[1] = mean_f1(*np.delete(labels[:, block], rows_of_block, axis=1))
-        per_class = figures_of_counts(true, predicted, hits, hits, len(rows) - sizes[block])
+            is_used = is_labelled.copy()
+            is_used[rows_of_block] = False
+            f1[1] = mean_f1(*labels[:, block][:, is_used])
+        per_class = figures_of_counts(true, predicted, hits, hits, known)
         parts.append(_RankedPart(ranking, per_class, f1))
     return parts
 

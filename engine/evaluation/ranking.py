@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from datasets.sources.samples import UNKNOWN
 from utils.metric_table import OPERATING, OPERATING_POINTS
 
 LOWEST = float(np.finfo(np.float32).min)  # the score of a class that is NaN
@@ -73,13 +74,16 @@ class RankingFigures:
 def rank_samples(targets: np.ndarray, scores: np.ndarray, rows: np.ndarray | None = None) -> RankingFigures:
     """The figures of each class.
 
-    targets: labels (N,) or multi-hot (N, C). scores: float32 (N, C), any increasing function of the probability. A
-    score that is NaN is the lowest. rows: of the samples that count, without padding; None: all.
+    targets: labels (N,) or multi-hot (N, C), whose cells `UNKNOWN` do not count. scores: float32 (N, C), any
+    increasing function of the probability. A score that is NaN is the lowest. rows: of the samples that count, without
+    padding; None: all.
     """
     precision, auroc, threshold = (np.full(scores.shape[1], value) for value in (np.nan, np.nan, 0.0))
     operating = np.full((len(OPERATING), scores.shape[1]), np.nan)
-    for label, unsorted, is_own in read_labels(targets, scores, np.arange(len(scores)) if rows is None else rows):
-        values = to_finite(unsorted)
+    rows = np.arange(len(scores)) if rows is None else rows
+    for label, unsorted, is_own, is_known in read_labels(targets, scores, rows):
+        values = to_finite(unsorted[is_known])
+        is_own = is_own[is_known]
         own = np.sort(values[is_own])
         if not len(own):
             continue
@@ -104,8 +108,8 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray, rows: np.ndarray | Non
 
 def read_labels(
     targets: np.ndarray, scores: np.ndarray, rows: np.ndarray
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Each label, its scores of the samples at `rows`, float32 (M,), and which of them have it, bool (M,).
+) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    """Each label, its scores of the samples at `rows`, float32 (M,), which of them have it, and of which it is known.
 
     A column of a large array is slow to read, and a copy of the array takes memory: a few columns are transposed.
     """
@@ -116,9 +120,12 @@ def read_labels(
         labels = range(start, start + len(values))
         if targets.ndim == 1:
             is_own = targets[rows] == np.array(labels)[:, None]
+            is_known = np.ones_like(is_own)
         else:
-            is_own = torch.from_numpy(targets[rows, columns]).t().contiguous().numpy() > 0
-        yield from zip(labels, values, is_own, strict=True)
+            own = torch.from_numpy(targets[rows, columns]).t().contiguous().numpy()
+            is_own = own > 0
+            is_known = own != UNKNOWN
+        yield from zip(labels, values, is_own, is_known, strict=True)
 
 
 def to_finite(scores: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from configs.schema.operating_point import UNDECIDED, Decision, OperatingPoint
 from datasets.batch import PADDING, is_padding
+from datasets.sources.samples import UNKNOWN
 from engine.evaluation.ranking import (
     RankingFigures,
     divide,
@@ -35,7 +36,7 @@ TOP_K = 5
 def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
     """The fields of `SampleResults` for a batch: logits float32 (B, C), multi-hot targets int8 (B, C) -> (B, ...).
 
-    The loss is binary cross-entropy, the mean over the classes, without label smoothing and class weights.
+    The loss is binary cross-entropy, the mean over the known classes, without label smoothing and class weights.
 
     Targets int64 (B,) mean images without labels, which are only predicted: they have no loss.
     """
@@ -48,7 +49,10 @@ def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
     }
     if targets.ndim == 1:
         return ranked | {"losses": torch.zeros(len(logits), device=logits.device)}
-    losses = F.binary_cross_entropy_with_logits(logits, targets.clamp(min=0).float(), reduction="none").mean(-1)
+    losses = F.binary_cross_entropy_with_logits(logits, targets.clamp(min=0).float(), reduction="none")
+    is_unknown = targets == UNKNOWN
+    ratio = logits.shape[-1] / (~is_unknown).sum(-1).clamp(min=1)  # 1 if all are known
+    losses = losses.masked_fill(is_unknown, 0).mean(-1) * ratio
     return ranked | {"losses": losses.masked_fill(targets[:, 0] == PADDING, 0)}
 
 
@@ -70,8 +74,8 @@ def choose_threshold(results: "SampleResults", point: OperatingPoint) -> float |
 class SampleResults:
     """The results of N samples in the order of the data.
 
-    targets: int64 (N,), the labels; with several labels per sample int8 (N, C). `PADDING` for a sample that could not
-        be read.
+    targets: int64 (N,), the labels; with several labels per sample int8 (N, C), also `UNKNOWN`. `PADDING` for a
+        sample that could not be read.
     labels: int32 (N, K), the classes with the highest logits, the highest first; meaningless without a target.
     probabilities: float32 (N, K), their softmax; with several labels their sigmoid.
     losses: float32 (N,), cross-entropy in nats; with several labels binary cross-entropy, the mean over the classes.
@@ -142,8 +146,10 @@ class SampleResults:
 
         0 for a sample without true and predicted labels, as in scikit-learn and timm.
         """
-        true = self.targets[self.readable] > 0
-        predicted = self.predicted[self.readable]
+        is_known = self.targets != UNKNOWN
+        rows = self.readable[is_known[self.readable].any(1)]
+        true = self.targets[rows] > 0
+        predicted = self.predicted[rows] & is_known[rows]
         return mean_f1(true.sum(axis), predicted.sum(axis), (true & predicted).sum(axis))
 
     def weighted_kappa(self, power: int) -> float:
@@ -162,10 +168,17 @@ class SampleResults:
             by_chance = float((true + predicted) @ grades**2 - 2 * (true @ grades) * (predicted @ grades))
         return 100 * float(1 - observed / by_chance) if by_chance > 0 else math.nan
 
+    def rows_of_class(self, label: int) -> np.ndarray:
+        """The indices of the readable samples of which it is known whether they have the class, int64 (M,)."""
+        if self.targets.ndim == 1:
+            return self.readable
+        return self.readable[self.targets[self.readable, label] != UNKNOWN]
+
     def of_class(self, label: int) -> tuple[np.ndarray, np.ndarray]:
-        """The scores of a class, float32 (M,), the lowest for NaN, and which readable samples have it, bool (M,)."""
+        """Of `rows_of_class`: the scores, float32 (M,), the lowest for NaN, and which have the class, bool (M,)."""
         assert self.scores is not None
-        return to_finite(self.scores[self.readable, label]), has_label(self.targets[self.readable], label)
+        rows = self.rows_of_class(label)
+        return to_finite(self.scores[rows, label]), has_label(self.targets[rows], label)
 
     @cached_property
     def used_point(self) -> OperatingPoint | None:
@@ -181,8 +194,12 @@ class SampleResults:
 
     @property
     def mean_loss(self) -> float:
-        """The mean over the samples that were read, summed in float64 in the order of the data."""
-        return float(self.losses[self.readable].astype(np.float64).sum()) / len(self.readable)
+        """The mean over the samples that were read, or over their known cells, in float64 in the order of the data."""
+        rows = self.readable
+        known = np.ones(len(rows))
+        if self.targets.ndim == 2:
+            known = (self.targets[rows] != UNKNOWN).mean(1)
+        return mean_of(self.losses[rows].astype(np.float64), known)
 
     def accuracy(self, top_k: int) -> float:
         """The share of the samples that were read whose target is among the first `top_k` classes, percent."""
@@ -218,7 +235,8 @@ def join(parts: Sequence[SampleResults]) -> SampleResults:
 def mean_by_group(results: SampleResults) -> SampleResults:
     """The results of each group, in the order of the sorted names of `groups`, which must be known, as `scores`.
 
-    The probability of a class is the mean over the readable samples of the group. A group whose samples have different
+    The probability of a class is the mean over the readable samples of the group. A label is unknown if it is in all of
+    them. A group whose samples have different
     labels has no target, as one without a readable sample; `errors` has the reason. With `groups` of the operating
     point, a group with a sample of its class has the labels of such a sample.
     """
@@ -234,12 +252,13 @@ def mean_by_group(results: SampleResults) -> SampleResults:
     filled = np.unique(number)
     means[filled] = sums[0, filled] - sums[1, filled]  # -inf if p is 0 in all images, as of a masked class
     own = results.targets[readable]
-    targets = results.targets[first]
-    targets[number] = own
-    mixed = number[(targets[number] != own).reshape(len(number), -1).any(axis=1)]
+    targets = np.full_like(results.targets[first], UNKNOWN)
+    np.maximum.at(targets, number, own)
+    differs = (targets[number] != own) & (own != UNKNOWN)
+    mixed = number[differs.reshape(len(number), -1).any(axis=1)]
     point = results.point
     if point and point.groups:
-        has_class = results.of_class(point.label)[1]
+        has_class = has_label(own, point.label)
         targets[number[has_class]] = own[has_class]
         mixed = np.setdiff1d(mixed, number[has_class])
     errors = dict.fromkeys(np.setdiff1d(np.arange(len(names)), number).tolist(), "no image can be read")
@@ -308,20 +327,20 @@ def class_figures(results: SampleResults, num_classes: int) -> ClassFigures:
     readable = results.readable
     targets, labels = results.targets[readable], results.labels[readable, 0]
     if targets.ndim == 2:
-        chosen = results.predicted[readable]
+        is_known = targets != UNKNOWN
+        chosen = results.predicted[readable] & is_known
         count, predicted, hits = (x.sum(axis=0) for x in (targets > 0, chosen, chosen & (targets > 0)))
-        top5_hits = hits
-    else:
-        rows = (targets, labels, labels[labels == targets])
-        count, predicted, hits = (np.bincount(x, minlength=num_classes) for x in rows)
-        top5_hits = np.bincount(targets, results.hits(5)[readable], minlength=num_classes)
+        return figures_of_counts(count, predicted, hits, hits, is_known.sum(axis=0))
+    rows = (targets, labels, labels[labels == targets])
+    count, predicted, hits = (np.bincount(x, minlength=num_classes) for x in rows)
+    top5_hits = np.bincount(targets, results.hits(5)[readable], minlength=num_classes)
     return figures_of_counts(count, predicted, hits, top5_hits, len(targets))
 
 
 def figures_of_counts(
-    count: np.ndarray, predicted: np.ndarray, hits: np.ndarray, top5_hits: np.ndarray, number: int
+    count: np.ndarray, predicted: np.ndarray, hits: np.ndarray, top5_hits: np.ndarray, number: int | np.ndarray
 ) -> ClassFigures:
-    """The figures of classes from their numbers of samples (C,), of `number` ones in all."""
+    """The figures of classes from their numbers of samples (C,), of `number` ones in all, or of each class."""
     others = number - count
     return ClassFigures(
         count=count,
@@ -334,6 +353,12 @@ def figures_of_counts(
     )
 
 
+def mean_of(values: np.ndarray, weights: np.ndarray) -> float:
+    """The weighted mean; NaN if all weights are 0."""
+    total = weights.sum()
+    return float((values * weights).sum() / total) if total else math.nan
+
+
 def mean_f1(true: Any, predicted: Any, hits: Any) -> float:
     """The mean of F1 over samples or classes with so many labels, percent; 0 without true and predicted ones."""
     return 200 * float(np.mean(hits / np.maximum(true + predicted, 1)))
@@ -341,7 +366,7 @@ def mean_f1(true: Any, predicted: Any, hits: Any) -> float:
 
 def name_of_target(target: np.ndarray, names: Sequence[str]) -> str:
     """The class of a target (), or the classes of a multi-hot target (C,) with ' | ' between them."""
-    labels: list[int] = [int(target)] if target.ndim == 0 else np.flatnonzero(target).tolist()
+    labels: list[int] = [int(target)] if target.ndim == 0 else np.flatnonzero(target > 0).tolist()
     return " | ".join(names[label] for label in labels)
 
 
@@ -382,9 +407,10 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """Expected calibration error (ECE): the mean over the samples of |accuracy - confidence| of their bin."""
-        gaps = np.abs(np.nan_to_num(self.accuracy - self.confidence))
-        return float((self.count * gaps).sum() / self.count.sum())
+        """Expected calibration error (ECE): the mean over the samples of |accuracy - confidence| of their bin; NaN
+        without samples.
+        """
+        return mean_of(np.abs(np.nan_to_num(self.accuracy - self.confidence)), self.count)
 
 
 def calibration(probabilities: np.ndarray, hits: np.ndarray) -> Calibration:

@@ -18,7 +18,7 @@ import torch
 
 from configs.schema.operating_point import OperatingPoint
 from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
-from engine.evaluation.ranking import read_labels, roc_points
+from engine.evaluation.ranking import mean_defined, read_labels, roc_points
 from engine.evaluation.results import (
     NUM_BINS,
     Calibration,
@@ -30,6 +30,7 @@ from engine.evaluation.results import (
     coverage,
     join_bins,
     mean_by_group,
+    mean_of,
     name_of_target,
     results_of_scores,
     worst_mistakes,
@@ -124,7 +125,8 @@ class ResultTables:
         for label in labels:
             if results.scores is not None and len(labels) <= _MAX_CURVES and len(results.readable):
                 points = roc_points(*results.of_class(label))
-                chosen = np.unique(np.linspace(0, len(points[0]) - 1, _MAX_POINTS).astype(int))[::-1]
+                last = len(points[0]) - 1  # -1 if the label is unknown of all samples
+                chosen = np.unique(np.linspace(0, last, _MAX_POINTS if last >= 0 else 0).astype(int))[::-1]
                 cells = ([f"{logit:.9g}", *map(_cell, row)] for logit, *row in np.stack(points).T[chosen].tolist())
                 rows += ([label, self.class_names[label], *row] for row in cells)
         self._write_table("curves", ("label", "class", *CURVES), rows)
@@ -195,10 +197,10 @@ class ResultTables:
         assert results.scores is not None
         bins = []
         means = []
-        for _, scores, is_true in read_labels(results.targets, results.scores, readable):
-            probabilities = torch.from_numpy(scores).sigmoid().numpy()
-            bins.append(calibration(probabilities, is_true))
-            means.append(100 * probabilities.mean(dtype=np.float64))
+        for _, scores, is_true, is_known in read_labels(results.targets, results.scores, readable):
+            probabilities = torch.from_numpy(scores[is_known]).sigmoid().numpy()
+            bins.append(calibration(probabilities, is_true[is_known]))
+            means.append(100 * mean_of(probabilities.astype(np.float64), np.ones(len(probabilities))))
         errors = np.array([one.error for one in bins])
         names = [("", ""), *enumerate(self.class_names)]
         every = zip(names, [join_bins(bins), *bins], strict=True)
@@ -214,7 +216,7 @@ class ResultTables:
         logits = [f"{logit:.9g}" for logit in thresholds]
         self._write_classes(figures, {"threshold_logit": logits}, auroc=ranking.auroc, **shares)
         self._write_mistakes(results)
-        return {**figures.macro(), "ece": errors.mean()}
+        return {**figures.macro(), "ece": mean_defined(errors)}
 
     def _write_classes(self, figures: ClassFigures, texts: dict[str, list[str]], **shares: np.ndarray) -> None:
         """texts, shares: further columns; shares are in percent."""

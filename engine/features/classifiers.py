@@ -143,7 +143,7 @@ def classes_of_one_fold(targets: torch.Tensor, folds: torch.Tensor) -> torch.Ten
 
 def have_label(targets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Whether each sample has one of the labels, bool (N,)."""
-    return torch.isin(targets, labels) if targets.ndim == 1 else targets[:, labels].any(1)
+    return torch.isin(targets, labels) if targets.ndim == 1 else (targets[:, labels] > 0).any(1)
 
 
 def out_of_fold_margins(

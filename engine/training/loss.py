@@ -25,6 +25,7 @@ from configs.weights import NORMALIZATION, architecture, follow_weights
 from configs.yaml_io import shorten
 from datasets.batch import PADDING, is_padding
 from datasets.sources.class_names import map_labels, rename_classes
+from datasets.sources.samples import UNKNOWN
 from engine.checkpoint.weights_record import WeightsRecord, read_record, weights_record
 from engine.features.classifiers import Loss
 from engine.plan.evaluation import match_outputs
@@ -41,7 +42,7 @@ def build_loss(
     """LOSS.NAME: logits (B, classes), targets -> loss (), summed over the samples, in fp32.
 
     Targets are labels int64 (B,), of which those equal to `PADDING` do not count, or mixed targets (B, classes). For
-    bce and asl also multi-hot targets (B, classes), of which rows of `PADDING` do not count.
+    bce and asl also multi-hot targets (B, classes), of which rows of `PADDING` and cells `UNKNOWN` do not count.
 
     smoothing: label smoothing, of mixed targets too.
     class_weights: float32 (classes,), from `read_class_weights`.
@@ -60,14 +61,15 @@ def build_loss(
             dense = dense.unsqueeze(-1) == torch.arange(classes, device=targets.device)
         dense = dense.float()
         ways = 2 if to_half else classes
-        losses = losses_of(logits.float(), dense * (1 - smoothing) + smoothing / ways, dense)
+        is_unknown = targets.reshape(len(targets), -1) == UNKNOWN
+        losses = losses_of(logits.float(), dense * (1 - smoothing) + smoothing / ways, dense, is_unknown)
         return losses.masked_fill(is_padding(targets), 0).sum()
 
     return loss
 
 
-# (logits, smoothed targets, targets) -> losses (B,); all float32, the others (B, classes)
-_Losses = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# (logits, smoothed targets, targets, cells that do not count) -> losses (B,); the others (B, classes), float32 or bool
+_Losses = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 # Of timm's losses: its modules accept no padding, and leave the smoothing of mixed targets to timm's mixup. They are
@@ -79,7 +81,7 @@ def _bce(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
     from timm.loss import BinaryCrossEntropy
 
     bce = BinaryCrossEntropy(0.0, options.target_threshold, pos_weight=class_weights, reduction="none")
-    return lambda logits, smoothed, targets: bce(logits, smoothed).mean(-1)
+    return lambda logits, smoothed, targets, is_unknown: bce(logits, smoothed).masked_fill(is_unknown, 0).mean(-1)
 
 
 def _asl(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
@@ -87,7 +89,7 @@ def _asl(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
     from timm.loss import AsymmetricLossMultiLabel
 
     asl = AsymmetricLossMultiLabel(**options.kwargs or {}, pos_weight=class_weights, reduction="none")
-    return lambda logits, smoothed, targets: asl(logits, smoothed).sum(-1)
+    return lambda logits, smoothed, targets, is_unknown: asl(logits, smoothed).masked_fill(is_unknown, 0).sum(-1)
 
 
 def _of_plugin(options: LossOptions, class_weights: torch.Tensor | None) -> _Losses:
@@ -97,7 +99,9 @@ def _of_plugin(options: LossOptions, class_weights: torch.Tensor | None) -> _Los
     """
     function = LOSSES.build(options.name, options.kwargs)
 
-    def losses_of(logits: torch.Tensor, smoothed: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def losses_of(
+        logits: torch.Tensor, smoothed: torch.Tensor, targets: torch.Tensor, is_unknown: torch.Tensor
+    ) -> torch.Tensor:
         try:
             losses: torch.Tensor = function(logits, smoothed)
         except TypeError as error:  # such as a missing argument
@@ -122,11 +126,14 @@ def read_class_weights(
     balanced: N / (K n) for a class with n of the N training samples, K classes with samples (scikit-learn's formula).
     Their mean over the samples is 1. With several labels per sample: (N - n) / n, with which the positive and the
     negative terms of a class have equal weight, as torch's documentation of `pos_weight` has it. A class without
-    samples gets the weight of a class with one.
+    samples gets the weight of a class with one. Unknown cells do not count.
 
     targets: the labels of the training split, int64 (N,), or multi-hot int8 (N, classes).
-    Raises UserError: another number of weights than of classes.
+    Raises UserError: another number of weights than of classes; a plugin's loss of targets with unknown cells.
     """
+    is_plugin = options.name not in ("cross_entropy", *_LOSSES_OF)
+    if is_plugin and targets.ndim == 2 and (targets == UNKNOWN).any():
+        raise UserError(f"LOSS.NAME {options.name}: does not leave out unknown labels; set LOSS.NAME to bce or asl")
     weights = options.class_weights
     if weights is None:
         return None
@@ -140,8 +147,9 @@ def read_class_weights(
 
 def _balanced_weights(targets: np.ndarray, num_classes: int) -> torch.Tensor:
     if targets.ndim == 2:
-        positive = torch.from_numpy(targets.sum(axis=0, dtype=np.int64)).clamp(min=1)
-        return (len(targets) - positive).clamp(min=1) / positive
+        positive = torch.from_numpy(np.count_nonzero(targets > 0, axis=0)).clamp(min=1)
+        known = torch.from_numpy(np.count_nonzero(targets != UNKNOWN, axis=0))
+        return (known - positive).clamp(min=1) / positive
     from timm.loss import compute_class_weights
 
     counts = torch.from_numpy(np.bincount(targets, minlength=num_classes))

@@ -8,6 +8,7 @@ from unicodedata import combining, normalize
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from datasets.batch import is_padding
 from engine.evaluation.files import save_picture, to_picture
 from engine.progress import EpochProgress, Observer
 from engine.run.record import TRAIN_BATCH
@@ -44,7 +45,7 @@ class TrainBatch(Observer):
         font = ImageFont.load_default(_FONT)
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.imagenet_mean, data.imagenet_std))
         pixels = (255 * (images.float() * std + mean)).round().nan_to_num(0).clamp(0, 255).to(torch.uint8)
-        is_sample = targets.reshape(len(targets), -1)[:, 0] >= 0  # other positions of the batch are left out
+        is_sample = ~is_padding(targets)  # other positions of the batch are left out
         texts = [target_text(target, self._plan.class_names) for target in targets[is_sample]]
         width, height = _SIDE + _GAP, _SIDE + _GAP + _LINE * max((text.count("\n") + 1 for text in texts), default=0)
         grid = Image.new("RGB", (_COLUMNS * width - _GAP, _LINE + math.ceil(len(texts) / _COLUMNS) * height), "white")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import timm.data
 import webdataset
-from conftest import GREY, config_for, read_samples, refused, rotated
+from conftest import GREY, config_for, read_samples, refused, rotated, told
 from PIL import Image, ImageOps
 from webdataset.tariterators import base_plus_ext
 
@@ -214,6 +214,29 @@ def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
     info = read_json(output / INFO_FILE)
     (output / INFO_FILE).write_text(json.dumps({"splits": info["splits"]}))  # read without names: the numbers
     assert read("tar", output)["train0"] == (["0", "1", "2"], [0, 1, 1])
+
+
+def test_unknown_labels_are_written_and_read(tmp_path, cpu):
+    root = tmp_path / "tables"
+    root.mkdir()
+    for split, cells in {"train": ["1,0", "?,1", "0,?", "?,?"], "val": ["1,?", "0,1"]}.items():
+        for number in range(len(cells)):
+            Image.new("RGB", (20, 20), (number, 0, 0)).save(root / f"{split}{number}.png")
+        rows = "".join(f"{split}{number}.png,{cell}\n" for number, cell in enumerate(cells))
+        (root / f"{split}.csv").write_text(f"image_path,ant,bee\n{rows}")
+    meant = ["DATA.MULTI_LABEL=true", "DATA.COLUMNS={label: [ant, bee], cells: {'?': null}}"]
+    output = write(root, "shards", *meant, dataset="csv")
+    for rebuilt in (False, True):
+        train, val = read_samples(data_of(output, "tar", meant[0]), None, cpu, "train", "val")
+        found = {Path(train.name(index)).stem: train.targets[index].tolist() for index in range(4)}
+        assert found == {"train0": [1, 0], "train1": [-2, 1], "train2": [0, -2], "train3": [-2, -2]}
+        assert sorted(val.targets.tolist()) == [[0, 1], [1, -2]]
+        assert train.class_names == ["ant", "bee"]
+        assert told(train.notes, "labels of train that are unknown, of 4 images") == [
+            "labels of train that are unknown, of 4 images, and count in no loss and figure: 'ant' 2, 'bee' 2"
+        ]
+        if not rebuilt:
+            (output / INDEX_NAME).unlink()
 
 
 def test_the_index_of_a_folder_needs_no_other_package(tmp_path, monkeypatch):

@@ -79,21 +79,21 @@ def ways_on(unread: Iterable[str]) -> list[dict[str, Any]]:
     others = [text for text in texts if not (_NUMBER.fullmatch(text) and float(text) >= 0)]
     ways = list[dict[str, Any]]()
     if len(texts) <= _MOST:
-        ways.append({"cells": dict.fromkeys(texts, 0)})
+        ways.append({"cells": dict.fromkeys(texts)})
     if numbers and len(others) <= _MOST:
         threshold = {"threshold": max(1.0, *numbers) / 2}
-        ways.append({"cells": dict.fromkeys(others, 0), **threshold} if others else threshold)
+        ways.append({"cells": dict.fromkeys(others), **threshold} if others else threshold)
     return ways
 
 
 def columns_option(data: Data, changes: Mapping[str, Any]) -> str:
-    """DATA.COLUMNS with these changes, as a shell reads it. Unknown labels need DATA.MULTI_LABEL."""
+    """DATA.COLUMNS with these changes, as a shell reads it, and DATA.MULTI_LABEL, which unknown labels need."""
     columns = {**data.given_columns, **changes}
     if "cells" in changes:
         columns["cells"] = data.given_columns.get("cells", {}) | changes["cells"]
     option = quote(f"DATA.COLUMNS={json.dumps(columns, ensure_ascii=False)}")
     has_unknown = None in columns.get("cells", {}).values()
-    return f"{option} DATA.MULTI_LABEL=true" if has_unknown and not data.multi_label else option
+    return f"{option} DATA.MULTI_LABEL=true" if has_unknown else option
 
 
 def refuse_unread(place: str, number: int, unread: Mapping[str, int], data: Data) -> str:
@@ -107,4 +107,4 @@ def refuse_unread(place: str, number: int, unread: Mapping[str, int], data: Data
     if not options:
         return f"{problem}; name columns of 0 and 1 in DATA.COLUMNS"
     ways = " or ".join(f"-opts {option}" for option in options)
-    return f"{problem}; say if a cell is 0 or 1, or from which number on it is 1: {ways}"
+    return f"{problem}; say if a cell is 0, 1 or null (unknown), or from which number on it is 1: {ways}"

@@ -1,6 +1,7 @@
 """Cells in columns of labels: 0, 1, or named by DATA.COLUMNS; every advice is typed."""
 
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +11,8 @@ from source_helpers import options, typed, write_image, write_table
 
 from configs.yaml_io import parse_value
 from datasets.recognition import recognize_dataset
+from datasets.sources.checks import digest_of
+from datasets.sources.samples import UNKNOWN
 
 NAMES = ["ant", "bee", "cat"]
 PLAIN = ["1,0,0", "0,1,0", "0,0,1", "1,0,0"] * 3
@@ -30,11 +33,11 @@ def table(tmp_path):
     return write
 
 
-def read(path, columns=None, multi_label=True):
+def read(path, columns=None, multi_label=True, **values):
     """The splits, with all notes in the first one."""
     if isinstance(columns, str):
         columns = parse_value(columns)
-    given = options(path, columns=columns, multi_label=multi_label)
+    given = options(path, columns=columns, multi_label=multi_label, **values)
     return read_samples(recognize_dataset(given, CPU), None, CPU, "train", "val")
 
 
@@ -54,6 +57,8 @@ MEANT = {  # cells of a row, more of DATA.COLUMNS: the target
     ("-1,,NaN", ", cells: {'-1': 1, '': 0, nan: 1}"): [1, 0, 1],
     ("-1.0,.3,2", ", cells: {-1: 1}, threshold: 1"): [1, 0, 1],
     ("1,0,x", ", cells: {0: 1, 1: 0, X: 1}"): [0, 1, 1],
+    ("-1.0,,nan", ", cells: {-1: null, '': 0, nan: null}"): [UNKNOWN, 0, UNKNOWN],
+    ("u,0.2,.7", ", cells: {U: null}, threshold: 0.5"): [UNKNOWN, 0, 1],
     ("true,10%,positive", ", cells: {10%: 0, Positive: 1}"): [1, 0, 1],
 }
 
@@ -84,11 +89,13 @@ def test_other_cells_are_counted_and_each_way_on_works(last, multi_label, table)
     file = table(*last)
     columns = parse_value(LISTED % "")
     line = line_of(read, file, columns, multi_label)
+    assert len(line) < 800
     assert all(part in line for part in parts)
     ways = typed(line, options(file, multi_label=multi_label, columns=columns))
     assert len(ways) == (1 if "threshold" not in line or "9 of" in line else 2)
     for way in ways:
-        splits = read(file, way.columns, multi_label=True)
+        assert way.multi_label == (multi_label or "cells" in way.columns)
+        splits = read(file, way.columns)
         assert splits[0].class_names == NAMES
         assert sum(map(len, splits)) == len(PLAIN) + len(last)
 
@@ -96,7 +103,7 @@ def test_other_cells_are_counted_and_each_way_on_works(last, multi_label, table)
 @pytest.mark.parametrize("last", [last for last, (_, is_advised) in UNREAD.items() if is_advised])
 def test_columns_that_may_be_of_labels_are_advised_with_their_cells(last, table):
     file = table(*last)
-    for way in typed(line_of(read, file), options(file)):
+    for way in typed(line_of(read, file, None, False), options(file)):
         assert read(file, way.columns)[0].class_names == NAMES
 
 
@@ -127,6 +134,22 @@ def test_parquet_and_json_lines(tmp_path):
         splits = read(file, columns)
         assert splits[0].class_names == NAMES
         assert target_of(splits, first) == [1, 1, 0]
+
+
+def test_unknown_cells_are_logged_and_stay_unknown(table):
+    """Merged classes: one label is enough; else one unknown cell; the digest of the data is another one."""
+    file = table("?,1,0", "?,0,0", "?,?,1", "0,0,1")
+    columns = LISTED % ", cells: {'?': null}"
+    splits = read(file, columns)
+    shown = "\n".join(told(splits[0].notes, "that are unknown"))
+    assert sum(map(int, re.findall(r"'ant' (\d+)", shown))) == 3
+    assert sum(map(int, re.findall(r"'bee' (\d+)", shown))) == 1
+    assert sum(samples.class_counts(3) for samples in splits).tolist() == [6, 4, 5]
+    merged = read(file, columns, rename={"ant": "insect", "bee": "insect"})
+    found = [target_of(merged, f"{number}.png") for number in (12, 13, 14, 15)]
+    assert found == [[1, 0], [UNKNOWN, 0], [UNKNOWN, 1], [0, 1]]
+    as_zero = read(file, columns.replace("null", "0"))
+    assert digest_of(as_zero[0]) != digest_of(splits[0])
 
 
 WRONG = ["{cells: {x: 1}}", "{label: ant, threshold: 1}", LISTED % ", cells: {x: 2}", LISTED % ", cells: 3"]

@@ -13,6 +13,7 @@ from torchvision.transforms import v2
 
 from configs.schema import Data, Train
 from datasets.batch import Batch
+from datasets.sources.samples import UNKNOWN
 from datasets.transforms.device import Mixup, Normalize, RandomAffine, RandomErase, TrainTransform
 
 GREY = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.0], "IMAGENET_STD": [1.0]}
@@ -144,6 +145,16 @@ def test_targets_of_several_labels_are_mixed_linearly():
         mixed.append(mixup_of(BOTH)(images.clone(), targets, epoch=0)[1])
     assert torch.allclose(mixed[0], mixed[1] + mixed[2])
     assert not torch.equal(mixed[0], multi_hot)
+
+
+def test_a_label_that_is_unknown_of_one_image_is_unknown_in_the_mix():
+    images, _ = batch_of(2)
+    targets = torch.tensor([[1, 0, UNKNOWN, 0, 1], [0, 0, 1, UNKNOWN, 1]], dtype=torch.int8)
+    torch.manual_seed(3)
+    _, mixed = mixup_of(BOTH)(images, targets, epoch=0)
+    assert (mixed == UNKNOWN).tolist() == [[False, False, True, True, False]] * 2
+    assert mixed[:, 0].sum() == pytest.approx(1)
+    assert mixed[:, 4].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

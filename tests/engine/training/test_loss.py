@@ -10,6 +10,7 @@ from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy, compute_clas
 
 from configs.schema import Loss
 from datasets.batch import PADDING
+from datasets.sources.samples import UNKNOWN
 from engine.training.loss import build_loss, read_class_weights
 
 CPU = torch.device("cpu")
@@ -143,6 +144,38 @@ def test_asymmetric_loss_is_that_of_timm(kwargs, weights):
         total.backward()
         reference.backward()
         assert torch.allclose(found.grad, expected.grad, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float32])
+@with_weights
+def test_unknown_labels_do_not_count(dtype, weights):
+    """As torch's loss with a weight of 0 for their cells; gradients too. Also in mixed targets."""
+    logits, _ = logits_and_labels()
+    targets = several_labels().to(dtype)
+    if dtype == torch.float32:
+        targets *= 0.3
+    known = torch.rand((B, CLASSES), generator=seeded(2)) < 0.6
+    marked = targets.masked_fill(~known, UNKNOWN)
+    marked[2] = PADDING
+    known[2] = False
+    found, expected = (logits.clone().requires_grad_() for _ in range(2))
+    total = build_loss(options(NAME="bce"), 0, weights)(found, marked)
+    reference = F.binary_cross_entropy_with_logits(
+        expected, targets.float(), known.float(), pos_weight=weights, reduction="sum"
+    )
+    assert total.item() == pytest.approx(reference.item() / CLASSES, rel=1e-6)
+    total.backward()
+    reference.backward()
+    assert torch.allclose(found.grad, expected.grad / CLASSES, rtol=1e-5)
+    cells = AsymmetricLossMultiLabel(pos_weight=weights, reduction="none")(logits, targets)
+    total = build_loss(options(NAME="asl"), 0, weights)(logits, marked)
+    assert total.item() == pytest.approx(cells[known].sum().item(), rel=1e-6)
+
+
+def test_balanced_weights_are_of_the_known_labels():
+    targets = np.array([[1, 1], [0, -2], [0, 0], [-2, 0], [-2, 0]], np.int8)
+    found = read_class_weights(options(CLASS_WEIGHTS="balanced"), targets, 2, CPU)
+    assert found.tolist() == [2, 3]
 
 
 SEVERAL = np.zeros((400, 4), dtype=np.int8)

@@ -1,0 +1,124 @@
+"""Figures of labels that are unknown of some samples: scikit-learn's and torch's over the known cells alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import average_precision_score, f1_score, recall_score, roc_auc_score
+from test_results import results_for
+
+from configs.schema.operating_point import OperatingPoint
+from datasets.batch import PADDING
+from datasets.sources.samples import UNKNOWN
+from engine.evaluation.intervals import _BLOCKS, _jackknife, confidence_interval, figures_at, ranking_of
+from engine.evaluation.results import SampleResults, choose_threshold, mean_by_group
+from engine.evaluation.tables import ResultTables, read_scores
+from utils.metric_table import METRICS, metrics_of
+from utils.tables import read_rows
+
+N, C = 300, 4
+NAMES = ["ant", "bee", "cat", "dog"]
+
+
+@pytest.fixture
+def unknown() -> SampleResults:
+    """A third of the cells is unknown: of the last label all, of ten samples all; three samples are unreadable."""
+    generator = torch.Generator().manual_seed(0)
+    targets = (torch.rand((N, C), generator=generator) < 0.3).to(torch.int8)
+    logits = targets + torch.randn((N, C), generator=generator)
+    targets[torch.rand((N, C), generator=generator) < 0.33] = UNKNOWN
+    targets[:, 3] = UNKNOWN
+    targets[20:30] = UNKNOWN
+    targets[40:43] = PADDING
+    return results_for(targets, logits)
+
+
+def cells_of(results: SampleResults, label: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the known cells of a label: 0 or 1, scores, and whether the label is predicted."""
+    is_known = results.targets[:, label] >= 0
+    scores = results.scores[is_known, label]
+    return results.targets[is_known, label], scores, scores >= results.used_thresholds[label]
+
+
+def test_figures_are_those_of_the_known_cells(unknown):
+    found = unknown.per_class
+    cells = [cells_of(unknown, label) for label in range(3)]
+    precision = [100 * average_precision_score(true, scores) for true, scores, _ in cells]
+    f1 = [100 * f1_score(true, predicted) for true, _, predicted in cells]
+    assert unknown.ranking.average_precision[:3] == pytest.approx(precision)
+    assert unknown.ranking.auroc[:3] == pytest.approx([100 * roc_auc_score(*cell[:2]) for cell in cells])
+    assert found.f1[:3] == pytest.approx(f1)
+    assert found.specificity[:3] == pytest.approx([100 * recall_score(1 - t, 1 - p) for t, _, p in cells])
+    assert np.isnan([unknown.ranking.auroc[3], found.f1[3], found.specificity[3]]).all()
+    assert unknown.ranking.mean_average_precision == pytest.approx(np.mean(precision))
+    assert found.macro()["f1"] == pytest.approx(np.mean(f1))
+    true, predicted = (np.concatenate(parts) for parts in list(zip(*cells, strict=True))[::2])
+    assert unknown.f1_of_labels(None) == pytest.approx(100 * f1_score(true, predicted))
+    is_known = unknown.targets >= 0
+    logits = torch.from_numpy(unknown.scores[is_known])
+    loss = F.binary_cross_entropy_with_logits(logits, torch.from_numpy(unknown.targets[is_known]).float())
+    assert unknown.mean_loss == pytest.approx(loss.item())
+    values = unknown.metrics().values
+    assert values["mean_ap"] == pytest.approx(np.mean(precision))
+    assert all(np.isfinite(value) for value in values.values())
+
+
+def test_f1_per_image_is_of_images_with_a_known_label(unknown):
+    rows = np.flatnonzero((unknown.targets >= 0).any(1))
+    true = np.where(unknown.targets > 0, 1, 0)[rows]
+    predicted = np.where(unknown.targets >= 0, unknown.predicted, False)[rows]
+    expected = f1_score(true, predicted, average="samples", zero_division=0)
+    assert unknown.f1_of_labels(1) == pytest.approx(100 * expected)
+
+
+@pytest.mark.parametrize("metric", [metric for metric in metrics_of(True) if metric.name != "loss"], ids=str)
+def test_the_jackknife_is_of_the_figures_without_each_block(metric, unknown):
+    """As from the results without the samples of a block; the interval has the value in it."""
+    rows = unknown.readable
+    units = np.arange(len(rows))
+    blocks = np.random.default_rng(0).permutation(len(rows)) % _BLOCKS
+    values = [metric.compute(unknown.take(rows[blocks != block])) / 100 for block in range(_BLOCKS)]
+    assert _jackknife(unknown, metric, units)[0] == pytest.approx((_BLOCKS - 1) * np.var(values))
+    (low, high), _ = confidence_interval(unknown, metric)
+    assert low < metric.compute(unknown) < high
+
+
+def test_an_operating_point_and_the_auroc_of_a_class(unknown):
+    point = OperatingPoint.model_validate({"class": "bee", "label": 1, "specificity": 0.9})
+    known = unknown.take(unknown.rows_of_class(1))
+    alone = replace(known, targets=known.targets[:, 1:2], scores=known.scores[:, 1:2])
+    threshold = choose_threshold(unknown, point)
+    assert threshold == choose_threshold(alone, point.model_copy(update={"label": 0}))
+    chosen = point.model_copy(update={"is_chosen": True, "threshold": threshold})
+    true, scores, _ = cells_of(unknown, 1)
+    found = figures_at(unknown, chosen)
+    assert found["sensitivity"] == pytest.approx(100 * recall_score(true, scores >= threshold))
+    assert found["specificity"] == pytest.approx(100 * recall_score(true, scores >= threshold, pos_label=0))
+    assert np.sum(found["confusion"]) == len(true)
+    assert ranking_of(unknown, 1, NAMES)["auroc"] == pytest.approx(100 * roc_auc_score(true, scores))
+
+
+def test_a_group_has_the_labels_that_are_known_of_its_images():
+    targets = torch.tensor([[1, -2], [-2, 0], [0, -2], [0, -2], [1, 0], [0, 0]], dtype=torch.int8)
+    results = replace(results_for(targets, torch.zeros(6, 2)), groups=np.array([*"aabbcc"]))
+    grouped = mean_by_group(results)
+    assert grouped.targets.tolist() == [[1, 0], [0, UNKNOWN], [PADDING, PADDING]]
+    assert [*grouped.errors] == [2]
+    assert confidence_interval(results, METRICS["mean_ap"])[0]
+
+
+def test_tables_and_scores(unknown, tmp_path):
+    """`scores.npz` has the unknown cells, and gives the same figures again."""
+    tables = ResultTables(tmp_path, NAMES, str)
+    summary = tables.write(unknown.metrics(), unknown, {})
+    assert 0 < summary["ece"] < 100
+    rows = read_rows(tmp_path / "per_class.csv")
+    assert [int(row["count"]) for row in rows] == (unknown.targets > 0).sum(0).tolist()
+    assert rows[3]["auroc"] == rows[3]["ece"] == ""
+    bins = [row for row in read_rows(tmp_path / "calibration.csv") if row["class"] == "ant"]
+    assert sum(int(row["count"]) for row in bins) == (unknown.targets[:, 0] >= 0).sum()
+    again, _, _ = read_scores(tmp_path / "scores.npz")
+    assert np.array_equal(again.targets, unknown.targets[unknown.readable])
+    assert again.metrics().values == pytest.approx(unknown.metrics().values)
