@@ -75,12 +75,6 @@ def pet_images(data: Any) -> Iterable[tuple[Any, Any]]:
     return zip(data._images, data._labels, strict=True)
 
 
-def pcam_files(data: Any) -> tuple[str, str]:
-    """The paths of images and labels of torchvision's PCAM."""
-    images, labels = (str(data._base_folder / names[0]) for names in data._FILES[data._split].values())
-    return images, labels
-
-
 def has_eager_attention(config: Any) -> bool:
     """Whether a model of transformers with this configuration computes attention without a fused kernel."""
     return bool(config._attn_implementation == "eager")

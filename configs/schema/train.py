@@ -213,7 +213,7 @@ class Train(Augmentation, Distillation):
         ge=0,
     )
     weight_decay: float = option(0.3, "weight decay; not applied to biases, norms and tokens", ge=0)
-    base_lr: float = option(3e-3, "peak learning rate, before LINEAR_ or SQRT_SCALED_LR", ge=0)
+    base_lr: float = option(3e-3, "peak learning rate, before LINEAR_SCALED_LR", ge=0)
     warmup_start_lr: float = option(1e-6, "learning rate at the first step of the warm-up", ge=0)
     end_lr: float = option(0.0, "minimum learning rate, at the end of the schedule", ge=0)
     lr_scheduler: LRScheduler = LRScheduler()
@@ -224,7 +224,6 @@ class Train(Augmentation, Distillation):
         ge=1,
     )
     linear_scaled_lr: int | None = option(None, "multiplies the three learning rates by global batch size / this", ge=1)
-    sqrt_scaled_lr: int | None = option(None, "multiplies them by the square root of global batch size / this", ge=1)
     grad_clip: float | None = option(None, "max gradient norm over all parameters; null or 0: off", ge=0)
     accum_iter: Count = option(1, "gradient accumulation steps; not used with DATA.GLOBAL_BATCH_SIZE")
     compile: Literal["auto", "none", "default", "model", "max"] = option(
@@ -263,10 +262,6 @@ class Train(Augmentation, Distillation):
         decay = scheduler.decay_epochs or 0.0
         lacks_decay = self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None
         yield self.warmup_epochs > self.num_epochs, f"{warmup} exceeds {length}; lower it or train longer"
-        yield (
-            self.sqrt_scaled_lr and self.linear_scaled_lr,
-            "SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other; set one of them to null",
-        )
         yield lacks_decay, "OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW"
         yield (
             scheduler.name == "wsd" and decay + self.warmup_epochs > self.num_epochs,

@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 from typing import cast
 
 from configs.schema import Data
-from configs.schema.data import DATA_SETS, TORCHVISION
+from configs.schema.data import DATA_SETS, TORCHVISION, spelling
 from datasets.sources.class_names import BYTES, NATURAL, read_class_list
 from datasets.sources.samples import Samples
 from datasets.sources.split import History
@@ -136,12 +136,16 @@ _SOURCES = {
     "imagenet-v2": "sources.sets.imagenet_sets:ImageNetFolders",
     "imagenet-real": "sources.sets.imagenet_sets:ImageNetReal",
 }
-_PACKAGES = {"parquet": ("pyarrow",), "digits": ("sklearn",), "torchvision/PCAM": ("h5py",)}
+_PACKAGES = {"parquet": ("pyarrow",), "digits": ("sklearn",)}
 _PACKAGES |= dict.fromkeys(("torchvision/Flowers102", "torchvision/StanfordCars", "torchvision/SVHN"), ("scipy",))
 
 
 def source_class(dataset: str) -> type[Source]:
     """Returns the class of a data set. Raises UserError: an unknown data set; a package is not installed."""
+    if spelling(dataset) in ("torchvisionfer2013", "torchvisionpcam"):
+        raise UserError(
+            f"DATA.DATASET: {dataset} is not read; docs/data.md#torchvisions-data-sets writes its images to files"
+        )
     if dataset not in DATA_SETS:
         hint = did_you_mean(TORCHVISION + dataset.removeprefix(TORCHVISION), DATA_SETS, 0.95)
         names = [name for name in DATA_SETS if not name.startswith(TORCHVISION)]

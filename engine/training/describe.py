@@ -17,7 +17,7 @@ from engine.evaluation.session import model_line, place_of
 from engine.progress import EpochProgress
 from engine.run.facts import Devices, TrainingData
 from engine.training.loss import Teacher
-from engine.training.optimizer import describe_optimizer, lr_factor, timm_name, unused_keys
+from engine.training.optimizer import describe_optimizer, timm_name, unused_keys
 from engine.training.step import TrainState
 from models.weights.fit import Fitted, NewHead
 from utils.device import cpu_warning
@@ -151,14 +151,13 @@ def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
 def _of_other_batch(train: Train, size: int) -> str:
     """A warning of a rate that is tuned for another global batch; '' for this one."""
     tuned_for = train.base_lr_batch_size
-    if tuned_for in (None, size) or train.linear_scaled_lr or train.sqrt_scaled_lr:
+    if tuned_for in (None, size) or train.linear_scaled_lr:
         return ""
-    # The rule that fits the optimizer, as timm's train.py chooses it: the linear one is for SGD.
+    # As timm's train.py: linear for SGD (Goyal et al., 2017), else the square root (for Adam: Malladi et al., 2022).
     is_sgd = timm_name(train.optimizer).startswith(("sgd", "momentum", "nesterov", "lars"))
-    rule = "linear_scaled_lr" if is_sgd else "sqrt_scaled_lr"
-    peak = train.base_lr * lr_factor(train.model_copy(update={rule: tuned_for}), size)
+    fitting = train.base_lr * (size / tuned_for) ** (1 if is_sgd else 0.5)
     text = f"BASE_LR {train.base_lr:g} is tuned for a global batch of {tuned_for}, not {size}"
-    return f"{text}: TRAIN.{rule.upper()}={tuned_for} makes it {peak:.3g}"
+    return f"{text}: use TRAIN.BASE_LR={fitting:.3g}"
 
 
 def describe_on_screen(

@@ -311,9 +311,7 @@ def build_schedule(options: Train, steps_per_epoch: int, images_per_step: int) -
 
 
 def lr_factor(options: Train, images_per_step: int) -> float:
-    """Linear scaling (Goyal et al., 2017), square-root scaling (Krizhevsky, 2014; Malladi et al., 2022, for Adam)."""
-    if options.sqrt_scaled_lr:
-        return math.sqrt(images_per_step / options.sqrt_scaled_lr)
+    """Linear scaling (Goyal et al., 2017)."""
     return images_per_step / options.linear_scaled_lr if options.linear_scaled_lr else 1.0
 
 

@@ -4,17 +4,14 @@ tests/datasets/sources/test_torchvision_sets.py has the lists of images,
 tests/datasets/decoding/test_properties.py a preview in a BigTIFF; test_workers.py has the server of workers.
 """
 
-import inspect
 import multiprocessing
 from multiprocessing import forkserver, resource_tracker, util
-from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
 from timm.optim.muon import Muon
 from torch import nn
-from torchvision import datasets
 
 from utils import library_compat
 
@@ -48,15 +45,6 @@ def test_coat_initializes_linear_layers():
     linear.apply(library_compat.init_weights_of(timm.create_model("coat_lite_tiny")))
     assert not linear.bias.any()
     assert linear.weight.std() < 0.03
-
-
-def test_files_of_pcam(tmp_path):
-    files = datasets.PCAM._FILES
-    data = SimpleNamespace(_base_folder=tmp_path, _FILES=files, _split="val")
-    assert all(f"self.{name}" in inspect.getsource(datasets.PCAM) for name in ("_base_folder", "_FILES", "_split"))
-    images, labels = library_compat.pcam_files(data)
-    assert images.endswith("valid_x.h5")
-    assert labels.endswith("valid_y.h5")
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa"])

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Collection, Mapping
 from functools import cached_property, partial
 from inspect import signature
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,12 @@ import torchvision
 from configs.schema.data import properties_of, spelling
 from configs.yaml_io import shorten
 from datasets.sources.folders.class_folders import CALTECH, find_folder, read_class_folders
-from datasets.sources.samples import EncodedImages, ImageFiles, Samples, listing_arrays, read_error
+from datasets.sources.samples import ImageFiles, Samples, listing_arrays
 from datasets.sources.sets.in_memory import ImageArray
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from utils.errors import UserError, error_from, to_single_line
-from utils.files import file_state
-from utils.library_compat import listed_images, pcam_files, pet_images
+from utils.library_compat import listed_images, pet_images
 
 
 class TorchvisionSet(Source):
@@ -56,7 +54,7 @@ class TorchvisionSet(Source):
         kind = getattr(torchvision.datasets, name)
         open_set = partial(kind, **{**(self.data.kwargs or {}), **self._official.get(split, {})})
         is_inner = self.root.name == getattr(kind, "base_folder", "") or spelling(self.root.name) == spelling(name)
-        can_download = name not in ("FER2013", "StanfordCars")
+        can_download = name != "StanfordCars"
         tries = [partial(_samples, open_set, root) for root in (self.root, self.root.parent)[: 1 + is_inner]]
         tries += [partial(_download, open_set, self.root)] if self.data.download and can_download else []
         errors = []
@@ -125,17 +123,10 @@ def _samples(open_set: "partial[Any]", root: Path) -> Samples:
     open_set = partial(open_set, str(root))
     fixed = {"loader": str, "download": False}  # the path in place of the image; SEMEION's default is True
     data = open_set(**{key: value for key, value in fixed.items() if key in signature(open_set).parameters})
-    if name == "PCAM":
-        return PcamImages(open_set, data)
     classes = {name: label for label, name in enumerate(getattr(data, "classes", getattr(data, "all_categories", ())))}
     by_name = getattr(data, "class_to_idx", classes)  # of a label's several names in Imagenette the first counts
     names = {label: to_nfc(class_name) for class_name, label in reversed(by_name.items())}
     pairs: Any = listed_images(data) or map(data.__getitem__, range(len(data)))
-    if name == "FER2013":
-        images, labels = zip(*pairs, strict=True)
-        if None in labels:
-            raise ValueError("test.csv has no labels, unlike fer2013.csv and icml_face_data.csv")
-        return _in_memory(images, labels, names)
     if getattr(data, "data", None) is not None:
         return _in_memory(data.data, getattr(data, "targets", getattr(data, "labels", ())), names)
     if name == "OxfordIIITPet":
@@ -164,27 +155,3 @@ def _in_memory(images: Any, labels: Any, names: Mapping[int, str]) -> ImageArray
     labels = np.reshape(labels, (len(images), -1))[:, 0]
     samples = ImageArray(np.ascontiguousarray(images), labels, _names_of(labels, names))
     return samples.changed(has_class_names=bool(names))
-
-
-class PcamImages(EncodedImages):
-    """The images of PCAM, 7 GB in an HDF5 file, which its class opens for each image."""
-
-    has_class_names = False
-
-    def __init__(self, open_set: "partial[Any]", data: Any) -> None:
-        super().__init__(["0", "1"])
-        self._file, labels = pcam_files(data)
-        self._open_set = open_set
-        with data.h5py.File(labels) as file:
-            self.arrays = {"targets": file["y"][:].ravel().astype(np.int64)}
-
-    def read_bytes(self, index: int) -> bytes:
-        pixels = BytesIO()
-        try:
-            self._open_set()[index][0].save(pixels, "PPM")
-        except OSError as error:
-            raise read_error(error, self._file, self.name(index), "download the file again") from error
-        return pixels.getvalue()
-
-    def states(self) -> np.ndarray:
-        return np.full(len(self), file_state(self._file), np.uint64)

@@ -193,7 +193,7 @@ def _unclear_columns(
         names = labels
         advice["path"] = paths[0]
     if not names and any(re.fullmatch(r"(?i)(pixel|px)_?\d*s?", name) for name in table.header):
-        fix = "-dataset=torchvision/FER2013 or MNIST reads such sets; of others, write the images to files"
+        fix = "write the images to files, as docs/data.md#torchvisions-data-sets does"
         return UserError(f"{table.file}:1: the pixels of the images are in its columns; {fix}")
     if labels:
         advice["label"] = labels[0]
