@@ -26,7 +26,7 @@ from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, label_in, of_level, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
-from datasets.sources.tables.columns import likely_columns
+from datasets.sources.tables.columns import find_layout, likely_columns
 from datasets.sources.tables.files import JSON_LINES, TEXT_LIST, open_table
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError
@@ -36,6 +36,7 @@ from utils.notes import Note
 _PLACES = ("..", "../meta", "../labels", "../val")
 _SUFFIXES = (".csv", ".tsv", JSON_LINES, TEXT_LIST, ".json")
 _ANY = "latin-1"  # reads any file: the labels are compared, not used
+_PART_BYTES = 16384  # four parts of a table: whether it names the images
 _MAX_FILES = 20  # in a folder; more are of single images
 # Text before the last number of a name, cat.0.jpg, great_pyrenees_12.jpg, cat (3).jpg; the first field, lamp.x1y.jpg
 _IN_NAMES = (
@@ -70,65 +71,126 @@ def names_images(file: Path, class_names: Collection[str] = ()) -> bool:
 class TableBeside(NamedTuple):
     """A table or list with labels of most of the images in a folder.
 
-    labels: of the images, by their paths. advice: the flags that train on it, and its classes.
+    labels: of the images, by their paths, by each column that may be the label. advice: for each, the flags that train
+    on it, and its classes. held_out: the images in rows of val or test, with the split.
     """
 
     file: Path
-    labels: dict[str, str]
+    labels: list[dict[str, str]]
     advice: str
+    held_out: dict[str, str]
 
     def or_folders(self, listing: ImageFiles, confirmed: Path) -> UserError:
         """The error that asks if the labels are here or the folders. confirmed: DATA_PATH with DATA.CLASS_FOLDERS."""
-        path, label = next(iter(self.labels.items()))
+        path, label = next(iter(self.labels[0].items()))
         question = f"are the folders the classes, or is {shorten(path)} {shorten(label)}, as in {self.file}"
+        if self.held_out:
+            path, split = next(iter(self.held_out.items()))
+            question = f"are all folders for training, or is {shorten(path)} of {split}, as in {self.file}"
         folders = f"-data_path={quote(str(confirmed))} -opts DATA.CLASS_FOLDERS=true trains on the folders"
         names = list_names(listing.class_names, _MAX_SHOWN)
         return UserError(f"{listing.root}: {question}? {self.advice}; {folders}, {names}")
 
 
 def tables_beside(root: Path, folder: Path, paths: Sequence[str]) -> Iterator[TableBeside]:
-    """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`.
-
-    A column of labels without such a name is the only one with few values, which are no function of the folders.
-    """
-    for file in [file for file in files_beside(root) if file.suffix != ".json"]:
+    """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`."""
+    stems = {*map(_stem, paths)}
+    for file in [file for file in files_beside(root) if file.suffix != ".json" and _may_name(file, stems)]:
         with suppress(UserError, ValueError):  # a column without a name cannot be given
-            table = open_table(file, _ANY)
-            columns, is_named = likely_columns(table)
-            if len(columns) != 1:
-                continue
-            labels = _labels_of(file, columns[0], folder, paths)
-            names = sorted({*labels.values()})
-            of_folders = {(os.path.dirname(path), label) for path, label in labels.items()}
-            follows_folders = len(of_folders) == len(dict(of_folders))
-            if len(names) < 2 or 2 * len(labels) < len(paths) or (follows_folders and not is_named):
-                continue
-            place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
-            words = f"-dataset=csv -data_path={quote(str(place))}"
-            if not table.layout:
-                words += f" -opts {quote(f'DATA.COLUMNS={json.dumps(columns[0], ensure_ascii=False)}')}"
-            classes = f"{len(names)} classes, {list_names(names, _MAX_NAMES)}"
-            yield TableBeside(file, labels, f"{words} trains on its {classes}")
+            columns, is_named = likely_columns(open_table(file, _ANY), stems)
+            if columns and (found := _read_beside(root, file, columns, is_named, folder, paths)):
+                yield found
+
+
+def _may_name(file: Path, stems: set[str]) -> bool:
+    """Whether a table is small, or a fiftieth of the lines in a part of it name images: others are not read."""
+    with suppress(OSError), open_regular_file(file) as opened:
+        size = opened.seek(0, os.SEEK_END)
+        if size <= 4 * _PART_BYTES:
+            return True
+        text = ""
+        for part in range(4):  # the images may be the last ones of the table
+            opened.seek(part * (size - _PART_BYTES) // 3)
+            text += opened.read(_PART_BYTES).replace(b"\0", b"").decode("utf-8-sig", "replace") + "\n"
+        cells = chain(re.split(r"[,;|\"\t\n]", text.replace("\\", "/")), text.split())
+        return 50 * len(stems.intersection(map(_stem, cells))) >= text.count("\n")
+    return False
+
+
+def _read_beside(
+    root: Path, file: Path, candidates: list[dict[str, Any]], is_named: bool, folder: Path, paths: Sequence[str]
+) -> TableBeside | None:
+    """The labels by each of the candidates for DATA.COLUMNS; None without labels of most images.
+
+    A column of labels without such a name is no function of the folders. Of columns with the same classes, one counts.
+    """
+    path_of = _images_in(file, candidates[0]["path"], folder, paths)
+    if 2 * len({*path_of.values()}) < len(paths):
+        return None
+    found = list[tuple[dict[str, Any], dict[str, str]]]()
+    for columns in candidates:
+        labels = _labels_in(file, columns, path_of)
+        of_folders = {(os.path.dirname(path), label) for path, label in labels.items()}
+        follows_folders = len(of_folders) == len(dict(of_folders))
+        adds_nothing = any(have_same_classes(labels, others) for _, others in found)
+        if follows_folders and not is_named:
+            adds_nothing = True
+        if len({*labels.values()}) > 1 and 2 * len(labels) >= len(paths) and not adds_nothing:
+            found.append((columns, labels))
+    if not found:
+        return None
+    place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
+    advice = list[str]()
+    for columns, labels in found:
+        words = f"-dataset=csv -data_path={quote(str(place))}"
+        if not open_table(file, _ANY).layout:
+            words += f" -opts {quote(f'DATA.COLUMNS={json.dumps(columns, ensure_ascii=False)}')}"
+        counts = Counter(labels.values())
+        classes = [f"{name} ({counts[name]})" for name in sorted(counts)]
+        advice.append(f"{words} trains on its {len(counts)} classes, {list_names(classes, _MAX_NAMES)}")
+    held_out = _splits_in(file, found[0][0], path_of)
+    return TableBeside(file, [labels for _, labels in found], "; or ".join(advice), held_out)
 
 
 def _stem(path: str) -> str:
-    return os.path.splitext(path.rpartition("/")[2])[0]
+    return os.path.splitext(path.strip().rpartition("/")[2])[0]
 
 
-def _labels_of(file: Path, columns: Mapping[str, Any], folder: Path, paths: Sequence[str]) -> dict[str, str]:
-    """The labels of the images `paths` in a folder by a table. Raises UserError: it cannot be read."""
-    table = open_table(file, _ANY)
-    stems = {_stem(text) for text in table.column(columns["path"])}
-    if 2 * sum(_stem(path) in stems for path in paths) < len(paths):  # before their files are searched
-        return {}
-    columns = {**columns, "split": None}
-    data = Data.model_validate({"DATA_PATH": str(file), "DATASET": "csv", "COLUMNS": columns})
-    rows = table_rows(table, data)
-    texts = [" | ".join(target) for target in rows.target_ids]
+def have_same_classes(labels: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """Whether the labels of images are the same classes as the others, perhaps by other names."""
+    pairs = {(label, others.get(path)) for path, label in labels.items()}
+    return len(pairs) == len({label for label, _ in pairs}) == len({other for _, other in pairs})
+
+
+def _data_of(file: Path, columns: Mapping[str, Any]) -> Data:
+    return Data.model_validate({"DATA_PATH": str(file), "DATASET": "csv", "COLUMNS": columns})
+
+
+def _images_in(file: Path, column: str, folder: Path, paths: Sequence[str]) -> dict[int, str]:
+    """Of the images `paths` in a folder, the one in each line of a table. Raises UserError: it cannot be read."""
+    rows = table_rows(open_table(file, _ANY), _data_of(file, {"path": column}), others=[folder])
     known = {os.path.abspath(os.path.join(folder, path)): path for path in paths}
     images = (os.path.abspath(os.path.join(rows.root, path)) for path in rows.paths.strings())
-    pairs = zip(images, rows.row_target_ids, strict=True)
-    return {known[image]: texts[target] for image, target in pairs if image in known and texts[target]}
+    return {line: known[image] for line, image in zip(rows.lines, images, strict=True) if image in known}
+
+
+def _labels_in(file: Path, columns: Mapping[str, Any], path_of: Mapping[int, str]) -> dict[str, str]:
+    """The label of each image that has one. path_of: the image of each line."""
+    table = open_table(file, _ANY)
+    layout = find_layout(table, _data_of(file, {**columns, "split": None}))
+    texts = ((line, " | ".join(layout.labels_in(cells))) for line, cells in table if line in path_of)
+    return {path_of[line]: text for line, text in texts if text}
+
+
+def _splits_in(file: Path, columns: Mapping[str, Any], path_of: Mapping[int, str]) -> dict[str, str]:
+    """The val or test split of the images that a column of splits has, if it is clear which one."""
+    table = open_table(file, _ANY)
+    with suppress(UserError):
+        layout = find_layout(table, _data_of(file, columns))
+        if layout.split_of:
+            splits = ((path_of.get(line, ""), layout.split_in(cells)) for line, cells in table)
+            return {path: split for path, split in splits if path and split != "train"}
+    return {}
 
 
 def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path], bool]) -> UserError:

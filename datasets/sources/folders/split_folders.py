@@ -9,7 +9,13 @@ from pathlib import Path
 
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names
-from datasets.sources.folders.advice import note_on_inner_classes, notes_on_lists, tables_beside, unclear
+from datasets.sources.folders.advice import (
+    have_same_classes,
+    note_on_inner_classes,
+    notes_on_lists,
+    tables_beside,
+    unclear,
+)
 from datasets.sources.folders.class_folders import FoundFiles, Levels, has_images, list_folder, read_class_folders
 from datasets.sources.folders.labels import LabelledPaths, note_on_splits
 from datasets.sources.groups import suggest_groups
@@ -343,8 +349,8 @@ def _other_labels(found: SplitFolders, listing: ImageFiles) -> UserError | None:
     """The error of a table with other labels than the folders."""
     class_of = {path: path.partition("/")[0] for path in listing.paths}
     for table in tables_beside(found.root, listing.root, [*class_of]):
-        pairs = {(class_of[path], label) for path, label in table.labels.items()}
-        if not len(pairs) == len(dict(pairs)) == len({*table.labels.values()}):  # not only other names of the classes
+        agrees = any(have_same_classes(labels, class_of) for labels in table.labels)
+        if table.held_out or not agrees:
             is_same = ConfirmedFolders(found.given).folders == found.folders
             return table.or_folders(listing, found.given if is_same else listing.root)
     return None

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from configs.schema import Data
@@ -28,7 +28,10 @@ _LABELS = (
 )
 _LIKELY_LABELS = (
     *_LABELS,
-    re.compile("dx|diagnos.*|findings?(labels?)?|befunde?|klasse|kategorie|expression|emotion|disease|choice|grade"),
+    re.compile(
+        "dx|diagnos.*|findings?(labels?)?|befunde?|klasse|kategorie|expression|emotion|disease|choice|grade|taxon|genus|"
+        "(common|vernacular|scientific)name"
+    ),
     re.compile(".*(label|class|diagnos|categor|species).*"),
 )
 _NO_LABEL = re.compile(  # of a person, a place, a device, an image
@@ -152,26 +155,34 @@ def _find_labels(
     return [name for name in named if not _has_objects(values[name])], False
 
 
-def likely_columns(table: Table) -> tuple[list[dict[str, Any]], bool]:
-    """DATA.COLUMNS that may fit, and whether the labels are known by a name or by 0 and 1 in all columns.
+def likely_columns(table: Table, stems: Set[str] = frozenset()) -> tuple[list[dict[str, Any]], bool]:
+    """DATA.COLUMNS that may fit, and whether the labels are known by names or by 0 and 1 in all columns.
 
-    Else there is one for each column of few values, fewest first, whose name is none of `_NO_LABEL`.
+    Else there is one for each column of few values, fewest first, whose name is none of `_NO_LABEL`. stems: names of
+    images, which are in the column of paths.
     """
     header = table.header
     values = _values_of(table, [])
     images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
-    paths = images or _names(header, None, "image_path", _PATHS)
+    of_images = [name for name in sorted(header, key=lambda name: -len(stems & values[name])) if stems & values[name]]
+    paths = images or _names(header, None, "image_path", _PATHS) or of_images
     if not paths or not _OF_THIS_PROGRAM.isdisjoint(header):
         return [], False
     others = [name for name in header if name != paths[0] and not _has_objects(values[name])]
     rest = [name for name in others if not _NO_LABEL.fullmatch(_plain(name))]
-    labels, is_one_hot = _find_labels(_names(others, None, "target", _LIKELY_LABELS), None, (), rest, values)
+    several = [name for name in rest if len(values[name]) > 1]
+    kinds = ((kind, _plain(name), name) for kind in _LIKELY_LABELS[:-1] for name in several)
+    named = list(dict.fromkeys(name for kind, plain, name in kinds if kind.fullmatch(plain)))
+    named = named or [name for name in several if _LIKELY_LABELS[-1].fullmatch(_plain(name))]
+    labels, is_one_hot = _find_labels(named, None, (), rest, values)
+    if is_one_hot:
+        return [{"path": paths[0], "label": labels}], True
     if labels:
-        return [{"path": paths[0], "label": labels if is_one_hot else labels[0]}], True
+        return [{"path": paths[0], "label": label} for label in labels], True
     unread = unread_texts(values[name] for name in rest)
     if unread and len(rest) > 1:
         return [{"path": paths[0], "label": rest, **way} for way in ways_on(unread)[:1]], False
-    few = [name for name in rest if 2 <= len(values[name]) <= len(values[paths[0]]) / 2]
+    few = [name for name in several if len(values[name]) <= len(values[paths[0]]) / 2]
     few.sort(key=lambda name: len(values[name]))
     return [{"path": paths[0], "label": label} for label in few], False
 

@@ -1,6 +1,7 @@
 """Tables and lists beside folders; classes one level too high: each advice trains on what it names when it is typed."""
 
 import json
+from pathlib import Path
 
 import pytest
 from conftest import each_row, line_of, told
@@ -144,3 +145,67 @@ def test_lists_of_both_splits_are_an_answer(tmp_path):
     (advised,) = typed(line_of(read_splits, given), given)
     train, val = read_splits(advised)
     assert [*classes_of(train, val)] == paths
+
+
+WILDLIFE = "filename,location,class,species,common_name"
+
+
+def test_splits_of_a_table_that_agrees_with_the_folders_are_a_question(tmp_path):
+    given = write(tmp_path, ["{a,b}"])
+    rows = [f"{label}/{n}.jpg,{label},{'test' if n == 3 else 'train'}" for label in "ab" for n in range(4)]
+    (tmp_path / "metadata.csv").write_text("\n".join(["file_name,label,split", *rows]))
+    of_table, of_folders = typed(line_of(read_splits, given), given)
+    assert [*map(len, read_splits(of_folders))] == [6, 2]
+    *_, test = read_splits(of_table)
+    assert [*classes_of(test)] == ["a/3.jpg", "b/3.jpg"]
+    (tmp_path / "metadata.csv").write_text("\n".join(["file_name,label,split", *rows]).replace("test", "train"))
+    assert len(read_splits(given)) == 2
+
+
+def test_each_column_that_may_be_the_label_is_in_the_question(tmp_path):
+    """Each advice trains on its column; one with the classes of another one is no candidate."""
+    paths = [f"site{n % 3}/IMG_{n}.jpg" for n in range(24)]
+    given = write(tmp_path, paths)
+    kinds = [("Mammalia", "fox", "red fox"), ("Mammalia", "deer", "roe deer"), ("Aves", "crow", "crow")]
+    rows = [f"{path},gs://x/{path},{','.join(kinds[n // 3 % 3])}" for n, path in enumerate(paths)]
+    (tmp_path / "images.csv").write_text("\n".join([WILDLIFE, *rows]))
+    message = line_of(read_splits, given)
+    assert "'Aves (6)', 'Mammalia (18)'" in message
+    of_class, of_species, of_folders = typed(message, given)
+    for one, place in ((of_class, 0), (of_species, 1)):
+        found = classes_of(*read_splits(one))
+        assert [found[path] for path in paths] == [kinds[n // 3 % 3][place] for n in range(24)]
+    assert len(read_splits(of_folders)[0].class_names) == 3
+
+
+def test_a_column_whose_values_are_the_names_of_the_images(tmp_path):
+    given = write(tmp_path, [f"images/{4000 + n}.jpg" for n in range(12)])
+    rows = [f"{4000 + n}\tK{n}\t{('oak', 'maple')[n % 2]}" for n in range(12)]
+    (tmp_path / "occurrence.txt").write_text("\n".join(["gbifID\tcatalogNumber\tscientificName", *rows]))
+    (of_table,) = typed(line_of(read_splits, given), given)
+    assert [*classes_of(*read_splits(of_table)).values()].count("oak") == 6
+
+
+def bytes_read():
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts the bytes read as Linux does")
+@pytest.mark.parametrize("is_last", [None, False, True], ids=["unrelated", "first rows", "last rows"])
+def test_a_large_table_near_the_images_is_read_if_a_part_of_it_names_them(is_last, tmp_path):
+    root = tmp_path / "photos"
+    names = [f"{label}/DSC{place}{label}.jpg" for label in "ab" for place in range(200)]
+    given = write(root, names)
+    rows = [f"2026-01-{n % 28:02},{n}.5,taxi,{n * 7}" for n in range(40_000)]
+    if is_last is not None:
+        labels = [f"2026-01-01,photos/{path},{'xy'[n % 2]},1" for n, path in enumerate(names)]
+        rows = rows[:8000] + labels if is_last else labels + rows[:8000]
+    file = tmp_path / "trips.csv"
+    file.write_text("\n".join(["day,image,label,fare", *rows]))
+    if is_last is None:
+        read_splits(given)  # imports modules
+        before = bytes_read()
+        assert len(read_splits(given)[0].class_names) == 2
+        assert bytes_read() - before < file.stat().st_size / 4
+    else:
+        assert "trips.csv" in line_of(read_splits, given)
