@@ -86,12 +86,13 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "images' folder of a list or table; folders in the class do not count: (.+)_\\d+ of images/cat_1.jpg is cat",
         min_length=1,
     )
-    columns: dict[Literal["path", "label", "split", "cells", "threshold"], Any] | None = option(
+    columns: dict[Literal["path", "label", "split", "cells", "threshold", "join"], Any] | None = option(
         None,
         "data sets csv, parquet: the columns, as {path: id, label: breed, split: is_valid}; label may be a list of "
         "columns of 0 and 1, other texts by cells: {'-1': null, '': 0} (null: unknown), numbers by threshold: 0.5; "
         "split: null trains on all rows, {column: site, test: [B]} tests on rows of values, maybe "
-        "with val, too; null: by names and values",
+        "with val, too; join: {file: observations.csv, on: mediaID} adds the columns of another table; null: by names "
+        "and values",
     )
     encoding: str | None = option(None, "data set csv: encoding of tables that are not in UTF-8, as gb18030, cp1252")
     classes: Path | None = option(
@@ -280,6 +281,12 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
                 is_valid = is_valid or _lists_values(value)
             elif key == "label" and isinstance(value, list):
                 is_valid = all(map(_is_name, value))
+            elif key == "join":
+                is_valid = (
+                    isinstance(value, dict) and value.keys() == {"file", "on"} and all(map(_is_name, value.values()))
+                )
+                yield not is_valid, f"COLUMNS: join is {shorten(value)}; give {{file: TABLE, on: COLUMN}}"
+                continue
             elif key in ("cells", "threshold"):
                 continue
             yield not is_valid, f"COLUMNS: {key} is {shorten(value)}; give the name of a column; {of_split}"

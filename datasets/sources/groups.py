@@ -23,7 +23,8 @@ from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.source import Wanted
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import Table, open_columns, open_table
+from datasets.sources.tables.files import Table
+from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError, raise_problems
 from utils.notes import Note
@@ -193,7 +194,7 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
 def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
     """The group of each image, '' without one. given: DATA.GROUPS."""
     has_columns = properties_of(data.dataset).groups_by == "column"
-    if listing.file and has_columns and given in open_table(listing.file, data.encoding).header:
+    if listing.file and has_columns and given in open_for(listing.file, data).header:
         columns = {**data.given_columns, "label": given}
         return _groups_in(listing, listing.file, data.image_root or "", columns, data)
     if "(" in given:
@@ -215,7 +216,8 @@ def _groups_in(
     Raises UserError: the table cannot be read, or an image has two groups.
     """
     changes = {"image_root": root, "labels": None, "columns": {**columns, "split": None}}
-    rows = table_rows(open_columns(file, data.encoding), data.model_copy(update=changes))
+    changed = data.model_copy(update=changes)
+    rows = table_rows(open_for(file, changed), changed)
     group_of = dict[str, str]()
     names = list(map("".join, rows.target_ids))
     for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):

@@ -28,6 +28,7 @@ from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.tables.columns import find_layout, likely_columns
 from datasets.sources.tables.files import JSON_LINES, TEXT_LIST, open_table
+from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError
 from utils.files import open_regular_file
@@ -97,9 +98,38 @@ def tables_beside(root: Path, folder: Path, paths: Sequence[str]) -> Iterator[Ta
     stems = {*map(_stem, paths)}
     for file in [file for file in files_beside(root) if file.suffix != ".json" and _may_name(file, stems)]:
         with suppress(UserError, ValueError):  # a column without a name cannot be given
-            columns, is_named = likely_columns(open_table(file, _ANY), stems)
-            if columns and (found := _read_beside(root, file, columns, is_named, folder, paths)):
-                yield found
+            for columns, is_named in _candidates_of(file, stems):
+                if found := _read_beside(root, file, columns, is_named, folder, paths):
+                    yield found
+                    break
+
+
+def _candidates_of(file: Path, stems: set[str]) -> Iterator[tuple[list[dict[str, Any]], bool]]:
+    """The columns that may be the label in a table of images, else in each table beside it with a column of it."""
+    table = open_table(file, _ANY)
+    columns, is_named = likely_columns(table, stems)
+    yield columns, is_named
+    if not columns:
+        return
+    for other in FoundFiles(file.parent).top()[1]:
+        shared = [name for name in _first_fields(file.parent / other) if name in table.header]
+        if other == file.name or not (shared and other.lower().endswith(_SUFFIXES)):
+            continue
+        on = max(shared, key=lambda name: len({*table.column(name)}))
+        join = {"file": other, "on": on}
+        with suppress(UserError):
+            joined = open_for(file, _data_of(file, {"join": join}))
+            columns, is_named = likely_columns(joined, stems)
+            added = [one for one in columns if one["label"] not in table.header]
+            yield [{**one, "join": join} for one in added], is_named
+
+
+def _first_fields(file: Path) -> list[str]:
+    """The fields of the first line of a file, as names of columns."""
+    with suppress(OSError), open_regular_file(file) as opened:
+        first = opened.read(4096).decode("utf-8-sig", "replace").partition("\n")[0]
+        return [field.strip(' "\r') for field in re.split(r"[,;|\t]", first)]
+    return []
 
 
 def _may_name(file: Path, stems: set[str]) -> bool:
@@ -124,6 +154,8 @@ def _read_beside(
 
     A column of labels without such a name is no function of the folders. Of columns with the same classes, one counts.
     """
+    if not candidates:
+        return None
     path_of = _images_in(file, candidates[0]["path"], folder, paths)
     if 2 * len({*path_of.values()}) < len(paths):
         return None
@@ -163,7 +195,8 @@ def have_same_classes(labels: Mapping[str, str], others: Mapping[str, str]) -> b
 
 
 def _data_of(file: Path, columns: Mapping[str, Any]) -> Data:
-    return Data.model_validate({"DATA_PATH": str(file), "DATASET": "csv", "COLUMNS": columns})
+    given = {"DATA_PATH": str(file), "DATASET": "csv", "COLUMNS": columns, "ENCODING": _ANY}
+    return Data.model_validate(given)
 
 
 def _images_in(file: Path, column: str, folder: Path, paths: Sequence[str]) -> dict[int, str]:
@@ -176,17 +209,19 @@ def _images_in(file: Path, column: str, folder: Path, paths: Sequence[str]) -> d
 
 def _labels_in(file: Path, columns: Mapping[str, Any], path_of: Mapping[int, str]) -> dict[str, str]:
     """The label of each image that has one. path_of: the image of each line."""
-    table = open_table(file, _ANY)
-    layout = find_layout(table, _data_of(file, {**columns, "split": None}))
+    data = _data_of(file, {**columns, "split": None})
+    table = open_for(file, data)
+    layout = find_layout(table, data)
     texts = ((line, " | ".join(layout.labels_in(cells))) for line, cells in table if line in path_of)
     return {path_of[line]: text for line, text in texts if text}
 
 
 def _splits_in(file: Path, columns: Mapping[str, Any], path_of: Mapping[int, str]) -> dict[str, str]:
     """The val or test split of the images that a column of splits has, if it is clear which one."""
-    table = open_table(file, _ANY)
+    data = _data_of(file, columns)
+    table = open_for(file, data)
     with suppress(UserError):
-        layout = find_layout(table, _data_of(file, columns))
+        layout = find_layout(table, data)
         if layout.split_of:
             splits = ((path_of.get(line, ""), layout.split_in(cells)) for line, cells in table)
             return {path: split for path, split in splits if path and split != "train"}

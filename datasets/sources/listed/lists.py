@@ -23,7 +23,8 @@ from datasets.sources.samples import UNKNOWN, ImageFiles, check_target_bytes, li
 from datasets.sources.source import Source, Wanted, without_labels
 from datasets.sources.tables.cells import UNKNOWN_MARK
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList, open_table
+from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList
+from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.rows import Rows, table_rows
 from utils.errors import Unavailable, UserError
 from utils.notes import Note
@@ -67,7 +68,7 @@ class Tables(Source):
         """The table of each split, or of 'all'; raises UserError if there is none."""
         root = Path(data.data_path)
         if not root.is_dir():
-            return {"all": open_table(root, data.encoding)}
+            return {"all": open_for(root, data)}
         files = {split: table_file(root, split) for split in ("train", "val", "test")}
         found = {split: file for split, file in files.items() if file.is_file()}
         metadata = [root / name for name in METADATA if (root / name).is_file()]
@@ -79,7 +80,7 @@ class Tables(Source):
                 fix = f"give the file of another table, or for class folders -dataset=folder{more}"
                 raise UserError(f"{root}: has no table train.csv or val.csv; {fix}")
             found = files  # the error names a file that is not there
-        return {split: open_table(file, data.encoding) for split, file in found.items()}
+        return {split: open_for(file, data) for split, file in found.items()}
 
     @cached_property
     def _parts(self) -> dict[str, Part]:

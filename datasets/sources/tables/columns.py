@@ -113,7 +113,7 @@ def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layo
 
 def _check_columns(table: Table, given: Mapping[str, Any]) -> None:
     """Raises UserError for a given column, or one in a list, that the table lacks."""
-    named = [value for key, value in given.items() if key not in ("cells", "threshold")]
+    named = [value for key, value in given.items() if key not in ("cells", "threshold", "join")]
     lost = [name for value in named for name in _columns_in(value) if name not in table.header]
     if lost:
         problem = f"has no column {list_names(lost)}; it has {list_names(table.header)}{table.unread}"
