@@ -295,7 +295,8 @@ def classes_follow_choice(options: OptionTable) -> Iterator[Note]:
     renamed = {str(old): str(new) for old, new in (options.get("DATA.RENAME") or {}).items()}
     classes = len({renamed.get(str(name), str(name)) for name in names.value})
     options.set("MODEL.NUM_CLASSES", classes)
-    yield Note("screen", f"MODEL.NUM_CLASSES is {classes} in place of {number.value}: DATA.ONLY_CLASSES")
+    if classes != number.value:
+        yield Note("screen", f"MODEL.NUM_CLASSES is {classes} in place of {number.value}: DATA.ONLY_CLASSES")
 
 
 def batch_of_rate_follows_rate(options: OptionTable) -> Iterable[Note]:

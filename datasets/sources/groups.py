@@ -84,7 +84,7 @@ def _cases_in_column(table: Table, data: Data) -> list[Note]:
     names = {name for name in table.header if _COLUMN.fullmatch(name)} - {layout.path, *layout.labels, layout.split}
     in_classes = {name: Counter[tuple[str, str]]() for name in table.header if name in names}
     for _, cells in table if names else ():
-        label = " ".join(layout.labels_in(cells))
+        label = "" if data.multi_label else " ".join(layout.labels_in(cells))
         for name, pairs in in_classes.items():
             pairs[cells[name], label] += 1
     sizes = {name: len({value for value, _ in pairs}) for name, pairs in in_classes.items() if _are_groups(pairs)}

@@ -40,6 +40,7 @@ MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color, and metadata
 # The machine or a network disk fails temporarily; the image is not the cause.
 _SYSTEM_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 _FIX = "restore the file or remove it from the list"
+_MOST_COUNTED = 100_000  # files that are looked for if a few are missing
 _FEW_FILES = 20
 
 
@@ -324,8 +325,17 @@ class ImageFiles(EncodedImages):
         few = self._few
         if not few or any(os.path.isfile(self.name(index)) for index in few):
             return []
+        name = self.paths[few[0]]
+        path = shorten(name)
         fix = "restore it"
         if self.file:
             fix = "correct the path, or set DATA.IMAGE_ROOT to the folder of these paths"
-        path = shorten(self.paths[few[0]])
-        return [Unavailable(f"{self.location(few[0])}: {path} is not a file in {self.root}; {fix}")]
+        stem, ending = os.path.splitext(name)
+        if "\\" in name:
+            fix = "write / in place of the backslash"
+        elif os.path.isfile(self.root / (stem + ending.swapcase())):
+            fix = f"write {ending.swapcase()} in place of {ending}"
+        counted = min(len(self), _MOST_COUNTED)
+        missing = sum(not os.path.isfile(self.name(index)) for index in range(counted))
+        text = f"{path} is not a file in {self.root} ({missing:,} of {counted:,} are none)"
+        return [Unavailable(f"{self.location(few[0])}: {text}; {fix}")]

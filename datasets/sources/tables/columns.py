@@ -163,17 +163,13 @@ def likely_columns(table: Table, stems: Set[str] = frozenset()) -> tuple[list[di
     """
     header = table.header
     values = _values_of(table, [])
-    images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
-    of_images = [name for name in sorted(header, key=lambda name: -len(stems & values[name])) if stems & values[name]]
-    paths = images or _names(header, None, "image_path", _PATHS) or of_images
+    paths = _path_columns(header, values, stems)
     if not paths or not _OF_THIS_PROGRAM.isdisjoint(header):
         return [], False
     others = [name for name in header if name != paths[0] and not _has_objects(values[name])]
     rest = [name for name in others if not _NO_LABEL.fullmatch(_plain(name))]
     several = [name for name in rest if len(values[name]) > 1]
-    kinds = ((kind, _plain(name), name) for kind in _LIKELY_LABELS[:-1] for name in several)
-    named = list(dict.fromkeys(name for kind, plain, name in kinds if kind.fullmatch(plain)))
-    named = named or [name for name in several if _LIKELY_LABELS[-1].fullmatch(_plain(name))]
+    named = _label_columns(several)
     labels, is_one_hot = _find_labels(named, None, (), rest, values)
     if is_one_hot:
         return [{"path": paths[0], "label": labels}], True
@@ -185,6 +181,23 @@ def likely_columns(table: Table, stems: Set[str] = frozenset()) -> tuple[list[di
     few = [name for name in several if len(values[name]) <= len(values[paths[0]]) / 2]
     few.sort(key=lambda name: len(values[name]))
     return [{"path": paths[0], "label": label} for label in few], False
+
+
+def _path_columns(header: Sequence[str], values: Values, stems: Set[str]) -> list[str]:
+    """The columns that may be of paths: of names of images, else by their names, else of most of the stems."""
+    images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
+    known = images or _names(header, None, "image_path", _PATHS)
+    if known:
+        return known
+    numbers = {name: len(stems & {*values[name]}) for name in header}
+    return [name for name in sorted(header, key=lambda name: -numbers[name]) if numbers[name]]
+
+
+def _label_columns(names: Sequence[str]) -> list[str]:
+    """The columns whose names are of labels, the usual ones first; else those whose names contain such a word."""
+    *usual, containing = _LIKELY_LABELS
+    found = [name for kind in usual for name in names if kind.fullmatch(_plain(name))]
+    return list(dict.fromkeys(found)) or [name for name in names if containing.fullmatch(_plain(name))]
 
 
 def _has_objects(values: Iterable[str]) -> bool:
