@@ -457,7 +457,11 @@ def check_compiler(device: torch.device) -> None:
     Raises UserError: it cannot be compiled, or the cache belongs to another user.
     """
     for folder in compile_cache_folders():
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        except OSError as error:
+            fix = "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written, or remove -compile"
+            raise error_from(error, f"TRAIN.COMPILE: {folder}: cannot be created: {error.strerror}; {fix}") from None
         if {os.stat(folder).st_uid, os.lstat(folder).st_uid} != {os.geteuid()}:  # a link's owner can replace it
             problem = f"TRAIN.COMPILE: the cache {folder} belongs to another user, and torch runs code from it"
             fix = "set TORCHINDUCTOR_CACHE_DIR, and TRITON_CACHE_DIR if it is set, to folders of your own"

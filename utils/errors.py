@@ -146,14 +146,14 @@ def print_escaped(text: str, file: TextIO | None = None) -> None:
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """'; did you mean X?' for the known name most similar to `name`, or '' if no name is similar."""
-    lower = {candidate.lower(): candidate for candidate in known}
+    by_lower = {candidate.lower(): candidate for candidate in known}
     best = ""
     matcher = difflib.SequenceMatcher(b=name.lower())
-    for candidate in sorted(
-        lower
-    ):  # of equal ratios the last; difflib.get_close_matches computes the ratio of each candidate above the cutoff
+    for candidate in sorted(by_lower):  # of equal ratios the last
         matcher.set_seq1(candidate)
-        if min(matcher.real_quick_ratio(), matcher.quick_ratio()) >= cutoff and (ratio := matcher.ratio()) >= cutoff:
-            best = lower[candidate]
-            cutoff = ratio
+        # From the cheapest bound on; difflib.get_close_matches computes the ratio of each candidate above the cutoff.
+        bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
+        if all(bound() >= cutoff for bound in bounds):
+            best = by_lower[candidate]
+            cutoff = matcher.ratio()
     return f"; did you mean {best}?" if best else ""

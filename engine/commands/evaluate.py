@@ -132,15 +132,13 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
     top_k = classes if evaluator.multi_label else max(options.top_k or classes, TOP_K)
     started = time.perf_counter()
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
-    if options.explain:
 
-        def draw(batch: Batch, keys: list[Key]) -> None:  # a rank may have no image of the last batches
+    def draw(batch: Batch, keys: list[Key]) -> None:
+        if options.explain:
             maps = partial(write_maps, folder, samples, session.model, evaluator, batch, keys)
-            work_while_others_wait(maps, context)
+            work_while_others_wait(maps, context)  # a rank may have no image of the last batches
 
-        parts = evaluator.classify(session.model, batches, top_k, batches_per_write(top_k), draw)
-    else:
-        parts = evaluator.classify(session.model, batches, top_k, batches_per_write(top_k))
+    parts = evaluator.classify(session.model, batches, top_k, batches_per_write(top_k), draw)
     names = names_of_labels(samples, classes)
     predictions = Predictions(folder, samples, names, options, evaluator.thresholds, evaluator.point)
     files = predictions.write(parts, context)

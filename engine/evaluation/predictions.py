@@ -32,7 +32,7 @@ THRESHOLD = "decision_threshold"
 _SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_COLUMNS, _SHOWN_CHARS = 10, 3, 8, 48
 
 _Text = str | float
-_Image = tuple[str, np.ndarray, np.ndarray, dict[str, _Text], str | None]  # with labels, and their probabilities
+_Image = tuple[str, list[tuple[int, float]], dict[str, _Text], str | None]
 
 
 def batches_per_write(num_ranked: int) -> int:
@@ -121,10 +121,9 @@ class Predictions:
         columns = {name: texts_of(results) for name, texts_of in self._columns.items()}
         for row in range(len(results.labels)):
             image = self._image(results, row, {name: column[row] for name, column in columns.items()})
-            path, labels, probabilities, texts, error = image
+            path, ranked, texts, error = image
             self._rows.writerow(self._cells(image, self._num_ranks))
             for objects in self._objects:  # a list, with an object in each line
-                ranked = zip(labels.tolist(), probabilities.tolist(), strict=True)
                 predictions = [{"class": self._class_names[label], "probability": round(p, 6)} for label, p in ranked]
                 line = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
                 objects.write(f"{',' if self.num_done else '['}\n{line}")
@@ -171,14 +170,14 @@ class Predictions:
         return replace(join(self._kept), thresholds=self._thresholds, point=self._point).metrics(best)
 
     def _image(self, results: SampleResults, row: int, texts: dict[str, _Text]) -> _Image:
-        """texts: of the columns."""
+        """Path, (label, probability) of the most probable classes, texts of the columns, and the error of an image."""
         error = results.errors.get(self.num_done)
         number = self._num_ranks
         if error:  # the other columns are empty
             number = 0
             texts |= dict.fromkeys(texts.keys() - {"target"}, "")
-        ranked = results.labels[row, :number].copy(), results.probabilities[row, :number].copy()
-        return self._samples.listed_name(self.num_done), *ranked, texts, error
+        labels, probabilities = (array[row, :number].tolist() for array in (results.labels, results.probabilities))
+        return self._samples.listed_name(self.num_done), [*zip(labels, probabilities, strict=True)], texts, error
 
     def _predicted(self, results: SampleResults) -> list[str]:
         predicted = replace(results, thresholds=self._thresholds).predicted
@@ -246,15 +245,13 @@ class Predictions:
         return [index for index, name in columns if name.startswith(("probability_", THRESHOLD))]
 
     def _cells(self, image: _Image, num_ranks: int) -> list[str]:
-        path, labels, probabilities, texts, error = image
+        path, ranked, texts, error = image
         names = self._class_names
         if not self._options.top_k:  # the probability of each class; empty cells for an unreadable image
-            of_classes = np.full(len(names), np.nan)
-            of_classes[labels] = probabilities
-            wide = [""] * len(names) if error else [f"{value:.6f}" for value in of_classes.tolist()]
+            probabilities = dict(ranked)
+            wide = [f"{probabilities[label]:.6f}" if ranked else "" for label in range(len(names))]
             return [safe_cell(path), *wide, *(safe_cell(str(text)) for text in texts.values())]
-        ranked = zip(labels[:num_ranks].tolist(), probabilities[:num_ranks].tolist(), strict=True)
-        cells = [cell for label, value in ranked for cell in (safe_cell(names[label]), f"{value:.6f}")]
+        cells = [cell for label, value in ranked[:num_ranks] for cell in (safe_cell(names[label]), f"{value:.6f}")]
         cells += [""] * (2 * num_ranks - len(cells))
         return [safe_cell(path), *cells, *(safe_cell(str(text)) for text in texts.values()), safe_cell(error or "")]
 

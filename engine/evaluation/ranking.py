@@ -186,7 +186,8 @@ def rank_outside_blocks(values: np.ndarray, is_own: np.ndarray, ends: np.ndarray
         sizes = len(values) - (ends - starts)[part]
         figures[0, part], figures[1, part], best = figures_of(below, up_to, own_below, is_used, sizes)
         position = counts[:, 0, best]  # of the scores with the highest F1, in the blocks (blocks, part)
-        lower = np.where(position > 0, values[starts[:, None] + position - 1], -np.inf)
+        lower = values[starts[:, None] + position - 1].astype(np.float64)  # else the mean is rounded to one of the two
+        lower[position == 0] = -np.inf
         lower[part, np.arange(len(part))] = -np.inf
         next_lower = lower.max(0)
         lowest = np.nextafter(own[best], np.float32(LOWEST))

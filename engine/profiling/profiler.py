@@ -200,12 +200,9 @@ def _profile_steps(session: Session, outputs: RunOutputs, batches: Iterator[Batc
             *reporter.model.rates(images_per_second),
             f"memory: {memory / 1e9:.2f} GB",
             f"data wait: {profile.data_wait_share:.1%}",
-            *(
-                [f"launch-bound steps: {profile.launch_bound_share:.0%}"]
-                if profile.launch_bound_share is not None
-                else []
-            ),
         ]
+        if profile.launch_bound_share is not None:
+            figures.append(f"launch-bound steps: {profile.launch_bound_share:.0%}")
         devices = Devices(context.world_size, device_name(device), state.precision.describe())
         title = f"Profile of {state.config.model.name}, batch size {state.config.data.micro_batch}: {devices}"
         outputs.logger.info(f"----- {title}\n{', '.join(figures)}\n\n{profile_text(profile)}\n")

@@ -161,12 +161,14 @@ def test_any_results_have_an_interval_that_holds_their_figure_or_none(seed):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_ranked_blocks_have_the_figures_of_the_samples_outside_them(seed, monkeypatch):
-    """Equal scores, NaN and infinite ones, unreadable images, groups, classes without images, chosen thresholds."""
+    """Equal, adjacent, NaN and infinite scores, unreadable images, groups, classes without images, chosen thresholds."""
     generator = np.random.default_rng(seed)
     shape = (int(generator.integers(2, 90)), int(generator.integers(1, 6)))
     scores = generator.normal(size=shape).astype(np.float32).round(seed % 2)
     hot = (generator.random(shape) < [0.05, 0.3, 0.6][seed % 3]).astype(np.int8)
     scores += hot
+    if seed % 3 == 2:
+        scores = 1 + scores * np.finfo(np.float32).eps
     for value in (np.nan, np.inf, -np.inf):
         scores[generator.random(shape) < 0.04 * (seed % 4)] = value
     hot[generator.random(len(hot)) < 0.1] = PADDING

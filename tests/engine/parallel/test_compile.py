@@ -180,6 +180,13 @@ def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch, variable
         compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
 
 
+def test_a_cache_that_cannot_be_created_is_named_before_training(cpu, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with refused(r"^TRAIN\.COMPILE: .*file/cache: cannot be created: Not a directory; set TORCHINDUCTOR_CACHE_DIR"):
+        compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
+
+
 def test_a_compiler_that_fails_is_named_before_training(cpu, monkeypatch):
     def fail(function, **_):
         raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found\ndetails")
