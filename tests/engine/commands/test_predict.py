@@ -148,18 +148,18 @@ def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path
     """48 images are 24 batches, and rows are written every 8: the file before stays until the last one."""
     argv = [str(images), f"-pretrained={trained / 'best.pth'}", "-batch_size_eval=2", "-num_workers=0"]
     out = tmp_path / "out"
-    images_of = Predictions._images
+    add = Predictions._add
     out.mkdir()
     (out / "predictions.csv").write_text("earlier")
     (out / ".predictions.csv.host.7.tmp").write_text("of a killed process")
 
-    def images_or_stop(made, results):
+    def add_or_stop(made, results):
         if made.num_done:
             raise KeyboardInterrupt
-        return images_of(made, results)
+        add(made, results)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Predictions, "_images", images_or_stop)
+        patch.setattr(Predictions, "_add", add_or_stop)
         predict(out, *argv)
     assert (out / "predictions.csv").read_text() == "earlier"
     assert not list(out.glob("*.tmp"))
