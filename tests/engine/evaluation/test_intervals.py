@@ -161,7 +161,7 @@ def test_any_results_have_an_interval_that_holds_their_figure_or_none(seed):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_ranked_blocks_have_the_figures_of_the_samples_outside_them(seed, monkeypatch):
-    """Equal, adjacent, NaN and infinite scores, unreadable images, groups, classes without images, chosen thresholds."""
+    """Equal, adjacent, NaN and infinite scores, unreadable images, groups, absent classes, chosen thresholds."""
     generator = np.random.default_rng(seed)
     shape = (int(generator.integers(2, 90)), int(generator.integers(1, 6)))
     scores = generator.normal(size=shape).astype(np.float32).round(seed % 2)
