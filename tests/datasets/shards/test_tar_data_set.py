@@ -79,6 +79,21 @@ def test_class_names_of_the_info_file_and_of_texts(root, tmp_path):
         assert set(samples.targets.tolist()) == {0, 1}
 
 
+@pytest.mark.parametrize("labels, names, targets", [
+    ([["cat"], ["dog", "cat"], []], ["cat", "dog"], [[1, 0], [1, 1], [0, 0]]),
+    ([[0, 11], [2], [10]], list(map(str, range(12))), [[n in row for n in range(12)] for row in ([0, 11], [2], [10])]),
+])  # fmt: skip
+def test_several_labels_are_names_or_numbers_by_their_value(labels, names, targets, tmp_path):
+    files = {}
+    for number, one in enumerate(labels):
+        files |= {f"{number}.jpg": jpeg(number), f"{number}.json": json.dumps({"labels": one}).encode()}
+    (tmp_path / "data.tar").write_bytes(tar_of(files))
+    info = {"splits": {"train": {"filenames": ["data.tar"], "alt_label": "labels"}}}
+    (tmp_path / "_info.json").write_text(json.dumps(info))
+    samples = tar(options(tmp_path, multi_label=True))
+    assert (samples.class_names, samples.targets.tolist()) == (names, targets)
+
+
 def test_the_shards_are_found_and_indexed_once_for_all_splits(root, cache, cpu):
     write_shard(root / "test-0000.tar", range(2000, 2003))
     with range_server(root) as server:

@@ -4,6 +4,8 @@ import pytest
 from conftest import each_row, line_of, refused, told
 from source_helpers import classes_of, expand, groups_apart, options, read_splits, tree, typed
 
+from datasets.sources.folders.labels import without_masks
+
 NUMBERS = "{1,2,3,4,5,6,7,8}"
 # Files; DATA.LABELS; classes; images of train, val and perhaps test
 READ = f"""
@@ -24,6 +26,14 @@ def test_labels_in_paths(files, labels, classes, sizes, tmp_path):
     assert [*map(len, splits)] == [*map(int, sizes.split())]
     for path, label in classes_of(*splits).items():
         assert label.rpartition("/")[2] in path
+
+
+def test_masks_beside_images_are_not_read():
+    paths = ["images/cat_1.jpg", "images/dog_2.jpg", "masks/cat_1.png", "masks/dog_2.png"]
+    images, (note,) = without_masks(paths)
+    assert images == paths[:2]
+    assert "2 masks" in note.text
+    assert without_masks(paths[1:]) == (paths[1:], [])  # a mask of no image
 
 
 UNCLEAR = """

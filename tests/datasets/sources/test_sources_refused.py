@@ -22,7 +22,7 @@ FILES = {  # DATA.DATASET, the files in DATA.DATA_PATH, a part of the error
     "a lost table": ("csv", {}, "train.csv: cannot be read .*DATA.DATASET"),
     "class folders in place of a table": ("csv", FOLDERS, "train.csv.* -dataset=folder$"),
     "an id of two images": (
-        "csv", {"train.csv": f"{TABLE}a,x\n", "a.png": IMAGE, "a.jpg": IMAGE}, "train.csv:2: 'a' is not a file",
+        "csv", {"train.csv": f"{TABLE}a,x\n", "a.png": IMAGE, "a.jpg": IMAGE}, "train.csv:2: 'a' is .jpg and .png",
     ),
 }  # fmt: skip
 ROWS = {  # of train.csv; a part of the error

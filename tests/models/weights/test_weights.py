@@ -281,3 +281,9 @@ def test_rows_of_a_head_are_kept_by_class(saved, kind):
             fitted += 1
             assert torch.equal(found, torch.stack([tensor[2], 0 * tensor[0], tensor[0], 0 * tensor[0]]))
     assert fitted == (2 if kind == "test_vit" else 4)
+
+
+def test_tensors_that_are_not_used_are_named(tmp_path):
+    path = tmp_path / "more.pth"
+    torch.save(small_vit().state_dict() | {"a": torch.ones(1), "b": torch.ones(2)}, path)
+    assert load_pretrained(small_vit(), str(path)).notes()[-1].text == "not used: a, b"
