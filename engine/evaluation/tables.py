@@ -197,9 +197,11 @@ class ResultTables:
         assert results.scores is not None
         bins = []
         means = []
+        known = []
         for _, scores, is_true, is_known in read_labels(results.targets, results.scores, readable):
             probabilities = torch.from_numpy(scores[is_known]).sigmoid().numpy()
             bins.append(calibration(probabilities, is_true[is_known]))
+            known.append(str(len(probabilities)))
             means.append(100 * mean_of(probabilities.astype(np.float64), np.ones(len(probabilities))))
         errors = np.array([one.error for one in bins])
         names = [("", ""), *enumerate(self.class_names)]
@@ -214,7 +216,7 @@ class ResultTables:
             **dict(zip(OPERATING, ranking.operating, strict=True)),
         }
         logits = [f"{logit:.9g}" for logit in thresholds]
-        self._write_classes(figures, {"threshold_logit": logits}, auroc=ranking.auroc, **shares)
+        self._write_classes(figures, {"known": known, "threshold_logit": logits}, auroc=ranking.auroc, **shares)
         self._write_mistakes(results)
         return {**figures.macro(), "ece": mean_defined(errors)}
 

@@ -222,8 +222,9 @@ def shift_by_weights(run: RunContents) -> str:
     if not samples or not run.options["LOSS.CLASS_WEIGHTS"]:
         return ""
     shifts = []
+    known = {name: number for number, _, name in run.evaluation.by_class("known")}
     for mean, count, name in run.evaluation.by_class("probability"):
-        share = 100 * count / samples
+        share = 100 * count / known.get(name, samples)
         shifts.append((abs(mean - share), mean, share, name))
     shift, mean, share, name = max(shifts, default=(0.0, 0.0, 0.0, ""))
     if shift <= 5:

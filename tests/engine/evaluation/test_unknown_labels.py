@@ -116,6 +116,7 @@ def test_tables_and_scores(unknown, tmp_path):
     assert 0 < summary["ece"] < 100
     rows = read_rows(tmp_path / "per_class.csv")
     assert [int(row["count"]) for row in rows] == (unknown.targets > 0).sum(0).tolist()
+    assert [int(row["known"]) for row in rows] == (unknown.targets >= 0).sum(0).tolist()
     assert rows[3]["auroc"] == rows[3]["ece"] == ""
     bins = [row for row in read_rows(tmp_path / "calibration.csv") if row["class"] == "ant"]
     assert sum(int(row["count"]) for row in bins) == (unknown.targets[:, 0] >= 0).sum()
