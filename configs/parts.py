@@ -149,7 +149,7 @@ def run_plugin(path: str, text: str) -> Plugin:
             exec(compile(text, path, "exec"), module.__dict__)
         except (Exception, SystemExit) as error:
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-            at = "" if isinstance(error, SyntaxError) else f":{lines[-1]}"  # which has the line in its text
+            at = f":{lines[-1]}" if lines else ""  # the text of a SyntaxError has the line
             raise UserError(f"-plugin {path}{at}: {type(error).__name__}: {error} (-debug: traceback)") from error
         has_parts = sum(map(len, TABLES)) > before or hasattr(module, "__all__")  # timm adds models to it
         _running[name] = Plugin(path, text, has_parts)

@@ -153,7 +153,7 @@ def _take_long_values(text: str) -> tuple[str, list[Any]]:
 
     def take(line: re.Match[str]) -> str:
         options: dict[str, Any] = {"object_pairs_hook": _unique_keys}
-        if line[1].strip(" :") in ("RENAME", "ONLY_CLASSES"):  # as `_OF_CLASSES`
+        if line[1].endswith(("RENAME: ", "ONLY_CLASSES: ")):  # as `_OF_CLASSES`
             options |= {"parse_int": str, "parse_float": str}
         try:
             taken.append(json.loads(line[2], **options))

@@ -79,6 +79,7 @@ def test_a_changed_plugin_is_a_warning(plugin, tmp_path):
         (None, "cannot be read: No such file"),
         ("x = 1\n\ny = x + z\n", r"own.py:3: NameError: name 'z'"),
         ("import configs.parts\nconfigs.parts.loss('bce')", r"own.py:2: ValueError: there is already a loss bce"),
+        ("x = " + 20_000 * "-" + "1", r"own.py: (Recursion|Memory)Error"),
         ("x = 1\n\ny = = x\n", r"own.py: SyntaxError: invalid syntax .*line 3\)"),
     ],
 )  # fmt: skip

@@ -64,3 +64,11 @@ def test_a_key_that_a_long_value_has_twice_is_refused(tmp_path):
     file.write_text(f"DATA:\n  RENAME: {{{pairs}}}\n")
     with refused("is given twice"):
         config_for(f"-cfg={file}")
+
+
+@pytest.mark.parametrize("text", ["DATA.ONLY_CLASSES: [{}]\n", "DATA:\n  ONLY_CLASSES: [{}]\n"])
+def test_long_names_that_look_like_numbers_are_as_written(text, tmp_path):
+    names = [f"{number}.10" for number in range(100, 300)]
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text.format(", ".join(names)))
+    assert list(config_for(f"-cfg={file}").data.only_classes) == names
