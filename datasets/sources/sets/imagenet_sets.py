@@ -22,6 +22,12 @@ class ImageNetFolders(Source):
 
     splits = ("val",)
 
+    def split_for(self, split: str) -> str:
+        if split != "val":
+            dataset = self.data.dataset
+            raise UserError(f"{self.root}: {dataset} has no split {split}; it is for -eval and -predict")
+        return split
+
     def read(self, split: str) -> ImageFiles:
         """The folders in DATA_PATH, whose names are WordNet ids or, as in V2, labels from 0 to 999."""
         listing = read_class_folders(self.root)

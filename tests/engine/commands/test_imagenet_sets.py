@@ -120,3 +120,10 @@ def test_wrong_sets_are_one_line(dataset, image, labels, classes, line, weights,
     if labels:
         (root / "real.json").write_text(labels)
     assert line in line_of(evaluate, dataset, root, weights, tmp_path / "out", f"MODEL.NUM_CLASSES={classes}")
+
+
+@pytest.mark.parametrize("dataset", ["imagenet-a", "imagenet-r"])
+def test_a_training_on_a_set_for_evaluation_is_refused(dataset, weights, tmp_path):
+    write_noise(tmp_path / "data", [f"{IN_A[6]}/0.png"], size=8)
+    line = line_of(run_here, *flags(dataset, tmp_path / "data", weights, tmp_path / "out"))
+    assert f"{dataset} has no split train; it is for -eval and -predict" in line
