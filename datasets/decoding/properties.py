@@ -11,9 +11,9 @@ from datasets.decoding.tiff import TiffHeader
 _IMAGE_DEPTH = 32997
 _WEBP = 50001  # Pillow's packages lack its decoder
 _SHOWN = (
-    *("SamplesPerPixel", "BitsPerSample", "SampleFormat", "PlanarConfiguration"),
-    *("Compression", "PhotometricInterpretation"),
-)
+    "SamplesPerPixel", "BitsPerSample", "SampleFormat", "PlanarConfiguration", "Compression",
+    "PhotometricInterpretation",
+)  # fmt: skip
 _BANDS = (
     "save one band, or three as interleaved RGB (PhotometricInterpretation 2), in unsigned 8 or 16 bits: docs/data.md"
 )

@@ -81,16 +81,19 @@ def _cases_in_column(table: Table, data: Data) -> list[Note]:
     several. The fewest values are first, such as of a site with several sequences of images.
     """
     layout = find_layout(table, data)
-    names = {name for name in table.header if _COLUMN.fullmatch(name)} - {layout.path, *layout.labels, layout.split}
-    in_classes = {name: Counter[tuple[str, str]]() for name in table.header if name in names}
-    for _, cells in table if names else ():
+    others = {layout.path, *layout.labels, layout.split}
+    names = [name for name in table.header if _COLUMN.fullmatch(name) and name not in others]
+    if not names:
+        return []
+    in_classes = {name: Counter[tuple[str, str]]() for name in names}
+    for _, cells in table:
         label = "" if data.multi_label else " ".join(layout.labels_in(cells))
         for name, pairs in in_classes.items():
             pairs[cells[name], label] += 1
     sizes = {name: len({value for value, _ in pairs}) for name, pairs in in_classes.items() if _are_groups(pairs)}
     if not sizes:
         return []
-    found = sorted(sizes, key=lambda name: sizes[name])
+    found = sorted(sizes, key=sizes.__getitem__)
     shown = ", ".join(f"{shorten(name)} has {sizes[name]:,} values" for name in found)
     options = " or ".join(f"-opts {quote(f'DATA.GROUPS={name}')}" for name in found)
     text = f"{table.file}: {shown} in {in_classes[found[0]].total():,} rows"

@@ -43,8 +43,7 @@ def name_numbers(rows: Rows, wanted: Wanted) -> Rows:
     if rows.has_class_names or not (is_asked or (listed and not wanted.class_names)):
         return rows
     of_checkpoint = wanted.of_weights if wanted.class_names else []
-    fitting = [names for names in (listed, of_checkpoint) if names and asked <= {*names}]
-    known = [*(*fitting, listed)[0]]
+    known = next((names for names in (listed, of_checkpoint) if names and asked <= {*names}), listed)
     names = [*known, *rows.class_names[len(known) :]]
     return rows.named(np.arange(len(names)), names)
 
@@ -97,11 +96,15 @@ def take_classes(rows: Rows, wanted: Wanted) -> Rows:
             raise UserError(f"DATA.ONLY_CLASSES: a split has no image of {list_names(kept)}; name other classes")
         return part
 
+    taken = rows.each(take).named(labels, kept)
+    others = np.flatnonzero(labels < 0).tolist()
+    if not others:
+        return taken
     counts = _count(rows)
-    left_out = [f"{shorten(names[label])} ({counts[label]} images)" for label in np.flatnonzero(labels < 0).tolist()]
-    more = f" and {len(left_out) - _MAX_NAMED} more" if len(left_out) > _MAX_NAMED else ""
-    text = f"left out: {', '.join(left_out[:_MAX_NAMED])}{more}, DATA.ONLY_CLASSES"
-    return rows.each(take).named(labels, kept).noted(*[Note("screen", text)][: len(left_out)])
+    left_out = ", ".join(f"{shorten(names[label])} ({counts[label]} images)" for label in others[:_MAX_NAMED])
+    if len(others) > _MAX_NAMED:
+        left_out += f" and {len(others) - _MAX_NAMED} more"
+    return taken.noted(Note("screen", f"left out: {left_out}, DATA.ONLY_CLASSES"))
 
 
 def _count(rows: Rows) -> np.ndarray:

@@ -26,15 +26,15 @@ from utils.notes import Counts, Note, Reason
 
 # Files that nobody takes for images: of systems, and copies
 _IGNORED_FILES = (
-    *(".xmp", ".aae", ".md", ".yaml", ".html", ".py", ".ini", ".db", "dicomdir"),
-    *("_original", "~", ".bak", ".orig", ".tmp", ".part", ".crdownload"),
-)
+    ".xmp", ".aae", ".md", ".yaml", ".html", ".py", ".ini", ".db", "dicomdir",
+    "_original", "~", ".bak", ".orig", ".tmp", ".part", ".crdownload",
+)  # fmt: skip
 _TEXTS = (".txt", ".json", ".xml", ".csv")
-# Never opened: files beside images, which may be as many; raw photos, which begin as TIFF files do
-_OTHER_FILES = (
-    *_TEXTS,
-    *(".npy", ".mat", ".arw", ".cr2", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".srw"),
-)
+# Also files beside images, which may be as many; raw photos, which begin as TIFF files do
+_NEVER_OPENED = (
+    *_IGNORED_FILES, *_TEXTS, ".npy", ".mat", ".arw", ".cr2", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2",
+    ".srw",
+)  # fmt: skip
 # Hidden folders, and folders of macOS, Windows, Linux, Android, Synology, QNAP and NetApp, some with thumbnails or
 # copies of the images.
 _IGNORED_FOLDERS = re.compile(
@@ -161,7 +161,7 @@ class FoundFiles:
     def is_image(self, folder: str | Path, name: str) -> bool:
         """Tells whether a file is an image. One with an unknown ending is opened."""
         lower = name.lower()
-        if name[0] == "." or lower.endswith((*_IGNORED_FILES, *_OTHER_FILES)):
+        if name[0] == "." or lower.endswith(_NEVER_OPENED):
             return False
         if lower.endswith(IMAGE_EXTENSIONS):
             return True
@@ -176,11 +176,15 @@ class FoundFiles:
 
     def _count_others(self, folder: str, files: Sequence[str], images: Sequence[str]) -> None:
         """Counts other files, except those with the name of an image beside them; texts only beside images."""
-        known = {*images, *(os.path.splitext(name)[0] for name in images)}
+        known = {*images}
+        others = [name for name in files if name not in known and name[0] != "."]
+        if not others:  # as in most folders
+            return
+        known.update(os.path.splitext(name)[0] for name in images)
         ignored = (*_IGNORED_FILES, *PHOTO_EXTENSIONS, *([] if images else _TEXTS))
-        for name in files:
+        for name in others:
             stem, ending = os.path.splitext(name)
-            if ending and name[0] != "." and known.isdisjoint((name, stem)) and not name.lower().endswith(ignored):
+            if ending and known.isdisjoint((name, stem)) and not name.lower().endswith(ignored):
                 fix = UNREAD.get(ending, UNREAD.get(name[:6], "convert images to PNG or JPEG"))
                 reason = Reason(f"{ending.lower()} file(s) are not read", fix, "log")
                 self.unread.add(reason, shorten(os.path.join(folder, name)))
