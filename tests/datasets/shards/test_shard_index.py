@@ -179,3 +179,13 @@ def test_a_forged_value_is_refused(place, value):
 )
 def test_other_lengths_and_types_are_refused(change):
     error_of_parts(change)
+
+
+def test_an_index_with_the_fifth_column_of_an_earlier_version_is_read():
+    index = index_of([["cat"], ["dog"]])
+    with np.load(io.BytesIO(encode_index(index))) as file:
+        arrays = dict(file)
+    about, rows, *others = json.loads(arrays["about"].tobytes())
+    content = json.dumps([about, [[*row, None] for row in rows], *others]).encode()
+    np.savez(buffer := io.BytesIO(), **arrays | {"about": np.frombuffer(content, np.uint8)})
+    assert content_of(read_index(buffer.getvalue(), "i")) == content_of(index)
