@@ -21,7 +21,7 @@ from engine.training.optimizer import build_optimizer, build_schedule
 from models.build import build_on_meta
 
 RECIPE = f"-cfg={ROOT}/configs/programs/timm.yaml"
-# The defaults of the parser of timm 1.0.31's train.py, compared with it by hand
+# The defaults of the parser of train.py in timm's repository at 1.0.29.dev0, compared by hand
 DEFAULTS = {
     "opt": "sgd", "lr": 0.05, "weight_decay": 2e-5, "momentum": 0.9, "opt_eps": None, "opt_betas": None,
     "layer_decay": None, "layer_decay_min_scale": 0, "layer_decay_no_opt_scale": None, "opt_kwargs": {},
