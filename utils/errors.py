@@ -151,7 +151,7 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     matcher = difflib.SequenceMatcher(b=name.lower())
     for candidate in sorted(by_lower):  # of equal ratios the last
         matcher.set_seq1(candidate)
-        # From the cheapest bound on; difflib.get_close_matches computes the ratio of each candidate above the cutoff.
+        # The cheapest bound first; difflib.get_close_matches computes the ratio of each candidate above the cutoff.
         bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
         if all(bound() >= cutoff for bound in bounds):
             best = by_lower[candidate]

@@ -146,8 +146,8 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, test: Samples, epoch: int
         files = build_eval_files(trainer.config, test, built.evaluator, trainer.outputs.folder, TEST_EVALUATION)
         try:
             files.write(metrics, results, built.compute, epoch=epoch, split="test")
-        except OSError as error:  # the result is more important
-            logger.warn(f"{error.filename or files.folder} cannot be written: {error.strerror}")
+        except (OSError, UserError) as error:  # the result is more important
+            logger.warn(f"{files.folder} cannot be written: {error}")
 
     call_on_main(write, trainer.context)
     names = [test.name(index) for index in sorted(results.errors if results else ())[:_MAX_NAMED]]

@@ -66,6 +66,11 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, tmp_path, mon
     assert read_json(folder / "evaluation" / "summary.json")["samples"] == 24
 
 
+class Images(list[str]):
+    def name(self, index: int) -> str:
+        return self[index]
+
+
 @pytest.mark.parametrize("ranks, is_shared, ends", [(1, False, False), (2, True, False), (2, False, True)])
 def test_an_error_of_one_rank_ends_the_run_and_one_of_all_is_a_warning(ranks, is_shared, ends, monkeypatch):
     """The other ranks would wait for the one that goes on."""
@@ -83,16 +88,23 @@ def test_an_error_of_one_rank_ends_the_run_and_one_of_all_is_a_warning(ranks, is
     trainer = SimpleNamespace(config=config_for(), context=context, session=session, logger=logger)
     if ends:
         with refused("a reason"):
-            end._evaluate_test(trainer, None, range(3), 1)
+            end._evaluate_test(trainer, None, Images("abc"), 1)
     else:
-        assert end._evaluate_test(trainer, None, range(3), 1)["error"] == "a reason"
+        result = end._evaluate_test(trainer, None, Images("abc"), 1)
+        assert (result["error"], result["unreadable_images"]) == ("a reason", ["a", "b", "c"])
     assert len(warnings) == (not ends)
 
 
-def test_a_stopped_run_does_not_touch_them_and_its_end_does(argv):
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_stopped_run_does_not_touch_them_and_its_end_does(argv, tmp_path, is_link):
+    """A run writes through no link; the figures are more important than the files."""
     folder = train([*argv, "TRAIN.MAX_STEPS=30"])
     assert read_result(folder)["test"] is None
-    assert not (folder / "evaluation-test").exists()
+    files = folder / "evaluation-test"
+    assert not files.exists()
+    if is_link:
+        files.symlink_to(tmp_path)
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"])
     assert read_result(folder)["test"]["samples"] == 34
-    assert (folder / "evaluation-test" / "mistakes.csv").exists()
+    assert (files / "mistakes.csv").exists() != is_link
+    assert (f"{files} cannot be written" in log_of(folder)) == is_link
