@@ -20,6 +20,12 @@ from engine.training.optimizer import set_lr
 LR, DECAY, CLIP = 0.01, 0.3, 0.5
 
 
+@pytest.fixture(autouse=True)
+def bfloat16(monkeypatch):
+    """As on a CPU with instructions for bfloat16: timm's Muon computes in it on each CPU."""
+    monkeypatch.setattr(optimizers, "multiplies_bfloat16_with_onednn", lambda: True)
+
+
 class Shapes(nn.Module):
     """Tall, wide and square matrices of one shape each, convolutions, a single matrix, and parameters for AdamW."""
 
