@@ -11,6 +11,7 @@ _OF_DEIT = _IMAGENET | {"interpolation": "bicubic", "crop_pct": 224 / 256}
 _WHOLE = {"crop_pct": 1.0, "crop_mode": "squash"}
 _NEEDED = {"arch", "epoch", "state_dict"}
 _OF_EXAMPLE = _NEEDED | {"best_acc1", "best_prec1", "optimizer", "scheduler", "scaler"}
+_OF_MOCO = {"model": "vit_small_patch16_224", "model_kwargs": {"num_heads": 12}}  # MoCo v3; DeiT's has 6 heads
 
 
 OPEN_CLIP = "open_clip"  # begins the names of OpenCLIP's weights, and of the file beside them
@@ -55,4 +56,13 @@ def fixed_arguments(entries: Mapping[str, Any], options: Mapping[str, Any]) -> d
             return _OF_DEIT | {"img_size": size, "interpolation": method} | ({} if is_cropped else _WHOLE)
     if not _NEEDED <= entries.keys() <= _OF_EXAMPLE:  # others have the preprocessing of their own programs
         return {}
-    return _OF_DEIT | {"interpolation": "bilinear"}
+    is_of_moco = entries["arch"] == "vit_small" and _has_sines(entries["state_dict"])
+    return _OF_DEIT | {"interpolation": "bilinear"} | (_OF_MOCO if is_of_moco else {})
+
+
+def _has_sines(state: Any) -> bool:
+    """Whether the position of the class token is 0, as among the sines of MoCo v3; learned positions are not."""
+    with suppress(Exception):  # any content
+        positions = next(one for name, one in state.items() if name.endswith("pos_embed"))
+        return not any(positions.storage.data[: positions.shape[-1]])
+    return False

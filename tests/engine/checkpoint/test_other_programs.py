@@ -3,6 +3,7 @@ class names, preprocessing and options, also of one that means harm."""
 
 import json
 import re
+import shlex
 import shutil
 from argparse import Namespace
 from pathlib import Path
@@ -177,14 +178,30 @@ def test_the_file_beside_open_clips_weights_decides_pixels_and_activation(tmp_pa
 
 
 def test_files_of_other_programs_are_not_read_as_those_of_these(saved):
-    """A template with `config`, timm's saver without arguments, and a pooling by its name."""
+    """A template with `config`, timm's saver without arguments, a network by that name, and a pooling by its name."""
     own = timm.create_model("test_vit", num_classes=3)
     content = {"state_dict": own.state_dict(), "arch": "test_vit", "epoch": 1}
+    positions = {"arch": "vit_small", "state_dict": {"module.pos_embed": torch.ones(1, 2, 4)}}
     arguments = {"nb_classes": 3, "input_size": 160, "global_pool": "token"}
-    more = [{"config": {}}, {"version": 2}, {"args": Namespace(**arguments)}]
+    more = [{"config": {}}, {"version": 2}, positions, {"args": Namespace(**arguments)}]
     found = [read_weights(saved(content | entries)).program_arguments for entries in more]
     assert found[:2] == [{}, {}]
-    assert "gp" not in found[2]
+    assert "model_kwargs" not in found[2]
+    assert "gp" not in found[3]
+
+
+def test_a_vit_small_of_moco_v3_has_twelve_heads(saved):
+    """Its tensors fit six heads as well. The recipe of this name has six: the line for twelve works."""
+    small = {"img_size": 16, "depth": 1, "num_classes": 3}
+    state = timm.create_model("vit_small_patch16_224", **small, num_heads=12).state_dict()
+    state["pos_embed"][0, 0] = 0
+    wrapped = {f"module.{name}": one for name, one in state.items()}
+    path = saved({"arch": "vit_small", "epoch": 1, "state_dict": wrapped})
+    reduced = evaluated(path, "-model=vit_small_patch16_224", "-opts", "MODEL.KWARGS={depth: 1}")
+    assert reduced.model.kwargs == {"num_heads": 12, "depth": 1}
+    message = line_of(evaluated, path, "-model=vit_small_patch16_224")
+    advised = shlex.split(message.partition("; give ")[2])
+    assert config_for("-eval", f"-pretrained={path}", *advised).model.kwargs == {"num_heads": 12}
 
 
 def test_who_trained_in_gray_with_timms_input_size_evaluates_in_gray(saved):
