@@ -73,7 +73,7 @@ def test_f1_per_image_is_of_images_with_a_known_label(unknown):
     assert unknown.f1_of_labels(1) == pytest.approx(100 * expected)
 
 
-@pytest.mark.parametrize("metric", [metric for metric in metrics_of(True) if metric.name != "loss"], ids=str)
+@pytest.mark.parametrize("metric", [one for one in metrics_of(True) if one.name != "loss"], ids=lambda one: one.name)
 def test_the_jackknife_is_of_the_figures_without_each_block(metric, unknown):
     """As from the results without the samples of a block; the interval has the value in it."""
     rows = unknown.readable
