@@ -15,7 +15,7 @@ from datasets.sources.class_names import names_of_labels
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.evaluation.files import EXPLANATIONS, write_maps
 from engine.evaluation.predictions import CSV_FILE, Predictions, batches_per_write
-from engine.evaluation.results import TOP_K
+from engine.evaluation.results import TOP_K, classes_without_images
 from engine.evaluation.session import EvaluationSession, build_eval_files, build_session
 from engine.features.store import embed
 from engine.plan.evaluation import EvaluationPlan
@@ -43,7 +43,9 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     metrics, results = evaluator.evaluate(session.model, batches)
     seconds = time.perf_counter() - started
     precision = evaluator.precision.name
-    log_validation(logger, _title(plan), metrics, config.model.num_logits, len(samples), seconds, plan.title, precision)
+    lost = classes_without_images(results, samples.targets, samples.class_names) if results else []
+    classes = config.model.num_logits
+    log_validation(logger, _title(plan), metrics, classes, len(samples), seconds, plan.title, precision, lost)
 
     def record() -> None:
         assert results

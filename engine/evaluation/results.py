@@ -364,6 +364,13 @@ def mean_f1(true: Any, predicted: Any, hits: Any) -> float:
     return 200 * float(np.mean(hits / np.maximum(true + predicted, 1)))
 
 
+def classes_without_images(results: SampleResults, targets: np.ndarray, names: Sequence[str]) -> list[str]:
+    """The classes of these samples (N,) of which none could be read; with several labels per image none."""
+    if targets.ndim > 1:
+        return []
+    return [names[label] for label in np.setdiff1d(targets, targets[results.readable])]
+
+
 def name_of_target(target: np.ndarray, names: Sequence[str]) -> str:
     """The class of a target (), or the classes of a multi-hot target (C,) with ' | ' between them."""
     labels: list[int] = [int(target)] if target.ndim == 0 else np.flatnonzero(target > 0).tolist()

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -83,12 +83,16 @@ def log_validation(
     seconds: float,
     split: str = "Validation",
     precision: str = "",
+    lost: Sequence[str] = (),
 ) -> None:
-    """Logs PaddleViT's line, continued with the `precision`, and a warning if images were unreadable."""
+    """Logs PaddleViT's line, continued with the `precision`, and a warning if images were unreadable.
+
+    lost: the classes of which no image could be read.
+    """
     shown = [(metric, value) for metric, value in metrics.logged().items() if num_classes >= metric.min_classes]
     figures = ", ".join(f"{split} {metric.log_name or metric.title}: {metric.text(value)}" for metric, value in shown)
     logger.info(f"----- {title}{figures}, time: {seconds:.2f} s{precision and f', {precision}'}")
-    logger.warn_of_skipped(split.lower(), num_samples - metrics.samples, num_samples)
+    logger.warn_of_skipped(split.lower(), num_samples - metrics.samples, num_samples, lost)
 
 
 class _IntervalStart(NamedTuple):

@@ -17,7 +17,7 @@ from engine.checkpoint.files import CheckpointWriter
 from engine.checkpoint.run_folder import BEST, LAST
 from engine.checkpoint.weights_record import split_to_entry
 from engine.evaluation.evaluate import EvaluationImages
-from engine.evaluation.results import SampleResults
+from engine.evaluation.results import SampleResults, classes_without_images
 from engine.features.probe import Solved
 from engine.parallel import CompiledParts
 from engine.progress import EpochProgress, Evaluated, Metrics, Observer
@@ -292,7 +292,9 @@ class Trainer:
             evaluator = replace(session.evaluator, before_error=self._wait_on_all_ranks)
             metrics, results = evaluator.evaluate(model, session.val_batches, self.after_eval_batch)
         seconds = time.perf_counter() - started
-        log_validation(self.logger, title, metrics, self.config.model.num_logits, len(self.plan.val), seconds)
+        val = self.plan.val
+        lost = classes_without_images(results, val.targets, val.class_names) if results else []
+        log_validation(self.logger, title, metrics, self.config.model.num_logits, len(val), seconds, lost=lost)
         if not math.isfinite(metrics.score) and self.position.best is None:
             name = f"EVAL.BEST_METRIC {metrics.best}"
             self.logger.warn(f"{name} is undefined on these validation images; the lowest loss decides")

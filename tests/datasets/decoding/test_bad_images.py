@@ -157,3 +157,15 @@ def test_out_of_memory_is_not_a_bad_image(image_folder, tmp_path, cpu, monkeypat
     monkeypatch.setattr("datasets.decoding.decode.open_with_pillow", no_memory)
     with refused(rf"out of host memory \({samples.name(0)}\); .*MAX_PIXELS"):
         next(iter(eval_loader_for(config, samples, cpu)))
+
+
+def test_classes_without_a_readable_image_are_named(image_folder, tmp_path, cpu, capsys):
+    """In a training and its evaluation: top-1 is of the other classes, and may be 100%."""
+    lost = sorted(path.name for path in (image_folder / "val").iterdir())[-1]
+    for path in (image_folder / "val" / lost).iterdir():
+        path.write_bytes(b"")
+    folder = train(argv_for(image_folder, tmp_path / "out"), cpu)
+    warning = f"Figures leave out '{lost}': no validation image can be read"
+    assert capsys.readouterr().out.count(warning) == 1
+    run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path}"]), cpu)
+    assert warning in capsys.readouterr().out
