@@ -136,7 +136,8 @@ def describe_flags(program: Program, given: Given, own: Mapping[str, str]) -> st
     listed = f". Here: {'; '.join(rows)[:3000]}" if rows else ""
     marks = [word for word, _ in given if word.lstrip("-") in program.marks]
     named = "" if program.version else f"{', '.join(marks)}: "
-    return f"{named}flags of {program.program}{listed}. For the rest: {program.defaults}; docs/flags.md#{program.page}"
+    rest = f"For the rest: {with_shown_recipes(program.defaults)}; docs/flags.md#{program.page}"
+    return f"{named}flags of {program.program}{listed}. {rest}"
 
 
 def _with_paths(program: Program, given: Given, own: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
@@ -243,6 +244,11 @@ def shown_path(file: Path) -> Path:
     """The path of a recipe in a command to type."""
     here = Path.cwd()
     return file.relative_to(here) if file.is_relative_to(here) else file
+
+
+def with_shown_recipes(text: str) -> str:
+    """The text with the path of each -cfg=configs/NAME.yaml as it is typed in the current folder."""
+    return text.replace("-cfg=configs/", f"-cfg={shown_path(_FOLDER.parent)}/")
 
 
 _PAGE = """# Flags of other programs

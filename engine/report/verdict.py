@@ -8,6 +8,7 @@ import shlex
 from statistics import fmean
 
 from configs.load import RUN_OPTIONS
+from configs.programs import with_shown_recipes
 from engine.report.charts import number, percent
 from engine.report.contents import Row, RunContents, best_epoch, points
 from engine.run import facts
@@ -179,7 +180,8 @@ def _probe(run: RunContents, text: str) -> Verdict:
         return text, ""
     if run.options["MODEL.PRETRAINED"]:
         return text, _again(run, "MODEL.TUNE=probe")
-    return f"{text} A pretrained model needs fewer images: -cfg=configs/probe.yaml with the options of the data.", ""
+    recipe = with_shown_recipes("-cfg=configs/probe.yaml")
+    return f"{text} A pretrained model needs fewer images: {recipe} with the options of the data.", ""
 
 
 def _with_lower_rate(run: RunContents) -> str:

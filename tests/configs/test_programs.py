@@ -139,6 +139,13 @@ def test_the_words_of_the_error_work_when_they_are_typed():
     assert typed > 100
 
 
+@pytest.mark.parametrize("flag", ["--aa=rand-m9-mstd0.5", "--ra-sampler"])
+def test_the_recipe_in_the_error_is_found_from_another_folder(flag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = re.search(r"-cfg=(\S+\.yaml)", line_of(parse_command_line, ["--model=resnet18", flag]))[1]
+    assert config_for(f"-cfg={recipe}").train.optimizer.momentum == 0.9
+
+
 def test_pretrained_alone_is_timms():
     config = config_for("--model", "resnet18", "--pretrained", "--epochs", "2")
     assert config.model.pretrained == "timm"
