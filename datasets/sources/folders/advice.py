@@ -293,7 +293,10 @@ def _other_data(root: Path) -> str:
     """The lists that are not read, and a way to read well-known data."""
     lists = [str(path) for path in files_beside(root) if names_images(path)]
     fix = "put the images of each class into a folder; -dataset=torchvision/NAME reads public data sets"
-    return f"not read: {', '.join(lists[:_MAX_SHOWN])}; {fix}" if lists else fix
+    if not lists:
+        return fix
+    names = ", ".join(lists[:_MAX_SHOWN])
+    return f"not read: {names}; if the labels are in it, -dataset=csv -data_path={quote(lists[0])}; else {fix}"
 
 
 def advise_labels(root: Path) -> str | None:
