@@ -4,6 +4,7 @@ The files of other programs often name no classes: the evidence is then in the n
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from datasets.sources.class_names import (
     CLASS_FILE,
     NATURAL,
     find_ambiguity,
+    list_names,
     merged_outputs,
     number_of_classes,
     read_class_list,
@@ -316,14 +318,15 @@ def match_outputs(
         return in_order, list(names), f"in the order of DATA.CLASSES {classes}"
     if not classes:
         ids = wordnet_ids(number)
-        places = {wordnet_id: output for output, wordnet_id in enumerate(ids)}
-        outputs = [places.get(_wordnet_id(name), -1) for name in names]
-        if -1 not in outputs and len({*outputs}) == len(names):
-            shown = dict(zip(outputs, names, strict=True))  # such as n01494475_hammerhead
-            return outputs, [shown.get(output, one) for output, one in enumerate(ids)], "ImageNet's, by WordNet id"
         subset = imagenet_subset(model, record)
+        outputs = _outputs_of_imagenet(names, ids, subset)
+        shown = {output: name for output, name in zip(outputs, names, strict=True) if output >= 0}
+        if len(shown) == len(names):
+            source = "ImageNet's, by WordNet id or English name"
+            return outputs, [shown.get(output, one) for output, one in enumerate(ids)], source
         if subset:
-            problem = f"{model.pretrained}: is of {subset}, but the classes of the data have no WordNet ids"
+            wrong = list_names([name for name, output in zip(names, outputs, strict=True) if shown.get(output) != name])
+            problem = f"{model.pretrained}: is of {subset}: {wrong}: no WordNet id or English name of one class of it"
             raise UserError(f"{problem}; {fix}")
     if record.output_names or len(names) < number:
         problem = f"{model.pretrained}: has no names for all of its {number} outputs, and the data {len(names)} classes"
@@ -354,7 +357,20 @@ def _has_english_names(record: WeightsRecord) -> bool:
     return len(names) == IMAGENET_CLASSES and names[0].startswith("tench") and not record.is_own
 
 
-def _wordnet_id(name: str) -> str:
-    """'n01440764' of 'n01440764_tench', else ''."""
-    found = re.match(r"n\d{8}(?!\d)", name.lower())
-    return found[0] if found else ""
+def _outputs_of_imagenet(names: Sequence[str], ids: Sequence[str], subset: str | None) -> list[int]:
+    """The output of each class by the WordNet ids of the outputs, of weights of a `subset` also by a name that timm has
+    for one class alone; -1 for other names.
+    """
+    texts = ImageNetInfo(subset).label_descriptions() if subset else ids
+    outputs = defaultdict[str, set[int]](set)
+    for output, (wordnet_id, text) in enumerate(zip(ids, texts, strict=True)):
+        for name in (wordnet_id, *text.split(",")):
+            outputs[_plain(name)].add(output)
+    found = [outputs[_plain(name)] for name in names]
+    return [min(one) if len(one) == 1 else -1 for one in found]
+
+
+def _plain(name: str) -> str:
+    """'n01440764' of 'n01440764_tench', 'church building' of 'Church_building'."""
+    wordnet_id = re.match(r"n\d{8}(?!\d)", name.lower())
+    return wordnet_id[0] if wordnet_id else " ".join(re.findall(r"[^\W_]+", name.casefold()))

@@ -142,7 +142,7 @@ def test_english_names_of_imagenet_in_the_file_are_wordnet_ids(folder, tmp_path)
 
 @pytest.mark.slow
 def test_folders_of_imagenet_classes(folder, tmp_path):
-    """By WordNet id; other names could be in any order."""
+    """By WordNet id, or by an English name of one class alone; other names could be in any order."""
     model = write_weights(tmp_path, 1000)
     names = [f"{name}_{number}" for number, name in enumerate([*WORDNET[:4], WORDNET[4].upper()])]
     data = tmp_path / "data"
@@ -151,9 +151,13 @@ def test_folders_of_imagenet_classes(folder, tmp_path):
     assert evaluate(tmp_path, data, weights="1000.pth") == pytest.approx(expected, abs=1e-4)
     (table,) = tmp_path.glob("out*/eval*/evaluation/per_class.csv")
     assert {row["class"] for row in read_rows(table)} >= {*names}  # as the folders are named
-    (data / names[2]).rename(data / "flamingo")
-    with refused(r"is of imagenet-1k, but .* no WordNet ids; set DATA\.CLASSES"):
-        evaluate(tmp_path, data, weights="1000.pth")
+    english = ["tench", "Carassius auratus", "flamingo", "church_building", "Toilet Paper"]
+    pixels = write_images(tmp_path / "english", english)
+    expected = figures(model, pixels, [ImageNetInfo().label_names().index(name) for name in WORDNET])
+    assert evaluate(tmp_path, tmp_path / "english", weights="1000.pth") == pytest.approx(expected, abs=1e-4)
+    (tmp_path / "english/flamingo").rename(tmp_path / "english/crane")  # a bird and a machine
+    with refused(r"is of imagenet-1k: 'crane': no .* name of one class of it; set DATA\.CLASSES"):
+        evaluate(tmp_path, tmp_path / "english", weights="1000.pth")
 
 
 def shuffled(names: list[str]) -> dict[str, str]:
