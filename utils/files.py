@@ -172,8 +172,8 @@ def unshared(path: Path) -> Path:
     return path
 
 
-def _replace_lock_of_other_folder(path: Path, folder: str) -> None:
-    """Replaces a lock that names another folder: a copy by hard links has the file that the original's run has locked.
+def _remove_lock_of_other_folder(path: Path, folder: str) -> None:
+    """Removes a lock that names another folder: a copy by hard links has the file that the original's run has locked.
 
     The number of links does not tell: the copied folder, whose run continues, has the same file. folder: of `path`.
     """
@@ -184,7 +184,7 @@ def _replace_lock_of_other_folder(path: Path, folder: str) -> None:
         with suppress(FileNotFoundError), open(path, "rb", opener=own_file) as file:
             named = re.search(rb"^folder \d+$", file.read(_MAX_LOCK_BYTES), re.MULTILINE)
             if named and named[0] != folder.encode():
-                atomic_write(path, folder)
+                path.unlink()
     finally:
         os.close(descriptor)
 
@@ -204,7 +204,7 @@ def locked(path: Path, wait_seconds: float = math.inf, fix: str = "") -> Iterato
     operation = fcntl.LOCK_EX if wait_seconds == math.inf else fcntl.LOCK_EX | fcntl.LOCK_NB
     # Without the device, whose number differs between the hosts of a network disk. Hard links stay on a device.
     folder = f"folder {path.parent.stat().st_ino}"
-    _replace_lock_of_other_folder(path, folder)
+    _remove_lock_of_other_folder(path, folder)
     with open(path, "a+b", buffering=0, opener=own_file) as file:
         has_locks = True
 

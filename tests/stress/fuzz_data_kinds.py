@@ -150,7 +150,8 @@ def parquet_examples() -> list[bytes]:
 def read_parquet(data: bytes, folder: Path) -> None:
     file = folder / "0.parquet"
     file.write_bytes(data)
-    samples = Parquet(Wanted(Data.model_validate({"DATA_PATH": str(file), "DATASET": "parquet"}))).read("train")
+    source = Parquet(Wanted(Data.model_validate({"DATA_PATH": str(file), "DATASET": "parquet"})))
+    samples = source.read("train" if "train" in source.splits else "all")
     for index in range(len(samples)):
         samples.open(index, 3)
 
