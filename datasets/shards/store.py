@@ -319,7 +319,7 @@ class ShardStore:
                 waited = time.monotonic() - started
                 until_last_call = self.timeout_seconds - self.files.attempt_seconds
                 if waited + pause_seconds > min(problem.retry_seconds, until_last_call):
-                    tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
+                    tried = f", after {math.ceil(waited)} s of attempts" if problem.retry_seconds else ""
                     raise problem.error(f"{url}: {problem.text}{tried}; {problem.fix}") from None
             _tell_wait(f"{url}: {problem.text}; the run waits", waited)
             time.sleep(pause_seconds)

@@ -165,7 +165,7 @@ def test_the_cause_of_an_unknown_host_is_told_while_the_run_waits_and_at_its_end
     monkeypatch.setattr(datasets.shards.store, "_SILENT_SECONDS", 0.2)
     monkeypatch.setattr(datasets.shards.store, "_told_at", -1e9)
     store = ShardStore("http://no-such-host.invalid/x", timeout_seconds=1)
-    with pytest.raises(Unavailable, match=r"a\.tar: the host is not found, after 1 s of attempts; check "):
+    with pytest.raises(Unavailable, match=r"a\.tar: the host is not found, after [1-9] s of attempts; check "):
         store.head(["a.tar", "b.tar"])
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("----- http://no-such-host.invalid/x/")
