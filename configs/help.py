@@ -129,7 +129,7 @@ def all_keys() -> list[Key]:
                 own.setdefault(key, []).append(name)
     parts = list[Key]()  # of plugins and of the loss asl; a loss or an optimizer also needs its NAME
     for table in TABLES:
-        for name, (_, options) in table.items():
+        for name, (_, options, _) in table.items():
             prefix = table.key if table.key.endswith("KWARGS") else f"{table.key}.{name}"
             for option, field in options.model_fields.items():
                 key = _key(f"{prefix}.{option}", field)

@@ -32,25 +32,33 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Parts(dict[str, tuple[Any, type[Options]]]):
-    """The parts of one kind by name: the function or class of a plugin, and its options.
+class Part(NamedTuple):
+    """A part. code: the function or class of a plugin; None for the program's own part, which is in `engine/`.
 
-    key: the YAML key of the options. names: of the program's own parts without options; they have no function here.
+    several_labels: of a loss: whether it trains images with several labels (DATA.MULTI_LABEL).
     """
 
-    def __init__(self, kind: str, key: str, *names: str) -> None:
-        super().__init__(dict.fromkeys(names, (None, Options)))
+    code: Any = None
+    options: type[Options] = Options
+    several_labels: bool = True
+
+
+class Parts(dict[str, Part]):
+    """The parts of one kind by name. key: the YAML key of the options."""
+
+    def __init__(self, kind: str, key: str, **own: Part) -> None:
+        super().__init__(own)
         self.kind, self.key = kind, key
 
-    def add(self, name: str, options: type[Options] = Options) -> Callable[[_T], _T]:
+    def add(self, name: str, options: type[Options] = Options, several_labels: bool = True) -> Callable[[_T], _T]:
         """Returns the decorator of a plugin's part with these options. Raises ValueError for a name that is taken."""
         if name in self:
             raise ValueError(f"there is already a {self.kind} {name}")
-        return lambda part: self.setdefault(name, (part, options))[0]
+        return lambda code: self.setdefault(name, Part(code, options, several_labels)).code
 
     def build(self, name: str, values: dict[str, Any] | None) -> Any:
         """Builds a plugin's part: an instance of its class, or its function with `options` bound."""
-        part = self[name][0]
+        part = self[name].code
         options = self._options(name, values)
         return part(options) if isinstance(part, type) else partial(part, options=options)
 
@@ -77,7 +85,7 @@ class Parts(dict[str, tuple[Any, type[Options]]]):
     def _options(self, name: str, values: Any, prefix: str = "") -> Options:
         """Returns all options; lists may be tuples, as in JSON. Raises ValueError, which begins with the key."""
         try:
-            return self[name][1].model_validate_json(json.dumps({} if values is None else values))
+            return self[name].options.model_validate_json(json.dumps({} if values is None else values))
         except ValidationError as invalid:
             error = invalid.errors(include_url=False)[0]
             key = ".".join(map(str, error["loc"]))
@@ -100,8 +108,13 @@ class AsymmetricLoss(Options):
         return gamma
 
 
-LOSSES = Parts("loss", "LOSS.KWARGS", "cross_entropy", "bce")
-LOSSES["asl"] = None, AsymmetricLoss
+LOSSES = Parts(
+    "loss",
+    "LOSS.KWARGS",
+    cross_entropy=Part(several_labels=False),
+    bce=Part(),
+    asl=Part(options=AsymmetricLoss),
+)
 HOST_AUGMENTATIONS = Parts("host augmentation", "DATA.HOST_AUGMENTATIONS")
 DEVICE_AUGMENTATIONS = Parts("device augmentation", "DATA.DEVICE_AUGMENTATIONS")
 OPTIMIZERS = Parts("optimizer", "TRAIN.OPTIMIZER.KWARGS")  # added to timm's table, which has the others

@@ -1,14 +1,13 @@
-"""The metrics of evaluations, one table: `best.pth`, tables, page, loggers and log read it. Without torch and numpy."""
+"""The metrics of evaluations, one table: EVAL.BEST_METRIC, log, tables, page, loggers, JSON and CSV read it.
+
+Without torch and numpy.
+"""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-MetricName = Literal[
-    "top1", "top5", "loss", "macro_f1", "balanced_accuracy", "mean_ap", "min_recall", "auroc", "specificity",
-    "quadratic_kappa", "linear_kappa", "micro_f1", "sample_f1",
-]  # fmt: skip
 MEAN_SPECIFICITY = "specificity, mean over classes"  # of two classes it is the balanced accuracy
 MAX_SCORED_CLASSES = 256  # see `Evaluator.classify`
 OPERATING_POINTS = (90, 95)  # percent
@@ -21,7 +20,7 @@ OPERATING = {  # columns of the figures per class, and their titles
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric, in percent except for the loss.
+    """A metric, in percent except for the loss. With one label per image, macro recall is the balanced accuracy.
 
     name, title: in files; on the page and in the log.
     compute: from the `SampleResults` of the evaluation.
@@ -71,8 +70,8 @@ METRICS: dict[str, Metric] = {
         Metric("top1", "top-1", lambda results: results.accuracy(1), log_name="Acc@1"),
         Metric("top5", "top-5", lambda results: results.accuracy(5), log_name="Acc@5", min_classes=10),
         Metric("mean_ap", "mean AP", lambda results: results.ranking.mean_average_precision, True, log_name="mAP"),
-        Metric("macro_f1", "macro F1", lambda results: results.per_class.macro()["f1"], None),
-        Metric("balanced_accuracy", "balanced accuracy", lambda results: results.per_class.macro()["recall"]),
+        Metric("macro_f1", "macro F1", lambda results: results.per_class.macro("f1"), None),
+        Metric("balanced_accuracy", "balanced accuracy", lambda results: results.per_class.macro("recall")),
         Metric("min_recall", "minimum recall", lambda results: results.per_class.min_recall),
         Metric("auroc", "AUROC", lambda results: results.ranking.mean_auroc, None, max_classes=MAX_SCORED_CLASSES),
         Metric("specificity", MEAN_SPECIFICITY, lambda results: results.per_class.mean_specificity, None),
@@ -80,8 +79,18 @@ METRICS: dict[str, Metric] = {
         Metric("linear_kappa", "linear kappa", lambda results: results.weighted_kappa(1), is_ordinal=True),
         Metric("micro_f1", "micro F1", lambda results: results.f1_of_labels(None), True),
         Metric("sample_f1", "F1 per image", lambda results: results.f1_of_labels(1), True),
+        Metric("precision", "macro precision", lambda results: results.per_class.macro("precision"), None),
+        Metric("recall", "macro recall", lambda results: results.per_class.macro("recall"), True),
+        Metric("ece", "calibration error", lambda results: results.calibration_error, None, sign=-1),
     )
 }
+MetricName = Literal[*METRICS]  # type: ignore[valid-type]
+_OLD_NAMES = {"f1": "macro_f1", "recall": "balanced_accuracy"}  # keys of JSON files
+
+
+def with_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by name, those of some metrics also by the keys that earlier versions wrote."""
+    return {old: values[name] for old, name in _OLD_NAMES.items() if name in values} | dict(values)
 
 
 def metrics_of(multi_label: bool) -> list[Metric]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
+from configs.parts import LOSSES
 from configs.schema.compute import Amp, Parallel
 from configs.schema.data import AUTO, Data
 from configs.schema.families.family import ViT
@@ -32,8 +33,9 @@ class Evaluation(Section):
     best_metric: MetricName | None = option(
         None,
         "what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, balanced_accuracy, "
-        "specificity, auroc: means over the classes; min_recall: of the worst class; quadratic_kappa, linear_kappa: "
-        "classes are grades in their order; null: top1, with DATA.MULTI_LABEL mean_ap",
+        "precision, recall, specificity, auroc: means over the classes; min_recall: of the worst class; ece: expected "
+        "calibration error; quadratic_kappa, linear_kappa: classes are grades in their order; null: top1, with "
+        "DATA.MULTI_LABEL mean_ap",
     )
     operating_point: Goal | None = option(
         None,
@@ -182,9 +184,12 @@ class Config(Section):
     def _problems_of_several_labels(self) -> Iterator[Problem]:
         name, distillation = self.loss.name, self.train.distillation_type
         needed = "needs one label per image, but DATA.MULTI_LABEL is on"
-        has_weights = self.loss.class_weights and name not in ("bce", "asl")
-        yield name == "cross_entropy", f"LOSS.NAME cross_entropy {needed}; set LOSS.NAME=bce or asl"
-        yield has_weights, f"LOSS.NAME {name} with CLASS_WEIGHTS {needed}; set LOSS.NAME=bce or asl"
+        loss = LOSSES[name]
+        yield not loss.several_labels, f"LOSS.NAME {name} {needed}; set LOSS.NAME=bce or asl"
+        yield (
+            self.loss.class_weights and loss.code,
+            f"LOSS.NAME {name} with CLASS_WEIGHTS {needed}; set LOSS.NAME=bce or asl",
+        )
         yield distillation != "none", f"TRAIN.DISTILLATION_TYPE {distillation} {needed}; set it to none"
 
 

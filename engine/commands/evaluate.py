@@ -67,9 +67,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         )
         logger.record.update()  # before the files, which may fail
         files = build_eval_files(config, samples, evaluator, folder)
-        summary = files.write(metrics, results, session.model, epoch=None, **about)
-        names = ("precision", "recall", "f1", "ece")
-        logger.record.set_result(**{name: summary[name] for name in names if name in summary})
+        files.write(metrics, results, session.model, epoch=None, **about)
         logger.record.update(state="finished", exit_status=0)
         contents = contents_of(logger.record, config, files.values)
         score = score_text(contents, contents.evaluation, metrics.score)

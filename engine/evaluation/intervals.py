@@ -30,7 +30,8 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
     each limit is also at least as far away as the limits of the classes are: the jackknife does not see that one image
     of a class may be right by chance.
 
-    None for a loss, for a value that is not a share, and where too few samples show the variance; then the reason, too.
+    None for a loss or a calibration error, for a value that is not a share, and where too few samples show the
+    variance; then the reason, too.
     """
     if results.lacks_groups:
         return None, "the groups of the images are not known"
@@ -42,7 +43,7 @@ def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[fl
         unit = "groups"
     number = int(units.max(initial=-1)) + 1
     share = metric.compute(results) / 100 if number else math.nan
-    if metric.name == "loss" or not 0 <= share <= 1:
+    if metric.sign < 0 or not 0 <= share <= 1:
         return None, ""
     if number == 1:
         return None, f"fewer than 2 {unit}"
@@ -249,6 +250,7 @@ def _limits_of_classes(
     figures = results.per_class
     of_classes = {
         "balanced_accuracy": (figures.recall, with_class),
+        "recall": (figures.recall, with_class),
         "min_recall": (figures.recall, with_class),
         "macro_f1": (figures.f1, with_class),
         "mean_ap": (results.ranking.average_precision, with_class),

@@ -23,6 +23,7 @@ from engine.evaluation.ranking import (
     mean_defined,
     rank_labels,
     rank_samples,
+    read_labels,
     roc_points,
     threshold_at,
     to_finite,
@@ -210,6 +211,23 @@ class SampleResults:
         """The figures of the classes up to the highest label that occurs; with several labels per sample, of all."""
         return class_figures(self, 1 + int(max(self.targets.max(), self.labels.max())))
 
+    @cached_property
+    def calibrations(self) -> "list[Calibration]":
+        """Of the predicted classes; with several labels per sample of each label."""
+        if self.targets.ndim == 1:
+            return [calibration(self.probabilities[self.readable, 0], self.hits(1)[self.readable])]
+        assert self.scores is not None
+        found = []
+        for _, scores, is_true, is_known in read_labels(self.targets, self.scores, self.readable):
+            probabilities = torch.from_numpy(scores[is_known]).sigmoid().numpy()
+            found.append(calibration(probabilities, is_true[is_known]))
+        return found
+
+    @property
+    def calibration_error(self) -> float:
+        """The expected calibration error; with several labels per sample the mean of the labels."""
+        return mean_defined(np.array([one.error for one in self.calibrations]))
+
     def metrics(self, best: str | None = None) -> Metrics:
         """All metrics that apply, NaN if no sample was read. best: the one that decides; None: mean AP or top-1."""
         samples = len(self.readable)
@@ -307,11 +325,10 @@ class ClassFigures:
         """The mean over the classes with samples."""
         return mean_defined(self.specificity[self.count > 0])
 
-    def macro(self) -> dict[str, float]:
-        """The means of precision, recall and F1 over the classes with samples; an undefined precision counts as 0."""
-        present = self.count > 0
-        figures = {"precision": self.precision, "recall": self.recall, "f1": self.f1}
-        return {name: mean_defined(np.nan_to_num(values[present])) for name, values in figures.items()}
+    def macro(self, name: str) -> float:
+        """The mean of precision, recall or f1 over the classes with samples; an undefined precision counts as 0."""
+        values: np.ndarray = getattr(self, name)
+        return mean_defined(np.nan_to_num(values[self.count > 0]))
 
     @property
     def min_recall(self) -> float:

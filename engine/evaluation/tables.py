@@ -18,13 +18,12 @@ import torch
 
 from configs.schema.operating_point import OperatingPoint
 from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
-from engine.evaluation.ranking import mean_defined, read_labels, roc_points
+from engine.evaluation.ranking import roc_points
 from engine.evaluation.results import (
     NUM_BINS,
     Calibration,
     ClassFigures,
     SampleResults,
-    calibration,
     class_figures,
     confused_pairs,
     coverage,
@@ -38,7 +37,7 @@ from engine.evaluation.results import (
 from engine.progress import Metrics
 from engine.run.record import CONFUSION, GROUPS, MISTAKES, PER_IMAGE, SUMMARY, TABLES
 from utils.files import atomic_write, make_own_folder, open_atomically
-from utils.metric_table import METRICS, OPERATING
+from utils.metric_table import METRICS, OPERATING, with_old_names
 from utils.tables import matrix_text, safe_cell, table_text
 
 MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
@@ -71,7 +70,7 @@ class ResultTables:
         make_own_folder(self.folder)
         self._tables = {}
         analyze = self._analyze if results.targets.ndim == 1 else self._analyze_several_labels
-        figures = analyze(results)
+        analyze(results)
         self._write_arrays(LOGITS, results, logits=results.logits)
         is_small = results.scores is not None and results.scores.nbytes <= MAX_SCORES_BYTES
         self._write_arrays(SCORES, results, scores=results.scores if is_small else None)
@@ -85,8 +84,7 @@ class ResultTables:
             "samples": metrics.samples,
             "unreadable": len(results.errors),
             "num_classes": len(self.class_names),
-            **metrics.known,
-            **figures,
+            **with_old_names(metrics.known),
             "interval": interval,  # of the metric that decides
             "interval_missing": reason or None,
             "operating_point": point and figures_at(results, point),
@@ -151,11 +149,9 @@ class ResultTables:
                 with archive.open(member, "w", force_zip64=True) as stored:
                     np.lib.format.write_array(stored, array, allow_pickle=False)
 
-    def _analyze(self, results: SampleResults) -> dict[str, float]:
-        """Writes the tables; returns the figures of the summary."""
+    def _analyze(self, results: SampleResults) -> None:
         names = self.class_names
         figures, pairs = class_figures(results, len(names)), confused_pairs(results, len(names))
-        bins = calibration(results.probabilities[results.readable, 0], results.hits(1)[results.readable])
         ranking = results.ranking
         shares = {"auroc": ranking.auroc}
         if METRICS["top5"].applies(len(names), multi_label=False):
@@ -167,7 +163,7 @@ class ResultTables:
         wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
         pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
         self._write_table("confused_pairs", ("true", "predicted", "count", "share"), pair_rows, _SHOWN_PAIRS)
-        self._write_table("calibration", _BIN_COLUMNS, _bin_rows(bins))
+        self._write_table("calibration", _BIN_COLUMNS, _bin_rows(*results.calibrations))
         rows = ([*map(_cell, row)] for row in coverage(results))
         self._write_table("coverage", ("threshold", "coverage", "accuracy"), rows)
         # A row per image; the label of an image that could not be read is -1, and its classes are empty.
@@ -186,24 +182,13 @@ class ResultTables:
             if len(names) <= _MAX_CLASSES_SHOWN:
                 self._tables["confusion"] = [list(names), matrix.tolist()]
         self._write_mistakes(results)
-        return {**figures.macro(), "ece": bins.error}
 
-    def _analyze_several_labels(self, results: SampleResults) -> dict[str, float]:
+    def _analyze_several_labels(self, results: SampleResults) -> None:
         """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '.
 
         The first bins of the calibration are of all labels together, for the page, the others of each label.
         """
-        figures, ranking, readable = results.per_class, results.ranking, results.readable
-        assert results.scores is not None
-        bins = []
-        means = []
-        known = []
-        for _, scores, is_true, is_known in read_labels(results.targets, results.scores, readable):
-            probabilities = torch.from_numpy(scores[is_known]).sigmoid().numpy()
-            bins.append(calibration(probabilities, is_true[is_known]))
-            known.append(str(len(probabilities)))
-            means.append(100 * mean_of(probabilities.astype(np.float64), np.ones(len(probabilities))))
-        errors = np.array([one.error for one in bins])
+        figures, ranking, bins = results.per_class, results.ranking, results.calibrations
         names = [("", ""), *enumerate(self.class_names)]
         every = zip(names, [join_bins(bins), *bins], strict=True)
         rows = ([*name, *row] for name, of_label in every for row in _bin_rows(of_label))
@@ -211,14 +196,14 @@ class ResultTables:
         thresholds = results.used_thresholds
         shares = {"ap": ranking.average_precision, "threshold": 100 * torch.from_numpy(thresholds).sigmoid().numpy()}
         shares |= {
-            "probability": np.array(means),
-            "ece": errors,
+            "probability": np.array([mean_of(np.nan_to_num(one.confidence), one.count) for one in bins]),
+            "ece": np.array([one.error for one in bins]),
             **dict(zip(OPERATING, ranking.operating, strict=True)),
         }
         logits = [f"{logit:.9g}" for logit in thresholds]
+        known = [str(one.count.sum()) for one in bins]
         self._write_classes(figures, {"known": known, "threshold_logit": logits}, auroc=ranking.auroc, **shares)
         self._write_mistakes(results)
-        return {**figures.macro(), "ece": mean_defined(errors)}
 
     def _write_classes(self, figures: ClassFigures, texts: dict[str, list[str]], **shares: np.ndarray) -> None:
         """texts, shares: further columns; shares are in percent."""

@@ -23,7 +23,7 @@ from engine.run.facts import Fact
 from utils import notes
 from utils.errors import UserError, escape_control_characters, from_here
 from utils.files import atomic_write, link_or_copy, open_atomically, open_regular_file, own_file, read_json
-from utils.metric_table import METRICS
+from utils.metric_table import METRICS, with_old_names
 from utils.notes import LAUNCH_FOLDER, STATUS, UNFINISHED
 
 RUN, ROWS, TABLE, LOG = "run.json", "metrics.jsonl", "metrics.csv", "log.txt"
@@ -48,12 +48,12 @@ _STATE_KEYS = (*STATUS_KEYS, "signal", "stopped_early", "reason", "slow_rank", "
 BASELINES = ("pixel_baseline", "majority_class")
 # A new key of the result: here, in docs/operation.md, and where it is measured (CONTRIBUTING.md names the places).
 RESULT_KEYS = (
-    *METRICS, "samples", "split", "precision", "recall", "f1", "ece", "epoch", "checkpoint", "average_score",
+    *METRICS, "samples", "split", "f1", "epoch", "checkpoint", "average_score",
     "raw_score", "probe_score", "knn_top1", "probe_l2", *BASELINES, "test", "finished", "stopped_early", "reason",
     "train_seconds", "total_seconds", "images_per_second", "peak_memory_bytes", "numeric_precision", "device",
     "parameters", "trainable_parameters",
 )  # fmt: skip
-# Columns of `metrics.csv`. New ones go to the end: scripts may read columns by their position.
+# The first columns of `metrics.csv`; the others follow from the metrics.
 COLUMNS = [
     "epoch", "step", "lr", "train_loss", "train_top1", "val_loss", "val_top1", "val_top5",
     "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
@@ -165,7 +165,7 @@ class RunRecord:
         """Sets entries of `result`; the next `update` writes them."""
         assert values.keys() <= set(RESULT_KEYS), "add the key to RESULT_KEYS"
         with self._lock:
-            self.values["result"] |= values
+            self.values["result"] |= with_old_names(values)
 
     def set_best(self, best: Mapping[str, Any], checkpoint: Path) -> None:
         """The best evaluation so far: its metrics by name, and its epoch."""

@@ -131,8 +131,7 @@ def read_class_weights(
     targets: the labels of the training split, int64 (N,), or multi-hot int8 (N, classes).
     Raises UserError: another number of weights than of classes; a plugin's loss of targets with unknown cells.
     """
-    is_plugin = options.name not in ("cross_entropy", *_LOSSES_OF)
-    if is_plugin and targets.ndim == 2 and (targets == UNKNOWN).any():
+    if LOSSES[options.name].code and targets.ndim == 2 and (targets == UNKNOWN).any():
         raise UserError(f"LOSS.NAME {options.name}: does not leave out unknown labels; set LOSS.NAME to bce or asl")
     weights = options.class_weights
     if weights is None:

@@ -83,7 +83,7 @@ def _known_name(chosen: Optimizer) -> str:
     """timm's name of the optimizer; a plugin's is registered there. Raises UserError: timm has no such optimizer."""
     name = timm_name(chosen)
     if chosen.name in OPTIMIZERS:  # of a plugin: timm's table has no public function to add it (timm 1.0)
-        own = OPTIMIZERS[chosen.name][0]
+        own = OPTIMIZERS[chosen.name].code
         if name not in timm.optim.list_optimizers() and "_" not in name:
             has: Any = {f"has_{k}": k in inspect.signature(own).parameters for k in ("eps", "momentum", "betas")}
             register_timm_optimizer(name, own, **has)

@@ -11,7 +11,7 @@ import pytest
 from conftest import GREY, ROOT, TINY_VIT, config_for, each_row, line_of, refused, told
 
 from configs.command_line import parse_command_line, to_yaml
-from configs.parts import LOSSES, open_plugin
+from configs.parts import LOSSES, Part, open_plugin
 from configs.yaml_io import parse_value
 from engine.run.folder import next_command
 
@@ -96,10 +96,19 @@ def test_pickle_may_ask_our_datasets_for_any_name():
     assert not hasattr(importlib.import_module("datasets"), "torch")
 
 
+def test_a_loss_of_one_label_is_refused_with_several(monkeypatch):
+    options = ["-dataset=csv", "-data_path=.", "-opts", *TINY_VIT, "DATA.MULTI_LABEL=true", "LOSS.NAME=own"]
+    monkeypatch.setitem(LOSSES, "own", Part(lambda logits, targets: logits.sum(-1)))
+    assert config_for(*options).loss.name == "own"
+    monkeypatch.setitem(LOSSES, "own", LOSSES["own"]._replace(several_labels=False))
+    with refused("LOSS.NAME own"):
+        config_for(*options)
+
+
 @pytest.mark.slow
 def test_a_worker_has_the_parts_without_the_file(plugin):
     """The rank sends the text: the file may have changed since it ran."""
     code = "import pickle, sys; _, part = pickle.load(sys.stdin.buffer); print(part.__module__, part.__name__)"
-    sent = pickle.dumps((open_plugin(plugin), LOSSES["power"][0]))
+    sent = pickle.dumps((open_plugin(plugin), LOSSES["power"].code))
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, input=sent, capture_output=True, check=True)
     assert result.stdout.split() == [b"ampvit_plugin_own_parts", b"power"]

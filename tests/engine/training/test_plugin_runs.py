@@ -12,7 +12,7 @@ from conftest import ROOT, assert_same_state, digits_flags, log_of, refused, run
 from safetensors.torch import load_file
 
 from configs.command_line import parse_command_line
-from configs.parts import LOSSES, Options, open_plugin
+from configs.parts import LOSSES, Part, open_plugin
 from configs.schema import Loss
 from configs.weights import options_to_export
 from configs.yaml_io import parse_value
@@ -53,7 +53,7 @@ def test_a_loss_without_one_value_per_sample_is_refused(plugin):
 
 
 def test_the_loss_of_a_new_author_without_options_is_one_line_with_its_arguments(plugin, monkeypatch):
-    monkeypatch.setitem(LOSSES, "plain", (lambda logits, targets: logits.sum(-1), Options))
+    monkeypatch.setitem(LOSSES, "plain", Part(lambda logits, targets: logits.sum(-1)))
     with refused(r"LOSS.NAME plain: .*'options'; it is called with \(logits, targets, options\)"):
         build_loss(Loss(NAME="plain"), 0.0)(torch.zeros(2, 3), torch.tensor([0, 1]))
 
