@@ -14,7 +14,7 @@ from configs.schema.families.family import ViT
 from configs.schema.families.registry import MODEL_SECTIONS, AnyModel
 from configs.schema.model import FIXED_KEYS, FREEZE_BACKBONE
 from configs.schema.operating_point import Goal
-from configs.schema.section import Count, Name, Names, Path, Problem, Section, as_names, option
+from configs.schema.section import Count, Name, Names, Path, Positive, Problem, Range, Section, as_names, option
 from configs.schema.train import Loss, Train
 from utils.metric_table import Metric, MetricName, best_metric
 
@@ -30,6 +30,14 @@ class Evaluation(Section):
     )
     save_logits: bool = option(False, "write the logits of each image, float16, to evaluation/logits.npz")
     suspects: bool = option(False, "MODEL.TUNE probe: list images with doubtful labels in suspects/suspects.csv")
+    review: Positive | Range | None = option(
+        None,
+        "-predict: the column needs_review: a number: the highest probability is below it; [low, high]: the "
+        "probability of the class of the operating point, else of a label, else the highest one, is between them",
+    )
+    maps: Literal["crop", "image"] = option(
+        "crop", "-explain: maps of the part of an image that the model sees, or of the whole image in its own size"
+    )
     best_metric: MetricName | None = option(
         None,
         "what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, balanced_accuracy, "

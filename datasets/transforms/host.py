@@ -227,6 +227,19 @@ def _resized_sides(sides: Sequence[int], crop: list[int], kind: str) -> list[int
     return [max(1, round(side / ratio)) for side in sides]
 
 
+def eval_geometry(data: Data, sides: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Height and width to which `eval_crop` resizes an image, and top and left of its crop in it, negative of a border.
+
+    sides: height and width of the image.
+    """
+    size = data.input_size
+    crop = [math.floor(round(side / data.crop_pct, 6)) for side in size]  # 224 / 0.56 is 399.99999999999994
+    resized = _resized_sides(sides, crop, data.resize)
+    margins = [side - shown for side, shown in zip(resized, size, strict=True)]
+    is_border_first = data.resize != "crop"
+    return resized, [-(-one // 2) if one < 0 and is_border_first else round(one / 2) for one in margins]
+
+
 def eval_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
     """The part of the image that an evaluation shows, torch.uint8 (C, H, W) of DATA.IMAGE_SIZE.
 
@@ -236,13 +249,10 @@ def eval_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
     crop it is placed as by PaddlePaddle's CenterCrop: torchvision and timm place it one pixel differently if it is odd.
     """
     pixels, size = image.pixels, data.input_size
-    crop = [math.floor(round(side / data.crop_pct, 6)) for side in size]  # 224 / 0.56 is 399.99999999999994
-    height, width = _resized_sides(pixels.shape[1:], crop, data.resize)
+    (height, width), (top, left) = eval_geometry(data, pixels.shape[1:])
     resized = resize(pixels, height, width, data.interpolation)
-    margins = [height - size[0], width - size[1]]
-    top, left = (-(-margin // 2) if margin < 0 and data.resize != "crop" else round(margin / 2) for margin in margins)
     shown = resized[:, max(0, top) :, max(0, left) :][:, : size[0], : size[1]]
-    if min(margins) >= 0:
+    if shown.shape[1:] == size:
         return shown
     color = [round(255 * value) if data.resize == "pad" else 0 for value in data.imagenet_mean]
     canvas = torch.tensor(color, dtype=torch.uint8).view(-1, 1, 1).repeat(1, *size)

@@ -135,12 +135,14 @@ def label(session: EvaluationSession, folder: Path, options: Prediction, logger:
 
     def draw(batch: Batch, keys: list[Key]) -> None:
         if options.explain:
-            maps = partial(write_maps, folder, samples, session.model, evaluator, batch, keys)
+            whole = config.data if config.eval.maps == "image" else None
+            maps = partial(write_maps, folder, samples, session.model, evaluator, batch, keys, whole)
             work_while_others_wait(maps, context)  # a rank may have no image of the last batches
 
     parts = evaluator.classify(session.model, batches, top_k, batches_per_write(top_k), draw)
     names = names_of_labels(samples, classes)
-    predictions = Predictions(folder, samples, names, options, evaluator.thresholds, evaluator.point)
+    review = config.eval.review
+    predictions = Predictions(folder, samples, names, options, evaluator.thresholds, evaluator.point, review)
     files = predictions.write(parts, context)
 
     def report() -> int:

@@ -16,6 +16,7 @@ from itertools import compress
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
@@ -27,7 +28,7 @@ from datasets.decoding.images import BadImage
 from datasets.loading.sampler import Key
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc
-from datasets.transforms.host import build_eval_host_transform
+from datasets.transforms.host import build_eval_host_transform, eval_geometry
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.results import SampleResults, worst_mistakes
 from engine.evaluation.tables import ResultTables
@@ -193,15 +194,37 @@ def explanation_file(index: int, name: str) -> str:
 
 
 def write_maps(
-    folder: Path, samples: Samples, model: nn.Module, evaluator: Evaluator, batch: Batch, keys: list[Key]
+    folder: Path,
+    samples: Samples,
+    model: nn.Module,
+    evaluator: Evaluator,
+    batch: Batch,
+    keys: list[Key],
+    whole: Data | None = None,
 ) -> None:
-    """Writes the map of each image of a batch that could be read; raises OSError."""
+    """Writes the map of each image of a batch that could be read; raises OSError. whole: draws on whole images."""
     make_own_folder(folder / EXPLANATIONS)
     is_sample = (~is_padding(batch.targets)).tolist()
     for crop, (_, index, _) in compress(zip(batch.images, keys, strict=True), is_sample):
         # One by one: the maps or the graph of a large model take gigabytes.
         heat = heat_map(model, evaluator.transform(crop[None]), evaluator)[0]
-        write_map(folder / explanation_file(index, samples.name(index)), crop.cpu(), heat, max(*crop.shape[1:], 160))
+        shown = crop.cpu()
+        side = max(*crop.shape[1:], _SIDE)
+        if whole:
+            shown = samples.open(index, whole.image_channels).pixels
+            heat = map_of_image(heat, whole, *shown.shape[1:])
+            side = max(heat.shape)
+        write_map(folder / explanation_file(index, samples.name(index)), shown, heat, side)
+
+
+def map_of_image(heat: torch.Tensor, data: Data, height: int, width: int) -> torch.Tensor:
+    """The map of the crop of an evaluation (rows, columns) -> of its image (height, width), 0 outside of the crop."""
+    resized, (top, left) = eval_geometry(data, (height, width))
+    down, right = (cells / pixels for cells, pixels in zip(heat.shape, data.input_size, strict=True))
+    place = (right * resized[1] / width, 0, -right * left, 0, down * resized[0] / height, -down * top)  # in the map
+    levels = Image.fromarray(heat.numpy())
+    whole = levels.transform((width, height), Image.Transform.AFFINE, place, Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(whole))
 
 
 def heat_map(model: nn.Module, images: torch.Tensor, evaluator: Evaluator) -> torch.Tensor:

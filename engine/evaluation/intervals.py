@@ -90,7 +90,8 @@ def ranking_of(results: SampleResults, label: int, names: Sequence[str]) -> dict
 
 
 def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
-    """The sensitivity and the specificity at a chosen point, in percent, None if not defined; their intervals.
+    """The sensitivity and the specificity at a chosen point, in percent, None if not defined; their intervals, or why
+    there is none.
 
     goal: in words. confusion: samples by the true (row) and the predicted class (column): the others, the class.
     """
@@ -107,10 +108,11 @@ def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
         part = binary.take(np.flatnonzero(targets == label))
         share = None
         interval = None
+        reason = "no threshold" if point.threshold is None else f"no {results.unit}"
         if point.threshold is not None and len(part.targets):
             share = part.accuracy(1)
-            interval, _ = confidence_interval(part, METRICS["top1"])
-        found |= {name: share, f"{name}_interval": interval}
+            interval, reason = confidence_interval(part, METRICS["top1"])
+        found |= {name: share, f"{name}_interval": interval, f"{name}_interval_missing": reason or None}
     return found
 
 

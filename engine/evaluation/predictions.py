@@ -5,6 +5,7 @@ Rows are written as they are computed: a million images are a list of paths, nev
 
 import csv
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,9 +27,10 @@ from utils.tables import aligned_table, safe_cell, table_text, write_workbook
 
 BATCHES_PER_WRITE, _CLASSES_PER_WRITE = 8, 8000  # before a write, the host waits for the device
 CSV_FILE, JSON_FILE, GROUPS_FILE = "predictions.csv", "predictions.json", "groups.csv"
+COUNTS_FILE = "counts.csv"
 XLSX_FILE = "predictions.xlsx"
 UNKNOWN = "unknown"  # of -threshold
-THRESHOLD = "decision_threshold"
+THRESHOLD, REVIEW = "decision_threshold", "needs_review"
 _SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_COLUMNS, _SHOWN_CHARS = 10, 3, 8, 48
 
 _Text = str | float
@@ -55,7 +57,8 @@ class Predictions:
     the column `explanation`. With `thresholds` (classes,), of several labels per image, the column `predicted` has the
     classes whose logits reach them; with a chosen `point`, the column `decision` its class, or another, and
     `decision_threshold` the probability of the class that decides. With -threshold, the column `label` has the most
-    probable class, or of several labels all classes, from that probability on, else `UNKNOWN`.
+    probable class, or of several labels all classes, from that probability on, else `UNKNOWN`. With `review`
+    (EVAL.REVIEW), the column `needs_review` is yes or no.
 
     num_readable: the images that could be read, of the `num_done` first ones.
     """
@@ -68,11 +71,13 @@ class Predictions:
         options: Prediction,
         thresholds: np.ndarray | None = None,
         point: OperatingPoint | None = None,
+        review: float | tuple[float, float] | None = None,
     ) -> None:
         self._folder, self._samples, self._class_names, self._options = folder, samples, class_names, options
         self._labelled = options.path is None
         self._thresholds = thresholds
         self._point = point
+        self._review = review if isinstance(review, tuple) else (0.0, review or 0.0)
         self._unknown = free_name(UNKNOWN, class_names)
         logits = {"image": point.threshold} if point else {}
         if point and samples.groups is not None:
@@ -83,6 +88,7 @@ class Predictions:
             ("decision", "image" in self._decides_from, partial(self._decisions, "image")),
             (THRESHOLD, "image" in self._decides_from, partial(self._decision_thresholds, "image")),
             ("label", options.threshold is not None, self._labels),
+            (REVIEW, review is not None, self._reviews),
             ("target", self._labelled, self._targets),
             ("explanation", options.explain, self._explanations),
         )
@@ -90,6 +96,7 @@ class Predictions:
             name: texts_of for name, applies, texts_of in columns if applies
         }
         self._num_ranks = min(options.top_k or len(class_names), len(class_names))
+        self._counts = defaultdict[tuple[str, str], list[int]](lambda: [0, 0])  # images, and those to review
         self._kept, self._shown = list[SampleResults](), list[_Image]()
         self.num_done = self.num_readable = 0
 
@@ -127,6 +134,11 @@ class Predictions:
                 predictions = [{"class": self._class_names[label], "probability": round(p, 6)} for label, p in ranked]
                 line = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
                 objects.write(f"{',' if self.num_done else '['}\n{line}")
+            if self._samples.groups is not None and not error:
+                label = str(texts.get("label", texts.get("predicted", self._class_names[ranked[0][0]])))
+                counts = self._counts[self._samples.groups[self.num_done], label]
+                counts[0] += 1
+                counts[1] += texts.get(REVIEW) == "yes"
             if self.num_done < _SHOWN_ROWS or (error and len(self._shown) < 2 * _SHOWN_ROWS):
                 self._shown.append(image)
             self.num_done += 1
@@ -139,7 +151,7 @@ class Predictions:
         for objects in self._objects:
             objects.write("\n]\n")
         files.close()
-        for name in (GROUPS_FILE, XLSX_FILE):  # of other images
+        for name in (GROUPS_FILE, COUNTS_FILE, XLSX_FILE):  # of other images
             (self._folder / name).unlink(missing_ok=True)
         if self._options.excel:
             with (
@@ -148,6 +160,10 @@ class Predictions:
             ):
                 write_workbook(book, csv.reader(table), self._number_columns)
             paths.append(self._folder / XLSX_FILE)
+        if self._counts:
+            rows = [[*map(safe_cell, key), *counts] for key, counts in sorted(self._counts.items())]
+            atomic_write(self._folder / COUNTS_FILE, table_text(["group", "label", "images", REVIEW], rows))
+            paths.append(self._folder / COUNTS_FILE)
         if self._samples.groups is not None and self._kept[0].scores is not None:
             self._write_groups(join(self._kept), np.array([*self._samples.groups]))
             paths.append(self._folder / GROUPS_FILE)
@@ -208,6 +224,17 @@ class Predictions:
             is_chosen = np.round(values.astype(np.float64), 6) >= self._options.threshold  # as in the table
             found.append(self._names_of(labels[is_chosen]) or self._unknown)
         return found
+
+    def _reviews(self, results: SampleResults) -> list[str]:
+        low, high = self._review
+        values = results.probabilities[:, :1]
+        if low and self._point:
+            values = results.label_probabilities[:, [self._point.label]]
+        elif low and self._thresholds is not None:
+            values = results.label_probabilities
+        rounded = np.round(values.astype(np.float64), 6)
+        is_between = (rounded >= low) & (rounded < high)
+        return ["yes" if row.any() else "no" for row in is_between]
 
     def _targets(self, results: SampleResults) -> list[str]:
         targets = self._samples.targets[self.num_done :][: len(results.labels)]

@@ -100,9 +100,9 @@ def interval_of(run: RunContents, evaluation: Evaluation) -> str:
     return _interval_in(evaluation.values)
 
 
-def _interval_in(values: Mapping[str, Any]) -> str:
-    reason = values.get("interval_missing")
-    return f"no interval: {reason}" if reason else interval_text(values.get("interval"))
+def _interval_in(values: Mapping[str, Any], key: str = "interval") -> str:
+    reason = values.get(f"{key}_missing")
+    return f"no interval: {reason}" if reason else interval_text(values.get(key))
 
 
 def score_text(run: RunContents, evaluation: Evaluation, score: float | None) -> str:
@@ -189,8 +189,10 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
             recognized = f"{found} of {missed + found}"
     remarks = [
         recognized,
-        interval_text(point.get("sensitivity_interval")),
-        f"specificity {percent(point.get('specificity'))}, from p {probability_of(logit):.4g} on",
+        _interval_in(point, "sensitivity_interval"),
+        f"specificity {percent(point.get('specificity')) or 'none'}",
+        _interval_in(point, "specificity_interval"),
+        f"from p {probability_of(logit):.4g} on",
         f"chosen on validation images for {point.get('goal')}",
     ]
     return Tile(name, sensitivity, "; ".join(filter(None, remarks)), words)

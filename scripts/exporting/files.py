@@ -289,11 +289,12 @@ def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
     call = f'AutoModelForImageClassification.from_pretrained("ORG/NAME"{", trust_remote_code=True" * has_code})'
     preprocessing = trained.description["preprocessing"]
     gray = '; gray: `Image.open(FILE).convert("L")`'
+    deep = "; values of 16 bits from {:g} to {:g} become 0 to 255".format(*data.grey_range) if data.grey_range else ""
     shown = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in preprocessing.items())
     facts = {
         "Model": f"`{options.type}`, {count_parameters(model)[0]:,} parameters, {options.num_logits} classes",
         "Use": (_IN_TRANSFORMERS if has_code else _IN_TIMM).format(call),
-        "Images": f"{shown}{gray if data.image_channels == 1 else ''}",
+        "Images": f"{shown}{gray if data.image_channels == 1 else ''}{deep}",
         "Data": f"`{data.dataset}`{place}{f', {images.images}' if images else ''}",
         "Classes": ", ".join(f"`{to_single_line(name).replace('`', chr(39))}`" for name in names),
         **_scores(run, trained),

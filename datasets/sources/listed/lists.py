@@ -4,7 +4,7 @@ Legend: N images, C classes.
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
@@ -227,8 +227,7 @@ def read_table(part: Part, train_part: Part, wanted: Wanted, rows_of: Callable[[
     targets = of_ids[np.frombuffer(rows.row_target_ids, np.int32)]
     arrays = listing_arrays(rows.paths, targets=targets, lines=np.frombuffer(rows.lines, np.int32))
     listing = ImageFiles(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
-    _refuse_two_labels(listing)
-    return listing
+    return _with_repeated(listing, kind)
 
 
 def _reader_of_labels(train_rows: Rows, rows: Rows, multi_label: bool) -> Callable[[tuple[str, ...]], list[str]]:
@@ -366,21 +365,38 @@ def _are_numbers(names: Collection[str], wanted: Wanted) -> bool:
     return 2 * sum(each) >= len(each)
 
 
-def _refuse_two_labels(listing: ImageFiles) -> None:
-    """Adds an error for each image with two targets, and a note of rows that are there twice."""
+def _with_repeated(listing: ImageFiles, kind: str) -> ImageFiles:
+    """An image with other labels in several rows has them all, or without several labels an error for each row.
+
+    A note counts rows that are there twice. kind: as `Table.label_kind`.
+    """
     lines = listing.arrays["lines"]
     targets = listing.arrays["targets"]
-    first_index = dict[str, int]()
-    again = []
     _, position, counts = np.unique(listing.arrays["paths_crcs"], return_inverse=True, return_counts=True)
+    rows_of = defaultdict[str, list[int]](list)
     for index in np.flatnonzero(counts[position] > 1).tolist():
-        path = listing.paths[index]
-        first = first_index.setdefault(path, index)
-        if not np.array_equal(targets[first], targets[index]):
-            text = f"{listing.file}:{lines[index]}: {shorten(path)} has other labels in line {lines[first]}"
-            listing.findings.append(f"{text}; write all its labels in one line, and remove the other")
-        elif first != index:
-            again.append(f"{shorten(path)} in line {lines[index]}")
+        rows_of[listing.paths[index]].append(index)
+    again = []
+    joined = list[int]()
+    fix = "remove one"
+    if kind != "number":
+        fix = "-dataset=csv -opts DATA.MULTI_LABEL=true gives an image the labels of all its rows, or remove one"
+    for path, (first, *others) in rows_of.items():
+        differs = (targets[others] != targets[first]).reshape(len(others), -1).any(1)
+        if not differs.any():
+            again += [f"{shorten(path)} in line {lines[index]}" for index in others]
+        elif targets.ndim == 2:
+            targets[first] = targets[[first, *others]].max(0)
+            joined += others
+        else:
+            for index in np.compress(differs, others).tolist():
+                text = f"{listing.file}:{lines[index]}: {shorten(path)} has another label in line {lines[first]}"
+                listing.findings.append(f"{text}; {fix}")
     if again:
         text = f"{listing.file}: {len(again)} rows name an image and its label again, such as {again[0]}"
         listing.notes.append(Note("log", f"{text}; each row counts as an image"))
+    if not joined:
+        return listing
+    text = f"{listing.file}: {len(joined)} rows add labels to an image of another row, such as line {lines[joined[0]]}"
+    listing.notes.append(Note("screen", text))
+    return listing.select(np.setdiff1d(np.arange(len(targets)), joined))

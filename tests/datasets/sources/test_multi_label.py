@@ -47,6 +47,20 @@ def test_labels_of_a_target():
     assert split_labels("", "|") == split_labels("[]", ",") == []
 
 
+def test_an_image_has_the_labels_of_all_its_rows(tmp_path):
+    """Also where two of its rows are equal; the rows of an image whose labels are all equal count one by one."""
+    rows = [("a", "fox"), ("a", "deer"), ("b", "boar"), ("c", "fox"), ("c", "fox"), ("c", "boar"), ("b", "boar")]
+    for split in ("train", "val"):
+        write_table(tmp_path / f"{split}.csv", [f"{name}.png,{label}" for name, label in rows])
+    for name in "abc":
+        write_image(tmp_path / f"{name}.png")
+    train = Tables(Wanted(options(tmp_path, dataset="csv", multi_label=True))).read("train")
+    assert train.findings == []
+    assert [train.paths[index] for index in range(len(train))] == ["a.png", "b.png", "c.png", "b.png"]
+    assert bits_of(train) == "011 100 101 100"  # boar, deer, fox
+    assert any("3 rows add labels" in str(note) for note in train.notes)
+
+
 def test_names_are_sorted_and_targets_are_multi_hot(tables):
     given = tables(train=["dog|polar bear", "", "cat", "polar bear|cat|dog"], val=["dog", "cat|dog"])
     train = Tables(Wanted(given)).read("train")

@@ -182,6 +182,9 @@ def test_each_readable_image_has_an_explanation(images, trained, tmp_path):
     assert [image["explanation"] for image in content] == [row["explanation"] for row in rows]
     with Image.open(tmp_path / "whole" / rows[0]["explanation"]) as picture:
         assert picture.size == (160, 160)
+    predict(tmp_path / "own", *argv, "-opts", "EVAL.MAPS=image")
+    with Image.open(tmp_path / "own" / rows[0]["explanation"]) as picture, Image.open(rows[0]["path"]) as image:
+        assert picture.size == image.size
 
 
 @pytest.mark.slow

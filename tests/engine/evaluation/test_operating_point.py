@@ -71,6 +71,8 @@ def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
     wilson = binomtest(hits, hits + missed).proportion_ci(method="wilson")
     assert found["sensitivity_interval"] == pytest.approx([100 * wilson.low, 100 * wilson.high], abs=0.01)
     assert found["specificity"] == pytest.approx(100 * rest / (rest + wrong))
+    wilson = binomtest(rest, rest + wrong).proportion_ci(method="wilson")
+    assert found["specificity_interval"] == pytest.approx([100 * wilson.low, 100 * wilson.high], abs=0.01)
 
 
 # The labels of images by descending score, the goal, the sensitivity at the point
@@ -265,14 +267,24 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     assert "AUROC, ill" not in log_of(folder)  # the AUROC of two classes, which decides
     assert summary["class_auroc"] is None
     capsys.readouterr()
-    run_here("-predict", str(tmp_path / "data"), f"-resume={folder}", f"-output={tmp_path / 'p'}")
+    review = "EVAL.REVIEW=[0.3, 0.45]"
+    run_here("-predict", str(tmp_path / "data"), f"-resume={folder}", f"-output={tmp_path / 'p'}", "-opts", review)
     images = pd.read_csv(tmp_path / "p/predictions.csv")
     of_image = expit(read_json(folder / "evaluation/summary.json")["operating_point"]["threshold"])
     assert images.decision_threshold.tolist() == pytest.approx([of_image] * 240, abs=1e-6)
     printed = capsys.readouterr().out
     assert all(f"from p {one:.4g} on" in printed for one in (of_image, expit(used["threshold"])))
     ill = np.where(images.class_1 == "ill", images.probability_1, images.probability_2)
-    means = pd.Series(ill).groupby(images.path.str.extract(r"(P\d+)_")[0]).mean()
+    images["group"] = images.path.str.extract(r"(P\d+)_")[0]
+    means = pd.Series(ill).groupby(images.group).mean()
+    needs_review = (ill >= 0.3) & (ill < 0.45)
+    assert 0 < needs_review.sum() < 240
+    assert (images.needs_review == np.where(needs_review, "yes", "no")).all()
+    counts = pd.read_csv(tmp_path / "p/counts.csv", index_col=["group", "label"])
+    by_class = images.assign(needs_review=needs_review).groupby(["group", "class_1"]).needs_review
+    assert counts.index.tolist() == by_class.sum().index.tolist()
+    assert counts.images.tolist() == by_class.count().tolist()
+    assert counts.needs_review.tolist() == by_class.sum().tolist()
     found = pd.read_csv(tmp_path / "p/groups.csv", index_col="group")
     assert found.index.tolist() == means.index.tolist()
     assert found.images.tolist() == [4] * 60

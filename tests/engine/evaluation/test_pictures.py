@@ -1,6 +1,7 @@
 """Attention rollout against the formula, gradients against finite differences; maps of all kinds of models."""
 
 import os
+import random
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,18 @@ from timm.models.vision_transformer import ParallelThingsBlock, VisionTransforme
 from torch import nn
 
 from configs.schema import Amp, Data
+from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import Normalize
+from datasets.transforms.host import eval_crop
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.files import attention_rollout, explanation_file, heat_map, input_gradient, write_attention
+from engine.evaluation.files import (
+    attention_rollout,
+    explanation_file,
+    heat_map,
+    input_gradient,
+    map_of_image,
+    write_attention,
+)
 from engine.parallel import Strategy
 from engine.precision.policy import Precision
 from models.blocks import pool_tokens
@@ -147,3 +157,24 @@ def test_the_names_of_files_are_safe_and_unique(monkeypatch):
         assert len(os.fsencode(temporary_path(Path(name)).name)) <= 255
         assert name.removesuffix(".png").replace("-", "").replace("_", "").isalnum()
     assert files[9] == "explanations/000009-Hüte.png"
+
+
+@pytest.mark.parametrize("resize, crop_pct", [("crop", 0.8), ("crop", 1.25), ("squash", 1), ("pad", 1)])
+def test_the_crop_of_a_whole_map_is_the_map_of_the_crop(resize, crop_pct):
+    """Outside of the crop it is 0, so that the spots are where the model has found them."""
+    data = Data.model_validate({"IMAGE_SIZE": [32, 32], "RESIZE": resize, "CROP_PCT": crop_pct})
+    data = data.model_copy(update={"interpolation": "bilinear", "imagenet_mean": (0.0,)})
+    heat = torch.zeros(4, 4)
+    heat[1, 2] = heat[2, 1] = heat[2, 2] = 1
+    for height, width in ((90, 200), (200, 90), (100, 100)):
+        whole = map_of_image(heat, data, height, width)
+        assert whole.shape == (height, width)
+        image = LazyImage((255 * whole)[None].byte())
+        shown = eval_crop(data, image, random.Random())[0].float() / 255
+        levels = Image.fromarray(heat.numpy()).resize((32, 32), Image.Resampling.BILINEAR)
+        is_inside = shown > 0  # of a border there is no map
+        expected = torch.from_numpy(np.array(levels))
+        assert (shown - expected)[is_inside].abs().max() < 0.12
+        assert is_inside[8:24, 8:24].sum() >= 0.8 * (expected > 0)[8:24, 8:24].sum()
+        if crop_pct == 0.8:
+            assert whole[:, 0].max() == whole[0].max() == 0
