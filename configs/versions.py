@@ -20,10 +20,6 @@ GONE_KEYS: dict[str, tuple[Any, str]] = {
     "TRAIN.CLIP_MODE": ("norm", "use TRAIN.GRAD_CLIP alone, which clips the norm of all gradients"),
     "TRAIN.GRAYSCALE_PROB": (0, _GRAY_AND_BLUR),
     "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": (0, "use TRAIN.NUM_EPOCHS without these epochs"),
-    "TRAIN.SQRT_SCALED_LR": (
-        None,
-        "give null and rates times the square root of global batch size / this: TRAIN.BASE_LR, WARMUP_START_LR, END_LR",
-    ),
     "TRAIN.RESTART_SCHEDULE": (False, "use a new run with -pretrained=RUN/last.pth"),
 }
 # Values that are gone, by key; evaluations do not need them.

@@ -174,6 +174,11 @@ class Config(Section):
             self._is_probe and strategy != "ddp",
             f"PARALLEL.STRATEGY {strategy}: MODEL.TUNE probe needs whole models; set it to ddp",
         )
+        yield (
+            train.sqrt_scaled_lr and trains and not model.resume,
+            "TRAIN.SQRT_SCALED_LR is for runs of before; remove it, and give TRAIN.BASE_LR, WARMUP_START_LR and END_LR "
+            "times the square root of global batch size / this",
+        )
         yield model.tune.kind == "lora" and is_lamb and trains, f"TRAIN.OPTIMIZER.NAME: {steps}; set it to AdamW"
         yield (
             self.deterministic and train.compile == "max",

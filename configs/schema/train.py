@@ -224,6 +224,7 @@ class Train(Augmentation, Distillation):
         ge=1,
     )
     linear_scaled_lr: int | None = option(None, "multiplies the three learning rates by global batch size / this", ge=1)
+    sqrt_scaled_lr: int | None = option(None, "the same by the square root, in runs of before that resume", ge=1)
     grad_clip: float | None = option(None, "max gradient norm over all parameters; null or 0: off", ge=0)
     accum_iter: Count = option(1, "gradient accumulation steps; not used with DATA.GLOBAL_BATCH_SIZE")
     compile: Literal["auto", "none", "default", "model", "max"] = option(

@@ -311,7 +311,9 @@ def build_schedule(options: Train, steps_per_epoch: int, images_per_step: int) -
 
 
 def lr_factor(options: Train, images_per_step: int) -> float:
-    """Linear scaling (Goyal et al., 2017)."""
+    """Linear scaling (Goyal et al., 2017), or by the square root (Malladi et al., 2022)."""
+    if options.sqrt_scaled_lr:
+        return math.sqrt(images_per_step / options.sqrt_scaled_lr)
     return images_per_step / options.linear_scaled_lr if options.linear_scaled_lr else 1.0
 
 

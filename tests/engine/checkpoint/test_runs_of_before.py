@@ -24,6 +24,7 @@ from engine.checkpoint.weights_record import read_record, to_metadata
 from engine.run.record import read_run
 from scripts import export
 from utils.files import atomic_save
+from utils.tables import read_rows
 
 RUNS = ROOT / "tests/fixtures/runs"
 # Loss and top-1 of the last evaluation in metrics.csv of the run
@@ -51,8 +52,7 @@ def test_the_preprocessing_of_weights_of_before_is_applied(commit, tmp_path):
 GONE = {  # values that have an effect
     "DATA.NEAR_COPIES": True, "LOSS.SUM_CLASSES": True, "PARALLEL.OFFLOAD": True, "PARALLEL.REDUCE_DTYPE": "bfloat16",
     "TRAIN.BLUR_PROB": 0.5, "TRAIN.CLIP_MODE": "agc", "TRAIN.GRAYSCALE_PROB": 0.5,
-    "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": 2, "TRAIN.RESTART_SCHEDULE": True, "TRAIN.SQRT_SCALED_LR": 32,
-    "DATA.GREY_RANGE": "auto", "MODEL.ATTENTION": "cudnn", "TRAIN.MIXUP_MODE": "elem",
+    "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": 2, "TRAIN.RESTART_SCHEDULE": True, "DATA.GREY_RANGE": "auto", "MODEL.ATTENTION": "cudnn", "TRAIN.MIXUP_MODE": "elem",
 }  # fmt: skip
 
 
@@ -91,6 +91,25 @@ def test_a_run_of_before_is_resumed(commit, tmp_path):
     (run / "log.txt").touch()
     train([f"-resume={run}", "-epochs=13"])
     assert load_checkpoint(run / "last.pth")["epoch"] == 13
+
+
+def test_a_run_of_before_with_rates_by_the_square_root_is_resumed_with_them(tmp_path):
+    """A new run is refused. Each rate is sqrt(64 / 16) times the one of the same run without the key, bit for bit."""
+    with refused("TRAIN.SQRT_SCALED_LR"):
+        config_for("-opts", "TRAIN.SQRT_SCALED_LR=16")
+    rates = {}
+    for value in ("null", "16"):
+        run = shutil.copytree(RUNS / "edee6d06", tmp_path / value)
+        (run / "log.txt").touch()
+        state = torch.load(run / "last.pth")
+        assert parse_value(state["options"])["DATA"]["BATCH_SIZE"] == 64
+        options = state["options"].replace("SQRT_SCALED_LR: null", f"SQRT_SCALED_LR: {value}")
+        (run / "config.yaml").write_text(options)
+        atomic_save(run / "last.pth", state | {"options": options})
+        train([f"-resume={run}", "-epochs=13"])
+        rates[value] = [float(row["lr"]) for row in read_rows(run / "metrics.csv") if row["lr"]]
+    assert rates["16"] == [2 * rate for rate in rates["null"]]
+    assert rates["16"][-1] > 0
 
 
 def test_a_checkpoint_has_each_entry_of_the_release_with_its_format(digits_run):
