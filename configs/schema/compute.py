@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from configs.schema.section import Count, Names, Problem, Section, option
+from configs.schema.section import Count, Names, Section, option
 
 Preset = Literal["fp32", "torch", "naive", "apex_o1", "apex_o2", "fleet", "paddle", "bf16_stream"]
 
@@ -56,16 +56,14 @@ class Amp(Section):
     custom_white_list: Names = option((), "ops and modules (blocks.11.*) that compute in the half dtype")
     custom_black_list: Names = option((), "ops and modules that compute in fp32; has priority over the white list")
 
-    def _problems(self) -> Iterator[Problem]:
-        is_stream = self.preset == "bf16_stream"
+    def _problems(self) -> Iterator[str]:
         smallest = self.min_loss_scaling
-        yield (
-            is_stream and self.dtype != "bfloat16",
-            "PRESET bf16_stream: the range of float16 is too small; remove DTYPE",
-        )
-        yield smallest > self.init_loss_scaling, f"MIN_LOSS_SCALING {smallest:g} exceeds INIT_LOSS_SCALING; lower it"
+        if self.preset == "bf16_stream" and self.dtype != "bfloat16":
+            yield "PRESET bf16_stream: the range of float16 is too small; remove DTYPE"
+        if smallest > self.init_loss_scaling:
+            yield f"MIN_LOSS_SCALING {smallest:g} exceeds INIT_LOSS_SCALING; lower it"
         for name in sorted(set(self.custom_white_list) & set(self.custom_black_list)):
-            yield True, f"CUSTOM_WHITE_LIST and CUSTOM_BLACK_LIST both contain {name[:80]}; remove one of them"
+            yield f"CUSTOM_WHITE_LIST and CUSTOM_BLACK_LIST both contain {name[:80]}; remove one of them"
 
 
 class Parallel(Section):

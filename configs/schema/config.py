@@ -14,7 +14,7 @@ from configs.schema.families.family import ViT
 from configs.schema.families.registry import MODEL_SECTIONS, AnyModel
 from configs.schema.model import FIXED_KEYS, FREEZE_BACKBONE
 from configs.schema.operating_point import Goal
-from configs.schema.section import Count, Name, Names, Path, Positive, Problem, Range, Section, as_names, option
+from configs.schema.section import Count, Name, Names, Path, Positive, Range, Section, as_names, option
 from configs.schema.train import Loss, Train
 from utils.metric_table import Metric, MetricName, best_metric
 
@@ -110,7 +110,7 @@ class Config(Section):
     def _is_probe(self) -> bool:
         return self.model.tune.solves_head and not self.eval.enabled
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[str]:
         yield from self._problems_of_image_size()
         yield from self._problems_of_weights()
         yield from self._problems_of_batches()
@@ -118,92 +118,74 @@ class Config(Section):
         if self.data.multi_label:
             yield from self._problems_of_several_labels()
 
-    def _problems_of_image_size(self) -> Iterator[Problem]:
-        model, data = self.model, self.data
+    def _problems_of_image_size(self) -> Iterator[str]:
+        model = self.model
         multiple = model.image_size_multiple
-        height, width = data.input_size
-        size = f"DATA.IMAGE_SIZE {data.image_size}"
-        nearest = ",".join(str(max(1, round(side / multiple)) * multiple) for side in (height, width))
-        is_multiple = height % multiple == width % multiple == 0
-        text = f"{size} is not a multiple of {multiple}, as {model.name} needs; the nearest is {nearest}"
-        if not (model.pretrained or model.resume):
-            text += "; -model=resnet10t takes any size"
-        yield not is_multiple, text
-        yield model.type == "crossvit" and height != width, f"{size}: CrossViT resizes images to squares; use a number"
+        height, width = self.data.input_size
+        size = f"DATA.IMAGE_SIZE {self.data.image_size}"
+        if height % multiple or width % multiple:
+            nearest = ",".join(str(max(1, round(side / multiple)) * multiple) for side in (height, width))
+            other = "" if model.pretrained or model.resume else "; -model=resnet10t takes any size"
+            yield f"{size} is not a multiple of {multiple}, as {model.name} needs; the nearest is {nearest}{other}"
+        if model.type == "crossvit" and height != width:
+            yield f"{size}: CrossViT resizes images to squares; use a number"
 
-    def _problems_of_weights(self) -> Iterator[Problem]:
+    def _problems_of_weights(self) -> Iterator[str]:
         model, train = self.model, self.train
-        needs_timm = f"needs MODEL.TYPE timm, not {model.type}; use -model=NAME -pretrained=timm"
-        as_paddlevit = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
-        yield model.pretrained == "timm" and model.type != "timm", f"MODEL.PRETRAINED timm {needs_timm}"
-        yield (
-            self.eval.enabled and not (model.pretrained or model.resume),
-            "EVAL.ENABLED needs weights; give -resume=RUN or -pretrained=FILE",
-        )
-        yield (
-            train.teacher_weights and not self.eval.enabled and train.distillation_type == "none",
-            f"TRAIN.TEACHER_WEIGHTS needs a distillation; {as_paddlevit}",
-        )
-        yield (
-            self.eval_raw and not train.model_ema,
-            "EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW",
-        )
+        trains = not self.eval.enabled
+        if model.pretrained == "timm" and model.type != "timm":
+            needed = "needs MODEL.TYPE timm, not"
+            yield f"MODEL.PRETRAINED timm {needed} {model.type}; use -model=NAME -pretrained=timm"
+        if not (trains or model.pretrained or model.resume):
+            yield "EVAL.ENABLED needs weights; give -resume=RUN or -pretrained=FILE"
+        if trains and train.teacher_weights and train.distillation_type == "none":
+            fix = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
+            yield f"TRAIN.TEACHER_WEIGHTS needs a distillation; {fix}"
+        if self.eval_raw and not train.model_ema:
+            yield "EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW"
+        if trains and train.sqrt_scaled_lr and not model.resume:
+            fix = "give TRAIN.BASE_LR, WARMUP_START_LR, END_LR times the square root of global batch size / this"
+            yield f"TRAIN.SQRT_SCALED_LR is for runs of before; remove it, and {fix}"
 
-    def _problems_of_batches(self) -> Iterator[Problem]:
+    def _problems_of_batches(self) -> Iterator[str]:
         data = self.data
-        given = data.global_batch_size
-        text = "DATA.BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"
+        if data.batch_size != AUTO:
+            return
         if self.eval.enabled or self._is_probe:  # no steps
-            given = data.batch_size_eval
-            text = "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
-        yield data.batch_size == AUTO and not given, text
+            if not data.batch_size_eval:
+                yield "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
+        elif not data.global_batch_size:
+            yield "DATA.BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"
 
-    def _problems_of_training(self) -> Iterator[Problem]:
+    def _problems_of_training(self) -> Iterator[str]:
         model, data, train = self.model, self.data, self.train
         trains = not self.eval.enabled
-        has_suspects = self._is_probe and not data.multi_label
-        is_lamb = "lamb" in train.optimizer.name.lower()
-        steps = "LAMB's steps are in proportion to the weights, and LoRA's B starts as zero"
-        strategy, patience = self.parallel.strategy, train.patience
-        between = "the epochs between two evaluations; raise the first or lower the second"
-        yield (
-            self.eval.suspects and trains and not has_suspects,
-            "EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false",
-        )
-        yield (
-            self._is_probe and strategy != "ddp",
-            f"PARALLEL.STRATEGY {strategy}: MODEL.TUNE probe needs whole models; set it to ddp",
-        )
-        yield (
-            train.sqrt_scaled_lr and trains and not model.resume,
-            "TRAIN.SQRT_SCALED_LR is for runs of before; remove it, and give TRAIN.BASE_LR, WARMUP_START_LR and END_LR "
-            "times the square root of global batch size / this",
-        )
-        yield model.tune.kind == "lora" and is_lamb and trains, f"TRAIN.OPTIMIZER.NAME: {steps}; set it to AdamW"
-        yield (
-            self.deterministic and train.compile == "max",
-            "DETERMINISTIC excludes TRAIN.COMPILE max, which times kernels; use default or model",
-        )
-        yield (
-            data.balanced_sampling and self.loss.class_weights == "balanced",
-            "DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced correct the same imbalance twice; remove one of "
-            "them",
-        )
-        yield (
-            patience is not None and patience < self.validate_freq,
-            f"TRAIN.PATIENCE {patience} is less than VALIDATE_FREQ {self.validate_freq}, {between}",
-        )
+        if self.eval.suspects and trains and (data.multi_label or not self._is_probe):
+            yield "EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false"
+        if self._is_probe and self.parallel.strategy != "ddp":
+            yield f"PARALLEL.STRATEGY {self.parallel.strategy}: MODEL.TUNE probe needs whole models; set it to ddp"
+        if model.tune.kind == "lora" and "lamb" in train.optimizer.name.lower() and trains:
+            steps = "LAMB's steps are in proportion to the weights, and LoRA's B starts as zero"
+            yield f"TRAIN.OPTIMIZER.NAME: {steps}; set it to AdamW"
+        if self.deterministic and train.compile == "max":
+            yield "DETERMINISTIC excludes TRAIN.COMPILE max, which times kernels; use default or model"
+        if data.balanced_sampling and self.loss.class_weights == "balanced":
+            both = "DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced"
+            yield f"{both} correct the same imbalance twice; remove one of them"
+        if train.patience is not None and train.patience < self.validate_freq:
+            between = "the epochs between two evaluations; raise the first or lower the second"
+            yield f"TRAIN.PATIENCE {train.patience} is less than VALIDATE_FREQ {self.validate_freq}, {between}"
 
-    def _problems_of_several_labels(self) -> Iterator[Problem]:
+    def _problems_of_several_labels(self) -> Iterator[str]:
         name, distillation = self.loss.name, self.train.distillation_type
         needed = "needs one label per image, but DATA.MULTI_LABEL is on"
         loss = LOSSES[name]
-        yield not loss.several_labels, f"LOSS.NAME {name} {needed}; set LOSS.NAME=bce or asl"
-        yield (
-            self.loss.class_weights and loss.code,
-            f"LOSS.NAME {name} with CLASS_WEIGHTS {needed}; set LOSS.NAME=bce or asl",
-        )
-        yield distillation != "none", f"TRAIN.DISTILLATION_TYPE {distillation} {needed}; set it to none"
+        if not loss.several_labels:
+            yield f"LOSS.NAME {name} {needed}; set LOSS.NAME=bce or asl"
+        if self.loss.class_weights and loss.code:
+            yield f"LOSS.NAME {name} with CLASS_WEIGHTS {needed}; set LOSS.NAME=bce or asl"
+        if distillation != "none":
+            yield f"TRAIN.DISTILLATION_TYPE {distillation} {needed}; set it to none"
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from unicodedata import normalize
 from pydantic import AfterValidator, BeforeValidator
 
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
-from configs.schema.section import Count, Floats, ImageSize, Pair, Path, Probability, Problem, Range, Section, option
+from configs.schema.section import Count, Floats, ImageSize, Pair, Path, Probability, Range, Section, option
 from configs.yaml_io import shorten
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
@@ -206,74 +206,78 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
             if {len(values), self.image_channels} == {1, 3}:
                 self.__dict__[name] = (sum(values) / len(values),) * self.image_channels
 
-    def _problems(self) -> Iterator[Problem]:
-        secret = secret_in_url(self.data_path)
-        yield secret, f"DATA_PATH: {secret}"
+    def _problems(self) -> Iterator[str]:
+        if secret := secret_in_url(self.data_path):
+            yield f"DATA_PATH: {secret}"
         yield from self._problems_of_pixels()
         yield from self._problems_of_data_set()
+        yield from self._problems_of_kwargs()
         yield from self._problems_of_tables()
         yield from self._problems_of_split()
 
-    def _problems_of_pixels(self) -> Iterator[Problem]:
+    def _problems_of_pixels(self) -> Iterator[str]:
         mean, std = self.imagenet_mean, self.imagenet_std
         channels = self.image_channels
         low, high = self.grey_range or (0, 1)
-        is_bgr = [round(value, 3) for value in mean] == [0.406, 0.456, 0.485]  # Caffe's
-        yield len(mean) != channels, f"IMAGENET_MEAN has {len(mean)} values for IMAGE_CHANNELS {channels}"
-        yield len(std) != channels, f"IMAGENET_STD has {len(std)} values for IMAGE_CHANNELS {channels}"
-        yield not 0 <= low < high <= 65535, f"GREY_RANGE {[low, high]} must ascend, within 0..65535"
-        yield min(std, default=1) <= 0, "IMAGENET_STD must be greater than 0"
-        yield max(*mean, *std, 0) > 1, "IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide both by 255"
-        yield is_bgr, "IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD"
-        yield self.random_crop_scale[1] > 1, "RANDOM_CROP_SCALE is a fraction of the image, at most 1"
+        if len(mean) != channels:
+            yield f"IMAGENET_MEAN has {len(mean)} values for IMAGE_CHANNELS {channels}"
+        if len(std) != channels:
+            yield f"IMAGENET_STD has {len(std)} values for IMAGE_CHANNELS {channels}"
+        if not 0 <= low < high <= 65535:
+            yield f"GREY_RANGE {[low, high]} must ascend, within 0..65535"
+        if min(std, default=1) <= 0:
+            yield "IMAGENET_STD must be greater than 0"
+        if max(*mean, *std, 0) > 1:
+            yield "IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide both by 255"
+        if [round(value, 3) for value in mean] == [0.406, 0.456, 0.485]:  # Caffe's
+            yield "IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD"
+        if self.random_crop_scale[1] > 1:
+            yield "RANDOM_CROP_SCALE is a fraction of the image, at most 1"
 
-    def _problems_of_data_set(self) -> Iterator[Problem]:
+    def _problems_of_data_set(self) -> Iterator[str]:
         data_set = properties_of(self.dataset)
         is_of = f"DATASET is {shorten(self.dataset)}"
-        may_have_several = data_set.multi_label or data_set.may_be_table  # else `recognize_dataset` checks
-        is_downloaded = data_set.torchvision or self.dataset in CALTECH
-        one_label = "needs one label per image, but MULTI_LABEL is on; use LOSS.CLASS_WEIGHTS=balanced instead"
-        yield (
-            self.multi_label and not may_have_several,
-            f"MULTI_LABEL needs the data set csv, parquet or tar, but {is_of}; use -dataset=csv",
-        )
-        yield self.multi_label and self.balanced_sampling, f"BALANCED_SAMPLING {one_label}"
-        yield (
-            self.corrections and (self.multi_label or data_set.in_memory),
-            f"CORRECTIONS needs image files of one label, but {is_of}, MULTI_LABEL {self.multi_label}; remove it",
-        )
-        yield self.groups and data_set.in_memory, f"GROUPS needs images in files, but {is_of}; remove GROUPS"
-        yield (
-            self.labels and not data_set.may_be_table,
-            f"LABELS needs a path of each image, but {is_of}; use -dataset=folder or csv",
-        )
-        yield (
-            self.download and not is_downloaded,
-            f"DOWNLOAD needs {', '.join(CALTECH)} or a data set {TORCHVISION}NAME, but {is_of}",
-        )
-        kwargs = self.kwargs or {}
-        known = ", ".join(data_set.options) or "none"
-        for key in kwargs:
-            is_option = key in data_set.options
-            yield not is_option, f"KWARGS: {shorten(key)} is no option of {shorten(self.dataset)}; known: {known}"
-        lacks_version = data_set.torchvision == "EMNIST" and "split" not in kwargs
-        yield lacks_version, "KWARGS: EMNIST has six versions; name one, as -opts 'DATA.KWARGS={split: balanced}'"
+        if self.multi_label and not (data_set.multi_label or data_set.may_be_table):  # else `recognize_dataset` checks
+            yield f"MULTI_LABEL needs the data set csv, parquet or tar, but {is_of}; use -dataset=csv"
+        if self.multi_label and self.balanced_sampling:
+            one_label = "needs one label per image, but MULTI_LABEL is on"
+            yield f"BALANCED_SAMPLING {one_label}; use LOSS.CLASS_WEIGHTS=balanced instead"
+        if self.corrections and (self.multi_label or data_set.in_memory):
+            needed = "needs image files of one label"
+            yield f"CORRECTIONS {needed}, but {is_of}, MULTI_LABEL {self.multi_label}; remove it"
+        if self.groups and data_set.in_memory:
+            yield f"GROUPS needs images in files, but {is_of}; remove GROUPS"
+        if self.labels and not data_set.may_be_table:
+            yield f"LABELS needs a path of each image, but {is_of}; use -dataset=folder or csv"
+        if self.download and not (data_set.torchvision or self.dataset in CALTECH):
+            yield f"DOWNLOAD needs {', '.join(CALTECH)} or a data set {TORCHVISION}NAME, but {is_of}"
 
-    def _problems_of_cells(self) -> Iterator[Problem]:
+    def _problems_of_kwargs(self) -> Iterator[str]:
+        data_set = properties_of(self.dataset)
+        kwargs = self.kwargs or {}
+        for key in kwargs:
+            if key not in data_set.options:
+                known = ", ".join(data_set.options) or "none"
+                yield f"KWARGS: {shorten(key)} is no option of {shorten(self.dataset)}; known: {known}"
+        if data_set.torchvision == "EMNIST" and "split" not in kwargs:
+            yield "KWARGS: EMNIST has six versions; name one, as -opts 'DATA.KWARGS={split: balanced}'"
+
+    def _problems_of_cells(self) -> Iterator[str]:
         columns = self.given_columns
         cells = columns.get("cells", {})
         threshold = columns.get("threshold", 0.5)
         has_values = not columns.keys().isdisjoint(("cells", "threshold"))
-        needs_list = "COLUMNS: cells and threshold are of a list of columns; give label: [NAME, ...]"
-        yield has_values and not isinstance(columns.get("label"), list), needs_list
-        example = "give the text of each cell with 0, 1 or null (unknown), as {'-1': null, '': 0}"
-        yield not _are_cells(cells), f"COLUMNS: cells is {shorten(cells)}; {example}"
-        is_number = type(threshold) in (int, float) and math.isfinite(threshold)
-        yield not is_number, f"COLUMNS: threshold is {shorten(threshold)}; give a number"
-        has_unknown = _are_cells(cells) and None in cells.values()
-        yield has_unknown and not self.multi_label, "COLUMNS: unknown cells (null) need MULTI_LABEL; set it to true"
+        if has_values and not isinstance(columns.get("label"), list):
+            yield "COLUMNS: cells and threshold are of a list of columns; give label: [NAME, ...]"
+        if not _are_cells(cells):
+            example = "give the text of each cell with 0, 1 or null (unknown), as {'-1': null, '': 0}"
+            yield f"COLUMNS: cells is {shorten(cells)}; {example}"
+        if type(threshold) not in (int, float) or not math.isfinite(threshold):
+            yield f"COLUMNS: threshold is {shorten(threshold)}; give a number"
+        if _are_cells(cells) and None in cells.values() and not self.multi_label:
+            yield "COLUMNS: unknown cells (null) need MULTI_LABEL; set it to true"
 
-    def _problems_of_tables(self) -> Iterator[Problem]:
+    def _problems_of_tables(self) -> Iterator[str]:
         of_split = "of split also {column: NAME, test: [VALUE]}, with val, too, or in its place"
         for key, value in self.given_columns.items():
             is_valid = _is_name(value)
@@ -285,28 +289,32 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
                 is_valid = (
                     isinstance(value, dict) and value.keys() == {"file", "on"} and all(map(_is_name, value.values()))
                 )
-                yield not is_valid, f"COLUMNS: join is {shorten(value)}; give {{file: TABLE, on: COLUMN}}"
+                if not is_valid:
+                    yield f"COLUMNS: join is {shorten(value)}; give {{file: TABLE, on: COLUMN}}"
                 continue
             elif key in ("cells", "threshold"):
                 continue
-            yield not is_valid, f"COLUMNS: {key} is {shorten(value)}; give the name of a column; {of_split}"
+            if not is_valid:
+                yield f"COLUMNS: {key} is {shorten(value)}; give the name of a column; {of_split}"
         yield from self._problems_of_cells()
         renamed = self.rename or {}
         for name in sorted(renamed.keys() & renamed.values()):
-            yield True, f"RENAME: {shorten(name)} is an old and a new name; give each old name the last one"
+            yield f"RENAME: {shorten(name)} is an old and a new name; give each old name the last one"
         try:
             codecs.lookup(self.encoding or "utf-8")
         except LookupError:
-            yield True, f"ENCODING {shorten(self.encoding)}: no such encoding; such as gb18030, cp1252"
+            yield f"ENCODING {shorten(self.encoding)}: no such encoding; such as gb18030, cp1252"
 
-    def _problems_of_split(self) -> Iterator[Problem]:
+    def _problems_of_split(self) -> Iterator[str]:
         fold, folds = self.fold, self.folds
-        places = f"give 0 to {(folds or 1) - 1}"
-        problem = self.labels and problem_of_expression(self.labels)
-        yield fold is not None and not folds, f"FOLD {fold} needs FOLDS, the number of folds"
-        yield folds and self.val_fraction, "FOLDS and VAL_FRACTION both choose the held-out images; remove one"
-        yield folds and (fold is None or fold >= folds), f"FOLD is {shorten(fold)}: with FOLDS {folds} {places}"
-        yield problem, f"LABELS {problem}"
+        if fold is not None and not folds:
+            yield f"FOLD {fold} needs FOLDS, the number of folds"
+        if folds and self.val_fraction:
+            yield "FOLDS and VAL_FRACTION both choose the held-out images; remove one"
+        if folds and (fold is None or fold >= folds):
+            yield f"FOLD is {shorten(fold)}: with FOLDS {folds} give 0 to {folds - 1}"
+        if self.labels and (problem := problem_of_expression(self.labels)):
+            yield f"LABELS {problem}"
 
 
 def _are_cells(value: Any) -> bool:

@@ -77,9 +77,6 @@ def option(default: Any, meaning: str, **limits: Any) -> Any:
     return Field(default, description=meaning, **limits)
 
 
-Problem = tuple[object, str]  # whether a contradiction between options applies, and its text, which begins with a key
-
-
 class Section(BaseModel):
     """A section of options.
 
@@ -98,11 +95,10 @@ class Section(BaseModel):
             value = getattr(self, other.lower())
             if is_given and value not in values:
                 raise ValueError(f"{key} needs {other} {' or '.join(values)}, not {value}; remove it or change {other}")
-        for applies, text in self._problems():
-            if applies:
-                raise ValueError(text)
+        for text in self._problems():
+            raise ValueError(text)
         return self
 
-    def _problems(self) -> Iterable[Problem]:
-        """The possible contradictions between the options; the first that applies is the error."""
+    def _problems(self) -> Iterable[str]:
+        """The contradictions between the options, as texts that begin with a key; the first one is the error."""
         return ()

@@ -16,7 +16,6 @@ from configs.schema.section import (
     Pair,
     Positive,
     Probability,
-    Problem,
     Section,
     option,
 )
@@ -256,22 +255,19 @@ class Train(Augmentation, Distillation):
         """Of a plan: auto is then one of the other values, or stands for none."""
         return self.compile not in ("auto", "none")
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[str]:
         length = f"NUM_EPOCHS {self.num_epochs}"
         warmup = f"WARMUP_EPOCHS {self.warmup_epochs:g}"
         scheduler = self.lr_scheduler
         decay = scheduler.decay_epochs or 0.0
-        lacks_decay = self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None
-        yield self.warmup_epochs > self.num_epochs, f"{warmup} exceeds {length}; lower it or train longer"
-        yield lacks_decay, "OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW"
-        yield (
-            scheduler.name == "wsd" and decay + self.warmup_epochs > self.num_epochs,
-            f"LR_SCHEDULER.DECAY_EPOCHS {decay:g} and {warmup} exceed {length}; lower one of them",
-        )
-        yield (
-            self.last_epoch >= self.num_epochs,
-            f"LAST_EPOCH {self.last_epoch} of {length}: no epoch is left to train; lower it",
-        )
+        if self.warmup_epochs > self.num_epochs:
+            yield f"{warmup} exceeds {length}; lower it or train longer"
+        if self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None:
+            yield "OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW"
+        if scheduler.name == "wsd" and decay + self.warmup_epochs > self.num_epochs:
+            yield f"LR_SCHEDULER.DECAY_EPOCHS {decay:g} and {warmup} exceed {length}; lower one of them"
+        if self.last_epoch >= self.num_epochs:
+            yield f"LAST_EPOCH {self.last_epoch} of {length}: no epoch is left to train; lower it"
 
 
 class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
@@ -300,7 +296,7 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "NUM_CLASSES values; null: 1",
     )
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[str]:
         weights = self.class_weights
-        if isinstance(weights, tuple):
-            yield min(weights, default=0) <= 0, f"CLASS_WEIGHTS {list(weights)}: each weight must be greater than 0"
+        if isinstance(weights, tuple) and min(weights, default=0) <= 0:
+            yield f"CLASS_WEIGHTS {list(weights)}: each weight must be greater than 0"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from configs.schema.data import Data
 from configs.schema.model import Model
-from configs.schema.section import Count, Positive, Problem, option
+from configs.schema.section import Count, Positive, option
 
 QKV_BIAS = option(True, "bias in the query, key and value projections")
 
@@ -26,10 +26,10 @@ class PlainTransformer(Model):
     mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / EMBED_DIM")
     qkv_bias: bool = QKV_BIAS
 
-    def _problems(self) -> Iterator[Problem]:
-        shares_dim = getattr(self, "attn_head_size", None) is None
+    def _problems(self) -> Iterator[str]:
         dim, heads = self.embed_dim, self.num_heads
-        yield shares_dim and dim % heads, f"EMBED_DIM {dim} is not a multiple of NUM_HEADS {heads}; change one of them"
+        if getattr(self, "attn_head_size", None) is None and dim % heads:
+            yield f"EMBED_DIM {dim} is not a multiple of NUM_HEADS {heads}; change one of them"
 
 
 class ViT(PlainTransformer):
@@ -44,16 +44,12 @@ class ViT(PlainTransformer):
     stem: str | None = option(None, "timm network, such as resnet10t: features of stride PATCH_SIZE are the patches")
     init_values: float | None = option(None, "initial value of the layer scale; null: no layer scale", gt=0)
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[str]:
         yield from super()._problems()
-        yield (
-            self.pos_embed != "learned" and self.embed_dim % 4,
-            f"POS_EMBED {self.pos_embed} needs an EMBED_DIM that is a multiple of 4, not {self.embed_dim}",
-        )
-        yield (
-            self.stem and self.patch_size not in (8, 16, 32),
-            f"STEM {self.stem} needs a PATCH_SIZE of 8, 16 or 32, not {self.patch_size}",
-        )
+        if self.pos_embed != "learned" and self.embed_dim % 4:
+            yield f"POS_EMBED {self.pos_embed} needs an EMBED_DIM that is a multiple of 4, not {self.embed_dim}"
+        if self.stem and self.patch_size not in (8, 16, 32):
+            yield f"STEM {self.stem} needs a PATCH_SIZE of 8, 16 or 32, not {self.patch_size}"
 
 
 # Arguments of timm's models that have a key of their own.

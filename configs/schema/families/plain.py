@@ -25,7 +25,7 @@ from configs.schema.families.family import (
     shifted,
 )
 from configs.schema.model import Model
-from configs.schema.section import FROM_LIST, Count, Counts, Floats, Positive, Problem, Section, option
+from configs.schema.section import FROM_LIST, Count, Counts, Floats, Positive, Section, option
 
 # timm's arguments have the names of the keys.
 _KEYS = "img_size patch_size embed_dim depth num_heads mlp_ratio qkv_bias"
@@ -156,11 +156,13 @@ class CrossViT(Model):
     mlp_ratio: Floats = per_stage((4, 4, 1), "hidden channels of the MLP / channels: each branch, the exchange")
     multi_conv: bool = option(False, "three convolutions as patch embedding")
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[str]:
         for size, patch in zip(self.img_size, self.patch_size, strict=True):
-            yield size % patch, f"IMG_SIZE {size} is not a multiple of its PATCH_SIZE {patch}; change one of them"
+            if size % patch:
+                yield f"IMG_SIZE {size} is not a multiple of its PATCH_SIZE {patch}; change one of them"
         for stage in self.depth:
-            yield len(stage) != 3, f"DEPTH {list(stage)} of a stage must have three values: each branch, the exchange"
+            if len(stage) != 3:
+                yield f"DEPTH {list(stage)} of a stage must have three values: each branch, the exchange"
 
     family: ClassVar = Family(
         title="CrossViT",

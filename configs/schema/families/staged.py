@@ -23,7 +23,7 @@ from configs.schema.families.family import (
     shifted,
 )
 from configs.schema.model import Model
-from configs.schema.section import FROM_LIST, Bools, Count, Counts, Floats, Ints, Positive, Problem, Section, option
+from configs.schema.section import FROM_LIST, Bools, Count, Counts, Floats, Ints, Positive, Section, option
 
 
 class Swin(Model):
@@ -39,12 +39,14 @@ class Swin(Model):
     mlp_ratio: Positive = option(4.0, "hidden channels of the MLP / channels")
     qkv_bias: bool = QKV_BIAS
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[str]:
         stages, heads_given = len(self.stage_depths), len(self.num_heads)
-        yield stages != heads_given, f"NUM_HEADS has {heads_given} values, STAGE_DEPTHS {stages}; give one per stage"
+        if stages != heads_given:
+            yield f"NUM_HEADS has {heads_given} values, STAGE_DEPTHS {stages}; give one per stage"
         for stage, heads in enumerate(self.num_heads):
             dim = self.embed_dim * 2**stage
-            yield dim % heads, f"NUM_HEADS of stage {stage + 1} is {heads}, no divisor of {dim}"
+            if dim % heads:
+                yield f"NUM_HEADS of stage {stage + 1} is {heads}, no divisor of {dim}"
 
     family: ClassVar = Family(
         title="Swin Transformer",
@@ -278,9 +280,10 @@ class PoolFormer(Model):
     embed_dims: Counts = per_stage((64, 128, 320, 512), "channels of each stage")
     layer_scale_init_value: Positive = option(1e-5, "initial value of the layer scale")
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[str]:
         for one, other in pairwise(self.embed_dims):
-            yield one == other, "EMBED_DIMS has two equal values in a row: timm then does not downsample; change one"
+            if one == other:
+                yield "EMBED_DIMS has two equal values in a row: timm then does not downsample; change one"
 
     family: ClassVar = Family(
         title="PoolFormer",
@@ -338,21 +341,17 @@ class HaloNet(Model):
         """Channels of each stage."""
         return self.channel[1:]
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self) -> Iterator[str]:
         is_wide = self.channel[0] == _STEM_WIDTH and not any(width % 32 for width in self.channel)
-        lengths = tuple(map(len, self.stages))
-        yield (
-            self.act is None,
-            "ACT is not given; set it to relu or silu (PaddleViT then has no activation functions)",
-        )
-        yield not is_wide, "CHANNEL must begin with 64, and all values must be multiples of 32"
-        yield self.depth != lengths, f"DEPTH {list(self.depth)} must have the lengths of STAGE1_BLOCK ... STAGE4_BLOCK"
+        if self.act is None:
+            yield "ACT is not given; set it to relu or silu (PaddleViT then has no activation functions)"
+        if not is_wide:
+            yield "CHANNEL must begin with 64, and all values must be multiples of 32"
+        if self.depth != tuple(map(len, self.stages)):
+            yield f"DEPTH {list(self.depth)} must have the lengths of STAGE1_BLOCK ... STAGE4_BLOCK"
         for before, blocks in zip(self.channel, self.stages, strict=False):
-            is_other = self.hidden_channel not in (None, before)
-            yield (
-                blocks[0] == "attn" and is_other,
-                f"HIDDEN_CHANNEL must be {before}, the channels before a stage that begins with attn",
-            )
+            if blocks[0] == "attn" and self.hidden_channel not in (None, before):
+                yield f"HIDDEN_CHANNEL must be {before}, the channels before a stage that begins with attn"
 
     @property
     def image_size_multiple(self) -> int:
@@ -411,12 +410,12 @@ class MobileOne(Model):
     num_branches: Counts = per_stage((4, 4, 4, 4, 4), "parallel branches of each stage; always 1 in the first")
     use_se: bool = option(False, "squeeze and excitation in the last block and half of the fourth stage")
 
-    def _problems(self) -> Iterator[Problem]:
-        stem = self.num_blocks[0], self.strides[0]
-        yield stem != (1, 2), "NUM_BLOCKS must begin with 1 and STRIDES with 2: timm's stem is one block of stride 2"
+    def _problems(self) -> Iterator[str]:
+        if (self.num_blocks[0], self.strides[0]) != (1, 2):
+            yield "NUM_BLOCKS must begin with 1 and STRIDES with 2: timm's stem is one block of stride 2"
         for width in self.widths:
-            is_multiple = width >= 8 and width % 8 == 0
-            yield not is_multiple, f"EXPANSIONS x CHANNELS gives {width} channels; each stage needs a multiple of 8"
+            if width < 8 or width % 8:
+                yield f"EXPANSIONS x CHANNELS gives {width} channels; each stage needs a multiple of 8"
 
     @property
     def widths(self) -> tuple[int, ...]:
