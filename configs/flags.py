@@ -94,6 +94,7 @@ FLAGS = {
         Flag("batch_size", _YAML, "images per device, or auto", "DATA.BATCH_SIZE"),
         Flag("memory_gb", _NUMBER, "limit of -batch_size=auto (default: the free GPU memory)", "DATA.MEMORY_GB"),
         Flag("batch_size_eval", _INTEGER, "the same for evaluation (default: -batch_size)", "DATA.BATCH_SIZE_EVAL"),
+        Flag("held_out", _TEXT, "a new training holds out what this run did, and a part of new images"),
         Flag("image_size", _YAML, "pixels of the input: a number, or HEIGHT,WIDTH", "DATA.IMAGE_SIZE"),
         Flag("num_workers", _INTEGER, "worker processes per rank", "DATA.NUM_WORKERS"),
     ),

@@ -87,11 +87,13 @@ class History(NamedTuple):
     """The splits of the weights of a run.
 
     known: the split of the run so far, or of the weights to evaluate. Its list of held-out images decides, unless the
-    options ask for another split. initial: of the run whose weights a training starts from.
+    options ask for another split. initial: of the run whose weights a training starts from. held_out: of the run whose
+    held-out images a new training holds out (-held_out).
     """
 
     known: RunSplit | None = None
     initial: RunSplit | None = None
+    held_out: RunSplit | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ def cut_images(
         part = Cut(np.ones(len(paths), bool))
     elif kept.held_out is not None:
         part = _listed(kept.held_out, kept.held_out_groups, hashes, groups)
+    elif history.held_out:
+        part = _listed_and_new(history.held_out, rule, paths, hashes, targets, groups)
     else:
         part = _cut(rule, paths, hashes, targets, groups)
     is_val = part.is_val
@@ -184,6 +188,32 @@ def _listed(
     if not held_out:
         problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"
     return Cut(is_val, problem)
+
+
+def _listed_and_new(
+    before: RunSplit,
+    rule: RunSplit,
+    paths: PackedStrings,
+    hashes: np.ndarray,
+    targets: np.ndarray,
+    groups: PackedStrings | None,
+) -> Cut:
+    """The images that another run has held out, and the ones that a cut of new images alone, or groups, holds out."""
+    part = _listed(before.listed, before.held_out_groups, hashes, groups)
+    if not part.is_val.any():
+        return replace(part, problem="has none of the images that the run of -held_out held out; give its data, too")
+    is_known = part.is_val | np.isin(hashes, before.trained)
+    if groups:
+        of_groups = hash_paths(groups)
+        is_known |= np.isin(of_groups, of_groups[is_known])
+    new = np.flatnonzero(~is_known)
+    text = f"{part.is_val.sum()} images are held out as in the run of -held_out"
+    if len(new):
+        own = _cut(rule, paths.select(new), hashes[new], targets[new], groups and groups.select(new))
+        part.is_val[new] = own.is_val
+        text += f", and {own.is_val.sum()} of {len(new)} new ones"
+    part.notes.append(Note("screen", text))
+    return part
 
 
 def _cut(

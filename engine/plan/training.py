@@ -30,7 +30,8 @@ from datasets.sources.samples import Samples
 from datasets.sources.source import Wanted
 from datasets.sources.split import History, RunSplit, as_read_before
 from engine.checkpoint.files import FoundCheckpoint, find_checkpoint, runs_newest_first
-from engine.checkpoint.weights_record import record_of, weights_record
+from engine.checkpoint.run_folder import checkpoints_by_progress
+from engine.checkpoint.weights_record import read_record, record_of, weights_record
 from engine.parallel import check_compiler
 from engine.precision.policy import compute_dtype, fuse_blocks
 from engine.run.cost import describe_model
@@ -41,7 +42,7 @@ from engine.run.loggers import check_loggers
 from models.build import build_model
 from models.timm_model import check_name
 from utils.device import on_meta_device
-from utils.distributed import ProcessContext, gather_objects
+from utils.distributed import ProcessContext, find_on_main, gather_objects
 from utils.errors import UserError, from_here
 from utils.notes import Note
 
@@ -165,6 +166,20 @@ def new_run(found: FoundCheckpoint, command: Command) -> str:
     return f"start a new run: {from_here(next_command(command, f'-cfg={recipe}', *options))}"
 
 
+def _split_of(run: str) -> RunSplit:
+    """The split of a run, or of a file of its weights, whose held-out images another run holds out.
+
+    Raises UserError: as `read_weights`; it has no list of them, or of its training images.
+    """
+    files = checkpoints_by_progress(Path(run))
+    record = read_record(str(files[0] if files else run))
+    split: RunSplit | None = record.split if record else None
+    if split is None or not split.listed or not len(split.trained):
+        problem = "has no lists of its held-out and training images"
+        raise UserError(f"-held_out {run}: {problem}; give a run whose data have no validation split, or its weights")
+    return split
+
+
 def _check_before_reading(config: Config, num_ranks: int) -> None:
     """Raises UserError: a global batch, a metric or a name of timm's that is wrong for any data."""
     plan_batches(config, num_ranks)
@@ -224,6 +239,7 @@ def plan_training(
     if config.model.resume and not found:
         fix = "starting a new run (-resume=RUN continues another)"
         logger.note(Note("screen", f"Resume: no run in {config.save} is of this experiment; {fix}"))
+    held_out = None
     if found:
         _check_fixed_options(found, command)
         of_run = record = _record_of_run(found, config)
@@ -234,6 +250,8 @@ def plan_training(
         of_run = NO_RECORD
         record = weights_record(config.model, source=command.source)
         of_weights = record.split
+        if command.flags.held_out:
+            held_out = find_on_main(lambda: _split_of(command.flags.held_out), context)
     _check_before_reading(config, context.world_size)
 
     given = {f"DATA.{field.upper()}" for field in config.data.model_fields_set}
@@ -242,7 +260,7 @@ def plan_training(
         as_published = weights_record(config.model.model_copy(update={"pretrained": "timm"}))
         followed = replace(follow_weights(config, given, as_published), differing={})
     config = followed.options
-    read = _read_splits(config, of_run, record, History(of_run.split, of_weights), context)
+    read = _read_splits(config, of_run, record, History(of_run.split, of_weights, held_out), context)
     splits = [*read.splits.values()]
     train = read.splits["train"]
     notes = [*read.notes]

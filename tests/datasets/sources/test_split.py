@@ -476,3 +476,28 @@ def test_make_shards_writes_the_groups(folder, tmp_path, capsys):
     assert not told(train.notes, "in both train and val")
     with refused(r"GROUPS 'patient': .*train-000000\.tar/"):
         read(tmp_path / "out", "patient", dataset="tar")
+
+
+def test_a_new_training_holds_out_what_another_run_did_and_a_cut_of_the_new_images_alone():
+    """Otherwise all added images are trained on; a group with known images stays on its side."""
+    _, _, run = part(PATHS, "train", val_fraction=0.2)
+    added = [f"a/new{number}.jpg" for number in range(20)]
+    images = StringPacker(now := sorted({*PATHS[1:], *added})).strings(), np.array([ord(path[0]) for path in now])
+    found = cut_images(*images, None, options("DIR"), ["train"], History(held_out=run))
+    expected = {path for path in (*run.held_out, *part(added, "val")[0]) if path in now}
+    assert {now[index] for index in np.flatnonzero(found.is_val)} == expected == set(found.run_split.held_out)
+    assert expected & {*added}
+    resumed = cut_images(*images, None, options("DIR"), ["train"], History(found.run_split, held_out=run))
+    assert resumed.run_split == found.run_split
+
+    groups = [f"old{number // 2}" for number in range(20)]
+    _, _, run = split_part(PATHS, [0] * 20, "train", groups=groups)
+    of_added = [*(f"old{number}" for number in range(10)), *(f"new{number // 2}" for number in range(10))]
+    strings = [StringPacker(names).strings() for names in (PATHS + added, groups + of_added)]
+    given = options("DIR", groups="(x)")
+    found = cut_images(strings[0], np.zeros(40, int), strings[1], given, ["train"], History(held_out=run))
+    held_out = {(groups + of_added)[index] for index in np.flatnonzero(found.is_val)}
+    assert {name for name in held_out if name[:3] == "old"} == {*run.held_out_groups}
+    assert len(held_out) == len(run.held_out_groups) + 1 == len(found.run_split.held_out_groups)
+    others = StringPacker(added).strings(), np.zeros(20, int), None
+    assert cut_images(*others, options("DIR"), ["train"], History(held_out=run)).problem

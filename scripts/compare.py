@@ -1,0 +1,130 @@
+"""Says whether a model is worse than another one, on images that neither was trained on.
+
+    python scripts/compare.py OLD NEW -data_path=DIR -margin=0.5
+
+OLD, NEW: folders of runs, or weight files. The images are those that OLD has held out, without those that NEW was
+trained on. The exit status is 0 if NEW is not worse, 10 if it is, and 11 if the images are too few to tell; 1 and 2 as
+of all programs (docs/operation.md).
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from configs.command_line import Command, parse_command_line
+from configs.weights import NO_RECORD, PLACE, SPLIT, WeightsRecord, keys_of
+from datasets.loading.loader import build_eval_loader
+from datasets.sources.samples import Samples
+from datasets.sources.split import RunSplit, hash_paths
+from engine.checkpoint.weights_record import read_record
+from engine.evaluation.intervals import paired_interval
+from engine.evaluation.results import SampleResults
+from engine.evaluation.session import EvaluationSession, build_session
+from engine.run.log import RunLogger
+from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
+from scripts.weights.trained_model import locate_weights
+from utils.distributed import ProcessContext, single_process
+from utils.errors import UserError, print_escaped
+from utils.metric_table import METRICS, best_metric
+from utils.processes.entry import run_script
+
+SCRIPT = "scripts/compare.py"
+NOT_WORSE, WORSE, UNKNOWN = 0, 10, 11  # exit statuses
+
+
+def main(argv: list[str]) -> int:
+    names, argv = split_sources(argv)
+    usage = "OLD NEW -data_path=DIR [-metric=NAME] [-margin=X] [flags of main_single_gpu.py]"
+    what = "Says whether NEW is worse than OLD, on images that neither was trained on: folders of runs, or weight files"
+    parser = script_parser("compare.py", usage, f"{what}. Status 0: not worse; 10: worse; 11: too few images to tell.")
+    add_flag(parser, "metric", choices=METRICS, help="metric to compare (default: top1, of several labels mean_ap)")
+    margin = "a difference that does not matter, in points of the metric (default: 0.5; of a loss in nats)"
+    add_flag(parser, "margin", type=float, default=0.5, metavar="X", help=margin)
+    flags, rest = split_flags(parser, argv)
+    if len(names) != 2 or not flags.margin >= 0:
+        raise UserError(f"give two models and a margin from 0 on: python {SCRIPT} OLD NEW -data_path=DIR -margin=0.5")
+    if flags.metric:
+        rest += ["-opts", f"EVAL.BEST_METRIC={flags.metric}"]
+    files = [locate_weights(find_source(name)) for name in names]
+    of_old = read_record(str(files[0])) or NO_RECORD
+    context = single_process()
+    new = build_session(_command(files[1], of_old, rest), context, RunLogger(context))  # its notes: on other images
+    logger = RunLogger(context)
+    old = build_session(_command(files[0], of_old, rest), context, logger)
+    logger.begin()
+    samples = _without_trained(old.plan.samples, new.plan.record.split)
+    results = [_evaluate(session, samples, context) for session in (old, new)]
+    is_read = np.intersect1d(*(found.readable for found in results))
+    before, after = (found.take(is_read) for found in results)
+    metric = best_metric(flags.metric, old.evaluator.multi_label)
+    for name, found, file in (("OLD", before, files[0]), ("NEW", after, files[1])):
+        print_escaped(f"{name}: {metric.title} {metric.text(metric.compute(found))} ({file})")
+    difference = metric.sign * (metric.compute(after) - metric.compute(before))
+    *limits, width = paired_interval(after, before, metric)
+    low, high = sorted(metric.sign * limit for limit in limits)
+    print(f"Difference: {difference:+.4g}, 95% interval {low:+.4g} to {high:+.4g} (above 0: NEW is better)")
+    status, verdict = judge(difference, low, high, width, flags.margin, len(is_read))
+    print(f"{verdict} (margin {flags.margin:g})")
+    return status
+
+
+def _command(file: Path, of_old: WeightsRecord, rest: list[str]) -> Command:
+    """The command that evaluates `file` on the images that OLD has held out, wherever the data are."""
+    command = parse_command_line(["-eval", f"-pretrained={file}", "-split=val", *rest], SCRIPT)
+    given = keys_of("DATA", command.given)
+    keys = SPLIT if "DATA_PATH" in given else (*PLACE, *SPLIT)
+    of_data = {key.lower(): of_old.data[key] for key in {*keys} & of_old.data.keys() - given}
+    return replace(command, config=command.config.with_data(**of_data))
+
+
+def _without_trained(samples: Samples, of_new: RunSplit | None) -> Samples:
+    """The samples that the new model was not trained on; prints how many they are. Raises UserError: none."""
+    if of_new is None or not len(of_new.trained):
+        print(f"Images: {len(samples)}, held out by OLD; NEW has no list of its training images")
+        return samples
+    is_trained = np.isin(hash_paths(samples.names_for_split), of_new.trained)
+    left_out = np.count_nonzero(is_trained)
+    print(f"Images: {len(samples) - left_out}, held out by OLD; {left_out} more are left out: NEW was trained on them")
+    if left_out == len(samples):
+        raise UserError("no image is left to compare on; train NEW with -held_out=OLD, or give others with -data_path")
+    return samples.select(np.flatnonzero(~is_trained))
+
+
+def _evaluate(session: EvaluationSession, samples: Samples, context: ProcessContext) -> SampleResults:
+    """The results of the samples, with the model's numbers of their classes, which it has: it has read the data."""
+    config = session.plan.config
+    names = session.plan.samples.class_names
+    labels = np.array([names.index(name) if name in names else -1 for name in samples.class_names])
+    batches = build_eval_loader(config.data, samples.with_classes(labels, names), context, config.timeout_seconds)
+    results = session.evaluator.evaluate(session.model, batches)[1]
+    assert results  # of one process
+    return results
+
+
+def judge(difference: float, low: float, high: float, width: float, margin: float, images: int) -> tuple[int, str]:
+    """The exit status and the verdict, of a difference that is above 0 if the new model is better, and its limits.
+
+    width: of the bootstrap, which narrows with the square root of the number of images, and other limits with it.
+    """
+    if high < 0:
+        return WORSE, "Worse, but within the margin" if low > -margin else "Worse"
+    if low > -margin:
+        return NOT_WORSE, "Not worse"
+    factors = []
+    if difference > -margin:
+        room = difference + margin
+        factors.append(max((width / room) ** 2, (difference - low) / room))
+    if difference < 0:
+        factors.append(max((width / difference) ** 2, (difference - high) / difference))
+    fix = "no number of images shows a difference of 0 within a margin of 0"
+    if factors:
+        fix = f"about {images * min(factors):,.0f} images like these would tell"
+    return UNKNOWN, f"Cannot be told: {fix}"
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,159 @@
+"""`scripts/compare.py`: the paired figures against scipy and statsmodels, the images that count, the exit status."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY_VIT, refused, run_here, train
+from PIL import Image
+
+from engine.evaluation.intervals import paired_interval
+from engine.evaluation.results import SampleResults, results_of_scores
+from scripts import compare
+from scripts.compare import judge
+from utils.metric_table import METRICS
+
+SCIPY, STATSMODELS, CLUSTERED, EQUAL = [-1.25, 5.25], [-1.18, 5.18], [-1.66, 5.66], [-0.69, 0.69]
+
+
+def paired_hits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Whether two models are right, bool (400,), and the group of each image: of 50, each with errors in common."""
+    generator = np.random.default_rng(7)
+    groups = np.repeat(np.arange(50), 8)
+    hard = np.repeat(generator.random(50) < 0.3, 8)
+    old = generator.random(400) < np.where(hard, 0.5, 0.95)
+    new = np.where(generator.random(400) < np.where(hard, 0.5, 0.08), generator.random(400) < 0.75, old)
+    return new, old, np.array([f"g{group}" for group in groups])
+
+
+def results_of_hits(hits: np.ndarray) -> SampleResults:
+    """Of two classes, 60% of the images are of the first one."""
+    targets = (np.arange(len(hits)) % 5 > 2).astype(np.int64)
+    predicted = np.where(hits, targets, 1 - targets)
+    return results_of_scores(targets, np.eye(2, dtype=np.float32)[predicted])
+
+
+def test_the_interval_of_the_difference_is_the_one_of_scipy_and_statsmodels():
+    """The figures are of tests/fixtures/paired_figures.py."""
+    new, old, groups = paired_hits()
+    pair = results_of_hits(new), results_of_hits(old)
+    *found, width = paired_interval(*pair, METRICS["top1"])
+    assert width == pytest.approx((found[1] - found[0]) / 2)
+    assert found == pytest.approx(SCIPY, abs=0.3)
+    assert found == pytest.approx(STATSMODELS, abs=0.4)
+    by_group = (replace(results, groups=groups) for results in pair)
+    assert paired_interval(*by_group, METRICS["top1"])[:2] == pytest.approx(CLUSTERED, abs=0.4)
+    low, high, _ = paired_interval(*pair, METRICS["balanced_accuracy"])
+    assert (low + high) / 2 == pytest.approx(100 * np.mean([0.1 / 12, 0.45 / 12]), abs=0.3)
+
+
+def test_models_that_are_equal_on_few_images_may_differ():
+    """The limits of Bonett and Price; a bootstrap of equal results is 0 to 0."""
+    equal = results_of_hits(np.arange(400) < 380)
+    assert paired_interval(equal, equal, METRICS["top1"]) == pytest.approx((*EQUAL, 0), abs=0.01)
+    grouped = replace(equal, groups=np.array([f"g{number // 8}" for number in range(400)]))
+    assert paired_interval(grouped, grouped, METRICS["top1"])[1] == pytest.approx(196 * 2**0.5 / 52)
+    low, high, _ = paired_interval(equal, equal, METRICS["min_recall"])
+    assert high == -low > 1.5
+    assert paired_interval(equal, equal, METRICS["loss"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("difference", "low", "high", "margin", "status", "part"),
+    [
+        (0.1, -0.4, 0.6, 0.5, 0, "Not worse"),
+        (-0.1, -0.6, 0.4, 0.5, 11, " 156 images"),  # (0.5 / 0.4)^2 = 1.5625
+        (-1.0, -2.2, 0.2, 0.5, 11, " 144 images"),  # (1.2 / 1)^2
+        (-1.0, -1.8, -0.2, 0.5, 10, "Worse"),
+        (-0.2, -0.3, -0.1, 0.5, 10, "within the margin"),
+        (0.0, -0.5, 0.5, 0.0, 11, "no number"),
+    ],
+)
+def test_the_status_follows_from_the_limits(difference, low, high, margin, status, part):
+    found, verdict = judge(difference, low, high, (high - low) / 2, margin, 100)
+    assert found == status
+    assert part in verdict
+    assert " 140 images" in judge(0, -0.7, 0.7, 0.3, 0.5, 100)[1]  # 0.7 / 0.5: a limit that is not the bootstrap's
+
+
+def add_images(root: Path, names: range) -> None:
+    generator = np.random.default_rng(names.start)
+    for number in names:
+        for label, light in enumerate((60, 180)):
+            file = root / f"class{label}/{number:03}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(generator.integers(light - 60, light + 60, (8, 8, 3), dtype=np.uint8)).save(file)
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory) -> tuple[Path, Path, Path, Path]:
+    """The data, an old run of a half of them, whose weights know nothing, and a new one with and without -held_out."""
+    root = tmp_path_factory.mktemp("compare")
+    data = root / "data"
+    options = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=6", "TRAIN.WARMUP_EPOCHS=0"]
+    argv = ["-dataset=folder", f"-data_path={data}", "-batch_size=8", f"-output={root}"]
+    add_images(data, range(30))
+    old = train([*argv, "-name=old", "-opts", *options, "DATA.VAL_FRACTION=0.4", "TRAIN.BASE_LR=1e-9"])
+    add_images(data, range(30, 60))
+    options += ["TRAIN.BASE_LR=3e-3"]
+    new = train([*argv, "-name=new", f"-held_out={old}", "-opts", *options, "DATA.VAL_FRACTION=0.2"])
+    other = train([*argv, "-name=other", "-opts", *options, "DATA.SPLIT_SEED=5"])
+    return data, old, new, other
+
+
+def held_out_by(run: Path) -> set[str]:
+    return {*json.loads((run / "held_out.json").read_text())["held_out"]}
+
+
+def test_a_new_run_holds_out_the_old_list_and_a_part_of_the_new_images(grown):
+    _, old, new, _ = grown
+    assert held_out_by(old) < held_out_by(new)
+    assert {int(name[7:10]) >= 30 for name in held_out_by(new) - held_out_by(old)} == {True}
+    assert len(held_out_by(new)) == 24 + 12
+
+
+def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, tmp_path, capsys):
+    """The figures are those of -predict on these images."""
+    data, old, _, other = grown
+    unseen = sorted(held_out_by(old) & held_out_by(other))
+    (tmp_path / "list.txt").write_text("\n".join(str(data / name) for name in unseen))
+    status = compare.main([str(old), str(other), "-margin=5"])
+    text = capsys.readouterr().out
+    assert f"Images: {len(unseen)}," in text
+    assert f" {24 - len(unseen)} more " in text
+    figures = []
+    for name, run in (("OLD", old), ("NEW", other)):
+        run_here(f"-predict={tmp_path / 'list.txt'}", f"-resume={run}", f"-output={tmp_path / name}")
+        rows = csv.DictReader((tmp_path / name / "predictions.csv").open())
+        figures.append(100 * np.mean([row["class_1"] in row["path"] for row in rows]))
+        assert f"{name}: top-1 {figures[-1]:.2f}%" in text
+    assert f"{figures[1] - figures[0]:+.4g}," in text
+    assert status in (0, 11)
+
+
+def test_the_status_is_the_one_of_a_cron_job(grown, tmp_path, capsys):
+    _, old, new, _ = grown
+    assert compare.main([str(old), str(new)]) == 0
+    assert "Images: 24," in capsys.readouterr().out  # all: NEW was trained with -held_out
+    assert compare.main([str(new), str(old), "-metric=loss"]) == 10
+    assert compare.main([str(new), str(new), "-metric=balanced_accuracy"]) == 11
+    state = torch.load(new / "best.pth", weights_only=True)
+    torch.save(state | {"class_names": ["a", "class1"]}, tmp_path / "a.pth")
+    with refused("'class0'"):
+        compare.main([str(old), str(tmp_path / "a.pth")])
+    state["split"]["trained"] = torch.from_numpy(np.concatenate([state["split"]["trained"], other_hashes(old)]))
+    torch.save(state, tmp_path / "a.pth")
+    with refused("-held_out=OLD"):
+        compare.main([str(old), str(tmp_path / "a.pth")])
+
+
+def other_hashes(run: Path) -> np.ndarray:
+    """`hash_paths` of the images that a run has held out."""
+    from datasets.sources.shared_arrays import StringPacker
+    from datasets.sources.split import hash_paths
+
+    return hash_paths(StringPacker(held_out_by(run)).strings()).view(np.int64)
