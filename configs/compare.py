@@ -1,6 +1,7 @@
 """Compares the options of a run with the defaults and with the options of another run."""
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from configs.schema.model import present_keys
 from configs.versions import GONE_KEYS
 from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.errors import UserError
+from utils.notes import Note
 
 _OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS")
 _OF_EXPERIMENT = (
@@ -128,6 +130,16 @@ def shared_options(config: Config) -> dict[str, Any]:
 def _values(config: Config) -> dict[str, Any]:
     """All options by dotted key, as a YAML file gives them."""
     return dict(flatten(config.model_dump(by_alias=True, mode="json")))
+
+
+def set_by(places: dict[str, Config]) -> list[Note]:
+    """'MODEL.NUM_CLASSES 5 (follow_facts), ...': what each place has changed. places: the options after each one."""
+    texts = []
+    for (_, before), (place, after) in pairwise(places.items()):
+        then = _values(before)
+        now = _values(after)
+        texts += [f"{key} {format_value(value)} ({place})" for key, value in now.items() if value != then.get(key)]
+    return [Note("log", f"Options set: {', '.join(texts)}")] if texts else []
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:

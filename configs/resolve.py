@@ -1,8 +1,18 @@
 """The rules by which options follow from others, from weights and from facts about the data; `-h RULES` prints them.
 
-They apply in three steps: `follow_options` when the command line is read, `follow_weights` (configs/weights.py) when
-the weights of the run are known, `follow_facts` when its data, ranks and device are. The first sentence of a rule's
-docstring states it; a value that is given wins, unless the rule says otherwise.
+The first sentence of a rule's docstring states it; a value that is given wins, unless the rule says otherwise. The
+options of a run are completed in this order, and log.txt has the values that 4 and 5 have set:
+
+1. `read_layers` (configs/load.py): BASE files < YAML file < -model < flags < -opts.
+2. `follow_options`: RULES, then the check of all options.
+3. `choose_recipe` (engine/plan/recipe.py): without -cfg, the recipe is a layer below the flags; 1 and 2 are repeated.
+4. `plan_training`: `follow_weights` (configs/weights.py); with the data, ranks and device `follow_facts`: FACT_RULES;
+   the batch size that fits; `compile_if_it_pays`.
+5. `fit_into_minutes` (engine/training/minutes.py): NUM_EPOCHS and EPOCH_STEPS of -minutes.
+
+Example, -data_path=flowers with 500 images of 5 classes, on a CPU: 1 gives DATA.DATA_PATH; 3 probe.yaml, as timm's
+weights are on this machine: MODEL.NAME and MODEL.TUNE probe; 2 then TRAIN.NUM_EPOCHS 1; 4 DATA.IMAGENET_MEAN by the
+weights, and MODEL.NUM_CLASSES 5 by the data.
 """
 
 import copy
@@ -423,15 +433,17 @@ def compilation_follows_steps(options: Config, facts: Facts) -> Config:
     10 s: with AMP 15% of their time in O1, 6% in O2; on a GPU a resumed run keeps its value. Else it stays auto, which
     is none: also with fused blocks (faster: MODEL.FUSED_BLOCKS), DETERMINISTIC, -profile, plugins, a sharded model.
     """
-    if options.train.compile != AUTO:
-        return options
-    if facts.compile:
+    if options.train.compile == AUTO and facts.compile:
         return options.with_train(compile=facts.compile)
-    excluded = (options.deterministic, options.plugins, options.parallel.strategy != "ddp", not options.amp.enabled)
-    saved_seconds = SAVED_SHARE.get(options.amp.level, 0.0) * facts.eager_seconds
-    if any(excluded) or saved_seconds <= COMPILE_SECONDS:
+    if not may_compile(options) or SAVED_SHARE[options.amp.level] * facts.eager_seconds <= COMPILE_SECONDS:
         return options
     return options.with_train(compile="default")
+
+
+def may_compile(options: Config) -> bool:
+    """Whether `compilation_follows_steps` compiles if the steps take long enough."""
+    excluded = (options.deterministic, options.plugins, options.parallel.strategy != "ddp", not options.amp.enabled)
+    return options.train.compile == AUTO and options.amp.level in SAVED_SHARE and not any(excluded)
 
 
 FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (

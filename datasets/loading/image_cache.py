@@ -12,26 +12,19 @@ import fcntl
 import math
 import mmap
 import os
-import secrets
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
 
 import numpy as np
 import torch
 
-from configs.schema import Data
-from configs.schema.data import AUTO
-from datasets.decoding.decode import LazyImage, open_with_pillow
+from datasets.decoding.decode import LazyImage
 from datasets.decoding.images import BadImage
-from datasets.sources.samples import ImageFiles, Samples
-from utils.distributed import ProcessContext, gather_objects
-from utils.notes import Note
 from utils.system import available_bytes
 
-_SHARE = 0.5  # of the free host memory: the rest is for the optimizer, the workers, and other programs
-_SAMPLED = 128  # images of a split, whose headers give the size of all
+SHARE = 0.5  # of the free host memory: the rest is for the optimizer, the workers, and other programs
 _CHECKED_BYTES = 2**26  # of images between two looks at the free memory
 _END = 0  # in the table; the images follow
 _REFUSED = -1
@@ -91,7 +84,7 @@ class ImageCache:
             start = self._start + int(self._table[_END])
             self._table[_END] += size
         end = start + size
-        is_scarce = start // _CHECKED_BYTES != end // _CHECKED_BYTES and end > _limit(used=end)
+        is_scarce = start // _CHECKED_BYTES != end // _CHECKED_BYTES and end > limit_bytes(used=end)
         values = pixels.permute(1, 2, 0).contiguous().numpy()
         head = np.array(values.shape[:2], np.int32)
         written = 0
@@ -122,63 +115,10 @@ def open_cache(path: str, name: str, images: int, channels: int) -> ImageCache |
     return None
 
 
-def cache_images(splits: Sequence[Samples], data: Data, reads: int, context: ProcessContext) -> Note | None:
-    """Gives the splits of image files one cache per host, if DATA.CACHE asks for it; a line for the log.
-
-    Every rank must call it. splits: the first one is the training's. reads: the training images of the run: with auto,
-    a run that reads no image twice has no cache.
-    """
-    files = [one for one in splits if isinstance(one, ImageFiles) and one.windows is None]
-    is_due = data.cache is True or (data.cache == AUTO and reads > len(splits[0]))
-    if not (files and is_due):
-        return None
-    cache, text = None, ""
-    if context.local_rank == 0:
-        cache, text = _make_cache(files, data)
-    sources = gather_objects(cache and cache.source, context)
-    for source in sources:
-        if source and not cache:
-            cache = open_cache(*source)
-    start = 0
-    for samples in files:
-        samples.cache, samples.cache_start = cache, start
-        start += len(samples)
-    return Note("log", f"DATA.CACHE {str(data.cache).lower()}: {text}")
-
-
-def _make_cache(files: Sequence[ImageFiles], data: Data) -> tuple[ImageCache | None, str]:
-    """A cache for as many images as fit, with auto for all of them or none; and a text for the log."""
-    needed = sum(_estimate_bytes(one, data.image_channels) for one in files)
-    limit = int(_limit())
-    sizes = f"about {needed / 1e9:.3g} GB, and {limit / 1e9:.3g} GB are {_SHARE:.0%} of the free host memory"
-    if needed > limit and data.cache == AUTO:
-        return None, f"images are not kept in memory: they need {sizes}"
-    images = sum(map(len, files))
-    name = f"ampvit-{secrets.token_hex(8)}"
-    try:
-        file = os.memfd_create(name)
-        os.ftruncate(file, limit)
-        os.posix_fallocate(file, 0, 8 * (1 + images))
-        cache = ImageCache(f"/proc/{os.getpid()}/fd/{file}", name, images, data.image_channels)
-    except (AttributeError, OSError, ValueError) as error:
-        return None, f"images are not kept in memory: this system has no memory for it ({error})"
-    weakref.finalize(cache, os.close, file)
-    return cache, f"decoded images are kept in memory: {sizes}"
-
-
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _limit(used: int = 0) -> float:
+def limit_bytes(used: int = 0) -> float:
     """The bytes that a cache may have, of which some are in use."""
-    return _SHARE * (available_bytes() + used)
-
-
-def _estimate_bytes(samples: ImageFiles, channels: int) -> float:
-    """The decoded images of a split, from the headers of a few; infinite if none can be read."""
-    pixels = list[int]()
-    for index in range(0, len(samples), -(-len(samples) // _SAMPLED)):
-        with suppress(Exception):  # Pillow raises many types on damaged files; reading them reports them
-            pixels.append(math.prod(open_with_pillow(samples.read_bytes(index), str).size))
-    return len(samples) * channels * sum(pixels) / len(pixels) if pixels else math.inf
+    return SHARE * (available_bytes() + used)

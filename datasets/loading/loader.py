@@ -4,8 +4,11 @@ import copy
 import csv
 import logging
 import math
+import os
+import secrets
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -17,8 +20,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.schema import Config, Data
+from configs.schema.data import AUTO
 from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, is_padding, slots_shape
+from datasets.decoding.decode import open_with_pillow
 from datasets.decoding.images import BadImage
+from datasets.loading.image_cache import SHARE, ImageCache, limit_bytes, open_cache
 from datasets.loading.sampler import BalancedOrder, EvalSampler, Key, RandomOrder, ShardWindows, TrainSampler
 from datasets.loading.workers import (
     POLL_SECONDS,
@@ -27,10 +33,10 @@ from datasets.loading.workers import (
     start_worker,
     start_worker_server,
 )
-from datasets.sources.samples import Samples
+from datasets.sources.samples import ImageFiles, Samples
 from datasets.transforms.host import HostTransform, build_eval_host_transform, build_host_transform
 from utils.device import IN_LOADING
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, gather_objects
 from utils.errors import Unavailable, UserError, to_single_line
 from utils.files import own_file, unshared
 from utils.notes import RANK_LOG, RUN_LOG, Note
@@ -44,6 +50,7 @@ _TIMEOUT_SHARE = 0.9
 _MAX_WARNINGS = 10  # about images in the log of the run; more are in the log of the rank
 _SOURCE_TIMEOUT_SHARE = 0.8  # after which a worker gives up a server: before its rank stops waiting for it
 _BAD_COLUMNS = ("path", "reason")
+_SAMPLED = 128  # images of a split, whose headers give the size of all in a cache
 
 
 class BadImageList:
@@ -356,3 +363,56 @@ def build_eval_loader(
     sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size, first)
     reader = BatchReader(samples, data, build_eval_host_transform(data), timeout_seconds, lists_bad=True)
     return Loader(reader, sampler, context, bad_images)
+
+
+def cache_images(splits: Sequence[Samples], data: Data, reads: int, context: ProcessContext) -> Note | None:
+    """Gives the splits of image files one cache per host, if DATA.CACHE asks for it; a line for the log.
+
+    Every rank must call it. splits: the first one is the training's. reads: the training images of the run: with auto,
+    a run that reads no image twice has no cache.
+    """
+    files = [one for one in splits if isinstance(one, ImageFiles) and one.windows is None]
+    is_due = data.cache is True or (data.cache == AUTO and reads > len(splits[0]))
+    if not (files and is_due):
+        return None
+    cache, text = None, ""
+    if context.local_rank == 0:
+        cache, text = _make_cache(files, data)
+    sources = gather_objects(cache and cache.source, context)
+    for source in sources:
+        if source and not cache:
+            cache = open_cache(*source)
+    start = 0
+    for samples in files:
+        samples.cache, samples.cache_start = cache, start
+        start += len(samples)
+    return Note("log", f"DATA.CACHE {str(data.cache).lower()}: {text}")
+
+
+def _make_cache(files: Sequence[ImageFiles], data: Data) -> tuple[ImageCache | None, str]:
+    """A cache for as many images as fit, with auto for all of them or none; and a text for the log."""
+    needed = sum(_estimate_bytes(one, data.image_channels) for one in files)
+    limit = int(limit_bytes())
+    sizes = f"about {needed / 1e9:.3g} GB, and {limit / 1e9:.3g} GB are {SHARE:.0%} of the free host memory"
+    if needed > limit and data.cache == AUTO:
+        return None, f"images are not kept in memory: they need {sizes}"
+    images = sum(map(len, files))
+    name = f"ampvit-{secrets.token_hex(8)}"
+    try:
+        file = os.memfd_create(name)
+        os.ftruncate(file, limit)
+        os.posix_fallocate(file, 0, 8 * (1 + images))
+        cache = ImageCache(f"/proc/{os.getpid()}/fd/{file}", name, images, data.image_channels)
+    except (AttributeError, OSError, ValueError) as error:
+        return None, f"images are not kept in memory: this system has no memory for it ({error})"
+    weakref.finalize(cache, os.close, file)
+    return cache, f"decoded images are kept in memory: {sizes}"
+
+
+def _estimate_bytes(samples: ImageFiles, channels: int) -> float:
+    """The decoded images of a split, from the headers of a few; infinite if none can be read."""
+    pixels = list[int]()
+    for index in range(0, len(samples), -(-len(samples) // _SAMPLED)):
+        with suppress(Exception):  # Pillow raises many types on damaged files; reading them reports them
+            pixels.append(math.prod(open_with_pillow(samples.read_bytes(index), str).size))
+    return len(samples) * channels * sum(pixels) / len(pixels) if pixels else math.inf

@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from configs.yaml_io import shorten
 from datasets.decoding.decode import Decoding, LazyImage, open_image
 from datasets.decoding.images import BadImage, UnreadableImage
+from datasets.loading.image_cache import ImageCache
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.sources.shared_arrays import (
     MappedArrays,
@@ -30,9 +31,6 @@ from datasets.sources.shared_arrays import (
 from utils.errors import Finding, Unavailable, UserError
 from utils.files import file_state, read_regular_file
 from utils.notes import Note
-
-if TYPE_CHECKING:  # it imports this module
-    from datasets.loading.image_cache import ImageCache
 
 UNKNOWN = -2  # the target of a class of which it is not known whether an image has it
 _MAX_TARGET_BYTES = 10**10
@@ -213,7 +211,7 @@ class EncodedImages(Samples):
     cache: their decoded images, from `cache_start` on.
     """
 
-    cache: "ImageCache | None" = None
+    cache: ImageCache | None = None
     cache_start = 0
 
     @property

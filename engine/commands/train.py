@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from configs.command_line import Command
-from datasets.loading.image_cache import cache_images
+from datasets.loading.loader import cache_images
 from engine.checkpoint.run_folder import check_writable
 from engine.evaluation.session import build_session as build_eval_session
 from engine.plan.training import plan_training

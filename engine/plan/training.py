@@ -1,6 +1,5 @@
 """The plan of a training run, the checkpoint that -resume names, and the check that all ranks have equal options."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -13,10 +12,18 @@ from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.command_line import Command, to_yaml
-from configs.compare import FIXED, changed_options, experiment_mismatch, keep_minutes, shared_options, with_defaults
+from configs.compare import (
+    FIXED,
+    changed_options,
+    experiment_mismatch,
+    keep_minutes,
+    set_by,
+    shared_options,
+    with_defaults,
+)
 from configs.load import RUN_OPTIONS
 from configs.parts import check_plugins
-from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, follow_facts
+from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, follow_facts, may_compile
 from configs.schema import Config, Data
 from configs.schema.data import AUTO
 from configs.weights import NO_RECORD, NORMALIZATION, Followed, WeightsRecord, follow_weights
@@ -87,7 +94,7 @@ FindBatchSize = Callable[[Config, ProcessContext], tuple[int, Note]]
 class Plan:
     """A training run before its model is built. All ranks have the same plan; its options are final.
 
-    found: the checkpoint that the run resumes. weights: what it says of its training, or else MODEL.PRETRAINED does.
+    found: the checkpoint that the run resumes. start: what it says of its training, or else MODEL.PRETRAINED does.
     test: held-out samples, for the end of the run. class_names: of the data, None if it has none.
     split: of data without a validation split. preprocessing: with the sources of its values.
     notes: about the data.
@@ -96,7 +103,7 @@ class Plan:
     config: Config
     batch: BatchPlan
     found: FoundCheckpoint | None
-    weights: WeightsRecord
+    start: WeightsRecord
     train: Samples
     val: Samples
     test: Samples | None
@@ -201,17 +208,17 @@ def _facts_of(splits: list[Samples], data: Data, found: FoundCheckpoint | None, 
 
 
 def _read_splits(
-    config: Config, of_run: WeightsRecord, weights: WeightsRecord, history: History, context: ProcessContext
+    config: Config, resumed: WeightsRecord, start: WeightsRecord, history: History, context: ProcessContext
 ) -> Rows:
-    """The images to train and to validate, and of a test split if there is one. of_run: of a resumed run."""
+    """The images to train and to validate, and of a test split if there is one. resumed, start: as in the plan."""
     wanted = Wanted(
-        as_read_before(config.data, of_run.split),
+        as_read_before(config.data, resumed.split),
         ("train", "val"),
-        class_names=of_run.class_names or (),
-        of_weights=weights.class_names or (),
+        class_names=resumed.class_names or (),
+        of_weights=start.class_names or (),
         num_classes=config.model.num_classes,
         history=history,
-        is_new=of_run is NO_RECORD,
+        is_new=resumed is NO_RECORD,
         with_test=True,
     )
     return read_data(wanted, context)
@@ -239,28 +246,30 @@ def plan_training(
     if config.model.resume and not found:
         fix = "starting a new run (-resume=RUN continues another)"
         logger.note(Note("screen", f"Resume: no run in {config.save} is of this experiment; {fix}"))
-    held_out = None
     if found:
         _check_fixed_options(found, command)
-        of_run = record = _record_of_run(found, config)
         if command.flags.cfg or config.model.resume == AUTO:  # else the options are those of the run
             config = keep_minutes(config, with_defaults(parse_value(found.state["options"])))
-        of_weights = None
+        resumed = _record_of_run(found, command.config)
+        start = resumed
+        history = History(known=resumed.split)
     else:
-        of_run = NO_RECORD
-        record = weights_record(config.model, source=command.source)
-        of_weights = record.split
+        resumed = NO_RECORD
+        start = weights_record(config.model, source=command.source)
+        history = History(initial=start.split)
         if command.flags.held_out:
-            held_out = find_on_main(lambda: _split_of(command.flags.held_out), context)
+            named = find_on_main(lambda: _split_of(command.flags.held_out), context)
+            history = history._replace(held_out=named)
     _check_before_reading(config, context.world_size)
 
     given = {f"DATA.{field.upper()}" for field in config.data.model_fields_set}
-    followed = follow_weights(config, given, record)
-    if record is NO_RECORD and _is_timms_recipe(command.recipe):
+    followed = follow_weights(config, given, start)
+    if start is NO_RECORD and _is_timms_recipe(command.recipe):
         as_published = weights_record(config.model.model_copy(update={"pretrained": "timm"}))
         followed = replace(follow_weights(config, given, as_published), differing={})
+    places = {"given": config, "follow_weights": followed.options}
     config = followed.options
-    read = _read_splits(config, of_run, record, History(of_run.split, of_weights, held_out), context)
+    read = _read_splits(config, resumed, start, history, context)
     splits = [*read.splits.values()]
     train = read.splits["train"]
     notes = [*read.notes]
@@ -272,21 +281,25 @@ def plan_training(
 
     facts = _facts_of(splits, config.data, found, context)
     config = follow_facts(config, facts)
+    places["follow_facts"] = config
     check_same_options(config, context)
     if config.data.batch_size == AUTO:
         size, note = find_batch_size(config, context)
         config = accumulation_follows_global_batch(config.with_data(batch_size=size), facts)
         notes.append(note)
+        places["find_batch_size"] = config
+    for note in set_by(places):
+        logger.note(note)
     notes += _notes_on_data(config, splits, is_new=not found)
     plan = Plan(
         config=config,
         batch=plan_batches(config, context.world_size),
         found=found,
-        weights=record,
+        start=start,
         train=train,
         val=read.splits["val"],
         test=read.splits.get("test"),
-        class_names=train.class_names if train.has_class_names else of_run.class_names,
+        class_names=train.class_names if train.has_class_names else resumed.class_names,
         split=read.run_split,
         preprocessing=describe_preprocessing(followed),
         notes=notes,
@@ -321,10 +334,7 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     """
     config = plan.config
     device = context.device
-    if device.type != "cuda" or plan.found:
-        return config
-    always = follow_facts(config, replace(facts, eager_seconds=math.inf))
-    if always.train.compile == config.train.compile:
+    if device.type != "cuda" or plan.found or not may_compile(config):
         return config
     model: Any = nn.Module()
     with suppress(UserError), on_meta_device():  # a pass that reads values fails there, not on a device

@@ -78,7 +78,7 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
         config.data,
         device,
         replace(FINE_TUNE, head_rows=match_classes(plan).rows),
-        plan.weights.image_size,
+        plan.start.image_size,
     )
     head = linear_head(model)
     if head is None or head.weight.any():

@@ -144,7 +144,7 @@ def build_run_state(
     purpose = replace(FINE_TUNE, head_rows=classes.rows, zero_head=not scales_by_weights(config.train.optimizer))
     # A checkpoint has all weights, and the pretrained ones may be missing then.
     initial = config.with_model(pretrained=None) if plan.found else config
-    model, fitted = initial_model(initial, context.device, purpose, plan.weights.image_size)
+    model, fitted = initial_model(initial, context.device, purpose, plan.start.image_size)
     if solved:
         set_head(model, solved)
     state, notes = build_train_state(config, context, plan.layout, model, plan.train.targets, plan.class_names)
@@ -269,7 +269,7 @@ def _checkpoint_cheaply(model: nn.Module, config: Config) -> None:
 def match_classes(plan: Plan) -> HeadClasses:
     """The classes of a new run's data in the head of its weights."""
     data, options = plan.config.data, plan.config.model
-    class_names, record = plan.class_names, plan.weights
+    class_names, record = plan.class_names, plan.start
     if not class_names or plan.found or not options.pretrained:
         return HeadClasses()
     if record.class_names:

@@ -35,26 +35,34 @@ def fixed_arguments(entries: Mapping[str, Any], options: Mapping[str, Any]) -> d
     """By the names of timm's arguments; empty for a program that is not known.
 
     entries: of the file. options: its `args`, with the sections of its `config`, which Swin's program writes.
-    Sources: PyTorch's example for ImageNet and MoCo, torchvision's references, DeiT, MAE, ConvNeXt, Swin, DINO, iBOT.
-    BEiT and EVA have the normalization of timm's model, unless they are told to take ImageNet's.
+    A program is recognized by the options that it alone writes; the first case that fits counts, as later programs
+    write some of the same. Sources: the programs' own code.
     """
     match options:
+        # BEiT and EVA, told to normalize as timm's model does
         case {"imagenet_default_mean_and_std": False}:
             return {}
+        # torchvision's references
         case {"val_resize_size": int(side), "val_crop_size": int(shown)} if side > 0:
             return _IMAGENET | {"img_size": shown, "crop_pct": shown / side}
-        case {"rel_pos_bias": _, "crop_pct": None, "input_size": int(side)} if side >= 384:  # BEiT
+        # BEiT: large images are not cropped
+        case {"rel_pos_bias": _, "crop_pct": None, "input_size": int(side)} if side >= 384:
             return _OF_DEIT | {"crop_pct": 1.0}
-        case {"nb_classes": _, "crop_pct": None, "input_size": int(side)} if side >= 384:  # ConvNeXt
+        # ConvNeXt: large images are resized to squares
+        case {"nb_classes": _, "crop_pct": None, "input_size": int(side)} if side >= 384:
             return _OF_DEIT | _WHOLE
-        case {"nb_classes": _, "global_pool": bool(is_average), "input_size": int(side)}:  # MAE
+        # MAE's fine-tuning, which chooses the pooling
+        case {"nb_classes": _, "global_pool": bool(is_average), "input_size": int(side)}:
             crop = {"crop_pct": 1.0} if side > 224 else {}
             return _OF_DEIT | {"gp": "avg" if is_average else None} | crop
-        case {"nb_classes": _} | {"teacher_temp": _} | {"norm_pix_loss": _}:  # DINO; MAE before the fine-tuning
+        # DeiT and others of its family; DINO and iBOT; MAE's pre-training
+        case {"nb_classes": _} | {"teacher_temp": _} | {"norm_pix_loss": _}:
             return _OF_DEIT
+        # Swin
         case {"DATA": {"IMG_SIZE": size, "INTERPOLATION": method}, "TEST": {"CROP": is_cropped}}:
             return _OF_DEIT | {"img_size": size, "interpolation": method} | ({} if is_cropped else _WHOLE)
-    if not _NEEDED <= entries.keys() <= _OF_EXAMPLE:  # others have the preprocessing of their own programs
+    # PyTorch's example for ImageNet and MoCo, by the entries of the file; others have their own preprocessing
+    if not _NEEDED <= entries.keys() <= _OF_EXAMPLE:
         return {}
     is_of_moco = entries["arch"] == "vit_small" and _has_sines(entries["state_dict"])
     return _OF_DEIT | {"interpolation": "bilinear"} | (_OF_MOCO if is_of_moco else {})

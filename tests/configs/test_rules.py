@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.command_line import parse_command_line, to_yaml
-from configs.compare import changed_options
+from configs.compare import changed_options, set_by
 from configs.resolve import Facts, follow_facts
 from configs.schema import Config
 from configs.schema.compute import PRESETS
@@ -354,3 +354,12 @@ def test_all_mistakes_are_named_in_one_message(tmp_path):
 def test_a_probe_reads_a_batch_size_that_is_a_text():
     texts = ["DATA.BATCH_SIZE='12'", "DATA.BATCH_SIZE_EVAL=null"]
     assert config_for("-cfg=configs/probe.yaml", "-opts", *texts).data.batch_size_eval == 12
+
+
+def test_the_log_says_which_place_has_set_a_value():
+    config = config_for("-dataset=digits")
+    followed = follow_facts(config, Facts(classes=10))
+    (note,) = set_by({"given": config, "follow_weights": config, "follow_facts": followed.with_train(accum_iter=2)})
+    changed = {"MODEL.NUM_CLASSES 10 (follow_facts)", "TRAIN.ACCUM_ITER 2 (follow_facts)"}
+    assert {*note.text.partition(": ")[2].split(", ")} == changed
+    assert set_by({"given": config, "follow_facts": config}) == []

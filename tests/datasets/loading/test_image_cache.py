@@ -14,7 +14,8 @@ import torch.distributed as dist
 from conftest import config_for, rotated, samples_for, slow, train_batches_for
 
 from datasets.loading import image_cache
-from datasets.loading.image_cache import cache_images, open_cache
+from datasets.loading.image_cache import open_cache
+from datasets.loading.loader import cache_images
 from datasets.sources.samples import ImageFiles
 from tests.datasets.photo import PHOTO, encode, jpeg
 

@@ -52,7 +52,8 @@ def test_the_preprocessing_of_weights_of_before_is_applied(commit, tmp_path):
 GONE = {  # values that have an effect
     "DATA.NEAR_COPIES": True, "LOSS.SUM_CLASSES": True, "PARALLEL.OFFLOAD": True, "PARALLEL.REDUCE_DTYPE": "bfloat16",
     "TRAIN.BLUR_PROB": 0.5, "TRAIN.CLIP_MODE": "agc", "TRAIN.GRAYSCALE_PROB": 0.5,
-    "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": 2, "TRAIN.RESTART_SCHEDULE": True, "DATA.GREY_RANGE": "auto", "MODEL.ATTENTION": "cudnn", "TRAIN.MIXUP_MODE": "elem",
+    "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": 2, "TRAIN.RESTART_SCHEDULE": True, "DATA.GREY_RANGE": "auto",
+    "MODEL.ATTENTION": "cudnn", "TRAIN.MIXUP_MODE": "elem",
 }  # fmt: skip
 
 
