@@ -227,15 +227,18 @@ def _resized_sides(sides: Sequence[int], crop: list[int], kind: str) -> list[int
     return [max(1, round(side / ratio)) for side in sides]
 
 
+def crop_sides(data: Data) -> list[int]:
+    """Height and width of the crop for which `eval_crop` resizes an image."""
+    return [math.floor(round(side / data.crop_pct, 6)) for side in data.input_size]  # 224 / 0.56 is 399.99999999999994
+
+
 def eval_geometry(data: Data, sides: Sequence[int]) -> tuple[list[int], list[int]]:
     """Height and width to which `eval_crop` resizes an image, and top and left of its crop in it, negative of a border.
 
     sides: height and width of the image.
     """
-    size = data.input_size
-    crop = [math.floor(round(side / data.crop_pct, 6)) for side in size]  # 224 / 0.56 is 399.99999999999994
-    resized = _resized_sides(sides, crop, data.resize)
-    margins = [side - shown for side, shown in zip(resized, size, strict=True)]
+    resized = _resized_sides(sides, crop_sides(data), data.resize)
+    margins = [side - shown for side, shown in zip(resized, data.input_size, strict=True)]
     is_border_first = data.resize != "crop"
     return resized, [-(-one // 2) if one < 0 and is_border_first else round(one / 2) for one in margins]
 

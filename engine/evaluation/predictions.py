@@ -50,6 +50,13 @@ def free_name(name: str, class_names: Sequence[str]) -> str:
     return name
 
 
+def decision_names(point: OperatingPoint, class_names: Sequence[str], is_multi_label: bool) -> tuple[str, str]:
+    """Below the threshold of the point, and from it on."""
+    if len(class_names) == 2 and not is_multi_label:
+        return class_names[1 - point.label], point.name
+    return free_name(f"not {point.name}", class_names), point.name
+
+
 class Predictions:
     """The predictions of N images, and their files in `folder`.
 
@@ -211,9 +218,7 @@ class Predictions:
         of: images or groups, whose thresholds differ.
         """
         assert self._point and results.scores is not None  # with more classes there is no point
-        names = [free_name(f"not {self._point.name}", self._class_names), self._point.name]
-        if len(self._class_names) == 2 and self._thresholds is None:
-            names[0] = self._class_names[1 - self._point.label]
+        names = decision_names(self._point, self._class_names, self._thresholds is not None)
         is_chosen = reaches(results.scores[:, self._point.label], self._decides_from[of])
         return [names[one] for one in is_chosen.astype(int)]
 

@@ -275,7 +275,23 @@ _IN_TRANSFORMERS = "transformers: `{}`; it runs the code in `modeling_vit_stem.p
 
 
 def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
-    """The Markdown of the Hub: with the figures of the run if the weights are in its folder."""
+    """The Markdown of the Hub."""
+    call = f'AutoModelForImageClassification.from_pretrained("ORG/NAME"{", trust_remote_code=True" * has_code})'
+    facts = {
+        "Use": (_IN_TRANSFORMERS if has_code else _IN_TIMM).format(call),
+        **card_facts(model, trained),
+        "License": "to be chosen, here and in `license` at the head of this file",
+    }
+    library = "transformers" if has_code else "timm"
+    return _CARD.format(library=library, name=trained.config.model.name, facts=list_facts(facts))
+
+
+def list_facts(facts: dict[str, str]) -> str:
+    return "\n".join(f"- **{name}:** {text}" for name, text in facts.items() if text)
+
+
+def card_facts(model: nn.Module, trained: TrainedModel) -> dict[str, str]:
+    """Lines of a model card by their names: with the figures of the run if the weights are in its folder."""
     data = trained.config.data
     options = trained.config.model
     names = trained.class_names or ()
@@ -286,25 +302,17 @@ def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
     has_path = trained.names_data_path and properties_of(data.dataset).has_files
     place = f" `{Path(hide_passwords(str(data.data_path))).name}`" if has_path else ""
     images = run.fact(TrainingData) if run else None
-    call = f'AutoModelForImageClassification.from_pretrained("ORG/NAME"{", trust_remote_code=True" * has_code})'
     preprocessing = trained.description["preprocessing"]
     gray = '; gray: `Image.open(FILE).convert("L")`'
     deep = "; values of 16 bits from {:g} to {:g} become 0 to 255".format(*data.grey_range) if data.grey_range else ""
     shown = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in preprocessing.items())
-    facts = {
+    return {
         "Model": f"`{options.type}`, {count_parameters(model)[0]:,} parameters, {options.num_logits} classes",
-        "Use": (_IN_TRANSFORMERS if has_code else _IN_TIMM).format(call),
         "Images": f"{shown}{gray if data.image_channels == 1 else ''}{deep}",
         "Data": f"`{data.dataset}`{place}{f', {images.images}' if images else ''}",
         "Classes": ", ".join(f"`{to_single_line(name).replace('`', chr(39))}`" for name in names),
         **_scores(run, trained),
-        "License": "to be chosen, here and in `license` at the head of this file",
     }
-    return _CARD.format(
-        library="transformers" if has_code else "timm",
-        name=options.name,
-        facts="\n".join(f"- **{name}:** {text}" for name, text in facts.items() if text),
-    )
 
 
 def _scores(run: RunContents | None, trained: TrainedModel) -> dict[str, str]:

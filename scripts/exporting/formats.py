@@ -10,7 +10,10 @@ OPSET = 18
 STEM_FILES = ("models/vit_stem.py", "scripts/exporting/modeling_vit_stem.py")  # of an export with a MODEL.STEM
 HF_FILES = {CONFIG, PREPROCESSOR, WEIGHTS[0], "README.md", *(Path(file).name for file in STEM_FILES)}
 WEB_FILES = {"index.html", "model.json", "model.onnx"}
-FOLDERS = {"hf": HF_FILES, "web": WEB_FILES}
+DEPLOY_FILES = {
+    "README.md", "check.py", "decide.cpp", "model-batch.onnx", "model.json", "model.onnx", "model.txt", "reference",
+}  # fmt: skip
+FOLDERS = {"hf": HF_FILES, "web": WEB_FILES, "deploy": DEPLOY_FILES}
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -30,6 +33,7 @@ FORMATS = {
         ".float16.onnx", "weights of 16 bits: half of the size, images and logits in float32", ONNX_PACKAGES
     ),
     "web": Format("-web", "a page that runs the model in a browser: onnxruntime-web", ONNX_PACKAGES),
+    "deploy": Format("-deploy", "a folder for a computer without Python: ONNX that reads pixels", ONNX_PACKAGES),
     "torch_export": Format(".pt2", "torch.export, any batch size"),
 }
 

@@ -26,6 +26,7 @@ from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.session import EvalModel, build_eval_model
 from engine.run.cost import count_parameters
 from scripts.exporting import files
+from scripts.exporting.deploy import write_deploy
 from scripts.exporting.formats import FORMATS, check_target
 from scripts.weights.trained_model import Forward, TrainedModel, locate_weights, open_trained, without_images
 from utils.distributed import ProcessContext, single_process
@@ -47,6 +48,7 @@ _PROGRAMS: dict[str, tuple[Writer, Reader]] = {
     "onnx": (files.write_onnx, files.load_onnx),
     "onnx_float16": (files.write_onnx_float16, files.load_onnx),
     "web": (files.write_web, lambda trained, path: files.load_onnx(trained, path / "model.onnx")),
+    "deploy": (write_deploy, lambda trained, path: files.load_onnx(trained, path / "model-batch.onnx")),
     "torch_export": (files.write_torch_export, lambda _, path: torch.export.load(path).module()),
 }
 
@@ -152,6 +154,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     context = single_process("cpu")
     command = command.with_weights(weights)
     trained, samples = _open(command, context, flags)
+    trained = replace(trained, samples=samples)
     if flags.no_paths:
         trained = replace(trained, split=None, names_data_path=False)
     data = trained.config.data

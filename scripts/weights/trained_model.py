@@ -43,7 +43,7 @@ class TrainedModel:
     notes: lines for the user. split: of the data of the training, None if the data is other data.
     names_data_path: whether `options` names the folders of the data. weights_size: see `build_model`. others: options,
     as KEY=value, because of which its logits are not those that its run has evaluated. measured: the metric that
-    decides and its interval, if it has been evaluated again.
+    decides and its interval, if it has been evaluated again. samples: validation images, if they are read.
     """
 
     config: Config
@@ -55,6 +55,7 @@ class TrainedModel:
     weights_size: tuple[int, int] | None = None
     others: Sequence[str] = ()
     measured: str = ""
+    samples: Samples | None = None
 
     @property
     def weights(self) -> Path:

@@ -188,7 +188,9 @@ def export_bytes(argv: list[str], kind: str, folder: Path) -> bytes:
         return b"".join(map(archive.read, archive.namelist()))
 
 
-@pytest.mark.parametrize("kind", [*sorted(formats.FORMATS.keys() - {"onnx", "onnx_float16", "web"}), slow("web")])
+@pytest.mark.parametrize(
+    "kind", [*sorted(formats.FORMATS.keys() - {"onnx", "onnx_float16", "web", "deploy"}), slow("web")]
+)
 def test_an_export_without_paths_and_without_data(kind, private, tmp_path):
     weights, data = private
     argv = [str(weights), "-no_check"]
