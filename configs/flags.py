@@ -265,8 +265,8 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
         return arguments
     *arguments.replaced, arguments.cfg = arguments.cfg or [None]
     if (arguments.cfg or "").endswith(".py"):
-        preset = programs()["colossalai"].flags["config"].get(Path(arguments.cfg).name, "AMP.PRESET=torch")
-        raise UserError(f"-cfg {arguments.cfg}: is Python, not YAML; for its precision add -opts {preset} in its place")
+        preset = programs()["colossalai"].flags["config"].get(Path(arguments.cfg).name, "-opts AMP.PRESET=torch")
+        raise UserError(f"-cfg {arguments.cfg}: is Python, not YAML; for its precision add {preset} in its place")
     if not unknown:
         return arguments
     _refuse_flags_of_others(words, unknown)
@@ -297,12 +297,12 @@ def other_names() -> dict[str, str]:
     for program in programs().values():
         for name, target in program.flags.items():
             first = next(iter(target.values())) if isinstance(target, dict) else target
-            first = first[0] if isinstance(first, list) and first else first
-            if isinstance(first, str):
-                option = first.partition("=")[0]
-                found.setdefault(name.upper().replace("-", "_"), keys.get(option, option))
+            option = first.removeprefix("-opts ").lstrip("'").partition("=")[0]
+            key = keys.get(option, option)
+            if key.isupper() and " (" not in first:
+                found.setdefault(name.upper().replace("-", "_"), key)
     sections = {key.partition(".")[0] for key in known_keys("vit")}
-    return {name: key for name, key in found.items() if name not in sections and len(name) > 1 and key[0] != "-"}
+    return {name: key for name, key in found.items() if name not in sections and len(name) > 1}
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ Given = Sequence[tuple[str, list[str]]]  # flags with their values, as `split_wo
 class Program:
     """A program and its flags, without dashes; timm.flags.yaml explains the fields.
 
-    page: the heading of its flags in docs/flags.md. base: a program whose flags it has, too; own: the others. marks:
-    flags that only it has. version: None if its flags are not translated. models: timm's names of its models.
+    page: the heading of its flags in docs/flags.md. base: a program whose flags it has, too. marks: flags that only it
+    has. version: None if its flags are not translated.
     """
 
     program: str
@@ -38,14 +38,11 @@ class Program:
     page: str = "other-programs"
     base: str = ""
     flags: dict[str, Any] = field(default_factory=dict)
-    words: dict[str, str] = field(default_factory=dict)
     marks: Sequence[str] = ()
-    own: Sequence[str] = ()
-    models: dict[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> set[str]:
-        return {*self.flags, *self.words, *self.marks}
+        return {*self.flags, *self.marks}
 
 
 @cache
@@ -60,17 +57,12 @@ def programs() -> dict[str, Program]:
 
 
 def _program(values: dict[str, Any], known: Mapping[str, Program]) -> Program:
-    for section in ("flags", "words"):
-        rows = values.get(section, {})
-        values[section] = {name: row for names, row in rows.items() for name in names.split(", ")}
-    values["own"] = [*values["flags"], *values["words"]]
+    rows = values.get("flags", {})
+    flags = {name: row for names, row in rows.items() for name in names.split(", ")}
     if base := known.get(values.get("base", "")):
-        values["marks"] = [name for name in values["own"] if name not in base.names]
-        values["words"] = {name: row for name, row in base.words.items() if name not in values["flags"]} | values[
-            "words"
-        ]
-        values["flags"] = base.flags | values["flags"]
-    return Program(**values)
+        values["marks"] = [name for name in flags if name not in base.flags]
+        flags = base.flags | flags
+    return Program(**values | {"flags": flags})
 
 
 def _load(name: str) -> Any:
@@ -85,7 +77,8 @@ def paddleclas_keys() -> dict[str, str]:
 
 def name_of_model(name: str) -> str | None:
     """timm's name of a model of torchvision's; None for other names."""
-    return programs()["torchvision"].models.get(name)
+    words: str = programs()["torchvision"].flags["model"].get(name, "")
+    return words.removeprefix("-model=") or None
 
 
 def split_words(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -144,7 +137,8 @@ def _with_paths(program: Program, given: Given, own: Mapping[str, str]) -> Itera
     """The flags with their values; the path of the data, which may follow a switch or a value, is a word of its own."""
     for word, values in given:
         name = word.lstrip("-")
-        takes_one = name in program.words or _takes_value(program.flags.get(name))
+        row = program.flags.get(name)
+        takes_one = not isinstance(row, str) or "{" in row or row.startswith("none")
         follows = own.get(word, "opts") != "opts" and len(values) > 1
         is_path = values and ("/" in values[-1] or os.path.isdir(values[-1]) or follows)
         if is_path and len(values) > takes_one and "data" in program.flags:
@@ -154,12 +148,6 @@ def _with_paths(program: Program, given: Given, own: Mapping[str, str]) -> Itera
             yield word, values
 
 
-def _takes_value(target: Any) -> bool:
-    if not isinstance(target, str):
-        return True
-    return "{" in target or not ("=" in target or target in ("-amp", "-eval", "-compile"))
-
-
 def _row(program: Program, word: str, values: list[str], own: Mapping[str, str]) -> str:
     """'FLAG VALUES: words to add', or why there are none; '' for a flag that stays as it is."""
     shown = shlex.join([word, *values])
@@ -167,60 +155,36 @@ def _row(program: Program, word: str, values: list[str], own: Mapping[str, str])
     if not word.startswith("-"):
         name = "data"
         values = [word]
-    if name in program.words:
-        text = program.words[name]
-        option = re.search(r"[A-Z_]+\.[A-Z_.]+={}", text)
-        problem = option and values and _problem_of(_fill(option[0], values))
-        return f"{shown}: none, {problem}" if problem else f"{shown}: {_fill(text, values)}"
-    if name not in program.flags:
+    row = program.flags.get(name)
+    if isinstance(row, dict):
+        row = row.get(as_yaml(values).lower(), row.get("", "none"))
+    if row is None:
         stays = word in own or not program.version
         return "" if stays else f"{shown}: unknown"
-    target = program.flags[name]
-    if target == "-model" and (of_timm := program.models.get(values[0] if values else "")):
-        return f"{shown}: -model={of_timm}"
-    if str(target).partition("=")[0] == f"-{own.get(word)}":
+    if row.removesuffix("={}") == f"-{own.get(word)}":
         return ""
-    return f"{shown}: {_words_for(target, values)}"
-
-
-def _words_for(target: Any, values: list[str]) -> str:
-    """The words to add for a flag with these values, or why there are none."""
-    if isinstance(target, dict):
-        target = target.get(as_yaml(values).lower(), target.get("", "none"))
-    parts = target if isinstance(target, list) else [target]
-    if not parts:
-        return "none needed"
-    if parts[0].startswith("none"):
-        return str(parts[0])
-    filled = [_filled(part, values) for part in parts]
-    options = [one for one in filled if not one.startswith("-")]
-    for option in options:
-        if problem := _problem_of(option):
-            return f"none, {problem}"
-    words = [one for one in filled if one.startswith("-")]
-    if options:
-        words += ["-opts", *options]
-    return shlex.join(words)
-
-
-def _filled(target: str, values: list[str]) -> str:
-    if not _takes_value(target) or (target.startswith("-") and not values):
-        return target
-    if "{" in target:
-        return _fill(target, values)
-    return f"{target}={as_yaml(values)}"
+    if row.startswith("none"):
+        return f"{shown}: {_fill(row, values)}"
+    typed, bracket, remark = row.partition(" (")
+    words = [_fill(one, values) for one in shlex.split(typed)]
+    for problem in map(_problem_of, words if values else ()):
+        if problem:
+            return f"{shown}: none, {problem}"
+    return f"{shown}: {shlex.join(words)}{bracket}{remark}"
 
 
 def _fill(text: str, values: list[str]) -> str:
-    """{}: all values; {1} to {3}: the first ones, repeated as timm repeats them; {pairs}: a=1 b=2 as a: 1, b: 2."""
-    joined = ", ".join(values) or "VALUE"
-    three = 3 * (values or ["VALUE"])
-    return text.replace("{}", "{0}").format(joined, *three, pairs=joined.replace("=", ": "))
+    """{}: the value; {1} to {3}: the first ones, repeated as timm repeats them; {pairs}: a=1 b=2 as a: 1, b: 2."""
+    given = values or ["VALUE"]
+    pairs = ", ".join(given).replace("=", ": ")
+    return text.replace("{}", "{0}").format(as_yaml(given), *given * 3, pairs=pairs)
 
 
 def _problem_of(option: str) -> str:
     """Why this program refuses KEY=VALUE; '' if it does not, or other options decide."""
     key, _, text = option.partition("=")
+    if key.startswith("-"):
+        return ""
     try:
         nested = parse_value(text)
         for part in reversed(key.split(".")):
@@ -271,8 +235,8 @@ def flags_page() -> str:
         lines.append(f"For the rest: {program.defaults}.")
         lines.append("\n| there | here |\n|---|---|")
         base = programs().get(program.base)
-        hidden = base.names - set(program.own) if base else ()
-        rows = {name: _shown(target) for name, target in (program.flags | program.words).items() if name not in hidden}
+        of_base = base.flags if base else {}
+        rows = {name: _shown(row) for name, row in program.flags.items() if of_base.get(name) != row}
         for shown, names in itertools.groupby(rows, key=rows.__getitem__):
             flags = ", ".join(f"`-{name}`" if len(name) == 1 or name == "vb" else f"`--{name}`" for name in names)
             lines.append(f"| {flags} | {shown} |")
@@ -283,14 +247,11 @@ def flags_page() -> str:
     return "\n".join(lines)
 
 
-def _shown(target: Any) -> str:
-    if isinstance(target, dict):
-        return "; ".join(f"{value or 'others'}: {_shown(one)}" for value, one in target.items())
-    if isinstance(target, list):
-        return " ".join(map(_shown, target)) or "none needed"
-    if target.startswith("none") or (" " in target and "{" not in target.partition(" ")[0]):
-        return _fill(target, [])
-    return f"`{_fill(target, [])}`"
+def _shown(row: Any) -> str:
+    if isinstance(row, dict):
+        return "; ".join(f"{value or 'others'}: {_shown(one)}" for value, one in row.items())
+    words, bracket, remark = _fill(row, []).partition(" (")
+    return words if words.startswith("none") else f"`{words}`{bracket}{remark}"
 
 
 if __name__ == "__main__":

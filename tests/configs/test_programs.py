@@ -88,7 +88,7 @@ docs/flags.md#timm | -model
 --mean 0.5 | 'DATA.IMAGENET_MEAN=[0.5, 0.5, 0.5]' |
 --input-size 1 160 192 | -image_size=160,192 -opts DATA.IMAGE_CHANNELS=1 |
 --bce-pos-weight 2.0 | 2.0 for each class | CLASS_WEIGHTS=[2.0]
---clip-mode agc --clip-grad 0.01 | none for value and agc; GRAD_CLIP=0.01 with --clip-mode norm |
+--clip-mode agc --clip-grad 0.01 | none for value and agc; GRAD_CLIP=0.01 (with --clip-mode norm |
 --sched step | LR_SCHEDULER.NAME=step TRAIN.LR_SCHEDULER.DECAY_EPOCHS=90 |
 --sched poly --decay-rate 2 | --sched poly: none; --decay-rate 2: none | NAME=linear
 --sched wsd --decay-epochs 0.2 | --sched wsd: none, timm's wsd decays by 1 - sqrt; of wsd it is a share | NAME=wsd
@@ -101,7 +101,7 @@ D --model resnet50 --checkpoint a.pth --crop-pct .9 | validate.py; -pretrained=a
 # torchvision
 --model vit_b_16 --opt SGD --lr-scheduler CosineAnnealingLR --test-only | -model=vit_base_patch16_224; \
 NAME=SGD; NAME=cosine; --test-only: -eval; -cfg=configs/programs/torchvision.yaml; docs/flags.md#torchvision | nesterov
---lr-warmup-epochs 5 --val-resize-size 236 | WARMUP_EPOCHS=5 with --lr-warmup-method linear; none with constant |
+--lr-warmup-epochs 5 --val-resize-size 236 | WARMUP_EPOCHS=5 (with --lr-warmup-method linear; none with constant |
 # Not translated
 --model deit_small_patch16_224 --data-path D --output_dir out --input-size 192 --drop-path 0.2 --dist-eval | \
 --output_dir, --dist-eval: flags of DeiT; configs/deit_*.yaml; not translated | -opts
@@ -122,19 +122,18 @@ def test_the_words_of_the_error_work_when_they_are_typed():
     """All flags of timm's and torchvision's tables with a value of their mappings, or one that fits."""
     values = """layer-decay=0.7 epochs=7 aa=rand-m9 remode=rand gp=avg crop-pct=0.9 scale=0.5,1 ratio=0.5,2
         cutmix-minmax=0.1,0.9 opt-betas=0.9,0.95 in-chans=1 mean=0.4,0.5,0.6 std=0.4 input-size=3,64,96 class-map=a
-        device=cpu amp-dtype=float16 bce-target-thresh=0.2 model-ema-decay=0.9 kd-model-name=resnet18"""
+        device=cpu amp-dtype=float16 model-dtype=bfloat16 bce-target-thresh=0.2 model-ema-decay=0.9 kd-model-name=resnet18"""
     given = {name: value.replace(",", " ") for name, _, value in (word.partition("=") for word in values.split())}
     given |= {"model-kwargs": "depth=3", "opt-kwargs": "caution=true"}
     typed = 0
     for program in (programs()["timm"], programs()["torchvision"]):
-        for name, target in program.flags.items():
-            value = next(iter(target)) if isinstance(target, dict) else given.get(name, "1")
-            row = describe_flags(program, [(f"--{name}", value.split())], {}).partition(". Here: ")[2]
-            words = row.partition(". For the rest")[0].partition(f"--{name} {value}: ")[2]
-            if words == "none needed" or name in ("dataset-download", "test-only"):  # need other data, weights
+        for name, row in program.flags.items():
+            value = next(iter(row)) if isinstance(row, dict) else given.get(name, "1")
+            text = describe_flags(program, [(f"--{name}", value.split())], {}).partition(f"Here: --{name} {value}: ")[2]
+            words, _, remark = text.partition(". For the rest")[0].partition(" (")
+            if remark.startswith("with") or words.startswith("none") or name in ("dataset-download", "test-only"):  # need other data, weights
                 continue
-            command = parse_command_line(["-cfg=configs/programs/timm.yaml", *shlex.split(words)])
-            assert command.config or not words
+            assert parse_command_line(["-cfg=configs/programs/timm.yaml", *shlex.split(words)]).config
             typed += 1
     assert typed > 100
 
