@@ -5,7 +5,6 @@
 
 import itertools
 import os
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,7 +77,7 @@ def paddleclas_keys() -> dict[str, str]:
 def name_of_model(name: str) -> str | None:
     """timm's name of a model of torchvision's; None for other names."""
     words: str = programs()["torchvision"].flags["model"].get(name, "")
-    return words.removeprefix("-model=") or None
+    return words.partition(" ")[0].removeprefix("-model=") or None
 
 
 def split_words(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -218,8 +217,9 @@ def with_shown_recipes(text: str) -> str:
 _PAGE = """# Flags of other programs
 
 A command line of another program ends with one line: for each of its flags the words to add here, or that there are
-none. In the tables, `KEY` takes the value of the flag, KEY=VALUE stands for the switch. Proven by timm's own objects
-(tests/engine/training/test_program_rows.py) are the rows of optimizers and learning rates; the other rows are not.
+none. Each row of timm's train.py and of torchvision's that changes a number is proven by objects of timm, of torch and
+of torchvision, for two values of the flag, and the recipes by the defaults of all flags
+(tests/engine/training/test_program_rows.py). Brackets have the condition or, after "similar", what differs.
 """
 
 

@@ -7,8 +7,6 @@ github.com/facebookresearch/deit, main.py, for 4 GPUs with 256 images, under tim
 import copy
 import re
 from argparse import Namespace
-from ast import literal_eval
-from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle, repeat
 
@@ -18,9 +16,8 @@ import timm
 import torch
 from conftest import ROOT, config_for, seeded
 from test_optimizer import by_parameter
-from timm.data import create_transform
+from test_program_rows import Timm, assert_same, namespace
 from timm.data.mixup import Mixup as TimmMixup
-from timm.data.random_erasing import RandomErasing
 from timm.layers import DropPath
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2, optimizer_kwargs
@@ -31,9 +28,6 @@ from torch import nn
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.schema import Config
 from datasets.batch import Batch
-from datasets.transforms.device import TrainTransform
-from datasets.transforms.host import _build as build_policy
-from datasets.transforms.host import build_host_transform
 from engine.training.step import TrainState, train_steps
 from engine.training.trial import state_without_data
 
@@ -43,7 +37,7 @@ DEIT = """
 --model deit_small_patch16_224 --batch-size 256 --epochs 300 --opt adamw --opt-eps 1e-8 --lr 1e-3 --weight-decay 0.05
 --sched cosine --sched-on-updates --warmup-epochs 5 --warmup-lr 1e-6 --min-lr 1e-5 --smoothing 0.1 --drop-path 0.1
 --aa rand-m9-mstd0.5-inc1 --mixup 0.8 --cutmix 1.0 --reprob 0.25 --remode pixel --aug-repeats 3 --crop-pct 0.875
---train-interpolation bicubic --model-ema --model-ema-decay 0.99996
+--train-interpolation bicubic --no-prefetcher --model-ema --model-ema-decay 0.99996
 """
 IMAGES, GPUS = 1_281_167, 4
 CLASSES, BATCH = 10, 16  # of the 100 steps
@@ -55,13 +49,7 @@ SMALL = {
 
 
 def flags_of(command: str) -> Namespace:
-    """The flags, and train.py's defaults of those that timm's functions need."""
-    values = {"momentum": 0.9, "remode": "pixel"}
-    for name, text in re.findall(r"--([\w-]+)(?:\s+(?!-)(\S+))?", command):
-        values[name.replace("-", "_")] = text or True
-        with suppress(ValueError, SyntaxError):
-            values[name.replace("-", "_")] = literal_eval(text)
-    return Namespace(**values)
+    return namespace("timm", [flag.strip() for flag in re.split(r"(?:^|\s)--", command)[1:]])
 
 
 @pytest.fixture(params=["A1", "DeiT-S"])
@@ -93,32 +81,13 @@ def build_state(config: Config, flags: Namespace, samples: int, cpu):
     return state_without_data(config, cpu, layout)
 
 
-def test_the_augmentation_equals_timms(recipe):
+@pytest.mark.parametrize("kind", ["image", "augmentation", "mixing", "loss"])
+def test_the_augmentation_and_the_loss_equal_timms(recipe, kind):
     flags = recipe[0]
     config = recipe[1]("MODEL.NUM_CLASSES=1000")
-    data, train = config.data, config.train
-    crop, flip, policy, *_, last = create_transform(
-        data.image_size, is_training=True, auto_augment=flags.aa, interpolation=flags.train_interpolation,
-        re_prob=flags.reprob, re_mode=flags.remode, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),
-    ).transforms  # fmt: skip
-    host, device = build_host_transform(data, train, config.seed), TrainTransform(data, train, CLASSES)
-    assert data.random_crop_scale == crop.scale
-    assert data.random_crop_ratio == pytest.approx(crop.ratio, rel=1e-4)
-    assert (data.interpolation, data.hflip_prob, len(host.operations)) == (crop.interpolation.name.lower(), flip.p, 2)
-    ((ours,),) = host.operations[1].args
-    assert repr(build_policy(*ours.args)) == repr(policy)
-    assert ours.args[3] == flags.train_interpolation
-    assert data.imagenet_mean == (0.485, 0.456, 0.406)
-    assert data.imagenet_std == (0.229, 0.224, 0.225)
-    erasing = [(one.probability, one.mode, one.count) for one in host.device_operations]
-    erases = isinstance(last, RandomErasing)
-    assert erasing == ([(last.probability, last.mode, last.max_count)] if erases else [])
-    names = {"mix_prob": "probability", "switch_prob": "cutmix_share", "cutmix_minmax": "minmax"}
-    for name in ("mixup_alpha", "cutmix_alpha", *names):
-        assert getattr(device.mixup, names.get(name, name)) == getattr(timm_mixup(flags, 0), name), name
-    assert timm_mixup(flags, 0).mode == "batch"
-    assert (train.smoothing, data.crop_pct) == (flags.smoothing, flags.crop_pct)
-    assert data.repeated_augmentation == flags.aug_repeats  # the order of the samples: test_order.py
+    assert_same(kind, getattr(Timm(), kind)(flags), config)
+    assert config.data.interpolation == flags.train_interpolation
+    assert config.data.repeated_augmentation == flags.aug_repeats  # the order of the samples: test_order.py
 
 
 def test_the_model_and_its_optimization_equal_timms(recipe, cpu):
@@ -146,7 +115,7 @@ def test_the_model_and_its_optimization_equal_timms(recipe, cpu):
     for step in (*range(STEPS), *range(STEPS, total_steps, 1999), total_steps - 1):
         scheduler.step_update(step)
         assert state.schedule.lr_at(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9), step
-    decay = getattr(flags, "model_ema_decay", None)
+    decay = flags.model_ema_decay if flags.model_ema else None
     assert (state.average.decay, state.average.use_warmup) == (decay, False) if state.average else decay is None
 
 
@@ -166,8 +135,9 @@ def test_the_first_100_steps_equal_timms(recipe, cpu):
     model, initial = copy.deepcopy(ours).train(), flatten(ours)
 
     optimizer, scheduler = timm_optimization(flags, model, STEPS_PER_EPOCH)
-    bce = "bce_loss" in flags
-    criterion = BinaryCrossEntropy(target_threshold=flags.bce_target_thresh) if bce else SoftTargetCrossEntropy()
+    criterion = (
+        BinaryCrossEntropy(target_threshold=flags.bce_target_thresh) if flags.bce_loss else SoftTargetCrossEntropy()
+    )
     losses = []
     batches = cycle(mixed_batches(flags, flags.smoothing))
     for step in range(STEPS):
