@@ -8,11 +8,13 @@ from pathlib import Path
 from configs.schema import Data
 from configs.schema.data import properties_of
 from datasets.sources.folders.class_folders import has_class_folders
+from datasets.sources.groups import package_groups
 from datasets.sources.listed.lists import METADATA, table_file
 from datasets.sources.listed.parquet import parquet_files
 from datasets.sources.path_words import split_of_images
 from datasets.sources.source import source_class
 from datasets.sources.tables.files import PARQUET, TABLE_SUFFIXES
+from datasets.sources.tables.joins import is_camera_package
 from utils.distributed import ProcessContext, find_on_main
 from utils.errors import UserError
 
@@ -28,16 +30,17 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
 
     source_class(data.dataset)  # its packages are installed
 
-    def recognize() -> str:
+    def recognize() -> tuple[str, str | None]:
         if "://" in data.data_path:
             raise UserError(
                 f"{data.data_path}: is a URL, which only -dataset=tar reads; download it, and give a folder"
             )
         if data.data_path.lower().endswith(_ARCHIVES) and os.path.isfile(data.data_path):
             raise UserError(f"{data.data_path}: is an archive; unpack it, and give the folder that it contains")
-        return recognize_table(data) or _recognize_folders(data)
+        found = recognize_table(data) or _recognize_folders(data)
+        return found, data.groups or (found == "csv" and package_groups(data)) or None
 
-    found = find_on_main(recognize, context)
+    found, groups = find_on_main(recognize, context)
     kind = properties_of(found)
     is_read = f"{data.data_path} is read as {found}"
     if data.multi_label and not kind.multi_label:
@@ -45,7 +48,7 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
         raise UserError(f"DATA.MULTI_LABEL needs a table or tar shards, but {is_read}; {fix}")
     if data.labels and not kind.may_be_table:
         raise UserError(f"DATA.LABELS needs a path of each image, but {is_read}; remove it")
-    return data.model_copy(update={"dataset": found})
+    return data.model_copy(update={"dataset": found, "groups": groups})
 
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar")
@@ -57,6 +60,8 @@ def recognize_table(data: Data) -> str | None:
     root = Path(data.data_path)
     if root.is_file():
         return _OF_SUFFIX.get(root.suffix.lower())
+    if is_camera_package(root) and not data.class_folders:
+        return "csv"
     found = _table_in(root, data)
     if found and _are_in_class_folders(root):
         return None

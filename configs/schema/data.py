@@ -90,9 +90,9 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         None,
         "data sets csv, parquet: the columns, as {path: id, label: breed, split: is_valid}; label may be a list of "
         "columns of 0 and 1, other texts by cells: {'-1': null, '': 0} (null: unknown), numbers by threshold: 0.5; "
-        "split: null trains on all rows, {column: site, test: [B]} tests on rows of values, maybe "
-        "with val, too; join: {file: observations.csv, on: mediaID} adds the columns of another table; null: by names "
-        "and values",
+        "cells: {'': null} of one column leaves rows out; path: RelativePath/File is of two columns; split: null "
+        "trains on all rows, {column: site, test: [B]} tests on rows of values, maybe with val, too; join: {file: "
+        "observations.csv, on: mediaID} adds the columns of another table; null: by names and values",
     )
     encoding: str | None = option(None, "data set csv: encoding of tables that are not in UTF-8, as gb18030, cp1252")
     classes: Path | None = option(
@@ -266,16 +266,16 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         columns = self.given_columns
         cells = columns.get("cells", {})
         threshold = columns.get("threshold", 0.5)
-        has_values = not columns.keys().isdisjoint(("cells", "threshold"))
-        if has_values and not isinstance(columns.get("label"), list):
-            yield "COLUMNS: cells and threshold are of a list of columns; give label: [NAME, ...]"
+        is_list = isinstance(columns.get("label"), list)
         if not _are_cells(cells):
             example = "give the text of each cell with 0, 1 or null (unknown), as {'-1': null, '': 0}"
             yield f"COLUMNS: cells is {shorten(cells)}; {example}"
+        elif not is_list and ("threshold" in columns or {*cells.values()} - {None}):
+            yield "COLUMNS: cells with 0 or 1 and threshold are of a list of columns; give label: [NAME, ...]"
+        elif is_list and None in cells.values() and not self.multi_label:
+            yield "COLUMNS: unknown cells (null) need MULTI_LABEL; set it to true"
         if type(threshold) not in (int, float) or not math.isfinite(threshold):
             yield f"COLUMNS: threshold is {shorten(threshold)}; give a number"
-        if _are_cells(cells) and None in cells.values() and not self.multi_label:
-            yield "COLUMNS: unknown cells (null) need MULTI_LABEL; set it to true"
 
     def _problems_of_tables(self) -> Iterator[str]:
         of_split = "of split also {column: NAME, test: [VALUE]}, with val, too, or in its place"

@@ -23,8 +23,8 @@ from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.source import Wanted
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import Table
-from datasets.sources.tables.joins import open_for
+from datasets.sources.tables.files import Table, open_columns, open_table
+from datasets.sources.tables.joins import MEDIA, OBSERVATIONS, is_camera_package, open_for
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError, raise_problems
 from utils.notes import Note
@@ -76,6 +76,20 @@ def suggest_groups(listing: ImageFiles, data: Data, table: Table | None, is_cut:
     return _cases_in_names(listing)
 
 
+def package_groups(data: Data) -> str | None:
+    """The column of groups of the Camtrap DP in DATA_PATH: events, else deployments; None without several images in
+    each, and for other data.
+    """
+    folder = Path(data.data_path)
+    if is_camera_package(folder):
+        media, observations = (open_columns(folder / name, data.encoding) for name in (MEDIA, OBSERVATIONS))
+        number = sum(1 for _ in media)
+        for name, table in {"eventID": observations, "deploymentID": media}.items():
+            if _FEWEST <= len({cells.get(name) for _, cells in table}) < number:
+                return name
+    return None
+
+
 def _cases_in_column(table: Table, data: Data) -> list[Note]:
     """Of columns by their names, and by values that recur, are more than a few categories, and of which each class has
     several. The fewest values are first, such as of a site with several sequences of images.
@@ -94,10 +108,12 @@ def _cases_in_column(table: Table, data: Data) -> list[Note]:
     if not sizes:
         return []
     found = sorted(sizes, key=sizes.__getitem__)
-    shown = ", ".join(f"{shorten(name)} has {sizes[name]:,} values" for name in found)
-    options = " or ".join(f"-opts {quote(f'DATA.GROUPS={name}')}" for name in found)
-    text = f"{table.file}: {shown} in {in_classes[found[0]].total():,} rows"
-    return [Note("screen", f"{text}; to keep the images of each in one split: {options}")]
+    number = in_classes[found[0]].total()
+    options = [
+        f"-opts {quote(f'DATA.GROUPS={name}')} ({sizes[name]:,} values, {number / sizes[name]:.3g} images a value)"
+        for name in found
+    ]
+    return [Note("screen", f"{table.file}: to keep the images of a value in one split: {' or '.join(options)}")]
 
 
 def _are_groups(rows: Counter[tuple[str, str]]) -> bool:
@@ -196,23 +212,26 @@ def group(rows: Rows, wanted: Wanted) -> Rows:
 
 def _find_groups(listing: ImageFiles, data: Data, given: str) -> StringPacker:
     """The group of each image, '' without one. given: DATA.GROUPS."""
-    has_columns = properties_of(data.dataset).groups_by == "column"
-    if listing.file and has_columns and given in open_for(listing.file, data).header:
-        columns = {**data.given_columns, "label": given}
-        return _groups_in(listing, listing.file, data.image_root or "", columns, data)
+    if listing.file and properties_of(data.dataset).groups_by == "column":
+        table = open_for(listing.file, data)
+        if given in table.header:
+            return _groups_in(
+                listing, table, data.image_root or "", {**data.given_columns, "label": given, "cells": {}}, data
+            )
     if "(" in given:
         if problem := problem_of_expression(given):
             raise UserError(f"DATA.GROUPS {problem}")
         matches = map(re.compile(given).search, map(to_nfc, listing.paths))
         return StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
     if os.path.exists(given):
-        return _groups_in(listing, Path(given), data.data_path, {"path": "path", "label": "group"}, data)
+        table = open_table(Path(given), data.encoding)
+        return _groups_in(listing, table, data.data_path, {"path": "path", "label": "group"}, data)
     kinds = "column, table path,group or expression (part)"
     raise UserError(f"DATA.GROUPS {given} is unknown; give a {kinds} of the paths in {listing.root}")
 
 
 def _groups_in(
-    listing: ImageFiles, file: Path, root: str | Path, columns: Mapping[Any, Any], data: Data
+    listing: ImageFiles, table: Table, root: str | Path, columns: Mapping[Any, Any], data: Data
 ) -> StringPacker:
     """The group of each image in a table with these columns; '' without one. root: as DATA.IMAGE_ROOT.
 
@@ -220,13 +239,13 @@ def _groups_in(
     """
     changes = {"image_root": root, "labels": None, "columns": {**columns, "split": None}}
     changed = data.model_copy(update=changes)
-    rows = table_rows(open_for(file, changed), changed)
+    rows = table_rows(table, changed)
     group_of = dict[str, str]()
     names = list(map("".join, rows.target_ids))
     for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
         if group_of.setdefault(path, names[target_id]) != names[target_id]:
             rows.add_finding(line, f"{shorten(path)} has the group {shorten(group_of[path])} in another line")
-    raise_problems(file, rows.findings)
+    raise_problems(table.file, rows.findings)
     folder = os.path.relpath(listing.root, rows.root)
     return StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.paths)
 

@@ -329,9 +329,7 @@ class ImageFiles(EncodedImages):
         if self.file:
             fix = "correct the path, or set DATA.IMAGE_ROOT to the folder of these paths"
         stem, ending = os.path.splitext(name)
-        if "\\" in name:
-            fix = "write / in place of the backslash"
-        elif os.path.isfile(self.root / (stem + ending.swapcase())):
+        if os.path.isfile(self.root / (stem + ending.swapcase())):
             fix = f"write {ending.swapcase()} in place of {ending}"
         counted = min(len(self), _MOST_COUNTED)
         missing = sum(not os.path.isfile(self.name(index)) for index in range(counted))

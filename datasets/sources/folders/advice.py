@@ -3,7 +3,6 @@
 Tables and lists beside the folders may give the images other labels. Columns of tables: see `tables.columns`.
 """
 
-import json
 import os
 import re
 from collections import Counter, defaultdict
@@ -21,13 +20,14 @@ from datasets.sources.class_names import list_names
 from datasets.sources.folders.class_folders import FoundFiles, Levels
 from datasets.sources.folders.labels import by_split, without_masks
 from datasets.sources.groups import IDENTIFIER, case_folders
-from datasets.sources.listed.lists import table_file
+from datasets.sources.listed.lists import known_labels, refuse_several_labels, table_file
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, label_in, of_level, word_in
 from datasets.sources.samples import ImageFiles
 from datasets.sources.shared_arrays import to_nfc
+from datasets.sources.tables.cells import columns_option
 from datasets.sources.tables.columns import find_layout, likely_columns
-from datasets.sources.tables.files import JSON_LINES, TEXT_LIST, open_table
+from datasets.sources.tables.files import JSON_LINES, TEXT_LIST, open_columns, open_table
 from datasets.sources.tables.joins import open_for
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError
@@ -36,6 +36,7 @@ from utils.notes import Note
 
 _PLACES = ("..", "../meta", "../labels", "../val")
 _SUFFIXES = (".csv", ".tsv", JSON_LINES, TEXT_LIST, ".json")
+_FROM_JSON = "docs/data.md#labels-in-json makes a table"
 _ANY = "latin-1"  # reads any file: the labels are compared, not used
 _PART_BYTES = 16384  # four parts of a table: whether it names the images
 _MAX_FILES = 20  # in a folder; more are of single images
@@ -45,6 +46,7 @@ _IN_NAMES = (
     r"([^/\d]*[^\W\d_])\d+\.\w+$",
     *(rf"([^/{mark}]+){mark}[^/]+$" for mark in (r"\.", "_", "-")),
 )
+_LABELS = re.compile(r" *[|;] *")  # between several of an image
 _MAX_SHOWN = 3  # folders
 _MAX_NAMES = 4  # classes, and numbers in names of files
 
@@ -60,13 +62,22 @@ def files_beside(root: Path) -> list[Path]:
     return found
 
 
+def _text_of(file: Path) -> str:
+    """The first lines of a file, and three parts of a large one: the images may be the last ones of a table."""
+    text = b""
+    with suppress(OSError), open_regular_file(file) as opened:
+        text = opened.read(_PART_BYTES)
+        size = opened.seek(0, os.SEEK_END)
+        for part in (1, 2, 3) if size > _PART_BYTES else ():
+            opened.seek(part * (size - _PART_BYTES) // 3)
+            text += opened.read(_PART_BYTES)
+    return text.replace(b"\0", b"").decode("utf-8-sig", "replace")
+
+
 def names_images(file: Path, class_names: Collection[str] = ()) -> bool:
     """Whether the first lines name images or classes: `requirements-dev.txt` beside the data is no list."""
-    with suppress(OSError), open_regular_file(file) as opened:
-        text = opened.read(4096).decode("utf-8-sig", "replace")
-        words = {*re.split(r"[\s,;|\"'/\\]+", to_nfc(text))}
-        return not words.isdisjoint(class_names) or any(word.lower().endswith(IMAGE_EXTENSIONS) for word in words)
-    return False
+    words = {*re.split(r"[\s,;|\"'/\\]+", to_nfc(_text_of(file)[:4096]))}
+    return not words.isdisjoint(class_names) or any(word.lower().endswith(IMAGE_EXTENSIONS) for word in words)
 
 
 class TableBeside(NamedTuple):
@@ -78,7 +89,7 @@ class TableBeside(NamedTuple):
 
     file: Path
     labels: list[dict[str, str]]
-    advice: str
+    advice: list[str]
     held_out: dict[str, str]
 
     def or_folders(self, listing: ImageFiles, confirmed: Path) -> UserError:
@@ -90,98 +101,80 @@ class TableBeside(NamedTuple):
             question = f"are all folders for training, or is {shorten(path)} of {split}, as in {self.file}"
         folders = f"-data_path={quote(str(confirmed))} -opts DATA.CLASS_FOLDERS=true trains on the folders"
         names = list_names(listing.class_names, _MAX_SHOWN)
-        return UserError(f"{listing.root}: {question}? {self.advice}; {folders}, {names}")
+        return UserError(f"{listing.root}: {question}? {'; or '.join(self.advice)}; {folders}, {names}")
 
 
 def tables_beside(root: Path, folder: Path, paths: Sequence[str]) -> Iterator[TableBeside]:
     """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`."""
     stems = {*map(_stem, paths)}
+    seen = list[dict[str, str]]()
     for file in [file for file in files_beside(root) if file.suffix != ".json" and _may_name(file, stems)]:
         with suppress(UserError, ValueError):  # a column without a name cannot be given
             for columns, is_named in _candidates_of(file, stems):
-                if found := _read_beside(root, file, columns, is_named, folder, paths):
+                if found := _read_beside(root, file, columns, is_named, folder, paths, seen):
                     yield found
                     break
 
 
 def _candidates_of(file: Path, stems: set[str]) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-    """The columns that may be the label in a table of images, else in each table beside it with a column of it."""
+    """The columns that may be the label in a table of images, then those that each table beside it adds by a join."""
     table = open_table(file, _ANY)
     columns, is_named = likely_columns(table, stems)
-    yield columns, is_named
-    if not columns:
-        return
-    for other in FoundFiles(file.parent).top()[1]:
-        shared = [name for name in _first_fields(file.parent / other) if name in table.header]
-        if other == file.name or not (shared and other.lower().endswith(_SUFFIXES)):
-            continue
-        on = max(shared, key=lambda name: len({*table.column(name)}))
-        join = {"file": other, "on": on}
+    yield [one for one in columns if "label" in one], is_named
+    for other in FoundFiles(file.parent).top()[1] if columns else ():
         with suppress(UserError):
-            joined = open_for(file, _data_of(file, {"join": join}))
-            columns, is_named = likely_columns(joined, stems)
-            added = [one for one in columns if one["label"] not in table.header]
-            yield [{**one, "join": join} for one in added], is_named
-
-
-def _first_fields(file: Path) -> list[str]:
-    """The fields of the first line of a file, as names of columns."""
-    with suppress(OSError), open_regular_file(file) as opened:
-        first = opened.read(4096).decode("utf-8-sig", "replace").partition("\n")[0]
-        return [field.strip(' "\r') for field in re.split(r"[,;|\t]", first)]
-    return []
+            header = open_columns(file.parent / other, _ANY).header if other.lower().endswith(_SUFFIXES) else []
+            shared = [name for name in header if name in table.header]
+            added = [name for name in header if name not in shared]
+            if shared and added:
+                on = max(shared, key=lambda name: len({*table.column(name)}))
+                join = {"join": {"file": other, "on": on}}
+                found, is_named = likely_columns(open_for(file, _data_of(file, join)), stems, added)
+                yield [one | join for one in found if "label" in one], is_named
 
 
 def _may_name(file: Path, stems: set[str]) -> bool:
-    """Whether a table is small, or a fiftieth of the lines in a part of it name images: others are not read."""
-    with suppress(OSError), open_regular_file(file) as opened:
-        size = opened.seek(0, os.SEEK_END)
-        if size <= 4 * _PART_BYTES:
-            return True
-        text = ""
-        for part in range(4):  # the images may be the last ones of the table
-            opened.seek(part * (size - _PART_BYTES) // 3)
-            text += opened.read(_PART_BYTES).replace(b"\0", b"").decode("utf-8-sig", "replace") + "\n"
-        cells = chain(re.split(r"[,;|\"\t\n]", text.replace("\\", "/")), text.split())
-        return 50 * len(stems.intersection(map(_stem, cells))) >= text.count("\n")
-    return False
+    """Whether a fiftieth of the lines in a part of a table name images: others are not read."""
+    text = _text_of(file).replace("\\", "/")
+    cells = chain(re.split(r"[,;|\"\t\n]", text), text.split())
+    return 50 * len(stems.intersection(map(_stem, cells))) >= text.count("\n")
 
 
 def _read_beside(
-    root: Path, file: Path, candidates: list[dict[str, Any]], is_named: bool, folder: Path, paths: Sequence[str]
+    root: Path,
+    file: Path,
+    candidates: list[dict[str, Any]],
+    is_named: bool,
+    folder: Path,
+    paths: Sequence[str],
+    seen: list[dict[str, str]],
 ) -> TableBeside | None:
-    """The labels by each of the candidates for DATA.COLUMNS; None without labels of most images.
+    """The labels by each of the candidates for DATA.COLUMNS, which join `seen`; None without labels of most images.
 
-    A column of labels without such a name is no function of the folders. Of columns with the same classes, one counts.
+    A column of labels without such a name is no function of the folders. Of columns with the same classes, one without
+    such a name, of numbers, or of another table does not count.
     """
-    if not candidates:
-        return None
-    path_of = _images_in(file, candidates[0]["path"], folder, paths)
-    if 2 * len({*path_of.values()}) < len(paths):
-        return None
-    found = list[tuple[dict[str, Any], dict[str, str]]]()
-    for columns in candidates:
-        labels = _labels_in(file, columns, path_of)
-        of_folders = {(os.path.dirname(path), label) for path, label in labels.items()}
-        follows_folders = len(of_folders) == len(dict(of_folders))
-        adds_nothing = any(have_same_classes(labels, others) for _, others in found)
-        if follows_folders and not is_named:
-            adds_nothing = True
-        if len({*labels.values()}) > 1 and 2 * len(labels) >= len(paths) and not adds_nothing:
-            found.append((columns, labels))
-    if not found:
-        return None
     place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
-    advice = list[str]()
-    for columns, labels in found:
-        words = f"-dataset=csv -data_path={quote(str(place))}"
-        if not open_table(file, _ANY).layout:
-            words += f" -opts {quote(f'DATA.COLUMNS={json.dumps(columns, ensure_ascii=False)}')}"
-        counts = Counter(labels.values())
-        classes = [f"{name} ({counts[name]})" for name in sorted(counts)]
-        advice.append(f"{words} trains on its {len(counts)} classes, {list_names(classes, _MAX_NAMES)}")
-    held_out = _splits_in(file, found[0][0], path_of)
-    return TableBeside(file, [labels for _, labels in found], "; or ".join(advice), held_out)
+    table = TableBeside(file, [], [], {})
+    others = [*seen]
+    for columns in candidates:
+        labels, splits, option = _labels_in(file, columns, folder, paths)
+        of_folders = {(os.path.dirname(path), label) for path, label in labels.items()}
+        follows_folders = len(of_folders) == len(dict(of_folders)) and not is_named
+        has_names = is_named and not all(map(str.isdigit, labels.values()))
+        is_known = any(have_same_classes(labels, one) for one in (others if has_names else seen))
+        counts = Counter(chain.from_iterable(map(_LABELS.split, labels.values())))
+        if len(counts) < 2 or 2 * len(labels) < len(paths) or is_known or follows_folders:
+            continue
+        classes = list_names([f"{name} ({counts[name]})" for name in sorted(counts)], _MAX_NAMES)
+        words = (
+            f"-dataset=csv -data_path={quote(str(place))} -opts {option} trains on its {len(counts)} classes, {classes}"
+        )
+        table.advice.append(words)
+        table.labels.append(labels)
+        table.held_out.update(splits)
+        seen.append(labels)
+    return table if table.labels else None
 
 
 def _stem(path: str) -> str:
@@ -195,37 +188,46 @@ def have_same_classes(labels: Mapping[str, str], others: Mapping[str, str]) -> b
 
 
 def _data_of(file: Path, columns: Mapping[str, Any]) -> Data:
+    needs_several = "cells" in columns and isinstance(columns["label"], list)
     given = {"DATA_PATH": str(file), "DATASET": "csv", "COLUMNS": columns, "ENCODING": _ANY}
-    return Data.model_validate(given)
+    return Data.model_validate({**given, "MULTI_LABEL": needs_several})
 
 
-def _images_in(file: Path, column: str, folder: Path, paths: Sequence[str]) -> dict[int, str]:
-    """Of the images `paths` in a folder, the one in each line of a table. Raises UserError: it cannot be read."""
-    rows = table_rows(open_table(file, _ANY), _data_of(file, {"path": column}), others=[folder])
-    known = {os.path.abspath(os.path.join(folder, path)): path for path in paths}
-    images = (os.path.abspath(os.path.join(rows.root, path)) for path in rows.paths.strings())
-    return {line: known[image] for line, image in zip(rows.lines, images, strict=True) if image in known}
-
-
-def _labels_in(file: Path, columns: Mapping[str, Any], path_of: Mapping[int, str]) -> dict[str, str]:
-    """The label of each image that has one. path_of: the image of each line."""
-    data = _data_of(file, {**columns, "split": None})
-    table = open_for(file, data)
-    layout = find_layout(table, data)
-    texts = ((line, " | ".join(layout.labels_in(cells))) for line, cells in table if line in path_of)
-    return {path_of[line]: text for line, text in texts if text}
-
-
-def _splits_in(file: Path, columns: Mapping[str, Any], path_of: Mapping[int, str]) -> dict[str, str]:
-    """The val or test split of the images that a column of splits has, if it is clear which one."""
+def _labels_in(
+    file: Path, columns: dict[str, Any], folder: Path, paths: Sequence[str]
+) -> tuple[dict[str, str], dict[str, str], str]:
+    """Of the images `paths` in a folder: the label of each that has one in a table, and the split if it is val or test;
+    and the options that read the table.
+    """
     data = _data_of(file, columns)
     table = open_for(file, data)
-    with suppress(UserError):
+    try:
         layout = find_layout(table, data)
-        if layout.split_of:
-            splits = ((path_of.get(line, ""), layout.split_in(cells)) for line, cells in table)
-            return {path: split for path, split in splits if path and split != "train"}
-    return {}
+    except UserError:  # it is not clear which column has the splits
+        if "split" in columns:
+            raise
+        return _labels_in(file, {**columns, "split": None}, folder, paths)
+    known = {os.path.abspath(os.path.join(folder, path)): path for path in paths}
+    labels = dict[str, str]()
+    splits = dict[str, str]()
+    lacks = has_several = False
+    for split in {*layout.split_of.values()} or [None]:
+        rows = table_rows(table, data, split)
+        targets = [*map(known_labels, rows.target_ids)]
+        for path, target in zip(rows.paths.strings(), rows.row_target_ids, strict=True):
+            image = known.get(os.path.abspath(os.path.join(rows.root, path)), "")
+            labels[image] = " | ".join(targets[target])
+            splits[image] = split or "train"
+        lacks = lacks or [] in targets
+        try:
+            refuse_several_labels(rows, data)
+        except UserError:
+            has_several = True
+    has_several = has_several or (lacks and layout.is_one_hot) or data.multi_label
+    changes = {"cells": {"": None}} if lacks and not has_several else {}
+    held_out = {image: split for image, split in splits.items() if image and split != "train"}
+    labels = {image: label for image, label in labels.items() if image and label}
+    return labels, held_out, columns_option(data, changes, has_several)
 
 
 def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path], bool]) -> UserError:
@@ -275,28 +277,39 @@ def _candidates(root: Path, levels: Levels, trainings: Sequence[str], images: Se
 
 
 def _advise_tables(root: Path, images: Sequence[str]) -> str:
-    """The flags that train on a table beside the images, apart from those for tests; '' without one."""
+    """The flags that train on the tables beside the images, apart from those for tests; '' without one."""
     used = [path for path in images if word_in(path.partition("/")[0]) not in ("test", "none")]
-    return next((f"{shorten(one.file.name)} has labels: {one.advice}" for one in tables_beside(root, root, used)), "")
+    tables = [*tables_beside(root, root, used)]
+    advice = "; or ".join(words for table in tables for words in table.advice)
+    return advice and f"{list_names([table.file.name for table in tables])} has labels: {advice}"
 
 
 def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
-    """A warning of lists of splits in or beside the folders, which are not read."""
-    of_splits = [path for path in files_beside(root) if word_in(path.stem) in SPLIT_NAMES.values()]
+    """Lines on lists of splits and MegaDetector's boxes in or beside the folders, which are not read."""
+    found = files_beside(root)
+    of_splits = [path for path in found if word_in(path.stem) in SPLIT_NAMES.values()]
     lists = [str(path) for path in of_splits if names_images(path, class_names)]
-    if not lists:
-        return []
-    return [Note("warning", f"the folders decide, not read: {', '.join(lists[:_MAX_SHOWN])}")]
+    notes = []
+    if lists:
+        notes.append(Note("warning", f"the folders decide, not read: {', '.join(lists[:_MAX_SHOWN])}"))
+    for path in found:
+        if path.suffix == ".json" and '"detections"' in _text_of(path):
+            text = f"{path}: boxes of animals, people and vehicles by MegaDetector, which are not the classes here"
+            notes.append(Note("screen", f"{text}; {_FROM_JSON} of them, to train on"))
+    return notes
 
 
 def _other_data(root: Path) -> str:
     """The lists that are not read, and a way to read well-known data."""
-    lists = [str(path) for path in files_beside(root) if names_images(path)]
+    lists = [path for path in files_beside(root) if names_images(path)]
     fix = "put the images of each class into a folder; -dataset=torchvision/NAME reads public data sets"
     if not lists:
         return fix
-    names = ", ".join(lists[:_MAX_SHOWN])
-    return f"not read: {names}; if the labels are in it, -dataset=csv -data_path={quote(lists[0])}; else {fix}"
+    names = ", ".join(map(str, lists[:_MAX_SHOWN]))
+    way = f"-dataset=csv -data_path={quote(str(lists[0]))}"
+    if lists[0].suffix == ".json":
+        way = f"{_FROM_JSON} of it"
+    return f"not read: {names}; if the labels are in it, {way}; else {fix}"
 
 
 def advise_labels(root: Path) -> str | None:

@@ -21,10 +21,10 @@ from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES
 from datasets.sources.samples import UNKNOWN, ImageFiles, check_target_bytes, listing_arrays
 from datasets.sources.source import Source, Wanted, without_labels
-from datasets.sources.tables.cells import UNKNOWN_MARK
+from datasets.sources.tables.cells import UNKNOWN_MARK, columns_option
 from datasets.sources.tables.columns import find_layout
 from datasets.sources.tables.files import LABEL_DIGITS, TABLE_SUFFIXES, Table, TextList
-from datasets.sources.tables.joins import open_for
+from datasets.sources.tables.joins import MEDIA, is_camera_package, open_for
 from datasets.sources.tables.rows import Rows, table_rows
 from utils.errors import Unavailable, UserError
 from utils.notes import Note
@@ -37,7 +37,7 @@ _LEADING_ZERO = re.compile(r"0\d+$")  # 007 is a text, as in the names of folder
 _NO_NAMES = ("nan", "-1")  # as programs write a label that lacks
 _NUMBER_AS_NAME = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
-_NO_LABEL = "has no label; fill it in or remove the line; with -dataset=csv, DATA.MULTI_LABEL=true reads such images"
+_NO_LABEL = "has no label; fill it in, or read the others with -dataset=csv -opts"
 _CUT = "has fewer fields than the header, and the file ends in it: is it cut off? Write the rest, or end the line"
 _NO_NUMBER = "does not end with a class number; write a path, a space and a number from 0"
 _MANY = 10  # images, which are hardly all of class 0
@@ -69,6 +69,8 @@ class Tables(Source):
         root = Path(data.data_path)
         if not root.is_dir():
             return {"all": open_for(root, data)}
+        if is_camera_package(root):
+            return {"all": open_for(root / MEDIA, data)}
         files = {split: table_file(root, split) for split in ("train", "val", "test")}
         found = {split: file for split, file in files.items() if file.is_file()}
         metadata = [root / name for name in METADATA if (root / name).is_file()]
@@ -115,7 +117,7 @@ class Tables(Source):
             rows = self._rows(part)
         except UserError:
             return without_labels(table.file, "has no column of labels")
-        labels = {" ".join(_known(target)) for target in rows.target_ids} - {""}
+        labels = {" ".join(known_labels(target)) for target in rows.target_ids} - {""}
         first = next(iter(rows.target_ids), ())
         if not labels or (table.label_kind == "number" and not first):  # perhaps the number of a path is no label
             return without_labels(table.file, "no row of the split test has a label")
@@ -136,7 +138,8 @@ class Lists(Tables):
         root = Path(data.data_path)
         needed = "a folder with train/ and val/, or with train_list.txt and val_list.txt"
         if root.is_file():
-            raise UserError(f"{root}: is a file; give {needed}, or a table ({', '.join(TABLE_SUFFIXES)})")
+            tables = f"a table ({', '.join(TABLE_SUFFIXES)}): docs/data.md#labels-in-json makes one of JSON"
+            raise UserError(f"{root}: is a file; give {needed}, or {tables}")
         if not any(root.glob("*")):  # perhaps a disk that is not mounted yet
             problem = "is empty" if root.is_dir() else "no such folder"
             raise Unavailable(f"{root}: {problem}; give class folders, {needed} (-data_path)")
@@ -196,7 +199,7 @@ def read_table(part: Part, train_part: Part, wanted: Wanted, rows_of: Callable[[
     if kind != "number":
         train_rows = rows_of(train_part)
     if kind == "any" and not data.multi_label:
-        _refuse_several_labels(train_rows)
+        refuse_several_labels(train_rows, data)
     labels_in = _reader_of_labels(train_rows, rows, data.multi_label)
     names_of = [labels_in(target) for target in rows.target_ids]
     known = dict.fromkeys(train_rows.classes or chain.from_iterable(map(labels_in, train_rows.target_ids)))
@@ -220,7 +223,10 @@ def read_table(part: Part, train_part: Part, wanted: Wanted, rows_of: Callable[[
             findings.append(f"{rows.place(table.cut_line)}: {_CUT}")
     else:
         of_ids = np.array([(*labels, -1)[0] for labels in labels_of], np.int64)
-        no_label = {"number": _NO_NUMBER}.get(kind, _NO_LABEL)
+        changes = {} if train_rows.classes else {"cells": {"": None}}
+        no_label = f"{_NO_LABEL} {columns_option(data, changes, several=not changes)}"
+        if kind == "number":
+            no_label = _NO_NUMBER
     findings += _find_wrong_labels(rows, names_of, labels_of, problem, no_label)
     if not rows.target_ids and not findings:
         findings.append(f"{rows.file}: lists no images; add one line per image")
@@ -235,13 +241,13 @@ def _reader_of_labels(train_rows: Rows, rows: Rows, multi_label: bool) -> Callab
     if not multi_label:
         return lambda target: [" | ".join(target)] if target else []  # several are no class
     if train_rows.classes:
-        return _known
+        return known_labels
     texts = ["\n".join(chain.from_iterable(one.target_ids)) for one in (train_rows, rows)]
     separator = next((mark for text in texts for mark in _SEPARATORS if mark in text), None)
     return lambda target: split_labels("".join(target), separator)
 
 
-def _known(target: Iterable[str]) -> list[str]:
+def known_labels(target: Iterable[str]) -> list[str]:
     """The labels that are not unknown."""
     return [name for name in target if not name.startswith(UNKNOWN_MARK)]
 
@@ -294,19 +300,21 @@ def split_labels(target: str, separator: str | None) -> list[str]:
     return list(dict.fromkeys(filter(None, names)))
 
 
-def _refuse_several_labels(rows: Rows) -> None:
-    """Raises UserError for numbers, as '0 3' and '[0, 3]', and for names that all recur, as 'cat|dog'."""
+def refuse_several_labels(rows: Rows, data: Data) -> None:
+    """Raises UserError for numbers, as '0 3' and '[0, 3]', and for names that recur, as 'cat|dog'."""
     texts = [" | ".join(target) for target in rows.target_ids if target]
     parts_of = Counter(part.strip() for text in texts for part in re.split(r"[|;]", text))
     known = {*texts, *(part for part, count in parts_of.items() if count > 1)}
     for target, target_id in rows.target_ids.items():
         text = " | ".join(target)
         names = [name.strip() for name in re.split(r"[,;|]", text)]
+        is_marked = "|" in text and not known.isdisjoint(names)
         are_known = len(names) > 1 and known.issuperset(names)
         is_list = text[:1] in ("[", "(") and len(split_labels(text, ",")) > 1
-        if len(target) > 1 or are_known or is_list or _NUMBERS.fullmatch(text):
+        if len(target) > 1 or is_marked or are_known or is_list or _NUMBERS.fullmatch(text):
             line = rows.lines[rows.row_target_ids.index(target_id)]
-            fix = "-dataset=csv -opts DATA.MULTI_LABEL=true trains with several, or write one per image"
+            option = columns_option(data, {}, several=True)
+            fix = f"-dataset=csv -opts {option} trains with several, or write one per image"
             raise UserError(f"{rows.file}:{line}: target {shorten(text)} has several labels; {fix}")
 
 

@@ -74,26 +74,32 @@ def _may_be_cell(text: str) -> bool:
 
 def ways_on(unread: Iterable[str]) -> list[dict[str, Any]]:
     """The keys of DATA.COLUMNS that give these texts a meaning: each by its own, and numbers by a threshold."""
-    texts = list(dict.fromkeys(map(_plain, unread)))
-    numbers = [float(text) for text in texts if _NUMBER.fullmatch(text) and float(text) >= 0]
-    others = [text for text in texts if not (_NUMBER.fullmatch(text) and float(text) >= 0)]
+    others = dict.fromkeys(map(_plain, unread))
     ways = list[dict[str, Any]]()
-    if len(texts) <= _MOST:
-        ways.append({"cells": dict.fromkeys(texts)})
+    if len(others) <= _MOST:
+        ways.append({"cells": {**others}})
+    numbers = [text for text in others if _NUMBER.fullmatch(text) and float(text) >= 0]
+    for text in numbers:
+        del others[text]
     if numbers and len(others) <= _MOST:
-        threshold = {"threshold": max(1.0, *numbers) / 2}
-        ways.append({"cells": dict.fromkeys(others), **threshold} if others else threshold)
+        threshold = max(1.0, *map(float, numbers)) / 2
+        ways.append({"cells": others, "threshold": threshold} if others else {"threshold": threshold})
     return ways
 
 
-def columns_option(data: Data, changes: Mapping[str, Any]) -> str:
-    """DATA.COLUMNS with these changes, as a shell reads it, and DATA.MULTI_LABEL, which unknown labels need."""
+def columns_option(data: Data, changes: Mapping[str, Any], several: bool = False) -> str:
+    """DATA.COLUMNS with these changes, as a shell reads it, and DATA.MULTI_LABEL, which unknown cells of a list of
+    columns need. several: images have several labels.
+    """
     columns = {**data.given_columns, **changes}
     if "cells" in changes:
         columns["cells"] = data.given_columns.get("cells", {}) | changes["cells"]
-    option = quote(f"DATA.COLUMNS={json.dumps(columns, ensure_ascii=False)}")
-    has_unknown = None in columns.get("cells", {}).values()
-    return f"{option} DATA.MULTI_LABEL=true" if has_unknown else option
+    options = list[str]()
+    if columns:
+        options.append(quote(f"DATA.COLUMNS={json.dumps(columns, ensure_ascii=False)}"))
+    if several or (None in columns.get("cells", {}).values() and isinstance(columns.get("label"), list)):
+        options.append("DATA.MULTI_LABEL=true")
+    return " ".join(options)
 
 
 def refuse_unread(place: str, number: int, unread: Mapping[str, int], data: Data) -> str:

@@ -1,8 +1,10 @@
 """The meaning of the columns of a table: paths, labels, splits; by DATA.COLUMNS, their names, and their values."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from itertools import islice
 from typing import Any
 
 from configs.schema import Data
@@ -16,6 +18,7 @@ from utils.errors import UserError
 from utils.notes import Note
 
 _MAX_DISTINCT = 30  # values of a column that are compared
+_MAX_TRIED = 200  # rows that show the folder
 # Names of columns, in lower case without signs; names of the second kind count if there is none of the first kind.
 _PATHS = (
     re.compile("(image|img|file|rel|relative)*paths?|(image|img|file)+names?|(image|img)*files?|images?|imgs?"),
@@ -81,8 +84,8 @@ def _lacks_header(table: Table) -> bool:
 def _columns_to_predict(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
     paths = table.header
     if len(paths) > 1:
-        known = [name for name in paths if name == given.get("path")]
-        paths = known or _names(paths, None, "image_path", _PATHS)
+        known = given.get("path") if given.get("path") in paths else None
+        paths = _names(paths, known, "image_path", _PATHS)
     if len(paths) != 1:
         raise _unclear_columns(table, data, paths, (), needs_labels=False)
     return Layout(paths[0], ())
@@ -155,32 +158,42 @@ def _find_labels(
     return [name for name in named if not _has_objects(values[name])], False
 
 
-def likely_columns(table: Table, stems: Set[str] = frozenset()) -> tuple[list[dict[str, Any]], bool]:
+def likely_columns(
+    table: Table, stems: Set[str] = frozenset(), names: Sequence[str] = ()
+) -> tuple[list[dict[str, Any]], bool]:
     """DATA.COLUMNS that may fit, and whether the labels are known by names or by 0 and 1 in all columns.
 
-    Else there is one for each column of few values, fewest first, whose name is none of `_NO_LABEL`. stems: names of
-    images, which are in the column of paths.
+    Else there is one for each column of few values, fewest first, whose name is none of `_NO_LABEL`, or one without a
+    label; none without a column of paths. stems: names of images, which are in that column. names: of the columns that
+    may be labels, if not of all.
     """
     header = table.header
     values = _values_of(table, [])
     paths = _path_columns(header, values, stems)
     if not paths or not _OF_THIS_PROGRAM.isdisjoint(header):
         return [], False
-    others = [name for name in header if name != paths[0] and not _has_objects(values[name])]
+    path = _with_folder(table, paths[0])
+    others = [name for name in names or header if name != paths[0] and not _has_objects(values[name])]
     rest = [name for name in others if not _NO_LABEL.fullmatch(_plain(name))]
     several = [name for name in rest if len(values[name]) > 1]
-    named = _label_columns(several)
-    labels, is_one_hot = _find_labels(named, None, (), rest, values)
+    labels, is_one_hot = _find_labels(_label_columns(several), None, (), rest, values)
     if is_one_hot:
-        return [{"path": paths[0], "label": labels}], True
-    if labels:
-        return [{"path": paths[0], "label": label} for label in labels], True
+        return [{"path": path, "label": labels}], True
     unread = unread_texts(values[name] for name in rest)
-    if unread and len(rest) > 1:
-        return [{"path": paths[0], "label": rest, **way} for way in ways_on(unread)[:1]], False
+    if unread and len(rest) > 1 and not labels:
+        return [{"path": path, "label": rest, **way} for way in ways_on(unread)[:1]], False
     few = [name for name in several if len(values[name]) <= len(values[paths[0]]) / 2]
     few.sort(key=lambda name: len(values[name]))
-    return [{"path": paths[0], "label": label} for label in few], False
+    return [{"path": path, "label": label} for label in labels or few] or [{"path": path}], bool(labels)
+
+
+def _with_folder(table: Table, name: str) -> str:
+    """The column of paths; after the column of folders in which the images are, as RelativePath/File of Timelapse."""
+    for _, cells in islice(table, _MAX_TRIED):
+        for folder in filter(cells.get, table.header):
+            if os.path.isfile(f"{table.file.parent}/{cells[folder]}/{cells[name]}".replace("\\", "/")):
+                return f"{folder}/{name}"
+    return name
 
 
 def _path_columns(header: Sequence[str], values: Values, stems: Set[str]) -> list[str]:

@@ -49,7 +49,7 @@ class Layout:
 
     path: the column of paths. labels: the column of labels or, with `is_one_hot`, a column of 0 and 1 for each class.
     split: the column of splits, or `FOLDERS`; None without one. split_of: the split of each of its values, in lower
-    case; empty if the table has no splits. values: of the cells of columns of 0 and 1.
+    case; empty if the table has no splits. values: of the cells of columns of 0 and 1, and of unknown labels.
     """
 
     path: str
@@ -63,6 +63,10 @@ class Layout:
         """The split of a row of a table with splits."""
         text = first_folder(cells[self.path]) if self.split == FOLDERS else cells[self.split or ""]
         return self.split_of[text.lower()]
+
+    def leaves_out(self, cells: Cells) -> bool:
+        """Whether the label of a row is unknown (cells in DATA.COLUMNS)."""
+        return not self.is_one_hot and any(self.values[cells[name]] is None for name in self.labels)
 
     def labels_in(self, cells: Cells, unread: Counter[str] | None = None) -> list[str]:
         """The text of the label of a row, or the names of its columns with 1; may be empty.

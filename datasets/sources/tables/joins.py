@@ -1,60 +1,182 @@
-"""Tables whose columns are in two files (DATA.COLUMNS: join), such as Camtrap DP's media and observations."""
+"""Tables whose columns are in two files: by DATA.COLUMNS (join), or as a Camera Trap Data Package (Camtrap DP)."""
 
+import os
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_names import list_names
-from datasets.sources.tables.files import Cells, Table, open_columns, open_table
+from datasets.sources.listing import list_directory
+from datasets.sources.tables.files import Cells, Table, open_columns, open_table, read_lines
 from utils.errors import UserError
-from utils.notes import Note
+from utils.notes import Counts, Note, Reason
+
+MEDIA = "media.csv"
+OBSERVATIONS = "observations.csv"
+_PROFILE = re.compile(r'"profile"\s*:\s*"[^"]*camtrap-dp/1\.')
 
 
 class JoinedTable(Table):
-    """A table with the columns of another one, whose rows have the same value in the column `on`.
+    """A table with more columns, whose cells `added_to` gives for each row, or the reason to leave the row out.
 
-    Several rows of the other table are one: the texts in each column, with | between. Rows without one are left out.
-    Raises UserError: no row has one, a table lacks the column, or the other table has a mistake.
+    example: the column that names a row in a note. Raises UserError: all rows are left out.
     """
 
-    def __init__(self, table: Table, other: Table, on: str) -> None:
-        super().__init__(table.file, dict.fromkeys([*table.header, *other.header]))
-        for one in (table, other):
-            if on not in one.header:
-                problem = f"has no column {shorten(on)}; it has {list_names(one.header)}"
-                raise UserError(f"{one.file}:1: {problem}; correct join in DATA.COLUMNS")
+    def __init__(
+        self, table: Table, more: Iterable[str], added_to: Callable[[Cells], Cells | Reason], example: str
+    ) -> None:
+        super().__init__(table.file, dict.fromkeys([*table.header, *more]))
         self._table = table
-        self._on = on
+        self._added = dict[int, Cells]()
+        left_out = Counts()
+        for line, cells in table:
+            found = added_to(cells)
+            if isinstance(found, Reason):
+                left_out.add(found, shorten(cells[example]))
+            else:
+                self._added[line] = found
         self.mistakes = table.mistakes
-        self._others = defaultdict[str, list[Cells]](list)
-        for _, cells in other:
-            self._others[cells[on]].append(cells)
-        for line, problem in other.mistakes.items():
-            raise UserError(f"{other.file}:{line}: {problem}")
-        keys = [*table.column(on)]
-        lost = [key for key in keys if key not in self._others]
-        if len(lost) == len(keys):
-            raise UserError(f"{other.file}: {shorten(on)} has no value of {table.file}; correct join in DATA.COLUMNS")
-        if lost:
-            text = f"{table.file}: {len(lost):,} of {len(keys):,} rows are left out, as {other.file} has no row of them"
-            self.notes.append(Note("screen", f"{text}, such as {shorten(lost[0])}"))
+        self.notes = table.notes + left_out.notes(table.file)
+        if left_out.found and not self._added:
+            raise UserError("; ".join(note.text for note in self.notes))
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         for line, cells in self._table:
-            others = self._others.get(cells[self._on], [])
-            merged = {
-                name: dict.fromkeys(one[name] for one in others if one[name]) for one in others[:1] for name in one
-            }
-            if others:
-                yield line, {name: "|".join(texts) for name, texts in merged.items()} | cells
+            if line in self._added:
+                yield line, self._added[line] | cells
 
 
-def open_for(file: Path, data: Data) -> Table:
-    """As `open_table`, with the columns of the table beside it that `join` of DATA.COLUMNS names."""
+def open_for(file: Path, data: Data, predicts: bool = False) -> Table:
+    """As `open_table`, with a column of paths whose parts are in several, and with the columns of the table beside it
+    that `join` of DATA.COLUMNS or Camtrap DP names. Several rows of it are one: the texts, with | between.
+
+    predicts: only paths are needed: another table is read if it has them, as images may have no row in it.
+    """
     table = open_table(file, data.encoding)
     join = data.given_columns.get("join")
-    if not join:
-        return table
-    return JoinedTable(table, open_columns(file.parent / join["file"], data.encoding), join["on"])
+    path = data.given_columns.get("path", "")
+    parts = path.split("/")
+    if len(parts) > 1 and path not in table.header:
+        _check_header(table, parts)
+        table = JoinedTable(table, [path], lambda cells: {path: "/".join(cells[name] for name in parts)}, path)
+    if join and not (predicts and path in table.header):
+        other = open_columns(file.parent / join["file"], data.encoding)
+        on = join["on"]
+        _check_header(table, [on])
+        rows = {key: _merged(found) for key, found in _by_column(_rows_with(other, [on]), on).items()}
+        lacks = Reason(f"rows without a row in {other.file} are left out", "check join in DATA.COLUMNS", "screen")
+        return JoinedTable(table, other.header, lambda cells: rows.get(cells[on], lacks), on)
+    if file.name == MEDIA and is_camera_package(file.parent) and not (join or predicts):
+        return _open_package(table, open_columns(file.parent / OBSERVATIONS, data.encoding), data)
+    return table
+
+
+def _check_header(table: Table, names: Iterable[str]) -> None:
+    lost = [name for name in names if name not in table.header]
+    if lost:
+        problem = f"has no column {list_names(lost)}; it has {list_names(table.header)}"
+        raise UserError(f"{table.file}:1: {problem}; correct it, or DATA.COLUMNS")
+
+
+def _rows_with(table: Table, names: Iterable[str]) -> list[Cells]:
+    """All rows of a table. Raises UserError: it lacks a column, or a row has a mistake."""
+    _check_header(table, names)
+    rows = [cells for _, cells in table]
+    for line, problem in table.mistakes.items():
+        raise UserError(f"{table.file}:{line}: {problem}")
+    return rows
+
+
+def _by_column(rows: Iterable[Cells], name: str) -> dict[str, list[Cells]]:
+    found = defaultdict[str, list[Cells]](list)
+    for cells in rows:
+        found[cells[name]].append(cells)
+    return found
+
+
+def _merged(rows: Sequence[Cells]) -> Cells:
+    if len(rows) == 1:
+        return rows[0]
+    return {name: "|".join(dict.fromkeys(cells[name] for cells in rows if cells[name])) for name in rows[0]}
+
+
+def is_camera_package(folder: Path) -> bool:
+    """Whether a folder is a Camera Trap Data Package of version 1 (https://camtrap-dp.tdwg.org)."""
+    file = folder / "datapackage.json"
+    return file.is_file() and _PROFILE.search("".join(read_lines(file))) is not None
+
+
+def _open_package(media: Table, observations: Table, data: Data) -> Table:
+    """The images of a Camtrap DP with their observations, by mediaID; without such ones, with the events of their
+    deployment and time. Images without a file or a label are left out.
+
+    scientificName is the label: observationType where it lacks. eventID is the group: the deployment where it lacks.
+    """
+    needed = ("mediaID", "observationLevel", "observationType", "scientificName")
+    levels = _by_column(_rows_with(observations, needed), "observationLevel")
+    rows = _rows_with(media, ("mediaID", "deploymentID", "timestamp", "filePath"))
+    of_media = _by_column(levels["media"], "mediaID") or _events_of(rows, levels["event"])
+    root = str(data.image_root or media.file.parent)
+    has_paths = data.given_columns.get("path", "filePath") == "filePath"
+    by_name = f'-opts \'DATA.COLUMNS={{"path": "fileName"}}\' finds them in {root} by fileName'
+    remote = Reason("images are remote", f"download them; {by_name}", "screen")
+    missing = Reason("images are missing", f"restore them; {by_name}", "screen")
+    videos = Reason("videos are not read", "save their frames as images", "screen")
+    unlabelled = Reason("images have no label", f"add their rows of level media to {observations.file}", "screen")
+
+    @cache
+    def files_in(folder: str) -> set[str]:
+        with suppress(OSError):
+            return {*list_directory(folder)[1]}
+        return set()
+
+    def added_to(cells: Cells) -> Cells | Reason:
+        folder, name = os.path.split(os.path.join(root, cells["filePath"].replace("\\", "/")))
+        if cells.get("fileMediatype", "").startswith("video"):
+            return videos
+        if has_paths and "://" in cells["filePath"]:
+            return remote
+        if has_paths and name not in files_in(folder):
+            return missing
+        found = [one for one in of_media.get(cells["mediaID"], ()) if one["observationType"] != "unclassified"]
+        if not found:
+            return unlabelled
+        merged = _merged(found)
+        merged = {**merged, "eventID": found[0].get("eventID") or cells["deploymentID"]}
+        return merged if merged["scientificName"] else {**merged, "scientificName": merged["observationType"]}
+
+    joined = JoinedTable(media, [*observations.header, "eventID"], added_to, "filePath")
+    joined.columns = {"path": "filePath", "label": "scientificName"}
+    unused = len(levels["event"])
+    if levels["media"] and unused:
+        text = f"{unused:,} rows of level event are not used, as there are rows of level media"
+        joined.notes.append(Note("screen", f"{observations.file}: {text}"))
+    return joined
+
+
+def _events_of(media: Iterable[Cells], events: Iterable[Cells]) -> dict[str, list[Cells]]:
+    """The events of the deployment and time of each medium, by mediaID."""
+    spans = defaultdict[str, list[tuple[float, float, Cells]]](list)
+    for cells in events:
+        spans[cells["deploymentID"]].append((_time_in(cells, "eventStart"), _time_in(cells, "eventEnd"), cells))
+    found = dict[str, list[Cells]]()
+    for cells in media:
+        time = _time_in(cells, "timestamp")
+        of_deployment = spans[cells["deploymentID"]]
+        found[cells["mediaID"]] = [event for start, end, event in of_deployment if start <= time <= end]
+    return found
+
+
+def _time_in(cells: Cells, name: str) -> float:
+    text = cells.get(name, "")
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError as error:
+        found = f"{name} {shorten(text)} of the deployment {shorten(cells['deploymentID'])}"
+        raise UserError(f"{found} is no time; write it as 2024-05-01T10:00:00Z") from error

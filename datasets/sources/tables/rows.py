@@ -18,7 +18,8 @@ from datasets.sources.samples import ImageFiles, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
 from datasets.sources.tables.cells import refuse_unread
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import Table, open_table
+from datasets.sources.tables.files import Table
+from datasets.sources.tables.joins import open_for
 from utils.errors import Finding, UserError, raise_problems
 from utils.notes import Note
 
@@ -62,6 +63,8 @@ class Rows:
             fix = "fill it in or remove the line; save the file as text in UTF-8"
             self.add_finding(line, f"{shorten(path)} is not a path; {fix}")
             return
+        if "\\" in path and not os.path.exists(os.path.join(self.root, path)):  # of Windows
+            path = path.replace("\\", "/")
         path = self._by_name.get(os.path.basename(path), path)
         if not self._anywhere and _may_lead_out(path):
             absolute = os.path.abspath(os.path.join(self.root, path))
@@ -144,11 +147,12 @@ def table_rows(table: Table, data: Data, split: str | None = None, others: Seque
         number += len(layout.labels)
         if unread and not unread_line:
             unread_line = line
-        if part == split:
+        if part == split and not layout.leaves_out(cells):
             rows.add(line, cells[layout.path], labels)
     if unread:
         rows.unread = refuse_unread(rows.place(unread_line), number, unread, data)
-    if words := layout.values.words:
+    words = layout.values.words
+    if words and layout.is_one_hot:
         rows.notes.append(Note("log", f"{table.file}: in the columns of labels, yes is 1 and no is 0: {words}"))
     for line, problem in table.mistakes.items():
         rows.add_finding(line, problem)
@@ -186,7 +190,7 @@ def _find_images(
     files = list(islice(chain(root.glob("*"), *(folder.rglob("*") for folder in usable)), most))
     is_complete = len(files) < most
     by_name = _paths_of_names(root, files) if is_complete else {}
-    if sample and all(os.path.basename(path) in by_name for path in sample):
+    if sample and all(os.path.basename(path.replace("\\", "/")) in by_name for path in sample):
         return root, by_name, [Note("log", f"{file}: the images are in {root}, found by their names")]
     text = f"no image of {file} is found in {root}, nor by a unique name in its folders; set DATA.IMAGE_ROOT"
     return file.parent, {}, [Note("warning", text)]
@@ -224,7 +228,7 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Im
 
     Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
     """
-    table = open_table(file, data.encoding)
+    table = open_for(file, data, predicts=True)
     image_root = data.image_root if data.image_root != trained_root else None
     given = data.model_copy(update={"image_root": image_root, "labels": None})
     others = [file.with_suffix("")]

@@ -147,7 +147,7 @@ def test_lists_of_both_splits_are_an_answer(tmp_path):
     assert [*classes_of(train, val)] == paths
 
 
-WILDLIFE = "filename,location,class,species,common_name"
+WILDLIFE = "filename,location,class,species,common_name,class_id"
 
 
 def test_splits_of_a_table_that_agrees_with_the_folders_are_a_question(tmp_path):
@@ -163,16 +163,17 @@ def test_splits_of_a_table_that_agrees_with_the_folders_are_a_question(tmp_path)
 
 
 def test_each_column_that_may_be_the_label_is_in_the_question(tmp_path):
-    """Each advice trains on its column; one with the classes of another one is no candidate."""
+    """Each advice trains on its column, as of Wildlife Insights; numbers with the classes of another one are none."""
     paths = [f"site{n % 3}/IMG_{n}.jpg" for n in range(24)]
     given = write(tmp_path, paths)
-    kinds = [("Mammalia", "fox", "red fox"), ("Mammalia", "deer", "roe deer"), ("Aves", "crow", "crow")]
-    rows = [f"{path},gs://x/{path},{','.join(kinds[n // 3 % 3])}" for n, path in enumerate(paths)]
+    kinds = [("Mammalia", "vulpes", "Red Fox"), ("Mammalia", "capreolus", "Roe Deer"), ("Aves", "corone", "Crow")]
+    rows = [f"{path},gs://x/{path},{','.join(kinds[n // 3 % 3])},{n // 3 % 3}" for n, path in enumerate(paths)]
     (tmp_path / "images.csv").write_text("\n".join([WILDLIFE, *rows]))
     message = line_of(read_splits, given)
     assert "'Aves (6)', 'Mammalia (18)'" in message
-    of_class, of_species, of_folders = typed(message, given)
-    for one, place in ((of_class, 0), (of_species, 1)):
+    *of_columns, of_folders = typed(message, given)
+    assert [one.columns["label"] for one in of_columns] == ["class", "species", "common_name"]
+    for place, one in enumerate(of_columns):
         found = classes_of(*read_splits(one))
         assert [found[path] for path in paths] == [kinds[n // 3 % 3][place] for n in range(24)]
     assert len(read_splits(of_folders)[0].class_names) == 3

@@ -27,7 +27,7 @@ FILES = {  # DATA.DATASET, the files in DATA.DATA_PATH, a part of the error
 }  # fmt: skip
 ROWS = {  # of train.csv; a part of the error
     "": "train.csv: .*lists no images",
-    "b.jpg,": r"train.csv:2: .*DATA.MULTI_LABEL=true",
+    "b.jpg,": r"train.csv:2: .*DATA.COLUMNS",
     "a.jpg,0\nb.jpg,cat": "train.csv:3: .*'cat'",
     'a.jpg,cat\nb.jpg,"[0, 3]"': r"train.csv:3: .*'\[0, 3\]'",
     'a.jpg,cat\nb.jpg,"{""choices"":[""cat"",""dog""]}"': r"train.csv:1: .*DATA.COLUMNS",

@@ -385,7 +385,9 @@ def test_a_column_that_may_be_groups_is_named(folder, column, values, is_named):
     train, _ = read(folder, None, dataset="csv")
     notes = told(train.notes, f"DATA.GROUPS={column}")
     assert len(notes) == is_named
-    assert all(f"{column!r} has {values} values" in note for note in notes)
+    assert all(
+        f"DATA.GROUPS={column} ({values} values, {len(IMAGES) // values} images a value)" in note for note in notes
+    )
     train, val = read(folder, "site", dataset="csv")
     assert not told(train.notes, f"DATA.GROUPS={column}")
     assert groups_apart(train, val) == (6, 2)

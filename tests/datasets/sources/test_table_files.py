@@ -84,7 +84,7 @@ def test_rows_without_a_joined_row_are_counted_and_several_species_are_labels(tm
     assert "DATA.MULTI_LABEL=true" in line_of(read_splits, given)
     train, val = read_splits(given.model_copy(update={"multi_label": True}))
     (note,) = told(train.notes, "left out", "screen")
-    assert "2 of 40 rows" in note
+    assert note.startswith("2 rows")
     counts = sum(samples.targets.sum(axis=0) for samples in (train, val))
     assert dict(zip(train.class_names, counts.tolist(), strict=True)) == {SPECIES[0]: 19, SPECIES[1]: 20}
     wrong = {**columns, "join": {"file": "observations.csv", "on": "id"}}
@@ -97,7 +97,7 @@ def test_rows_without_a_joined_row_are_counted_and_several_species_are_labels(tm
 @pytest.mark.parametrize(
     "path, fix",
     [
-        ("a\\{}.jpg", "write / in place of the backslash"),
+        ("a\\x{}.jpg", "DATA.IMAGE_ROOT"),
         ("a/{}.JPG", "write .jpg in place of .JPG"),
         ("b/x{}.jpg", "DATA.IMAGE_ROOT"),
     ],
