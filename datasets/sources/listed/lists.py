@@ -390,7 +390,7 @@ def _with_repeated(listing: ImageFiles, kind: str) -> ImageFiles:
     if kind != "number":
         fix = "-dataset=csv -opts DATA.MULTI_LABEL=true gives an image the labels of all its rows, or remove one"
     for path, (first, *others) in rows_of.items():
-        differs = (targets[others] != targets[first]).reshape(len(others), -1).any(1)
+        differs = (targets[others] != targets[first]).any(tuple(range(1, targets.ndim)))
         if not differs.any():
             again += [f"{shorten(path)} in line {lines[index]}" for index in others]
         elif targets.ndim == 2:
