@@ -160,8 +160,8 @@ class Config(Section):
     def _problems_of_training(self) -> Iterator[str]:
         model, data, train = self.model, self.data, self.train
         trains = not self.eval.enabled
-        if self.eval.suspects and trains and (data.multi_label or not self._is_probe):
-            yield "EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false"
+        if self.eval.suspects and trains and not self._is_probe:
+            yield "EVAL.SUSPECTS needs MODEL.TUNE probe; set it to false"
         if self._is_probe and self.parallel.strategy != "ddp":
             yield f"PARALLEL.STRATEGY {self.parallel.strategy}: MODEL.TUNE probe needs whole models; set it to ddp"
         if model.tune.kind == "lora" and "lamb" in train.optimizer.name.lower() and trains:

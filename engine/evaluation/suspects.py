@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from datasets.sources.corrections import CORRECTION, PATH, place_of, places_of
+from datasets.sources.samples import UNKNOWN
 from datasets.sources.tables.files import Cells
 from engine.evaluation.ranking import divide
 from utils.files import atomic_write, make_own_folder
@@ -21,7 +22,10 @@ _ENOUGH = 0.7  # a probability of the other class that makes a suspect of any mo
 
 
 class Margins(NamedTuple):
-    """Of N samples, each (N,): the class that is predicted beside the label, the probabilities of both, the label."""
+    """Of N samples, each (N,): the class that is predicted beside the label, the probabilities of both, the label.
+
+    With several labels each (N, C): the absence of label l has the number 2 l, its presence 2 l + 1.
+    """
 
     others: np.ndarray
     probabilities: np.ndarray
@@ -38,7 +42,7 @@ class Margins(NamedTuple):
 
     @property
     def suspects(self) -> list[int]:
-        """The samples that another class is more probable for, and surely so; the lowest margin first.
+        """The samples that another class is more probable for, and surely so; the lowest margin first. Of arrays (N,).
 
         Surely: its probability is at least the mean that the samples with its label have for it, as in Northcutt et
         al., "Confident Learning", 2021, or at least 0.7, also if no sample has its label. Of a weak model most other
@@ -54,7 +58,14 @@ class Margins(NamedTuple):
 
 
 def margins(probabilities: torch.Tensor, targets: torch.Tensor) -> Margins:
-    """probabilities: (N, C), C >= 2. targets: int64 (N,)."""
+    """probabilities: (N, C), C >= 2. targets: int64 (N,), or int8 (N, C), whose unknown labels have the margin 1."""
+    if targets.ndim == 2:
+        has_label = targets > 0
+        is_unknown = targets == UNKNOWN
+        of_label = torch.where(has_label, probabilities, 1 - probabilities).masked_fill(is_unknown, 1)
+        labels = 2 * torch.arange(targets.shape[1], device=targets.device) + has_label
+        labels = labels.masked_fill(is_unknown, 2 * targets.shape[1])  # of no class
+        return Margins(*(column.cpu().numpy() for column in (labels ^ 1, 1 - of_label, of_label, labels)))
     of_label = probabilities.gather(1, targets[:, None])[:, 0]
     others = probabilities.scatter(1, targets[:, None], -1).max(1)
     return Margins(*(column.cpu().numpy() for column in (others.indices, others.values, of_label, targets)))
@@ -63,24 +74,30 @@ def margins(probabilities: torch.Tensor, targets: torch.Tensor) -> Margins:
 def write_suspects(
     table: Path,
     found: Margins,
-    images: Sequence[tuple[str, str, str]],
+    images: Sequence[tuple[str, str]],
     names: Sequence[str],
     decided: Collection[Cells],
     data_path: str,
 ) -> list[int]:
     """Writes the suspects with an empty correction, and below them the rows that have one: the next DATA.CORRECTIONS.
 
-    images: split, path and label of each sample. names: of the classes. decided: as `decided_rows`, with paths
-    as `places_of`; an image in it is no suspect. Returns the indices of the suspects in their order. Raises OSError.
+    images: split and path of each sample. names: of the classes. decided: as `decided_rows`, with paths
+    as `places_of`; an image in it is no suspect. Returns the indices of their images in the order of the suspects.
+    Raises OSError.
     """
+    labels_per_image = 1
+    if found.labels.ndim == 2:
+        labels_per_image = len(names)
+        names = [text for name in names for text in (f"not {name}", name)]
+    flat = Margins(*map(np.ravel, found))
     known = {place for cells in decided for place in places_of(cells, data_path)}
-    suspects = [index for index in found.suspects if place_of(images[index][1]) not in known]
+    suspects = [one for one in flat.suspects if place_of(images[one // labels_per_image][1]) not in known]
     rows = []
-    for index in suspects:
-        texts = (*images[index], names[found.others[index]])
-        figures = (found.probabilities[index], found.label_probabilities[index], found.values[index])
+    for one in suspects:
+        texts = (*images[one // labels_per_image], names[flat.labels[one]], names[flat.others[one]])
+        figures = (flat.probabilities[one], flat.label_probabilities[one], flat.values[one])
         rows.append(["", *map(safe_cell, texts), *(f"{100 * figure:.4f}" for figure in figures)])
     rows += [[cells.get(column, "") for column in COLUMNS] for cells in decided]
     make_own_folder(table.parent)
     atomic_write(table, table_text(COLUMNS, rows))
-    return suspects
+    return [one // labels_per_image for one in suspects]

@@ -146,23 +146,26 @@ def have_label(targets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.isin(targets, labels) if targets.ndim == 1 else (targets[:, labels] > 0).any(1)
 
 
+def probabilities_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return logits.sigmoid() if targets.ndim == 2 else logits.softmax(1)
+
+
 def out_of_fold_margins(
     features: torch.Tensor, targets: torch.Tensor, num_classes: int, loss: Loss, l2: float, folds: torch.Tensor
 ) -> Margins:
     """The margins by the linear classifiers that are fitted without the fold of a sample.
 
-    features: float32 (N, F). targets: int64 (N,). l2: as of `fit_linear`. folds: of each sample, (N,).
+    features: float32 (N, F). targets: as of `fit_probe`. l2: as of `fit_linear`. folds: of each sample, (N,).
     """
     inputs = standardize(features)[0]
-    number = len(features)
     start = inputs.new_zeros(num_classes, inputs.shape[1])
-    found = Margins(*(np.empty(number, kind) for kind in (np.int64, np.float32, np.float32, np.int64)))
+    found = Margins(*(np.empty(targets.shape, kind) for kind in (np.int64, np.float32, np.float32, np.int64)))
     for fold in folds.unique():
         kept = folds != fold
         held_out = (folds == fold).nonzero()[:, 0]
         fitted = fit_linear(inputs[kept], targets[kept], loss, l2, start)
         for rows in held_out.split(ROWS):
-            part = margins((inputs[rows] @ fitted.T).softmax(1), targets[rows])
+            part = margins(probabilities_of(inputs[rows] @ fitted.T, targets), targets[rows])
             for values, of_rows in zip(found, part, strict=True):
                 values[rows.cpu()] = of_rows
     return found

@@ -21,7 +21,7 @@ from datasets.decoding.images import BadImage
 from datasets.loading.loader import BadImageList
 from datasets.sources.class_names import list_names, names_of_labels
 from datasets.sources.corrections import decided_rows
-from datasets.sources.samples import Samples
+from datasets.sources.samples import Samples, label_pairs
 from datasets.sources.split import hash_paths
 from engine.evaluation import files
 from engine.evaluation.evaluate import Evaluator
@@ -36,6 +36,7 @@ from engine.features.classifiers import (
     have_label,
     knn_top1,
     out_of_fold_margins,
+    probabilities_of,
     stratified_folds,
 )
 from engine.features.store import Extracted, Extraction
@@ -194,9 +195,10 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
             task.logger.log(f"----- k-NN top-1 on the same features: {knn:.2f}%")
         if task.suspects:
             of_train = out_of_fold_margins(train.values, train.targets, classes, task.loss, l2, folds)
-            of_val = margins(F.linear(val.values, weight, bias).softmax(1), val.targets)
+            of_val = margins(probabilities_of(F.linear(val.values, weight, bias), val.targets), val.targets)
             known = ~have_label(train.targets, lone).cpu().numpy()
-            trained = torch.isin(val.targets, train.targets).cpu().numpy()
+            unseen = np.setdiff1d(np.arange(classes), label_pairs(train.targets.cpu().numpy())[1])
+            trained = ~have_label(val.targets, torch.from_numpy(unseen).to(val.targets.device)).cpu().numpy()
             parts = [(task.train, train.indices[known], of_train.take(known))]
             parts.append((task.val, val.indices[trained], of_val.take(trained)))
             task.logger.info(f"Suspects: {_list_suspects(task, names_of_labels(task.train, classes), parts)}")
@@ -253,18 +255,18 @@ def _list_suspects(task: ProbeTask, names: Sequence[str], parts: Sequence[tuple[
     parts: of both: the samples, the indices of some, and their margins by a probe that has not seen them.
     """
     assert task.suspects
-    images = list[tuple[str, str, str]]()
+    images = list[tuple[str, str]]()
     places = list[tuple[Samples, int]]()
     for split, (samples, indices, _) in zip(("train", "val"), parts, strict=True):
         for index in indices.tolist():
-            images.append((split, samples.name(index), names[samples.targets[index]]))
+            images.append((split, samples.name(index)))
             places.append((samples, index))
     found = Margins(*map(np.concatenate, zip(*(of_part for _, _, of_part in parts), strict=True)))
     data = task.config.data
     decided = decided_rows(data.corrections, data.encoding).values()
     folder = data.image_root or data.data_path
     suspects = write_suspects(task.suspects, found, images, names, decided, folder)
-    shown = {suspect_picture(*images[index][:2]): places[index] for index in suspects[:_PICTURES]}
+    shown = {suspect_picture(*images[index]): places[index] for index in suspects[:_PICTURES]}
     files.write_pictures(task.suspects.parent / PICTURES, shown, data)
-    problem = "images are surely of another class to probes without them"
-    return f"{task.suspects}: {len(suspects)} of {len(images)} {problem}"
+    problem = "images are surely wrong to probes without them"
+    return f"{task.suspects}: {len(suspects)} labels of {len(images)} {problem}"

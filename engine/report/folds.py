@@ -57,11 +57,10 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
         raise UserError(f"{name} is in {number} runs; give the folds of one seed")
     results = replace(join(parts), point=_point_of(options, classes))
     about = {"split": OUT_OF_FOLD, "folds": len(runs)}
-    if results.targets.ndim == 1:
-        try:
-            about["suspects"] = _write_suspects(options, folder, results, names, classes)
-        except UserError as error:
-            problems.append(f"no suspect labels out of fold: {error}")
+    try:
+        about["suspects"] = _write_suspects(options, folder, results, names, classes)
+    except UserError as error:
+        problems.append(f"no suspect labels out of fold: {error}")
     tables = ResultTables(folder, classes, names.__getitem__)
     tables.write(results.metrics(runs[0].metric.name), results, about)
     pooled = evaluation_in(folder)
@@ -82,11 +81,11 @@ def _point_of(options: dict[str, Any], classes: list[str]) -> OperatingPoint | N
 def _write_suspects(
     options: dict[str, Any], folder: Path, results: SampleResults, names: list[str], classes: list[str]
 ) -> int:
-    """Writes the suspect labels; returns their number. options: of a fold. Raises UserError: wrong corrections."""
+    """Writes the suspect labels; returns how many images. options: of a fold. Raises UserError: wrong corrections."""
     found = margins(torch.from_numpy(results.scores).sigmoid(), torch.from_numpy(results.targets))
-    images = [("val", name, classes[label]) for name, label in zip(names, results.targets, strict=True)]
+    images = [("val", name) for name in names]
     decided = decided_rows(options["DATA.CORRECTIONS"], options["DATA.ENCODING"]).values()
-    return len(write_suspects(folder / SUSPECTS, found, images, classes, decided, options["DATA.DATA_PATH"]))
+    return len({*write_suspects(folder / SUSPECTS, found, images, classes, decided, options["DATA.DATA_PATH"])})
 
 
 def _copy_pictures(pooled: Evaluation, pictures: Mapping[str, Path]) -> None:

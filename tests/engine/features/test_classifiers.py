@@ -10,6 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from configs.schema import Loss
+from datasets.sources.samples import UNKNOWN
+from engine.evaluation.suspects import Margins
 from engine.features import classifiers
 from engine.features.classifiers import (
     classes_of_one_fold,
@@ -103,6 +105,33 @@ def test_margins_are_those_of_cleanlab():
     assert (found.values + 1) / 2 == pytest.approx(expected)
     wrong = found.values < 0
     assert np.array_equal(found.others[wrong], probabilities.argmax(1)[wrong])
+
+
+def test_margins_of_several_labels_are_those_of_cleanlab_for_each_label():
+    """Also which labels are suspect: by confident learning, where another one is predicted. Unknown ones count not."""
+    by_label = pytest.importorskip("cleanlab.multilabel_classification")
+    rng = np.random.default_rng(0)
+    targets = (rng.random((300, 3)) < (0.5, 0.4, 0.3)).astype(np.int8)
+    planted = rng.random((300, 3)) < 0.08
+    logits = rng.normal(2.0 * targets - 1.0, 0.8)
+    probabilities = 1 / (1 + np.exp(-logits))
+    given = np.where(planted, 1 - targets, targets)
+    labels = [np.flatnonzero(row).tolist() for row in given]
+    found = margins(torch.tensor(probabilities), torch.tensor(given))
+    expected = by_label.rank.get_label_quality_scores_per_class(labels, probabilities, method="normalized_margin")
+    assert (found.values + 1) / 2 == pytest.approx(expected)
+    flat = Margins(*map(np.ravel, found))
+    least = np.array([found.label_probabilities[found.labels == number].mean() for number in range(6)])
+    assert least.max() < 0.7  # below the limit that makes a suspect of any model
+    issues = by_label.filter.find_multilabel_issues_per_class(labels, probabilities, filter_by="confident_learning")
+    is_suspect = np.zeros(900, bool)
+    is_suspect[flat.suspects] = True
+    assert np.array_equal(is_suspect.reshape(300, 3), issues & ((probabilities > 0.5) != given))
+    assert is_suspect.sum() > 30
+    unknown = given.copy()
+    unknown[:, 1] = UNKNOWN
+    flat = Margins(*map(np.ravel, margins(torch.tensor(probabilities), torch.tensor(unknown))))
+    assert sorted(flat.suspects) == [one for one in np.flatnonzero(is_suspect) if one % 3 != 1]
 
 
 # The mean of a class over the samples with its label: 0.44, 0.4, none and 0.9.

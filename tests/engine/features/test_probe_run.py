@@ -159,12 +159,42 @@ def test_an_image_whose_class_no_other_fold_has_is_no_suspect(tmp_path):
 def test_an_image_that_a_person_kept_is_no_suspect_however_its_path_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = margins(torch.tensor([[0.1, 0.9]] * 4), torch.zeros(4, dtype=torch.int64))
-    images = [("train", f"data/{name}.png", "a") for name in "wxyz"]
+    images = [("train", f"data/{name}.png") for name in "wxyz"]
     paths = ("data/w.png", "x.png", str(tmp_path / "data/y.png"))
     kept = [{"path": path, "correction": "keep"} for path in paths]
     table = tmp_path / "suspects/suspects.csv"
     assert write_suspects(table, found, images, ["a", "b"], kept, "data") == [3]
     assert [row["path"] for row in read_rows(table)] == ["data/z.png", *paths]
+
+
+def test_wrong_labels_of_images_with_several_are_listed_one_by_one(tmp_path):
+    """A red and a green channel, of which two images of each split have a wrong label."""
+    planted = {"3.png": "red", "11.png": "red", "20.png": "green", "34.png": "green"}
+    lines = ["image_path,target"]
+    for number in range(80):
+        has = {"red": number % 2 == 0, "green": number % 3 == 0}
+        write_image(
+            tmp_path / f"{number}.png", colour=(220 * has["red"] + number // 4, 220 * has["green"], 90), size=(8, 8)
+        )
+        name = f"{number}.png"
+        lines.append(f"{name},{'|'.join(label for label in has if has[label] != (planted.get(name) == label))}")
+    (tmp_path / "train.csv").write_text("\n".join(lines) + "\n")
+    flags = [f"-output={tmp_path / 'out'}", f"-data_path={tmp_path}", "-dataset=csv", "-batch_size=4"]
+    keys = ["DATA.MULTI_LABEL=true", "LOSS.NAME=bce", "MODEL.NUM_CLASSES=2", "DATA.VAL_FRACTION=0.4"]
+    folder = train([*flags, "-opts", *SUSPECTS, *keys], pictures=True)
+    rows = read_rows(folder / "suspects/suspects.csv")
+    assert {row["split"] for row in rows} == {"train", "val"}
+    found = {Path(row["path"]).name: row["label"].removeprefix("not ") for row in rows}
+    assert found == planted
+    for row in rows:
+        name = found[Path(row["path"]).name]
+        assert {row["label"], row["predicted"]} == {name, f"not {name}"}
+        has_label = int(Path(row["path"]).stem) % (2 if name == "red" else 3) == 0
+        assert row["predicted"] == (name if has_label else f"not {name}")
+    assert (
+        "DATA.CORRECTIONS"
+        not in read_page(folder).html.partition("whose label may be wrong")[2].partition("</section>")[0]
+    )
 
 
 def write_table(file: Path, rows: list[dict[str, str]]) -> None:
