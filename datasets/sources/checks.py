@@ -46,6 +46,7 @@ _FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
 _FEW_LEVELS, _GREY_IMAGES = 32, 64
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
 _FRAMED_IMAGES = 256  # of a split: whose frames are counted
+_MOST_CHECKED = 100_000  # images: of more, a part is checked
 _MAX_SECONDS = 30.0  # of the check of image files
 _NUM_THREADS = 16  # they wait for the disk
 _MAX_COMPARE_SECONDS = 10.0  # of reading files of equal size and end as a whole
@@ -238,7 +239,7 @@ def _fingerprints(samples: Samples) -> np.ndarray:
 def check_images(
     splits: Sequence[Samples], data: Data, context: ProcessContext, decode_seconds: float = 0.0
 ) -> list[Note]:
-    """Checks the image files of all splits on the main process, or as many as it can in half a minute.
+    """Checks the image files of all splits on the main process, or as many as it can in half a minute; of many a part.
 
     Returns notes there; with DATA.ON_BAD_IMAGE: skip, of the number of unusable images. Every rank must call it.
     decode_seconds: for which whole images are decoded, too.
@@ -247,28 +248,22 @@ def check_images(
     files = [samples for samples in splits if isinstance(samples, ImageFiles)]
     num_images = sum(map(len, files))
 
-    def check_all(seconds: float) -> list[CheckedFiles]:
-        checked = []
-        for samples in files:
-            share = len(samples) / num_images
-            checked.append(check_files(samples, data.image_channels, _MAX_SECONDS * share, seconds * share))
-        return checked
-
     def check() -> list[Note]:
         notes = list[Note]()
-        checked = check_all(decode_seconds)
-        if data.on_bad_image == "error" and any(found.bad for found in checked):
+        found = check_files(files, data.image_channels, _MAX_SECONDS, decode_seconds)
+        if data.on_bad_image == "error" and found.bad:
             if not decode_seconds:  # the run ends in any case: one error names the images that only decoding finds, too
-                checked = check_all(_MAX_SECONDS)
-            bad = {image.path: image for found in checked for image in found.bad}  # two splits may share images
+                found = check_files(files, data.image_channels, _MAX_SECONDS, _MAX_SECONDS)
+            bad = {image.path: image for image in found.bad}  # two splits may share images
             raise error_of(list(bad.values()))
-        for samples, found in zip(files, checked, strict=True):
-            if found.bad:
-                text = f"{len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
-                example = f"{found.bad[0].path!r} in {samples.root}: {found.bad[0].reason}"
-                notes.append(Note("warning", f"{text}, such as {example}"))
+        if num_images > _MOST_CHECKED:
+            text = f"{_MOST_CHECKED:,} of {num_images:,} images are checked before the first step: all of some sizes"
+            notes.append(Note("log", text))
+        if found.bad:
+            text = f"{len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
+            notes.append(Note("warning", f"{text}, such as {found.bad[0].path!r}: {found.bad[0].reason}"))
         if files:
-            notes += _notes_on_equal_files(files, np.concatenate([found.fingerprints for found in checked]))
+            notes += _notes_on_equal_files(files, found.fingerprints)
             notes += _notes_on_frames(files, data.data_path)
         return notes
 
@@ -301,40 +296,85 @@ def _decoding_problem(samples: ImageFiles, index: int, channels: int) -> BadImag
 class CheckedFiles(NamedTuple):
     """bad: the unusable images among those that were checked, in order.
 
-    fingerprints: the size and the CRC-32 of the end of each file, uint64 (N,): size << 32 | CRC-32, 0 if not checked.
+    fingerprints: the size and the CRC-32 of the end of each file of all splits, uint64 (N,): size << 32 | CRC-32, 0 if
+    not checked.
     """
 
     fingerprints: np.ndarray
     bad: list[BadImage]
 
 
-def check_files(samples: ImageFiles, channels: int, seconds: float, decode_seconds: float = 0.0) -> CheckedFiles:
-    """Checks as many images as it can within `seconds`, and decodes whole ones for `decode_seconds`.
+def check_files(
+    splits: Sequence[ImageFiles], channels: int, seconds: float, decode_seconds: float = 0.0
+) -> CheckedFiles:
+    """Checks as many images as it can within `seconds`, and decodes whole ones for `decode_seconds`, see `_order`."""
+    start, fingerprints = time.monotonic(), np.zeros(sum(map(len, splits)), np.uint64)
+    of_splits = np.split(fingerprints, np.cumsum([*map(len, splits)], dtype=int))  # views
 
-    The order of the check is random, so that it covers the data set wherever the time ends it; it is the same in each
-    run.
-    """
-    start, fingerprints = time.monotonic(), np.zeros(len(samples), np.uint64)
-
-    def check(indices: np.ndarray) -> list[tuple[int, BadImage | None]]:
+    def check(places: np.ndarray) -> list[tuple[int, BadImage | None]]:
         found = list[tuple[int, BadImage | None]]()
         if time.monotonic() > start + seconds:
             return found
-        for index in indices.tolist():
-            is_intact = _looks_intact(samples, index, fingerprints)
+        for place in places.tolist():
+            split, index = _find(splits, place)
+            is_intact = _looks_intact(splits[split], index, of_splits[split])
             problem = None
             if not is_intact or time.monotonic() < start + decode_seconds:
                 with _decoding:
-                    problem = _decoding_problem(samples, index, channels)
-            found.append((index, problem))
+                    problem = _decoding_problem(splits[split], index, channels)
+            found.append((place, problem))
         return found
 
-    windows = samples.windows
-    order = windows.order(0, 0).numpy() if windows else np.random.default_rng(0).permutation(len(samples))
+    order = _order(splits)[:_MOST_CHECKED]
     chunks = (np.sort(order[first : first + _CHUNK]) for first in range(0, len(order), _CHUNK))
     with ThreadPoolExecutor(_NUM_THREADS) as pool:  # an error cancels the other chunks
         found = dict(chain.from_iterable(pool.map(check, chunks)))
     return CheckedFiles(fingerprints, [problem for _, problem in sorted(found.items()) if problem])
+
+
+def _find(splits: Sequence[ImageFiles], place: int) -> tuple[int, int]:
+    """The split of an image, and its index there. place: among the images of all splits."""
+    split = 0
+    while place >= len(splits[split]):
+        place -= len(splits[split])
+        split += 1
+    return split, place
+
+
+def _order(splits: Sequence[ImageFiles]) -> np.ndarray:
+    """A random order of the images of all splits, the same in each run, so that a part of them covers the data.
+
+    Images in row groups follow their windows. Of many files, those of one size follow each other, since files with
+    equal bytes have one size, and the empty and missing ones are first.
+    """
+    generator = np.random.default_rng(0)
+    places = [np.argsort(one.windows.order(0, 0).numpy()) / len(one) for one in splits if one.windows]
+    if places:
+        return np.argsort(np.concatenate(places))
+    number = sum(map(len, splits))
+    if number <= _MOST_CHECKED:
+        return generator.permutation(number)
+    sizes, size_of = np.unique(np.concatenate([*map(_file_sizes, splits)]), return_inverse=True)
+    keys = generator.random(len(sizes)) * (sizes != 0)
+    return np.lexsort((generator.random(number), keys[size_of]))
+
+
+def _file_sizes(samples: ImageFiles) -> np.ndarray:
+    """The size of each file, int64 (N,): 0 of a missing one, and another number of each for which the time ends."""
+    sizes = -1 - np.arange(len(samples))
+    deadline = time.monotonic() + _MAX_SECONDS / 2
+
+    def find(first: int) -> None:
+        if time.monotonic() > deadline:
+            return
+        for index, path in enumerate(samples.paths.part(first, min(first + _CHUNK, len(samples))), first):
+            sizes[index] = 0
+            with suppress(OSError):
+                sizes[index] = os.stat(f"{samples.root}/{path}").st_size
+
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        pool.map(find, range(0, len(samples), _CHUNK))
+    return sizes
 
 
 def _looks_intact(samples: ImageFiles, index: int, fingerprints: np.ndarray) -> bool:
@@ -366,16 +406,14 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     _, groups, sizes = np.unique(fingerprints, return_inverse=True, return_counts=True)
     alike = np.flatnonzero((sizes[groups] > 1) & (fingerprints > 0))
     alike = alike[np.argsort(groups[alike], kind="stable")]
-    starts = np.cumsum([0, *map(len, splits)])
     deadline = time.monotonic() + _MAX_COMPARE_SECONDS
 
     def read(place: int) -> tuple[bytes, str, bytes, int] | None:
         """The digest, the path, the labels and the split of a file; None if it cannot be read in time."""
         if time.monotonic() > deadline:
             return None
-        split = int(np.searchsorted(starts, place, side="right")) - 1
+        split, index = _find(splits, place)
         samples = splits[split]
-        index = place - int(starts[split])
         path = samples.name(index)
         with suppress(OSError), open_regular_file(path) as file:
             return hashlib.file_digest(file, "sha256").digest(), path, samples.targets[index].tobytes(), split

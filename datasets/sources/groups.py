@@ -126,9 +126,11 @@ def _are_groups(rows: Counter[tuple[str, str]]) -> bool:
 
 def _cases_in_folders(listing: ImageFiles) -> list[Note]:
     """Of folders with numbers in the class folders: colon/{p01,p02}."""
+    if len(listing.class_names) < 2 or not all("/" in folder for folder in listing.sizes):
+        return []
     paths = [*listing.paths]
     option = case_folders(paths, 0)
-    if len(listing.class_names) < 2 or not option or not all("/" in folder for folder in listing.sizes):
+    if not option:
         return []
     cases = {(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths}
     if len(dict(cases)) < len(cases):  # some are in several classes, as magnifications

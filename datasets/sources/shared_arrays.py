@@ -21,6 +21,8 @@ import numpy as np
 from utils.files import TemporaryFolder
 from utils.notes import RUN_LOG
 
+_CHUNK = 4096  # strings that are decoded together
+
 
 class MappedArrays(dict[str, np.ndarray]):
     """The arrays in the files `{name}.npy` of a folder, which `share_arrays` has written. Raises OSError."""
@@ -79,7 +81,13 @@ class PackedStrings:
         return len(self.ends)
 
     def __iter__(self) -> Iterator[str]:
-        return map(self.__getitem__, range(len(self)))
+        for first in range(0, len(self), _CHUNK):
+            part = self.part(first, min(first + _CHUNK, len(self)))
+            encoded = part.encoded.tobytes()
+            start = 0
+            for end in part.ends.tolist():
+                yield encoded[start:end].decode("utf-8", "surrogateescape")
+                start = end
 
     def __getitem__(self, index: int) -> str:
         if not 0 <= index < len(self.ends):

@@ -1,8 +1,9 @@
 """The plan of a training run, the checkpoint that -resume names, and the check that all ranks have equal options."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from configs.weights import NO_RECORD, NORMALIZATION, Followed, WeightsRecord, f
 from configs.yaml_io import as_option, format_value, parse_value
 from datasets.loading.loader import epoch_layout
 from datasets.reading import read_data
-from datasets.sources.checks import check_images
+from datasets.sources.checks import check_images, digest_of
 from datasets.sources.class_names import number_of_classes, rename_classes
 from datasets.sources.rows import Rows
 from datasets.sources.samples import Samples
@@ -42,10 +43,11 @@ from engine.checkpoint.weights_record import read_record, record_of, weights_rec
 from engine.parallel import check_compiler
 from engine.precision.policy import compute_dtype, fuse_blocks
 from engine.run.cost import describe_model
-from engine.run.facts import Preprocessing
+from engine.run.facts import Preprocessing, TrainingData, read_fact
 from engine.run.folder import next_command
 from engine.run.log import RunLogger
 from engine.run.loggers import check_loggers
+from engine.run.record import read_run
 from models.build import build_model
 from models.timm_model import check_name
 from utils.device import on_meta_device
@@ -284,7 +286,8 @@ def plan_training(
         for note in followed.notes:
             logger.note(note)
         notes += [note for key, note in followed.differing.items() if key in _KEPT_IN_FINE_TUNING]
-    notes += check_images(splits, config.data, context, _DECODE_SECONDS if command.flags.dry_run else 0.0)
+    if command.flags.dry_run or not find_on_main(partial(_is_checked, found, read.splits), context):
+        notes += check_images(splits, config.data, context, _DECODE_SECONDS if command.flags.dry_run else 0.0)
 
     facts = _facts_of(splits, config.data, found, context)
     config = follow_facts(config, facts)
@@ -314,6 +317,16 @@ def plan_training(
     if command.flags.profile:
         return plan
     return replace(plan, config=compile_if_it_pays(plan, facts, context, logger))
+
+
+def _is_checked(found: FoundCheckpoint | None, splits: Mapping[str, Samples]) -> bool:
+    """Whether the run that is resumed began with these images: equal numbers, and names and labels to validate on."""
+    before = read_fact(read_run(found.path.parent).get("facts", {}), TrainingData) if found else None
+    if not before:
+        return False
+    numbers = [len(splits.get(split, ())) for split in ("train", "val", "test")]
+    has_same_numbers = numbers == [before.training, before.validation, before.test]
+    return has_same_numbers and before.validation_digest == digest_of(splits["val"])
 
 
 def _notes_on_data(config: Config, splits: list[Samples], is_new: bool) -> list[Note]:

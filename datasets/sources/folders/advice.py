@@ -6,7 +6,7 @@ Tables and lists beside the folders may give the images other labels. Columns of
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -24,7 +24,7 @@ from datasets.sources.listed.lists import known_labels, refuse_several_labels, t
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, label_in, of_level, word_in
 from datasets.sources.samples import ImageFiles
-from datasets.sources.shared_arrays import to_nfc
+from datasets.sources.shared_arrays import PackedStrings, to_nfc
 from datasets.sources.tables.cells import columns_option
 from datasets.sources.tables.columns import find_layout, likely_columns
 from datasets.sources.tables.files import JSON_LINES, TEXT_LIST, open_columns, open_table
@@ -104,11 +104,14 @@ class TableBeside(NamedTuple):
         return UserError(f"{listing.root}: {question}? {'; or '.join(self.advice)}; {folders}, {names}")
 
 
-def tables_beside(root: Path, folder: Path, paths: Sequence[str]) -> Iterator[TableBeside]:
+def tables_beside(root: Path, folder: Path, paths: Sequence[str] | PackedStrings) -> Iterator[TableBeside]:
     """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`."""
-    stems = {*map(_stem, paths)}
+    files = [file for file in files_beside(root) if file.suffix != ".json"]
+    stems = set(map(_stem, paths)) if files else set()
     seen = list[dict[str, str]]()
-    for file in [file for file in files_beside(root) if file.suffix != ".json" and _may_name(file, stems)]:
+    for file in files:
+        if not _may_name(file, stems):
+            continue
         with suppress(UserError, ValueError):  # a column without a name cannot be given
             for columns, is_named in _candidates_of(file, stems):
                 if found := _read_beside(root, file, columns, is_named, folder, paths, seen):
@@ -146,7 +149,7 @@ def _read_beside(
     candidates: list[dict[str, Any]],
     is_named: bool,
     folder: Path,
-    paths: Sequence[str],
+    paths: Sequence[str] | PackedStrings,
     seen: list[dict[str, str]],
 ) -> TableBeside | None:
     """The labels by each of the candidates for DATA.COLUMNS, which join `seen`; None without labels of most images.
@@ -194,7 +197,7 @@ def _data_of(file: Path, columns: Mapping[str, Any]) -> Data:
 
 
 def _labels_in(
-    file: Path, columns: dict[str, Any], folder: Path, paths: Sequence[str]
+    file: Path, columns: dict[str, Any], folder: Path, paths: Iterable[str]
 ) -> tuple[dict[str, str], dict[str, str], str]:
     """Of the images `paths` in a folder: the label of each that has one in a table, and the split if it is val or test;
     and the options that read the table.

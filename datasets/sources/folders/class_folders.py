@@ -161,10 +161,10 @@ class FoundFiles:
     def is_image(self, folder: str | Path, name: str) -> bool:
         """Tells whether a file is an image. One with an unknown ending is opened."""
         lower = name.lower()
+        if lower.endswith(IMAGE_EXTENSIONS):  # as nearly all are
+            return name[0] != "."
         if name[0] == "." or lower.endswith(_NEVER_OPENED):
             return False
-        if lower.endswith(IMAGE_EXTENSIONS):
-            return True
         path = os.path.join(folder, name)
         kind = kind_of_file(path)
         if kind:
@@ -280,8 +280,7 @@ class Levels:
 
 def _named_after_others(names: Sequence[str]) -> list[str]:
     """The images with another one's name: with another ending, or with a word, as of a mask or a copy of it."""
-    parts = map(os.path.splitext, names)
-    stems = [stem if ending.lower() in IMAGE_EXTENSIONS else stem + ending for stem, ending in parts]
+    stems = [name.rpartition(".")[0] if name.lower().endswith(IMAGE_EXTENSIONS) else name for name in names]
     known, seen, found = set(stems), set[str](), list[str]()
     for name, stem in zip(names, stems, strict=True):
         if stem in seen or ((match := _MORE_THAN_A_NAME.fullmatch(stem)) and match[1] in known):

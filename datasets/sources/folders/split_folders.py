@@ -347,8 +347,8 @@ def _pass_doubled(folder: Path) -> Path:
 
 def _other_labels(found: SplitFolders, listing: ImageFiles) -> UserError | None:
     """The error of a table with other labels than the folders."""
-    class_of = {path: path.partition("/")[0] for path in listing.paths}
-    for table in tables_beside(found.root, listing.root, [*class_of]):
+    for table in tables_beside(found.root, listing.root, listing.paths):
+        class_of = {path: path.partition("/")[0] for path in listing.paths}
         agrees = any(have_same_classes(labels, class_of) for labels in table.labels)
         if table.held_out or not agrees:
             is_same = ConfirmedFolders(found.given).folders == found.folders

@@ -19,6 +19,7 @@ from datasets.sources.checks import check_images
 from datasets.sources.folders import class_folders
 from datasets.sources.folders.class_folders import read_class_folders
 from datasets.sources.folders.split_folders import ImageFolders
+from datasets.sources.shared_arrays import PackedStrings
 from datasets.sources.source import Wanted
 from utils.errors import did_you_mean
 
@@ -91,6 +92,19 @@ def test_photos_need_their_decoder(tmp_path, heif):
     assert "empty" in found[1]
     assert [bool(found[0]), bool(found[2])] == [not heif] * 2
     assert len(found) == 3
+
+
+def test_paths_are_decoded_only_for_a_table_beside_them(tmp_path, monkeypatch):
+    """Of millions of images this takes longer than the list of them."""
+    tree(tmp_path, "train/{a,b}/{0,1,2}.jpg", "val/{a,b}/0.jpg")
+    decoded = []
+    strings = PackedStrings.__iter__
+    monkeypatch.setattr(PackedStrings, "__iter__", lambda self: decoded.append(len(self)) or strings(self))
+    read_splits(options(tmp_path))
+    assert decoded == []
+    (tmp_path / "labels.csv").write_text("image,label\n0.jpg,x\n")
+    read_splits(options(tmp_path))
+    assert decoded == [6]
 
 
 def test_files_that_are_not_read_are_counted_by_ending_with_an_example(tmp_path):

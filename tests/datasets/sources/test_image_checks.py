@@ -1,6 +1,7 @@
 """Unusable images are found before the first step, and usable ones are never refused."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def samples_of(tmp_path):
 
 
 def reasons(samples):
-    return {image.path.rpartition("/")[2]: image.reason for image in check_files(samples, 3, 60).bad}
+    return {image.path.rpartition("/")[2]: image.reason for image in check_files([samples], 3, 60).bad}
 
 
 def test_unusual_but_usable_images_are_not_refused(samples_of):
@@ -113,7 +114,7 @@ def test_headers_of_jpegs_and_pngs_show_all_that_decoding_refuses_but_damaged_pi
     decoded = {Path(image.path).name for image in decode_images([samples, samples], 3)}
     assert decoded == {f"{name}.jpg" for name in REFUSED}
     assert "9500 x 9500 pixels, more than DATA.MAX_PIXELS 64000000" in found["large.png.jpg"]
-    of_gray = [image.path for image in check_files(samples, 1, 60, decode_seconds=60).bad]
+    of_gray = [image.path for image in check_files([samples], 1, 60, decode_seconds=60).bad]
     assert len(of_gray) == len(REFUSED) + 1
     assert any(path.endswith("lab.jpg") for path in of_gray)
 
@@ -137,7 +138,33 @@ def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
     assert headline.startswith("30 images")
     assert len(lines) == 21
     notes = check_images(splits, options(tmp_path, on_bad_image="skip"), cpu)
-    assert len(told(notes, "15 ", "warning")) == 2  # on the page of the run, too
+    assert told(notes, "30 ", "warning")  # on the page of the run, too
+
+
+def test_of_many_files_all_of_some_sizes_are_checked(tmp_path, cpu, monkeypatch):
+    """So that a pair of equal files is checked or not, never one of the two. Empty and missing files are always."""
+    for number in range(120):
+        path = tmp_path / ("train", "val")[number % 2] / "ab"[number % 4 // 2] / f"{number}.bmp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode("BMP", NOISE.resize((9, 1 + number // 6))))
+    (tmp_path / "train/a/0.bmp").write_bytes(b"")
+    splits = [ImageFolders(Wanted(options(tmp_path))).read(split) for split in ("train", "val")]
+    (tmp_path / "val/a/1.bmp").unlink()
+    opened = []
+    looks_intact = checks._looks_intact
+    monkeypatch.setattr(
+        checks, "_looks_intact", lambda *which: opened.append(which[0].name(which[1])) or looks_intact(*which)
+    )
+    monkeypatch.setattr(checks, "_MOST_CHECKED", 32)
+    with pytest.raises(Findings, match="2 images"):
+        check_images(splits, options(tmp_path), cpu)
+    assert len({*opened}) == 32
+    assert {Path(name).name for name in opened} >= {"0.bmp", "1.bmp"}
+    sizes = Counter(os.path.getsize(name) for name in {*opened} if os.path.exists(name))
+    assert sorted(sizes.values()) in ([1, 6, 6, 6, 6, 6], [1, 4, 6, 6, 6, 6, 6])
+    for name in ("train/a/0.bmp", "val/a/1.bmp"):
+        (tmp_path / name).write_bytes(encode("BMP"))
+    assert told(check_images(splits, options(tmp_path), cpu), "32 of 120", "log")
 
 
 def test_copies_in_two_splits_are_counted_or_the_rest_is_said(tmp_path, cpu, monkeypatch):

@@ -23,6 +23,7 @@ from PIL import Image
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from datasets.sources import checks
 from datasets.sources.samples import EncodedImages
 from engine.progress import Observer
 from engine.training import trainer
@@ -67,6 +68,26 @@ def test_no_image_is_decoded_and_no_pass_is_made_before_the_first_step(data, tmp
         hook.remove()
     assert before == [(0, 0)]
     assert passes[0] > 0
+
+
+def test_a_resumed_run_looks_at_no_file_of_the_same_images(tmp_path, monkeypatch):
+    opened = []
+    look = checks.open_descriptor
+    monkeypatch.setattr(checks, "open_descriptor", lambda path: opened.append(path) or look(path))
+    data = jpegs(tmp_path / "data")
+    flags = [f"-data_path={data}", *FOLDER, f"-output={tmp_path / 'out'}", "-opts", *TINY_VIT, "DATA.NUM_WORKERS=0"]
+
+    def files_opened(steps, *more):
+        opened.clear()
+        train([*more, *flags, f"TRAIN.MAX_STEPS={steps}"])
+        return len({*opened})
+
+    assert files_opened(1) == 40
+    resume = f"-resume={only_run(tmp_path / 'out')}"
+    assert files_opened(2, resume) == 0
+    image = next(data.rglob("val/**/*.jpg"))
+    image.with_stem("more").write_bytes(image.read_bytes())
+    assert files_opened(3, resume) == 41
 
 
 LOADED_LATE = (
