@@ -286,8 +286,7 @@ def plan_training(
         for note in followed.notes:
             logger.note(note)
         notes += [note for key, note in followed.differing.items() if key in _KEPT_IN_FINE_TUNING]
-    if command.flags.dry_run or not find_on_main(partial(_is_checked, found, read.splits), context):
-        notes += check_images(splits, config.data, context, _DECODE_SECONDS if command.flags.dry_run else 0.0)
+    notes += _check_images(command, config.data, found, read.splits, context)
 
     facts = _facts_of(splits, config.data, found, context)
     config = follow_facts(config, facts)
@@ -317,6 +316,22 @@ def plan_training(
     if command.flags.profile:
         return plan
     return replace(plan, config=compile_if_it_pays(plan, facts, context, logger))
+
+
+def _check_images(
+    command: Command,
+    data: Data,
+    found: FoundCheckpoint | None,
+    splits: Mapping[str, Samples],
+    context: ProcessContext,
+) -> list[Note]:
+    """As `check_images`, if this is no run that is resumed with the same images; a collective call."""
+    every = [*splits.values()]
+    if command.flags.dry_run:
+        return check_images(every, data, context, _DECODE_SECONDS)
+    if find_on_main(partial(_is_checked, found, splits), context):
+        return []
+    return check_images(every, data, context)
 
 
 def _is_checked(found: FoundCheckpoint | None, splits: Mapping[str, Samples]) -> bool:
