@@ -10,6 +10,7 @@ from configs.schema import Config
 from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import present_keys
+from configs.schema.section import as_tuple
 from configs.versions import GONE_KEYS
 from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.errors import UserError
@@ -37,13 +38,14 @@ _SAME_ARCHITECTURE = (
 )  # fmt: skip
 # They end a training, or change with the number of devices.
 _OF_LENGTH = (
-    "TRAIN.LAST_EPOCH", "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS", "TRAIN.MAX_STEPS", "TRAIN.PATIENCE",
+    "TRAIN.LAST_EPOCH", "TRAIN.NUM_EPOCHS", "TRAIN.PLANS", "TRAIN.WARMUP_EPOCHS", "TRAIN.MAX_STEPS",
+    "TRAIN.PATIENCE",
     "TRAIN.ACCUM_ITER", "TRAIN.COMPILE", "TRAIN.TEACHER_WEIGHTS",
 )  # fmt: skip
 
 # TRAIN.MINUTES decides them in a new run.
 _OF_MINUTES = (
-    "TRAIN.NUM_EPOCHS", "TRAIN.EPOCH_STEPS", "TRAIN.WARMUP_EPOCHS", "TRAIN.MIXUP_OFF_EPOCH",
+    "TRAIN.NUM_EPOCHS", "TRAIN.PLANS", "TRAIN.EPOCH_STEPS", "TRAIN.WARMUP_EPOCHS", "TRAIN.MIXUP_OFF_EPOCH",
     "TRAIN.LR_SCHEDULER.DECAY_EPOCHS",
 )  # fmt: skip
 
@@ -112,7 +114,7 @@ def keep_minutes(config: Config, of_run: dict[str, Any]) -> Config:
     train = config.train
     if train.minutes is None or train.minutes != of_run["TRAIN.MINUTES"]:
         return config
-    epochs = {key.rpartition(".")[2].lower(): of_run[key] for key in _OF_MINUTES}
+    epochs = {key.rpartition(".")[2].lower(): as_tuple(of_run[key]) for key in _OF_MINUTES}
     decay = {"decay_epochs": epochs.pop("decay_epochs")}
     return config.with_train(**epochs, lr_scheduler=train.lr_scheduler.model_copy(update=decay))
 

@@ -195,7 +195,7 @@ class TrainClock:
     """Seconds spent in training steps, and images trained on over all ranks, without evaluation and saving.
 
     `total_seconds` includes them, and the time since `started` (time.perf_counter), as of features. All three continue
-    from the checkpoint.
+    from the checkpoint, where it was `earlier_seconds`.
     """
 
     def __init__(self, started: float, seconds: float = 0.0, images: int = 0, total_seconds: float = 0.0) -> None:
@@ -203,6 +203,7 @@ class TrainClock:
         self._since = time.perf_counter()
         self._images_then = 0
         self._start = started - total_seconds
+        self.earlier_seconds = total_seconds
 
     @property
     def total_seconds(self) -> float:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
@@ -144,6 +144,17 @@ def _is_file(teacher: str | None) -> bool:
     return (is_path or os.path.isfile(teacher)) and not teacher.endswith((".yaml", ".yml"))
 
 
+Plans = Sequence[Sequence[float]]
+
+
+def in_first_plan(at: float, plans: Plans) -> float:
+    """The place in the first plan (`Train.plans_in_use`) of the place `at` in the run, both in epochs or in steps."""
+    for since, place, end in reversed(plans):
+        if at > since:
+            return place + (at - since) * ((plans[0][2] - place) / (end - since))
+    return at
+
+
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 _PADDLEVIT_NAMES = {"warmupcosine": "cosine"}
 
@@ -204,6 +215,12 @@ class Train(Augmentation, Distillation):
         "from the speed of its first steps",
         gt=0,
     )
+    plans: Annotated[tuple[tuple[float, float, int], ...], FROM_LIST] = option(
+        (),
+        "written by a run with MINUTES, for each plan: its first epoch, the epoch of the first plan with that learning "
+        "rate, NUM_EPOCHS; WARMUP_EPOCHS, MIXUP_OFF_EPOCH and DECAY_EPOCHS are of the first plan; no effect on another "
+        "NUM_EPOCHS than the last one",
+    )
     epoch_steps: int | None = option(None, "steps of an epoch, if all images are more; other images in each", ge=1)
     warmup_epochs: float = option(
         32,
@@ -255,6 +272,13 @@ class Train(Augmentation, Distillation):
         """Of a plan: auto is then one of the other values, or stands for none."""
         return self.compile not in ("auto", "none")
 
+    @property
+    def plans_in_use(self) -> Plans:
+        """PLANS, unless NUM_EPOCHS has been changed since."""
+        if self.plans and self.plans[-1][2] == self.num_epochs:
+            return self.plans
+        return ((0, 0, self.num_epochs),)
+
     def _problems(self) -> Iterator[str]:
         length = f"NUM_EPOCHS {self.num_epochs}"
         warmup = f"WARMUP_EPOCHS {self.warmup_epochs:g}"
@@ -264,7 +288,7 @@ class Train(Augmentation, Distillation):
             yield f"{warmup} exceeds {length}; lower it or train longer"
         if self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None:
             yield "OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW"
-        if scheduler.name == "wsd" and decay + self.warmup_epochs > self.num_epochs:
+        if scheduler.name == "wsd" and decay + self.warmup_epochs > self.plans_in_use[0][2]:
             yield f"LR_SCHEDULER.DECAY_EPOCHS {decay:g} and {warmup} exceed {length}; lower one of them"
         if self.last_epoch >= self.num_epochs:
             yield f"LAST_EPOCH {self.last_epoch} of {length}: no epoch is left to train; lower it"

@@ -23,6 +23,7 @@ from torch import nn
 
 from configs.parts import DEVICE_AUGMENTATIONS
 from configs.schema import Data, Train
+from configs.schema.train import in_first_plan
 from datasets.batch import Batch
 from datasets.decoding.decode import Box
 from datasets.sources.samples import UNKNOWN
@@ -42,7 +43,8 @@ class Mixup(nn.Module):
     def __init__(self, train: Train, num_classes: int) -> None:
         super().__init__()
         self.num_classes = num_classes
-        self.off_epoch = train.mixup_off_epoch
+        self.off_epoch = train.mixup_off_epoch or math.inf
+        self.plans = train.plans_in_use
         self.probability, self.minmax = train.mixup_prob, train.cutmix_minmax
         self.mixup_alpha, self.cutmix_alpha = train.mixup_alpha, train.cutmix_alpha
         if self.minmax:  # as timm: the boxes do not follow from the weights
@@ -52,7 +54,8 @@ class Mixup(nn.Module):
 
     def forward(self, images: torch.Tensor, targets: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Mixes a batch; may overwrite `images`. `epoch` counts from 0."""
-        if not (self.mixup_alpha or self.cutmix_alpha) or (self.off_epoch and epoch >= self.off_epoch):
+        is_off = in_first_plan(epoch, self.plans) >= self.off_epoch
+        if is_off or not (self.mixup_alpha or self.cutmix_alpha):
             return images, targets
         rng = np.random.default_rng(int(torch.randint(_NUMPY_SEEDS, ())))
         weight, box = self.draw(rng, *images.shape[-2:])

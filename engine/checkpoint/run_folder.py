@@ -10,8 +10,10 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from configs.load import RUN_OPTIONS
+from configs.schema import Train
+from configs.yaml_io import read_yaml, write_yaml
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
-from utils.errors import Unavailable, error_from
+from utils.errors import Unavailable, UserError, error_from
 from utils.files import atomic_write, link_or_copy, locked, read_json
 from utils.notes import STATUS, SWEEP, run_name
 from utils.threads import wait_for
@@ -178,6 +180,14 @@ def write_run_options(folder: Path, text: str, steps_done: int) -> None:
     if current.is_file() and current.read_text(encoding="utf-8") != text and not kept.exists():
         link_or_copy(current, kept)
     atomic_write(current, text)
+
+
+def change_train_options(file: Path, train: Train) -> None:
+    """Replaces TRAIN in the options file of a run; on a full disk saving a checkpoint reports it."""
+    with suppress(OSError, UserError):
+        options = read_yaml(file)
+        options["TRAIN"] = train.model_dump(by_alias=True)
+        atomic_write(file, write_yaml(options))
 
 
 def lock_run_folder(folder: Path) -> AbstractContextManager[bool]:

@@ -28,7 +28,7 @@ from configs.resolve import Facts, accumulation_follows_global_batch, check_best
 from configs.schema import Config, Data
 from configs.schema.data import AUTO
 from configs.weights import NO_RECORD, NORMALIZATION, Followed, WeightsRecord, follow_weights
-from configs.yaml_io import as_option, format_value, parse_value
+from configs.yaml_io import as_option, format_value, parse_value, read_yaml
 from datasets.loading.loader import epoch_layout
 from datasets.reading import read_data
 from datasets.sources.checks import check_images, digest_of
@@ -99,7 +99,7 @@ class Plan:
     found: the checkpoint that the run resumes. start: what it says of its training, or else MODEL.PRETRAINED does.
     test: held-out samples, for the end of the run. class_names: of the data, None if it has none.
     split: of data without a validation split. preprocessing: with the sources of its values.
-    notes: about the data.
+    notes: about the data. evaluation_seconds: as TRAIN.MINUTES has measured.
     """
 
     config: Config
@@ -113,6 +113,7 @@ class Plan:
     split: RunSplit | None
     preprocessing: Preprocessing
     notes: list[Note]
+    evaluation_seconds: float | None = None
 
     @property
     def run_folder(self) -> Path | None:
@@ -156,6 +157,12 @@ def _record_of_run(found: FoundCheckpoint, config: Config) -> WeightsRecord:
     if config.model.type == "timm":
         record = replace(record, kwargs=record.model.get("KWARGS") or {})
     return record
+
+
+def _options_of_run(found: FoundCheckpoint) -> dict[str, Any]:
+    """By dotted key. The file may have later plans of TRAIN.MINUTES than the checkpoint."""
+    file = found.path.with_name(RUN_OPTIONS)
+    return with_defaults(read_yaml(file) if file.is_file() else parse_value(found.state["options"]))
 
 
 def _check_fixed_options(found: FoundCheckpoint, command: Command) -> None:
@@ -258,7 +265,7 @@ def plan_training(
     if found:
         _check_fixed_options(found, command)
         if command.flags.cfg or config.model.resume == AUTO:  # else the options are those of the run
-            config = keep_minutes(config, with_defaults(parse_value(found.state["options"])))
+            config = keep_minutes(config, _options_of_run(found))
         resumed = _record_of_run(found, command.config)
         start = resumed
         history = History(known=resumed.split)

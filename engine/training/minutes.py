@@ -4,13 +4,14 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from configs.batch_plan import plan_batches
 from configs.compare import with_defaults
 from configs.load import RUN_OPTIONS
 from configs.resolve import EPOCHS, probe_has_one_epoch
 from configs.schema.model import Tune
-from configs.schema.train import Train
+from configs.schema.train import Train, in_first_plan
 from configs.yaml_io import read_yaml
 from datasets.loading.loader import TrainBatches, build_eval_loader
 from engine.checkpoint.run_folder import decided_run
@@ -24,13 +25,15 @@ from engine.training.session import build_run_state
 from engine.training.step import TrainState
 from engine.training.trial import Trial
 from utils.distributed import ProcessContext, broadcast_object
-from utils.notes import Note
+from utils.files import read_json
+from utils.notes import SWEEP, Note
 from utils.system import seconds_since_start
 
 _TIMED_STEPS, _MAX_TIMED_BATCHES = 20, 16
 _MAX_SHARE = 0.1  # of the time of a run, for the timed steps; half as much for more than four batches of an evaluation
 _END_SECONDS = 4.0  # for the pictures and the page at the end
 _USED_SHARE = 0.97  # of the time for steps and evaluations
+_MISSED_SHARE = 0.02  # of the time, that changes no plan
 
 
 def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, solved: Solved | None) -> Plan:
@@ -62,7 +65,7 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     step = trial.step_seconds()
     evaluation, test = _time_evaluations(plan, trial.state, step, max_seconds / 2)
 
-    end = 2 * evaluation + test + _END_SECONDS  # an average and the raw weights are evaluated
+    end = (1 + train.model_ema) * evaluation + test + _END_SECONDS  # the best weights, and the raw ones of an average
     left = 60 * train.minutes - seconds_since_start() - start - end
     figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
     title = f"TRAIN.MINUTES {train.minutes:g}: {figures}: "
@@ -76,7 +79,30 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
         limit = steps
         text += f", EPOCH_STEPS {limit} of {steps_per_epoch}"
     logger.log(text)
-    return replace(plan, config=config.with_train(epoch_steps=limit, **_schedule(train, epochs)))
+    values = _schedule(train, epochs)
+    if config.name not in read_json(Path(config.save) / SWEEP):  # else it keeps them, for the other runs of its speed
+        values["plans"] = ((0, 0, values["num_epochs"]),)
+    return replace(plan, config=config.with_train(epoch_steps=limit, **values), evaluation_seconds=evaluation)
+
+
+def plan_again(plan: Plan, train: Train, done: int, steps: float, evaluation: float, earlier: float) -> Train:
+    """The options with the NUM_EPOCHS that end nearest to TRAIN.MINUTES, but after the warm-up.
+
+    They stay if they miss it by at most half an epoch, or 2%. done: epochs. steps, evaluation: seconds of the steps of
+    an epoch, and of an evaluation. earlier: seconds of the run before this process.
+    """
+    assert train.minutes
+    seconds = 60 * train.minutes
+    epoch = steps + evaluation / plan.config.validate_freq
+    evaluations = 2 + train.model_ema + len(plan.test or ()) / len(plan.val)  # after this epoch, and at the end
+    left = seconds - earlier - seconds_since_start() - evaluations * evaluation - _END_SECONDS
+    missed = abs(left - (train.num_epochs - done) * epoch)
+    if missed <= max(epoch / 2, _MISSED_SHARE * seconds):
+        return train
+    epochs = max(done + max(0, round(left / epoch)), int(train.warmup_epochs) + 1)
+    since = max(done, train.warmup_epochs)
+    plans = (*train.plans, (since, in_first_plan(since, train.plans), epochs))
+    return train.model_copy(update={"num_epochs": epochs, "plans": plans})
 
 
 def _as_in_sweep(plan: Plan, folder: Path, context: ProcessContext, logger: RunLogger) -> Plan:
@@ -146,12 +172,13 @@ def epochs_in(seconds: float, step: float, pause: float, steps_per_epoch: int) -
     return -epochs, steps
 
 
-def _schedule(train: Train, epochs: int) -> dict[str, object]:
+def _schedule(train: Train, epochs: int) -> dict[str, Any]:
     """The values of TRAIN that make it a run of these epochs; warm-up, decay and mixing keep their shares."""
-    share = (train.last_epoch + epochs) / train.num_epochs
+    share = (train.last_epoch + epochs) / train.plans_in_use[0][2]
     decay = train.lr_scheduler.decay_epochs or (EPOCHS_PER_REDUCTION if train.lr_scheduler.name == "step" else None)
     return {
         "num_epochs": train.last_epoch + epochs,
+        "plans": (),
         "warmup_epochs": train.warmup_epochs * share,
         "mixup_off_epoch": train.mixup_off_epoch and max(1, round(train.mixup_off_epoch * share)),
         "lr_scheduler": train.lr_scheduler.model_copy(update={"decay_epochs": decay and decay * share}),

@@ -15,7 +15,7 @@ from torch import nn
 
 from configs.parts import OPTIMIZERS
 from configs.schema import Train
-from configs.schema.train import Optimizer
+from configs.schema.train import Optimizer, Plans, in_first_plan
 from datasets.sources.class_names import list_names
 from engine.parallel import run_eagerly
 from engine.progress import EpochProgress, Observer
@@ -263,7 +263,8 @@ class Schedule:
     cosine: to `end_lr` (Loshchilov and Hutter, 2016). linear: to `end_lr`. step: multiplied by `decay_rate` every
     `decay_steps`, counted from the start of the warm-up as in timm's train.py, not below `end_lr`. wsd: constant, then
     linear to `end_lr` in the last `decay_steps` (Zhai et al., 2021: cooldown; Hu et al., 2024: warm-up, stable, decay).
-    Without `warmup_prefix` the warm-up replaces the start of the decay.
+    Without `warmup_prefix` the warm-up replaces the start of the decay. All values are of the first one of `plans`, in
+    steps: a step has the rate of its place in that plan.
 
     At the end of every epoch the cosine equals PaddleViT's, and the step decay timm's, which change once per epoch.
     """
@@ -272,14 +273,16 @@ class Schedule:
     start_lr: float
     end_lr: float
     warmup_steps: float
-    total_steps: int
+    total_steps: float
     name: str = "cosine"
     decay_steps: float = math.inf
     decay_rate: float = 1.0
     warmup_prefix: bool = True
+    plans: Plans = ()
 
-    def lr_at(self, step: int) -> float:
+    def lr_at(self, step: float) -> float:
         """The learning rate of optimizer step `step`, counted from 0."""
+        step = in_first_plan(step, self.plans)
         if step < self.warmup_steps:
             return self.start_lr + (self.peak_lr - self.start_lr) * step / self.warmup_steps
         decay_start = self.warmup_steps if self.warmup_prefix else 0
@@ -296,17 +299,19 @@ class Schedule:
 def build_schedule(options: Train, steps_per_epoch: int, images_per_step: int) -> Schedule:
     factor = lr_factor(options, images_per_step)
     decay = options.lr_scheduler
-    default_epochs = EPOCHS_PER_REDUCTION if decay.name == "step" else options.num_epochs * _WSD_DECAY_SHARE
+    epochs = options.plans_in_use[0][2]
+    default_epochs = EPOCHS_PER_REDUCTION if decay.name == "step" else epochs * _WSD_DECAY_SHARE
     return Schedule(
         peak_lr=options.base_lr * factor,
         start_lr=options.warmup_start_lr * factor,
         end_lr=options.end_lr * factor,
         warmup_steps=options.warmup_epochs * steps_per_epoch,
-        total_steps=options.num_epochs * steps_per_epoch,
+        total_steps=epochs * steps_per_epoch,
         name=decay.name,
         decay_steps=(decay.decay_epochs or default_epochs) * steps_per_epoch,
         decay_rate=decay.decay_rate,
         warmup_prefix=decay.name != "step" if decay.warmup_prefix is None else decay.warmup_prefix,
+        plans=[[steps_per_epoch * one for one in plan] for plan in options.plans_in_use],
     )
 
 

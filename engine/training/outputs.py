@@ -158,7 +158,7 @@ class RunReport:
     """
 
     def __init__(self, outputs: RunOutputs, config: Config, is_main: bool) -> None:
-        self.outputs, self._config, self._is_main = outputs, config, is_main
+        self.outputs, self.config, self._is_main = outputs, config, is_main
         self._best: Evaluated | None = None
         self._is_end = False
         self._failed = list[Callable[[], None]]()
@@ -169,7 +169,7 @@ class RunReport:
     @property
     def contents(self) -> RunContents:
         """The run as the page shows it, from the record in memory."""
-        return contents_of(self.outputs.record, self._config, self.outputs.evaluation.values)
+        return contents_of(self.outputs.record, self.config, self.outputs.evaluation.values)
 
     def update(self, evaluated: Evaluated | None = None, now: bool = False) -> None:
         """Writes the files, unless they were written a short while ago. now: writes them in any case.

@@ -16,7 +16,6 @@ from configs.schema import Config
 from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_eval_loader
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.class_names import find_ambiguity, map_labels, names_of_labels, rename_classes
-from datasets.transforms.device import TrainTransform
 from engine.checkpoint.run_folder import HELD_OUT_FILE
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.session import apply_op_lists, build_evaluator, operating_goal
@@ -41,12 +40,7 @@ from engine.training.describe import (
     notes_on_weights,
 )
 from engine.training.loss import build_step_loss
-from engine.training.optimizer import (
-    build_optimizer,
-    build_schedule,
-    check_sharded_optimizer,
-    scales_by_weights,
-)
+from engine.training.optimizer import build_optimizer, check_sharded_optimizer, lr_factor, scales_by_weights
 from engine.training.snapshot import RunPosition, restore
 from engine.training.step import TrainState
 from models.build import build_model
@@ -210,10 +204,10 @@ def build_train_state(
     elif context.world_size == 1:
         notes += notes_on_one_process(config.parallel)
     compute_model = precision.attach(model)
-    schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
-    optimizer = build_optimizer(model, train, schedule.peak_lr)
+    peak_lr = train.base_lr * lr_factor(train, layout.batch.global_size)
+    optimizer = build_optimizer(model, train, peak_lr)
     if not config.model.tune.solves_head:  # which takes no step of the optimizer
-        notes += notes_on_optimizer(optimizer, schedule.peak_lr, train, layout.batch.global_size)
+        notes += notes_on_optimizer(optimizer, peak_lr, train, layout.batch.global_size)
 
     compiled = compile_model(compute_model, train, context, strategy.is_sharded)
     if compiled:
@@ -235,9 +229,7 @@ def build_train_state(
         meta_model=meta_model,
         average=average,
         optimizer=optimizer,
-        schedule=schedule,
         loss=loss,
-        transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
         timer=timer_of(device),
     )
     return state, notes

@@ -195,6 +195,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
         return RunPosition(config, state.new_progress(config.train.last_epoch), TrainClock(logger.started))
     checkpoint = found.state
     changed = changed_options(checkpoint["options"], to_yaml(config))
+    changed.pop("TRAIN.PLANS", None)  # may have later ones
     best = checkpoint["best"]
     _check_options(config, checkpoint["epoch"], changed)
     done_steps = state.layout.steps_done(checkpoint)
@@ -227,9 +228,11 @@ def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[
         remarks.append(other_batch)
     if epoch == state.config.train.num_epochs:
         remarks.append(f"all {epoch} epochs are done")
-    unused = _UNUSED
+    unused = ["MODEL.PRETRAINED"]
+    if not state.config.train.plans:
+        unused.append("TRAIN.MINUTES")
     if found.run_folder:
-        unused = (*_UNUSED, "SAVE")  # else SAVE has the new folder
+        unused.append("SAVE")  # else SAVE has the new folder
     given = [key for key, (_, now) in changed.items() if now and key in unused]
     remarks += [f"{key} has no effect in a run that is resumed" for key in given]
     listed = [f"{key}: {then}, now {now}" for key, (then, now) in changed.items() if key not in unused]
@@ -238,7 +241,6 @@ def _remarks_on_resume(state: TrainState, found: FoundCheckpoint, changed: dict[
     return remarks
 
 
-_UNUSED: tuple[str, ...] = ("MODEL.PRETRAINED", "TRAIN.MINUTES")
 _SHAPING = ("MODEL.", "DATA.IMAGE_", "TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY")  # of parameters
 
 

@@ -7,7 +7,7 @@ backward pass; `TRAIN.ACCUM_ITER` of them make a step.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 
 import torch
@@ -17,6 +17,7 @@ from torch.profiler import record_function
 from configs.batch_plan import EpochLayout
 from configs.schema import Config
 from datasets.batch import Batch
+from datasets.transforms.device import TrainTransform
 from engine.parallel import Strategy, run_eagerly
 from engine.precision.master_weights import WeightAverage
 from engine.precision.non_finite import first_non_finite
@@ -24,7 +25,7 @@ from engine.precision.policy import Precision
 from engine.progress import BatchSums, EpochProgress, MetricSums
 from engine.run.cost import Phase, StepTimer
 from engine.training.loss import StepLoss, class_logits
-from engine.training.optimizer import Schedule, set_lr
+from engine.training.optimizer import Schedule, build_schedule, set_lr
 from models.tuning import set_training
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
@@ -47,7 +48,7 @@ class TrainState:
     config: the completed options.
     layout: how the samples of an epoch are divided into steps.
     average: of the weights; None without MODEL_EMA.
-    transform: batch -> images (B, C, S, S), targets; on the device.
+    transform: batch -> images (B, C, S, S), targets; on the device. It and `schedule` follow from `config`.
     timer: of the data wait and the forward passes.
     """
 
@@ -60,10 +61,17 @@ class TrainState:
     meta_model: nn.Module
     average: WeightAverage | None
     optimizer: torch.optim.Optimizer
-    schedule: Schedule
     loss: StepLoss
-    transform: nn.Module
     timer: StepTimer
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        return build_schedule(self.config.train, self.layout.steps_per_epoch, self.layout.batch.global_size)
+
+    @cached_property
+    def transform(self) -> nn.Module:
+        config = self.config
+        return TrainTransform(config.data, config.train, config.model.num_logits).to(self.context.device)
 
     @property
     def eval_model(self) -> nn.Module:

@@ -3,18 +3,21 @@
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import nn
 
+from configs.load import RUN_OPTIONS
 from datasets.batch import Batch
 from engine.checkpoint.files import CheckpointWriter
-from engine.checkpoint.run_folder import BEST, LAST
+from engine.checkpoint.run_folder import BEST, LAST, change_train_options
 from engine.checkpoint.weights_record import split_to_entry
 from engine.evaluation.evaluate import EvaluationImages
 from engine.evaluation.results import SampleResults, classes_without_images
@@ -23,6 +26,7 @@ from engine.parallel import CompiledParts
 from engine.progress import EpochProgress, Evaluated, Metrics, Observer
 from engine.run.cost import SlowRanks
 from engine.run.reporter import log_validation
+from engine.training.minutes import plan_again
 from engine.training.optimizer import UntrainedParameters
 from engine.training.outputs import RunOutputs, RunReport
 from engine.training.session import Session
@@ -35,6 +39,7 @@ from utils.notes import Note
 from utils.signals import Interrupted, defer_signals
 from utils.threads import DaemonPool
 
+_ENDLESS = 10**6  # epochs, of a run that plans again
 _WRITE_TIMES = 20  # time since the last save / time of its write: at least, for a save before an evaluation
 # Of a result: the start of a new run measures the first ones, training the others. A resumed run takes the first ones
 # from its record, and all of them if it has ended and trains no step.
@@ -65,6 +70,8 @@ class Trainer:
         self.slow_ranks = SlowRanks(is_local, context, self.record)
         self.exchange = RankExchange(context, config.timeout_seconds)
         self.trigger = SaveTrigger(is_main, config.save_freq_steps, config.save_freq_minutes)
+        self._recent = deque[float](maxlen=self.progress.steps + 1)  # seconds of steps
+        self._evaluation_seconds = self.plan.evaluation_seconds
         self.interrupted: Interrupted | None = None
         before = self.record.earlier.get("result", {})
         measured = (*_OF_START, *_OF_TRAINING) if self.position.has_ended else _OF_START
@@ -111,7 +118,7 @@ class Trainer:
         session, progress = self.session, self.progress
         batches: Iterator[Batch] = iter(())
         if not self.position.has_ended:  # the workers start
-            epochs = self.config.train.num_epochs
+            epochs = _ENDLESS if self.config.train.plans else self.config.train.num_epochs
             batches = session.batches.iterate(
                 progress.epoch, progress.done_batches, epochs, session.bad_images, session.val_batches
             )
@@ -182,6 +189,7 @@ class Trainer:
         """Evaluates, reports and saves what is due after all steps of an epoch; returns whether the run continues."""
         progress = self.progress
         epochs_done = progress.epoch + 1
+        self._plan_again(epochs_done)
         evaluated: Evaluated | None = None
         is_best = False
         if self._is_due(epochs_done, self.config.validate_freq):
@@ -199,6 +207,27 @@ class Trainer:
         call_on_main(lambda: self.report.update(evaluated), self.context)
         return not ends
 
+    def _plan_again(self, done: int) -> None:
+        """TRAIN.MINUTES: changes NUM_EPOCHS after `done` epochs, unless a later plan is known; a collective call."""
+        train = self.config.train
+        evaluation = self._evaluation_seconds
+        steps = [*self._recent][1:]  # the first one has waited for workers and kernels
+        is_open = train.minutes and train.plans == train.plans_in_use and done > train.plans[-1][0]
+        if not (is_open and steps and evaluation):
+            return
+        epoch = self.progress.steps * fmean(steps)
+        chosen = plan_again(self.plan, train, done, epoch, evaluation, self.position.clock.earlier_seconds)
+        train = broadcast_object(chosen, self.context)
+        if train == self.config.train:
+            return
+        self.logger.log(f"----- TRAIN.MINUTES {train.minutes:g}: NUM_EPOCHS {train.num_epochs} from epoch {done} on")
+        config = self.config.model_copy(update={"train": train})
+        self.config = self.position.config = self.report.config = config
+        self.state = replace(self.state, config=config)
+        self.reporter.num_epochs = train.num_epochs
+        if self.context.is_main:
+            change_train_options(self.outputs.folder / RUN_OPTIONS, train)
+
     def _save_before_evaluation(self) -> None:
         """Saves unless it takes too long: an evaluation that fails, for example at a bad image, then costs no epoch."""
         seconds = time.monotonic() - self._save_started
@@ -215,6 +244,7 @@ class Trainer:
     def after_step(self, progress: EpochProgress) -> None:
         """Reports the step, and saves if a checkpoint is due; called on every rank."""
         seconds = self.position.clock.lap(self._images_done())
+        self._recent.append(seconds)
         if self._compiled:
             self.logger.note(self._compiled.note(seconds, self.config.model.grad_checkpointing is True))
             self._compiled = None
@@ -289,6 +319,7 @@ class Trainer:
         else:
             evaluator = replace(session.evaluator, before_error=self._wait_on_all_ranks)
             metrics, results = evaluator.evaluate(model, session.val_batches, self.after_eval_batch)
+            self._evaluation_seconds = time.perf_counter() - started
         seconds = time.perf_counter() - started
         val = self.plan.val
         lost = classes_without_images(results, val.targets, val.class_names) if results else []

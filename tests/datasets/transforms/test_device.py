@@ -250,9 +250,18 @@ def test_probabilities_and_weights():
     assert stats.kstest(mixup_weights, stats.beta(0.8, 0.8).cdf).pvalue > 0.001
 
 
-@pytest.mark.parametrize("off_epoch, mixed_epochs", [(0, [0, 1, 2, 3]), (2, [0, 1])])
-def test_epochs_with_mixup(off_epoch, mixed_epochs):
-    train = Train.model_validate({"MIXUP_ALPHA": 0.8, "MIXUP_OFF_EPOCH": off_epoch})
+@pytest.mark.parametrize(
+    "off_epoch, mixed_epochs, plans",
+    [
+        (0, [0, 1, 2, 3], ()),
+        (2, [0, 1], ()),
+        (2, [0], ((0, 0, 4), (0, 0, 2), (1, 2, 4))),
+        (2, [0, 1, 2], ((0, 0, 3), (1, 1, 5))),
+    ],
+)
+def test_epochs_with_mixup(off_epoch, mixed_epochs, plans):
+    values = {"NUM_EPOCHS": plans[-1][2] if plans else 4, "WARMUP_EPOCHS": 0, "PLANS": plans}
+    train = Train.model_validate({"MIXUP_ALPHA": 0.8, "MIXUP_OFF_EPOCH": off_epoch, **values})
     transform = TrainTransform(Data(), train, 4)
     batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 1]), 2)
     targets = [transform(batch._replace(epoch=epoch))[1] for epoch in range(4)]

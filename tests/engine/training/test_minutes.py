@@ -1,13 +1,22 @@
 """TRAIN.MINUTES: epochs and steps by the time that is left; the run is the one with these values given."""
 
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
-from conftest import assert_same_state, cells_of, digits_flags, rows, states, train
+from conftest import assert_same_state, cells_of, digits_flags, only_run, read_result, rows, slow, states, train
 
 from configs.batch_plan import BatchPlan, EpochLayout
+from configs.command_line import parse_command_line
 from configs.yaml_io import parse_value
 from datasets.loading.sampler import TrainSampler
+from engine.commands.run import run
 from engine.training.minutes import epochs_in, evaluation_seconds
+from engine.training.trainer import Trainer
 from tests.engine.report.run_folders import write_json
+from utils.distributed import ProcessContext
 from utils.files import read_json
 
 # Seconds, epochs, steps
@@ -61,6 +70,7 @@ def test_short_epochs_have_the_first_images_of_the_order():
 @pytest.mark.parametrize("how", ["RUN", "auto", "RUN and its first recipe"])
 def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(how, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 7))
+    monkeypatch.setattr("engine.training.trainer.plan_again", lambda plan, train, *figures: train)
     monkeypatch.setattr("engine.training.minutes.seconds_since_start", lambda: 2400)
     stopped = ["TRAIN.MAX_STEPS=9", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=5"]
     schedule = ["TRAIN.LR_SCHEDULER.NAME=wsd", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=10"]
@@ -100,7 +110,103 @@ def test_a_run_of_a_sweep_takes_over_the_epochs_of_a_run_of_its_speed(tmp_path, 
     second, _ = options_of("SEED=1", "SEED=1", "TRAIN.WARMUP_EPOCHS=8")
     other, _ = options_of("other", "SEED=1", "TRAIN.WARMUP_EPOCHS=8")
     keys = ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")
+    assert [of_run["PLANS"] for of_run in (first, second, other)] == [[]] * 3  # so that the epochs stay equal
     assert [[of_run[key] for key in keys] for of_run in (first, second)] == [[10, 7, 1, 30], [10, 7, 2, 30]]
     assert [other[key] for key in keys[:2]] == [3, 5]
     assert (given["TRAIN.NUM_EPOCHS"], given["TRAIN.MINUTES"], given["TRAIN.WARMUP_EPOCHS"]) == (40, 30, 4)
     assert "TRAIN.EPOCH_STEPS" not in given
+
+
+class SlowMachine:
+    """A clock: a step takes a second, an evaluation half of one, and `factor` times as long from second `middle` on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, factor: float, middle: float = 20.0) -> None:
+        start, self.seconds = time.perf_counter(), 0.0
+        own = SimpleNamespace(perf_counter=lambda: start + self.seconds, monotonic=time.monotonic)
+        for module in ("engine.progress", "engine.training.trainer"):
+            patch.setattr(f"{module}.time", own)
+        patch.setattr("engine.training.minutes.seconds_since_start", lambda: self.seconds)
+        patch.setattr("engine.training.minutes.epochs_in", lambda *figures: (10, 4))
+        self.factor, self.middle = factor, middle
+        after_step, evaluate = Trainer.after_step, Trainer.after_eval_batch
+        patch.setattr(Trainer, "after_step", lambda trainer, *given: (self.wait(1), after_step(trainer, *given)))
+        patch.setattr(Trainer, "after_eval_batch", lambda trainer: (self.wait(0.25), evaluate(trainer)))
+
+    def wait(self, seconds: float) -> None:
+        self.seconds += seconds * (1 if self.seconds < self.middle else self.factor)
+
+
+MINUTES = f"-minutes={(10 * 4.5 + 4.5) / 60}"  # ten epochs of four steps, and the end
+OPTIONS = [
+    "TRAIN.NUM_EPOCHS=10", "TRAIN.WARMUP_EPOCHS=1.5", "TRAIN.MIXUP_ALPHA=0.2", "TRAIN.MIXUP_OFF_EPOCH=7",
+    "DATA.BATCH_SIZE_EVAL=180", "SAVE_FREQ=1", "KEEP_CHECKPOINTS=99", MINUTES,
+]  # fmt: skip
+
+
+def train_options(folder: Path) -> dict:
+    return parse_value((folder / "config.yaml").read_text())["TRAIN"]
+
+
+@pytest.mark.parametrize("factor", [slow(0.5), 2, slow(4)])
+def test_the_time_is_kept_when_the_speed_changes(factor, tmp_path, monkeypatch):
+    """Within 5% of the time or half an epoch; the rate falls to the end of its decay, and mixup ends before it."""
+    machine = SlowMachine(monkeypatch, factor)
+    folder = train([*digits_flags(tmp_path), *OPTIONS])
+    options, table = train_options(folder), rows(folder)
+    assert abs(machine.seconds - 45) <= max(0.05 * 45, 4.5 * factor / 2)
+    assert [row["epoch"] for row in table] == [str(1 + row) for row in range(options["NUM_EPOCHS"])]
+    rates = [float(row["lr"]) for row in table[1:]]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < rates[0] / 3
+    assert read_result(folder)["finished"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["RUN", "auto"])
+def test_a_killed_run_repeats_its_plans_and_then_follows_the_clock(how, tmp_path, monkeypatch):
+    """The checkpoint is older than the last plan: equal to the bit up to it, with a much faster clock."""
+    argv = [*digits_flags(tmp_path / "out"), *OPTIONS]
+    with monkeypatch.context() as patch:
+        SlowMachine(patch, 2)
+        folder = train(argv)
+    whole = shutil.copytree(folder, tmp_path / "whole")
+    plans = train_options(folder)["PLANS"]
+    last = int(plans[-1][0])
+    assert last > 4
+    for checkpoint in {*folder.glob("*.pth")} - {folder / "epoch-004.pth"}:
+        checkpoint.unlink()
+    SlowMachine(monkeypatch, 0.25, middle=0)
+    assert train([f"-resume={folder}"] if how == "RUN" else ["-resume=auto", *argv]) == folder
+    for name in (f"epoch-{epoch:03d}.pth" for epoch in range(5, last + 1)):
+        assert_same_state(states(folder, name), states(whole, name))
+    assert train_options(folder)["PLANS"][: len(plans)] == plans
+    assert len(rows(folder)) > len(rows(whole))
+
+
+@pytest.mark.slow
+def test_given_epochs_replace_the_plans_which_a_new_run_without_minutes_repeats(tmp_path, monkeypatch):
+    SlowMachine(monkeypatch, 2)
+    folder = train([*digits_flags(tmp_path), *OPTIONS])
+    again = train([f"-cfg={folder}/config.yaml", "-name=again", "-opts", "TRAIN.MINUTES=null"])
+    assert_same_state(states(again)["model"], states(folder)["model"])
+    assert train_options(again)["PLANS"] == train_options(folder)["PLANS"]
+    done = len(rows(folder))
+    train([f"-resume={folder}", f"-epochs={done + 3}"])
+    assert len(rows(folder)) == done + 3
+
+
+def run_on_a_rank(context: ProcessContext, flags: list[str]) -> tuple[dict, str]:
+    """Each rank has its own clock; the one of the main process counts."""
+    with pytest.MonkeyPatch.context() as patch:
+        SlowMachine(patch, 2 + 5 * context.rank)
+        run(parse_command_line(flags), context)
+    return train_options(only_run(Path(flags[2].partition("=")[2])))
+
+
+@pytest.mark.slow
+def test_two_ranks_have_the_plans_of_the_first(tmp_path, ranks):
+    flags = [*digits_flags(tmp_path), "DATA.BATCH_SIZE=32", *OPTIONS]
+    one, other = ranks(2)(run_on_a_rank, flags)
+    assert one == other
+    assert len(one["PLANS"]) > 1
+    assert len(rows(only_run(tmp_path))) == one["NUM_EPOCHS"]

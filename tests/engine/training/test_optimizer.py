@@ -2,7 +2,9 @@
 and timm at every epoch, their scaling."""
 
 import copy
+import math
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -267,6 +269,31 @@ def test_schedules_reach_the_minimum(name):
     assert rates[21:] == sorted(rates[21:], reverse=True)
     assert rates[21] == 3e-3
     assert rates[140] == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize("name", DECAYS)
+def test_the_rate_of_each_plan_goes_on_from_where_it_is(name):
+    """From epoch 2, in the warm-up of 3, the rest of 20 epochs takes 9 in all, from epoch 6 it takes 26."""
+    plans = ((0, 0, 20), (3, 3, 9), (6, 11.5, 26))
+    changed = options_of(name, END_LR=1e-4, NUM_EPOCHS=26, PLANS=plans)
+    schedule, first = (build_schedule(one, 7, 64) for one in (changed, options_of(name, END_LR=1e-4)))
+    for step in range(26 * 7 + 1):
+        place = np.interp(step / 7, [0, 3, 6, 26], [0, 3, 11.5, 20])
+        assert schedule.lr_at(step) == pytest.approx(first.lr_at(7 * place), rel=1e-9), step
+        assert schedule.lr_at(step) == pytest.approx(closed_form(name, place), rel=1e-9), step
+    assert build_schedule(changed.model_copy(update={"num_epochs": 20}), 7, 64) == first
+
+
+def closed_form(name: str, epoch: float) -> float:
+    """The rate of the decays in `DECAYS` after a warm-up of three of 20 epochs, from 1e-6 over 3e-3 to 1e-4."""
+    share = {"wsd": (epoch - 16) / 4}.get(name, (epoch - 3) / 17)
+    if epoch < 3:
+        return 1e-6 + (3e-3 - 1e-6) * epoch / 3
+    if name == "step":
+        return max(1e-4, 3e-3 * 0.3 ** (epoch // 4))
+    if name == "cosine":
+        return 1e-4 + (3e-3 - 1e-4) * math.cos(math.pi * share / 2) ** 2
+    return 1e-4 + (3e-3 - 1e-4) * min(1, 1 - share)
 
 
 def test_scaling_doubles_all_three_learning_rates():

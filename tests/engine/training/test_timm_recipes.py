@@ -171,7 +171,8 @@ def mixed_batches(flags: Namespace, smoothing: float) -> list[tuple[torch.Tensor
 def our_losses(state: TrainState, mixed: list[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
     """The loss of each step of a training on mixed images and targets."""
     ready, losses = cycle(mixed), list[float]()
-    state = replace(state, transform=lambda batch: next(ready))
+    state = replace(state)
+    vars(state)["transform"] = lambda batch: next(ready)
     unused = repeat(Batch(torch.zeros(BATCH, 3, 32, 32), torch.zeros(BATCH, dtype=torch.int64), BATCH))
 
     def record(progress):
