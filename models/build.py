@@ -270,7 +270,9 @@ def _size_that_fits(
 ) -> str:
     """-image_size of the weights, or of timm's, if they fit the model at that size; '' if they fit at neither."""
     published: Any = getattr(model, "default_cfg", None) or {}
-    for size in filter(None, (weights_size, tuple(published.get("input_size", ()))[1:])):
+    for size in (weights_size, tuple(published.get("input_size", ()))[1:]):
+        if not size or size == data.input_size:  # other errors do not read the weights again
+            continue
         with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by family
             other = build_on_meta(options, data.model_copy(update={"image_size": size}))
             load_pretrained(other, str(options.pretrained), options, purpose, size)

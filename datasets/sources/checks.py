@@ -404,8 +404,8 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     fingerprints: of all splits; files with equal ones are compared by SHA-256.
     """
     _, groups, sizes = np.unique(fingerprints, return_inverse=True, return_counts=True)
-    alike = np.flatnonzero((sizes[groups] > 1) & (fingerprints > 0))
-    alike = alike[np.argsort(groups[alike], kind="stable")]
+    suspected = np.flatnonzero((sizes[groups] > 1) & (fingerprints > 0))
+    suspected = suspected[np.argsort(groups[suspected], kind="stable")]
     deadline = time.monotonic() + _MAX_COMPARE_SECONDS
 
     def read(place: int) -> tuple[bytes, str, bytes, int] | None:
@@ -420,15 +420,13 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
         return None
 
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        compared = [*filter(None, pool.map(read, alike.tolist()))]
+        compared = [*filter(None, pool.map(read, suspected.tolist()))]
     equal = defaultdict[bytes, list[tuple[bytes, str, bytes, int]]](list)
     for one in compared:
         equal[one[0]].append(one)
     notes = []
-    if len(compared) < len(alike):
-        text = (
-            f"{len(compared)} of {len(alike)} files of equal size and end were compared in {_MAX_COMPARE_SECONDS:g} s"
-        )
+    if len(compared) < len(suspected):
+        text = f"{len(compared)} of {len(suspected)} files of equal size and end were compared in {_MAX_COMPARE_SECONDS:g} s"
         notes.append(Note("warning", f"{text}: others may be in two splits, too"))
     for fact, effect, problem in (
         (2, "some labels are wrong", "have different labels; remove all but one"),

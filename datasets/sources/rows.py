@@ -1,4 +1,4 @@
-"""The images that a run reads, as a table that each stage of `datasets.reading` returns anew."""
+"""The images that a run reads, as a table; each stage of `datasets.reading` returns another one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -38,6 +38,7 @@ class Wanted:
 
     @property
     def trains(self) -> bool:
+        """Whether the images are for a training, which also validates; else one split is read."""
         return len(self.splits) > 1
 
     @property
@@ -70,7 +71,7 @@ class Source:
         self.wanted = wanted
         self.data = wanted.data
         self.root = Path(self.data.data_path)
-        self.trains = "train" in wanted.splits
+        self.reads_train = "train" in wanted.splits
 
     @property
     def splits(self) -> Collection[str]:

@@ -93,21 +93,21 @@ class Evaluator:
         Raises UserError: no sample is readable.
         """
 
-        def judge() -> tuple[Metrics, SampleResults] | None:
+        def compute() -> tuple[Metrics, SampleResults] | None:
             if not results:
                 return None
             groups = None if samples.groups is None else np.array([*samples.groups], np.str_)
             complete = replace(results, thresholds=self.thresholds, groups=groups, point=self.point)
             return complete.metrics(self.best_metric), complete
 
-        metrics, judged = call_on_main(judge, self.context) or (None, None)
+        metrics, complete = call_on_main(compute, self.context) or (None, None)
         metrics = broadcast_object(metrics, self.context)
         if not metrics or not metrics.samples:
             problem = "no image of the evaluation can be read"
             error = UserError(f"{problem}; bad_images_*.csv in the run's folder has the reasons")
             error.is_shared = True
             raise error
-        return metrics, judged
+        return metrics, complete
 
     def classify(
         self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: AfterBatch = lambda *_: None

@@ -318,7 +318,7 @@ class ImageFolders(Source):
     def read(self, split: str) -> ImageFiles:
         is_train = split in ("train", "all")
         listing = self._found.read("train" if is_train else split)
-        trains = self.trains and is_train
+        trains = self.reads_train and is_train
         if not (self.wanted.class_names or self._error):
             self._error = self._found.error_of(listing, trains)
         if self._error:  # one error for all splits

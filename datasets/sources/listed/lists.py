@@ -55,7 +55,7 @@ class Tables(Source):
         parts = self._parts
         of_train = parts.get("train", parts.get("all", parts[split]))
         listing = read_table(parts[split], of_train, self.wanted, self._rows)
-        if self.trains and split in ("train", "all"):
+        if self.reads_train and split in ("train", "all"):
             listing.notes += suggest_groups(listing, self.data, parts[split][0], self.uncut is not None)
         return self.images(listing, [table for table, _ in parts.values()])
 
