@@ -41,7 +41,7 @@ from engine.report.tables import (
     ranked,
     results,
 )
-from engine.run.record import REPORT
+from engine.run.record import BASELINES, REPORT
 from scripts.flags import write_output
 from utils.errors import UserError, escape_control_characters, on_one_line, print_escaped, shortened
 from utils.metric_table import METRICS
@@ -53,7 +53,7 @@ COLUMNS = [
     "name", "top1", "epoch", "epochs", *_MEASURED, "status", "options", "mean_ap", "split", "macro_f1", "images",
     "images_digest",
 ]  # fmt: skip
-COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric", "majority_class"]
+COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric", *BASELINES]
 SHARED = "share.html"
 CURVES = "curves.png"  # beside the page of one run
 GROUPS = "groups.csv"  # beside the page of several runs
@@ -231,7 +231,7 @@ def _print_csv(runs: Sequence[RunContents]) -> None:
         row = {"name": run.name, "split": run.split, "best_metric": run.metric.name, **run.figures}
         row |= {"epoch": run.best and run.best[0], "status": run.short_status, "options": ", ".join(options)}
         row |= {} if run.is_evaluation else {"epochs": run.options["TRAIN.NUM_EPOCHS"]}
-        row |= {name: run.measured(name) for name in (*_MEASURED, "majority_class")}
+        row |= {name: run.measured(name) for name in (*_MEASURED, *BASELINES)}
         row |= zip(("images", "images_digest"), evaluated_images(run) or (), strict=False)
         writer.writerow(row | {key: values[index] for key, values in compared.items()})
 

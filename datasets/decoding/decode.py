@@ -188,6 +188,13 @@ def _open_plain_ppm(data: bytes, channels: int, max_pixels: int) -> LazyImage | 
     return LazyImage(pixels.view(height, width, channels).permute(2, 0, 1))
 
 
+def decode_small(data: bytes, mode: str, side: int, decoding: Decoding) -> Image.Image:
+    """The image, a JPEG at 1/8 of its size or more, so that each side has `side` pixels. Raises as `open_image`."""
+    with _opened(data, str, decoding.max_pixels) as (image, _):
+        image.draft(mode, (side, side))
+        return _convert(data, image, mode, decoding.grey_range)
+
+
 def read_deep_values(data: bytes, name: str, max_pixels: int) -> DeepValues | None:
     """The stored values of an image of 16 bits per channel, upright, without alpha; None for another image.
 

@@ -12,6 +12,7 @@ from engine.checkpoint.run_folder import check_writable
 from engine.evaluation.session import build_session as build_eval_session
 from engine.plan.training import plan_training
 from engine.run import cost
+from engine.run.baseline import measure_baseline
 from engine.run.folder import log_options, recipe_line, start_log
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
@@ -22,7 +23,7 @@ from engine.training.outputs import open_outputs, open_profile, refuse_other_ima
 from engine.training.probe_run import run_probe, solve_new_head
 from engine.training.session import build_session
 from engine.training.trainer import Trainer
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, call_on_main
 
 
 def train(command: Command, context: ProcessContext) -> int:
@@ -83,6 +84,9 @@ def dry_run(command: Command, context: ProcessContext) -> int:
         model = state.meta_model
         logits = torch.zeros(2, config.model.num_logits, device=context.device)
         build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise
+        baseline = call_on_main(lambda: measure_baseline(config.data, plan.train, plan.val), context)
+        if baseline:
+            lines.append(str(baseline))
         if not config.model.tune.solves_head:  # which has no batches
             lines.append(f"Batch: {plan.batch}; peak learning rate {state.schedule.peak_lr:.3g}")
     flops = f"{cost.flops_per_image(model, config.data, trains=False) / 1e9:.2f} GFLOPs"

@@ -125,13 +125,6 @@ class Plan:
         return epoch_layout(self.config, self.train, self.batch)
 
     @property
-    def majority_class(self) -> float | None:
-        """The validation images of the most frequent training class, percent; None with several labels per image."""
-        if self.train.targets.ndim == 2:
-            return None
-        return 100 * float(np.mean(self.val.targets == np.bincount(self.train.targets).argmax()))
-
-    @property
     def steps(self) -> int:
         """Of a new run."""
         train = self.config.train

@@ -16,7 +16,7 @@ from configs.compare import with_defaults
 from configs.load import RUN_OPTIONS, flatten
 from configs.schema import Config
 from configs.yaml_io import read_yaml
-from engine.run.facts import SPLITS, Fact, read_fact
+from engine.run.facts import SPLITS, Fact, PixelBaseline, read_fact
 from engine.run.record import (
     EVALUATION,
     GROUPS,
@@ -172,9 +172,9 @@ class RunContents:
         return test if isinstance(test, dict) else {}
 
     def measured(self, name: str) -> float | None:
-        """A figure of the result; of a run in progress, up to the last complete epoch."""
+        """A figure of the result or of `PixelBaseline`; of a run in progress, up to the last complete epoch."""
         latest = self.epochs[-1].get(name) if self.epochs else None
-        for value in (self.values["result"].get(name), latest):
+        for value in (self.values["result"].get(name), getattr(self.fact(PixelBaseline), name, None), latest):
             if value is not None:
                 return to_float(value)
         return None

@@ -10,6 +10,7 @@ from engine.report.charts import number, percent
 from engine.report.contents import Evaluation, RunContents
 from engine.report.verdict import command_of, verdict_of
 from engine.run import facts
+from engine.run.record import BASELINES
 from utils.metric_table import METRICS
 from utils.notes import UNFINISHED
 from utils.tables import format_duration
@@ -44,9 +45,10 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
     split = run.split
     best = "" if run.is_evaluation else "best "
     result = _result_tile(run, run.evaluation, f"{best}{split}", run.score, _remark_on_result(run))
+    baseline, majority = (percent(run.measured(name)) for name in BASELINES)
     first = [
         _result_tile(run, run.test, "test", run.test_score),
-        Tile("majority class", percent(run.measured("majority_class")), "always the most frequent training class"),
+        Tile("pixel baseline", baseline, f"majority class {majority}", "colours and shapes of 16x16 pixels alone"),
         Tile("linear probe", run.metric.text(run.measured("probe_score")), "the start of this run"),
         *_tiles_of_images(run, *run.latest),
         Tile("training time", _optional(run.measured("train_seconds"), format_duration), "without evaluations"),

@@ -12,6 +12,7 @@ from configs.programs import with_shown_recipes
 from engine.report.charts import number, percent
 from engine.report.contents import Row, RunContents, best_epoch, points
 from engine.run import facts
+from engine.run.record import BASELINES
 from utils.metric_table import METRICS
 from utils.notes import SWEEP
 from utils.tables import to_float
@@ -83,7 +84,7 @@ def _frequent_answer(run: RunContents) -> Verdict:
 
 
 def _below_a_rival(run: RunContents) -> Verdict:
-    """A trained epoch below the interval of the probe that is the best epoch; the largest class above that of top-1.
+    """A trained epoch below the interval of the probe that is the best epoch; a baseline above the interval of top-1.
 
     A run with weighted classes may have less top-1.
     """
@@ -93,11 +94,11 @@ def _below_a_rival(run: RunContents) -> Verdict:
     if gap := _gap_to_probe(run, limits[0]):
         text = f"Each epoch is worse than the linear probe of its initial weights: {gap}."
         return text, _longer(run) or _with_lower_rate(run)
-    other = run.measured("majority_class") or 0.0
+    other, rival = max((run.measured(name) or 0.0, name) for name in BASELINES)
     if run.metric is not METRICS["top1"] or other <= limits[1]:
         return NONE
-    figures = f"top-1 {percent(run.score)} against {percent(other)}"
-    return _longer_or_probe(run, f"The model is worse than the majority class: {figures}.")
+    text = f"The model is worse than the {rival.replace('_', ' ')}: top-1 {percent(run.score)}"
+    return _longer_or_probe(run, f"{text} against {percent(other)}.")
 
 
 def _gap_to_probe(run: RunContents, least: float) -> str:

@@ -176,7 +176,21 @@ class EvaluationData:
         return f"{self.number} images of {self.classes} of {self.model_classes} classes{split}"
 
 
-Fact = Start | Devices | Environment | Model | TrainingData | Preprocessing | EvaluationData
+@dataclass(frozen=True)
+class PixelBaseline:
+    """Top-1 in percent of a linear classifier of 16x16 pixels, of so many images, and of the largest class for all."""
+
+    pixel_baseline: float
+    majority_class: float
+    training: int
+    validation: int
+
+    def __str__(self) -> str:
+        figures = f"Pixel baseline {self.pixel_baseline:.1f}%, majority class {self.majority_class:.1f}%"
+        return f"{figures} ({self.training} training and {self.validation} validation images)"
+
+
+Fact = Start | Devices | Environment | Model | TrainingData | Preprocessing | EvaluationData | PixelBaseline
 _F = TypeVar("_F", bound=Fact)
 
 

@@ -45,10 +45,11 @@ STATUS_KEYS = (
     "state", "exit_status", "message", "checkpoint", "epoch", "step", "resume", "pid", "host", "updated",
 )  # fmt: skip
 _STATE_KEYS = (*STATUS_KEYS, "signal", "stopped_early", "reason", "slow_rank", "world_size", "started")
+BASELINES = ("pixel_baseline", "majority_class")
 # A new key of the result: here, in docs/operation.md, and where it is measured (CONTRIBUTING.md names the places).
 RESULT_KEYS = (
     *METRICS, "samples", "split", "f1", "epoch", "checkpoint", "average_score",
-    "raw_score", "probe_score", "knn_top1", "probe_l2", "majority_class", "test", "finished", "stopped_early", "reason",
+    "raw_score", "probe_score", "knn_top1", "probe_l2", *BASELINES, "test", "finished", "stopped_early", "reason",
     "train_seconds", "total_seconds", "images_per_second", "peak_memory_bytes", "numeric_precision", "device",
     "parameters", "trainable_parameters",
 )  # fmt: skip

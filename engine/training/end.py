@@ -36,8 +36,11 @@ def finish_run(command: Command, trainer: Trainer) -> int:
     if position.has_ended and best:
         try:
             record.set_result(test=_evaluate_best(trainer, best["epoch"]))
+            trainer.baseline.record(is_end=True)
         except Interrupted as signal:
             trainer.interrupted = signal
+    if baseline := trainer.baseline.result:
+        record.set_result(pixel_baseline=baseline.pixel_baseline, majority_class=baseline.majority_class)
     record.set_result(total_seconds=position.clock.total_seconds)
     trainer.reporter.finish()
     end = end_of(record.values["result"], trainer.interrupted, trainer.config.train.num_epochs)

@@ -24,6 +24,7 @@ from engine.evaluation.results import SampleResults, classes_without_images
 from engine.features.probe import Solved
 from engine.parallel import CompiledParts
 from engine.progress import EpochProgress, Evaluated, Metrics, Observer
+from engine.run.baseline import BaselineThread
 from engine.run.cost import SlowRanks
 from engine.run.reporter import log_validation
 from engine.training.minutes import plan_again
@@ -76,7 +77,6 @@ class Trainer:
         before = self.record.earlier.get("result", {})
         measured = (*_OF_START, *_OF_TRAINING) if self.position.has_ended else _OF_START
         self.record.set_result(**{key: before.get(key) for key in measured})
-        self.record.set_result(majority_class=self.plan.majority_class)
         self._solved: Solved | None = None
         self._compiled: CompiledParts | None = None
         if config.train.compiles:
@@ -98,15 +98,17 @@ class Trainer:
     def _observers(self) -> list[Observer]:
         plan = self.plan
         data = self.config.data
+        is_main = self.context.is_main
+        self.baseline = BaselineThread(data, plan.train, plan.val, self.logger, is_main)
         # A resumed run has warned of parameters, and a probe has read all images.
         is_new = plan.found is None and not self.config.model.tune.solves_head
         reads_ahead = self.session.batches.prefetched_batches > 0 and data.on_bad_image == "error"
-        is_due = is_new and reads_ahead and self.context.is_main
+        is_due = is_new and reads_ahead and is_main
         self.eval_images = EvaluationImages((plan.val, plan.test), data.image_channels, is_due)
         observers: list[Observer] = [self.reporter]
         if is_new:
             observers.append(UntrainedParameters(self.state.precision.weights.compute, self.logger))
-        observers += [self.eval_images, TrainBatch(self.session, self.outputs)]
+        observers += [self.eval_images, TrainBatch(self.session, self.outputs), self.baseline]
         return [*observers, PeftFolder(self.state, self.logger)]
 
     @property

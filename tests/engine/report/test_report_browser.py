@@ -100,7 +100,7 @@ def html(request, tmp_path_factory):
         tables = ResultTables(folder / name, names, lambda index: f"some/folder/of/images/IMG_{index:04}.jpg")
         tables.write(results.metrics(None), results, {"epoch": 1, "split": split})
     test = json.loads((folder / "evaluation-test/summary.json").read_text())
-    update_json(folder / "run.json", result={"test": test, "majority_class": 30.0})
+    update_json(folder / "run.json", result={"test": test, "pixel_baseline": 40.0, "majority_class": 30.0})
     return run_page(read_contents(folder))
 
 
@@ -133,7 +133,7 @@ def test_the_page_shows_the_result_first_and_no_text_is_cut_covered_or_faint(wid
     assert [one for one in found["cut"] if one[1] not in scrolls] == []
     assert not found["cutFirst"] or (width == 400 and "<bdi>8</bdi>" in html)  # of five classes all columns are there
     first = {text: bottom for text, bottom in found["bottoms"].items() if bottom <= 850}
-    starts = "test top-1; 95% interval", "majority class", "test sensitivity", "Confusion matrix of the test images"
+    starts = "test top-1; 95% interval", "pixel baseline", "test sensitivity", "Confusion matrix of the test images"
     for start in starts:
         assert any(text.startswith(start) for text in first)
     assert width < 1200 or found["matrix"] <= 850

@@ -74,7 +74,7 @@ def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, c
     assert missing in page.text
     for problem, name in zip(left_out, ("killed", "failed", "running"), strict=True):
         assert problem.startswith(f"left out of the mean: {name}: ")
-    assert "majority class" not in page.text  # without columns that have no value
+    assert "pixel baseline" not in page.text  # without columns that have no value
     assert page.text.index("killed 20.00%") < page.text.index("87.50%")
 
 
@@ -139,7 +139,7 @@ def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
     keys = ("BASE_LR", "END_LR", "SMOOTHING", "MIXUP_ALPHA", "MIXUP_PROB", "GRAD_CLIP", "WEIGHT_DECAY")
     options = [f"TRAIN.{key}=0.1" for key in keys]
     one = make_run(tmp_path / "one", 1, options)
-    result = {"top1": 100 / 3, "majority_class": 10.0}
+    result = {"top1": 100 / 3, "pixel_baseline": 200 / 3, "majority_class": 10.0}
     two = make_run(tmp_path / "two", 1, result=result)
     evaluation = make_evaluation_run(tmp_path / "evaluation")
     update_json(evaluation / "evaluation/summary.json", split="test")
@@ -161,14 +161,14 @@ def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
 def test_the_table_fits_the_terminal_and_names_what_it_leaves_out(columns, shown, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     keys = [f"TRAIN.{key}=0.125" for key in ("BASE_LR", "END_LR", "SMOOTHING", "MIXUP_ALPHA", "MIXUP_PROB")]
-    result = {"top1": 30.0, "test": {"top1": 25.0}, "majority_class": 20.0, "probe_score": 20.0, "train_seconds": 9.0}
+    result = {"top1": 30.0, "test": {"top1": 25.0}, "pixel_baseline": 20.0, "probe_score": 20.0, "train_seconds": 9.0}
     make_run(tmp_path / ("a" * 60), 3, keys, result=result, state="failed", message="out of memory " * 9)
     make_run(tmp_path / ("b" * 60), 3, result=result)
     assert main([str(tmp_path)]) == 0
     *lines, _ = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= shown
     page = Reader((tmp_path / "compare.html").read_text())
-    for column in ("best validation top-1", "test top-1", "majority class", "linear probe", "training time"):
+    for column in ("best validation top-1", "test top-1", "pixel baseline", "linear probe", "training time"):
         assert column in page.text
         assert (column in lines[0]) != any(line.startswith("On the page") and column in line for line in lines)
     assert ("training time" in lines[0]) == (shown == 400)

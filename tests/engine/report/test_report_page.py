@@ -29,7 +29,7 @@ from engine.report import charts
 from engine.report import page as page_module
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures, shift_by_weights, tiles_of
-from engine.run.facts import Environment, TrainingData
+from engine.run.facts import Environment, PixelBaseline, TrainingData
 from engine.run.record import REPORT
 from engine.training.outputs import RunReport
 from scripts import report
@@ -199,10 +199,11 @@ def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
 
 def test_the_first_row_has_the_result_and_what_it_is_worth(run):
     result = {"top1": 30.0, "test": {"top1": 25.0, "samples": 8}, "train_seconds": 90.0, "images_per_second": 7.0}
-    update_json(run / "run.json", result=result | {"probe_score": 20.0, "specificity": 60.0, "majority_class": 5.0})
+    update_json(run / "run.json", result=result | {"probe_score": 20.0, "specificity": 60.0})
+    write_facts(run, [PixelBaseline(10.0, 5.0, 100, 20)])
     first, more = map(list, tiles_of(read_contents(run)))
     of_worst_class = "validation worst class"
-    names = ["best validation top-1", "test top-1", "majority class", "linear probe", of_worst_class, "training time"]
+    names = ["best validation top-1", "test top-1", "pixel baseline", "linear probe", of_worst_class, "training time"]
     assert [one.name for one in first] == names
     mean = f"validation {METRICS['specificity'].title}"
     assert {"validation loss", mean, "images/s"} <= {one.name for one in more}
