@@ -54,12 +54,13 @@ def probability_of(logit: float) -> float:
 class Decision(NamedTuple):
     """What a model predicts. thresholds: with several labels per image, the logits of `SampleResults.thresholds`.
 
-    tta: the EVAL.TTA with which images decided.
+    tta: the EVAL.TTA with which images decided. temperature: of `temper`, on whose scores the point is.
     """
 
     thresholds: tuple[float, ...] | None = None
     point: OperatingPoint | None = None
     tta: str = "none"
+    temperature: float = 1.0
 
 
 UNDECIDED = Decision()

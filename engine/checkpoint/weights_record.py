@@ -55,7 +55,8 @@ ENTRY = "split"
 # With several labels per image, of each class: the logits of `SampleResults.thresholds`, and the same as
 # probabilities, which older versions read.
 THRESHOLD_LOGITS, THRESHOLDS = "threshold_logits", "thresholds"
-OPERATING_POINT = "operating_point"
+# A point of tempered scores has an entry of its own: older versions do not divide, and must not read it.
+TEMPERATURE, OPERATING_POINT, TEMPERED_POINT = "temperature", "operating_point", "tempered_operating_point"
 _NO_NAME = re.compile(r"LABEL_\d+")  # transformers', without names
 _NAMES_OF_CLASSES = (
     "class_names", "classes", "class_to_idx", "idx_to_class", "label_names", "id2label", "label2id", "classnames",
@@ -180,16 +181,21 @@ def decision_to_entries(decision: Decision) -> dict[str, Any]:
     if decision.thresholds is not None:
         probabilities: list[float] = torch.tensor(decision.thresholds, dtype=torch.float64).sigmoid().tolist()
         entries = {THRESHOLD_LOGITS: list(decision.thresholds), THRESHOLDS: probabilities}
+    key = OPERATING_POINT
+    if decision.temperature != 1:
+        key = TEMPERED_POINT
+        entries[TEMPERATURE] = decision.temperature
     if decision.point:
-        entries[OPERATING_POINT] = decision.point.model_dump()
+        entries[key] = decision.point.model_dump()
     return entries
 
 
 def read_decision(content: Mapping[str, Any]) -> Decision:
     """The decision in the content of a file that `check_description` has checked."""
     thresholds = _read_thresholds(content)
-    point = content.get(OPERATING_POINT)
-    return Decision(tuple(thresholds) if thresholds else None, OperatingPoint(**point) if point else None)
+    point = content.get(TEMPERED_POINT) or content.get(OPERATING_POINT)
+    decision = Decision(tuple(thresholds) if thresholds else None, OperatingPoint(**point) if point else None)
+    return decision._replace(temperature=content.get(TEMPERATURE) or 1.0)
 
 
 def _read_thresholds(content: Mapping[str, Any]) -> list[float] | None:
@@ -216,6 +222,8 @@ class _Description(BaseModel, strict=True):
     thresholds: list[Annotated[float, Field(ge=0, le=1)]] | None
     threshold_logits: list[Annotated[float, Field(ge=-_MAX_FLOAT, le=_MAX_FLOAT)]] | None
     operating_point: OperatingPoint | None
+    tempered_operating_point: OperatingPoint | None
+    temperature: Annotated[float, Field(gt=0, le=_MAX_FLOAT)] | None
 
 
 def check_description(state: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from datasets.loading.sampler import EvalSampler, Key
 from datasets.loading.workers import call_in_background
 from datasets.sources.checks import decode_images, error_of
 from datasets.sources.samples import ImageFiles, Samples
+from engine.evaluation.calibration import choose_temperature
 from engine.evaluation.ranking import log_odds, rank_labels
 from engine.evaluation.results import TOP_K, SampleResults, score_classes
 from engine.parallel import Strategy, run_eagerly
@@ -57,7 +58,7 @@ class Evaluator:
     multi_label: whether an image may have several labels (DATA.MULTI_LABEL).
     best_metric: of `EVAL.BEST_METRIC`.
     keeps_logits: whether the results have the logits of each sample (EVAL.SAVE_LOGITS).
-    thresholds, point: of `SampleResults`, from the weights; in a training None, and to be chosen.
+    thresholds, temperature, point: of `SampleResults`, from the weights; in a training None, and to be chosen.
     class_mask: bool (C,) on the device, False for classes whose logits are -inf; None: there are none.
     merged: the outputs whose probabilities are added, by the label that their class has (DATA.RENAME).
     before_error: called by all ranks before they raise the error of unreadable images.
@@ -74,6 +75,7 @@ class Evaluator:
     class_mask: torch.Tensor | None = None
     merged: Mapping[int, Sequence[int]] = field(default_factory=dict)
     thresholds: np.ndarray | None = None
+    temperature: float | None = None
     point: OperatingPoint | None = None
     before_error: Callable[[], None] = lambda: None
 
@@ -97,7 +99,9 @@ class Evaluator:
             if not results:
                 return None
             groups = None if samples.groups is None else np.array([*samples.groups], np.str_)
+            temperature = self.temperature or choose_temperature(results.scores, results.targets, results.readable)
             complete = replace(results, thresholds=self.thresholds, groups=groups, point=self.point)
+            complete = replace(complete, temperature=temperature)
             return complete.metrics(self.best_metric), complete
 
         metrics, complete = call_on_main(compute, self.context) or (None, None)
@@ -119,7 +123,8 @@ class Evaluator:
         """
 
         for computed in self.compute(model, batches, partial(self._summarize, top_k=top_k), every, after_batch):
-            yield SampleResults(**computed[0], errors=computed[1]) if computed else None
+            known: Any = {"temperature": self.temperature or 1.0, "multi_label": self.multi_label}
+            yield SampleResults(**computed[0], **known, errors=computed[1]) if computed else None
 
     def _summarize(self, logits: torch.Tensor, targets: torch.Tensor, top_k: int = TOP_K) -> dict[str, torch.Tensor]:
         ranked = (score_classes if self.multi_label else _rank_classes)(logits, targets, top_k)
@@ -199,8 +204,9 @@ class Evaluator:
         """The logits, or other outputs of `model`, float32 (B, C), of normalized images (B, channels, S, S)."""
         logits = model(images).float()
         logits = (logits + model(images.flip(-1)).float()) / 2 if self.flips else logits
-        for label, outputs in self.merged.items():
-            of_class = logits[:, outputs].logsumexp(-1)
+        temperature = self.temperature or 1
+        for label, outputs in self.merged.items():  # adds the probabilities of logits / temperature
+            of_class = temperature * (logits[:, outputs] / temperature).logsumexp(-1)
             logits = logits.index_fill(1, torch.tensor(outputs, device=logits.device), -torch.inf)
             logits[:, label] = of_class
         return logits if self.class_mask is None else logits.masked_fill(~self.class_mask, -torch.inf)

@@ -275,7 +275,7 @@ class EvaluationFiles:
         model: the evaluated one, for the attention maps; without it there are none. Raises OSError.
         """
         make_own_folder(self.folder)
-        shown = {index: (self.samples, index) for index in worst_mistakes(results)}  # each takes a pass
+        shown = {index: (self.samples, index) for index in worst_mistakes(results.calibrated)}  # each takes a pass
         crops = write_pictures(self.folder / PICTURES, shown, self.data)
         note: str | None = NOT_DRAWN if crops else "no picture"  # why there are no attention maps
         if crops and model is not None:

@@ -178,7 +178,7 @@ class Predictions:
     def _write_groups(self, results: SampleResults, groups: np.ndarray) -> None:
         """A row per group: its readable images, and the mean probability of each class."""
         names, counts = np.unique(groups[results.readable], return_counts=True)
-        grouped = mean_by_group(replace(results, groups=groups).take(results.readable))
+        grouped = mean_by_group(replace(results, groups=groups).calibrated.take(results.readable))
         columns = [map(safe_cell, names), counts]
         columns += [[f"{share:.6f}" for share in shares] for shares in grouped.label_probabilities.T.tolist()]
         header = ["group", "images", *map(safe_cell, self._class_names)]
@@ -199,7 +199,8 @@ class Predictions:
         if error:  # the other columns are empty
             number = 0
             texts |= dict.fromkeys(texts.keys() - {"target"}, "")
-        labels, probabilities = (array[row, :number].tolist() for array in (results.labels, results.probabilities))
+        columns = (results.labels, results.calibrated.probabilities)
+        labels, probabilities = (array[row, :number].tolist() for array in columns)
         return self._samples.listed_name(self.num_done), [*zip(labels, probabilities, strict=True)], texts, error
 
     def _predicted(self, results: SampleResults) -> list[str]:
@@ -217,21 +218,24 @@ class Predictions:
 
         of: images or groups, whose thresholds differ.
         """
-        assert self._point and results.scores is not None  # with more classes there is no point
+        scores = results.calibrated.scores
+        assert self._point and scores is not None  # with more classes there is no point
         names = decision_names(self._point, self._class_names, self._thresholds is not None)
-        is_chosen = reaches(results.scores[:, self._point.label], self._decides_from[of])
+        is_chosen = reaches(scores[:, self._point.label], self._decides_from[of])
         return [names[one] for one in is_chosen.astype(int)]
 
     def _labels(self, results: SampleResults) -> list[str]:
         number = 1 if self._thresholds is None else None  # of the classes that may be labels
         found = []
-        for labels, values in zip(results.labels[:, :number], results.probabilities[:, :number], strict=True):
+        probabilities = results.calibrated.probabilities[:, :number]
+        for labels, values in zip(results.labels[:, :number], probabilities, strict=True):
             is_chosen = np.round(values.astype(np.float64), 6) >= self._options.threshold  # as in the table
             found.append(self._names_of(labels[is_chosen]) or self._unknown)
         return found
 
     def _reviews(self, results: SampleResults) -> list[str]:
         low, high = self._review
+        results = results.calibrated
         values = results.probabilities[:, :1]
         if low and self._point:
             values = results.label_probabilities[:, [self._point.label]]

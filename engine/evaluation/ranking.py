@@ -239,6 +239,12 @@ def mean_defined(values: np.ndarray) -> float:
     return float(defined.mean()) if len(defined) else math.nan
 
 
+def mean_of(values: np.ndarray, weights: np.ndarray) -> float:
+    """The weighted mean; NaN if all weights are 0."""
+    total = weights.sum()
+    return float((values * weights).sum() / total) if total else math.nan
+
+
 def divide(numerators: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The quotients; NaN where the count is 0."""
     return np.divide(numerators, counts, out=np.full(len(counts), np.nan), where=counts > 0)

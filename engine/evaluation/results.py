@@ -16,11 +16,13 @@ import torch.nn.functional as F
 from configs.schema.operating_point import UNDECIDED, Decision, OperatingPoint
 from datasets.batch import PADDING, is_padding
 from datasets.sources.samples import UNKNOWN
+from engine.evaluation.calibration import Calibration, calibration, temper
 from engine.evaluation.ranking import (
     RankingFigures,
     divide,
     has_label,
     mean_defined,
+    mean_of,
     rank_labels,
     rank_samples,
     read_labels,
@@ -86,6 +88,8 @@ class SampleResults:
         highest F1 of each class on these samples.
     logits: float16 (N, C), only on request, at most ±65504: also in place of -inf, the logit of a masked class.
     groups: str (N,), with DATA.GROUPS: the name of the group of each sample.
+    temperature: the divisor of the logits of `calibrated`. multi_label: of samples without labels.
+    of_folds: `calibrated` of samples with several temperatures.
     point: EVAL.OPERATING_POINT; unless it is chosen, its thresholds are the ones of these samples.
     unit: what a sample is, in messages: images, or groups of `mean_by_group`.
     lacks_groups: with DATA.GROUPS, the groups are not known: the samples may depend on each other, without intervals.
@@ -100,6 +104,9 @@ class SampleResults:
     logits: np.ndarray | None = None
     thresholds: np.ndarray | None = None
     groups: np.ndarray | None = None
+    temperature: float = 1.0
+    multi_label: bool = False
+    of_folds: "SampleResults | None" = None
     point: OperatingPoint | None = None
     unit: str = "images"
     lacks_groups: bool = False
@@ -109,6 +116,19 @@ class SampleResults:
         arrays = {name: getattr(self, name) for name in _PER_SAMPLE}
         taken: dict[str, Any] = {name: array[rows] for name, array in arrays.items() if array is not None}
         return replace(self, errors={}, **taken)
+
+    @cached_property
+    def calibrated(self) -> "SampleResults":
+        """The results with the scores, probabilities and the losses of logits / temperature, which users see."""
+        if self.of_folds or self.temperature == 1:
+            return self.of_folds or self
+        assert self.scores is not None
+        scores = temper(self.scores, self.temperature, self.multi_label or self.targets.ndim == 2)
+        probabilities = torch.from_numpy(np.take_along_axis(scores, self.labels, 1)).sigmoid().numpy()
+        losses = results_of_scores(self.targets, scores).losses
+        thresholds = None if self.thresholds is None else self.thresholds / self.temperature
+        found = replace(self, scores=scores, probabilities=probabilities, losses=losses, temperature=1.0)
+        return replace(found, thresholds=thresholds)
 
     @property
     def readable(self) -> np.ndarray:
@@ -188,8 +208,8 @@ class SampleResults:
             return self.point
         of_groups = None
         if self.groups is not None:
-            of_groups = choose_threshold(mean_by_group(self), self.point)
-        own = choose_threshold(self, self.point)
+            of_groups = choose_threshold(mean_by_group(self.calibrated), self.point)
+        own = choose_threshold(self.calibrated, self.point)
         chosen = {"is_chosen": True, "threshold": own, "group_threshold": of_groups}
         return self.point.model_copy(update=chosen)
 
@@ -212,7 +232,7 @@ class SampleResults:
         return class_figures(self, 1 + int(max(self.targets.max(), self.labels.max())))
 
     @cached_property
-    def calibrations(self) -> "list[Calibration]":
+    def calibrations(self) -> list[Calibration]:
         """Of the predicted classes; with several labels per sample of each label."""
         if self.targets.ndim == 1:
             return [calibration(self.probabilities[self.readable, 0], self.hits(1)[self.readable])]
@@ -236,7 +256,7 @@ class SampleResults:
         decision = UNDECIDED
         if samples:
             thresholds = tuple(self.used_thresholds.tolist()) if multi_label else None
-            decision = Decision(thresholds, self.used_point)
+            decision = Decision(thresholds, self.used_point, temperature=self.temperature)
         return Metrics(values, samples, best=best_metric(best, multi_label).name, decision=decision)
 
 
@@ -370,12 +390,6 @@ def figures_of_counts(
     )
 
 
-def mean_of(values: np.ndarray, weights: np.ndarray) -> float:
-    """The weighted mean; NaN if all weights are 0."""
-    total = weights.sum()
-    return float((values * weights).sum() / total) if total else math.nan
-
-
 def mean_f1(true: Any, predicted: Any, hits: Any) -> float:
     """The mean of F1 over samples or classes with so many labels, percent; 0 without true and predicted ones."""
     return 200 * float(np.mean(hits / np.maximum(true + predicted, 1)))
@@ -394,7 +408,6 @@ def name_of_target(target: np.ndarray, names: Sequence[str]) -> str:
     return " | ".join(names[label] for label in labels)
 
 
-NUM_BINS = 15  # of the confidence (Guo et al., 2017)
 MAX_THRESHOLDS = 100  # of the coverage
 NUM_MISTAKES = 16
 
@@ -410,48 +423,6 @@ def confused_pairs(results: SampleResults, num_classes: int) -> np.ndarray:
     pairs, counts = np.unique(codes, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     return np.stack([pairs // num_classes, pairs % num_classes, counts], axis=1)[order]
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Samples in bins of equal width by their confidence: the probability of the predicted class, or of one label.
-
-    count: int64 (bins,). confidence, accuracy: means of the samples of a bin (bins,); NaN for an empty bin. The
-    accuracy of a label is the share of the samples that have it.
-    """
-
-    count: np.ndarray
-    confidence: np.ndarray
-    accuracy: np.ndarray
-
-    @property
-    def edges(self) -> np.ndarray:
-        """The limits of the bins (bins + 1,)."""
-        return np.linspace(0, 100, len(self.count) + 1)
-
-    @property
-    def error(self) -> float:
-        """Expected calibration error (ECE): the mean over the samples of |accuracy - confidence| of their bin; NaN
-        without samples.
-        """
-        return mean_of(np.abs(np.nan_to_num(self.accuracy - self.confidence)), self.count)
-
-
-def calibration(probabilities: np.ndarray, hits: np.ndarray) -> Calibration:
-    """probabilities: float (N,), NaN counts as 0. hits: bool (N,), whether the class, or the label, is right."""
-    confidence = np.nan_to_num(probabilities.astype(np.float64))
-    bins = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    count = np.bincount(bins, minlength=NUM_BINS)
-    means = (100 * divide(np.bincount(bins, values, NUM_BINS), count) for values in (confidence, hits))
-    return Calibration(count, *means)
-
-
-def join_bins(parts: Sequence[Calibration]) -> Calibration:
-    """The bins of all samples of the parts, such as labels."""
-    count = np.sum([part.count for part in parts], axis=0)
-    confidence = np.nansum([part.count * part.confidence for part in parts], axis=0)
-    accuracy = np.nansum([part.count * part.accuracy for part in parts], axis=0)
-    return Calibration(count, divide(confidence, count), divide(accuracy, count))
 
 
 def coverage(results: SampleResults) -> np.ndarray:

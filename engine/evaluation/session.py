@@ -75,6 +75,9 @@ def build_eval_model(
         evaluator = replace(evaluator, point=decision.point)
         title = f"{decision.point.title}, threshold {format_value(decision.point.threshold)}"
         notes.append(Note("log", f"Operating point of {decision.point.name}, from the weights: {title}"))
+    evaluator = replace(evaluator, temperature=decision.temperature)
+    if decision.temperature != 1:
+        notes.append(Note("log", f"Temperature of the probabilities, from the weights: {decision.temperature:.3g}"))
     if config.data.multi_label:
         thresholds = np.array(decision.thresholds or ())
         source = "from the weights, chosen on validation images"

@@ -17,19 +17,16 @@ import numpy as np
 import torch
 
 from configs.schema.operating_point import OperatingPoint
+from engine.evaluation.calibration import NUM_BINS, Calibration, join_bins
 from engine.evaluation.intervals import confidence_interval, figures_at, ranking_of
-from engine.evaluation.ranking import roc_points
+from engine.evaluation.ranking import mean_of, roc_points
 from engine.evaluation.results import (
-    NUM_BINS,
-    Calibration,
     ClassFigures,
     SampleResults,
     class_figures,
     confused_pairs,
     coverage,
-    join_bins,
     mean_by_group,
-    mean_of,
     name_of_target,
     results_of_scores,
     worst_mistakes,
@@ -87,10 +84,13 @@ class ResultTables:
             **with_old_names(metrics.known),
             "interval": interval,  # of the metric that decides
             "interval_missing": reason or None,
-            "operating_point": point and figures_at(results, point),
+            "operating_point": point and figures_at(results.calibrated, point),
             "class_auroc": self._class_auroc(results, point, metrics.best),
             **more,
         }
+        if results.temperature != 1:
+            calibrated = {"ece": results.calibrated.calibration_error, "loss": results.calibrated.mean_loss}
+            summary["calibrated"] = {"temperature": results.temperature, **calibrated}
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
@@ -108,7 +108,7 @@ class ResultTables:
         shutil.rmtree(self.folder / GROUPS, ignore_errors=True)
         if results.groups is None or results.scores is None:
             return
-        grouped = mean_by_group(replace(results, point=results.used_point))
+        grouped = mean_by_group(replace(results.calibrated, point=results.used_point))
         names = np.unique(results.groups).tolist()
         if len(grouped.readable):
             tables = ResultTables(self.folder / GROUPS, self.class_names, names.__getitem__)
@@ -122,7 +122,7 @@ class ResultTables:
         rows = list[list[Any]]()
         for label in labels:
             if results.scores is not None and len(labels) <= _MAX_CURVES and len(results.readable):
-                points = roc_points(*results.of_class(label))
+                points = roc_points(*results.calibrated.of_class(label))
                 last = len(points[0]) - 1  # -1 if the label is unknown of all samples
                 chosen = np.unique(np.linspace(0, last, _MAX_POINTS if last >= 0 else 0).astype(int))[::-1]
                 cells = ([f"{logit:.9g}", *map(_cell, row)] for logit, *row in np.stack(points).T[chosen].tolist())
@@ -163,8 +163,8 @@ class ResultTables:
         wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
         pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
         self._write_table("confused_pairs", ("true", "predicted", "count", "share"), pair_rows, _SHOWN_PAIRS)
-        self._write_table("calibration", _BIN_COLUMNS, _bin_rows(*results.calibrations))
-        rows = ([*map(_cell, row)] for row in coverage(results))
+        self._write_table("calibration", _BIN_COLUMNS, _bin_rows(*results.calibrated.calibrations))
+        rows = ([*map(_cell, row)] for row in coverage(results.calibrated))
         self._write_table("coverage", ("threshold", "coverage", "accuracy"), rows)
         # A row per image; the label of an image that could not be read is -1, and its classes are empty.
         paths = (safe_cell(self.name(index)) for index in range(len(results.targets)))
@@ -188,13 +188,14 @@ class ResultTables:
 
         The first bins of the calibration are of all labels together, for the page, the others of each label.
         """
-        figures, ranking, bins = results.per_class, results.ranking, results.calibrations
+        figures, ranking, bins = results.per_class, results.ranking, results.calibrated.calibrations
         names = [("", ""), *enumerate(self.class_names)]
         every = zip(names, [join_bins(bins), *bins], strict=True)
         rows = ([*name, *row] for name, of_label in every for row in _bin_rows(of_label))
         self._write_table("calibration", ("label", "class", *_BIN_COLUMNS), rows, NUM_BINS)
         thresholds = results.used_thresholds
-        shares = {"ap": ranking.average_precision, "threshold": 100 * torch.from_numpy(thresholds).sigmoid().numpy()}
+        divided = torch.from_numpy(thresholds / results.temperature)
+        shares = {"ap": ranking.average_precision, "threshold": 100 * divided.sigmoid().numpy()}
         shares |= {
             "probability": np.array([mean_of(np.nan_to_num(one.confidence), one.count) for one in bins]),
             "ece": np.array([one.error for one in bins]),
@@ -225,6 +226,7 @@ class ResultTables:
     def _write_mistakes(self, results: SampleResults) -> None:
         rows = []
         names = self.class_names
+        results = results.calibrated
         for index in worst_mistakes(results):
             target = results.targets[index]
             predicted = results.labels[index, 0]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
+import numpy as np
 import torch
 
 from configs.schema.data import properties_of
@@ -55,7 +56,12 @@ def pool_folds(runs: Sequence[RunContents], folder: Path, problems: list[str]) -
     name, number = Counter(names).most_common(1)[0]
     if number > 1:
         raise UserError(f"{name} is in {number} runs; give the folds of one seed")
-    results = replace(join(parts), point=_point_of(options, classes))
+    logs = np.log([run.evaluation.values.get("calibrated", {}).get("temperature", 1) for run in runs])
+    others = np.exp((logs.sum() - logs) / max(len(logs) - 1, 1)).tolist()  # of each fold
+    tempered = [replace(part, temperature=one).calibrated for part, one in zip(parts, others, strict=True)]
+    point = _point_of(options, classes)
+    of_folds = replace(join(tempered), point=point)
+    results = replace(join(parts), temperature=float(np.exp(logs.mean())), of_folds=of_folds, point=point)
     about = {"split": OUT_OF_FOLD, "folds": len(runs)}
     try:
         about["suspects"] = _write_suspects(options, folder, results, names, classes)

@@ -172,24 +172,26 @@ def decision_graph(trained: TrainedModel, names: list[str]) -> tuple[Any, dict[s
 
     Also the names of the decisions: the class of the operating point, else all classes, and of no decision.
     """
-    point, thresholds = trained.decision.point, trained.decision.thresholds
+    decision = trained.decision
+    point = decision.point
+    thresholds = [logit / decision.temperature for logit in decision.thresholds or ()]
     is_multi_label = trained.config.data.multi_label
     known: dict[str, Any] = {"decisions": names, "other": "", "threshold": None}
     labels = [*range(len(names))]
     if is_multi_label and not thresholds:
-        thresholds = (0.0,) * len(names)
+        thresholds = [0.0] * len(names)
     if point and point.threshold is not None:
         other, name = decision_names(point, names, is_multi_label)
         known = {"decisions": [name], "other": other, "threshold": probability_of(point.threshold)}
         labels = [point.label]
-        thresholds = (point.threshold,)
+        thresholds = [point.threshold]
     graph = _parsed(
         _DECISION.replace("$rule", _REACHED if thresholds else _BEST),
-        temperature=float(trained.description.get("temperature", 1)),
+        temperature=decision.temperature,
         activation="Sigmoid" if is_multi_label else "Softmax",
         number=len(labels),
         labels=labels,
-        thresholds=[*(thresholds or ())],
+        thresholds=thresholds,
     )
     return graph, known
 

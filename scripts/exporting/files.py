@@ -271,15 +271,18 @@ license_name: to-be-chosen
 {facts}
 """
 _IN_TIMM = 'timm: `timm.create_model("hf-hub:ORG/NAME", pretrained=True)`; transformers: `{}`'
+_OF_TEMPERATURE = "of the logits / {:.4g} (`temperature` in the metadata); the pipeline of transformers does not divide"
 _IN_TRANSFORMERS = "transformers: `{}`; it runs the code in `modeling_vit_stem.py` and `vit_stem.py`"
 
 
 def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
     """The Markdown of the Hub."""
+    temperature = trained.decision.temperature
     call = f'AutoModelForImageClassification.from_pretrained("ORG/NAME"{", trust_remote_code=True" * has_code})'
     facts = {
         "Use": (_IN_TRANSFORMERS if has_code else _IN_TIMM).format(call),
         **card_facts(model, trained),
+        "Probabilities": _OF_TEMPERATURE.format(temperature) * (temperature != 1),
         "License": "to be chosen, here and in `license` at the head of this file",
     }
     library = "transformers" if has_code else "timm"

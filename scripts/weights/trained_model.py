@@ -82,7 +82,7 @@ class TrainedModel:
         return build_model(options, data, torch.device("cpu"), EVALUATE, data.input_size)[0].eval()
 
     def measure(self, built: EvalModel, samples: Samples) -> "TrainedModel":
-        """Evaluates the samples; they choose the thresholds, and that of the operating point.
+        """Evaluates the samples; they choose temperature and thresholds, and that of the operating point.
 
         Raises UserError: DATA.ONLY_CLASSES leaves out images of classes of the model.
         """
@@ -90,7 +90,7 @@ class TrainedModel:
             raise UserError("DATA.ONLY_CLASSES: figures and thresholds are of all classes of the model; remove it")
         point = self.decision.point
         goal = point and point.model_copy(update={"is_chosen": False})
-        evaluator = replace(built.evaluator, thresholds=None, point=goal)
+        evaluator = replace(built.evaluator, thresholds=None, temperature=None, point=goal)
         model = evaluator.precision.compute_copy(built.fp32)
         batches = build_eval_loader(self.config.data, samples, evaluator.context, self.config.timeout_seconds)
         metrics, results = evaluator.evaluate(model, batches)

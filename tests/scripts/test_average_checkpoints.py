@@ -3,12 +3,14 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import evaluate, only_run, read_result, refused, run_here
 
 from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.weights_record import read_record
+from engine.evaluation.calibration import choose_temperature
 from scripts import average_checkpoints
 from scripts.average_checkpoints import add_to_mean
 from utils.files import read_json
@@ -70,7 +72,7 @@ def test_runs_of_other_folds_are_refused(averaged_run, tmp_path):
 
 
 def test_an_average_says_how_its_point_was_chosen(digits_run, tmp_path, capsys):
-    """Its figure is of means over mirror images, as those of its run; the file says so."""
+    """Its figure is of means over mirror images, as those of its run; the file says so. So is its temperature."""
     goal = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
     run = digits_run(goal, "TRAIN.BASE_LR=1e-2", "EVAL.TTA=flip")
     average_checkpoints.main([str(run)])
@@ -82,5 +84,9 @@ def test_an_average_says_how_its_point_was_chosen(digits_run, tmp_path, capsys):
     assert f"{summary['top1']:.2f}%" == top1
     assert summary["operating_point"]["specificity"] >= 90
     assert summary["operating_point"]["threshold"] == decision.point.threshold
+    with np.load(folder / "evaluation/scores.npz") as saved:
+        own = choose_temperature(saved["scores"], saved["labels"], np.arange(len(saved["labels"])))
+    assert summary["calibrated"]["temperature"] == decision.temperature == own
+    assert decision.temperature != read_record(str(run / "best.pth")).decision.temperature
     with refused(r"^DATA\.ONLY_CLASSES: .*remove it$"):  # the images of two classes would choose the threshold
         average_checkpoints.main([str(run), "-opts", "DATA.ONLY_CLASSES=[3, 8]"])

@@ -44,6 +44,7 @@ from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.errors import UserError
 from utils.files import read_json
+from utils.tables import read_rows
 
 FAMILIES = Path(__file__).parents[1] / "fixtures" / "families"
 
@@ -315,3 +316,20 @@ def test_the_pixels_of_the_client_are_the_pixels_of_an_evaluation(resize, size, 
             expected = eval_crop(data, open_image(file.read_bytes(), 3, str), random.Random())
             (pixels,) = names["preprocess"](file, values)
             assert np.array_equal(np.rint(255 * (pixels + np.float32(mean)[:, None, None])), expected.numpy())
+
+
+@pytest.mark.slow
+def test_the_client_gives_the_probabilities_of_predictions(trained_digits, tmp_path, monkeypatch):
+    """Of logits that it divides by the temperature."""
+    pytest.importorskip("onnxruntime")
+    folder = trained_digits("TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.arange(0, 256, 4, np.uint8).reshape(8, 8)).save("photo.jpg")
+    export.main([str(folder), "-format=onnx", "-output=best.onnx", "-no_check"])
+    exec(CLIENT, names := {})
+    assert names["temperature"] < 0.9
+    run_here("-predict", "photo.jpg", f"-resume={folder}", "-format=wide", "-output=p")
+    (row,) = read_rows(tmp_path / "p/predictions.csv")
+    assert {name: float(row[name]) for name in names["probabilities"]} == pytest.approx(
+        names["probabilities"], abs=1e-4
+    )

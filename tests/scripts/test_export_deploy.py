@@ -78,13 +78,8 @@ TEMPERATURES = (1.0, 2.5)
 
 def decided_by(logits: torch.Tensor, decision: Decision, temperature: float, *keys: str) -> list[np.ndarray]:
     """Probabilities (N, K), the highest, and the decisions; the names of the decisions."""
-
-    class Trained(TrainedModel):
-        @property
-        def description(self):
-            return {"temperature": temperature}
-
-    trained = Trained(config_for("-dataset=csv", "-data_path=x", *keys), NAMES, [], decision=decision)
+    decision = decision._replace(temperature=temperature)
+    trained = TrainedModel(config_for("-dataset=csv", "-data_path=x", *keys), NAMES, [], decision=decision)
     graph, known = deploy.decision_graph(trained, NAMES)
     return [*session_of(graph).run(None, {"logits": logits.numpy()}), known]
 
@@ -119,7 +114,7 @@ def test_the_decisions_of_several_labels_reach_their_thresholds(temperature):
         logits, Decision(thresholds), temperature, "-opts", "DATA.MULTI_LABEL=true"
     )
     assert probabilities == pytest.approx((logits / temperature).sigmoid().numpy(), abs=1e-6)
-    assert (decided == (logits / temperature >= torch.tensor(thresholds)).numpy()).all()
+    assert (decided == (logits >= torch.tensor(thresholds)).numpy()).all()
 
 
 def as_pnm(file: Path, target: Path) -> np.ndarray:

@@ -24,6 +24,7 @@ from sklearn.metrics import roc_curve
 from timm import create_model
 
 from configs.command_line import parse_command_line
+from configs.schema.operating_point import UNDECIDED
 from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import read_record
 from engine.evaluation.ranking import log_odds
@@ -145,16 +146,19 @@ def test_an_export_has_the_figures_of_the_model_that_it_is(trained_digits, tmp_p
     model = create_model(f"local-dir:{tmp_path / 'hf'}", pretrained=True).eval()
     with torch.no_grad():
         logits = model(Normalize(trained.config.data)(images))
+    decision = read_record(str(tmp_path / "hf/model.safetensors")).decision
+    point = decision.point
+    logits = logits / decision.temperature
+    assert decision.temperature != read_record(str(run / "best.pth")).decision.temperature
     top1, sensitivity = figures_of(logits, samples.targets)
     card = (tmp_path / "hf/README.md").read_text()
     assert f"**Validation:** top-1 {top1:.2f}%, 95% interval" in card
     assert f"{top1:.2f}" != f"{read_result(run)['top1']:.2f}"
-    point = read_record(str(tmp_path / "hf/model.safetensors")).decision.point
     chosen = log_odds(logits).numpy()[:, 3] >= point.threshold
     assert 100 * chosen[samples.targets == 3].mean() == pytest.approx(sensitivity)
     assert point.threshold != read_record(str(run / "best.pth")).decision.point.threshold
     export.main([str(run), "-format=hf", f"-output={tmp_path / 'hf'}", "-no_check"])
-    assert read_record(str(tmp_path / "hf/model.safetensors")).decision.point is None
+    assert read_record(str(tmp_path / "hf/model.safetensors")).decision == UNDECIDED
     assert "**Figures:** none" in (tmp_path / "hf/README.md").read_text()
     for tta, warns in (("none", True), ("flip", False)):
         run_here("-eval", f"-resume={run}", f"-output={tmp_path / tta}", "-opts", f"EVAL.TTA={tta}")

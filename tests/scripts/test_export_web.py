@@ -140,9 +140,11 @@ def test_the_page_answers_with_probabilities_and_the_operating_point(opened, tmp
     odds = logits[1] - np.logaddexp(logits[0], logits[2])  # of dog against the others
     for threshold, answer in ((odds - 0.01, "yes"), (odds + 0.01, "no")):
         point = OperatingPoint(name="dog", specificity=0.9, label=1, threshold=float(threshold)).model_dump()
-        page = opened(model | {"test_logits": logits.tolist(), "operating_point": point}, "a.png")
-        assert f"dog: {answer}" in page
-    shares = np.exp(logits) / np.exp(logits).sum()
+        divided = {"test_logits": (2.5 * logits).tolist(), "tempered_operating_point": point, "temperature": 2.5}
+        for entries in ({"test_logits": logits.tolist(), "operating_point": point}, divided):
+            page = opened(model | entries, "a.png")
+            assert f"dog: {answer}" in page
+    shares = np.exp(logits) / np.exp(logits).sum()  # of the last page
     assert [float(text) for text in re.findall(r"<td>([\d.]+)%</td>", page)] == [
         pytest.approx(100 * share, abs=0.06) for share in sorted(shares, reverse=True)
     ]
@@ -162,6 +164,6 @@ def test_the_folder_has_the_model_of_the_run_and_what_the_page_reads(trained_dig
     assert model["class_names"] == list("0123456789")
     assert model["preprocessing"]["image_size"] == 8
     read = set(re.findall(r"model\.([a-z_]+)", PAGE)) - {"json", "onnx"}
-    assert read <= {*model, "threshold_logits", "operating_point"}
+    assert read <= {*model, "threshold_logits", "operating_point", "tempered_operating_point", "temperature"}
     assert str(tmp_path) not in (target / "model.json").read_text()
     assert onnxruntime.InferenceSession(str(target / "model.onnx")).get_inputs()[0].name == "images"

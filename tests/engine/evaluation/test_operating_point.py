@@ -18,6 +18,7 @@ from torch import nn
 from configs.flags import Prediction
 from configs.schema.operating_point import OperatingPoint
 from engine.checkpoint.weights_record import read_record
+from engine.evaluation.calibration import temper
 from engine.evaluation.intervals import figures_at
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
@@ -167,7 +168,8 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
     assert found["specificity"] >= 90
     assert found["is_chosen"]
     with np.load(folder / "evaluation/scores.npz") as saved:
-        expected = saved["scores"][:, 3] >= found["threshold"]
+        scores = temper(saved["scores"], summary["calibrated"]["temperature"], multi_label=False)
+        expected = scores[:, 3] >= found["threshold"]
         labels = saved["labels"]
     assert found["sensitivity"] == pytest.approx(100 * expected[labels == 3].mean())
     export([str(folder), "-format=safetensors", f"-output={tmp_path / 'a.safetensors'}", "-no_check"])
@@ -247,8 +249,11 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     groups = r"DATA.GROUPS=(P\d+)_"
     flags = [f"-output={tmp_path / 'out'}", f"-data_path={tmp_path / 'data'}", "-dataset=folder", "-batch_size=8"]
     folder = train([*flags, "-opts", *keys, groups, point, "EVAL.BEST_METRIC=auroc"])
+    temperature = read_json(folder / "evaluation/summary.json")["calibrated"]["temperature"]
     with np.load(folder / "evaluation/scores.npz") as saved:
-        table = pd.DataFrame({"p": expit(saved["scores"][:, 0]), "ill": saved["labels"] == 0, "group": saved["groups"]})
+        table = pd.DataFrame(
+            {"p": expit(saved["scores"][:, 0] / temperature), "ill": saved["labels"] == 0, "group": saved["groups"]}
+        )
     patients = table.groupby("group").mean()
     mixed = patients[~patients.ill.isin([0, 1])]
     patients = patients.drop(mixed.index)

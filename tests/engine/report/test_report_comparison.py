@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conftest import refused
 from run_folders import Reader, add_evaluation, make_evaluation_run, make_run, update_json, write_facts
+from scipy.special import log_expit, log_softmax
 from sklearn.metrics import confusion_matrix, roc_auc_score, roc_curve
 
 from engine.run.facts import EvaluationData, TrainingData
@@ -269,6 +270,7 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     assert point["sensitivity"] == pytest.approx(100 * true[1 - false >= 0.9].max())
     matrix = [[int(row[name]) for name in "abc"] for row in read_rows(tmp_path / "out-of-fold/confusion.csv")]
     assert matrix == confusion_matrix(labels, scores.argmax(1)).tolist()
+    assert "calibrated" not in summary
     (group,) = read_rows(tmp_path / "groups.csv")
     assert float(group["out_of_fold"]) == summary["top1"]
     assert group["mean"]
@@ -308,6 +310,15 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
     assert any("gone.csv" in problem for problem in problems)
     assert "ROC curve, out of fold, 3 folds" in page.html
     assert "suspects" not in read_json(tmp_path / "out-of-fold/summary.json")
+    for one, temperature in zip(folders, (2, 4, 4), strict=True):
+        update_json(one / "evaluation/summary.json", calibrated={"temperature": temperature})
+    page, *_ = compare(*folders)
+    shares = log_expit(scores) / np.repeat([4, 8**0.5, 8**0.5], 50)[:, None]
+    summary = read_json(tmp_path / "out-of-fold/summary.json")
+    assert summary["calibrated"]["loss"] == pytest.approx(-log_softmax(shares, 1)[range(150), labels].mean(), rel=1e-5)
+    assert summary["loss"] == pytest.approx(-log_expit(scores)[range(150), labels].mean(), rel=1e-5)
+    assert f"{summary['calibrated']['ece']:.2f}%" in page.text
+    assert f"{summary['ece']:.2f}%" in page.text
     (folder / "evaluation/scores.npz").write_bytes(b"PK")
     _, _, problems = compare(*folders)
     assert any("scores.npz cannot be read" in problem for problem in problems)

@@ -1,0 +1,214 @@
+"""The temperature of weights against scipy, and on its way from a training to evaluations, predictions and exports."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import evaluate, run_here
+from scipy.optimize import minimize_scalar
+from scipy.special import expit, log_expit, log_softmax, softmax
+from test_results import results_for, results_of, stored_decision
+
+from configs.schema.operating_point import OperatingPoint
+from datasets.sources.samples import UNKNOWN
+from engine.checkpoint.weights_record import OPERATING_POINT, decision_to_entries, read_record
+from engine.evaluation.calibration import choose_temperature, temper
+from engine.evaluation.ranking import log_odds
+from engine.evaluation.results import SampleResults, mean_by_group
+from scripts.export import main as export
+from utils.files import read_json
+
+HALF_STEP = 2 ** (0.51 / 32)  # of the candidates
+
+
+def drawn(number: int, classes: int, scale: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits, `scale` times those whose softmax draws the targets."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(number, classes, generator=generator)
+    return scale * logits, torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+
+
+def chosen_for(results: SampleResults) -> float:
+    return choose_temperature(results.scores, results.targets, results.readable)
+
+
+def scipys(loss_at: Callable[[float], float]) -> float:
+    """The minimum of log loss and prior in float64, of log(T)."""
+    found = minimize_scalar(
+        lambda log: loss_at(np.exp(log)) + log**2 / (2 * 0.5**2), bounds=np.log([0.25, 4]), method="bounded"
+    )
+    return float(np.exp(found.x))
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.5, 1, 2.5, 9])
+@pytest.mark.parametrize(("number", "classes"), [(20, 2), (300, 2), (20, 5), (300, 5), (400, 200)])
+def test_the_temperature_is_the_one_of_scipy(scale, number, classes):
+    """Of float64 logits; unreadable images do not count."""
+    logits, targets = drawn(number, classes, scale)
+    results = results_of(logits, targets, (3, 7))
+    rows = results.readable
+    exact = logits.double().numpy()
+    own = np.arange(number), targets.numpy()
+    expected = scipys(lambda temperature: -log_softmax(exact / temperature, 1)[own][rows].sum())
+    assert max(chosen_for(results) / expected, expected / chosen_for(results)) < HALF_STEP
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.5, 2.5])
+def test_the_temperature_of_several_labels_is_the_one_of_scipy(scale):
+    """Of all known cells."""
+    logits = torch.randn(200, 6, generator=torch.Generator().manual_seed(1)) * 2
+    targets = torch.bernoulli(logits.sigmoid(), generator=torch.Generator().manual_seed(2)).to(torch.int8)
+    targets[::3, 2] = UNKNOWN
+    results = results_for(targets, scale * logits)
+    known = (targets != UNKNOWN).numpy()
+    signed = np.where(targets > 0, 1, -1) * results.scores.astype(np.float64)
+    expected = scipys(lambda temperature: -log_expit(signed / temperature)[known].sum())
+    assert max(chosen_for(results) / expected, expected / chosen_for(results)) < HALF_STEP
+
+
+def test_the_temperature_gives_a_constant_margin_the_probability_of_its_accuracy():
+    """A closed form, without the prior, which many samples outweigh; of more scores than are read, too."""
+    number, margin, accuracy = 200_000, 3.0, 0.7
+    is_right = np.random.default_rng(0).permutation(np.arange(number) < accuracy * number)
+    scores = np.float32([-margin, margin]) * np.ones((number, 1), np.float32)
+    found = choose_temperature(scores, is_right.astype(np.int64), np.arange(number))
+    assert expit(margin / found) == pytest.approx(accuracy, abs=0.01)
+
+
+def test_without_a_wrong_label_without_scores_and_with_nan_it_is_1():
+    logits, _ = drawn(50, 4, 1)
+    right = results_of(logits, logits.argmax(1))
+    assert chosen_for(right) == 1
+    assert chosen_for(replace(right, scores=None)) == 1
+    assert chosen_for(results_for((logits > 0).to(torch.int8), logits)) == 1
+    logits[5] = torch.nan
+    _, targets = drawn(50, 4, 1)
+    assert chosen_for(results_of(logits, targets)) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.25, 0.6, 4])
+def test_scores_are_tempered_as_logits_are(temperature):
+    """Also where p is 1 in float32, and of a masked class."""
+    for classes, scale in ((2, 1), (2, 30), (3, 1), (200, 5), (3, 30)):
+        logits, _ = drawn(40, classes, scale)
+        if classes > 2:
+            logits[:, 1] = -torch.inf
+        found = temper(log_odds(logits).numpy(), temperature, multi_label=False)
+        torch.testing.assert_close(torch.from_numpy(found), log_odds(logits / temperature), rtol=1e-5, atol=1e-5)
+        assert softmax(logits.double().numpy() / temperature, 1) == pytest.approx(expit(found), abs=1e-6)
+        assert temper(logits.numpy(), temperature, multi_label=True) == pytest.approx(logits.numpy() / temperature)
+
+
+def test_points_and_groups_are_of_tempered_probabilities():
+    """The thresholds choose other samples than those of the logits, as each score is one class against the others."""
+    logits, targets = drawn(300, 4, 3)
+    groups = (np.arange(300) // 2).astype(str)
+    targets = targets.repeat_interleave(2)[:300]
+    point = OperatingPoint(name="b", label=1, specificity=0.9)
+    raw = replace(results_of(logits, targets), groups=groups, point=point)
+    results = replace(raw, temperature=3.0)
+    divided = replace(raw, scores=log_odds(logits / 3).numpy())
+    used = results.used_point
+    assert used.threshold == pytest.approx(divided.used_point.threshold, abs=1e-5)
+    assert used.group_threshold == pytest.approx(divided.used_point.group_threshold, abs=1e-5)
+    means = pd.DataFrame(softmax(logits.numpy() / 3, 1)).groupby(groups).mean().to_numpy()
+    assert mean_by_group(results.calibrated).label_probabilities == pytest.approx(means, abs=1e-5)
+    before = raw.scores[:, 1] >= raw.used_point.threshold
+    assert (before != (results.calibrated.scores[:, 1] >= used.threshold)).any()
+
+
+def test_an_older_version_finds_no_point_of_tempered_scores():
+    """Its threshold on scores that are not divided would be another one."""
+    logits, targets = drawn(300, 4, 3)
+    results = replace(results_of(logits, targets), point=OperatingPoint(name="b", label=1, specificity=0.9))
+    assert {*decision_to_entries(results.metrics().decision)} == {OPERATING_POINT}
+    decision = replace(results, temperature=3.0).metrics().decision
+    assert OPERATING_POINT not in decision_to_entries(decision)
+    assert stored_decision(replace(results, temperature=3.0)) == decision
+
+
+GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
+
+
+def probabilities_of(folder: Path, classes: list[str]) -> np.ndarray:
+    return pd.read_csv(folder / "predictions.csv")[classes].to_numpy()
+
+
+def expected_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Of 15 bins, percent."""
+    confidence = probabilities.max(1)
+    frame = pd.DataFrame({"p": confidence, "hit": probabilities.argmax(1) == labels})
+    bins = frame.groupby(np.minimum(confidence * 15, 14).astype(int))
+    return 100 * float((bins.size() * (bins.p.mean() - bins.hit.mean()).abs()).sum() / len(frame))
+
+
+def test_a_temperature_travels_from_a_training_to_evaluations_predictions_and_exports(trained_digits, tmp_path):
+    """Metrics and scores are of the logits as they are; without the entry, all files are as before."""
+    folder = trained_digits(GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
+    summary = read_json(folder / "evaluation/summary.json")
+    temperature = summary["calibrated"]["temperature"]
+    assert temperature < 0.9  # the probabilities of smoothed labels are too low
+    export([str(folder), "-format=safetensors", f"-output={tmp_path / 'a.safetensors'}", "-no_check"])
+    for name in (folder / "best.pth", tmp_path / "a.safetensors"):
+        assert read_record(str(name)).decision.temperature == temperature
+    flags = [f"-pretrained={tmp_path / 'a.safetensors'}", "-split=val"]
+    again = evaluate(tmp_path / "eval", *flags, "-dataset=digits")
+    for file in ("calibration.csv", "coverage.csv", "scores.npz", "mistakes.csv", "curves.csv"):
+        assert (again / "evaluation" / file).read_bytes() == (folder / "evaluation" / file).read_bytes(), file
+    found = read_json(again / "evaluation/summary.json")
+    assert {key: found[key] for key in ("loss", "ece", "auroc", "calibrated", "operating_point")} == {
+        key: summary[key] for key in ("loss", "ece", "auroc", "calibrated", "operating_point")
+    }
+    with np.load(folder / "evaluation/scores.npz") as saved:
+        scores, labels, classes = saved["scores"], saved["labels"], saved["classes"].tolist()
+    run_here("-predict", *flags, "-dataset=digits", "-format=wide", f"-output={tmp_path / 'p'}")
+    probabilities = probabilities_of(tmp_path / "p", classes)
+    assert probabilities == pytest.approx(softmax(log_expit(scores.astype(np.float64)) / temperature, 1), abs=2e-6)
+    assert summary["ece"] == pytest.approx(expected_error(expit(scores), labels), abs=0.01)
+    assert summary["calibrated"]["ece"] == pytest.approx(expected_error(probabilities, labels), abs=0.01)
+    losses = -np.log(probabilities[np.arange(len(labels)), labels])
+    assert summary["calibrated"]["loss"] == pytest.approx(losses.mean(), abs=1e-4)
+    assert summary["calibrated"]["loss"] < summary["loss"]
+    table = pd.read_csv(tmp_path / "p/predictions.csv")
+    is_chosen = probabilities[:, 3] >= expit(summary["operating_point"]["threshold"])
+    assert (table.decision == "3").tolist() == is_chosen.tolist()
+    (_, wrong), (_, hits) = summary["operating_point"]["confusion"]
+    assert is_chosen.sum() == wrong + hits
+    # Merged classes: the sum of their tempered probabilities
+    run_here(
+        "-predict",
+        *flags,
+        "-dataset=digits",
+        "-format=wide",
+        f"-output={tmp_path / 'm'}",
+        "-opts",
+        "DATA.RENAME={8: 3}",
+    )
+    merged = probabilities_of(tmp_path / "m", classes[:8] + classes[9:])
+    sums = probabilities.copy()
+    sums[:, 3] += sums[:, 8]
+    assert merged == pytest.approx(np.delete(sums, 8, 1), abs=3e-6)
+
+
+def test_weights_without_a_temperature_are_evaluated_as_before(digits_run, tmp_path):
+    folder = digits_run(GOAL, "TRAIN.BASE_LR=1e-2", "TRAIN.SMOOTHING=0.4")
+    state = torch.load(folder / "best.pth", weights_only=True)
+    assert state.pop("temperature") != 1
+    state["operating_point"] = state.pop("tempered_operating_point")
+    torch.save(state, folder / "best.pth")
+    again = evaluate(tmp_path / "eval", f"-pretrained={folder / 'best.pth'}", "-save_logits")
+    summary = read_json(again / "evaluation/summary.json")
+    assert "calibrated" not in summary
+    with np.load(again / "evaluation/logits.npz") as saved:
+        shares = softmax(saved["logits"].astype(np.float64), 1)
+    bins = pd.read_csv(again / "evaluation/calibration.csv")
+    assert (bins["count"] * bins.confidence).sum() / len(shares) == pytest.approx(100 * shares.max(1).mean(), abs=0.1)
+    assert summary["operating_point"]["threshold"] == state["operating_point"]["threshold"]
+    run_here(
+        "-predict", f"-pretrained={folder / 'best.pth'}", "-split=val", "-format=wide", f"-output={tmp_path / 'p'}"
+    )
+    assert probabilities_of(tmp_path / "p", [*"0123456789"]) == pytest.approx(shares, abs=2e-3)
