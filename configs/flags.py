@@ -3,13 +3,13 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
-from configs.programs import describe_flags, program_of, programs, split_words
+from configs.programs import Program, describe_flags, program_of, programs, split_words
 from configs.schema.config import known_keys
 from configs.yaml_io import parse_value
 from utils.errors import UserError, did_you_mean
@@ -289,17 +289,24 @@ def _refuse_flags_of_others(words: list[str], unknown: list[str]) -> None:
         raise UserError(described)
 
 
+def keys_of(program: Program) -> Iterator[tuple[str, str, str]]:
+    """Of each flag of a program with a key here its name, the first key, and the rest of its row, {} for the value."""
+    keys = {f"-{flag.name}": flag.key for flag in KEY_FLAGS}
+    for name, row in program.flags.items():
+        first = next(iter(row.values())) if isinstance(row, dict) else row
+        option, _, rest = first.removeprefix("-opts ").lstrip("'").partition("=")
+        key = keys.get(option, option)
+        if key.isupper():
+            yield name, key, rest
+
+
 @cache
 def other_names() -> dict[str, str]:
     """Of a flag of another program, in capitals: the key here of its first option; the first program wins."""
-    keys = {f"-{flag.name}": flag.key for flag in KEY_FLAGS}
     found: dict[str, str] = {}
     for program in programs().values():
-        for name, target in program.flags.items():
-            first = next(iter(target.values())) if isinstance(target, dict) else target
-            option = first.removeprefix("-opts ").lstrip("'").partition("=")[0]
-            key = keys.get(option, option)
-            if key.isupper() and " (" not in first:
+        for name, key, rest in keys_of(program):
+            if "(similar" not in rest:
                 found.setdefault(name.upper().replace("-", "_"), key)
     sections = {key.partition(".")[0] for key in known_keys("vit")}
     return {name: key for name, key in found.items() if name not in sections and len(name) > 1}

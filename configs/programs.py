@@ -5,6 +5,7 @@
 
 import itertools
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from configs.yaml_io import parse_value
 from utils.errors import UserError
 
 _FOLDER = Path(__file__).parent / "programs"
+_TRANSLATED = ("timm", "timm_validate", "timm_inference", "torchvision", "colossalai")
 Given = Sequence[tuple[str, list[str]]]  # flags with their values, as `split_words` returns them
 
 
@@ -48,7 +50,7 @@ class Program:
 def programs() -> dict[str, Program]:
     """The programs by the stems of their files; timm first, which wins where others have the same flags."""
     found = dict[str, Program]()
-    for stem in ("timm", "timm_validate", "timm_inference", "torchvision", "colossalai"):
+    for stem in _TRANSLATED:
         found[stem] = _program(_load(f"{stem}.flags.yaml"), found)
     for values in _load("others.yaml"):
         found[values["program"]] = _program(values, found)
@@ -226,21 +228,17 @@ of torchvision, for two values of the flag, and the recipes by the defaults of a
 def flags_page() -> str:
     """The text of docs/flags.md."""
     lines = [_PAGE]
-    others = list[str]()
-    for program in programs().values():
-        if not program.version:
-            others.append(f"- {program.program}: {program.defaults}.")
-            continue
-        lines.append(f"\n## {program.page}\n\nFlags of {program.program}, version {program.version}.")
-        lines.append(f"For the rest: {program.defaults}.")
+    for stem in _TRANSLATED:
+        values = _load(f"{stem}.flags.yaml")
+        lines.append(f"\n## {values['page']}\n\nFlags of {values['program']}, version {values['version']}.")
+        lines.append(f"For the rest: {values['defaults']}.")
         lines.append("\n| there | here |\n|---|---|")
-        base = programs().get(program.base)
-        of_base = base.flags if base else {}
-        rows = {name: _shown(row) for name, row in program.flags.items() if of_base.get(name) != row}
-        for shown, names in itertools.groupby(rows, key=rows.__getitem__):
-            flags = ", ".join(f"`-{name}`" if len(name) == 1 or name == "vb" else f"`--{name}`" for name in names)
-            lines.append(f"| {flags} | {shown} |")
-    lines += ["\n## other-programs\n", *others]
+        for names, row in values["flags"].items():
+            flags = re.sub(r"([^, ]+)", r"`--\1`", names)
+            short = re.sub("--(.|vb)`", r"-\1`", flags)
+            lines.append(f"| {short} | {_shown(row)} |")
+    lines.append("\n## other-programs\n")
+    lines += [f"- {one['program']}: {one['defaults']}." for one in _load("others.yaml")]
     lines.append("\n## PaddleClas, -o KEY=VALUE\n\n| there | here |\n|---|---|")
     keys = _load("paddleclas.keys.yaml")
     lines += [f"| `{key}` | `{ours}` |" for key, ours in keys.items()]

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.command_line import parse_command_line
+from configs.flags import keys_of
 from configs.load import flatten
+from configs.programs import programs
 from configs.schema import Config, Loss, LRScheduler
 from configs.yaml_io import read_yaml
 from engine.training.optimizer import timm_name
@@ -232,7 +234,7 @@ def check_comparable(config: Config) -> None:
 def check_recipe(config: Config, recipe: Config) -> None:
     """Raises UserError for an option that differs from the recipe and has no flag of train.py."""
     table = _flag_table()
-    translated = {*table["other_options"], *table["vit"].values(), *table["options"].values()}
+    translated = {*table["other_options"], *table["vit"].values(), *table["options"]}
     defaults = _options(recipe)
     for key, value in _options(config).items():
         if value != defaults.get(key) and key not in translated:
@@ -272,15 +274,16 @@ def timm_flags(
     size = {"img-size": height} if height == width else {"input-size": (data.image_channels, height, width)}
     warmup_epochs = int(train.warmup_epochs)
     autocast_dtype = "float16" if on_gpu else "bfloat16"
-    values: dict[str, Any] = table["always"] | {flag: options[key] for flag, key in table["options"].items()} | size
+    flag_of = {key: flag for flag, key, _ in reversed([*keys_of(programs()["timm"])])}
+    values: dict[str, Any] = table["always"] | {flag_of[key]: options[key] for key in table["options"]} | size
     values |= {
-        "amp": config.amp.enabled,
+        "amp": config.amp.enabled, "model": model.name, "train-interpolation": data.interpolation,
         "data-dir": data_root, "val-split": val_split, "output": output, "log-interval": interval,
         "initial-checkpoint": model.pretrained, "device": "cuda" if on_gpu else "cpu", "pin-mem": on_gpu,
         "workers": max(1, data.num_workers or 0),  # timm's loader needs one
         "validation-batch-size": data.eval_batch_size, "num-classes": model.num_logits,
         "ratio": [bound * (width / height) for bound in data.random_crop_ratio], "vflip": data.vflip_prob or None,
-        "model-kwargs": _assignments(arguments), "opt-kwargs": _assignments(train.optimizer.kwargs),
+        "model-kwargs": arguments, "opt-kwargs": train.optimizer.kwargs,
         "opt": timm_name(train.optimizer), "clip-grad": train.grad_clip or None,
         "epochs": train.num_epochs - warmup_epochs, "warmup-epochs": warmup_epochs,
         "model-ema-warmup": train.model_ema and train.model_ema_warmup is True,
@@ -292,14 +295,12 @@ def timm_flags(
     return _to_flags(values)
 
 
-def _assignments(arguments: dict[str, Any] | None) -> list[str] | None:
-    return [f"{name}={value}" for name, value in arguments.items()] if arguments else None
-
-
 def _to_flags(values: dict[str, Any]) -> list[str]:
-    """True: a switch; None, False: left out."""
+    """True: a switch; None, False: left out; arguments: NAME=VALUE."""
     words = []
     for name, value in values.items():
+        if isinstance(value, dict):
+            value = [f"{key}={one}" for key, one in value.items()] or None
         if value is True:
             words.append(f"--{name}")
         elif value is not None and value is not False:
