@@ -162,6 +162,7 @@ BUILDERS = {
     host.torchvision_policy: host._of_torchvision,
 }
 B, CLASSES = 6, 5
+STEPS = (1, 2, 3, 10, 1000)
 IMAGES = torch.randn(2, 3, 160, 160, generator=seeded(0))
 
 
@@ -219,17 +220,6 @@ def batch_of(is_mixed: bool, is_multi_label: bool, smoothing: float = 0) -> tupl
     return logits, mixup_target(targets, CLASSES, 0.3, smoothing) if is_mixed else targets
 
 
-def averaged(model: nn.Module, average: ModelEmaV3, update) -> torch.Tensor:
-    """The average of a weight 1 after an update of the average 0 in some steps, counted from 1."""
-    nn.init.ones_(model.weight)
-    found = []
-    for step in (1, 2, 3, 10, 1000):
-        nn.init.zeros_(average.module.weight)
-        update(step)
-        found.append(average.module.weight.item())
-    return torch.tensor(found)
-
-
 def modules_of(model: nn.Module) -> list:
     """The classes of the modules, with all numbers and texts that they have, such as rates and kinds of pools."""
     kinds = (int, float, str)
@@ -285,9 +275,9 @@ class Timm:
         return self.image(given, is_training=True, no_aug=given.no_aug)
 
     def augmentation(self, given):
-        names = ("train_crop_mode", "scale", "ratio", "hflip", "vflip", "color_jitter")
-        options = {name: getattr(given, name) for name in names}
-        transform = create_transform(224, True, auto_augment=given.aa, use_prefetcher=True, **options)
+        crop = given.train_crop_mode, given.scale, given.ratio
+        options = {"auto_augment": given.aa, "use_prefetcher": True}
+        transform = create_transform(224, True, False, *crop, given.hflip, given.vflip, given.color_jitter, **options)
         erase = RandomErasing(given.reprob, mode=given.remode, max_count=given.recount, device="cpu")
         erased = (erase.probability, erase.mode, erase.max_count, not given.no_prefetcher)
         return operations_of(transform.transforms), given.reprob and erased
@@ -322,9 +312,8 @@ class Timm:
         return task.eval()(IMAGES, torch.arange(2))["loss"].detach()
 
     def average(self, given):
-        model = nn.Linear(1, 1)
-        average = ModelEmaV3(model, given.model_ema_decay, use_warmup=given.model_ema_warmup)
-        return averaged(model, average, lambda step: average.update(model, step)) if given.model_ema else None
+        average = ModelEmaV3(nn.Linear(1, 1), given.model_ema_decay, use_warmup=given.model_ema_warmup)
+        return torch.tensor([average.get_decay(step) for step in STEPS]) if given.model_ema else None
 
     def model(self, given):
         options = {"drop_rate": given.drop, "drop_path_rate": given.drop_path, "drop_block_rate": given.drop_block}
@@ -383,14 +372,14 @@ class Torchvision:
     def augmentation(self, given):
         interpolation = transforms.InterpolationMode(given.interpolation)
         policies = {
-            None: lambda **_: None,
             "ta_wide": transforms.TrivialAugmentWide,
             "imagenet": transforms.AutoAugment,
             "ra": partial(transforms.RandAugment, magnitude=given.ra_magnitude),
             "augmix": partial(transforms.AugMix, severity=given.augmix_severity),
         }
         crop = transforms.RandomResizedCrop(given.train_crop_size, interpolation=interpolation)
-        policy = policies[given.auto_augment](interpolation=interpolation)
+        build = policies.get(given.auto_augment)
+        policy = build and build(interpolation=interpolation)
         return operations_of([crop, transforms.RandomHorizontalFlip(0.5), policy]), 0
 
     def mixing(self, given):
@@ -463,11 +452,9 @@ class Ours:
 
     def average(self, config):
         train = config.train
-        model = nn.Linear(1, 1)
-        average = WeightAverage(model, train.model_ema_decay, train.model_ema_warmup)
-        is_skipped = torch.tensor(False)
-        update = lambda step: average.set_step(step - 1) or average.update(is_skipped)  # noqa: E731
-        return averaged(model, average, update) if train.model_ema else None
+        average = WeightAverage(nn.Linear(1, 1), train.model_ema_decay, train.model_ema_warmup)
+        decays = [average.set_step(step - 1) or 1 - average._update_weight for step in STEPS]
+        return torch.tensor(decays) if train.model_ema else None
 
     def model(self, config):
         return modules_of(build_on_meta(config.model, config.data))

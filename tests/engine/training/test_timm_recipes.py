@@ -15,8 +15,7 @@ import pytest
 import timm
 import torch
 from conftest import ROOT, config_for, seeded
-from test_optimizer import by_parameter
-from test_program_rows import Timm, assert_same, namespace
+from test_program_rows import Timm, assert_same, groups_of, namespace
 from timm.data.mixup import Mixup as TimmMixup
 from timm.layers import DropPath
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
@@ -28,6 +27,7 @@ from torch import nn
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.schema import Config
 from datasets.batch import Batch
+from engine.training.optimizer import set_lr
 from engine.training.step import TrainState, train_steps
 from engine.training.trial import state_without_data
 
@@ -102,16 +102,8 @@ def test_the_model_and_its_optimization_equal_timms(recipe, cpu):
     assert drops[0] == pytest.approx(drops[1])
     assert max(drops[0]) == pytest.approx(flags.drop_path)
     optimizer, scheduler = timm_optimization(flags, model, state.layout.steps_per_epoch)
-    settings = []
-    for net, one in ((ours, state.optimizer), (model, optimizer)):
-        group_of = by_parameter(one.param_groups)
-        found = {}
-        for name, parameter in net.named_parameters():
-            group = group_of[parameter]
-            found[name] = group["weight_decay"], group["betas"], group["eps"]
-        settings.append(found)
-    assert settings[0] == settings[1]
-    assert type(state.optimizer) is type(optimizer)
+    set_lr(optimizer, flags.lr)  # of the warm-up
+    assert groups_of(ours, state.optimizer) == groups_of(model, optimizer)
     for step in (*range(STEPS), *range(STEPS, total_steps, 1999), total_steps - 1):
         scheduler.step_update(step)
         assert state.schedule.lr_at(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9), step
