@@ -3,6 +3,7 @@
 timm's are of the installed package; torchvision's are composed as its references/classification/train.py does.
 """
 
+import math
 import re
 import shlex
 from argparse import Namespace
@@ -290,7 +291,7 @@ class Timm:
         has_both = mixup.mixup_alpha and mixup.cutmix_alpha
         share = mixup.switch_prob if has_both else mixup.cutmix_alpha > 0
         return (
-            mixup.mixup_alpha, mixup.cutmix_alpha, mixup.cutmix_minmax, mixup.mix_prob, share, given.mixup_off_epoch
+            mixup.mixup_alpha, mixup.cutmix_alpha, mixup.cutmix_minmax, mixup.mix_prob, share, given.mixup_off_epoch or math.inf
         )  # fmt: skip
 
     def loss(self, given):
@@ -386,7 +387,7 @@ class Torchvision:
         mixup = given.mixup_alpha
         cutmix = given.cutmix_alpha
         share = 0.5 if mixup and cutmix else cutmix > 0
-        return (mixup, cutmix, None, 1, share, 0) if mixup or cutmix else None
+        return (mixup, cutmix, None, 1, share, math.inf) if mixup or cutmix else None
 
     def loss(self, given):
         return nn.CrossEntropyLoss(label_smoothing=given.label_smoothing)(*batch_of(False, False))
