@@ -426,7 +426,8 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
         equal[one[0]].append(one)
     notes = []
     if len(compared) < len(suspected):
-        text = f"{len(compared)} of {len(suspected)} files of equal size and end were compared in {_MAX_COMPARE_SECONDS:g} s"
+        number = f"{len(compared)} of {len(suspected)} files of equal size and end"
+        text = f"{number} were compared in {_MAX_COMPARE_SECONDS:g} s"
         notes.append(Note("warning", f"{text}: others may be in two splits, too"))
     for fact, effect, problem in (
         (2, "some labels are wrong", "have different labels; remove all but one"),
