@@ -83,6 +83,11 @@ def test_splits_classes_and_images(hub, dataset):
     assert len(pickle.dumps(train)) < 5000
 
 
+def test_files_without_a_split_beside_splits_are_left_out(hub):
+    write(hub / "data/unlabeled-00000-of-00001.parquet", range(50, 53))
+    assert [len(samples) for samples in read(hub, dataset="parquet")] == [30, 6, 3]
+
+
 def test_each_file_has_its_own_numbers_of_classes(tmp_path):
     write(tmp_path / "train-00000-of-00002.parquet", range(15))
     write(tmp_path / "train-00001-of-00002.parquet", range(15, 30), names=NAMES[::-1])

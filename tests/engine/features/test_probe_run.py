@@ -1,10 +1,12 @@
 """MODEL.TUNE probe and -embed: a full model from one pass over the images; features equal on any number of ranks."""
 
 import csv
+import math
 import re
 from base64 import b64decode
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from conftest import (
     TINY_VIT,
     assert_same_state,
     bright_channels,
+    config_for,
     digits_flags,
     evaluate,
     log_of,
@@ -27,6 +30,8 @@ from PIL import Image
 
 from configs.command_line import parse_command_line
 from engine.evaluation.suspects import margins, write_suspects
+from engine.features.probe import _readable
+from engine.features.store import Extracted
 from tests.datasets.sources.source_helpers import write_image
 from tests.engine.report.run_folders import read_page
 from utils.tables import read_rows
@@ -238,3 +243,13 @@ def test_wrong_labels_are_listed_once_and_corrected_in_the_next_run(tmp_path):
     assert read_result(second)["top1"] == 100 > read_result(first)["top1"]
     features = [*(tmp_path / "out").glob("features/*/*")]
     assert len(features) == 2, "the images were computed again"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_features_that_are_not_finite_end_the_run(value):
+    file = Extracted(np.array([[1.0], [value]], np.float32), {})
+    config = config_for("-opts", "MODEL.TUNE=probe", "MODEL.PRETRAINED=x.pth")
+    task = SimpleNamespace(config=config, evaluator=SimpleNamespace(context=None), bad_images=None)
+    task.evaluator.context = SimpleNamespace(device=torch.device("cpu"))
+    with refused("features of train: NaN or infinite"):
+        _readable(task, range(2), "train", 1, file)

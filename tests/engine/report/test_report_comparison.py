@@ -256,7 +256,11 @@ def test_folds_are_one_result_with_the_figures_of_scikit_learn(tmp_path, compare
         arrays["groups"] = np.char.add(f"{fold}/", labels[fold].astype(str))  # three patients per fold
         np.savez(folder / "evaluation/scores.npz", **arrays)
         folders.append(folder)
+    stale = tmp_path / "out-of-fold/pictures/999.jpg"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
     page, *_ = compare(*folders)
+    assert not stale.exists()
     summary = read_json(tmp_path / "out-of-fold/summary.json")
     for row in read_json(tmp_path / "out-of-fold/tables.json")["mistakes"]:  # the pictures are of these images
         picture = (tmp_path / f"out-of-fold/pictures/{row['index']}.jpg").read_bytes()
