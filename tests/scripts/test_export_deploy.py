@@ -170,7 +170,7 @@ def test_the_folder_decides_as_a_prediction_in_python_and_in_cpp(channels, tmp_p
     assert not [file for file in folder.iterdir() if file.is_file() and paths_of_machine(file.read_bytes(), tmp_path)]
     check = [sys.executable, str(folder / "check.py")]
     assert subprocess.run(check).returncode == 0
-    assert "of 200" in (folder / "README.md").read_text()
+    assert all(text in (folder / "README.md").read_text() for text in ("of 200", "4095", "`good`"))
     run_here("-predict", str(folder / "reference"), f"-resume={run}", f"-output={tmp_path / 'p'}")
     column = "decision" if channels == 1 else "class_1"
     rows = read_rows(tmp_path / "p/predictions.csv")
