@@ -149,7 +149,7 @@ loss | label-smoothing 0.1 or 0.3
 model | model vit_base_patch16_224 or resnet50 or swin_tiny_patch4_window7_224
 """,
 }
-# Of what a run reads, writes, logs or how fast it is; of a file or a number of processes
+# What a run reads, writes and logs, how fast it is, on how many processes; its precision. Repeats: test_order.py
 NO_NUMBER = """
 data-dir dataset class-map dataset-download device workers pretrained pretrained-path resume batch-size
 validation-batch-size grad-accum-steps channels-last grad-checkpointing amp amp-dtype torchcompile torchcompile-mode
@@ -290,9 +290,8 @@ class Timm:
         mixup = timm.data.Mixup(given.mixup, given.cutmix, *options)
         has_both = mixup.mixup_alpha and mixup.cutmix_alpha
         share = mixup.switch_prob if has_both else mixup.cutmix_alpha > 0
-        return (
-            mixup.mixup_alpha, mixup.cutmix_alpha, mixup.cutmix_minmax, mixup.mix_prob, share, given.mixup_off_epoch or math.inf
-        )  # fmt: skip
+        epochs = given.mixup_off_epoch or math.inf
+        return mixup.mixup_alpha, mixup.cutmix_alpha, mixup.cutmix_minmax, mixup.mix_prob, share, epochs
 
     def loss(self, given):
         is_mixed = given.mixup > 0
