@@ -332,7 +332,7 @@ def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(long_run, cp
     assert found.run_folder == long_run
 
 
-@pytest.mark.parametrize("damage", ["an earlier epoch", "a damaged file", "a missing file"])
+@pytest.mark.parametrize("damage", ["an earlier epoch", "a damaged file", slow("a missing file")])
 def test_a_best_that_is_not_the_best_is_written_again(long_run, damage):
     """As after a kill between last.pth and best.pth."""
     best = states(long_run, "best.pth")
@@ -346,7 +346,7 @@ def test_a_best_that_is_not_the_best_is_written_again(long_run, damage):
     assert_same_state(states(long_run, "best.pth")["model"], best["model"])
 
 
-@pytest.mark.parametrize("missing", [{"log.txt"}, {"log.txt", "metrics.csv", "metrics.jsonl", "run.json"}])
+@pytest.mark.parametrize("missing", [slow({"log.txt"}), {"log.txt", "metrics.csv", "metrics.jsonl", "run.json"}])
 def test_a_run_without_its_text_files_continues(digits_run, digits_argv, missing):
     folder = digits_run("TRAIN.MAX_STEPS=3")
     for name in missing:

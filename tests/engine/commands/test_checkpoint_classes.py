@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, GREY, TINY_VIT, log_of, only_run, read_result, refused, run_here, train
+from conftest import CPU, GREY, TINY_VIT, log_of, only_run, read_result, refused, run_here, slow, train
 from PIL import Image
 from safetensors.torch import save_file
 from scipy.special import softmax
@@ -117,7 +117,7 @@ def test_the_split_is_that_of_the_training(images, tmp_path, rule):
         assert plan.images.trained == len({*names}.difference(held_out_of(folder)))  # the paths in both are the same
 
 
-@pytest.mark.parametrize("rule", [[], ["DATA.FOLDS=10", "DATA.FOLD=3"]])
+@pytest.mark.parametrize("rule", [slow([]), ["DATA.FOLDS=10", "DATA.FOLD=3"]])
 def test_a_run_keeps_its_held_out_images(images, tmp_path, rule):
     """In its checkpoints and its folder; of an older checkpoint, the split is by position, and the log says so."""
     data = shutil.copytree(images, tmp_path / "data")

@@ -127,6 +127,7 @@ def test_resume_is_bit_exact(digits_argv, level, dtype):
     assert dtype == "bfloat16" or whole["precision"]["scaler"]["scale"] == 2.0**16
 
 
+@pytest.mark.slow
 def test_resume_in_another_level(digits_argv):
     """Resuming keeps the weights: one more step changes them by at most its learning rate and a rounding error."""
     argv = ["-amp", *digits_argv]

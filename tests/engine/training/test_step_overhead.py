@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import config_for, model_for
+from conftest import config_for, model_for, slow
 from dispatch import DispatchMode, op_name, returns_view
 from fake_gpu import CONTEXT, GPU, fake_gpu, training_loop
 from torch import nn
@@ -73,7 +73,7 @@ def test_the_host_never_waits_with_a_fused_optimizer(options):
     train_on_fake_gpu(*options, *AUGMENTATION, *DRAWN)
 
 
-@pytest.mark.parametrize("kind", ["soft", "hard"])
+@pytest.mark.parametrize("kind", ["soft", slow("hard")])
 def test_the_host_never_waits_for_a_teacher(kind, tmp_path):
     """The teacher renormalizes and resizes the images."""
     teacher = config_of("MODEL.EMBED_DIM=32", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10")

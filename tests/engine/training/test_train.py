@@ -151,7 +151,7 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, monke
     "options",
     [
         ["TRAIN.MODEL_EMA=false", "TRAIN.OPTIMIZER.NAME=SGD", "MODEL.TUNE=head"],
-        ["AMP.ENABLED=true", "AMP.LEVEL=O3", "AMP.DTYPE=bfloat16"],
+        slow(["AMP.ENABLED=true", "AMP.LEVEL=O3", "AMP.DTYPE=bfloat16"]),
     ],
 )
 def test_the_size_of_a_checkpoint_is_known_before_training(digits_argv, options):
