@@ -6,7 +6,7 @@ Tables and lists beside the folders may give the images other labels. Columns of
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -80,6 +80,9 @@ def names_images(file: Path, class_names: Collection[str] = ()) -> bool:
     return not words.isdisjoint(class_names) or any(word.lower().endswith(IMAGE_EXTENSIONS) for word in words)
 
 
+Images = dict[str, str]  # of images by their paths: the label, the split, or the path in a folder
+
+
 class TableBeside(NamedTuple):
     """A table or list with labels of most of the images in a folder.
 
@@ -91,6 +94,31 @@ class TableBeside(NamedTuple):
     labels: list[dict[str, str]]
     advice: list[str]
     held_out: dict[str, str]
+
+    def add(
+        self, columns: dict[str, Any], is_named: bool, place: Path, folder: Path, known: Images, seen: list[Images]
+    ) -> None:
+        """Adds the labels by DATA.COLUMNS if most images have one.
+
+        A column of labels without such a name is no function of the folders. Of columns with the same classes, one
+        without such a name, of numbers, or of another table does not count. place: to give as DATA_PATH. known: the
+        images in a folder, by their absolute paths. seen: labels of other tables.
+        """
+        labels, splits, options = _labels_in(self.file, columns, folder, known)
+        of_folders = {(os.path.dirname(path), label) for path, label in labels.items()}
+        follows_folders = len(of_folders) == len(dict(of_folders)) and not is_named
+        has_names = is_named and not all(map(str.isdigit, labels.values()))
+        others = seen if has_names else [*seen, *self.labels]
+        counts = Counter(chain.from_iterable(map(_LABELS.split, labels.values())))
+        if len(counts) < 2 or 2 * len(labels) < len(known) or follows_folders:
+            return
+        if any(have_same_classes(labels, one) for one in others):
+            return
+        classes = list_names([f"{name} ({counts[name]})" for name in sorted(counts)], _MAX_NAMES)
+        words = f"-dataset=csv -data_path={quote(str(place))} -opts {options}"
+        self.advice.append(f"{words} trains on its {len(counts)} classes, {classes}")
+        self.labels.append(labels)
+        self.held_out.update(splits)
 
     def or_folders(self, listing: ImageFiles, confirmed: Path) -> UserError:
         """The error that asks if the labels are here or the folders. confirmed: DATA_PATH with DATA.CLASS_FOLDERS."""
@@ -108,14 +136,20 @@ def tables_beside(root: Path, folder: Path, paths: Sequence[str] | PackedStrings
     """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`."""
     files = [file for file in files_beside(root) if file.suffix != ".json"]
     stems = set(map(_stem, paths)) if files else set()
-    seen = list[dict[str, str]]()
+    seen = list[Images]()
     for file in files:
         if not _may_name(file, stems):
             continue
+        known = {os.path.abspath(os.path.join(folder, path)): path for path in paths}
+        place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
         with suppress(UserError, ValueError):  # a column without a name cannot be given
-            for columns, is_named in _candidates_of(file, stems):
-                if found := _read_beside(root, file, columns, is_named, folder, paths, seen):
-                    yield found
+            for candidates, is_named in _candidates_of(file, stems):
+                table = TableBeside(file, [], [], {})
+                for columns in candidates:
+                    table.add(columns, is_named, place, folder, known, seen)
+                seen += table.labels
+                if table.labels:
+                    yield table
                     break
 
 
@@ -143,43 +177,6 @@ def _may_name(file: Path, stems: set[str]) -> bool:
     return 50 * len(stems.intersection(map(_stem, cells))) >= text.count("\n")
 
 
-def _read_beside(
-    root: Path,
-    file: Path,
-    candidates: list[dict[str, Any]],
-    is_named: bool,
-    folder: Path,
-    paths: Sequence[str] | PackedStrings,
-    seen: list[dict[str, str]],
-) -> TableBeside | None:
-    """The labels by each of the candidates for DATA.COLUMNS, which join `seen`; None without labels of most images.
-
-    A column of labels without such a name is no function of the folders. Of columns with the same classes, one without
-    such a name, of numbers, or of another table does not count.
-    """
-    place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
-    table = TableBeside(file, [], [], {})
-    others = [*seen]
-    for columns in candidates:
-        labels, splits, option = _labels_in(file, columns, folder, paths)
-        of_folders = {(os.path.dirname(path), label) for path, label in labels.items()}
-        follows_folders = len(of_folders) == len(dict(of_folders)) and not is_named
-        has_names = is_named and not all(map(str.isdigit, labels.values()))
-        is_known = any(have_same_classes(labels, one) for one in (others if has_names else seen))
-        counts = Counter(chain.from_iterable(map(_LABELS.split, labels.values())))
-        if len(counts) < 2 or 2 * len(labels) < len(paths) or is_known or follows_folders:
-            continue
-        classes = list_names([f"{name} ({counts[name]})" for name in sorted(counts)], _MAX_NAMES)
-        words = (
-            f"-dataset=csv -data_path={quote(str(place))} -opts {option} trains on its {len(counts)} classes, {classes}"
-        )
-        table.advice.append(words)
-        table.labels.append(labels)
-        table.held_out.update(splits)
-        seen.append(labels)
-    return table if table.labels else None
-
-
 def _stem(path: str) -> str:
     return os.path.splitext(path.strip().rpartition("/")[2])[0]
 
@@ -190,27 +187,26 @@ def have_same_classes(labels: Mapping[str, str], others: Mapping[str, str]) -> b
     return len(pairs) == len({label for label, _ in pairs}) == len({other for _, other in pairs})
 
 
-def _data_of(file: Path, columns: Mapping[str, Any]) -> Data:
+def _data_of(file: Path, columns: Mapping[str, Any], image_root: Path | None = None) -> Data:
     needs_several = "cells" in columns and isinstance(columns["label"], list)
     given = {"DATA_PATH": str(file), "DATASET": "csv", "COLUMNS": columns, "ENCODING": _ANY}
-    return Data.model_validate({**given, "MULTI_LABEL": needs_several})
+    return Data.model_validate({**given, "MULTI_LABEL": needs_several, "IMAGE_ROOT": image_root and str(image_root)})
 
 
 def _labels_in(
-    file: Path, columns: dict[str, Any], folder: Path, paths: Iterable[str]
-) -> tuple[dict[str, str], dict[str, str], str]:
-    """Of the images `paths` in a folder: the label of each that has one in a table, and the split if it is val or test;
-    and the options that read the table.
+    file: Path, columns: dict[str, Any], folder: Path, known: Images, image_root: Path | None = None
+) -> tuple[Images, Images, str]:
+    """Of the `known` images in a folder: the label of each that has one in a table, and the split if it is val or test;
+    and the options that read the table, with DATA.IMAGE_ROOT only where its images are not found without.
     """
-    data = _data_of(file, columns)
+    data = _data_of(file, columns, image_root)
     table = open_for(file, data)
     try:
         layout = find_layout(table, data)
     except UserError:  # it is not clear which column has the splits
         if "split" in columns:
             raise
-        return _labels_in(file, {**columns, "split": None}, folder, paths)
-    known = {os.path.abspath(os.path.join(folder, path)): path for path in paths}
+        return _labels_in(file, {**columns, "split": None}, folder, known)
     labels = dict[str, str]()
     splits = dict[str, str]()
     lacks = has_several = False
@@ -226,11 +222,15 @@ def _labels_in(
             refuse_several_labels(rows, data)
         except UserError:
             has_several = True
+    if not (labels.keys() - {""} or image_root):
+        return _labels_in(file, columns, folder, known, folder)
     has_several = has_several or (lacks and layout.is_one_hot) or data.multi_label
     changes = {"cells": {"": None}} if lacks and not has_several else {}
+    options = columns_option(data, changes, has_several)
+    if image_root:
+        options += f" {quote(f'DATA.IMAGE_ROOT={image_root}')}"
     held_out = {image: split for image, split in splits.items() if image and split != "train"}
-    labels = {image: label for image, label in labels.items() if image and label}
-    return labels, held_out, columns_option(data, changes, has_several)
+    return {image: label for image, label in labels.items() if image and label}, held_out, options
 
 
 def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path], bool]) -> UserError:

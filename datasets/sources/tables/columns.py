@@ -4,7 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from configs.schema import Data
@@ -92,7 +92,8 @@ def _columns_to_predict(table: Table, data: Data, given: Mapping[str, Any]) -> L
 
 
 def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layout:
-    _check_columns(table, given)
+    named = [value for key, value in given.items() if key not in ("cells", "threshold", "join")]
+    table.require(chain.from_iterable(map(_columns_in, named)))
     header = table.header
     paths = _names(header, given.get("path"), "image_path", _PATHS)
     others = [name for name in header if name not in paths]
@@ -112,15 +113,6 @@ def _columns_to_read(table: Table, data: Data, given: Mapping[str, Any]) -> Layo
     used = f"paths {shorten(paths[0])}, labels {shorten(labels)}, splits {shorten(split or 'none')}"
     table.notes.append(Note("log", f"{table.file}: of the columns {shorten(header)} it reads {used} (DATA.COLUMNS)"))
     return Layout(paths[0], tuple(labels), is_one_hot, split, split_of, CellValues(given))
-
-
-def _check_columns(table: Table, given: Mapping[str, Any]) -> None:
-    """Raises UserError for a given column, or one in a list, that the table lacks."""
-    named = [value for key, value in given.items() if key not in ("cells", "threshold", "join")]
-    lost = [name for value in named for name in _columns_in(value) if name not in table.header]
-    if lost:
-        problem = f"has no column {list_names(lost)}; it has {list_names(table.header)}{table.unread}"
-        raise UserError(f"{table.file}:1: {problem}; correct DATA.COLUMNS or DATA.GROUPS")
 
 
 def _columns_in(value: Any) -> list[str]:

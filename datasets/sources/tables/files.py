@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datasets.decoding.images import IMAGE_EXTENSIONS
+from datasets.sources.class_names import list_names
 from datasets.sources.tables.cells import UNKNOWN_MARK, UNREAD, CellValues
 from utils.errors import UserError, error_from
 from utils.files import open_regular_file
@@ -110,6 +111,13 @@ class Table:
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         raise NotImplementedError
+
+    def require(self, names: Iterable[str]) -> None:
+        """Raises UserError for a column that the table lacks."""
+        lost = [name for name in names if name not in self.header]
+        if lost:
+            problem = f"has no column {list_names(lost)}; it has {list_names(self.header)}{self.unread}"
+            raise UserError(f"{self.file}:1: {problem}; correct DATA.COLUMNS or DATA.GROUPS")
 
     def column(self, name: str) -> Iterator[str]:
         return (cells[name] for _, cells in self)

@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.class_names import list_names
 from datasets.sources.listing import list_directory
 from datasets.sources.tables.files import Cells, Table, open_columns, open_table, read_lines
 from utils.errors import UserError
@@ -63,12 +62,12 @@ def open_for(file: Path, data: Data, predicts: bool = False) -> Table:
     path = data.given_columns.get("path", "")
     parts = path.split("/")
     if len(parts) > 1 and path not in table.header:
-        _check_header(table, parts)
+        table.require(parts)
         table = JoinedTable(table, [path], lambda cells: {path: "/".join(cells[name] for name in parts)}, path)
     if join and not (predicts and path in table.header):
         other = open_columns(file.parent / join["file"], data.encoding)
         on = join["on"]
-        _check_header(table, [on])
+        table.require([on])
         rows = {key: _merged(found) for key, found in _by_column(_rows_with(other, [on]), on).items()}
         lacks = Reason(f"rows without a row in {other.file} are left out", "check join in DATA.COLUMNS", "screen")
         return JoinedTable(table, other.header, lambda cells: rows.get(cells[on], lacks), on)
@@ -77,16 +76,9 @@ def open_for(file: Path, data: Data, predicts: bool = False) -> Table:
     return table
 
 
-def _check_header(table: Table, names: Iterable[str]) -> None:
-    lost = [name for name in names if name not in table.header]
-    if lost:
-        problem = f"has no column {list_names(lost)}; it has {list_names(table.header)}"
-        raise UserError(f"{table.file}:1: {problem}; correct it, or DATA.COLUMNS")
-
-
 def _rows_with(table: Table, names: Iterable[str]) -> list[Cells]:
     """All rows of a table. Raises UserError: it lacks a column, or a row has a mistake."""
-    _check_header(table, names)
+    table.require(names)
     rows = [cells for _, cells in table]
     for line, problem in table.mistakes.items():
         raise UserError(f"{table.file}:{line}: {problem}")
@@ -118,8 +110,8 @@ def _open_package(media: Table, observations: Table, data: Data) -> Table:
 
     scientificName is the label: observationType where it lacks. eventID is the group: the deployment where it lacks.
     """
-    needed = ("mediaID", "observationLevel", "observationType", "scientificName")
-    levels = _by_column(_rows_with(observations, needed), "observationLevel")
+    observed = _rows_with(observations, ("mediaID", "observationLevel", "observationType", "scientificName"))
+    levels = _by_column((one for one in observed if one["observationType"] != "unclassified"), "observationLevel")
     rows = _rows_with(media, ("mediaID", "deploymentID", "timestamp", "filePath"))
     of_media = _by_column(levels["media"], "mediaID") or _events_of(rows, levels["event"])
     root = str(data.image_root or media.file.parent)
@@ -144,39 +136,39 @@ def _open_package(media: Table, observations: Table, data: Data) -> Table:
             return remote
         if has_paths and name not in files_in(folder):
             return missing
-        found = [one for one in of_media.get(cells["mediaID"], ()) if one["observationType"] != "unclassified"]
+        found = of_media.get(cells["mediaID"])
         if not found:
             return unlabelled
         merged = _merged(found)
-        merged = {**merged, "eventID": found[0].get("eventID") or cells["deploymentID"]}
-        return merged if merged["scientificName"] else {**merged, "scientificName": merged["observationType"]}
+        label = merged["scientificName"] or merged["observationType"]
+        return {**merged, "scientificName": label, "eventID": found[0].get("eventID") or cells["deploymentID"]}
 
     joined = JoinedTable(media, [*observations.header, "eventID"], added_to, "filePath")
     joined.columns = {"path": "filePath", "label": "scientificName"}
-    unused = len(levels["event"])
-    if levels["media"] and unused:
-        text = f"{unused:,} rows of level event are not used, as there are rows of level media"
+    if levels["media"] and levels["event"]:
+        text = f"{len(levels['event']):,} rows of level event are not used, as there are rows of level media"
         joined.notes.append(Note("screen", f"{observations.file}: {text}"))
     return joined
 
 
 def _events_of(media: Iterable[Cells], events: Iterable[Cells]) -> dict[str, list[Cells]]:
     """The events of the deployment and time of each medium, by mediaID."""
-    spans = defaultdict[str, list[tuple[float, float, Cells]]](list)
-    for cells in events:
-        spans[cells["deploymentID"]].append((_time_in(cells, "eventStart"), _time_in(cells, "eventEnd"), cells))
+    of_deployments = _by_column(events, "deploymentID")
     found = dict[str, list[Cells]]()
     for cells in media:
-        time = _time_in(cells, "timestamp")
-        of_deployment = spans[cells["deploymentID"]]
-        found[cells["mediaID"]] = [event for start, end, event in of_deployment if start <= time <= end]
+        time = _seconds(cells["timestamp"])
+        found[cells["mediaID"]] = [
+            event
+            for event in of_deployments[cells["deploymentID"]]
+            if _seconds(event.get("eventStart", "")) <= time <= _seconds(event.get("eventEnd", ""))
+        ]
     return found
 
 
-def _time_in(cells: Cells, name: str) -> float:
-    text = cells.get(name, "")
+@lru_cache(10**5)  # each event is compared with all media of its deployment
+def _seconds(time: str) -> float:
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return datetime.fromisoformat(time).timestamp()
     except ValueError as error:
-        found = f"{name} {shorten(text)} of the deployment {shorten(cells['deploymentID'])}"
-        raise UserError(f"{found} is no time; write it as 2024-05-01T10:00:00Z") from error
+        problem = f"{shorten(time)} is no time of media or observations"
+        raise UserError(f"Camtrap DP: {problem}; write it as 2024-05-01T10:00:00Z") from error

@@ -31,6 +31,7 @@ no known name | patients | x.csv | file,age,sex,result | {path},{number},m,{labe
 a list | patients | list_label.txt | | {path} {place} | 6
 ChestX-ray14 | parts | Data_Entry.csv | Image,Finding Labels,Follow-up #,Patient,Age,Width,Height] \
     | {name},{label},0,{number},58,9 | 2  # a row is shorter, as spreadsheets write it
+in another folder | one | meta/labels.csv | image,label | {path},{label} |
 PAD-UFES-20 | one | metadata.csv | patient_id,lesion_id,smoke,diagnostic,img_id,biopsed \
     | PAT_{number},1,False,{label},{name},True |
 AffectNet | M | training.csv | subDirectory_filePath,face_x,expression,valence | {inner},134,{label},-0.5 |
@@ -69,6 +70,7 @@ def write_table(file, header, row, paths):
 def test_a_table_beside_the_folders_is_an_answer(name, images, table, header, row, classes, tmp_path):
     paths = IMAGES[images]
     given = write(tmp_path, paths)
+    (tmp_path / table).parent.mkdir(exist_ok=True)
     write_table(tmp_path / table, header, row, paths)
     of_table, *of_folders = typed(line_of(read_splits, given), given)
     found = classes_of(*read_splits(of_table))
