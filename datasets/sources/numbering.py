@@ -101,9 +101,7 @@ def take_classes(rows: Rows, wanted: Wanted) -> Rows:
     if not others:
         return taken
     counts = _count(rows)
-    left_out = ", ".join(f"{shorten(names[label])} ({counts[label]} images)" for label in others[:_MAX_NAMED])
-    if len(others) > _MAX_NAMED:
-        left_out += f" and {len(others) - _MAX_NAMED} more"
+    left_out = list_names([f"{names[label]} ({counts[label]} images)" for label in others], _MAX_NAMED)
     return taken.noted(Note("screen", f"left out: {left_out}, DATA.ONLY_CLASSES"))
 
 

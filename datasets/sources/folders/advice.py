@@ -104,7 +104,7 @@ class TableBeside(NamedTuple):
         without such a name, of numbers, or of another table does not count. place: to give as DATA_PATH. known: the
         images in a folder, by their absolute paths. seen: labels of other tables.
         """
-        labels, splits, options = _labels_in(self.file, columns, folder, known)
+        labels, held_out, options = _labels_in(self.file, columns, folder, known)
         of_folders = {(os.path.dirname(path), label) for path, label in labels.items()}
         follows_folders = len(of_folders) == len(dict(of_folders)) and not is_named
         has_names = is_named and not all(map(str.isdigit, labels.values()))
@@ -118,7 +118,7 @@ class TableBeside(NamedTuple):
         words = f"-dataset=csv -data_path={quote(str(place))} -opts {options}"
         self.advice.append(f"{words} trains on its {len(counts)} classes, {classes}")
         self.labels.append(labels)
-        self.held_out.update(splits)
+        self.held_out.update(held_out)
 
     def or_folders(self, listing: ImageFiles, confirmed: Path) -> UserError:
         """The error that asks if the labels are here or the folders. confirmed: DATA_PATH with DATA.CLASS_FOLDERS."""
@@ -137,15 +137,16 @@ def tables_beside(root: Path, folder: Path, paths: Sequence[str] | PackedStrings
     files = [file for file in files_beside(root) if file.suffix != ".json"]
     stems = set(map(_stem, paths)) if files else set()
     seen = list[Images]()
+    known = Images()
     for file in files:
         if not _may_name(file, stems):
             continue
-        known = {os.path.abspath(os.path.join(folder, path)): path for path in paths}
         place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
         with suppress(UserError, ValueError):  # a column without a name cannot be given
             for candidates, is_named in _candidates_of(file, stems):
                 table = TableBeside(file, [], [], {})
                 for columns in candidates:
+                    known = known or {os.path.abspath(os.path.join(folder, path)): path for path in paths}
                     table.add(columns, is_named, place, folder, known, seen)
                 seen += table.labels
                 if table.labels:
@@ -208,29 +209,32 @@ def _labels_in(
             raise
         return _labels_in(file, {**columns, "split": None}, folder, known)
     labels = dict[str, str]()
-    splits = dict[str, str]()
+    held_out = dict[str, str]()
     lacks = has_several = False
     for split in {*layout.split_of.values()} or [None]:
         rows = table_rows(table, data, split)
         targets = [*map(known_labels, rows.target_ids)]
-        for path, target in zip(rows.paths.strings(), rows.row_target_ids, strict=True):
-            image = known.get(os.path.abspath(os.path.join(rows.root, path)), "")
-            labels[image] = " | ".join(targets[target])
-            splits[image] = split or "train"
+        images = [known.get(os.path.abspath(os.path.join(rows.root, path)), "") for path in rows.paths.strings()]
+        texts = [" | ".join(targets[target]) for target in rows.row_target_ids]
+        labels |= {image: text for image, text in zip(images, texts, strict=True) if image and text}
+        if split in ("val", "test"):
+            held_out |= dict.fromkeys(filter(None, images), split)
         lacks = lacks or [] in targets
         try:
             refuse_several_labels(rows, data)
         except UserError:
             has_several = True
-    if not (labels.keys() - {""} or image_root):
+    if not (labels or image_root):
         return _labels_in(file, columns, folder, known, folder)
     has_several = has_several or (lacks and layout.is_one_hot) or data.multi_label
+    return labels, held_out, _options_for(data, lacks, has_several)
+
+
+def _options_for(data: Data, lacks: bool, has_several: bool) -> str:
+    """The options of a table. lacks: images without a label."""
     changes = {"cells": {"": None}} if lacks and not has_several else {}
     options = columns_option(data, changes, has_several)
-    if image_root:
-        options += f" {quote(f'DATA.IMAGE_ROOT={image_root}')}"
-    held_out = {image: split for image, split in splits.items() if image and split != "train"}
-    return {image: label for image, label in labels.items() if image and label}, held_out, options
+    return f"{options} {quote(f'DATA.IMAGE_ROOT={data.image_root}')}" if data.image_root else options
 
 
 def unclear(given: Path, root: Path, problem: str, is_data_set: Callable[[Path], bool]) -> UserError:

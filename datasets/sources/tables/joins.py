@@ -12,6 +12,7 @@ from pathlib import Path
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.listing import list_directory
+from datasets.sources.tables.cells import columns_option
 from datasets.sources.tables.files import Cells, Table, open_columns, open_table, read_lines
 from utils.errors import UserError
 from utils.notes import Counts, Note, Reason
@@ -41,7 +42,7 @@ class JoinedTable(Table):
             else:
                 self._added[line] = found
         self.mistakes = table.mistakes
-        self.notes = table.notes + left_out.notes(table.file)
+        self.notes = table.notes + left_out.notes(table.file, len(self._added))
         if left_out.found and not self._added:
             raise UserError("; ".join(note.text for note in self.notes))
 
@@ -116,9 +117,9 @@ def _open_package(media: Table, observations: Table, data: Data) -> Table:
     of_media = _by_column(levels["media"], "mediaID") or _events_of(rows, levels["event"])
     root = str(data.image_root or media.file.parent)
     has_paths = data.given_columns.get("path", "filePath") == "filePath"
-    by_name = f'-opts \'DATA.COLUMNS={{"path": "fileName"}}\' finds them in {root} by fileName'
-    remote = Reason("images are remote", f"download them; {by_name}", "screen")
-    missing = Reason("images are missing", f"restore them; {by_name}", "screen")
+    option = columns_option(data, {"path": "fileName"})
+    fix = f"download them; -opts {option} finds those in {root} by fileName"
+    missing = Reason("images are remote or missing", fix, "screen")
     videos = Reason("videos are not read", "save their frames as images", "screen")
     unlabelled = Reason("images have no label", f"add their rows of level media to {observations.file}", "screen")
 
@@ -132,8 +133,6 @@ def _open_package(media: Table, observations: Table, data: Data) -> Table:
         folder, name = os.path.split(os.path.join(root, cells["filePath"].replace("\\", "/")))
         if cells.get("fileMediatype", "").startswith("video"):
             return videos
-        if has_paths and "://" in cells["filePath"]:
-            return remote
         if has_paths and name not in files_in(folder):
             return missing
         found = of_media.get(cells["mediaID"])

@@ -120,7 +120,7 @@ def test_images_that_are_remote_or_missing_are_counted_until_they_are_there(pack
     splits = read_splits(given)
     assert classes_of(*splits) == {file: EXPECTED[file] for file in FILES[5:38]}
     notes = told(splits[0].notes, "media.csv, such as")
-    assert [note.split()[:2] for note in notes] == [["5", "images"], ["2", "images"], ["1", "videos"]]
+    assert [note.split()[:2] for note in notes] == [["7", "images"], ["1", "videos"]]
     for file in (*FILES[:5], *FILES[38:]):
         (tmp_path / "downloads").mkdir(exist_ok=True)
         (tmp_path / "downloads" / file.rpartition("/")[2]).write_bytes(IMAGE)

@@ -74,7 +74,7 @@ def test_labels_that_are_numbers_are_renamed_and_left_out(kind, tmp_path):
     train, val = read(data, only_classes=["2", "0"])
     assert train.class_names == val.class_names == ["0", "2"]
     assert names_in(train) + names_in(val) == [str(label) for label in LABELS if label != 1]
-    assert told(train.notes, "left out: '1' (4 images), DATA.ONLY_CLASSES", "screen")
+    assert told(train.notes, "left out: '1 (4 images)', DATA.ONLY_CLASSES", "screen")
     with refused("RENAME: .* has no class '7'"):
         read(data, rename={"7": "x"})
     with refused("ONLY_CLASSES: the data have no class '7'"):

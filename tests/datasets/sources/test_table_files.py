@@ -83,7 +83,7 @@ def test_rows_without_a_joined_row_are_counted_and_several_species_are_labels(tm
     given = options(tmp_path / "media.csv", dataset="csv", columns=columns)
     assert "DATA.MULTI_LABEL=true" in line_of(read_splits, given)
     train, val = read_splits(given.model_copy(update={"multi_label": True}))
-    (note,) = told(train.notes, "left out", "screen")
+    (note,) = told(train.notes, "left out", "warning")
     assert note.startswith("2 rows")
     counts = sum(samples.targets.sum(axis=0) for samples in (train, val))
     assert dict(zip(train.class_names, counts.tolist(), strict=True)) == {SPECIES[0]: 19, SPECIES[1]: 20}
