@@ -21,6 +21,7 @@ from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit, hash_paths
 from engine.checkpoint.weights_record import read_record
+from engine.evaluation.images import Row, read_images
 from engine.evaluation.intervals import paired_interval
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvaluationSession, build_session
@@ -56,9 +57,13 @@ def main(argv: list[str]) -> int:
     logger = RunLogger(context)
     old = build_session(_command(files[0], of_old, rest), context, logger)
     logger.begin()
-    samples = _without_trained(old.plan.samples, new.plan.record.split)
+    samples = old.plan.samples
+    samples.hash_content()
     results = [_evaluate(session, samples, context) for session in (old, new)]
     is_read = np.intersect1d(*(found.readable for found in results))
+    is_read = is_read[~_are_trained(samples, new.plan.record.split, read_images(files[1].parent))[is_read]]
+    if not len(is_read):
+        raise UserError("no image is left to compare on; train NEW with -held_out=OLD, or give others with -data_path")
     before, after = (found.take(is_read) for found in results)
     metric = best_metric(flags.metric, old.evaluator.multi_label)
     for name, found, file in (("OLD", before, files[0]), ("NEW", after, files[1])):
@@ -81,17 +86,23 @@ def _command(file: Path, of_old: WeightsRecord, rest: list[str]) -> Command:
     return replace(command, config=command.config.with_data(**of_data))
 
 
-def _without_trained(samples: Samples, of_new: RunSplit | None) -> Samples:
-    """The samples that the new model was not trained on; prints how many they are. Raises UserError: none."""
-    if of_new is None or not len(of_new.trained):
-        print(f"Images: {len(samples)}, held out by OLD; NEW has no list of its training images")
-        return samples
-    is_trained = np.isin(hash_paths(samples.names_for_split), of_new.trained)
-    left_out = np.count_nonzero(is_trained)
-    print(f"Images: {len(samples) - left_out}, held out by OLD; {left_out} more are left out: NEW was trained on them")
-    if left_out == len(samples):
-        raise UserError("no image is left to compare on; train NEW with -held_out=OLD, or give others with -data_path")
-    return samples.select(np.flatnonzero(~is_trained))
+def _are_trained(samples: Samples, of_new: RunSplit | None, rows: list[Row]) -> np.ndarray:
+    """Whether the new model was trained on each sample, bool (N,); prints how many they are.
+
+    rows: of the images that it has read; without them, the paths decide.
+    """
+    contents = {row.sha256 for row in rows if row.split == "train"} - {""}
+    is_trained = np.zeros(len(samples), bool)
+    way = "not known: NEW has no list of its training images"
+    if contents and samples.hashes:
+        is_trained = np.array([row.tobytes().hex() in contents for row in samples.hashes.rows])
+        way = "by content"
+    elif of_new and len(of_new.trained):
+        is_trained = np.isin(hash_paths(samples.names_for_split), of_new.trained)
+        way = "by path"
+    number = np.count_nonzero(is_trained)
+    print(f"Images: {len(samples)}, held out by OLD; of them {number} left out, as NEW was trained on them ({way})")
+    return is_trained
 
 
 def _evaluate(session: EvaluationSession, samples: Samples, context: ProcessContext) -> SampleResults:

@@ -138,6 +138,11 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "files are decoded once in a run, with equal results; auto: in a run of several epochs, if all images fit into "
         "half of the free memory (the rest is for optimizer, workers and other programs); true: as many as fit",
     )
+    image_hashes: Literal["none", "warn", "strict"] = option(
+        "warn",
+        "images.csv.gz: SHA-256 of the content of each image that a run reads; an evaluation, or a resumed run, that "
+        "reads other images than the run did warns, or (strict) ends before the figures, or after its first epoch",
+    )
     num_workers: int | None = option(None, "per rank; null: one per core, 2 fewer with a GPU; data in memory: 0", ge=0)
     imagenet_mean: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1; of RGB averaged for gray images")
     imagenet_std: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1")

@@ -347,6 +347,7 @@ class TarSamples(EncodedImages):
         for index in indices:
             try:
                 data = self._checked(index, reads[index])
+                self.note_content(index, data)
                 yield open_image(data, channels, partial(self.name, index), self.decoding)
             except BadImage as error:
                 yield error

@@ -17,6 +17,7 @@ import numpy as np
 from configs.yaml_io import shorten
 from datasets.decoding.decode import Decoding, LazyImage, open_image
 from datasets.decoding.images import BadImage, UnreadableImage
+from datasets.loading.hashes import ImageHashes, new_hashes
 from datasets.loading.image_cache import ImageCache
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.sources.shared_arrays import (
@@ -69,8 +70,9 @@ class Samples:
     DATA.MULTI_LABEL int8 (N, classes), 1 for each label of an image, `UNKNOWN` or else 0, with at least as many columns
     as `class_names`. `has_class_names` is False if these names are only the labels themselves, as in a list.
     `in_memory` is True if `open` never waits for a disk. `windows`: of samples in shards, see `ShardWindows`.
-    `column`: the name of the column of `listed_name`. `decoding`: of files. `findings` are messages about errors of the
-    reader, which prevent the use of the samples; `notes` are for the log: one line of text each.
+    `hashes`: of the content that has been read. `column`: the name of the column of `listed_name`. `decoding`: of
+    files. `findings` are messages about errors of the reader, which prevent the use of the samples; `notes` are for the
+    log: one line of text each.
     """
 
     in_memory = False
@@ -78,6 +80,7 @@ class Samples:
     column = "path"
     decoding = Decoding()
     windows: ShardWindows | None = None
+    hashes: ImageHashes | None = None
 
     def __init__(self, class_names: list[str]) -> None:
         self.class_names = class_names
@@ -177,6 +180,15 @@ class Samples:
         """An image with 1 or 3 channels; raises BadImage, now or when its pixels are decoded, if it is unusable."""
         raise NotImplementedError
 
+    def hash_content(self) -> None:
+        """From now on, the images that the processes of this rank read are hashed."""
+        self.hashes = new_hashes(len(self))
+
+    def note_content(self, index: int, content: bytes) -> None:
+        """Hashes what was read, unless these samples are a part of the ones that `hashes` is of."""
+        if self.hashes and len(self.hashes.rows) == len(self):
+            self.hashes.add(index, content)
+
     def name(self, index: int) -> str:
         """The image's name in tables and error messages, such as its path."""
         return f"image {index}"
@@ -228,7 +240,9 @@ class EncodedImages(Samples):
 
     def open(self, index: int, channels: int) -> LazyImage:
         def decode() -> LazyImage:
-            return open_image(self.read_bytes(index), channels, partial(self.name, index), self.decoding)
+            data = self.read_bytes(index)
+            self.note_content(index, data)
+            return open_image(data, channels, partial(self.name, index), self.decoding)
 
         return self.cache.open(self.cache_start + index, decode) if self.cache else decode()
 
@@ -280,7 +294,7 @@ class ImageFiles(EncodedImages):
 
     def select(self, indices: np.ndarray) -> "ImageFiles":
         """The images at `indices` (M,), sorted and unique, with all `findings` and `notes`."""
-        return self.changed(arrays=select_rows(self.arrays, indices))
+        return self.changed(arrays=select_rows(self.arrays, indices), cache=None)
 
     def name(self, index: int) -> str:
         """The file's path: a str, because each Path interns its parts, which would add up to millions of strings."""

@@ -14,6 +14,7 @@ from datasets.loading.sampler import Key
 from datasets.sources.class_names import names_of_labels
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.evaluation.files import EXPLANATIONS, write_maps
+from engine.evaluation.images import write_images
 from engine.evaluation.predictions import CSV_FILE, Predictions, batches_per_write
 from engine.evaluation.results import TOP_K, classes_without_images
 from engine.evaluation.session import EvaluationSession, build_eval_files, build_session
@@ -40,8 +41,11 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     bad_images = BadImageList(context.rank).open(folder)
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
     started = time.perf_counter()
+    if config.data.image_hashes != "none":
+        samples.hash_content()
     metrics, results = evaluator.evaluate(session.model, batches)
     seconds = time.perf_counter() - started
+    write_images({plan.split: samples}, folder, config.model.pretrained, True, config.data, context, logger)
     precision = evaluator.precision.name
     lost = classes_without_images(results, samples.targets, samples.class_names) if results else []
     classes = config.model.num_logits

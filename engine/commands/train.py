@@ -35,6 +35,9 @@ def train(command: Command, context: ProcessContext) -> int:
     logger = start_log(command, context)
     with ExitStack() as locks:
         plan = plan_training(command, context, logger, find_batch_size, locks)
+        if plan.config.data.image_hashes != "none":
+            for samples in plan.splits.values():
+                samples.hash_content()
         solved = solve_new_head(plan, context, logger)
         plan = fit_into_minutes(plan, context, logger, solved)
         reads = plan.steps * plan.batch.global_size  # a profile and a dry run read too few images for a cache

@@ -121,6 +121,12 @@ class Plan:
         return self.found.run_folder if self.found else None
 
     @property
+    def splits(self) -> dict[str, Samples]:
+        """The images of all splits."""
+        splits = {"train": self.train, "val": self.val, "test": self.test}
+        return {split: samples for split, samples in splits.items() if samples}
+
+    @property
     def layout(self) -> EpochLayout:
         return epoch_layout(self.config, self.train, self.batch)
 

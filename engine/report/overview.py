@@ -262,7 +262,7 @@ def details_of(run: RunContents) -> dict[str, str]:
         "Data set": f"{dataset}, {options['DATA.DATA_PATH']}" if properties_of(dataset).has_files else dataset,
     }
     kinds = {facts.TrainingData: "Data", facts.EvaluationData: "Data"}
-    kinds |= {facts.Preprocessing: "Preprocessing", facts.Devices: "Devices"}
+    kinds |= {facts.Preprocessing: "Preprocessing", facts.Devices: "Devices", facts.ImagesRead: "Images"}
     for kind, name in kinds.items():
         if fact := run.fact(kind):
             details[name] = str(fact).removeprefix(f"{name}: ")

@@ -190,7 +190,19 @@ class PixelBaseline:
         return f"{figures} ({self.training} training and {self.validation} validation images)"
 
 
-Fact = Start | Devices | Environment | Model | TrainingData | Preprocessing | EvaluationData | PixelBaseline
+@dataclass(frozen=True)
+class ImagesRead:
+    """The digest of `images.csv.gz`: SHA-256 of its sorted lines 'sha256 split path label group'; or 'partial: ...'."""
+
+    digest: str
+
+    def __str__(self) -> str:
+        return f"Images: {self.digest}"
+
+
+Fact = (
+    ImagesRead | Start | Devices | Environment | Model | TrainingData | Preprocessing | EvaluationData | PixelBaseline
+)
 _F = TypeVar("_F", bound=Fact)
 
 

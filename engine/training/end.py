@@ -39,6 +39,8 @@ def finish_run(command: Command, trainer: Trainer) -> int:
             trainer.baseline.record(is_end=True)
         except Interrupted as signal:
             trainer.interrupted = signal
+    if not trainer.interrupted:
+        trainer.write_images(trainer.outputs.folder / LAST)  # with the images of later epochs, and of the test
     if baseline := trainer.baseline.result:
         record.set_result(pixel_baseline=baseline.pixel_baseline, majority_class=baseline.majority_class)
     record.set_result(total_seconds=position.clock.total_seconds)

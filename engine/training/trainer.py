@@ -20,6 +20,7 @@ from engine.checkpoint.files import CheckpointWriter
 from engine.checkpoint.run_folder import BEST, LAST, change_train_options
 from engine.checkpoint.weights_record import split_to_entry
 from engine.evaluation.evaluate import EvaluationImages
+from engine.evaluation.images import write_images
 from engine.evaluation.results import SampleResults, classes_without_images
 from engine.features.probe import Solved
 from engine.parallel import CompiledParts
@@ -81,6 +82,7 @@ class Trainer:
         self._compiled: CompiledParts | None = None
         if config.train.compiles:
             self._compiled = CompiledParts(self.state.precision.weights.compute)
+        self._has_images = False
         self._saved_step = self.progress.step
         self._save_started = -math.inf
         self._write_seconds = 0.0
@@ -198,6 +200,9 @@ class Trainer:
             self._save_before_evaluation()
             evaluated = self._evaluate_epoch(epochs_done)
             is_best = evaluated.is_best
+        if not self._has_images:
+            self._has_images = True
+            self.write_images(self.plan.found.path if self.plan.found else self.config.model.pretrained)
         self.reporter.end_epoch(progress, self.position.clock.seconds)
         is_last = epochs_done == self.config.train.num_epochs or progress.step >= self.max_steps
         ends = is_last or self.position.stops_early(epochs_done)
@@ -229,6 +234,12 @@ class Trainer:
         self.reporter.num_epochs = train.num_epochs
         if self.context.is_main:
             change_train_options(self.outputs.folder / RUN_OPTIONS, train)
+
+    def write_images(self, weights: str | Path | None) -> None:
+        """weights: of the run to compare with."""
+        is_same = self.plan.found is not None
+        data = self.config.data
+        write_images(self.plan.splits, self.outputs.folder, weights, is_same, data, self.context, self.logger)
 
     def _save_before_evaluation(self) -> None:
         """Saves unless it takes too long: an evaluation that fails, for example at a bad image, then costs no epoch."""

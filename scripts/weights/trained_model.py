@@ -24,8 +24,9 @@ from engine.evaluation.intervals import confidence_interval
 from engine.evaluation.session import EvalModel
 from engine.plan.evaluation import imagenet_subset, options_of_weights, plan_evaluation
 from engine.report.overview import interval_text
-from engine.run.facts import Fact
+from engine.run.facts import Fact, ImagesRead, read_fact
 from engine.run.log import RunLogger
+from engine.run.record import read_run
 from models.build import build_model
 from models.weights.choose import EVALUATE
 from utils.distributed import ProcessContext, single_process
@@ -73,7 +74,9 @@ class TrainedModel:
     @property
     def description(self) -> dict[str, Any]:
         """The class names, the preprocessing, and the thresholds, if there are some."""
-        return describe_data(self.config.data, self.class_names) | decision_to_entries(self.decision)
+        images = read_fact(read_run(self.weights.parent).get("facts", {}), ImagesRead)
+        entries = {"images_digest": images.digest} if images else {}
+        return describe_data(self.config.data, self.class_names) | decision_to_entries(self.decision) | entries
 
     def build(self, weights: Path) -> nn.Module:
         """The model with the weights of a file, in fp32 on the CPU, read as `-pretrained` reads it."""

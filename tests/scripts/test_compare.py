@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from conftest import TINY_VIT, refused, run_here, train
 from PIL import Image
 
+from engine.evaluation.images import IMAGES
 from engine.evaluation.intervals import paired_interval
 from engine.evaluation.results import SampleResults, results_of_scores
 from scripts import compare
@@ -123,8 +125,16 @@ def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, t
     (tmp_path / "list.txt").write_text("\n".join(str(data / name) for name in unseen))
     status = compare.main([str(old), str(other), "-margin=5"])
     text = capsys.readouterr().out
-    assert f"Images: {len(unseen)}," in text
-    assert f" {24 - len(unseen)} more " in text
+    left_out = f"Images: 24, held out by OLD; of them {24 - len(unseen)} left out"
+    assert f"{left_out}, as NEW was trained on them (by content)" in text
+    shutil.copy(other / "best.pth", tmp_path)
+    compare.main([str(old), str(tmp_path / "best.pth")])
+    assert f"{left_out}, as NEW was trained on them (by path)" in capsys.readouterr().out
+    state = torch.load(other / "best.pth", weights_only=True)
+    torch.save({key: value for key, value in state.items() if key != "split"}, tmp_path / "best.pth")
+    shutil.copy(other / IMAGES, tmp_path)
+    compare.main([str(old), str(tmp_path / "best.pth")])
+    assert f"{left_out}, as NEW was trained on them (by content)" in capsys.readouterr().out
     figures = []
     for name, run in (("OLD", old), ("NEW", other)):
         run_here(f"-predict={tmp_path / 'list.txt'}", f"-resume={run}", f"-output={tmp_path / name}")
@@ -138,7 +148,7 @@ def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, t
 def test_the_status_is_the_one_of_a_cron_job(grown, tmp_path, capsys):
     _, old, new, _ = grown
     assert compare.main([str(old), str(new)]) == 0
-    assert "Images: 24," in capsys.readouterr().out  # all: NEW was trained with -held_out
+    assert " 0 left out" in capsys.readouterr().out  # none: NEW was trained with -held_out
     assert compare.main([str(new), str(old), "-metric=loss"]) == 10
     assert compare.main([str(new), str(new), "-metric=balanced_accuracy"]) == 11
     state = torch.load(new / "best.pth", weights_only=True)

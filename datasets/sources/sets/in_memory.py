@@ -39,7 +39,9 @@ class ImageArray(Samples):
         return np.array([zlib.crc32(image.tobytes()) for image in self.images], np.uint32)
 
     def open(self, index: int, channels: int) -> LazyImage:
-        return LazyImage(convert_channels(torch.tensor(self.images[index]), channels))
+        image = self.images[index]
+        self.note_content(index, image.tobytes())
+        return LazyImage(convert_channels(torch.tensor(image), channels))
 
 
 class FakeImages(Samples):

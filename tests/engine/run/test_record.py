@@ -11,7 +11,7 @@ from conftest import log_of, read_result, train
 
 from engine.checkpoint.files import load_checkpoint
 from engine.report.contents import best_epoch
-from engine.run.facts import Devices, Environment, Model, Start, TrainingData, read_fact
+from engine.run.facts import Devices, Environment, ImagesRead, Model, Start, TrainingData, read_fact
 from engine.run.record import (
     COLUMNS,
     MAX_CHARS,
@@ -250,7 +250,8 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     before = read_result(folder)
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"])
     run, log = read_run(folder), log_of(folder)
-    facts = {kind: read_fact(run["facts"], kind) for kind in (Start, Devices, Environment, TrainingData, Model)}
+    kinds = (Start, Devices, Environment, TrainingData, Model, ImagesRead)
+    facts = {kind: read_fact(run["facts"], kind) for kind in kinds}
     assert run["facts"].keys() == {*(kind.__name__ for kind in facts), "Preprocessing"}
     assert run["starts"] == 2
     assert facts[Start].folder == str(folder)

@@ -1,0 +1,219 @@
+"""`images.csv.gz`: the SHA-256 of each image that a run has read, its digest, and the images that differ."""
+
+import gzip
+import hashlib
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import (
+    CPU,
+    TINY_VIT,
+    config_for,
+    digits_flags,
+    eval_loader_for,
+    log_of,
+    only_run,
+    read_result,
+    refused,
+    run_here,
+    samples_for,
+    train,
+)
+from PIL import Image
+
+from datasets.sources.samples import Samples
+from engine.evaluation.images import IMAGES, Row, differences, read_images, trained_on, write_images
+from engine.run.log import RunLogger
+from scripts import export
+from tests.datasets.shards.tar_files import tar_of
+from utils.file_formats.hf_folder import read_metadata
+from utils.files import read_json
+
+COUNTS = {"train": 9, "val": 3, "test": 2}  # of each class
+
+
+def noise(path: Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    for split, count in COUNTS.items():
+        for number in range(2 * count):
+            noise(tmp_path / f"data/{split}/class{number % 2}/{number}.png", 100 * len(split) + number)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def argv(data, tmp_path) -> list[str]:
+    """18 training images in batches of 4: each epoch leaves out two."""
+    options = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "MODEL.DEPTH=1", "TRAIN.NUM_EPOCHS=3", "TRAIN.BASE_LR=1e-3"]
+    flags = ["-dataset=folder", f"-data_path={data}", "-batch_size=4", "-num_workers=0"]
+    return [*flags, f"-output={tmp_path / 'out'}", "-opts", *options]
+
+
+def digest_in(run: Path) -> str:
+    return read_json(run / "run.json")["facts"]["ImagesRead"]["digest"]
+
+
+def digest_of(rows: list[Row]) -> str:
+    lines = sorted(f"{row.sha256} {row.split} {row.path} {row.label} {row.group}" for row in rows)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def warnings_of(run: Path) -> list[str]:
+    return [text for text in read_json(run / "run.json")["warnings"] if text.startswith("the figures")]
+
+
+def test_a_run_lists_the_files_that_it_has_read(argv, data, tmp_path):
+    run = train(argv, pictures=True)
+    rows = read_images(run)
+    assert {(row.split, row.path): row.sha256 for row in rows} == {
+        (split, str(file.relative_to(data / split))): hashlib.sha256(file.read_bytes()).hexdigest()
+        for split in COUNTS
+        for file in (data / split).rglob("*.png")
+    }
+    assert {row.label == row.path.split("/")[0] and row.group == "" for row in rows} == {True}
+    assert digest_in(run) == digest_of(rows)
+    assert "partial: 22 of 28" in log_of(run)  # after an epoch without two training images, and before the test
+    assert digest_in(run) in (run / "report.html").read_text()
+    packed = (run / IMAGES).read_bytes()
+    assert packed == gzip.compress(gzip.decompress(packed), mtime=0)  # of no time
+    export.main([str(run), "-format=safetensors", "-no_check", f"-output={tmp_path / 'x.safetensors'}"])
+    assert digest_in(run) in read_metadata(tmp_path / "x.safetensors")["images_digest"]
+
+
+def test_images_that_differ_from_the_runs_are_named(argv, data, tmp_path):
+    run = train(argv)
+    noise(data / "val/class0/0.png", 7)
+    (data / "val/class1/1.png").unlink()
+    noise(data / "val/class1/new.png", 8)
+    noise(data / "train/class0/0.png", 9)
+    evaluation = ["-eval", f"-resume={run}", f"-output={tmp_path / 'eval'}"]
+    run_here(*evaluation)
+    (text,) = warnings_of(only_run(tmp_path / "eval", "eval"))
+    for part in ("1 changed ('class0/0.png')", "1 missing ('class1/1.png')", "1 new ('class1/new.png')"):
+        assert part in text
+    with refused("strict"):
+        run_here(*evaluation, f"-output={tmp_path / 'strict'}", "-opts", "DATA.IMAGE_HASHES=strict")
+    assert read_result(only_run(tmp_path / "strict", "eval"))["top1"] is None
+    longer = [*argv, f"-resume={run}", "-opts", "TRAIN.NUM_EPOCHS=4", "DATA.IMAGE_HASHES=strict"]
+    with refused("2 changed .*strict"):
+        train(longer)
+    shutil.rmtree(tmp_path / "eval")
+    run_here(*evaluation, "-opts", "DATA.IMAGE_HASHES=none")
+    folder = only_run(tmp_path / "eval", "eval")
+    assert not warnings_of(folder)
+    assert not (folder / IMAGES).exists()
+
+
+def test_a_fine_tuning_on_other_data_names_the_images_that_the_weights_were_trained_on(argv, data, tmp_path):
+    run = train(argv)
+    shutil.rmtree(data / "test")
+    for number, file in enumerate(sorted(data.rglob("*.png"))):
+        noise(file.rename(file.with_name(f"x{number}.png")), 1000 + number)
+    assert not warnings_of(train([*argv, "-name=a", f"-pretrained={run / 'best.pth'}"]))
+    noise(data / "val/class0/copy.png", 500)  # train/class0/0.png
+    (text,) = warnings_of(train([*argv, "-name=b", f"-pretrained={run / 'best.pth'}"]))
+    assert "content of 1 image" in text
+    assert "copy.png" in text
+
+
+def test_a_run_of_a_few_steps_and_its_continuation(argv):
+    run = train([*argv, "TRAIN.MAX_STEPS=1"])
+    assert digest_in(run) == "partial: 4 of 28"
+    train([*argv, f"-resume={run}"])
+    assert digest_in(run) == digest_of(read_images(run))
+    before = digest_in(run)
+    train([*argv, f"-resume={run}"])  # nothing is read again
+    assert digest_in(run) == before
+
+
+def test_images_in_memory_and_a_probe(tmp_path, few_penalties):
+    run = train([*digits_flags(tmp_path), "MODEL.TUNE=probe"])
+    rows = read_images(run)
+    assert digest_in(run) == digest_of(rows)
+    assert len({row.sha256 for row in rows}) > 1790
+
+
+def contents(samples: Samples, *options: str) -> list[str]:
+    """The hashes of the samples, which two workers have read."""
+    samples.hash_content()
+    config = config_for("-image_size=16", "-num_workers=2", "-opts", "DATA.BATCH_SIZE_EVAL=4", *options)
+    for _ in eval_loader_for(config, samples, CPU):
+        pass
+    assert samples.hashes
+    return [row.tobytes().hex() for row in samples.hashes.rows]
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "parquet"])
+def test_workers_hash_the_record_that_they_read(kind, data, tmp_path):
+    files = sorted((data / "train").rglob("*.png"))
+    expected = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    flags = ["-dataset=folder", f"-data_path={data}"]
+    if kind == "tar":
+        members = {
+            f"{number:03}.{end}": content
+            for number, file in enumerate(files)
+            for end, content in (("png", file.read_bytes()), ("cls", file.parent.name[-1].encode()))
+        }
+        (tmp_path / "train-0.tar").write_bytes(tar_of(members))
+        flags = ["-dataset=tar", f"-data_path={tmp_path / 'train-0.tar'}", "-opts", f"DATA.CACHE_DIR={tmp_path / 'c'}"]
+    elif kind == "parquet":
+        pa = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        images = [{"bytes": file.read_bytes(), "path": file.name} for file in files]
+        table = pa.table({"image": images, "label": [int(file.parent.name[-1]) for file in files]})
+        parquet.write_table(table, tmp_path / "train-0.parquet")
+        flags = ["-dataset=parquet", f"-data_path={tmp_path / 'train-0.parquet'}"]
+    (samples,) = samples_for(config_for(*flags), CPU, "train")
+    kept = {str(samples.listed_name(index)): index for index in range(len(samples))}
+    found = contents(samples)
+    assert "0" * 64 not in found
+    assert len(found) == len(kept)
+    assert {*found} <= {*expected}
+    part = samples.select(np.array([3, 5]))
+    part.open(0, 3)
+    assert [row.tobytes().hex() for row in samples.hashes.rows] == found
+
+
+def rows_of_two_ranks(context, data: Path, folder: Path) -> None:
+    config = config_for("-dataset=folder", f"-data_path={data}", "-image_size=16", "-num_workers=0", "-batch_size=2")
+    (samples,) = samples_for(config, context, "train")
+    samples.hash_content()
+    for _ in eval_loader_for(config, samples, context):
+        pass
+    assert not samples.hashes.rows.any(1).all()  # the other rank has read the others
+    write_images({"train": samples}, folder, None, False, config.data, context, RunLogger(context))
+
+
+@pytest.mark.slow
+def test_the_list_has_the_images_of_all_ranks(data, tmp_path, ranks):
+    (tmp_path / "run").mkdir()
+    ranks(2)(rows_of_two_ranks, data, tmp_path / "run")
+    found = {row.path: row.sha256 for row in read_images(tmp_path / "run")}
+    files = (data / "train").rglob("*.png")
+    assert found == {str(f.relative_to(data / "train")): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+
+
+def test_other_data_with_some_equal_names_are_no_difference():
+    before = [Row("train", f"{number}.jpg", "a", "", f"s{number}") for number in range(10)]
+    assert not differences(before, before)
+    assert not differences(before, [row._replace(split="all", sha256="x") for row in before[:5]])
+    (text,) = differences(before, [row._replace(split="all", sha256="x") for row in before[:6]])
+    assert "6 changed ('0.jpg', '1.jpg', '2.jpg' and 3 more), 4 missing" in text
+    assert not differences(before, [row._replace(sha256="") for row in before])  # not read
+    assert "1 changed" in differences(before, [before[0]._replace(label="b", sha256=""), *before[1:]])[0]
+    assert not differences(before, [row._replace(split="val") for row in before])
+    assert "2 image(s)" in trained_on(before, [row._replace(split="val", path="y") for row in before[:2]])[0]
+    assert not trained_on([row._replace(sha256="") for row in before], [Row("val", "y", "a", "", "")])
+
+
+def test_a_damaged_list_is_none(tmp_path):
+    for content in (b"", b"\x1f\x8b\x08\x00no", gzip.compress(b"a,b\nc\n"), gzip.compress(b"split\n" + b"x" * 10)):
+        (tmp_path / IMAGES).write_bytes(content)
+        assert read_images(tmp_path) == []
