@@ -32,7 +32,7 @@ def verdict_of(run: RunContents) -> Verdict:
     """The first defect of a trained model."""
     if run.is_evaluation or run.state != "finished":
         return NONE
-    for rule in (_training_at_chance, _one_answer, _frequent_answer, _below_a_rival, _overfitting):
+    for rule in (_training_at_chance, _lagging_average, _one_answer, _frequent_answer, _below_a_rival, _overfitting):
         verdict = rule(run)
         if verdict != NONE:
             return verdict
@@ -53,6 +53,19 @@ def _training_at_chance(run: RunContents) -> Verdict:
     if not is_known or not 0 < chance <= last:
         return NONE
     return f"The training loss is {number(last)}, and a guess of the class has {chance:.2f}.", _with_lower_rate(run)
+
+
+def _lagging_average(run: RunContents) -> Verdict:
+    """An average of the weights far below the raw weights: it has not followed them yet."""
+    average = run.measured("average_score")
+    raw = run.measured("raw_score")
+    if average is None or raw is None or run.metric.sign * (raw - average) <= _FAR:
+        return NONE
+    figures = f"{run.metric.title} {run.metric.text(average)} against {run.metric.text(raw)} of the raw weights"
+    option = "TRAIN.MODEL_EMA=false"
+    if run.options["TRAIN.MODEL_EMA_WARMUP"] is not True:
+        option = "TRAIN.MODEL_EMA_WARMUP=true"
+    return f"The average of the weights lags behind them: {figures}.", _again(run, option)
 
 
 def _one_answer(run: RunContents) -> Verdict:

@@ -220,3 +220,22 @@ def test_a_model_of_one_answer_does_not_overfit(tmp_path, val, kind, counts, pre
 )
 def test_nothing_is_said_of_other_runs(tmp_path, train, val, options, status):
     assert verdict_of(run_of(tmp_path / "run", train, val, options, (5.0, 1.0), **status)) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("scores", "options", "advised"),
+    [
+        ((19, 72), [], "TRAIN.MODEL_EMA=false"),
+        ((19, 72), ["TRAIN.MODEL_EMA_WARMUP=false"], "TRAIN.MODEL_EMA_WARMUP=true"),
+        ((65, 72), [], None),
+        ((72, 19), [], None),
+        ((1.2, 0.4), ["EVAL.BEST_METRIC=loss"], None),
+    ],
+)
+def test_an_average_that_lags_behind_the_weights(tmp_path, scores, options, advised):
+    average, raw = scores
+    keys = ["TRAIN.MODEL_EMA=true", *options]
+    run = run_of(tmp_path / "run", FLAT, FLAT, keys, result={"average_score": average, "raw_score": raw})
+    text, command = verdict_of(run)
+    assert (shlex.split(command)[-1] if command else None) == advised
+    assert (f"{average:.2f}%" in text and f"{raw:.2f}%" in text) == (advised is not None)
