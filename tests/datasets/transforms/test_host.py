@@ -13,7 +13,7 @@ from timm.data import create_transform
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import Resize
 
-from configs.parts import HOST_AUGMENTATIONS, Options
+from configs.parts import HOST_AUGMENTATIONS, Part
 from configs.schema import Data, Train
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.host import (
@@ -110,7 +110,7 @@ def test_draws_equal_those_of_earlier_versions():
 
 def test_a_plugin_that_returns_other_pixels_is_refused(monkeypatch):
     """Normalized pixels would become black images."""
-    monkeypatch.setitem(HOST_AUGMENTATIONS, "unit", (lambda image, rng, options: image / 255, Options))
+    monkeypatch.setitem(HOST_AUGMENTATIONS, "unit", Part(lambda image, rng, options: image / 255))
     transform = transform_of({"IMAGE_SIZE": 8, "HOST_AUGMENTATIONS": {"unit": {}}})
     with refused(r"^DATA.HOST_AUGMENTATIONS: .*float32"):
         transform(LazyImage(torch.zeros(3, 8, 8, dtype=torch.uint8)), 0, 0)
