@@ -100,8 +100,9 @@ class Evaluator:
                 return None
             groups = None if samples.groups is None else np.array([*samples.groups], np.str_)
             temperature = self.temperature or choose_temperature(results.scores, results.targets, results.readable)
-            complete = replace(results, thresholds=self.thresholds, groups=groups, point=self.point)
-            complete = replace(complete, temperature=temperature)
+            complete = replace(
+                results, thresholds=self.thresholds, groups=groups, temperature=temperature, point=self.point
+            )
             return complete.metrics(self.best_metric), complete
 
         metrics, complete = call_on_main(compute, self.context) or (None, None)
@@ -123,8 +124,9 @@ class Evaluator:
         """
 
         for computed in self.compute(model, batches, partial(self._summarize, top_k=top_k), every, after_batch):
-            known: Any = {"temperature": self.temperature or 1.0, "multi_label": self.multi_label}
-            yield SampleResults(**computed[0], **known, errors=computed[1]) if computed else None
+            yield computed and SampleResults(
+                **computed[0], errors=computed[1], temperature=self.temperature or 1.0, multi_label=self.multi_label
+            )
 
     def _summarize(self, logits: torch.Tensor, targets: torch.Tensor, top_k: int = TOP_K) -> dict[str, torch.Tensor]:
         ranked = (score_classes if self.multi_label else _rank_classes)(logits, targets, top_k)

@@ -119,7 +119,7 @@ class SampleResults:
 
     @cached_property
     def calibrated(self) -> "SampleResults":
-        """The results with the scores, probabilities and the losses of logits / temperature, which users see."""
+        """The results with the scores, probabilities and losses of logits / temperature, which users see."""
         if self.of_folds or self.temperature == 1:
             return self.of_folds or self
         assert self.scores is not None
@@ -127,8 +127,14 @@ class SampleResults:
         probabilities = torch.from_numpy(np.take_along_axis(scores, self.labels, 1)).sigmoid().numpy()
         losses = results_of_scores(self.targets, scores).losses
         thresholds = None if self.thresholds is None else self.thresholds / self.temperature
-        found = replace(self, scores=scores, probabilities=probabilities, losses=losses, temperature=1.0)
-        return replace(found, thresholds=thresholds)
+        return replace(
+            self,
+            scores=scores,
+            probabilities=probabilities,
+            losses=losses,
+            thresholds=thresholds,
+            temperature=1.0,
+        )
 
     @property
     def readable(self) -> np.ndarray:

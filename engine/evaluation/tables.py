@@ -89,8 +89,9 @@ class ResultTables:
             **more,
         }
         if results.temperature != 1:
-            calibrated = {"ece": results.calibrated.calibration_error, "loss": results.calibrated.mean_loss}
-            summary["calibrated"] = {"temperature": results.temperature, **calibrated}
+            calibrated = results.calibrated
+            figures = {"ece": calibrated.calibration_error, "loss": calibrated.mean_loss}
+            summary["calibrated"] = {"temperature": results.temperature} | figures
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
