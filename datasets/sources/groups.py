@@ -23,8 +23,8 @@ from datasets.sources.samples import ImageFiles, Samples
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.source import Wanted
 from datasets.sources.tables.columns import find_layout
-from datasets.sources.tables.files import Table, open_columns, open_table
-from datasets.sources.tables.joins import MEDIA, OBSERVATIONS, is_camera_package, open_for
+from datasets.sources.tables.files import Table, open_table
+from datasets.sources.tables.joins import MEDIA, is_camera_package, open_for
 from datasets.sources.tables.rows import table_rows
 from utils.errors import UserError, raise_problems
 from utils.notes import Note
@@ -82,10 +82,10 @@ def package_groups(data: Data) -> str | None:
     """
     folder = Path(data.data_path)
     if is_camera_package(folder):
-        media, observations = (open_columns(folder / name, data.encoding) for name in (MEDIA, OBSERVATIONS))
-        number = sum(1 for _ in media)
-        for name, table in {"eventID": observations, "deploymentID": media}.items():
-            if _FEWEST <= len({cells.get(name) for _, cells in table}) < number:
+        table = open_for(folder / MEDIA, data)
+        for name in ("eventID", "deploymentID"):
+            values = [*table.column(name)]
+            if _FEWEST <= len({*values}) < len(values):
                 return name
     return None
 

@@ -35,7 +35,7 @@ from utils.files import open_regular_file
 from utils.notes import Note
 
 _PLACES = ("..", "../meta", "../labels", "../val")
-_SUFFIXES = (".csv", ".tsv", JSON_LINES, TEXT_LIST, ".json")
+_TABLES = (".csv", ".tsv", JSON_LINES, TEXT_LIST)
 _FROM_JSON = "docs/data.md#labels-in-json makes a table"
 _ANY = "latin-1"  # reads any file: the labels are compared, not used
 _PART_BYTES = 16384  # four parts of a table: whether it names the images
@@ -57,7 +57,7 @@ def files_beside(root: Path) -> list[Path]:
     for name in ("", *_PLACES, *FoundFiles(root).top()[0]):
         folder = Path(os.path.normpath(root / name))
         with suppress(OSError):
-            files = [folder / file for file in list_directory(folder)[1] if file.lower().endswith(_SUFFIXES)]
+            files = [folder / file for file in list_directory(folder)[1] if file.lower().endswith((*_TABLES, ".json"))]
             found += files if len(files) <= _MAX_FILES else []
     return found
 
@@ -161,7 +161,7 @@ def _candidates_of(file: Path, stems: set[str]) -> Iterator[tuple[list[dict[str,
     yield [one for one in columns if "label" in one], is_named
     for other in FoundFiles(file.parent).top()[1] if columns else ():
         with suppress(UserError):
-            header = open_columns(file.parent / other, _ANY).header if other.lower().endswith(_SUFFIXES) else []
+            header = open_columns(file.parent / other, _ANY).header if other.lower().endswith(_TABLES) else []
             shared = [name for name in header if name in table.header]
             added = [name for name in header if name not in shared]
             if shared and added:
@@ -300,7 +300,7 @@ def notes_on_lists(root: Path, class_names: Collection[str]) -> list[Note]:
     if lists:
         notes.append(Note("warning", f"the folders decide, not read: {', '.join(lists[:_MAX_SHOWN])}"))
     for path in found:
-        if path.suffix == ".json" and '"detections"' in _text_of(path):
+        if path.suffix == ".json" and path.parent == root and '"detections"' in _text_of(path):
             text = f"{path}: boxes of animals, people and vehicles by MegaDetector, which are not the classes here"
             notes.append(Note("screen", f"{text}; {_FROM_JSON} of them, to train on"))
     return notes

@@ -18,7 +18,6 @@ from utils.errors import UserError
 from utils.notes import Counts, Note, Reason
 
 MEDIA = "media.csv"
-OBSERVATIONS = "observations.csv"
 _PROFILE = re.compile(r'"profile"\s*:\s*"[^"]*camtrap-dp/1\.')
 
 
@@ -73,7 +72,7 @@ def open_for(file: Path, data: Data, predicts: bool = False) -> Table:
         lacks = Reason(f"rows without a row in {other.file} are left out", "check join in DATA.COLUMNS", "screen")
         return JoinedTable(table, other.header, lambda cells: rows.get(cells[on], lacks), on)
     if file.name == MEDIA and is_camera_package(file.parent) and not (join or predicts):
-        return _open_package(table, open_columns(file.parent / OBSERVATIONS, data.encoding), data)
+        return _open_package(table, open_columns(file.parent / "observations.csv", data.encoding), data)
     return table
 
 
