@@ -25,8 +25,8 @@ from configs.schema.section import MAX_NAME_CHARS
 from configs.versions import VERSION, WRITTEN_BY
 from configs.yaml_io import write_yaml
 from utils.errors import UserError
-from utils.files import absolute_file
-from utils.notes import Note
+from utils.files import absolute_file, read_json
+from utils.notes import STATUS, SWEEP, Note, run_name
 
 _FILES = {  # or names
     "DATA": ("CACHE_DIR", "IMAGE_ROOT"),
@@ -43,7 +43,8 @@ class Command:
     config: the checked options. given: those that files, flags and -opts give, by dotted key; the others are defaults.
     notes: lines for the log about the model family, and about options that differ from the given ones.
     script: the entry script. recipe: the file of -cfg. reason: why the program chose it.
-    prediction: of -predict or -embed. source: MODEL.NAME as given, perhaps a folder or a repository.
+    prediction: of -predict or -embed. source: MODEL.NAME as given, perhaps a folder or a repository. runs: of the sweep
+    that -resume names, whose models are averaged.
     """
 
     argv: tuple[str, ...]
@@ -56,6 +57,7 @@ class Command:
     prediction: Prediction | None
     source: str
     reason: str = ""
+    runs: tuple[Path, ...] = ()
 
     @property
     def embeds(self) -> bool:
@@ -147,7 +149,11 @@ def parse_command_line(
 def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) -> Command:
     """The command of parsed flags: its files are read, and its options completed. Raises UserError as above."""
     prediction = read_prediction(flags)
-    table = read_layers(flags, evaluates=bool(flags.eval or prediction))
+    evaluates = bool(flags.eval or prediction)
+    runs = _runs_of_sweep(flags.resume) if evaluates else ()
+    if runs:
+        flags.resume = str(runs[0])
+    table = read_layers(flags, evaluates)
     plugin_notes = _add_plugins(table, flags.plugin)
     source = str(table.get("MODEL.NAME"))
     config, table, notes = follow_options(table)
@@ -164,8 +170,24 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
         notes=(*replaced, *plugin_notes, *notes),
         prediction=prediction,
         source=source,
+        runs=runs,
     )
     return replace(command, notes=(*command.notes, *_warn_of_unused(table, command)))
+
+
+def _runs_of_sweep(folder: str | None) -> tuple[Path, ...]:
+    """The newest run of each name in the folder of a sweep; none for another folder.
+
+    Raises UserError: a run has not ended.
+    """
+    newest = dict[str, Path]()
+    if folder and os.path.isfile(Path(folder, SWEEP)):
+        newest = {run_name(file.parent): file.parent for file in sorted(Path(folder).glob("*/best.pth"))}
+    for run in newest.values():
+        state = read_json(run / STATUS).get("state")
+        if state not in ("finished", "stopped"):
+            raise UserError(f"{run}: is {state}; the same command of the sweep finishes it")
+    return tuple(newest.values())
 
 
 def _add_plugins(table: OptionTable, paths: Sequence[str]) -> list[Note]:

@@ -15,6 +15,7 @@ from datasets.sources.class_names import names_of_labels
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.evaluation.files import EXPLANATIONS, write_maps
 from engine.evaluation.images import write_images
+from engine.evaluation.mean import write_measured
 from engine.evaluation.predictions import CSV_FILE, Predictions, batches_per_write
 from engine.evaluation.results import TOP_K, classes_without_images
 from engine.evaluation.session import EvaluationSession, build_eval_files, build_session
@@ -72,6 +73,8 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         logger.record.update()  # before the files, which may fail
         files = build_eval_files(config, samples, evaluator, folder)
         files.write(metrics, results, session.model, epoch=None, **about)
+        if command.runs:
+            write_measured(command.runs, metrics.decision, config.eval.tta)
         logger.record.update(state="finished", exit_status=0)
         contents = contents_of(logger.record, config, files.values)
         score = score_text(contents, contents.evaluation, metrics.score)

@@ -14,18 +14,20 @@ from configs.flags import Prediction
 from configs.schema import Config, Data
 from configs.schema.data import properties_of
 from configs.schema.model import Tune
-from configs.schema.operating_point import Goal, OperatingPoint
+from configs.schema.operating_point import Decision, Goal, OperatingPoint
 from configs.weights import WeightsRecord
 from configs.yaml_io import find_name, format_value, shorten
 from datasets.sources.class_names import list_names, names_of_labels, new_names
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc
 from datasets.transforms.device import Normalize
+from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.weights_record import weights_record
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
+from engine.evaluation.mean import MeanOfModels, read_measured
 from engine.parallel import Strategy
-from engine.plan.evaluation import EvaluationPlan, plan_evaluation
+from engine.plan.evaluation import EvaluationPlan, options_of_weights, plan_evaluation
 from engine.precision.policy import Precision, set_process_switches
 from engine.run.cost import copy_to_meta, count_parameters
 from engine.run.facts import Devices
@@ -131,6 +133,8 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
     Raises UserError: the weights do not fit the model; -threshold rejects no image; a workbook has fewer rows.
     """
     plan = plan_evaluation(command, context, logger)
+    if command.runs:
+        plan = _without_decision(command, plan)
     if command.prediction:
         _check_prediction(command.prediction, plan.config, len(plan.samples))
     built = build_eval_model(plan.config, context, plan.purpose, plan.record.image_size, plan.record)
@@ -150,7 +154,57 @@ def build_session(command: Command, context: ProcessContext, logger: RunLogger) 
         evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
     point = _operating_point(command, plan, evaluator.point, logger)
     evaluator = replace(evaluator, merged=plan.merged, point=point)
-    return EvaluationSession(plan, built.compute, evaluator, meta_model=copy_to_meta(built.fp32))
+    session = EvaluationSession(plan, built.compute, evaluator, meta_model=copy_to_meta(built.fp32))
+    return _mean_session(command, session, context, logger) if command.runs else session
+
+
+def _without_decision(command: Command, plan: EvaluationPlan) -> EvaluationPlan:
+    """The plan with the thresholds that were measured for the mean of the models of a sweep, not with a model's own.
+
+    Raises UserError: these images trained some of the models; a map or features of several models.
+    """
+    if command.embeds or (command.prediction and command.prediction.explain):
+        raise UserError(f"-embed and -explain are of one model; give one with -resume={command.runs[0]}")
+    if not command.path and plan.split != "test" and plan.record.is_of(plan.config.data):
+        problem = f"-resume={command.runs[0].parent}: other folds were trained on the images that a fold holds out"
+        raise UserError(
+            f"{problem}; give other images with -data_path, or run scripts/report.py for figures out of fold"
+        )
+    of_model = plan.record.decision
+    decision = read_measured(command.runs)._replace(temperature=of_model.temperature)  # of the first model's logits
+    notes = [Note("screen", f"The mean of {len(command.runs)} models: {', '.join(run.name for run in command.runs)}")]
+    if not _decides(decision) and _decides(of_model):
+        text = "the thresholds are of single models, and none was measured for the mean"
+        fix = f"-eval -data_path=DIR -resume={command.runs[0].parent} measures one"
+        notes.append(Note("screen", f"{text}; {fix}"))
+    return replace(plan, notes=[*plan.notes, *notes], record=replace(plan.record, decision=decision))
+
+
+def _decides(decision: Decision) -> bool:
+    return decision.point is not None or decision.thresholds is not None
+
+
+def _mean_session(
+    command: Command, session: EvaluationSession, context: ProcessContext, logger: RunLogger
+) -> EvaluationSession:
+    """The session of the mean of the models. Raises UserError: their classes or their preprocessing differ."""
+    plan, evaluator = session.plan, session.evaluator
+    members = [(evaluator, session.model)]
+    for run in command.runs[1:]:
+        found = find_checkpoint(str(run), context, best_first=True)
+        assert found
+        for note in found.notes:
+            logger.warn(f"Resume: skipped: {note}")
+        config, record, _ = options_of_weights(command.with_weights(found.path))
+        if (record.class_names, record.preprocessing) != (plan.record.class_names, plan.record.preprocessing):
+            raise UserError(f"{run}: has other classes, or another preprocessing, than {command.runs[0]}")
+        built = build_eval_model(config, context, plan.purpose, record.image_size, record)
+        own = replace(built.evaluator, class_mask=evaluator.class_mask, merged=evaluator.merged)
+        members.append((own, built.compute))
+    of_mean = replace(evaluator, flips=False, class_mask=None, merged={}, temperature=1.0)
+    if not _decides(plan.record.decision) and not command.prediction:
+        of_mean = replace(of_mean, thresholds=None)  # these images choose them
+    return replace(session, model=MeanOfModels(members).eval(), evaluator=of_mean)
 
 
 def _operating_point(

@@ -1,0 +1,116 @@
+"""The mean of the models of a sweep: its probabilities are those of docs/evaluation.md, its thresholds its own."""
+
+import csv
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, evaluate, read_result, refused, run_here
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import nn
+
+from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.mean import MEAN, MeanOfModels
+from utils.files import atomic_save, read_json
+
+POINT = "EVAL.OPERATING_POINT={class: 3, sensitivity: 0.9}"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    """Digits in class folders."""
+    root = tmp_path_factory.mktemp("digits")
+    digits = load_digits()
+    for number in range(0, 1797, 9):
+        file = root / f"{digits.target[number]}/{number}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.fromarray((digits.images[number] * 15).astype(np.uint8)).save(file)
+    return root
+
+
+@pytest.fixture
+def sweep(trained_digits, tmp_path) -> Path:
+    """Three folds, each with an operating point of its own, and an earlier run of one of them."""
+    for fold in range(3):
+        run = trained_digits("DATA.FOLDS=3", f"DATA.FOLD={fold}", POINT, "TRAIN.BASE_LR=1e-2")
+        shutil.copytree(run, tmp_path / f"sweep/FOLD={fold}-20260102-12-00")
+    shutil.copytree(run, tmp_path / "sweep/FOLD=0-20260101-12-00")
+    (tmp_path / "sweep/sweep.json").write_text("{}")
+    return tmp_path / "sweep"
+
+
+def predicted(output: Path, *argv: str) -> list[dict[str, str]]:
+    run_here(*argv, f"-output={output}")
+    with (output / "predictions.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_probabilities_are_those_of_the_docs_script(sweep, images, tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    argv = [f"-predict={images}", "-format=wide", "-opts", "EVAL.TTA=flip"]
+    for fold in range(3):
+        weights = f"-pretrained={sweep}/FOLD={fold}-20260102-12-00/best.pth"
+        predicted(tmp_path / f"predictions/{fold}", argv[0], weights, *argv[1:])
+    monkeypatch.chdir(tmp_path)
+    (script,) = re.findall(r"```python\n(from pathlib.*?)```", (ROOT / "docs/evaluation.md").read_text(), re.S)
+    scope: dict = {}
+    exec(script, scope)
+    rows = predicted(tmp_path / "mean", argv[0], f"-resume={sweep}", *argv[1:])
+    assert [row["path"] for row in rows] == scope["means"].index.tolist()
+    found = np.array([[float(row[str(label)]) for label in range(10)] for row in rows])
+    np.testing.assert_allclose(found, scope["means"][[*"0123456789"]], atol=2e-6)
+    assert "decision" not in rows[0]  # the thresholds of the folds are of single models
+
+
+def test_an_evaluation_measures_the_threshold_of_the_mean(sweep, images, tmp_path):
+    data = ["-dataset=folder", f"-data_path={images}", f"-resume={sweep}"]
+    folder = evaluate(tmp_path / "eval", *data)
+    probabilities = predicted(tmp_path / "wide", f"-predict={images}", f"-resume={sweep}", "-format=wide")
+    found = np.array([[float(row[str(label)]) for label in range(10)] for row in probabilities])
+    labels = np.array([int(Path(row["path"]).parent.name) for row in probabilities])
+    assert read_result(folder)["top1"] == pytest.approx(100 * (found.argmax(1) == labels).mean())
+    summary = read_json(folder / "evaluation/summary.json")
+    stored = read_json(sweep / MEAN)["operating_point"]["threshold"]
+    assert summary["operating_point"]["threshold"] == stored
+    threshold = 1 / (1 + np.exp(-stored))
+    assert (found[labels == 3, 3] >= threshold).mean() >= 0.9  # the highest one that reaches the goal
+    assert (found[labels == 3, 3] >= np.sort(found[labels == 3, 3])[np.sum(labels == 3) // 9 + 1]).mean() < 0.9
+    rows = predicted(tmp_path / "decided", f"-predict={images}", f"-resume={sweep}")
+    assert {row["decision"] == "3" for row in rows if float(row["class_1"] == "3") and row["decision"]} == {True}
+    assert float(rows[0]["decision_threshold"]) == pytest.approx(threshold, abs=1e-5)
+    shutil.rmtree(sweep / "FOLD=2-20260102-12-00")  # another mean
+    assert "decision" not in predicted(tmp_path / "two", f"-predict={images}", f"-resume={sweep}")[0]
+
+
+def test_what_a_mean_cannot_do_is_refused(sweep, images, tmp_path):
+    with refused("-data_path"):  # each image trained some of the models
+        run_here("-eval", f"-resume={sweep}")
+    with refused("-explain"):
+        run_here(f"-predict={images}", f"-resume={sweep}", "-explain")
+    state = torch.load(sweep / "FOLD=1-20260102-12-00/best.pth", weights_only=True)
+    names = state["class_names"]
+    atomic_save(sweep / "FOLD=1-20260102-12-00/best.pth", state | {"class_names": names[::-1]})
+    with refused("FOLD=1.*other classes"):
+        run_here(f"-predict={images}", f"-resume={sweep}", f"-output={tmp_path / 'x'}")
+    status = sweep / "FOLD=1-20260102-12-00/status.json"
+    status.write_text(status.read_text().replace('"finished"', '"running"'))
+    with refused("FOLD=1.*is running"):
+        run_here(f"-predict={images}", f"-resume={sweep}")
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_the_mean_is_of_probabilities(multi_label, cpu):
+    logits = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)) * 9
+    evaluator = Evaluator(nn.Identity(), None, None, cpu, multi_label=multi_label)
+    models = [nn.Sequential() for _ in logits]
+    for model, of_model in zip(models, logits, strict=True):
+        model.forward = lambda images, fixed=of_model: fixed
+    found = MeanOfModels([(evaluator, model) for model in models])(torch.zeros(5))
+    if multi_label:
+        torch.testing.assert_close(found.sigmoid(), logits.sigmoid().mean(0))
+    else:
+        torch.testing.assert_close(found.softmax(-1), logits.softmax(-1).mean(0))
