@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+import torch
 from conftest import TINY_VIT, bright_channels, evaluate, read_result, rows, run_here, train
 
 from engine.checkpoint.files import load_checkpoint
@@ -47,7 +48,9 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, tmp_path):
     again = read_result(evaluated)
     assert again["mean_ap"] == pytest.approx(max(scores))
     assert again["macro_f1"] == pytest.approx(result["macro_f1"])
-    thresholds = load_checkpoint(folder / "best.pth")["thresholds"]
+    state = load_checkpoint(folder / "best.pth")
+    logits = torch.tensor(state["threshold_logits"], dtype=torch.float64)
+    thresholds = (logits / (state.get("temperature") or 1)).sigmoid().tolist()
     classes = read_rows(folder / "evaluation" / "per_class.csv")
     assert [f"{100 * threshold:.4f}" for threshold in thresholds] == [row["threshold"] for row in classes]
     (every,) = (row for row in classes if row["class"] == "every")
