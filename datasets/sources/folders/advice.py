@@ -46,7 +46,7 @@ _IN_NAMES = (
     r"([^/\d]*[^\W\d_])\d+\.\w+$",
     *(rf"([^/{mark}]+){mark}[^/]+$" for mark in (r"\.", "_", "-")),
 )
-_LABELS = re.compile(r" *[|;] *")  # between several of an image
+_LABELS = re.compile(r" *[|;] *|(?<=\d)[, ]+(?=\d)")  # between several of an image
 _MAX_SHOWN = 3  # folders
 _MAX_NAMES = 4  # classes, and numbers in names of files
 

@@ -228,7 +228,12 @@ def _unclear_columns(
         advice["label"] = labels[0]
     if not needs_labels:
         del advice["label"]
-    return _unclear(table, kind, names, data, advice)
+    hint = ""
+    if advice["path"] == "NAME":
+        hint = (
+            "; if another table has the paths, give the folder of the images as -data_path: tables beside it are found"
+        )
+    return _unclear(table, kind, names, data, advice, hint)
 
 
 def _unclear(

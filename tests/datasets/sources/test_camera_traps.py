@@ -191,7 +191,7 @@ FAR = {
         PHOTOS,
         {
             "train_photo_to_biz_ids.csv": ("photo_id,business_id", lambda n: f"{PHOTOS[n][7:14]},{1000 + n // 2}"),
-            "train_labels.csv": ("business_id,labels", lambda n: f"{1000 + n},{('1 2 5', '0 3')[n % 2]}"),
+            "train.csv": ("business_id,labels", lambda n: f"{1000 + n},{('1 2 5', '0 3')[n % 2]}"),
         },
         [("photo_id", "labels", [("125", "03")[n // 2 % 2] for n in range(40)])],
     ),
@@ -232,7 +232,7 @@ def test_the_question_has_a_command_for_each_label(program, tmp_path):
     tree(tmp_path, *files)
     for name, (header, row) in tables.items():
         write_table(tmp_path / name, [row(n) for n in range(40)], header)
-    given = options(tmp_path)
+    given = options(tmp_path / "images" if program == "Yelp" else tmp_path)  # train.csv in DIR is read as the table
     ways = [one for one in typed(line_of(read_splits, given), given) if one.columns]
     assert [(one.columns["path"], one.columns["label"]) for one in ways] == [
         (path, label) for path, label, _ in expected
