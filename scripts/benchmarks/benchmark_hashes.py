@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import torch
 from PIL import Image
 
 from configs.schema import Data, Train
@@ -28,6 +29,7 @@ ROUNDS = 15
 
 
 def main(argv: list[str]) -> int:
+    torch.set_num_threads(1)  # as in a loading worker
     data = Data()
     with TemporaryDirectory() as temporary:
         jpegs = [*make_images(Path(temporary) / "JPEG", count=32).rglob("*.jpg")]
