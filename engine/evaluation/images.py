@@ -86,13 +86,6 @@ def write_images(
         rows = list[Row]()
         for (split, samples), of_split in zip(splits.items(), hashes, strict=True):
             rows += _rows_of(split, samples, of_split, known)
-        logger.note(ImagesRead(digest_of_rows(rows)))
-        try:
-            if len(rows) <= MAX_ROWS:
-                text = table_text(Row._fields, rows).encode("utf-8", "surrogateescape")
-                atomic_write(folder / IMAGES, gzip.compress(text, mtime=0))
-        except OSError as error:  # the run is more important
-            logger.warn(f"{IMAGES} cannot be written: {error}")
         problems = differences(before, rows) if is_same else []
         if not known:
             problems += trained_on(before, rows)
@@ -100,6 +93,13 @@ def write_images(
             if data.image_hashes == "strict":
                 raise UserError(f"{problem}: DATA.IMAGE_HASHES is strict; restore the images, or set it to warn")
             logger.note(Note("warning", problem, misleads=True))
+        logger.note(ImagesRead(digest_of_rows(rows)))
+        try:
+            if len(rows) <= MAX_ROWS:
+                text = table_text(Row._fields, rows).encode("utf-8", "surrogateescape")
+                atomic_write(folder / IMAGES, gzip.compress(text, mtime=0))
+        except OSError as error:  # the run is more important
+            logger.warn(f"{IMAGES} cannot be written: {error}")
 
     call_on_main(write, context)
 

@@ -63,7 +63,7 @@ def open_for(file: Path, data: Data, predicts: bool = False) -> Table:
     parts = path.split("/")
     if len(parts) > 1 and path not in table.header:
         table.require(parts)
-        table = JoinedTable(table, [path], lambda cells: {path: "/".join(cells[name] for name in parts)}, path)
+        table = JoinedTable(table, [path], lambda cells: {path: "/".join(filter(None, map(cells.get, parts)))}, path)
     if join and not (predicts and path in table.header):
         other = open_columns(file.parent / join["file"], data.encoding)
         on = join["on"]
@@ -111,6 +111,8 @@ def _open_package(media: Table, observations: Table, data: Data) -> Table:
     scientificName is the label: observationType where it lacks. eventID is the group: the deployment where it lacks.
     """
     observed = _rows_with(observations, ("mediaID", "observationLevel", "observationType", "scientificName"))
+    for one in observed:
+        one["scientificName"] = one["scientificName"] or one["observationType"]
     levels = _by_column((one for one in observed if one["observationType"] != "unclassified"), "observationLevel")
     rows = _rows_with(media, ("mediaID", "deploymentID", "timestamp", "filePath"))
     of_media = _by_column(levels["media"], "mediaID") or _events_of(rows, levels["event"])
@@ -137,9 +139,7 @@ def _open_package(media: Table, observations: Table, data: Data) -> Table:
         found = of_media.get(cells["mediaID"])
         if not found:
             return unlabelled
-        merged = _merged(found)
-        label = merged["scientificName"] or merged["observationType"]
-        return {**merged, "scientificName": label, "eventID": found[0].get("eventID") or cells["deploymentID"]}
+        return {**_merged(found), "eventID": found[0].get("eventID") or cells["deploymentID"]}
 
     joined = JoinedTable(media, [*observations.header, "eventID"], added_to, "filePath")
     joined.columns = {"path": "filePath", "label": "scientificName"}

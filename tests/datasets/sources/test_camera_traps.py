@@ -71,7 +71,7 @@ def test_media_have_the_labels_of_their_rows_and_events_are_groups(package):
     rows[0] = of_media(0, "blank", "")
     rows[5] = of_media(5, "human", "")
     rows[6] = of_media(6, "unclassified", "")
-    more = [of_media(9), of_media(9, "vehicle", ""), of_event(0, "Sus scrofa"), of_event(4, "Sus scrofa")]
+    more = [of_media(9), of_event(0, "Sus scrofa"), of_event(4, "Sus scrofa")]
     train, val = read_splits(package([*rows, *more]))
     expected = {**EXPECTED, FILES[0]: "blank", FILES[5]: "human"}
     del expected[FILES[6]]
@@ -104,11 +104,13 @@ def test_deployments_are_groups_without_events_of_several_images(event, size, pa
         assert train.groups is None
 
 
-def test_two_species_of_an_image_are_several_labels(package):
-    given = package([*(of_media(n) for n in range(40)), of_media(9, species="Sus scrofa")])
+@pytest.mark.parametrize(("kind", "species"), [("animal", "Sus scrofa"), ("vehicle", "")])
+def test_two_species_of_an_image_are_several_labels(kind, species, package):
+    """Also a species and a kind without one."""
+    given = package([*(of_media(n) for n in range(40)), of_media(9, kind, species)])
     (advised,) = typed(line_of(read_splits, given), given)
     train, val = read_splits(advised)
-    assert train.class_names == sorted([*SPECIES, "Sus scrofa"])
+    assert train.class_names == sorted([*SPECIES, species or kind])
     assert sum(samples.targets.sum() for samples in (train, val)) == 41
 
 
@@ -145,7 +147,8 @@ def test_other_packages_and_confirmed_folders_are_folders(package):
     assert "media.csv" in line_of(read_splits, package([of_media(n) for n in range(40)], version="0.6"))
 
 
-CARDS = [f"Station{n // 20}/Card{n // 10 % 2}/IMG_{n % 10:04}.jpg" for n in range(40)]
+CARDS = [f"Station{n // 20}/Card{n // 10 % 2}/IMG_{n % 10:04}.jpg" for n in range(39)]
+CARDS.append("IMG_0039.jpg")
 PHOTOS = [f"images/{2735077 + n}.jpg" for n in range(40)]
 EYES = [f"IMAGES/20051020_{43808 + n}_0100_PP.png" for n in range(40)]
 PLANTS = ["Quercus robur", "Acer campestre"]
