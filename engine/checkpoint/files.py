@@ -44,6 +44,7 @@ from utils.system import available_bytes
 from utils.torch_compat import tree_map_only
 
 _PADDLE_OPTIMIZER = ".pdopt"  # beside the .pdparams of PaddleViT's earlier checkpoints
+_MOST_COPIED = 10**8  # bytes of a checkpoint that is written beside a training on a CPU
 LARGE = (*WEIGHTS, "optimizer")  # the entries whose tensors are on rank 0 only
 
 
@@ -232,15 +233,15 @@ def find_best(found: FoundCheckpoint, context: ProcessContext) -> Path | None:
         paths = [place.path for place in found.places if place.is_best and place.best == found.state["best"]]
         for path in sorted(paths, key=lambda path: path.name != BEST):
             with suppress(UserError):
-                load_checkpoint(path)
+                load_checkpoint(path, mmap=True)
                 return path
         return None
 
     return broadcast_object(call_on_main(first_valid, context), context)
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint that `CheckpointWriter` wrote; runs no code of the file.
+def load_checkpoint(path: Path, mmap: bool = False) -> dict[str, Any]:
+    """Reads a checkpoint that `CheckpointWriter` wrote; runs no code of the file. mmap: its tensors take no memory.
 
     Raises UserError: the file is damaged, of another program or format, or contains non-finite weights.
     """
@@ -253,7 +254,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         verify_checksum(path, required=True)
         archive_bytes = checked_archive_bytes(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         is_backed = all(has_backing_storage(tensor, archive_bytes) for tensor in tensors_in(state))
     except UserError:
         raise
@@ -326,6 +327,7 @@ OnWritten = Callable[[Path, dict[str, Any]], None]
 class CheckpointWriter:
     """Writes files, one at a time, in a background thread if host memory can hold a copy, else in the calling thread.
 
+    So does a training on a CPU with a large model: a copy takes as much memory as its weights, average and optimizer.
     The current GPU is a setting of each thread: a new thread would allocate memory on the first one, of another rank.
     The thread computes no large tensor: its OpenMP threads and the training's would be more than the cores, and GNU's
     OpenMP then lets idle threads sleep at once, which doubles the time of a small training.
@@ -367,7 +369,10 @@ class CheckpointWriter:
             if state[entry]:  # without an average None
                 content[entry] = {name: one.contiguous() for name, one in state[entry].items()}
         if not self.is_copy:
-            if tensor_bytes(content) > available_bytes() / 2:
+            limit = available_bytes() / 2
+            if not torch.cuda.is_initialized():
+                limit = min(limit, _MOST_COPIED)
+            if tensor_bytes(content) > limit:
                 self._write(content, is_best, periodic, is_later)
                 return
             content = tree_map_only(torch.Tensor, lambda one: one.detach().to("cpu", copy=True), content)

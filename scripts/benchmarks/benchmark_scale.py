@@ -103,7 +103,42 @@ def table(folder: Path) -> Call:
     return add
 
 
-ROWS = {row.__name__: row for row in (interval, wide, hints, runs, table)}
+def options(folder: Path) -> Call:
+    """config.yaml with the weights of 21,841 classes, written and read."""
+    from configs.command_line import parse_command_line, to_yaml
+    from configs.yaml_io import read_yaml
+
+    weights = json.dumps(np.random.default_rng(0).random(21_841).tolist())
+    config = parse_command_line(["-dataset=fake", "-opts", f"LOSS.CLASS_WEIGHTS={weights}"]).config
+    file = folder / "config.yaml"
+    return lambda: (file.write_text(to_yaml(config)), read_yaml(file))
+
+
+def arrays(folder: Path) -> Call:
+    """scores.npz of 200,000 images of 2 classes."""
+    from engine.evaluation.results import results_of_scores
+    from engine.evaluation.tables import ResultTables
+
+    scores = np.random.default_rng(0).standard_normal((200_000, 2), np.float32)
+    results = results_of_scores((scores > 0).astype(np.int8), scores)
+    names = [f"train/class_{index % 2}/image_of_a_camera_{index:06d}.jpg" for index in range(len(scores))]
+    tables = ResultTables(folder, ["a", "b"], names.__getitem__)
+    return lambda: tables._write_arrays("scores.npz", results, scores=scores)
+
+
+def meetings(folder: Path) -> Call:
+    """The device of each of 1,000 ranks, which all ranks read; in one process, without their connections."""
+    from torch import distributed as dist
+
+    from utils.distributed import _meet
+
+    store = dist.TCPStore("localhost", 0, is_master=True)
+    for rank in range(1000):
+        store.set(f"device of rank {rank}", "cpu")
+    return lambda: [_meet(store, rank, 1000, 60, "device", "cpu") for rank in range(1000)]
+
+
+ROWS = {row.__name__: row for row in (interval, wide, hints, runs, table, options, arrays, meetings)}
 
 
 def measure(row: str) -> dict[str, float]:
@@ -114,7 +149,8 @@ def measure(row: str) -> dict[str, float]:
         call()
         seconds = time.process_time() - started
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return {"seconds": seconds, "megabytes": memory / 1024}
+        files = sum(path.stat().st_size for path in Path(folder).glob("*"))
+    return {"seconds": seconds, "megabytes": memory / 1024, "in_files": files / 1e6}
 
 
 def main(argv: list[str]) -> None:
@@ -135,8 +171,9 @@ def main(argv: list[str]) -> None:
         ran = subprocess.run(command, env=environment, cwd=clone, capture_output=True, text=True, check=True)
         found[clone].append(json.loads(ran.stdout.splitlines()[-1]))
     for clone, values in found.items():
-        seconds, megabytes = (statistics.median(one[name] for one in values) for name in ("seconds", "megabytes"))
-        print(f"{arguments.row}: {clone}: {seconds:.2f} CPU s, {megabytes:.0f} MB more than its inputs")
+        medians = {name: statistics.median(one[name] for one in values) for name in values[0]}
+        figures = "{seconds:.2f} CPU s, {megabytes:.0f} MB more than its inputs, {in_files:.1f} MB in files"
+        print(f"{arguments.row}: {clone}: {figures.format(**medians)}")
 
 
 if __name__ == "__main__":

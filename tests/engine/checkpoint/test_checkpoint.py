@@ -115,6 +115,16 @@ def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monk
     assert load_checkpoint(tmp_path / LAST)["model"]["weight"].unique() == 1
 
 
+def test_a_large_checkpoint_of_a_cpu_is_written_without_a_copy(tmp_path, monkeypatch):
+    written, state = list[int](), make_state(1)
+    writer = CheckpointWriter(tmp_path, 2, lambda _, saved: written.append(saved["model"]["weight"].data_ptr()))
+    for most in (10**8, 100):
+        monkeypatch.setattr("engine.checkpoint.files._MOST_COPIED", most)
+        writer.save(state, is_best=False, periodic=None)
+        writer.wait()
+    assert [pointer == state["model"]["weight"].data_ptr() for pointer in written] == [False, True]
+
+
 def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):
     writer = new_writer(tmp_path)
     save(writer, 1)
