@@ -110,7 +110,8 @@ def _open_package(media: Table, observations: Table, data: Data) -> Table:
 
     scientificName is the label: observationType where it lacks. eventID is the group: the deployment where it lacks.
     """
-    observed = _rows_with(observations, ("mediaID", "observationLevel", "observationType", "scientificName"))
+    needed = ("mediaID", "deploymentID", "observationLevel", "observationType", "scientificName")
+    observed = _rows_with(observations, needed)
     for one in observed:
         one["scientificName"] = one["scientificName"] or one["observationType"]
     levels = _by_column((one for one in observed if one["observationType"] != "unclassified"), "observationLevel")
@@ -167,6 +168,6 @@ def _events_of(media: Iterable[Cells], events: Iterable[Cells]) -> dict[str, lis
 def _seconds(time: str) -> float:
     try:
         return datetime.fromisoformat(time).timestamp()
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         problem = f"{shorten(time)} is no time of media or observations"
         raise UserError(f"Camtrap DP: {problem}; write it as 2024-05-01T10:00:00Z") from error
