@@ -160,7 +160,9 @@ class Model(Section):
         "of blocks, about 22% more computation (ViT)",
     )
     attention: Literal["auto", "fused", "explicit"] = option(
-        "auto", "fused: torch chooses the kernel; explicit: softmax(q k^T) v; auto: fused only on a GPU"
+        "auto",
+        "fused: torch chooses the kernel; explicit: softmax(q k^T) v; auto: fused on a GPU, and in float32 on a CPU, "
+        "in timm's plain attention without dropout",
     )
     fused_blocks: bool = option(
         True,

@@ -35,7 +35,7 @@ from engine.run.folder import record_environment
 from engine.run.log import RunLogger
 from engine.run.record import EVALUATION
 from models.build import build_model
-from models.kernels import AUTO, EXPLICIT, prepare_convolutions, use_attention
+from models.kernels import AUTO, EXPLICIT, fuse_plain_attention, prepare_convolutions, use_attention
 from models.weights.choose import EVALUATE, Purpose
 from utils.distributed import ProcessContext
 from utils.errors import UserError, did_you_mean
@@ -306,7 +306,13 @@ def build_eval_files(
 
 
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:
-    """Makes attention explicit if softmax is listed, as fused attention has none; MODEL.ATTENTION overrides it."""
-    if "softmax" in precision.listed and attention == AUTO:
-        use_attention(model, EXPLICIT)
+    """Makes attention explicit if softmax is listed, as fused attention has none; MODEL.ATTENTION overrides it.
+
+    In float32 on a CPU, timm's plain attention without dropout is fused.
+    """
+    if attention == AUTO:
+        if "softmax" in precision.listed:
+            use_attention(model, EXPLICIT)
+        elif precision.device.type == "cpu" and precision.dtype == torch.float32:
+            fuse_plain_attention(model)
     precision.apply_op_lists(model)

@@ -95,9 +95,11 @@ LOADED_LATE = (
     "obstore", "pandas", "pyarrow", "scipy", "sklearn", "sympy", "tensorboard", "torch._dynamo.config",
     "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "triton", "wandb",
 )  # fmt: skip
+UNUSED = "mlflow", "pandas", "pyarrow", "scipy", "sklearn", "trackio", "transformers", "wandb"  # up to the end
 AT_FIRST_LOSS = f"""
 import atexit, gc, sys
 atexit.register(lambda: print("frozen:", gc.get_freeze_count() > 0))
+atexit.register(lambda: print(" ".join(["unused:", *set({UNUSED}) & set(sys.modules)])))
 import main_single_gpu
 
 class Screen:
@@ -126,13 +128,13 @@ def test_a_plain_run_imports_no_package_that_it_can_do_without_before_its_first_
     def lines(*more):
         command = [sys.executable, "-c", AT_FIRST_LOSS, *more, *flags]
         run = subprocess.run(command, cwd=ROOT, env=environment(""), stdout=subprocess.PIPE, text=True, check=True)
-        return [line.strip() for line in run.stdout.splitlines() if line.startswith(("loaded:", "frozen:"))]
+        return [line.strip() for line in run.stdout.splitlines() if line.startswith(("loaded:", "unused:", "frozen:"))]
 
     flags.append("TRAIN.MAX_STEPS=1")
-    assert lines(f"-output={out / 'train'}")[0] == "loaded:"
+    assert lines(f"-output={out / 'train'}")[:2] == ["loaded:", "unused:"]
     flags.pop()
     weights = only_run(out / "train") / "last.pth"
-    assert lines("-eval", f"-pretrained={weights}", f"-output={out / 'eval'}") == ["loaded:", "frozen: True"]
+    assert lines("-eval", f"-pretrained={weights}", f"-output={out / 'eval'}") == ["loaded:", "unused:", "frozen: True"]
 
 
 AUGMENTED = [
