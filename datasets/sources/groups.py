@@ -80,7 +80,7 @@ def package_groups(data: Data) -> str | None:
     """The column of groups of the Camtrap DP in DATA_PATH: events, else deployments; None without several images in
     each, and for other data.
     """
-    folder = Path(data.data_path)
+    folder = Path(data.data_path.removesuffix(MEDIA))
     if is_camera_package(folder):
         table = open_for(folder / MEDIA, data)
         for name in ("eventID", "deploymentID"):

@@ -211,7 +211,7 @@ def _labels_in(
     labels = dict[str, str]()
     held_out = dict[str, str]()
     lacks = has_several = False
-    for split in {*layout.split_of.values()} or [None]:
+    for split in dict.fromkeys(layout.split_of.values()) or [None]:
         rows = table_rows(table, data, split)
         targets = [*map(known_labels, rows.target_ids)]
         images = [known.get(os.path.abspath(os.path.join(rows.root, path)), "") for path in rows.paths.strings()]

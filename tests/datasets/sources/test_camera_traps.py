@@ -93,15 +93,17 @@ def test_events_label_the_images_of_their_deployment_and_time(package):
 @pytest.mark.parametrize("size", [4, 20])
 @pytest.mark.parametrize("event", ["", "each image"])
 def test_deployments_are_groups_without_events_of_several_images(event, size, package):
-    """Fewer than five are none."""
+    """Fewer than five are none. Also if DATA_PATH is the table."""
     media = [medium(n).replace(f"d{n // 20}", f"d{n // size}") for n in range(40)]
     rows = [of_media(n, event=event and f"e{n}").replace(f"d{n // 20}", f"d{n // size}") for n in range(40)]
-    train, val = read_splits(package(rows, media))
-    assert classes_of(train, val) == EXPECTED
-    if size == 4:
-        assert sum(groups_apart(train, val)) == 10
-    else:
-        assert train.groups is None
+    given = package(rows, media)
+    for data in (given, options(f"{given.data_path}/media.csv")):
+        train, val = read_splits(data)
+        assert classes_of(train, val) == EXPECTED
+        if size == 4:
+            assert sum(groups_apart(train, val)) == 10
+        else:
+            assert train.groups is None
 
 
 @pytest.mark.parametrize(("kind", "species"), [("animal", "Sus scrofa"), ("vehicle", "")])
