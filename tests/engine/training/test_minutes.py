@@ -195,6 +195,16 @@ def test_given_epochs_replace_the_plans_which_a_new_run_without_minutes_repeats(
     assert len(rows(folder)) == done + 3
 
 
+@pytest.mark.slow
+def test_a_resumed_run_with_other_minutes_plans_for_them(tmp_path, monkeypatch):
+    SlowMachine(monkeypatch, 1)
+    folder = train([*digits_flags(tmp_path), "TRAIN.MAX_STEPS=20", *OPTIONS])
+    machine = SlowMachine(monkeypatch, 1)
+    train([f"-resume={folder}", "-minutes=1.5", "-opts", "TRAIN.MAX_STEPS=null"])
+    assert abs(22.5 + machine.seconds + 4.5 - 90) <= 0.05 * 90, "five epochs of 4.5 s before, and the end"
+    assert train_options(folder)["NUM_EPOCHS"] == len(rows(folder))
+
+
 def run_on_a_rank(context: ProcessContext, flags: list[str]) -> tuple[dict, str]:
     """Each rank has its own clock; the one of the main process counts."""
     with pytest.MonkeyPatch.context() as patch:
