@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import threading
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -293,7 +294,11 @@ class ParquetImages(ImageFiles):
     def _group(self) -> None:
         self._cache = dict[tuple[str, int], Any]()
         numbers = dict[tuple[str, int], int]()
-        groups = [numbers.setdefault(self._place(index)[:2], len(numbers)) for index in range(len(self))]
+        group_ends = {name: ends.tolist() for name, ends in self._ends.items()}  # of millions of rows, lists are faster
+        groups = list[int]()
+        for name, _, row in (path.rpartition(":") for path in self.paths):
+            group = bisect_right(group_ends[name], int(row))
+            groups.append(numbers.setdefault((name, group), len(numbers)))
         ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(groups))
         self.windows = ShardWindows(ends, max(1, min(self._shuffled_groups, _CACHE_BYTES // self._largest)))
 
