@@ -339,8 +339,10 @@ _COMMANDS_OF |= {"split": ["eval", "predict", "embed"], "save_logits": ["eval"]}
 
 
 def _refuse_flags_of_commands(arguments: argparse.Namespace) -> None:
-    """Raises UserError: a flag is given without the command that it belongs to."""
+    """Raises UserError: a flag is given without the command that it belongs to, or beside one that does not use it."""
     given = vars(arguments)
+    if given["held_out"] and any(map(given.get, _COMMANDS_OF["split"])):
+        raise UserError("-held_out is of a training: other commands take the images of the run; remove it")
     for name, commands in _COMMANDS_OF.items():
         if given[name] is not None and not any(map(given.get, commands)):
             raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it")

@@ -332,12 +332,10 @@ def _check_images(
     context: ProcessContext,
 ) -> list[Note]:
     """As `check_images`, if this is no run that is resumed with the same images; a collective call."""
-    every = [*splits.values()]
-    if command.flags.dry_run:
-        return check_images(every, data, context, _DECODE_SECONDS)
-    if find_on_main(partial(_is_checked, found, splits), context):
+    decode_seconds = _DECODE_SECONDS if command.flags.dry_run else 0.0
+    if not decode_seconds and find_on_main(partial(_is_checked, found, splits), context):
         return []
-    return check_images(every, data, context)
+    return check_images([*splits.values()], data, context, decode_seconds)
 
 
 def _is_checked(found: FoundCheckpoint | None, splits: Mapping[str, Samples]) -> bool:

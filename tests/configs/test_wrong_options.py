@@ -37,6 +37,7 @@ configs/vit_digits.yaml | unknown: configs/vit_digits.yaml
 -eval -pretrained=x.pth -explain | -explain is a flag of -predict
 -save_logits | -save_logits is a flag of -eval
 -profile -eval -pretrained=x.pth | -eval
+-held_out=old -eval -pretrained=x.pth | -held_out
 # Keys
 -opts 'EVAL.OPERATING_POINT={class: a}' | {class: malignant, specificity: 0.95}
 -opts 'EVAL.OPERATING_POINT={class: a, specificity: 95}' | EVAL.OPERATING_POINT
