@@ -163,10 +163,12 @@ def test_a_compiler_that_fails_is_named(monkeypatch, own_cache, capfd, is_missin
     else:
         monkeypatch.setattr("sysconfig.get_paths", lambda **_: {"include": str(own_cache)})
     monkeypatch.setattr(nvidia, "libcuda_dirs", lambda: ["/usr/lib"])
-    build._find_compiler.cache_clear()
+    if hasattr(build, "_find_compiler"):  # Triton of torch 2.10 keeps no compiler
+        build._find_compiler.cache_clear()
     cause = "no-compiler" if is_missing else "its C compiler fails; .*python3-dev"
     assert re.search(cause, fault_of_compiler(nvidia.CudaUtils))
-    build._find_compiler.cache_clear()
+    if hasattr(build, "_find_compiler"):  # Triton of torch 2.10 keeps no compiler
+        build._find_compiler.cache_clear()
 
 
 @pytest.mark.gpu
