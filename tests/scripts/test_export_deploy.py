@@ -179,6 +179,8 @@ def test_the_folder_decides_as_a_prediction_in_python_and_in_cpp(channels, tmp_p
     capfd.readouterr()
     program = compiled(folder, tmp_path)
     modes = set()
+    own = shutil.copytree(folder, tmp_path / "own")  # as without DATA.GREY_RANGE: white is as the file says
+    (own / "model.txt").write_text((folder / "model.txt").read_text().replace(" 4095\n", " 65535\n"))
     for row in rows:
         picture = tmp_path / "a.pnm"
         pixels = as_pnm(Path(row["path"]), picture)
@@ -191,6 +193,9 @@ def test_the_folder_decides_as_a_prediction_in_python_and_in_cpp(channels, tmp_p
             picture.write_bytes(pixels.tobytes())
             shape = [*map(str, pixels.shape), *["1"] * (pixels.ndim == 2)]
             assert subprocess.check_output([*words, *shape], text=True).split("\t")[0] == decision
+        else:
+            picture.write_bytes(picture.read_bytes().replace(b"\n65535\n", b"\n4095\n", 1))
+            assert subprocess.check_output([program, own, picture], text=True) == f"{decision}\t{probability}\n"
     assert modes == {"uint8", "uint16"}
     assert subprocess.run([program, folder, folder / "model.txt"], stderr=subprocess.DEVNULL).returncode == 1
     known = read_json(folder / "model.json") | {"grey_range": [0, 65535]}

@@ -86,16 +86,14 @@ static Picture read_picture(int count, char** arguments, const Model& model) {
     }
     std::vector<uint8_t> bytes((std::istreambuf_iterator<char>(file)), {});
     const size_t values = picture.height * picture.width * picture.channels;
-    const size_t depth = highest > 255 ? 2 : 1;
-    if (bytes.size() != values * depth) fail("the file has not as many bytes as the image has values");
+    const bool is_deep = highest > 255;
+    if (bytes.size() != values * (is_deep ? 2 : 1)) fail("the file has not as many bytes as the image has values");
     picture.pixels.resize(values);
+    const float low = is_deep ? model.low : 0;
+    const float high = is_deep && model.high < 65535 ? model.high : highest;  // else white is as the file says
     for (size_t i = 0; i < values; ++i) {
-        if (depth == 1) {
-            picture.pixels[i] = bytes[i];
-            continue;
-        }
-        const float value = 256 * bytes[2 * i] + bytes[2 * i + 1];
-        const float level = std::nearbyint((value - float(model.low)) * 255 / float(model.high - model.low));
+        const float value = is_deep ? 256 * bytes[2 * i] + bytes[2 * i + 1] : bytes[i];
+        const float level = std::nearbyint((value - low) * 255 / (high - low));
         picture.pixels[i] = uint8_t(std::clamp(level, 0.0f, 255.0f));
     }
     return picture;
