@@ -78,10 +78,10 @@ def suggest_groups(listing: ImageFiles, data: Data, table: Table | None, is_cut:
 
 def package_groups(data: Data) -> str | None:
     """The column of groups of the Camtrap DP in DATA_PATH: events, else deployments; None without several images in
-    each, and for other data.
+    each, for other data, and with `join`, as runs of before have read it.
     """
     folder = Path(data.data_path.removesuffix(MEDIA))
-    if is_camera_package(folder):
+    if is_camera_package(folder) and "join" not in data.given_columns:
         table = open_for(folder / MEDIA, data)
         for name in ("eventID", "deploymentID"):
             values = [*table.column(name)]

@@ -104,6 +104,9 @@ def test_deployments_are_groups_without_events_of_several_images(event, size, pa
             assert sum(groups_apart(train, val)) == 10
         else:
             assert train.groups is None
+    columns = {"path": "filePath", "label": "scientificName", "join": {"file": "observations.csv", "on": "mediaID"}}
+    train, _ = read_splits(options(f"{given.data_path}/media.csv", columns=columns))  # as runs of before
+    assert train.groups is None
 
 
 @pytest.mark.parametrize(("kind", "species"), [("animal", "Sus scrofa"), ("vehicle", "")])
