@@ -176,13 +176,13 @@ def read_options(argv: tuple[str, ...], flags: argparse.Namespace, script: str) 
 
 
 def _runs_of_sweep(folder: str | None) -> tuple[Path, ...]:
-    """The newest run of each name in the folder of a sweep; none for another folder.
+    """The newest run of each name KEY=VALUE in the folder of a sweep; none for another folder.
 
-    Raises UserError: a run has not ended.
+    Raises UserError: a run has not ended, perhaps not one epoch.
     """
     newest = dict[str, Path]()
     if folder and os.path.isfile(Path(folder, SWEEP)):
-        newest = {run_name(file.parent): file.parent for file in sorted(Path(folder).glob("*/best.pth"))}
+        newest = {run_name(file.parent): file.parent for file in sorted(Path(folder).glob(f"[A-Z]*=*/{STATUS}"))}
     for run in newest.values():
         state = read_json(run / STATUS).get("state")
         if state not in ("finished", "stopped"):

@@ -81,7 +81,7 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
         before = with_defaults(read_yaml(options_file))
     except UserError as error:
         return str(error)
-    values = _values(config)
+    values = values_of(config)
     keys = _keys_of_experiment(values, before, config)
     for key, value in values.items():
         then = before.get(key)
@@ -126,10 +126,10 @@ def _comparable(key: str, value: Any) -> Any:
 
 def shared_options(config: Config) -> dict[str, Any]:
     """Returns all options but paths and workers, which belong to a host, by dotted key."""
-    return {key: value for key, value in _values(config).items() if key not in _OF_HOST}
+    return {key: value for key, value in values_of(config).items() if key not in _OF_HOST}
 
 
-def _values(config: Config) -> dict[str, Any]:
+def values_of(config: Config) -> dict[str, Any]:
     """All options by dotted key, as a YAML file gives them."""
     return dict(flatten(config.model_dump(by_alias=True, mode="json")))
 
@@ -138,8 +138,8 @@ def set_by(places: dict[str, Config]) -> list[Note]:
     """'MODEL.NUM_CLASSES 5 (follow_facts), ...': what each place has changed. places: the options after each one."""
     texts = []
     for (_, before), (place, after) in pairwise(places.items()):
-        then = _values(before)
-        now = _values(after)
+        then = values_of(before)
+        now = values_of(after)
         texts += [f"{key} {format_value(value)} ({place})" for key, value in now.items() if value != then.get(key)]
     return [Note("log", f"Options set: {', '.join(texts)}")] if texts else []
 
@@ -157,7 +157,7 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 def _defaults(family: str) -> dict[str, Any]:
     # Not checked: general defaults, such as the image size, need not be possible for each family.
-    return _values(Config.model_construct(model=MODEL_SECTIONS[family].model_construct()))
+    return values_of(Config.model_construct(model=MODEL_SECTIONS[family].model_construct()))
 
 
 def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -168,4 +168,4 @@ def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any
 
 def non_default_options(config: Config) -> dict[str, str]:
     """The options that differ from their defaults by dotted key, as short texts."""
-    return {key: format_value(value) for key, (value, _) in differing_from_defaults(_values(config)).items()}
+    return {key: format_value(value) for key, (value, _) in differing_from_defaults(values_of(config)).items()}

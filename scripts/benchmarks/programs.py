@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.command_line import parse_command_line
+from configs.compare import values_of
 from configs.flags import keys_of
-from configs.load import flatten
 from configs.programs import programs
 from configs.schema import Config, Loss, LRScheduler
 from configs.yaml_io import read_yaml
@@ -235,8 +235,8 @@ def check_recipe(config: Config, recipe: Config) -> None:
     """Raises UserError for an option that differs from the recipe and has no flag of train.py."""
     table = _flag_table()
     translated = {*table["other_options"], *table["vit"].values(), *table["options"]}
-    defaults = _options(recipe)
-    for key, value in _options(config).items():
+    defaults = values_of(recipe)
+    for key, value in values_of(config).items():
         if value != defaults.get(key) and key not in translated:
             raise UserError(f"{key}: the comparison with timm does not support it; remove it")
     epochs = config.train.warmup_epochs
@@ -246,10 +246,6 @@ def check_recipe(config: Config, recipe: Config) -> None:
 
 def _flag_table() -> dict[str, Any]:
     return read_yaml(Path(__file__).with_name("timm_flags.yaml"))
-
-
-def _options(config: Config) -> dict[str, Any]:
-    return dict(flatten(config.model_dump(by_alias=True, mode="json")))
 
 
 def timm_flags(
@@ -267,7 +263,7 @@ def timm_flags(
     height, width = data.input_size
     on_gpu = visible_gpus() > 0
     table = _flag_table()
-    options = _options(config)
+    options = values_of(config)
     arguments = options.get("MODEL.KWARGS")  # of TYPE timm: other models keep timm's shape and drop rates
     if model.type == "vit":
         arguments = {"img_size": data.image_size} | {name: options[key] for name, key in table["vit"].items()}

@@ -98,6 +98,7 @@ def test_what_a_mean_cannot_do_is_refused(sweep, images, tmp_path):
         run_here(f"-predict={images}", f"-resume={sweep}", f"-output={tmp_path / 'x'}")
     status = sweep / "FOLD=1-20260102-12-00/status.json"
     status.write_text(status.read_text().replace('"finished"', '"running"'))
+    (status.parent / "best.pth").unlink()  # in its first epoch
     with refused("FOLD=1.*is running"):
         run_here(f"-predict={images}", f"-resume={sweep}")
 
