@@ -138,7 +138,7 @@ def cut_images(
     rule = rule_of(data)
     is_same = known.rule == rule.rule and history.known is not None
     kept = known if is_same else _NO_SPLIT
-    paths = _before_renaming(paths, data.rename, known)
+    paths = _before_renaming(paths, data.rename, history.known or history.held_out or _NO_SPLIT)
     hashes = hash_paths(paths)
     if "all" in splits:
         part = Cut(np.ones(len(paths), bool))

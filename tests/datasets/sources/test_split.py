@@ -491,6 +491,10 @@ def test_a_new_training_holds_out_what_another_run_did_and_a_cut_of_the_new_imag
     assert expected & {*added}
     resumed = cut_images(*images, None, options("DIR"), ["train"], History(found.run_split, held_out=run))
     assert resumed.run_split == found.run_split
+    renamed = StringPacker(path.replace("a/", "z/") for path in now).strings()
+    given = options("DIR", rename={"a": "z"})
+    found = cut_images(renamed, images[1], None, given, ["train"], History(held_out=run))
+    assert {now[index] for index in np.flatnonzero(found.is_val)} - {*added} == expected - {*added}
 
     groups = [f"old{number // 2}" for number in range(20)]
     _, _, run = split_part(PATHS, [0] * 20, "train", groups=groups)
