@@ -60,7 +60,7 @@ def test_run_folder_contents(trained):
     names = {path.name for path in folder.iterdir()}
     checkpoints = {"last.pth", "previous.pth", "best.pth", "epoch-001.pth", "epoch-002.pth"}
     texts = {"log.txt", "config.yaml", "run.json", "status.json", "metrics.jsonl", "metrics.csv", "report.html"}
-    assert names - checkpoints == texts | {"evaluation", "details", ".lock"}
+    assert names - checkpoints == texts | {"evaluation", "details", "images.csv.gz", ".lock"}
     assert "epoch-002.pth" in names
     assert any((folder / "details").glob("events.out.tfevents*"))
     assert re.fullmatch(r"vit-\d{8}-\d\d-\d\d", folder.name)
