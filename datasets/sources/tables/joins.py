@@ -2,6 +2,7 @@
 
 import os
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -153,18 +154,32 @@ def _open_package(media: Table, observations: Table, data: Data) -> Table:
 def _events_of(media: Iterable[Cells], events: Iterable[Cells]) -> dict[str, list[Cells]]:
     """The events of the deployment and time of each medium, by mediaID."""
     of_deployments = _by_column(events, "deploymentID")
+
+    @cache
+    def timetable(deployment: str) -> tuple[list[Cells], list[float], float]:
+        """The events in the order of their starts, the starts, and the duration of the longest one."""
+        ordered = sorted(of_deployments[deployment], key=_start)
+        longest = max((_end(event) - _start(event) for event in ordered), default=0)
+        return ordered, [_start(event) for event in ordered], longest
+
     found = dict[str, list[Cells]]()
     for cells in media:
         time = _seconds(cells["timestamp"])
-        found[cells["mediaID"]] = [
-            event
-            for event in of_deployments[cells["deploymentID"]]
-            if _seconds(event.get("eventStart", "")) <= time <= _seconds(event.get("eventEnd", ""))
-        ]
+        ordered, starts, longest = timetable(cells["deploymentID"])
+        may_last = ordered[bisect_left(starts, time - longest) : bisect_right(starts, time)]
+        found[cells["mediaID"]] = [event for event in may_last if time <= _end(event)]
     return found
 
 
-@lru_cache(10**5)  # each event is compared with all media of its deployment
+def _start(event: Cells) -> float:
+    return _seconds(event.get("eventStart", ""))
+
+
+def _end(event: Cells) -> float:
+    return _seconds(event.get("eventEnd", ""))
+
+
+@lru_cache(10**5)  # an event is compared with each medium in it
 def _seconds(time: str) -> float:
     try:
         return datetime.fromisoformat(time).timestamp()
