@@ -147,13 +147,15 @@ def _check_classes(rows: Rows, labels: np.ndarray, known: Sequence[str], source:
         unknown = [names[label] for label in np.flatnonzero((_count(rows) > 0) & (labels < 0)).tolist()]
         fix = "rename or remove it"
     advice = ""
-    if others and missing:
-        old = next(name for name in known if name in missing)
+    if len(others) == len(missing) == 1:  # of several, each pair would be a guess
+        (old,) = missing
         if needs_all:  # DATA.RENAME cannot change in a run
             advice = f"; if it is {old!r}, give it this name again"
         elif not data.rename:
-            option = json.dumps({old: [*unknown, *others][0]}, ensure_ascii=False)
+            option = json.dumps({old: others[0]}, ensure_ascii=False)
             advice = f"; if it is the new name of {old!r}: -opts {shlex.quote(f'DATA.RENAME={option}')}"
+    elif others and missing and not (needs_all or data.rename):
+        advice = "; if classes have new names: DATA.RENAME={OLD NAME: NEW NAME, ...}"
     if unknown:
         text = f"{list_names(unknown)}: not a class of {source} ({source} has {list_names(known)})"
         rows = rows.found(f"{data.data_path}: {text}; {fix}{advice}")

@@ -211,6 +211,8 @@ def _again(run: RunContents, *options: str) -> str:
     flags = [f"-cfg={folder / RUN_OPTIONS}"]
     if (folder.parent / SWEEP).exists():
         flags.append(f"-output={folder.parents[1]}")
+    if run.options["TRAIN.MINUTES"]:  # else it plans for another speed
+        options = (*options, "TRAIN.MINUTES=null")
     return command_of(run, *flags, "-opts", *options)
 
 

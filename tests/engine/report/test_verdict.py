@@ -102,6 +102,21 @@ def test_a_class_that_is_predicted_far_too_often_is_named_with_its_counts(
         config_for(*shlex.split(command)[2:])
 
 
+def test_a_command_for_a_run_with_minutes_repeats_its_epochs(tmp_path):
+    """Planned again by another speed, it would differ in more than the option that is tried."""
+    weighted = "LOSS.CLASS_WEIGHTS=balanced"
+    folder = run_of(tmp_path / "run", RISING, RISING, [*WEIGHTS, "TRAIN.MINUTES=2", weighted]).folder
+    rows = [
+        {"label": 0, "class": "a", "count": 8, "predicted": 800},
+        {"label": 1, "class": "b", "count": 800, "predicted": 8},
+    ]
+    update_json(folder / "evaluation/tables.json", per_class=rows)
+    update_json(folder / "evaluation/summary.json", samples=808)
+    config = config_for(*shlex.split(verdict_of(read_contents(folder))[1])[2:])
+    assert config.train.minutes is None
+    assert config.train.num_epochs == read_contents(folder).options["TRAIN.NUM_EPOCHS"]
+
+
 def test_more_epochs_are_no_advice_after_an_early_stop(tmp_path):
     assert kind_of(run_of(tmp_path / "run", RISING, RISING, WEIGHTS, (78.4, 10.0), stopped_early=True)) == "probe"
 
