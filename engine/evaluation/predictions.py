@@ -31,6 +31,7 @@ COUNTS_FILE = "counts.csv"
 XLSX_FILE = "predictions.xlsx"
 UNKNOWN = "unknown"  # of -threshold
 THRESHOLD, REVIEW = "decision_threshold", "needs_review"
+_COUNTED = ("label", "decision", "predicted")  # in the file of counts: the first of these columns, else the best class
 _SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_COLUMNS, _SHOWN_CHARS = 10, 3, 8, 48
 
 _Text = str | float
@@ -142,7 +143,8 @@ class Predictions:
                 line = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
                 objects.write(f"{',' if self.num_done else '['}\n{line}")
             if self._samples.groups is not None and not error:
-                label = str(texts.get("label", texts.get("predicted", self._class_names[ranked[0][0]])))
+                likeliest = self._class_names[ranked[0][0]]
+                label = str(next((texts[name] for name in _COUNTED if name in texts), likeliest))
                 counts = self._counts[self._samples.groups[self.num_done], label]
                 counts[0] += 1
                 counts[1] += texts.get(REVIEW) == "yes"
