@@ -18,23 +18,19 @@ from engine.evaluation.ranking import divide, log_odds, mean_of
 NUM_BINS = 15  # of the confidence
 _TEMPERATURES = [2 ** (step / 32) for step in range(-64, 65)]
 _SIGMA = 0.5  # of log(T)
-_MAX_CELLS = 250_000  # scores that choose
 _ROWS = 4096  # at a time, in float64
 
 
-def choose_temperature(scores: np.ndarray | None, targets: np.ndarray, rows: np.ndarray) -> float:
+def choose_temperature(scores: np.ndarray, targets: np.ndarray) -> float:
     """The T of 1/4 to 4 with the lowest log loss, summed over samples or labels, plus log(T)**2 / (2 sigma**2).
 
-    The last term is a normal prior, as few samples show little. Of many scores, evenly spaced samples choose. 1
-    without scores, if all samples or labels are right, and if a loss is not finite.
+    The last term is a normal prior, as few samples show little. 1 if all samples or labels are right, and if a loss is
+    not finite.
 
-    scores, targets: of `SampleResults`. rows: of the readable samples.
+    scores, targets: of the readable samples of `SampleResults`.
     """
-    if scores is None:
-        return 1.0
-    rows = rows[:: 1 + scores.size // _MAX_CELLS]
-    odds = torch.from_numpy(scores[rows])
-    labels = torch.from_numpy(targets[rows])
+    odds = torch.from_numpy(scores)
+    labels = torch.from_numpy(targets)
     if labels.ndim == 2:  # each label is a sample of two classes
         is_known = labels != UNKNOWN
         odds = odds[is_known][:, None] * torch.tensor([-1, 1])

@@ -25,7 +25,6 @@ from datasets.loading.sampler import EvalSampler, Key
 from datasets.loading.workers import call_in_background
 from datasets.sources.checks import decode_images, error_of
 from datasets.sources.samples import ImageFiles, Samples
-from engine.evaluation.calibration import choose_temperature
 from engine.evaluation.ranking import log_odds, rank_labels
 from engine.evaluation.results import TOP_K, SampleResults, score_classes
 from engine.parallel import Strategy, run_eagerly
@@ -99,7 +98,7 @@ class Evaluator:
             if not results:
                 return None
             groups = None if samples.groups is None else np.array([*samples.groups], np.str_)
-            temperature = self.temperature or choose_temperature(results.scores, results.targets, results.readable)
+            temperature = self.temperature or results.best_temperature
             complete = replace(
                 results, thresholds=self.thresholds, groups=groups, temperature=temperature, point=self.point
             )

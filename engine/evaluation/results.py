@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from configs.schema.operating_point import UNDECIDED, Decision, OperatingPoint
 from datasets.batch import PADDING, is_padding
 from datasets.sources.samples import UNKNOWN
-from engine.evaluation.calibration import Calibration, calibration, temper
+from engine.evaluation.calibration import Calibration, calibration, choose_temperature, temper
 from engine.evaluation.ranking import (
     RankingFigures,
     divide,
@@ -254,6 +254,20 @@ class SampleResults:
         """The expected calibration error; with several labels per sample the mean of the labels."""
         return mean_defined(np.array([one.error for one in self.calibrations]))
 
+    @property
+    def best_temperature(self) -> float:
+        """The T of `choose_temperature`; 1 without scores, and unless the calibration error is lower with T.
+
+        Of many scores, evenly spaced samples choose.
+        """
+        if self.scores is None:
+            return 1.0
+        own = self.take(self.readable[:: 1 + self.scores.size // _MAX_CELLS])
+        assert own.scores is not None
+        chosen = choose_temperature(own.scores, own.targets)
+        tempered = replace(own, temperature=chosen).calibrated
+        return chosen if tempered.calibration_error < own.calibration_error else 1.0
+
     def metrics(self, best: str | None = None) -> Metrics:
         """All metrics that apply, NaN if no sample was read. best: the one that decides; None: mean AP or top-1."""
         samples = len(self.readable)
@@ -266,6 +280,7 @@ class SampleResults:
         return Metrics(values, samples, best=best_metric(best, multi_label).name, decision=decision)
 
 
+_MAX_CELLS = 250_000  # scores that choose the temperature
 _PER_SAMPLE = ("targets", "labels", "probabilities", "losses", "scores", "logits", "groups")
 
 

@@ -85,7 +85,7 @@ def test_an_average_says_how_its_point_was_chosen(digits_run, tmp_path, capsys):
     assert summary["operating_point"]["specificity"] >= 90
     assert summary["operating_point"]["threshold"] == decision.point.threshold
     with np.load(folder / "evaluation/scores.npz") as saved:
-        own = choose_temperature(saved["scores"], saved["labels"], np.arange(len(saved["labels"])))
+        own = choose_temperature(saved["scores"], saved["labels"])
     assert summary["calibrated"]["temperature"] == decision.temperature == own
     assert decision.temperature != read_record(str(run / "best.pth")).decision.temperature
     with refused(r"^DATA\.ONLY_CLASSES: .*remove it$"):  # the images of two classes would choose the threshold

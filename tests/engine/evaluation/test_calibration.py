@@ -14,11 +14,12 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 from test_results import results_for, results_of, stored_decision
 
 from configs.schema.operating_point import OperatingPoint
+from datasets.batch import PADDING
 from datasets.sources.samples import UNKNOWN
 from engine.checkpoint.weights_record import OPERATING_POINT, decision_to_entries, read_record
 from engine.evaluation.calibration import choose_temperature, temper
 from engine.evaluation.ranking import log_odds
-from engine.evaluation.results import SampleResults, mean_by_group
+from engine.evaluation.results import SampleResults, mean_by_group, results_of_scores
 from scripts.export import main as export
 from utils.files import read_json
 
@@ -33,7 +34,7 @@ def drawn(number: int, classes: int, scale: float, seed: int = 0) -> tuple[torch
 
 
 def chosen_for(results: SampleResults) -> float:
-    return choose_temperature(results.scores, results.targets, results.readable)
+    return choose_temperature(results.scores[results.readable], results.targets[results.readable])
 
 
 def scipys(loss_at: Callable[[float], float]) -> float:
@@ -75,19 +76,38 @@ def test_the_temperature_gives_a_constant_margin_the_probability_of_its_accuracy
     number, margin, accuracy = 200_000, 3.0, 0.7
     is_right = np.random.default_rng(0).permutation(np.arange(number) < accuracy * number)
     scores = np.float32([-margin, margin]) * np.ones((number, 1), np.float32)
-    found = choose_temperature(scores, is_right.astype(np.int64), np.arange(number))
+    found = results_of_scores(is_right.astype(np.int64), scores).best_temperature
     assert expit(margin / found) == pytest.approx(accuracy, abs=0.01)
 
 
-def test_without_a_wrong_label_without_scores_and_with_nan_it_is_1():
-    logits, _ = drawn(50, 4, 1)
+def test_without_a_wrong_label_without_scores_without_samples_and_with_nan_it_is_1():
+    logits, targets = drawn(50, 4, 3)
+    assert results_of(logits, targets).best_temperature > 1
     right = results_of(logits, logits.argmax(1))
-    assert chosen_for(right) == 1
-    assert chosen_for(replace(right, scores=None)) == 1
-    assert chosen_for(results_for((logits > 0).to(torch.int8), logits)) == 1
+    several = results_for((logits > 0).to(torch.int8), logits)
+    for one in (right, several):
+        assert one.best_temperature == 1
+        assert replace(one, targets=np.full_like(one.targets, PADDING)).best_temperature == 1
+    assert replace(right, scores=None).best_temperature == 1
     logits[5] = torch.nan
-    _, targets = drawn(50, 4, 1)
-    assert chosen_for(results_of(logits, targets)) == 1
+    assert results_of(logits, targets).best_temperature == 1
+
+
+def test_rare_labels_whose_calibration_error_would_rise_keep_their_probabilities():
+    """One frequent label with much too high logits; the others are right. With frequent ones alone, T is chosen."""
+    generator = torch.Generator().manual_seed(0)
+    exact = torch.randn(400, 12, generator=generator) + torch.tensor([0.0] + [-3.5] * 11)
+    targets = torch.bernoulli(exact.sigmoid(), generator=generator).to(torch.int8)
+    logits = exact * torch.tensor([30.0] + [1.0] * 11)
+    results = results_for(targets, logits)
+    chosen = chosen_for(results)
+    tempered = results_for(targets, logits / chosen)
+    assert chosen > 2
+    assert tempered.mean_loss < results.mean_loss
+    assert tempered.calibration_error > 2 * results.calibration_error
+    assert results.best_temperature == 1
+    frequent = results_for(targets[:, :1], logits[:, :1])
+    assert frequent.best_temperature == chosen_for(frequent) > 2
 
 
 @pytest.mark.parametrize("temperature", [0.25, 0.6, 4])
