@@ -71,7 +71,8 @@ def main(argv: list[str]) -> int:
     difference = metric.sign * (metric.compute(after) - metric.compute(before))
     *limits, width = paired_interval(after, before, metric)
     low, high = sorted(metric.sign * limit for limit in limits)
-    print(f"Difference: {difference:+.4g}, 95% interval {low:+.4g} to {high:+.4g} (above 0: NEW is better)")
+    order = "NEW - OLD" if metric.sign > 0 else "OLD - NEW"  # positive in favor of NEW
+    print(f"Difference, {order}: {difference:+.4g}, 95% interval {low:+.4g} to {high:+.4g}")
     status, verdict = judge(difference, low, high, width, flags.margin, len(is_read))
     print(f"{verdict} (margin {flags.margin:g})")
     return status
@@ -133,7 +134,7 @@ def judge(difference: float, low: float, high: float, width: float, margin: floa
         factors.append(max((width / difference) ** 2, (difference - high) / difference))
     fix = "no number of images shows a difference of 0 within a margin of 0"
     if factors:
-        fix = f"about {images * min(factors):,.0f} images like these would tell"
+        fix = f"about {images * min(factors):,.0f} images like these are needed in all"
     return UNKNOWN, f"Cannot be told: {fix}"
 
 

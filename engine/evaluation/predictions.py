@@ -106,7 +106,7 @@ class Predictions:
         self._num_ranks = min(options.top_k or len(class_names), len(class_names))
         self._counts = defaultdict[tuple[str, str], list[int]](lambda: [0, 0])  # images, and those to review
         self._kept, self._shown = list[SampleResults](), list[_Image]()
-        self.num_done = self.num_readable = 0
+        self.num_done = self.num_readable = self._num_to_review = 0
 
     def write(self, parts: Iterable[SampleResults | None], context: ProcessContext) -> list[Path]:
         """Writes `predictions.csv`, and with -json `predictions.json`, from the results of all images in their order.
@@ -142,12 +142,14 @@ class Predictions:
                 predictions = [{"class": self._class_names[label], "probability": round(p, 6)} for label, p in ranked]
                 line = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
                 objects.write(f"{',' if self.num_done else '['}\n{line}")
+            needs_review = texts.get(REVIEW) == "yes"
+            self._num_to_review += needs_review
             if self._samples.groups is not None and not error:
                 likeliest = self._class_names[ranked[0][0]]
                 label = str(next((texts[name] for name in _COUNTED if name in texts), likeliest))
                 counts = self._counts[self._samples.groups[self.num_done], label]
                 counts[0] += 1
-                counts[1] += texts.get(REVIEW) == "yes"
+                counts[1] += needs_review
             if self.num_done < _SHOWN_ROWS or (error and len(self._shown) < 2 * _SHOWN_ROWS):
                 self._shown.append(image)
             self.num_done += 1
@@ -261,13 +263,17 @@ class Predictions:
 
     @property
     def lines(self) -> list[str]:
-        """For the screen: the thresholds of the operating point; the word of -threshold, if a class has `UNKNOWN`."""
+        """For the screen: the thresholds of the operating point; the word of -threshold, if a class has `UNKNOWN`; how
+        many images need a review.
+        """
         lines = []
         if self._point and self._decides_from:
             texts = [f"{one} from p {probability_of(logit):.4g} on" for one, logit in self._decides_from.items()]
             lines.append(f"Decision: {self._point.name} of each {', '.join(texts)}, for {self._point.title}")
         if self._options.threshold is not None and self._unknown != UNKNOWN:
             lines.append(f"Images below -threshold have the label '{self._unknown}', as a class is called {UNKNOWN}")
+        if REVIEW in self._columns:
+            lines.append(f"{self._num_to_review} of {self.num_done} images need review")
         return lines
 
     def _header(self, num_ranks: int) -> list[str]:

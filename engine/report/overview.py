@@ -178,11 +178,21 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
     positive = point.get("class")
     name = f"{split} sensitivity, {positive}".strip()
     words = f"{positive} recognized"
-    sensitivity = percent(point.get("sensitivity")) or "none"
+    sensitivity, *figures = point_figures(point)
     logit = point.get("threshold")
     if logit is None:
         reason = f"the images that choose it reach the goal only if none or all are called {positive}"
         return Tile(name, sensitivity, f"no threshold: {reason}, are of one kind, or have no groups", words)
+    remarks = [
+        *figures,
+        f"from p {probability_of(logit):.4g} on",
+        f"chosen on validation images for {point.get('goal')}",
+    ]
+    return Tile(name, sensitivity, "; ".join(remarks), words)
+
+
+def point_figures(point: Mapping[str, Any]) -> list[str]:
+    """The sensitivity of `figures_at`; then its counts, the specificity, and both intervals, where they are known."""
     recognized = ""
     match point.get("confusion"):
         case [_, [int(missed), int(found)]]:
@@ -192,10 +202,8 @@ def _sensitivity_tile(point: dict[str, Any], split: str) -> Tile:
         _interval_in(point, "sensitivity_interval"),
         f"specificity {percent(point.get('specificity')) or 'none'}",
         _interval_in(point, "specificity_interval"),
-        f"from p {probability_of(logit):.4g} on",
-        f"chosen on validation images for {point.get('goal')}",
     ]
-    return Tile(name, sensitivity, "; ".join(filter(None, remarks)), words)
+    return [percent(point.get("sensitivity")) or "none", *filter(None, remarks)]
 
 
 def class_figures(run: RunContents) -> list[str]:

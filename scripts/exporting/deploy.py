@@ -199,6 +199,7 @@ def decision_graph(trained: TrainedModel, names: list[str]) -> tuple[Any, dict[s
 def write_deploy(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     """Raises UserError: without validation images; check.py finds a difference."""
     import onnx
+    import onnxruntime
     from onnxruntime.tools.onnx_model_utils import make_dim_param_fixed
 
     data = trained.config.data
@@ -231,7 +232,8 @@ def write_deploy(model: nn.Module, trained: TrainedModel, path: Path) -> None:
         )
     card = Template((_TEMPLATES / "README.md").read_text(encoding="utf-8"))
     facts = list_facts(card_facts(model, trained))
-    (path / "README.md").write_text(card.substitute(known, facts=facts, check=checked.stdout), encoding="utf-8")
+    texts = {"facts": facts, "check": checked.stdout, "onnxruntime": onnxruntime.__version__}
+    (path / "README.md").write_text(card.substitute(known, **texts), encoding="utf-8")
 
 
 def _write_references(folder: Path, samples: Samples, data: Data, model: nn.Module, decision: Any) -> None:

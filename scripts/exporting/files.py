@@ -25,9 +25,10 @@ from torch import nn
 
 from configs.schema import Data
 from configs.schema.data import properties_of
+from configs.schema.operating_point import probability_of
 from engine.checkpoint.weights_record import exported_entry
 from engine.report.contents import RunContents, read_contents
-from engine.report.overview import score_text
+from engine.report.overview import point_figures, score_text
 from engine.run.cost import count_parameters
 from engine.run.facts import TrainingData
 from models.build import CONSTRUCTORS
@@ -313,23 +314,48 @@ def card_facts(model: nn.Module, trained: TrainedModel) -> dict[str, str]:
         "Model": f"`{options.type}`, {count_parameters(model)[0]:,} parameters, {options.num_logits} classes",
         "Images": f"{shown}{gray if data.image_channels == 1 else ''}{deep}",
         "Data": f"`{data.dataset}`{place}{f', {images.images}' if images else ''}",
-        "Classes": ", ".join(f"`{to_single_line(name).replace('`', chr(39))}`" for name in names),
+        "Classes": ", ".join(map(_quoted, names)),
         **_scores(run, trained),
+        **_operating_point(run, trained),
     }
+
+
+def _quoted(name: str) -> str:
+    return f"`{to_single_line(name).replace('`', chr(39))}`"
 
 
 def _scores(run: RunContents | None, trained: TrainedModel) -> dict[str, str]:
     """The metric that decides, on the validation and test images; none if the run did not evaluate this model."""
-    weights = trained.weights.name
     others = ", ".join(trained.others)
     if trained.measured:
         return {"Validation": f"{trained.measured}, of this model itself, which the run has not evaluated ({others})"}
     if others:
         return {"Figures": f"none: the run has not evaluated this model ({others})"}
-    if not run or run.score is None or Path(str(run.values["result"].get("checkpoint"))).name != weights:
+    if not run or not _is_best(run, trained):
         return {"Figures": "none: these weights are not the best ones in the folder of their run"}
     title = run.metric.title
     scores = {"Validation": f"{title} {score_text(run, run.evaluation, run.score)}, by which the epoch was chosen"}
     if run.test_score is not None:
         scores["Test"] = f"{title} {score_text(run, run.test, run.test_score)}"
     return scores
+
+
+def _is_best(run: RunContents, trained: TrainedModel) -> bool:
+    """Whether the figures of the run are of these weights."""
+    return run.score is not None and Path(str(run.values["result"].get("checkpoint"))).name == trained.weights.name
+
+
+def _operating_point(run: RunContents | None, trained: TrainedModel) -> dict[str, str]:
+    """The threshold that decides, and its figures on the images of which this threshold has been evaluated."""
+    point = trained.decision.point
+    if not point or point.threshold is None:
+        return {}
+    start = f"{_quoted(point.name)} from a probability of {probability_of(point.threshold):.6g} on"
+    facts = {"Operating point": f"{start}; validation images have chosen it for {point.title}"}
+    evaluated = {"validation": trained.measured_point}
+    if run and not trained.measured and _is_best(run, trained):
+        evaluated = {one.split: one.values.get("operating_point") for one in (run.evaluation, run.test)}
+    for split, figures in evaluated.items():
+        if figures and figures.get("threshold") == point.threshold:  # else of another epoch
+            facts[f"Sensitivity on {split} images"] = "; ".join(point_figures(figures))
+    return facts

@@ -1,6 +1,6 @@
 """Trained weights with their model and their validation images, for the scripts that export and average."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from datasets.sources.sets.imagenet_sets import wordnet_ids
 from datasets.sources.split import RunSplit
 from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.weights_record import decision_to_entries, describe_data, to_metadata, weights_record
-from engine.evaluation.intervals import confidence_interval
+from engine.evaluation.intervals import confidence_interval, figures_at
 from engine.evaluation.session import EvalModel
 from engine.plan.evaluation import imagenet_subset, options_of_weights, plan_evaluation
 from engine.report.overview import interval_text
@@ -43,8 +43,9 @@ class TrainedModel:
     class_names: from the training, DATA.CLASSES, or ImageNet's WordNet ids; else from the validation samples, or None.
     notes: lines for the user. split: of the data of the training, None if the data is other data.
     names_data_path: whether `options` names the folders of the data. weights_size: see `build_model`. others: options,
-    as KEY=value, because of which its logits are not those that its run has evaluated. measured: the metric that
-    decides and its interval, if it has been evaluated again. samples: validation images, if they are read.
+    as KEY=value, because of which its logits are not those that its run has evaluated. If it has been evaluated again:
+    measured: the metric that decides and its interval; measured_point: `figures_at` its operating point, if it has one.
+    samples: validation images, if they are read.
     """
 
     config: Config
@@ -56,6 +57,7 @@ class TrainedModel:
     weights_size: tuple[int, int] | None = None
     others: Sequence[str] = ()
     measured: str = ""
+    measured_point: Mapping[str, Any] | None = None
     samples: Samples | None = None
 
     @property
@@ -100,7 +102,10 @@ class TrainedModel:
         assert results  # of one process
         interval, _ = confidence_interval(results, metrics.metric)
         texts = f"{metrics.metric.title} {metrics.metric.text(metrics.score)}", interval_text(interval)
-        return replace(self, decision=metrics.decision, measured=", ".join(filter(None, texts)))
+        measured = ", ".join(filter(None, texts))
+        point = results.used_point
+        figures = point and figures_at(results.calibrated, point)
+        return replace(self, decision=metrics.decision, measured=measured, measured_point=figures)
 
     def metadata(self) -> dict[str, str]:
         """Class names, preprocessing, and the options of model and data, as JSON texts."""

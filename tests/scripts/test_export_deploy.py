@@ -2,9 +2,11 @@
 
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -128,15 +130,19 @@ def as_pnm(file: Path, target: Path) -> np.ndarray:
 
 
 def compiled(folder: Path, tmp_path: Path) -> Path:
-    """decide.cpp of the export, with the library of Python's onnxruntime and a subset of its header."""
+    """decide.cpp, by the commands of the card, with the library of Python's onnxruntime and a subset of its header."""
     (library,) = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")
+    archive = tmp_path / f"onnxruntime-linux-x64-{onnxruntime.__version__}"
+    (archive / "lib").mkdir(parents=True)
     for name in ("libonnxruntime.so", "libonnxruntime.so.1"):
-        (tmp_path / name).symlink_to(library)
-    program = tmp_path / "decide"
-    header = ROOT / "tests/fixtures/onnxruntime"
-    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", folder / "decide.cpp", "-I", header, "-o", program]
-    subprocess.run([*command, "-L", tmp_path, "-lonnxruntime", f"-Wl,-rpath,{tmp_path}"], check=True)
-    return program
+        (archive / "lib" / name).symlink_to(library)
+    (archive / "include").symlink_to(ROOT / "tests/fixtures/onnxruntime")
+    with tarfile.open(folder / f"{archive.name}.tgz", "w:gz") as file:
+        file.add(archive, archive.name)
+    commands = re.search(r"```\n(tar .*?g\+\+ .*?\n)", (folder / "README.md").read_text(), re.DOTALL)[1]
+    strict = commands.replace("g++", "g++ -Wall -Wextra -Werror")
+    subprocess.run(strict, shell=True, check=True, cwd=folder)
+    return folder / "decide"
 
 
 @pytest.mark.slow
@@ -171,6 +177,7 @@ def test_the_folder_decides_as_a_prediction_in_python_and_in_cpp(channels, tmp_p
     check = [sys.executable, str(folder / "check.py")]
     assert subprocess.run(check).returncode == 0
     assert all(text in (folder / "README.md").read_text() for text in ("of 200", "4095", "`good`"))
+    assert ("**Operating point:** `bad` from" in (folder / "README.md").read_text()) == (channels == 1)
     run_here("-predict", str(folder / "reference"), f"-resume={run}", f"-output={tmp_path / 'p'}")
     column = "decision" if channels == 1 else "class_1"
     rows = read_rows(tmp_path / "p/predictions.csv")

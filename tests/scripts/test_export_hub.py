@@ -20,6 +20,7 @@ from conftest import (
     run_here,
 )
 from huggingface_hub import ModelCard
+from scipy.special import expit
 from sklearn.metrics import roc_curve
 from timm import create_model
 
@@ -93,7 +94,8 @@ def test_timm_transformers_and_this_program_have_equal_logits(tmp_path):
             torch.testing.assert_close(other.detach(), model(images).detach(), atol=1e-5, rtol=0)
 
 
-AVERAGED = ("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
+GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
+AVERAGED = ("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", GOAL)
 
 
 @pytest.fixture
@@ -116,6 +118,13 @@ def test_the_card_has_the_figures_of_the_run_and_their_error(card, tmp_path):
     score = f"top-1 {read_result(folder)['top1']:.2f}%, 95% interval {low:.2f} to {high:.2f}%"
     assert f"**Validation:** {score}" in card.text
     assert "**Test:** top-1 90.00%" in card.text
+    point = read_json(folder / "evaluation/summary.json")["operating_point"]
+    assert f"**Operating point:** `3` from a probability of {expit(point['threshold']):.6g} on" in card.text
+    (of_validation,) = [line for line in card.text.splitlines() if "**Sensitivity on" in line]  # the test has none
+    for name in ("sensitivity", "specificity"):
+        low, high = point[f"{name}_interval"]
+        assert f"{point[name]:.2f}%;" in of_validation
+        assert f"95% interval {low:.2f} to {high:.2f}%" in of_validation
 
 
 @pytest.mark.parametrize(("options", "file"), [(("TRAIN.MAX_STEPS=2",), ""), (AVERAGED, "last.pth")])
@@ -124,9 +133,8 @@ def test_weights_that_the_run_has_not_evaluated_have_no_figures(digits_run, opti
     export.main([str(folder / file), "-format", "hf", "-no_check"])
     (card,) = folder.glob("*-hf/README.md")
     assert "**Validation:**" not in card.read_text()
-
-
-GOAL = "EVAL.OPERATING_POINT={class: 3, specificity: 0.9}"
+    assert "**Sensitivity" not in card.read_text()
+    assert ("from a probability of" in card.read_text()) == (GOAL in options)
 
 
 def figures_of(logits: torch.Tensor, labels: np.ndarray) -> tuple[float, float]:
@@ -156,6 +164,8 @@ def test_an_export_has_the_figures_of_the_model_that_it_is(trained_digits, tmp_p
     assert f"{top1:.2f}" != f"{read_result(run)['top1']:.2f}"
     chosen = log_odds(logits).numpy()[:, 3] >= point.threshold
     assert 100 * chosen[samples.targets == 3].mean() == pytest.approx(sensitivity)
+    assert f"**Sensitivity on validation images:** {sensitivity:.2f}%" in card
+    assert f"specificity {100 * (~chosen[samples.targets != 3]).mean():.2f}%" in card
     assert point.threshold != read_record(str(run / "best.pth")).decision.point.threshold
     export.main([str(run), "-format=hf", f"-output={tmp_path / 'hf'}", "-no_check"])
     assert read_record(str(tmp_path / "hf/model.safetensors")).decision == UNDECIDED

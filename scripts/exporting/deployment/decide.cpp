@@ -4,8 +4,9 @@
 //   ./decide FOLDER image.pgm                       # PGM or PPM (P5, P6), of 8 or 16 bits
 //   ./decide FOLDER image.raw HEIGHT WIDTH CHANNELS # bytes, row by row, channels innermost
 //
-// ORT is the extracted archive of an onnxruntime release; FOLDER has model.onnx and model.txt: the channels, the values
-// of 16 bits that become 0 and 255; then, a line each, the name of no decision and of each value of `decided`.
+// ORT is the folder in onnxruntime-linux-x64-VERSION.tgz of https://github.com/microsoft/onnxruntime/releases; FOLDER has
+// model.onnx and model.txt: the channels, the values of 16 bits that become 0 and 255; then, a line each, the name of no
+// decision and of each value of `decided`.
 
 #include <onnxruntime_c_api.h>
 

@@ -288,6 +288,7 @@ def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_lear
     of_image = expit(read_json(folder / "evaluation/summary.json")["operating_point"]["threshold"])
     assert images.decision_threshold.tolist() == pytest.approx([of_image] * 240, abs=1e-6)
     printed = capsys.readouterr().out
+    assert f"{(images.needs_review == 'yes').sum()} of 240 images" in printed
     assert all(f"from p {one:.4g} on" in printed for one in (of_image, expit(used["threshold"])))
     ill = np.where(images.class_1 == "ill", images.probability_1, images.probability_2)
     images["group"] = images.path.str.extract(r"(P\d+)_")[0]
