@@ -28,7 +28,9 @@ class Evaluation(Section):
         "test-time augmentation, of the validation in training too; flip: the mean of the logits of an image and of "
         "its mirror image",
     )
-    save_logits: bool = option(False, "write the logits of each image, float16, to evaluation/logits.npz")
+    save_logits: bool = option(
+        False, "write the logits of each image, before the temperature, float16, to evaluation/logits.npz"
+    )
     suspects: bool = option(False, "MODEL.TUNE probe: list images with doubtful labels in suspects/suspects.csv")
     review: Positive | Range | None = option(
         None,
@@ -47,9 +49,10 @@ class Evaluation(Section):
     )
     operating_point: Goal | None = option(
         None,
-        "the threshold of a class against the others, chosen on the validation images, kept with the weights and used "
-        "by -predict: {class: NAME, specificity: 0.95} for the highest sensitivity, or {class: NAME, sensitivity: "
-        "0.9}; with DATA.GROUPS, groups: any gives a group the class if any of its images has it",
+        "the threshold of a class against the others, after the temperature, chosen on the validation images, kept "
+        "with the weights and used by -predict: {class: NAME, specificity: 0.95} for the highest sensitivity, or "
+        "{class: NAME, sensitivity: 0.9}; with DATA.GROUPS, groups: any gives a group the class if any of its images "
+        "has it",
     )
 
 

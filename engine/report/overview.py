@@ -60,7 +60,9 @@ def tiles_of(run: RunContents) -> tuple[list[Tile], list[Tile]]:
     shown[run.metric.name] = run.score
     for name, metric in METRICS.items():
         if name in run.figures and run.shows(metric) and run.figures[name] != shown.get(name):
-            others.append(Tile(f"{split} {metric.title}", metric.text(run.figures[name])))
+            is_raw = name == "ece" and "calibrated" in run.evaluation.values
+            remark = "before the temperature" if is_raw else ""
+            others.append(Tile(f"{split} {metric.title}", metric.text(run.figures[name]), remark))
     if run.test:
         others += _tiles_of_images(run, run.evaluation, split)
     others += [

@@ -66,6 +66,18 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
     assert 'data-name="accuracy" data-x="20 60 100" data-y="95 85 75"' in page.html
 
 
+def test_a_calibration_error_before_the_temperature_says_so(run):
+    calibrated = {"temperature": 2.0, "ece": 1.25}
+    remarks = []
+    for more in ({}, {"calibrated": calibrated}):
+        update_json(run / "evaluation/summary.json", ece=4.5, **more)
+        (tile,) = (tile for tile in tiles_of(read_contents(run))[1] if tile.value == "4.50%")
+        remarks.append(bool(tile.remark))
+    assert remarks == [False, True]
+    text = read_page(run).text
+    assert text.index("calibration error: 1.25%") < text.rindex("4.50%")
+
+
 def test_the_curves_are_a_picture_where_matplotlib_is_installed(run, monkeypatch):
     pytest.importorskip("matplotlib")
     assert report.main([str(run)]) == 0
