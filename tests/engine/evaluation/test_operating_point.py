@@ -247,6 +247,20 @@ def counted_by_pandas(images: pd.DataFrame, column: str) -> pd.DataFrame:
     return pd.DataFrame({"images": rows.size(), "needs_review": rows.needs_review.sum()})
 
 
+@pytest.mark.parametrize(("thresholds", "labels"), [(None, ["a", "b"]), ([0.0, 0.0], ["a | b", "b"])])
+def test_without_a_decision_the_predicted_classes_are_counted(thresholds, labels, tmp_path):
+    samples = Noise(["1.jpg", "2.jpg", "3.jpg"])
+    samples.groups = np.array(["g"] * 3)
+    logits = torch.tensor([[2.0, 1.0], [-1.0, 3.0], [-2.0, 3.0]])
+    results = results_of(logits, torch.zeros(3, dtype=torch.int64))
+    if thresholds:
+        results = results_for(torch.zeros(3, 2, dtype=torch.int8), logits)
+    options = Prediction("photos", 2, None, False, False, None)
+    made = Predictions(tmp_path, samples, ["a", "b"], options, thresholds and np.array(thresholds))
+    made.write([results], CPU)
+    assert read_table(tmp_path / "counts.csv")[1:] == [["g", labels[0], "1", "0"], ["g", labels[1], "2", "0"]]
+
+
 def test_figures_and_predictions_of_patients_are_those_of_pandas_and_scikit_learn(tmp_path, capsys):
     """Four images of each patient, one of whom has images of both classes."""
     rng = np.random.default_rng(0)
