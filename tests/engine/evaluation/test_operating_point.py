@@ -17,6 +17,7 @@ from torch import nn
 
 from configs.flags import Prediction
 from configs.schema.operating_point import OperatingPoint
+from datasets.sources.shared_arrays import StringPacker, to_arrays
 from engine.checkpoint.weights_record import read_record
 from engine.evaluation.calibration import temper
 from engine.evaluation.intervals import figures_at
@@ -250,7 +251,7 @@ def counted_by_pandas(images: pd.DataFrame, column: str) -> pd.DataFrame:
 @pytest.mark.parametrize(("thresholds", "labels"), [(None, ["a", "b"]), ([0.0, 0.0], ["a | b", "b"])])
 def test_without_a_decision_the_predicted_classes_are_counted(thresholds, labels, tmp_path):
     samples = Noise(["1.jpg", "2.jpg", "3.jpg"])
-    samples.groups = np.array(["g"] * 3)
+    samples.arrays |= to_arrays(StringPacker(["g"] * 3).strings(), "groups")
     logits = torch.tensor([[2.0, 1.0], [-1.0, 3.0], [-2.0, 3.0]])
     results = results_of(logits, torch.zeros(3, dtype=torch.int64))
     if thresholds:
