@@ -22,7 +22,7 @@ from engine.run.facts import ImagesRead
 from engine.run.log import RunLogger
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError
-from utils.files import atomic_write
+from utils.files import atomic_write, open_regular_file
 from utils.notes import Note
 from utils.tables import table_text
 
@@ -45,7 +45,8 @@ def read_images(folder: Path) -> list[Row]:
     """The rows of `images.csv.gz` in the folder of a run; none if there is no such file, or a damaged one."""
     with (
         suppress(OSError, EOFError, ValueError, TypeError, ZlibError, csv.Error),
-        gzip.open(folder / IMAGES, "rt", encoding="utf-8", errors="surrogateescape", newline="") as file,
+        open_regular_file(folder / IMAGES) as packed,
+        gzip.open(packed, "rt", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):
         return [Row(*cells) for cells in csv.reader(file)][1:]
     return []
