@@ -20,7 +20,7 @@ NO_EFFECT += "DATA.COLUMNS DATA.ENCODING MODEL.TUNE "  # an evaluation copies th
 NO_EFFECT += "TRAIN.MINUTES DATA.ON_BAD_IMAGE"  # a line of the screen names them; a prediction skips bad images
 # Used, and not read here: with -amp, of tables, shards and torchvision's sets, of rules, and of data that are split.
 IF = "AMP.* DATA.BATCH_SIZE* DATA.CACHE_* DATA.KWARGS DATA.COLUMNS DATA.ENCODING DATA.IMAGE_ROOT DATA.SHUFFLE_SHARDS "
-IF += "DATA.FOLD DATA.SPLIT_SEED DATA.VAL_FRACTION MODEL.NAME NAME EVAL.ENABLED"
+IF += "DATA.FOLD DATA.SPLIT_SEED DATA.VAL_FRACTION MODEL.NAME NAME EVAL.ENABLED EVAL.MAPS"
 
 
 def matches(key: str, patterns: list[str]) -> bool:

@@ -19,6 +19,7 @@ TEXTS = {
     "confused_pairs.csv": {"true", "predicted"},
     "mistakes.csv": {"path", "true", "predicted"},
     "per_image.csv": {"path", "class", "predicted_class"},
+    "counts.csv": {"group", "label"},
     "predictions.csv": {"path", "class_1", "class_2", "decision", "label", "target", "error"},
     "suspects.csv": {"correction", "split", "path", "label", "predicted"},
     "groups.csv": {"group", "decision", "metric"},
