@@ -361,6 +361,9 @@ class RankExchange:
             except RuntimeError as error:  # NCCL may use another network than gloo
                 if _has_lost_connection(error):
                     raise
+                if "Too many open files" in str(error):
+                    fix = "raise the limit (ulimit -n 65536)"
+                    raise Unavailable(f"too many open files for the connections between ranks; {fix}") from error
                 problem = f"the hosts of this run cannot reach each other ({error})"
                 fix = "set GLOO_SOCKET_IFNAME to the name of their common network interface"
                 raise Unavailable(f"{problem}; {fix}") from error
