@@ -344,7 +344,7 @@ def _find(splits: Sequence[ImageFiles], place: int) -> tuple[int, int]:
 def _order(splits: Sequence[ImageFiles]) -> np.ndarray:
     """A random order of the images of all splits, the same in each run, so that a part of them covers the data.
 
-    Images in row groups follow their windows. Of many files, those of one size follow each other, since files with
+    Images in row groups follow their windows. Of many files, files of one size follow each other, since files with
     equal bytes have one size, and the empty and missing ones are first.
     """
     generator = np.random.default_rng(0)

@@ -185,7 +185,7 @@ class Samples:
         self.hashes = new_hashes(len(self))
 
     def note_content(self, index: int, content: bytes) -> None:
-        """Hashes what was read, unless these samples are a part of the ones that `hashes` is of."""
+        """Hashes the content that was read, unless these samples are a part of the samples of `hashes`."""
         if self.hashes and len(self.hashes.rows) == len(self):
             self.hashes.add(index, content)
 

@@ -1,7 +1,7 @@
 """Whether probabilities are as high as their accuracy, and the temperature T that makes them so (Guo et al., 2017).
 
-T is one number per weights: the probabilities that users see are those of logits / T. Metrics, and stored scores and
-logits, are of the logits as they are. Legend: N samples, C classes.
+T is one number per weights. Users see the probabilities of logits / T. Metrics, and stored scores and logits, are of
+the logits as they are. Legend: N samples, C classes.
 """
 
 import math
@@ -47,7 +47,7 @@ def choose_temperature(scores: np.ndarray, targets: np.ndarray) -> float:
 
 
 def temper(scores: np.ndarray, temperature: float, multi_label: bool) -> np.ndarray:
-    """The scores of logits / T from those of the logits, float32 (N, C)."""
+    """The scores of logits / T from the scores of the logits, float32 (N, C)."""
     odds = torch.from_numpy(scores)
     if multi_label:
         return (odds / temperature).numpy()

@@ -144,7 +144,7 @@ def _differ(one: Row, other: Row) -> bool:
 
 
 def trained_on(before: Sequence[Row], now: Sequence[Row]) -> list[str]:
-    """The images beside the training's whose content is that of a training image of `before`."""
+    """Names the images outside the training split whose content a training image of `before` has."""
     trained = {row.sha256 for row in before if row.split == "train"} - {""}
     seen = [row[:2] for row in now if row.split != "train" and row.sha256 in trained]
     text = f"the figures are too high: the weights were trained on the content of {len(seen)} image(s) to evaluate"

@@ -1,4 +1,4 @@
-"""The mean of the probabilities of several models, such as those of folds, and the thresholds measured for it.
+"""The mean of the probabilities of several models, such as the folds of a sweep, and the thresholds measured for it.
 
 Legend: B images per batch, C channels, S pixels on a side, K classes.
 """
