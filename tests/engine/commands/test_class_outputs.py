@@ -19,9 +19,11 @@ from timm.models import save_for_hf
 from timm.utils.misc import natural_key
 from torch.nn.functional import cross_entropy
 
+from configs.command_line import parse_command_line
 from configs.schema.families.family import TimmModel
 from datasets.sources.class_names import find_ambiguity, map_labels, names_of_labels, read_class_list
 from engine.checkpoint.weights_record import weights_record
+from engine.plan.evaluation import options_of_weights
 from tests.datasets.sources.source_helpers import write_image
 from utils.files import read_json
 from utils.tables import read_rows
@@ -293,6 +295,15 @@ def test_names_as_other_programs_write_them(tmp_path):
     for program, entries in OTHERS.items():
         torch.save({"state_dict": {"head.bias": torch.zeros(3)}, **entries}, file)
         assert weights_record(options).class_names == PETS, program
+
+
+def test_names_of_other_classes_beside_the_weights_name_no_output(tmp_path):
+    for outputs, expected in ((12, NUMBERS), (10, None)):
+        file = tmp_path / f"{outputs}.pth"
+        torch.save({"state_dict": write_weights(tmp_path, outputs).state_dict(), "class_names": NUMBERS}, file)
+        command = parse_command_line(["-eval", f"-model={NAME}", f"-pretrained={file}"])
+        options, record, _ = options_of_weights(command)
+        assert (options.model.num_classes, record.class_names) == (outputs, expected)
 
 
 def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(folder, tmp_path):

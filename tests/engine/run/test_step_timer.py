@@ -5,10 +5,11 @@ import math
 from collections import deque
 from itertools import islice
 
+import numpy as np
 import pytest
 import timm
 import torch
-from conftest import cells_of, config_for, model_for
+from conftest import cells_of, config_for, model_for, train
 
 from configs.schema import Data
 from datasets.batch import Batch
@@ -25,6 +26,7 @@ from engine.run.facts import Model
 from engine.run.record import RUN, RunRecord
 from utils.distributed import ProcessContext
 from utils.files import read_json
+from utils.tables import read_rows
 
 NOTHING = torch.empty(0)
 
@@ -70,6 +72,7 @@ class SimulatedGpu:
     def train(self, timer, batches, steps, launch, busy, accum=1):
         """launch, busy: of the two passes of a micro-step; a third is the forward pass. Returns the seconds of all."""
         started = self.now
+        self.taken = []
         step_ends = deque()
         for _ in range(steps):
             for batch in islice(iter(lambda: timer.next_batch(batches), None), accum):
@@ -82,7 +85,7 @@ class SimulatedGpu:
             step_ends.append(self.free_at)
             if len(step_ends) > 2:  # the host is at most two steps ahead
                 self.now = max(self.now, step_ends.popleft())
-            timer.take()
+            self.taken.append(timer.take())
         self.now = max(self.now, self.free_at)  # a report reads the metrics
         return self.now - started
 
@@ -106,11 +109,24 @@ def test_shares_of_the_time(simulated, loader, launch, busy, wait, launch_bound,
     batches = gpu.batches(loader)
     gpu.train(timer, batches, 10, launch, busy, accum)
     start = timer.totals()
+    timer.take()
     seconds = gpu.train(timer, batches, 40, launch, busy, accum)
+    taken = np.sum([*gpu.taken, timer.take()], axis=0)
     times = timer.totals().since(start)
+    assert taken == pytest.approx((times.data_wait_seconds, times.forward_seconds))
     assert times.data_wait_seconds / seconds == pytest.approx(wait, abs=0.015)
     assert times.launch_bound_share == pytest.approx(launch_bound, abs=0.05)
     assert times.forward_seconds == pytest.approx(40 * accum * max(busy, launch) / 3, rel=0.05)
+
+
+def test_a_run_compares_the_seconds_of_each_step(digits_argv, monkeypatch):
+    found = []
+    monkeypatch.setattr(SlowRanks, "add_step", lambda ranks, seconds: found.append(seconds))
+    folder = train([*digits_argv, "TRAIN.NUM_EPOCHS=1"])
+    assert [seconds.shape for seconds in found] == [(1, 2)] * 22
+    (epoch,) = read_rows(folder / "metrics.csv")
+    waits, forward_passes = torch.cat(found).sum(0).tolist()
+    assert 0 < waits + forward_passes < float(epoch["train_seconds"])
 
 
 def test_work_between_epochs_is_no_wait(simulated):

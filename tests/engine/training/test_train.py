@@ -73,6 +73,7 @@ def test_one_class_is_a_warning_of_training_and_of_validation_and_an_area_has_a_
     more = ["DATA.DATASET=imagenet2012", "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=3", "EVAL.BEST_METRIC=auroc"]
     folder = train([*words, *more])
     assert [count for text, count in read_run(folder)["warnings"].items() if "EVAL.BEST_METRIC" in text] == [1]
+    assert "DATA.CACHE" in log_of(folder)
     assert read_result(folder)["epoch"]
 
 
