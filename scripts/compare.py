@@ -22,7 +22,7 @@ from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit, hash_paths
 from engine.checkpoint.weights_record import read_record
 from engine.evaluation.images import Row, read_images
-from engine.evaluation.intervals import paired_interval
+from engine.evaluation.intervals import OF_POINT, decide_at, paired_interval
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvaluationSession, build_session
 from engine.run.log import RunLogger
@@ -30,11 +30,12 @@ from scripts.flags import add_flag, find_source, script_parser, split_flags, spl
 from scripts.weights.trained_model import locate_weights
 from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, print_escaped
-from utils.metric_table import METRICS, best_metric
+from utils.metric_table import METRICS, Metric, best_metric
 from utils.processes.entry import run_script
 
 SCRIPT = "scripts/compare.py"
 NOT_WORSE, WORSE, UNKNOWN = 0, 10, 11  # exit statuses
+POINT = "operating_point"
 
 
 def main(argv: list[str]) -> int:
@@ -42,13 +43,14 @@ def main(argv: list[str]) -> int:
     usage = "OLD NEW -data_path=DIR [-metric=NAME] [-margin=X] [flags of main_single_gpu.py]"
     what = "Says whether NEW is worse than OLD, on images that neither was trained on: folders of runs, or weight files"
     parser = script_parser("compare.py", usage, f"{what}. Status 0: not worse; 10: worse; 11: too few images to tell.")
-    add_flag(parser, "metric", choices=METRICS, help="metric to compare (default: top1, of several labels mean_ap)")
+    what = f"metric to compare (default: top1, of several labels mean_ap); {POINT}: sensitivity and specificity of both"
+    add_flag(parser, "metric", choices=[*METRICS, POINT], help=f"{what} models, each at its own threshold")
     margin = "a difference that does not matter, in points of the metric (default: 0.5; of a loss in nats)"
     add_flag(parser, "margin", type=float, default=0.5, metavar="X", help=margin)
     flags, rest = split_flags(parser, argv)
     if len(names) != 2 or not flags.margin >= 0:
         raise UserError(f"give two models and a margin from 0 on: python {SCRIPT} OLD NEW -data_path=DIR -margin=0.5")
-    if flags.metric:
+    if flags.metric in METRICS:
         rest += ["-opts", f"EVAL.BEST_METRIC={flags.metric}"]
     files = [locate_weights(find_source(name)) for name in names]
     of_old = read_record(str(files[0])) or NO_RECORD
@@ -65,17 +67,52 @@ def main(argv: list[str]) -> int:
     if not len(is_read):
         raise UserError("no image is left to compare on; train NEW with -held_out=OLD, or give others with -data_path")
     before, after = (found.take(is_read) for found in results)
-    metric = best_metric(flags.metric, old.evaluator.multi_label)
+    if flags.metric == POINT:
+        figures = _figures_at_points(old, new, before, after)
+    else:
+        metric = best_metric(flags.metric, old.evaluator.multi_label)
+        figures = [(metric.title, metric, before, after)]
+    statuses = [_compare(*figure, files, flags.margin) for figure in figures]
+    return min(filter(None, statuses), default=NOT_WORSE)  # of both figures of a point, worse counts first
+
+
+def _compare(
+    title: str, metric: Metric, before: SampleResults, after: SampleResults, files: list[Path], margin: float
+) -> int:
+    """Prints the figures of both models and their difference; returns the exit status."""
     for name, found, file in (("OLD", before, files[0]), ("NEW", after, files[1])):
-        print_escaped(f"{name}: {metric.title} {metric.text(metric.compute(found))} ({file})")
+        print_escaped(f"{name}: {title} {metric.text(metric.compute(found))} ({file})")
     difference = metric.sign * (metric.compute(after) - metric.compute(before))
     *limits, width = paired_interval(after, before, metric)
     low, high = sorted(metric.sign * limit for limit in limits)
     order = "NEW - OLD" if metric.sign > 0 else "OLD - NEW"  # positive in favor of NEW
     print(f"Difference, {order}: {difference:+.4g}, 95% interval {low:+.4g} to {high:+.4g}")
-    status, verdict = judge(difference, low, high, width, flags.margin, len(is_read))
-    print(f"{verdict} (margin {flags.margin:g})")
+    status, verdict = judge(difference, low, high, width, margin, len(before.targets))
+    print(f"{verdict} (margin {margin:g})")
     return status
+
+
+def _figures_at_points(
+    old: EvaluationSession, new: EvaluationSession, before: SampleResults, after: SampleResults
+) -> list[tuple[str, Metric, SampleResults, SampleResults]]:
+    """Sensitivity and specificity of the class of both operating points, as arguments of `_compare`.
+
+    Raises UserError: a model has no threshold, or one of another class; no image of the class, or of the others.
+    """
+    points = [session.evaluator.point for session in (old, new)]
+    names = [point.name if point and point.threshold is not None else "none" for point in points]
+    if names[0] != names[1] or not (points[0] and points[1]):
+        fix = "train both with one EVAL.OPERATING_POINT, or give another metric"
+        raise UserError(f"-metric={POINT}: OLD has a threshold of {names[0]}, NEW of {names[1]}; {fix}")
+    was = decide_at(before.calibrated, points[0])
+    now = decide_at(after.calibrated, points[1])
+    figures = []
+    for target, name in enumerate(OF_POINT):
+        rows = np.flatnonzero(was.targets == target)
+        if not len(rows):
+            raise UserError(f"-metric={POINT}: no image shows the {name}; give others with -data_path")
+        figures.append((f"{name} of {names[0]}", METRICS["top1"], was.take(rows), now.take(rows)))
+    return figures
 
 
 def _command(file: Path, of_old: WeightsRecord, rest: list[str]) -> Command:

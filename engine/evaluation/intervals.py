@@ -20,6 +20,7 @@ from utils.metric_table import METRICS, OPERATING, Metric
 _BLOCKS = 20  # of the jackknife
 MIN_RANKED = 10  # images or groups of a class, and of the others, that the jackknife of an AUROC needs
 _DRAWS = 2000  # of the bootstrap
+OF_POINT = ("specificity", "sensitivity")  # the figures at an operating point, by the target of `decide_at`
 
 
 def confidence_interval(results: SampleResults, metric: Metric) -> tuple[list[float] | None, str]:
@@ -127,17 +128,11 @@ def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
 
     goal: in words. confusion: samples by the true (row) and the predicted class (column): the others, the class.
     """
-    scores, is_own = results.of_class(point.label)
-    targets = is_own.astype(np.int64)
-    predicted = np.zeros(len(targets), np.int32)
-    if point.threshold is not None:
-        predicted = reaches(scores, point.threshold).astype(np.int32)
-    confusion = np.bincount(2 * targets + predicted, minlength=4).reshape(2, 2)
-    others = replace(results, scores=None, logits=None).take(results.rows_of_class(point.label))
-    binary = replace(others, targets=targets, labels=predicted[:, None])
+    binary = decide_at(results, point)
+    confusion = np.bincount(2 * binary.targets + binary.labels[:, 0], minlength=4).reshape(2, 2)
     found: dict[str, Any] = {**point.model_dump(by_alias=True), "goal": point.title, "confusion": confusion.tolist()}
-    for label, name in enumerate(("specificity", "sensitivity")):
-        part = binary.take(np.flatnonzero(targets == label))
+    for label, name in enumerate(OF_POINT):
+        part = binary.take(np.flatnonzero(binary.targets == label))
         share = None
         interval = None
         reason = "no threshold" if point.threshold is None else f"no {results.unit}"
@@ -146,6 +141,18 @@ def figures_at(results: SampleResults, point: OperatingPoint) -> dict[str, Any]:
             interval, reason = confidence_interval(part, METRICS["top1"])
         found |= {name: share, f"{name}_interval": interval, f"{name}_interval_missing": reason or None}
     return found
+
+
+def decide_at(results: SampleResults, point: OperatingPoint) -> SampleResults:
+    """The samples of which it is known whether they have the class of a chosen point: targets and labels are 1 for the
+    class, 0 for the others. top-1 of the targets 0 is the specificity, of the targets 1 the sensitivity (`OF_POINT`).
+    """
+    scores, is_own = results.of_class(point.label)
+    predicted = np.zeros((len(scores), 1), np.int32)
+    if point.threshold is not None:
+        predicted[:, 0] = reaches(scores, point.threshold)
+    others = replace(results, scores=None, logits=None).take(results.rows_of_class(point.label))
+    return replace(others, targets=is_own.astype(np.int64), labels=predicted)
 
 
 def _wilson(shares: Any, n: Any, z: float = 1.96) -> tuple[Any, Any]:

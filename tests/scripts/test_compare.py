@@ -21,6 +21,9 @@ from utils.metric_table import METRICS
 
 SCIPY, STATSMODELS, CLUSTERED, EQUAL = [-1.25, 5.25], [-1.18, 5.18], [-1.66, 5.66], [-0.69, 0.69]
 
+POINT = "-metric=operating_point"
+CLASSES = ("class0", "class1")
+
 
 def paired_hits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Whether two models are right, bool (400,), and the group of each image: of 50, each with errors in common."""
@@ -97,6 +100,7 @@ def grown(tmp_path_factory) -> tuple[Path, Path, Path, Path]:
     root = tmp_path_factory.mktemp("compare")
     data = root / "data"
     options = [*TINY_VIT, "MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=6", "TRAIN.WARMUP_EPOCHS=0"]
+    options.append("EVAL.OPERATING_POINT={class: class1, specificity: 0.5}")
     argv = ["-dataset=folder", f"-data_path={data}", "-batch_size=8", f"-output={root}"]
     add_images(data, range(30))
     old = train([*argv, "-name=old", "-opts", *options, "DATA.VAL_FRACTION=0.4", "TRAIN.BASE_LR=1e-9"])
@@ -143,6 +147,34 @@ def test_both_models_are_compared_on_images_that_neither_was_trained_on(grown, t
         assert f"{name}: top-1 {figures[-1]:.2f}%" in text
     assert f"{figures[1] - figures[0]:+.4g}," in text
     assert status in (0, 11)
+
+
+def test_sensitivity_and_specificity_at_the_threshold_of_each_model_are_compared(grown, tmp_path, capsys):
+    """The figures are those of the decisions of -predict; the figure that is worse decides on the status."""
+    data, old, new, _ = grown
+    (tmp_path / "list.txt").write_text("\n".join(str(data / name) for name in sorted(held_out_by(old))))
+    shares = []
+    for run in (old, new):
+        run_here(f"-predict={tmp_path / 'list.txt'}", f"-resume={run}", f"-output={tmp_path / run.name}")
+        rows = [*csv.DictReader((tmp_path / run.name / "predictions.csv").open())]
+        is_right = {name: [row["decision"] == name for row in rows if name in row["path"]] for name in CLASSES}
+        shares.append({name: 100 * np.mean(right) for name, right in is_right.items()})
+    capsys.readouterr()
+    compare.main([str(old), str(new), POINT])
+    text = capsys.readouterr().out
+    for name, title in zip(CLASSES, ("specificity", "sensitivity"), strict=True):
+        assert f"OLD: {title} of class1 {shares[0][name]:.2f}%" in text
+        assert f"NEW: {title} of class1 {shares[1][name]:.2f}%" in text
+        assert f"{shares[1][name] - shares[0][name]:+.4g}," in text
+    state = torch.load(new / "best.pth", weights_only=True)
+    (key,) = (key for key in state if "operating_point" in key)
+    for threshold, title in ((-99.0, "specificity"), (99.0, "sensitivity")):  # that all images reach, or none
+        torch.save(state | {key: state[key] | {"threshold": threshold}}, tmp_path / "other.pth")
+        assert compare.main([str(new), str(tmp_path / "other.pth"), POINT]) == 10
+        assert f"NEW: {title} of class1 0.00%" in capsys.readouterr().out
+    torch.save({name: value for name, value in state.items() if name != key}, tmp_path / "none.pth")
+    with refused("EVAL.OPERATING_POINT"):
+        compare.main([str(new), str(tmp_path / "none.pth"), POINT])
 
 
 def test_the_status_is_the_one_of_a_cron_job(grown, tmp_path, capsys):
