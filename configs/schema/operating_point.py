@@ -37,9 +37,11 @@ class OperatingPoint(Goal):
     """A threshold of the score of a class against the others, see `SampleResults.scores`.
 
     label: of the class. is_chosen: whether images have decided on the thresholds; None if they cannot reach the goal.
-    group_threshold: of the means of groups.
+    group_threshold: of the means of groups. The figures are those of the goal, not measured ones: files call them so.
     """
 
+    sensitivity: Annotated[_Share | None, Field(alias="goal_sensitivity")] = None
+    specificity: Annotated[_Share | None, Field(alias="goal_specificity")] = None
     label: Annotated[int, Field(ge=0)]
     is_chosen: bool = False
     threshold: float | None = None

@@ -186,7 +186,7 @@ def decision_to_entries(decision: Decision) -> dict[str, Any]:
         key = TEMPERED_POINT
         entries[TEMPERATURE] = decision.temperature
     if decision.point:
-        entries[key] = decision.point.model_dump()
+        entries[key] = decision.point.model_dump(by_alias=True, exclude={"name"}) | {"name": decision.point.name}
     return entries
 
 

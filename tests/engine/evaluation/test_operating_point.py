@@ -16,9 +16,9 @@ from test_results import results_for, results_of, stored_decision
 from torch import nn
 
 from configs.flags import Prediction
-from configs.schema.operating_point import OperatingPoint
+from configs.schema.operating_point import Decision, OperatingPoint
 from datasets.sources.shared_arrays import StringPacker, to_arrays
-from engine.checkpoint.weights_record import read_record
+from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision, read_record
 from engine.evaluation.calibration import temper
 from engine.evaluation.intervals import figures_at
 from engine.evaluation.predictions import Predictions
@@ -99,6 +99,18 @@ def test_a_point_without_a_hit_and_one_that_predicts_all_are_none(labels, goal, 
     found = figures_at(results, results.used_point)
     assert (found["threshold"] is None) == (expected == "")
     assert found["sensitivity"] == (pytest.approx(float(expected), abs=0.01) if expected else None)
+
+
+def test_files_name_the_goal_apart_from_measured_figures_and_files_of_before_are_read():
+    point = point_of(specificity=0.95, is_chosen=True, threshold=1.5)
+    entries = decision_to_entries(Decision(point=point))
+    stored = entries["operating_point"]
+    assert stored["goal_specificity"] == 0.95
+    assert not {"sensitivity", "specificity"} & {*stored}
+    before = {"operating_point": {name.removeprefix("goal_"): value for name, value in stored.items()}}
+    for content in (entries, before):
+        check_description(content)
+        assert read_decision(content).point == point
 
 
 def test_a_threshold_between_two_neighbours_of_float32_parts_them(tmp_path):
