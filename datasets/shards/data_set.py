@@ -18,7 +18,7 @@ from tqdm import tqdm
 from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
 from datasets.shards.location import find_shards, parse_location
 from datasets.shards.records import DamagedShard, labels_in, read_records
-from datasets.shards.samples import LocalShards, NoCopies, ShardCache, ShardReader, TarSamples, cache_folder
+from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
 from datasets.sources.samples import UNKNOWN, check_target_bytes
 from datasets.sources.source import Source, Wanted
@@ -47,14 +47,12 @@ class TarShards(Source):
         self.found = find_shards(store, names)
         folder, shards = cache_folder(data.cache_dir), store.head(list(chain.from_iterable(self.found.splits.values())))
         self.index, self.notes = open_index(store, shards, folder, self.found.label_key, assume, data.groups or "")
-        copies: ShardCache | LocalShards = NoCopies(store)
-        if store.is_local:
-            copies = LocalShards(store)
-        elif data.cache_gb > 0:
-            copies = ShardCache(folder, round(data.cache_gb * 1e9), store)
-        else:
+        cache = None
+        if not store.is_local and data.cache_gb > 0:
+            cache = ShardCache(folder, round(data.cache_gb * 1e9), store)
+        elif not store.is_local:
             store.read_many(shards[0].name, [(0, 1)])  # a server of whole files is refused here, not in the first batch
-        self._reader = ShardReader(store, copies, 2 * data.shuffle_shards)
+        self._reader = ShardReader(store, cache, 2 * data.shuffle_shards)
         class_names = self.index.class_names or self.found.class_names
         num_labels = int(self.index.arrays["targets"].max(initial=-1)) + 1
         self._several = None

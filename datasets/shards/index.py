@@ -16,7 +16,7 @@ import numpy as np
 
 from datasets.shards.records import Label, Record, is_class_name
 from datasets.sources.samples import MAX_FILE_BYTES
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in, to_arrays, to_nfc
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, select_rows, strings_in, to_arrays, to_nfc
 from datasets.sources.tables.files import LABEL_DIGITS
 from utils.errors import UserError
 
@@ -99,22 +99,17 @@ class Index:
         ends = self.arrays["ends"]
         start = int(ends[position - 1]) if position else 0
         end = int(ends[position])
-        texts = {name: strings_in(self.arrays, name).part(start, end) for name in _TEXTS_OF_IMAGES}
-        return self._part(slice(start, end), texts, [self.shards[position]], np.array([end - start]))
+        arrays = {name: self.arrays[name][start:end] for name in _OF_IMAGES} | {"ends": np.array([end - start])}
+        for name in _TEXTS_OF_IMAGES:
+            arrays |= to_arrays(strings_in(self.arrays, name).part(start, end), name)
+        return replace(self, shards=[self.shards[position]], arrays=arrays)
 
     def select(self, rows: np.ndarray) -> "Index":
         """The index of the images at `rows`, (M,), sorted, and of the shards that contain one of them."""
         used, counts = np.unique(self.shard_of[rows], return_counts=True)
-        texts = {name: strings_in(self.arrays, name).select(rows) for name in _TEXTS_OF_IMAGES}
-        return self._part(rows, texts, [self.shards[shard] for shard in used], np.cumsum(counts))
-
-    def _part(
-        self, rows: slice | np.ndarray, texts: Mapping[str, PackedStrings], shards: list[Shard], ends: np.ndarray
-    ) -> "Index":
-        arrays = {name: self.arrays[name][rows] for name in _OF_IMAGES} | {"ends": ends}
-        for name, strings in texts.items():
-            arrays |= to_arrays(strings, name)
-        return replace(self, shards=shards, arrays=arrays)
+        of_images = {name: values for name, values in self.arrays.items() if name != "ends"}
+        arrays = select_rows(of_images, rows) | {"ends": np.cumsum(counts)}
+        return replace(self, shards=[self.shards[shard] for shard in used], arrays=arrays)
 
 
 def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:

@@ -150,34 +150,6 @@ class ShardCache:
             logging.getLogger(RUN_LOG).warning(f"{to_single_line(problem)} (the cache of shards in {self.folder})")
 
 
-class LocalShards:
-    """Shards that are files in `store`, a folder; with the methods of `ShardCache` that a reader needs."""
-
-    def __init__(self, store: ShardStore) -> None:
-        self.store = store
-
-    def open(self, shard: Shard) -> BinaryIO:
-        """Raises UserError: it cannot be read."""
-        path = self.store.url(shard.name)
-        try:
-            return open_regular_file(path)
-        except OSError as error:
-            raise error_from(error, f"{path}: cannot be read ({error.strerror}); {_FIX}, then resume") from error
-
-    def drop(self, shard: Shard) -> None:
-        """The shard is the user's."""
-
-    def download(self, shard: Shard, keep: Collection[Shard] = (), wait_seconds: float = 0.0) -> bool:
-        return False
-
-
-class NoCopies(LocalShards):
-    """Remote shards of which nothing is kept on this machine."""
-
-    def open(self, shard: Shard) -> BinaryIO:
-        raise FileNotFoundError
-
-
 class ReadAhead:
     """The batches of a sampler. Before each one, threads begin to download its shards and the next ones into a cache.
 
@@ -224,17 +196,17 @@ def _download(cache: ShardCache, shard: Shard, keep: Collection[Shard]) -> float
 class ShardReader:
     """Reads ranges of shards. Each process that receives a pickled reader opens files and connections itself.
 
-    copies: the files of shards on this machine; without one, ranges are read from their source. shards_in_use: that are
+    cache: of remote shards on this machine; without one, ranges are read from their source. shards_in_use: that are
     read at a time.
     """
 
-    def __init__(self, store: ShardStore, copies: ShardCache | LocalShards, shards_in_use: int) -> None:
-        self.store, self.copies, self.shards_in_use = store, copies, shards_in_use
+    def __init__(self, store: ShardStore, cache: ShardCache | None, shards_in_use: int) -> None:
+        self.store, self.cache, self.shards_in_use = store, cache, shards_in_use
         # An open file stays readable after the cache has removed it.
-        self._open = lru_cache(min(shards_in_use, _MAX_OPEN_FILES))(copies.open)
+        self._open = lru_cache(min(shards_in_use, _MAX_OPEN_FILES))(self._open_file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.store, self.copies, self.shards_in_use)
+        return type(self), (self.store, self.cache, self.shards_in_use)
 
     @cached_property
     def _requests(self) -> DaemonPool:
@@ -260,19 +232,33 @@ class ShardReader:
         try:
             return self.store.read_many(shard.name, ranges)
         except RangesNotSupported:
-            if self.copies.download(shard, wait_seconds=math.inf) and (file := self._file(shard)):
+            if self.cache and self.cache.download(shard, wait_seconds=math.inf) and (file := self._file(shard)):
                 return [os.pread(file.fileno(), length, start) for start, length in ranges]
             raise
 
     def drop(self, shard: Shard) -> None:
         """Removes the copy of a remote shard on this machine."""
         self._open.cache_clear()
-        self.copies.drop(shard)
+        if self.cache:
+            self.cache.drop(shard)
 
     def _file(self, shard: Shard) -> BinaryIO | None:
+        """The file of a shard on this machine, if there is one."""
         with suppress(OSError):
             return self._open(shard)
         return None
+
+    def _open_file(self, shard: Shard) -> BinaryIO:
+        """Raises UserError: a shard in a folder cannot be read; OSError: a remote one is not on this machine."""
+        if self.cache:
+            return self.cache.open(shard)
+        if not self.store.is_local:
+            raise FileNotFoundError
+        path = self.store.url(shard.name)
+        try:
+            return open_regular_file(path)
+        except OSError as error:
+            raise error_from(error, f"{path}: cannot be read ({error.strerror}); {_FIX}, then resume") from error
 
 
 class TarSamples(EncodedImages):
@@ -281,17 +267,18 @@ class TarSamples(EncodedImages):
     def __init__(self, reader: ShardReader, index: Index, class_names: list[str], shuffled_shards: int) -> None:
         super().__init__(class_names)
         self.reader = reader
-        self.shards = index.shards
-        self._index = replace(index, arrays={})  # `arrays` has them
         self._shuffled_shards = shuffled_shards
-        self._has_groups = bool(index.group_key)
+        self._take(index)
+
+    def _take(self, index: Index) -> None:
+        self.shards = index.shards
         self.arrays = index.arrays
-        self.windows: ShardWindows = ShardWindows(index.arrays["ends"], shuffled_shards)
+        self.windows: ShardWindows = ShardWindows(index.arrays["ends"], self._shuffled_shards)
+        self._index = replace(index, arrays={})  # `arrays` has them
 
     def select(self, indices: np.ndarray) -> "TarSamples":
-        index = replace(self._index, arrays=self.arrays).select(indices)
-        part = TarSamples(self.reader, index, self.class_names, self._shuffled_shards)
-        part.has_class_names, part.notes, part.findings = self.has_class_names, self.notes, self.findings
+        part = self.changed()
+        part._take(replace(self._index, arrays=self.arrays).select(indices))
         return part
 
     def for_loader(
@@ -300,10 +287,8 @@ class TarSamples(EncodedImages):
         samples = copy.copy(self)
         samples.reader = copy.deepcopy(self.reader)  # as in another process: with connections of its own
         samples.reader.store.timeout_seconds = timeout_seconds
-        copies = samples.reader.copies
-        if isinstance(copies, ShardCache):
-            return samples, ReadAhead(copies, self.shards, self.windows, sampler)
-        return samples, sampler
+        cache = samples.reader.cache
+        return samples, ReadAhead(cache, self.shards, self.windows, sampler) if cache else sampler
 
     def _shard_of(self, index: int) -> Shard:
         return self.shards[int(np.searchsorted(self.arrays["ends"], index, side="right"))]
@@ -334,7 +319,7 @@ class TarSamples(EncodedImages):
 
     @property
     def groups(self) -> PackedStrings | None:
-        return strings_in(self.arrays, "groups") if self._has_groups else None
+        return strings_in(self.arrays, "groups") if self._index.group_key else None
 
     def open_all(self, indices: Sequence[int], channels: int) -> Iterator[LazyImage | BadImage]:
         """Opens samples as `Samples.open_all`; the images of one remote shard are read in one request."""

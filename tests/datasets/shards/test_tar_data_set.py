@@ -126,7 +126,7 @@ def test_images_without_a_label_are_one_finding(tmp_path, cpu):
 def test_a_server_gives_the_same_images(root, cache, cache_gb):
     with range_server(root) as server:
         samples, batches = tar(on(server, cache_gb=cache_gb)).for_loader(EvalSampler(40, 40), 7)
-        stores = [samples.reader.store, *([samples.reader.copies.store] if cache_gb else [])]
+        stores = [samples.reader.store, *([samples.reader.cache.store] if cache_gb else [])]
         assert {store.timeout_seconds for store in stores} == {7}
         server.requests.clear()
         assert contents(samples) == pixels(*range(40))
@@ -143,7 +143,7 @@ def test_a_server_gives_the_same_images(root, cache, cache_gb):
 def test_a_damaged_copy_in_the_cache_is_replaced(root, cache):
     with range_server(root) as server:
         samples = tar(on(server, cache_gb=1))
-        assert samples.reader.copies.download(samples.shards[0])
+        assert samples.reader.cache.download(samples.shards[0])
         (path,) = (cache / "shards").glob("*.tar")
         for damaged in (bytes(path.stat().st_size), path.read_bytes()[:1000]):
             path.write_bytes(damaged)
