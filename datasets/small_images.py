@@ -17,6 +17,7 @@ from datasets.decoding.decode import MODES, decode_small
 from datasets.decoding.images import BadImage
 from datasets.sources.samples import EncodedImages, Samples
 from datasets.sources.sets.in_memory import ImageArray
+from datasets.sources.split import places_in_classes
 from utils.errors import UserError
 
 Readable = EncodedImages | ImageArray
@@ -51,10 +52,8 @@ def pixel_baseline(data: Data, train: Samples, val: Samples) -> Baseline | None:
 def draw_evenly(labels: np.ndarray, number: int) -> np.ndarray:
     """Indices of at most `number` samples: one of each class in turn, as long as it has any; the same in each run."""
     order = np.random.default_rng(0).permutation(len(labels))
-    by_class = order[np.argsort(labels[order], kind="stable")]
-    counts = np.bincount(labels)
-    turns = np.arange(len(labels)) - np.repeat(counts.cumsum() - counts, counts)
-    return by_class[np.argsort(turns, kind="stable")[:number]]
+    turns, _ = places_in_classes(labels[order])
+    return order[np.lexsort((labels[order], turns))[:number]]
 
 
 def ridge_top1(pixels: np.ndarray, labels: np.ndarray, val_pixels: np.ndarray, val_labels: np.ndarray) -> float:

@@ -241,22 +241,23 @@ def _read_shards(store: ShardStore, stored: _StoredRows, path: Path) -> None:
     threads = min(len(shards), _MAX_THREADS)
     with (
         tqdm(desc="index", total=num_bytes, unit="B", unit_scale=True, leave=False, disable=None) as bar,
-        contextlib.ExitStack() as at_end,
+        contextlib.closing(DaemonPool(threads)) as pool,
     ):
-        at_end.callback(stored.save, path)
-        pool = at_end.enter_context(contextlib.closing(DaemonPool(threads)))
         reads = {pool.submit(read_records, store.stream(s), store.url(s.name), *keys): s for s in shards}
-        for result in as_completed(reads):
-            shard = reads.pop(result)
-            bar.update(shard.num_bytes)
-            try:
-                records, found = result.result()
-            except DamagedShard as error:
-                findings.append(str(error))
-                continue
-            stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name))
-            for reason, (number, example) in found.found.items():
-                others.add(reason, example, number)
+        try:
+            for result in as_completed(reads):
+                shard = reads.pop(result)
+                bar.update(shard.num_bytes)
+                try:
+                    records, found = result.result()
+                except DamagedShard as error:
+                    findings.append(str(error))
+                    continue
+                stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name))
+                for reason, (number, example) in found.found.items():
+                    others.add(reason, example, number)
+        finally:
+            stored.save(path)
     if findings:
         raise combine_findings(f"{store.root}: {len(findings)} shards cannot be used:", findings)
     stored.notes += others.notes(store.root)

@@ -16,7 +16,7 @@ import numpy as np
 
 from datasets.shards.records import Label, Record, is_class_name
 from datasets.sources.samples import MAX_FILE_BYTES
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, select_rows, strings_in, to_arrays, to_nfc
+from datasets.sources.shared_arrays import select_rows, strings_in, to_arrays, to_nfc
 from datasets.sources.tables.files import LABEL_DIGITS
 from utils.errors import UserError
 
@@ -88,12 +88,6 @@ class Index:
         is_wanted = np.array([shard.name in names for shard in self.shards], bool)
         return np.flatnonzero(is_wanted[self.shard_of])
 
-    def paths(self) -> PackedStrings:
-        """The paths of the images, such as 'train-0001.tar/cat/1.jpg': their names are unique in a shard only."""
-        shards = np.array([shard.name for shard in self.shards], object)[self.shard_of]
-        names = strings_in(self.arrays, "names")
-        return StringPacker(f"{shard}/{name}" for shard, name in zip(shards, names, strict=True)).strings()
-
     def of_shard(self, position: int) -> "Index":
         """The index of the shard at `position`, with views of the arrays."""
         ends = self.arrays["ends"]
@@ -123,8 +117,8 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
     rows = [(*record[:3], number.get(record.label, record.label)) for record in records]
     columns = np.array(rows, list(_OF_IMAGES.items()))
     arrays = {"ends": np.array([len(records)])} | {name: columns[name] for name in _OF_IMAGES}
-    arrays |= to_arrays(StringPacker(record.name for record in records).strings(), "names")
-    arrays |= to_arrays(StringPacker(record.group for record in records).strings(), "groups")
+    arrays |= to_arrays((record.name for record in records), "names")
+    arrays |= to_arrays((record.group for record in records), "groups")
     return Index([shard], class_names, arrays)
 
 

@@ -31,7 +31,7 @@ from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSample
 from datasets.shards.index import INDEX_NAME, Index, Shard
 from datasets.shards.store import RangesNotSupported, ShardStore, changed
 from datasets.sources.samples import EncodedImages, read_error
-from datasets.sources.shared_arrays import PackedStrings, strings_in
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in
 from utils.errors import Unavailable, UserError, error_from, to_single_line
 from utils.files import file_state, locked, open_regular_file, own_file
 from utils.notes import RUN_LOG
@@ -311,7 +311,11 @@ class TarSamples(EncodedImages):
 
     @property
     def paths(self) -> PackedStrings:
-        return replace(self._index, arrays=self.arrays).paths()
+        """Such as 'train-0001.tar/cat/1.jpg': the names are unique in a shard only."""
+        counts = np.diff(self.arrays["ends"], prepend=0)
+        shards = np.repeat(np.array([shard.name for shard in self.shards], object), counts)
+        names = strings_in(self.arrays, "names")
+        return StringPacker(f"{shard}/{name}" for shard, name in zip(shards, names, strict=True)).strings()
 
     def relative_name(self, index: int, folder: str) -> str:
         """Returns the name of the image in its shard."""

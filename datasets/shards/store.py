@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 
 from datasets.shards.index import LOCAL_VERSION, Shard
 from datasets.shards.records import chunks_of
+from datasets.sources.listing import list_directory
 from utils.errors import Unavailable
 from utils.files import open_regular_file
 from utils.system import require
@@ -78,9 +79,8 @@ class LocalFiles:
         return Problem("is not a valid name or URL", CHECK)
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
-        with os.scandir(self.root / folder) as entries:
-            found = [(os.path.join(folder, entry.name), entry) for entry in entries]
-            return [name for name, entry in found if entry.is_file()], [name for name, entry in found if entry.is_dir()]
+        folders, files = list_directory(self.root / folder)
+        return [os.path.join(folder, name) for name in files], [os.path.join(folder, name) for name in folders]
 
     def head(self, name: str) -> Shard:
         return _local_shard(name, os.stat(self.root / name))

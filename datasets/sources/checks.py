@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
@@ -250,20 +249,19 @@ def check_images(
 
     def check() -> list[Note]:
         notes = list[Note]()
-        found = check_files(files, data.image_channels, _MAX_SECONDS, decode_seconds)
-        if data.on_bad_image == "error" and found.bad:
+        bad, fingerprints = check_files(files, data.image_channels, _MAX_SECONDS, decode_seconds)
+        if data.on_bad_image == "error" and bad:
             if not decode_seconds:  # the run ends in any case: one error names the images that only decoding finds, too
-                found = check_files(files, data.image_channels, _MAX_SECONDS, _MAX_SECONDS)
-            bad = {image.path: image for image in found.bad}  # two splits may share images
-            raise error_of(list(bad.values()))
+                bad, _ = check_files(files, data.image_channels, _MAX_SECONDS, _MAX_SECONDS)
+            raise error_of([*{image.path: image for image in bad}.values()])  # two splits may share images
         if num_images > _MOST_CHECKED:
             text = f"{_MOST_CHECKED:,} of {num_images:,} images are checked before the first step: all of some sizes"
             notes.append(Note("log", text))
-        if found.bad:
-            text = f"{len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
-            notes.append(Note("warning", f"{text}, such as {found.bad[0].path!r}: {found.bad[0].reason}"))
+        if bad:
+            text = f"{len(bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
+            notes.append(Note("warning", f"{text}, such as {bad[0].path!r}: {bad[0].reason}"))
         if files:
-            notes += _notes_on_equal_files(files, found.fingerprints)
+            notes += _notes_on_equal_files(files, fingerprints)
             notes += _notes_on_frames(files, data.data_path)
         return notes
 
@@ -293,21 +291,14 @@ def _decoding_problem(samples: ImageFiles, index: int, channels: int) -> BadImag
     return None
 
 
-class CheckedFiles(NamedTuple):
-    """bad: the unusable images among those that were checked, in order.
-
-    fingerprints: the size and the CRC-32 of the end of each file of all splits, uint64 (N,): size << 32 | CRC-32, 0 if
-    not checked.
-    """
-
-    fingerprints: np.ndarray
-    bad: list[BadImage]
-
-
 def check_files(
     splits: Sequence[ImageFiles], channels: int, seconds: float, decode_seconds: float = 0.0
-) -> CheckedFiles:
-    """Checks as many images as it can within `seconds`, and decodes whole ones for `decode_seconds`, see `_order`."""
+) -> tuple[list[BadImage], np.ndarray]:
+    """Checks as many images as it can within `seconds`, and decodes whole ones for `decode_seconds`, see `_order`.
+
+    Returns the unusable ones in order, and of each file of all splits its size and the CRC-32 of its end, uint64 (N,):
+    size << 32 | CRC-32, 0 if not checked.
+    """
     start, fingerprints = time.monotonic(), np.zeros(sum(map(len, splits)), np.uint64)
     of_splits = np.split(fingerprints, np.cumsum([*map(len, splits)], dtype=int))  # views
 
@@ -329,7 +320,7 @@ def check_files(
     chunks = (np.sort(order[first : first + _CHUNK]) for first in range(0, len(order), _CHUNK))
     with ThreadPoolExecutor(_NUM_THREADS) as pool:  # an error cancels the other chunks
         found = dict(chain.from_iterable(pool.map(check, chunks)))
-    return CheckedFiles(fingerprints, [problem for _, problem in sorted(found.items()) if problem])
+    return [problem for _, problem in sorted(found.items()) if problem], fingerprints
 
 
 def _find(splits: Sequence[ImageFiles], place: int) -> tuple[int, int]:

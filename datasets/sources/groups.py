@@ -154,7 +154,8 @@ def _cases_in_names(listing: ImageFiles) -> list[Note]:
     paths = [*map(to_nfc, islice(listing.paths, _MAX_NAMES))]
     targets = listing.arrays["targets"]
     classes = targets.tolist() if targets.ndim == 1 else [0] * len(targets)
-    stems = [os.path.splitext(_NO_CASE.sub(_without_digits, path))[0] for path in paths]
+    undated = (_NO_CASE.sub(lambda match: re.sub(r"\d", "x", match[0]), path) for path in paths)
+    stems = [os.path.splitext(path)[0] for path in undated]
     if 4 * sum(_COPY.search(os.path.basename(stem)) is not None for stem in stems) > len(stems):
         return []
     for expression in _IN_NAMES:
@@ -165,10 +166,6 @@ def _cases_in_names(listing: ImageFiles) -> list[Note]:
             number = len({match[1] for match in matches})
             return [Note("warning", f"{problem}: {fix} ({number:,} in {len(paths):,} names of files)", misleads=True)]
     return []
-
-
-def _without_digits(match: re.Match[str]) -> str:
-    return re.sub(r"\d", "x", match[0])
 
 
 def _are_cases(stems: Sequence[str], spans: Sequence[tuple[int, int]], classes: Sequence[int]) -> bool:

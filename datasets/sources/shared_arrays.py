@@ -9,7 +9,6 @@ import weakref
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -42,18 +41,19 @@ def share_arrays(arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
 
     The folder exists as long as the returned object, at most until this process exits.
     """
+    folder = None
     try:
-        with ExitStack() as on_failure:
-            folder = TemporaryFolder("samples")
-            on_failure.callback(folder.cleanup)
-            for name, values in arrays.items():
-                np.save(Path(folder.name, f"{name}.npy"), values, allow_pickle=False)
-            mapped = MappedArrays(Path(folder.name), arrays)
-            weakref.finalize(mapped, on_failure.pop_all().close)
-            return mapped
+        folder = TemporaryFolder("samples")
+        for name, values in arrays.items():
+            np.save(Path(folder.name, f"{name}.npy"), values, allow_pickle=False)
+        mapped = MappedArrays(Path(folder.name), arrays)
     except OSError:
+        if folder:
+            folder.cleanup()
         _warn_of_copies()
         return arrays
+    weakref.finalize(mapped, folder.cleanup)
+    return mapped
 
 
 @cache
@@ -151,6 +151,7 @@ def strings_in(arrays: Mapping[str, np.ndarray], name: str) -> PackedStrings:
     return PackedStrings(arrays[name], arrays[f"{name}_ends"])
 
 
-def to_arrays(strings: PackedStrings, name: str) -> dict[str, np.ndarray]:
+def to_arrays(strings: PackedStrings | Iterable[str], name: str) -> dict[str, np.ndarray]:
     """The inverse of `strings_in`."""
-    return {name: strings.encoded, f"{name}_ends": strings.ends}
+    packed = strings if isinstance(strings, PackedStrings) else StringPacker(strings).strings()
+    return {name: packed.encoded, f"{name}_ends": packed.ends}

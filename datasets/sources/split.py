@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -255,16 +256,15 @@ def _before_renaming(paths: PackedStrings, renames: Mapping[str, str] | None, kn
     for old, new in renames.items():
         old_names[new].append(old)
     names = [*paths]
-    places = list[int]()
-    before = list[str]()
+    before = list[tuple[int, str]]()
     for place in np.flatnonzero(~np.isin(hash_paths(paths), of_run)).tolist():
         parts = to_nfc(names[place]).split("/")
         for level, name in enumerate(parts[:-1]):
             for old in old_names.get(name, ()):
-                places.append(place)
-                before.append("/".join([*parts[:level], old, *parts[level + 1 :]]))
-    for found in np.flatnonzero(np.isin(_hashes_of(before), of_run)).tolist():
-        names[places[found]] = before[found]
+                before.append((place, "/".join([*parts[:level], old, *parts[level + 1 :]])))
+    are_known = np.isin(_hashes_of(path for _, path in before), of_run)
+    for place, path in compress(before, are_known):
+        names[place] = path
     return StringPacker(names).strings()
 
 

@@ -136,17 +136,15 @@ def tables_beside(root: Path, folder: Path, paths: Sequence[str] | PackedStrings
     """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`."""
     files = [file for file in files_beside(root) if file.suffix != ".json"]
     stems = set(map(_stem, paths)) if files else set()
+    files = [file for file in files if _may_name(file, stems)]
+    known = {os.path.abspath(os.path.join(folder, path)): path for path in paths} if files else {}
     seen = list[Images]()
-    known = Images()
     for file in files:
-        if not _may_name(file, stems):
-            continue
         place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
         with suppress(UserError, ValueError):  # a column without a name cannot be given
             for candidates, is_named in _candidates_of(file, stems):
                 table = TableBeside(file, [], [], {})
                 for columns in candidates:
-                    known = known or {os.path.abspath(os.path.join(folder, path)): path for path in paths}
                     table.add(columns, is_named, place, folder, known, seen)
                 seen += table.labels
                 if table.labels:
@@ -355,7 +353,7 @@ def note_on_inner_classes(listing: ImageFiles, given: Path) -> list[Note]:
     """A question if the folders in class folders may be the classes: colon/{aca,n}. given: DATA_PATH."""
     folders = [folder.split("/") for folder in listing.sizes]
     has_lists = any(file.suffix == ".json" and names_images(file) for file in files_beside(given))  # iNaturalist 2018
-    level = _inner_level(folders, 0, numbers=has_lists)
+    level = _inner_level(folders, numbers=has_lists)
     if len(listing.class_names) < 2 or not level:
         return []
     level += len(Path(os.path.relpath(listing.root, given)).parts)
@@ -363,15 +361,15 @@ def note_on_inner_classes(listing: ImageFiles, given: Path) -> list[Note]:
     return [Note("screen", f"{text} Then -opts {quote(f'DATA.LABELS={of_level(level)}')}")]
 
 
-def _inner_level(folders: Sequence[Sequence[str]], first: int, numbers: bool) -> int | None:
-    """The first level of folders below the level `first` whose names may be classes; None without one.
+def _inner_level(folders: Sequence[Sequence[str]], numbers: bool) -> int | None:
+    """The first level of folders below the class folders whose names may be classes; None without one.
 
     Each folder of that level has several, and none is in two of them. numbers: their names may all be numbers.
     """
-    for level in range(first + 1, min(map(len, folders), default=0)):
+    for level in range(1, min(map(len, folders), default=0)):
         parents = defaultdict[str, set[str]](set)
         for parts in folders:
-            parents[parts[level]].add(parts[first])
+            parents[parts[level]].add(parts[0])
         sizes = Counter(chain.from_iterable(parents.values()))
         are_names = numbers or not all(map(IDENTIFIER.search, parents))
         if are_names and sizes.total() == len(parents) and min(sizes.values()) > 1:

@@ -209,7 +209,8 @@ class FoundFiles:
             try:
                 folders, files = list_directory(path)
             except OSError as error:
-                self.findings.append(_cannot_list(error))
+                fix = "give a folder that can be read (-data_path)"
+                self.findings.append(error_from(error, f"{error.filename}: cannot be listed ({error.strerror}); {fix}"))
                 continue
             resolved = Path(path).resolve()
             if resolved in visited:
@@ -287,8 +288,3 @@ def _named_after_others(names: Sequence[str]) -> list[str]:
             found.append(name)
         seen.add(stem)
     return found
-
-
-def _cannot_list(error: OSError) -> UserError:
-    fix = "give a folder that can be read (-data_path)"
-    return error_from(error, f"{error.filename}: cannot be listed ({error.strerror}); {fix}")

@@ -128,8 +128,8 @@ class SplitFolders:
             raise unclear(given, self.root, problem if self.names else "contains no folders", _is_data_set)
         (self.splits,) = fitting
         self.folders = {split: folder.path for split, folder in self.splits.items()}
-        tests = self.named("test") | self.splits
-        self.test = {split: folder.path for split, folder in tests.items()}.get("test")
+        test = (self.named("test") | self.splits).get("test")
+        self.test = test and test.path
 
     def word_of(self, name: str) -> str | None:
         """The split of a folder of this name."""

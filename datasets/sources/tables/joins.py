@@ -94,8 +94,6 @@ def _by_column(rows: Iterable[Cells], name: str) -> dict[str, list[Cells]]:
 
 
 def _merged(rows: Sequence[Cells]) -> Cells:
-    if len(rows) == 1:
-        return rows[0]
     return {name: "|".join(dict.fromkeys(cells[name] for cells in rows if cells[name])) for name in rows[0]}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
+from datasets.sources.listing import list_directory
 from datasets.sources.path_words import MASK, label_in, split_of, split_of_images, word_in
 from datasets.sources.samples import ImageFiles, listing_arrays, spread
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
@@ -101,7 +102,7 @@ class Rows:
         if folder not in self._endings:
             found = self._endings[folder] = dict[str, list[str]]()
             with contextlib.suppress(OSError):
-                files = [entry.name for entry in os.scandir(self.root / folder) if entry.is_file()]
+                _, files = list_directory(self.root / folder)
                 for stem, ending in map(os.path.splitext, files):
                     if ending.lower() in _ENDINGS:
                         found.setdefault(stem, []).append(ending)
@@ -239,11 +240,11 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Im
     raise_problems(file, rows.findings)
     if not len(rows.paths):
         raise UserError(f"{file}: lists no images; write one path per line")
-    arrays = listing_arrays(rows.paths) | to_arrays(StringPacker(table.column(column)).strings(), "listed")
+    arrays = listing_arrays(rows.paths) | to_arrays(table.column(column), "listed")
     if data.groups in table.header:
         groups = [*table.column(data.groups)]
         if all(groups):
-            arrays |= to_arrays(StringPacker(groups).strings(), "groups")
+            arrays |= to_arrays(groups, "groups")
         else:
             rows.notes.append(Note("screen", f"{file}: {groups.count('')} rows have no {shorten(data.groups)}"))
     return ImageFiles(rows.root, ["0"], arrays, notes=rows.notes, has_class_names=False, column=column)
