@@ -73,12 +73,13 @@ class TarShards(Source):
         The last one is of images without a label. Raises UserError: the targets of the images are too large.
         """
         sets = list(map(labels_in, self.index.class_names or map(str, range(num_labels))))
-        names = self.found.class_names
         labels = {label.removeprefix(UNKNOWN_MARK) for one in sets for label in one}
-        is_numeric = all(label.isascii() and label.isdecimal() for label in labels)
-        if not is_numeric:
+        if all(label.isascii() and label.isdecimal() for label in labels):
+            names = self.found.class_names
+            number = {label: int(label) for label in labels}
+        else:
             names = sorted(labels)
-        number = {label: int(label) if is_numeric else place for place, label in enumerate(sorted(labels))}
+            number = {label: place for place, label in enumerate(names)}
         classes = max(len(names), 1 + max(number.values(), default=-1))
         check_target_bytes(self.data.data_path, len(self.index), classes)
         targets = np.zeros((len(sets) + 1, classes), np.int8)

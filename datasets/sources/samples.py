@@ -285,9 +285,6 @@ class ImageFiles(EncodedImages):
     column: str = "path"
     sizes: Mapping[str, int] = field(default_factory=dict)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "sizes": {}}
-
     @property
     def paths(self) -> PackedStrings:
         return strings_in(self.arrays, "paths")
