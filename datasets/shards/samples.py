@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
@@ -276,7 +276,7 @@ class TarSamples(EncodedImages):
         self.windows: ShardWindows = ShardWindows(index.arrays["ends"], self._shuffled_shards)
         self._index = replace(index, arrays={})  # `arrays` has them
 
-    def select(self, indices: np.ndarray) -> "TarSamples":
+    def select(self, indices: np.ndarray) -> Self:
         part = self.changed()
         part._take(replace(self._index, arrays=self.arrays).select(indices))
         return part

@@ -151,9 +151,9 @@ class Samples:
             return self
         return self.with_arrays(targets=np.ascontiguousarray(targets[:, :num_classes]))
 
-    def select(self, indices: np.ndarray) -> "Samples":
+    def select(self, indices: np.ndarray) -> Self:
         """The samples at `indices`, (M,), sorted and unique, with the findings and notes of all."""
-        raise UserError("DATA.FRACTION and DATA.ONLY_CLASSES: not for this data set; remove them")
+        return self.changed(arrays=select_rows(self.arrays, indices))
 
     def class_counts(self, num_classes: int) -> np.ndarray:
         """The samples with each label, int64 (num_classes,); with DATA.MULTI_LABEL a sample may count several times."""
@@ -289,9 +289,8 @@ class ImageFiles(EncodedImages):
     def paths(self) -> PackedStrings:
         return strings_in(self.arrays, "paths")
 
-    def select(self, indices: np.ndarray) -> "ImageFiles":
-        """The images at `indices` (M,), sorted and unique, with all `findings` and `notes`."""
-        return self.changed(arrays=select_rows(self.arrays, indices), cache=None)
+    def select(self, indices: np.ndarray) -> Self:
+        return super().select(indices).changed(cache=None)
 
     def name(self, index: int) -> str:
         """The file's path: a str, because each Path interns its parts, which would add up to millions of strings."""

@@ -136,15 +136,17 @@ def tables_beside(root: Path, folder: Path, paths: Sequence[str] | PackedStrings
     """The tables in or beside `root` with labels of most of the images `paths`, which are relative to `folder`."""
     files = [file for file in files_beside(root) if file.suffix != ".json"]
     stems = set(map(_stem, paths)) if files else set()
-    files = [file for file in files if _may_name(file, stems)]
-    known = {os.path.abspath(os.path.join(folder, path)): path for path in paths} if files else {}
     seen = list[Images]()
+    known = Images()
     for file in files:
+        if not _may_name(file, stems):
+            continue
         place = next((one for one in (root, file.parent) if table_file(one, "train") == file), file)
         with suppress(UserError, ValueError):  # a column without a name cannot be given
             for candidates, is_named in _candidates_of(file, stems):
                 table = TableBeside(file, [], [], {})
                 for columns in candidates:
+                    known = known or {os.path.abspath(os.path.join(folder, path)): path for path in paths}
                     table.add(columns, is_named, place, folder, known, seen)
                 seen += table.labels
                 if table.labels:

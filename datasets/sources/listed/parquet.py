@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 from urllib.parse import unquote
 
 import numpy as np
@@ -23,7 +23,7 @@ from datasets.sources.listed.lists import Tables
 from datasets.sources.listing import list_directory
 from datasets.sources.path_words import SPLIT_NAMES, split_of
 from datasets.sources.samples import ImageFiles, listing_arrays, read_error
-from datasets.sources.shared_arrays import StringPacker, select_rows, to_nfc
+from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.tables.files import PARQUET, Cells, Table
 from utils.errors import Finding, UserError, error_from
 from utils.files import file_state
@@ -305,8 +305,8 @@ class ParquetImages(ImageFiles):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cache": {}}
 
-    def select(self, indices: np.ndarray) -> "ParquetImages":
-        part = self.changed(arrays=select_rows(self.arrays, indices))
+    def select(self, indices: np.ndarray) -> Self:
+        part = super().select(indices)
         part._group()
         return part
 

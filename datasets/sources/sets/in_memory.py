@@ -8,7 +8,7 @@ import torch
 
 from datasets.decoding.decode import LazyImage, convert_channels
 from datasets.sources.samples import Samples
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, select_rows
+from datasets.sources.shared_arrays import PackedStrings, StringPacker
 from datasets.sources.source import Source
 from utils.errors import UserError
 
@@ -27,9 +27,6 @@ class ImageArray(Samples):
     @property
     def images(self) -> np.ndarray:
         return self.arrays["images"]
-
-    def select(self, indices: np.ndarray) -> "ImageArray":
-        return self.changed(arrays=select_rows(self.arrays, indices))
 
     @property
     def names_for_split(self) -> PackedStrings:

@@ -128,9 +128,15 @@ def test_classes_without_images_in_a_split_are_refused(tmp_path):
         read(root, only_classes=["ant", "bee"])
 
 
+def test_noise_has_shares(tmp_path):
+    whole, part = (read(tmp_path, "fake", fraction=fraction)[0] for fraction in (1.0, 0.5))
+    assert set(part.targets) == set(whole.targets)
+    assert len(part) < len(whole)
+    assert torch.equal(part.open(0, 3).pixels, whole.open(0, 3).pixels)
+
+
 REFUSED = {
     r"DATA\.ONLY_CLASSES: the data have no class 'bees'; did you mean bee": {"only_classes": ["bees"]},
-    r"DATA\.FRACTION and DATA\.ONLY_CLASSES: not for this data set": {"dataset": "fake", "fraction": 0.5},
 }
 
 
