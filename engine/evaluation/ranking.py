@@ -85,19 +85,13 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray, rows: np.ndarray | Non
         values = to_finite(unsorted[is_known])
         is_own = is_own[is_known]
         own = np.sort(values[is_own])
-        if not len(own):
-            continue
-        every = np.sort(values)
         others = np.sort(values[~is_own])
         positives = len(own)
         negatives = len(others)
-        counts = [every.searchsorted(own), every.searchsorted(own, "right"), own.searchsorted(own)]
-        below, up_to, own_below = (count[None] for count in counts)
-        is_used = np.ones((1, positives), bool)
-        (precision[label],), (auroc[label],), (best,) = figures_of(
-            below, up_to, own_below, is_used, np.array([len(every)])
-        )
-        threshold[label] = threshold_at(every, counts[0][best])
+        if not positives:
+            continue
+        blocks = np.array([0, len(values)])  # the first one is empty: outside of it are all samples
+        precision[label], auroc[label], threshold[label] = rank_outside_blocks(values, is_own, blocks)[:, 0]
         if negatives:
             lowest_own = [own[positives + -point * positives // 100] for point in OPERATING_POINTS]
             highest_other = [others[-(-point * negatives // 100) - 1] for point in OPERATING_POINTS]
@@ -160,7 +154,7 @@ def figures_of(
 def rank_outside_blocks(values: np.ndarray, is_own: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Average precision, AUROC and threshold of a class, of the samples outside each block: float64 (3, blocks).
 
-    As `rank_samples`: each block is sorted once, and its counts at the scores of the class are left out of the sums.
+    Each block is sorted once, and its counts at the scores of the class are left out of the sums.
 
     values: the scores (M,) of one block after the other. is_own: the samples of the class, at least one. ends: of the
     blocks.
