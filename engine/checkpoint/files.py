@@ -287,16 +287,11 @@ def _check_content(path: Path, state: dict[str, Any]) -> None:
         raise UserError(f"{path}: contains NaN or infinite values in {name}; use an earlier checkpoint")
 
 
-def _named_weights(state: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The weights with their entries and names, for errors."""
-    return [(f"{key} {format_value(name)}", one) for key in WEIGHTS for name, one in (state[key] or {}).items()]
-
-
 def _non_finite(state: dict[str, Any]) -> str:
     """The first tensor of the weights with a NaN or infinite value; '' if there is none."""
-    named = _named_weights(state)
-    flags = torch.stack([one.isfinite().all() for _, one in named]).tolist() if named else []  # one wait for a GPU
-    return next((name for (name, _), is_finite in zip(named, flags, strict=True) if not is_finite), "")
+    named = {f"{key} {format_value(name)}": one for key in WEIGHTS for name, one in (state[key] or {}).items()}
+    flags = torch.stack([one.isfinite().all() for one in named.values()]).tolist() if named else []  # one wait
+    return next((name for name, is_finite in zip(named, flags, strict=True) if not is_finite), "")
 
 
 def _is_consistent(state: dict[str, Any]) -> bool:
@@ -321,9 +316,6 @@ def _is_best(entry: dict[str, Any] | None) -> bool:
     return {"epoch", "loss"} <= entry.keys() <= {"epoch", *METRICS} and type(entry["epoch"]) is int
 
 
-OnWritten = Callable[[Path, dict[str, Any]], None]
-
-
 class CheckpointWriter:
     """Writes files, one at a time, in a background thread if host memory can hold a copy, else in the calling thread.
 
@@ -333,7 +325,9 @@ class CheckpointWriter:
     OpenMP then lets idle threads sleep at once, which doubles the time of a small training.
     """
 
-    def __init__(self, folder: Path, keep: int, on_written: OnWritten, is_copy: bool = False) -> None:
+    def __init__(
+        self, folder: Path, keep: int, on_written: Callable[[Path, dict[str, Any]], None], is_copy: bool = False
+    ) -> None:
         """keep: number of periodic checkpoints. on_written: called with each checkpoint and its content.
         is_copy: the tensors to save are copies in host memory."""
         self.folder, self.keep, self.on_written, self.is_copy = folder, keep, on_written, is_copy

@@ -75,8 +75,7 @@ def check_writable(folder: Path, fix: str = "choose another folder with -output"
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        reason = "a read-only or protected folder" if existing.is_dir() else "Not a directory"
-        raise Unavailable(f"{folder}: is not writable: {reason}; {fix}")
+        raise Unavailable(f"{folder}: is not writable: a read-only or protected folder, or a file; {fix}")
 
 
 def make_run_folder(root: Path, name: str) -> Path:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -76,10 +76,15 @@ def split_to_entry(split: RunSplit | None) -> dict[str, Any] | None:
     """The digest and the paths of the held-out images, and 8 bytes of each training image; about 1 MB per 100,000."""
     if split is None:
         return None
-    trained = torch.from_numpy(split.trained.view(np.int64))
-    groups = {"groups": _to_tensor(split.held_out_groups)} if split.held_out_groups else {}
-    held_out = _to_tensor(split.held_out or ())
-    return {"digest": split.digest, "held_out": held_out, "trained": trained, **groups}
+    return _held_out_entry(split, _to_tensor) | {"trained": torch.from_numpy(split.trained.view(np.int64))}
+
+
+def _held_out_entry(split: RunSplit, stored: Callable[[tuple[str, ...]], Any]) -> dict[str, Any]:
+    """stored: names -> the form in which the entry has them."""
+    entry = {"digest": split.digest, "held_out": stored(split.held_out or ())}
+    if split.held_out_groups:
+        entry["groups"] = stored(split.held_out_groups)
+    return entry
 
 
 def _to_tensor(names: tuple[str, ...]) -> torch.Tensor:
@@ -112,15 +117,10 @@ def exported_entry(split: RunSplit | None) -> dict[str, Any]:
         return {}
     if not split.held_out:
         return {ENTRY: None}
-    entry = _listed(split)
+    entry = _held_out_entry(split, list)
     if len(split.trained) <= _MAX_EXPORTED_HASHES:
         entry["trained"] = split.trained.tobytes().hex()
     return {ENTRY: entry}
-
-
-def _listed(split: RunSplit) -> dict[str, Any]:
-    groups = {"groups": list(split.held_out_groups)} if split.held_out_groups else {}
-    return {"digest": split.digest, "held_out": list(split.held_out or ()), **groups}
 
 
 def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
@@ -172,7 +172,7 @@ def describe_data(data: Data, class_names: Sequence[str] | None) -> dict[str, An
     """The entries `class_names` and `preprocessing`."""
     values = data.model_dump(mode="json", by_alias=True, include={key.lower() for key in _KEY_OF.values()})
     preprocessing = {entry: values[key] for entry, key in _KEY_OF.items()}
-    return {"class_names": None if class_names is None else list(class_names), "preprocessing": preprocessing}
+    return {"class_names": class_names and list(class_names), "preprocessing": preprocessing}
 
 
 def decision_to_entries(decision: Decision) -> dict[str, Any]:
@@ -194,8 +194,11 @@ def read_decision(content: Mapping[str, Any]) -> Decision:
     """The decision in the content of a file that `check_description` has checked."""
     thresholds = _read_thresholds(content)
     point = content.get(TEMPERED_POINT) or content.get(OPERATING_POINT)
-    decision = Decision(tuple(thresholds) if thresholds else None, OperatingPoint(**point) if point else None)
-    return decision._replace(temperature=content.get(TEMPERATURE) or 1.0)
+    return Decision(
+        thresholds=tuple(thresholds) if thresholds else None,
+        point=OperatingPoint(**point) if point else None,
+        temperature=content.get(TEMPERATURE) or 1.0,
+    )
 
 
 def _read_thresholds(content: Mapping[str, Any]) -> list[float] | None:
@@ -211,7 +214,7 @@ def _read_thresholds(content: Mapping[str, Any]) -> list[float] | None:
 def write_held_out(folder: Path, split: RunSplit | None) -> None:
     """Writes `held_out.json` if the run holds images out; raises OSError if that fails."""
     if split:
-        atomic_write(folder / HELD_OUT_FILE, json.dumps(_listed(split), indent=2) + "\n")
+        atomic_write(folder / HELD_OUT_FILE, json.dumps(_held_out_entry(split, list), indent=2) + "\n")
 
 
 class _Description(BaseModel, strict=True):
@@ -271,7 +274,9 @@ def weights_record(model: Model, weights: WeightsFile | None = None, source: str
         return NO_RECORD
     published = NO_RECORD
     if source.startswith((*HUB, LOCAL)):
-        published = _record_of_source(source, model.type == "transformers")
+        beside = _record_in_folder(model_folder(source, f"-model={LOCAL}FOLDER"), model.type == "transformers")
+        if beside:  # for weights of another file
+            published = replace(beside, model={}, sources=dict.fromkeys(beside.data | beside.evaluation, beside.source))
     elif model.type == "timm":
         data, evaluation, source = published_preprocessing(model.name)
         published = WeightsRecord(source, {}, data, evaluation=evaluation)
@@ -280,14 +285,6 @@ def weights_record(model: Model, weights: WeightsFile | None = None, source: str
     weights = weights or read_weights(model.pretrained)
     own = record_in(weights)
     return own or replace(_record_beside(published, weights), kwargs=_arguments_of(weights, model))
-
-
-def _record_of_source(source: str, is_of_transformers: bool) -> WeightsRecord:
-    """The data that a folder of -model states, for weights of another file."""
-    beside = _record_in_folder(model_folder(source, f"-model={LOCAL}FOLDER"), is_of_transformers)
-    if not beside:
-        return NO_RECORD
-    return replace(beside, model={}, sources=dict.fromkeys(beside.data | beside.evaluation, beside.source))
 
 
 def _arguments_of(weights: WeightsFile, model: Model) -> dict[str, Any]:

@@ -7,6 +7,7 @@ that does not need a method makes it empty. Loss scaling has the rules of Paddle
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from utils.errors import UserError
 from utils.notes import texts_of
 from utils.torch_compat import multiplies_bfloat16_with_onednn
 
+TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]
 _READ_DELAY = 2  # steps
 _SAVED_KEYS = ("scale", "_growth_tracker")
 
@@ -39,13 +41,7 @@ class LossScaler(torch.amp.GradScaler):
     Averaged gradients are non-finite on all ranks or on none, so all ranks take the same decision.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        options: Amp,
-        scales: bool,
-        total_norm: Callable[[Iterable[torch.Tensor]], torch.Tensor],
-    ) -> None:
+    def __init__(self, device: torch.device, options: Amp, scales: bool, total_norm: TotalNorm) -> None:
         """`scales`: whether to scale the loss as `options` say; else the scale is 1."""
         self.initial_scale = options.init_loss_scaling if scales else 1.0
         rules = options.incr_ratio, options.decr_ratio, options.incr_every_n_steps
@@ -116,15 +112,14 @@ class LossScaler(torch.amp.GradScaler):
 
     def update(self) -> None:  # type: ignore[override]  # no new scale by hand
         """Counts the step and updates the scale."""
-        total_and_consecutive = self._counts
+        overflow = self._overflow
         consecutive = self._counts[1]
-        total_and_consecutive.add_(self._overflow)
-        consecutive.mul_(self._overflow)
+        self._counts.add_(overflow)
+        consecutive.mul_(overflow)
         if not self.dynamic:
             return
         scale = torch_compat.loss_scale(self)
         tracker = torch_compat.growth_tracker(self)
-        overflow = self._overflow
         shrinks = overflow
         if self.backoff_after > 1:
             shrinks = overflow * (consecutive % self.backoff_after == 0)
@@ -233,8 +228,6 @@ def fuse_blocks(model: nn.Module, options: Amp, context: ProcessContext) -> tupl
     return number, f"{number} blocks fused by Triton{stream}"
 
 
-TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]
-
 FLOAT32 = "float32"
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -332,7 +325,7 @@ class Precision:
             return model
         copy = half_copy(model, self.dtype, half_buffers=self.level == "O3")
         if self.level == "O3":
-            copy.register_forward_pre_hook(_InputCast(self.dtype))
+            copy.register_forward_pre_hook(partial(_cast_images, self.dtype))
         return copy
 
     def attach(self, model: nn.Module) -> nn.Module:
@@ -457,11 +450,6 @@ def compute_dtype(options: Amp, device: torch.device) -> torch.dtype:
     return _DTYPES[options.dtype or ("float16" if device.type == "cuda" else "bfloat16")]
 
 
-class _InputCast:
-    """A forward pre-hook that casts the images to half, since O3 has no autocast. A class, so that it can be copied."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def __call__(self, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor.to(self.dtype) for tensor in inputs)
+def _cast_images(dtype: torch.dtype, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """A forward pre-hook that casts the images to half, since O3 has no autocast."""
+    return tuple(tensor.to(dtype) for tensor in inputs)

@@ -115,19 +115,17 @@ def enter_folder(
     logger.note(Start(str(folder), steps_done, next_command(command)))
 
 
-def started_processes() -> list[str]:
-    """-ngpus of the processes that a launcher has started on this host; empty for several hosts."""
-    count = os.environ.get("WORLD_SIZE")
-    return [f"-ngpus={count}"] if count and count == os.environ.get("LOCAL_WORLD_SIZE") else []
-
-
 def next_command(command: Command, *flags: str) -> str:
     """The command line with these flags for the script of `command`, its number of processes and its device.
 
     It works in any folder, if the paths in `flags` are absolute; `from_here` makes it shorter. It needs no launcher.
     The processes of several hosts, where each needs a launcher, are not in it.
     """
-    processes = [f"-ngpus={command.flags.ngpus}"] if command.flags.ngpus else started_processes()
+    number = command.flags.ngpus
+    of_launcher = os.environ.get("WORLD_SIZE")
+    if not number and of_launcher == os.environ.get("LOCAL_WORLD_SIZE"):  # it has started all on this host
+        number = of_launcher
+    processes = [f"-ngpus={number}"] if number else []
     device = [f"-device={command.flags.device}"] if command.flags.device else []
     plugins = [f"-plugin={entry.partition(HASH)[0]}" for entry in command.config.plugins]
     return shlex.join([sys.executable, str(_PROJECT / command.script), *processes, *device, *plugins, *flags])

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -122,11 +122,11 @@ class Reporter(Observer):
     report_freq: int
     images_per_epoch: int
     max_steps: int | None = None
-    _bar: "tqdm[Any] | None" = field(default=None, init=False)  # of the epoch in progress
-    _seconds: float = field(default=0.0, init=False)  # of its steps; 0 until they are done, or if none was left
 
     def __post_init__(self) -> None:
         self._record = self.logger.record
+        self._bar: tqdm[Any] | None = None  # of the epoch in progress
+        self._seconds = 0.0  # of its steps; 0 until they are done, or if none was left
         self._first: tuple[float, int] | None = None  # the time of the first step of this start, and its number
         self._scale: float | None = None  # in the last line
 
