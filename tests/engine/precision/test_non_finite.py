@@ -108,7 +108,7 @@ def inject_nan_after(step: int, path: str, monkeypatch):
         (["AMP=false"], False, False),
         slow(["AMP=true"], True, False),
         (["AMP=true", "AMP.DTYPE=float16"], True, True),
-        (["AMP=true", "AMP.LEVEL=O2"], True, False),
+        slow(["AMP=true", "AMP.LEVEL=O2"], True, False),
         slow(["AMP=true", "AMP.LEVEL=O3"], False, False),
     ],
 )
@@ -158,7 +158,7 @@ def test_search_for_the_module_keeps_running_statistics_finite(resnet_argv, monk
     assert all(value.isfinite().all() for value in state["model"].values())
 
 
-@pytest.mark.parametrize("amp", ["AMP=false", "AMP=true"])
+@pytest.mark.parametrize("amp", [slow("AMP=false"), "AMP=true"])
 def test_running_statistics_stay_finite_after_a_nan_image(resnet_argv, monkeypatch, amp):
     """The second batch has an image of NaN values: its step is skipped, the other steps are applied."""
 

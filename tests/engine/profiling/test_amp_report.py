@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CPU, assert_same_state, only_run, session_for
+from conftest import CPU, assert_same_state, only_run, session_for, slow
 from torch import nn
 
 from configs.command_line import parse_command_line
@@ -150,7 +150,7 @@ def test_frozen_blocks_lose_no_gradients(case, tune):
     assert "float16 is safe" in lines[-2]
 
 
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("level", [slow("O1"), "O2", slow("O3")])
 def test_the_training_goes_on_as_without_a_report(digits_argv, level):
     def train(reports):
         options = ["AMP.ENABLED=true", "DATA.BATCH_SIZE=8", f"AMP.LEVEL={level}", "MODEL.DROPOUT=0.1"]

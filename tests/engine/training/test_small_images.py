@@ -81,21 +81,20 @@ def test_unreadable_images_are_left_out_and_other_failures_are_a_line(tmp_path, 
 def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, tmp_path, monkeypatch):
     record = BaselineThread.record
     monkeypatch.setattr(BaselineThread, "record", lambda thread, is_end=False: record(thread, True))
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=3"])
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=23"])
     fact, result = read_fact(read_run(folder)["facts"], PixelBaseline), read_result(folder)
     assert result["pixel_baseline"] == fact.pixel_baseline > 85
     assert fact.training == 1437
     assert result["majority_class"] == fact.majority_class
     assert str(fact) in log_of(folder)
     monkeypatch.setattr(MEASURE, lambda *arguments: 1 / 0)
-    argv = [*digits_argv, "TRAIN.NUM_EPOCHS=1"]
-    train([f"-resume={folder}", *argv])
+    train([f"-resume={folder}", *digits_argv])
     assert read_result(folder)["pixel_baseline"] == fact.pixel_baseline
     assert "No pixel" not in str(read_run(folder))
     none = Observer()
     none.record = lambda is_end: None
     none.result = None
     monkeypatch.setattr("engine.training.trainer.BaselineThread", lambda *inputs: none)
-    other = train([f"-output={tmp_path / 'without'}", *argv])
+    other = train([f"-output={tmp_path / 'without'}", *digits_argv])
     assert_same_run(folder, other)
     assert read_result(other)["pixel_baseline"] is None
