@@ -62,11 +62,12 @@ def main(argv: list[str]) -> int:
     check_writable(root)
     root.mkdir(parents=True, exist_ok=True)
     with lock_run_folder(root):
-        done = {name for name, run in newest_runs(root).items() if run and run[1] in ("finished", "stopped")}
+        found = newest_runs(root)
+        done = {name for name, run in found.items() if run and run[1] in ("finished", "stopped")}
         left = {name: argv for name, argv in runs.items() if name not in done}
         print(f"{len(runs)} runs in {root}, {len(runs) - len(left)} done, {len(environments)} at a time", flush=True)
         atomic_write(root / SWEEP, json.dumps(read_json(root / SWEEP) | speeds))
-        failures = _train(root, left, environments)
+        failures = _train(root, left, found, environments)
     if len(failures) < len(runs):
         report.main([str(root)])
     for failure in failures:
@@ -154,8 +155,15 @@ def newest_runs(folder: Path) -> dict[str, tuple[Path, str] | None]:
     return runs
 
 
-def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, str]]) -> list[str]:
+def _train(
+    root: Path,
+    runs: dict[str, list[str]],
+    found: dict[str, tuple[Path, str] | None],
+    environments: list[dict[str, str]],
+) -> list[str]:
     """Trains the runs; returns a line for each one that failed. On a signal, all runs save and end.
+
+    found: of `newest_runs`, before.
 
     A run waits while another one of its speed decides their epochs.
     """
@@ -174,7 +182,7 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
             while free and (name := next(filter(may_start, waiting), "")):
                 waiting.remove(name)
                 environment = free.pop()
-                run = newest_runs(root).get(name)
+                run = found.get(name)
                 verb = "started"
                 resumed = []
                 if run:

@@ -43,6 +43,7 @@ from utils.threads import DaemonPool
 
 AfterBatch = Callable[[Batch, list[Key]], None]  # with the keys of the samples of the batch
 _FEATURES = 4096  # samples at a time
+_BATCHES_PER_GATHER = 32  # the copies of all of them would take more than the results
 _SECONDS_BETWEEN_LINES = 60.0
 
 Computed = tuple[dict[str, Any], dict[int, str]]  # arrays (N, ...), and the reasons of unreadable samples
@@ -217,11 +218,16 @@ class Evaluator:
     ) -> tuple[dict[str, np.ndarray], dict[int, BadImage]]:
         """The results of the next `num_samples` samples, on the main process; and their unreadable images, on all."""
         arrays = {}
-        for name in list(parts[0]):
-            gathered = gather_to_main(torch.stack([part.pop(name) for part in parts]), self.context)
-            if gathered is not None:  # of each rank (batches, B, ...): batch b is on rank b % world size
-                by_batch = torch.stack([values.cpu() for values in gathered], dim=1).flatten(0, 2)
-                arrays[name] = by_batch[:num_samples].numpy()
+        for name, first in list(parts[0].items()):
+            rest = whole = torch.empty(num_samples, *first.shape[1:], dtype=first.dtype)
+            for start in range(0, len(parts), _BATCHES_PER_GATHER):
+                batches = [part.pop(name) for part in parts[start : start + _BATCHES_PER_GATHER]]
+                gathered = gather_to_main(torch.stack(batches), self.context)
+                if gathered is not None:  # of each rank (batches, B, ...): batch b is on rank b % world size
+                    by_batch = torch.stack([values.cpu() for values in gathered], dim=1).flatten(0, 2)[: len(rest)]
+                    rest[: len(by_batch)] = by_batch
+                    rest = rest[len(by_batch) :]
+                    arrays[name] = whole.numpy()
         gathered_bad = gather_objects(bad, self.context)
         return arrays, {index: image for part in gathered_bad for index, image in part.items()}
 

@@ -35,7 +35,7 @@ _COUNTED = ("label", "decision", "predicted")  # in the file of counts: the firs
 _SHOWN_ROWS, _SHOWN_RANKS, _SHOWN_COLUMNS, _SHOWN_CHARS = 10, 3, 8, 48
 
 _Text = str | float
-_Image = tuple[str, list[tuple[int, float]], dict[str, _Text], str | None]
+_Image = tuple[str, np.ndarray, np.ndarray, dict[str, _Text], str | None]
 
 
 def batches_per_write(num_ranked: int) -> int:
@@ -127,6 +127,8 @@ class Predictions:
             file.unlink()
         table, *self._objects = (files.enter_context(open_atomically(path)) for path in paths)
         table.write("\ufeff" * self._options.excel)  # a byte order mark, for spreadsheets
+        self._table = table
+        self._starts = csv.writer(table, lineterminator=",")
         self._rows = csv.writer(table, lineterminator="\n")
         self._rows.writerow(map(safe_cell, self._header(self._num_ranks)))
 
@@ -136,27 +138,46 @@ class Predictions:
         columns = {name: texts_of(results) for name, texts_of in self._columns.items()}
         for row in range(len(results.labels)):
             image = self._image(results, row, {name: column[row] for name, column in columns.items()})
-            path, ranked, texts, error = image
-            self._rows.writerow(self._cells(image, self._num_ranks))
+            path, labels, probabilities, texts, error = image
+            self._write_row(image)
             for objects in self._objects:  # a list, with an object in each line
+                ranked = zip(labels.tolist(), probabilities.tolist(), strict=True)
                 predictions = [{"class": self._class_names[label], "probability": round(p, 6)} for label, p in ranked]
                 line = json.dumps({"path": path, "predictions": predictions, **texts, "error": error})
                 objects.write(f"{',' if self.num_done else '['}\n{line}")
             needs_review = texts.get(REVIEW) == "yes"
             self._num_to_review += needs_review
             if self._samples.groups is not None and not error:
-                likeliest = self._class_names[ranked[0][0]]
+                likeliest = self._class_names[labels[0]]
                 label = str(next((texts[name] for name in _COUNTED if name in texts), likeliest))
                 counts = self._counts[self._samples.groups[self.num_done], label]
                 counts[0] += 1
                 counts[1] += needs_review
             if self.num_done < _SHOWN_ROWS or (error and len(self._shown) < 2 * _SHOWN_ROWS):
-                self._shown.append(image)
+                self._shown.append((path, labels.copy(), probabilities.copy(), texts, error))
             self.num_done += 1
         self.num_readable += len(results.readable)
         if self._labelled or self._samples.groups is not None:
             best, probabilities = (array[:, :TOP_K].copy() for array in (results.labels, results.probabilities))
             self._kept.append(replace(results, labels=best, probabilities=probabilities))
+
+    def _write_row(self, image: _Image) -> None:
+        """The numbers of all classes are joined here: `csv` takes as long for them as their formats."""
+        path, labels, probabilities, texts, error = image
+        if self._options.top_k or error:
+            self._rows.writerow(self._cells(image, self._num_ranks))
+            return
+        most, comma, last = self._of_all_classes(labels, probabilities).rpartition(",")
+        self._starts.writerow([safe_cell(path)])
+        self._table.write(most + comma)
+        self._rows.writerow([last, *(safe_cell(str(text)) for text in texts.values())])
+
+    def _of_all_classes(self, labels: np.ndarray, probabilities: np.ndarray) -> str:
+        """The probability of each class, in the order of the labels."""
+        number = len(self._class_names)
+        in_order = np.empty(number)
+        in_order[labels] = probabilities
+        return ",".join(["%.6f"] * number) % tuple(in_order.tolist())
 
     def _close(self, files: ExitStack, paths: list[Path]) -> None:
         for objects in self._objects:
@@ -197,15 +218,15 @@ class Predictions:
         return replace(join(self._kept), thresholds=self._thresholds, point=self._point).metrics(best)
 
     def _image(self, results: SampleResults, row: int, texts: dict[str, _Text]) -> _Image:
-        """Path, (label, probability) of the most probable classes, texts of the columns, and the error of an image."""
+        """Path, labels and probabilities of the most probable classes, texts of the columns, and the error."""
         error = results.errors.get(self.num_done)
         number = self._num_ranks
         if error:  # the other columns are empty
             number = 0
             texts |= dict.fromkeys(texts.keys() - {"target"}, "")
-        columns = (results.labels, results.calibrated.probabilities)
-        labels, probabilities = (array[row, :number].tolist() for array in columns)
-        return self._samples.listed_name(self.num_done), [*zip(labels, probabilities, strict=True)], texts, error
+        labels = results.labels[row, :number]
+        probabilities = results.calibrated.probabilities[row, :number]
+        return self._samples.listed_name(self.num_done), labels, probabilities, texts, error
 
     def _predicted(self, results: SampleResults) -> list[str]:
         predicted = replace(results, thresholds=self._thresholds).predicted
@@ -289,13 +310,13 @@ class Predictions:
         return [index for index, name in columns if name.startswith(("probability_", THRESHOLD))]
 
     def _cells(self, image: _Image, num_ranks: int) -> list[str]:
-        path, ranked, texts, error = image
+        path, labels, probabilities, texts, error = image
         names = self._class_names
-        if not self._options.top_k:  # the probability of each class; empty cells for an unreadable image
-            probabilities = dict(ranked)
-            wide = [f"{probabilities[label]:.6f}" if ranked else "" for label in range(len(names))]
+        if not self._options.top_k:
+            wide = [""] * len(names) if error else self._of_all_classes(labels, probabilities).split(",")
             return [safe_cell(path), *wide, *(safe_cell(str(text)) for text in texts.values())]
-        cells = [cell for label, value in ranked[:num_ranks] for cell in (safe_cell(names[label]), f"{value:.6f}")]
+        ranked = zip(labels[:num_ranks].tolist(), probabilities[:num_ranks].tolist(), strict=True)
+        cells = [cell for label, value in ranked for cell in (safe_cell(names[label]), f"{value:.6f}")]
         cells += [""] * (2 * num_ranks - len(cells))
         return [safe_cell(path), *cells, *(safe_cell(str(text)) for text in texts.values()), safe_cell(error or "")]
 

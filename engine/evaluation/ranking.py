@@ -39,8 +39,9 @@ def rank_labels(logits: torch.Tensor, top_k: int) -> torch.Tensor:
     20 times as long on a CPU.
     """
     bits = (logits + 0.0).view(torch.int32)  # -0 becomes 0
-    in_order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # integers in the order of the logits
-    keys = (in_order << 32) - torch.arange(logits.shape[-1], device=logits.device)  # no two are equal
+    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # integers in the order of the logits
+    keys <<= 32
+    keys -= torch.arange(logits.shape[-1], device=logits.device)  # no two are equal
     return keys.topk(min(top_k, logits.shape[-1]), dim=-1).indices
 
 

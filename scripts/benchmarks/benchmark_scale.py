@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 Call = Callable[[], Any]
 
@@ -138,7 +139,29 @@ def meetings(folder: Path) -> Call:
     return lambda: [_meet(store, rank, 1000, 60, "device", "cpu") for rank in range(1000)]
 
 
-ROWS = {row.__name__: row for row in (interval, wide, hints, runs, table, options, arrays, meetings)}
+def gathered(folder: Path) -> Call:
+    """The results of 500,000 images without scores, on rank 0 of two."""
+    from torch import distributed as dist
+    from torch import nn
+
+    from engine.evaluation.evaluate import Evaluator
+    from utils.distributed import ProcessContext
+
+    rank = int(os.fork() == 0)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    evaluator: Any = Evaluator(nn.Identity(), Any, Any, ProcessContext(rank, rank, 2, 2, torch.device("cpu")))
+    shapes = {"targets": [], "labels": [5], "probabilities": [5], "losses": []}
+    dtypes = {"targets": torch.int64, "labels": torch.int32}
+    parts = [
+        {name: torch.ones([250, *shape], dtype=dtypes.get(name)) for name, shape in shapes.items()} for _ in range(1000)
+    ]
+    if rank:
+        evaluator._gather(parts, {}, 500_000)
+        os._exit(0)
+    return lambda: evaluator._gather(parts, {}, 500_000)
+
+
+ROWS = {row.__name__: row for row in (interval, wide, hints, runs, table, options, arrays, meetings, gathered)}
 
 
 def measure(row: str) -> dict[str, float]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import ROOT, config_for, refused
@@ -85,7 +86,10 @@ def test_runs_are_spread_over_the_visible_gpus(monkeypatch):
 def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp_path, fake, monkeypatch, capfd):
     monkeypatch.setattr(sweep, "_environments", lambda gpus, jobs: [{"CUDA_VISIBLE_DEVICES": str(i)} for i in (0, 1)])
     argv = [f"-output={tmp_path}", "-set", "SEED=0..3", "-set=DATA.FOLD=1", *DIGITS]
+    find = Mock(wraps=sweep.newest_runs)
+    monkeypatch.setattr(sweep, "newest_runs", find)
     assert sweep.main(argv) == 1
+    assert find.call_count == 1  # it reads a file of each run
     printed = capfd.readouterr()
     assert printed.err == "failed: SEED=1,FOLD=1: status 2: error: the first time\n"
     facts = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/*/argv.json"))]

@@ -48,10 +48,12 @@ def results_on(world_size: int, config: Config, model: nn.Module, monkeypatch) -
     sent: dict[int, list[torch.Tensor]] = {}
 
     def gather(tensor: torch.Tensor, context: ProcessContext) -> list[torch.Tensor] | None:
+        assert len(tensor) <= 2  # the copies of all batches take more memory than the results
         sent.setdefault(context.rank, []).append(tensor)
         number = len(sent[context.rank]) - 1
         return [sent[rank][number] for rank in range(world_size)] if context.is_main else None
 
+    monkeypatch.setattr(evaluate, "_BATCHES_PER_GATHER", 2)
     monkeypatch.setattr(evaluate, "gather_to_main", gather)
     monkeypatch.setattr(evaluate, "gather_objects", lambda errors, context: [errors])
     (samples,) = samples_for(config, CPU, "val")

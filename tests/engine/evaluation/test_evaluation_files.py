@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import tracemalloc
 import zipfile
 from dataclasses import replace
 from functools import partial
@@ -182,13 +183,14 @@ def write(
     thresholds=None,
     ranked=None,
     excel=False,
+    json=True,
 ) -> Predictions:
     """Writes predictions. Image 1 cannot be read; the target of image i is i.
 
     ranked: labels in order, by default ascending.
     """
     count = len(names)
-    labels = np.tile(np.array(ranked or range(len(classes)), dtype=np.int32), (count, 1))
+    labels = np.tile(np.array(range(len(classes)) if ranked is None else ranked, dtype=np.int32), (count, 1))
     probabilities = np.tile(np.linspace(0.7, 0.1, len(classes), dtype=np.float32), (count, 1))
     targets, losses, scores = np.arange(count), np.zeros(count), np.zeros((count, len(classes)), np.float32)
     np.put_along_axis(scores, labels, np.log(probabilities / (1 - probabilities)), 1)
@@ -202,9 +204,9 @@ def write(
 
     samples = Noise(list(names))
     samples.arrays = {"targets": np.arange(count)}
-    options = Prediction(None if labelled else "photos", top_k, None, True, excel, threshold)
+    options = Prediction(None if labelled else "photos", top_k, None, json, excel, threshold)
     made = Predictions(folder, samples, list(classes), options, thresholds)
-    files = [folder / "predictions.csv", folder / "predictions.json", *[folder / "predictions.xlsx"] * excel]
+    files = [folder / "predictions.csv", *[folder / "predictions.json"] * json, *[folder / "predictions.xlsx"] * excel]
     assert made.write(results(), CPU) == files
     return made
 
@@ -263,6 +265,24 @@ def test_the_table_of_a_prediction(make, tmp_path):
     assert (header, first) == ("path,class_1,probability_1,error", "a.jpg,cat,0.700000,")
     assert "class_3" in make(top_k=99).table()
     assert (tmp_path / "predictions.csv").read_text().startswith("path,class_1,probability_1,class_2,")
+
+
+def test_the_rows_of_many_classes_take_little_memory_and_are_those_of_csv(make, tmp_path):
+    """Without an object for each cell, also of the rows that the screen shows."""
+    number = 20_000
+    names = [f"{index}, a.jpg" for index in range(30)]
+    ranked = np.random.default_rng(0).permutation(number)
+    tracemalloc.start()
+    make(names=names, classes=[str(label) for label in range(number)], top_k=None, ranked=ranked, json=False)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    inputs_bytes = 30 * number * (4 + 4 + 4 + 8 + 8)
+    assert peak_bytes - inputs_bytes < 400 * number, (peak_bytes - inputs_bytes) / number
+    values = np.linspace(0.7, 0.1, number, dtype=np.float32)[np.argsort(ranked)]
+    with open(tmp_path / "predictions.csv", newline="") as file:
+        _, first, unreadable, *_ = csv.reader(file)
+    assert first == ["0, a.jpg", *(f"{value:.6f}" for value in values.tolist()), "0"]
+    assert unreadable == ["1, a.jpg", *[""] * number, "1"]
 
 
 @pytest.mark.parametrize(
