@@ -24,7 +24,7 @@ from utils.device import gpu_kind, use_deterministic_algorithms
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
 from utils.notes import texts_of
-from utils.torch_compat import multiplies_bfloat16_with_onednn
+from utils.torch_compat import has_bfloat16_instructions
 
 TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]
 _READ_DELAY = 2  # steps
@@ -436,8 +436,8 @@ class Precision:
         return texts_of(
             (on_cpu and self.dtype == torch.float16,
              "float16 is 10 to 100 times slower than -amp_dtype=bfloat16 on a CPU"),
-            (on_cpu and is_bfloat16 and not multiplies_bfloat16_with_onednn(),
-             "bfloat16 is up to 90 times slower than -amp=no on this CPU, which has no AVX-512 or AMX"),
+            (on_cpu and is_bfloat16 and not has_bfloat16_instructions(),
+             "bfloat16 is 2 to 90 times slower than -amp=no on this CPU, which has no AVX512-BF16 or AMX"),
             (is_bfloat16 and self._emulates_bfloat16,
              "this GPU emulates bfloat16 (compute capability below 8.0): use -amp_dtype=float16"),
         )  # fmt: skip

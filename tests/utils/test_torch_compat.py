@@ -1,8 +1,10 @@
 """The private names of torch behave as utils/torch_compat.py expects. A failure here means that torch has changed."""
 
+import platform
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,3 +143,9 @@ def test_the_dropout_rates_of_attention():
         found = [torch_compat.is_attention_without_dropout(op, (*arguments, *rate)) for rate in rates]
         assert found == [True, True, False]
     assert not torch_compat.is_attention_without_dropout(torch.ops.aten.mul.Tensor, (None, None))
+
+
+def test_the_instructions_of_an_x86_cpu_for_bfloat16_are_those_of_the_kernel():
+    words = {*Path("/proc/cpuinfo").read_text().split()}
+    if platform.machine() == "x86_64":
+        assert torch_compat.has_bfloat16_instructions() == bool(words & {"avx512_bf16", "amx_tile"})

@@ -12,6 +12,7 @@ from torch import nn
 from torch.torch_version import TorchVersion
 
 from configs.schema import Amp
+from engine.precision import policy as policies
 from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, fuse_blocks, set_process_switches
 
@@ -106,6 +107,13 @@ def test_a_gpu_that_emulates_bfloat16_is_named(monkeypatch, emulates, dtype):
     assert len(precision.misfits()) == (emulates and dtype == "bfloat16")
     if dtype == "float16":
         assert ("-amp_dtype=bfloat16" in precision.suggest_fix(None)) is not emulates
+
+
+@pytest.mark.parametrize("is_supported", [False, True])
+def test_a_cpu_without_instructions_for_bfloat16_has_one_warning(monkeypatch, is_supported):
+    monkeypatch.setattr(policies, "has_bfloat16_instructions", lambda: is_supported)
+    assert len(Precision(Amp.model_validate({"ENABLED": True}), CPU).misfits()) == (not is_supported)
+    assert Precision(Amp(), CPU).misfits() == []
 
 
 AUTOCAST = {  # op -> its call, and its dtype for fp32 and for bf16, of autocast on a GPU
