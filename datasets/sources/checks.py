@@ -42,6 +42,7 @@ from utils.notes import Note
 
 _FEW_IMAGES = 10  # per class
 _FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
+_NAMED = 3  # of these classes
 _FEW_LEVELS, _GREY_IMAGES = 32, 64
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
 _FRAMED_IMAGES = 256  # of a split: whose frames are counted
@@ -150,9 +151,11 @@ def _notes_on_evaluated(
     few = [label for label in order if counts[label] < least]
     if not few:
         return []
-    lowest = min(few, key=lambda label: counts[label])
+    lowest = sorted(few, key=counts.__getitem__)[:_NAMED]
     text = f"{len(few)} of {len(order)} classes have fewer than {least} {split} images"
-    example = f"{shorten(names[lowest])}: {counts[lowest]}"
+    if samples.targets.ndim == 2 and split == "validation":
+        text += ", so few that their thresholds are chance"
+    example = ", ".join(f"{shorten(names[label])}: {counts[label]}" for label in lowest)
     fix = "add images" if split == "test" else "add images or set DATA.VAL_FRACTION"
     return [Note("warning", f"{text} ({example}); {fix}")]
 

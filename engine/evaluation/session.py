@@ -26,6 +26,7 @@ from engine.checkpoint.weights_record import weights_record
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.mean import MeanOfModels, read_measured
+from engine.evaluation.ranking import has_label
 from engine.parallel import Strategy
 from engine.plan.evaluation import EvaluationPlan, options_of_weights, plan_evaluation
 from engine.precision.policy import Precision, set_process_switches
@@ -227,6 +228,8 @@ def _operating_point(
         return of_weights
     if of_weights is None and not command.prediction:
         logger.note(Note("screen", f"{_KEY}: the weights have none; its threshold is chosen on these images"))
+        for note in note_on_goal(goal, plan.samples):
+            logger.note(note)
         return goal
     if command.flags.cfg or any(option.startswith(_KEY) for option in command.flags.opts):
         has = f"{of_weights.title} of {of_weights.name}" if of_weights else "none"
@@ -255,6 +258,18 @@ def operating_goal(config: Config, names: Sequence[str]) -> OperatingPoint | Non
         fix = did_you_mean(name, names) or f"; give one of {list_names(names)}"
         raise UserError(f"{_KEY}: no class is {shorten(name)}{fix}")
     return OperatingPoint(label=names.index(name), **{**goal.model_dump(), "name": name})
+
+
+def note_on_goal(goal: OperatingPoint | None, samples: Samples) -> list[Note]:
+    """A note if one image of these is more than the goal leaves: it is then 100%."""
+    if goal is None:
+        return []
+    is_own = has_label(samples.targets, goal.label)
+    number = np.count_nonzero(is_own if goal.sensitivity else ~is_own)
+    needed = round(1 / (1 - (goal.specificity or goal.sensitivity or 0)))
+    if number >= needed:
+        return []
+    return [Note("screen", f"{_KEY}: {goal.title} of {number} images is 100%; give {needed} images, or a lower goal")]
 
 
 def _check_prediction(options: Prediction, config: Config, number: int) -> None:

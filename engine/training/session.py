@@ -18,7 +18,7 @@ from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.class_names import find_ambiguity, map_labels, names_of_labels, rename_classes
 from engine.checkpoint.run_folder import HELD_OUT_FILE
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.session import apply_op_lists, build_evaluator, operating_goal
+from engine.evaluation.session import apply_op_lists, build_evaluator, note_on_goal, operating_goal
 from engine.features.probe import Solved, set_head
 from engine.parallel import build_strategy, compile_model, run_eagerly
 from engine.plan.training import Plan
@@ -87,7 +87,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     bad_images = BadImageList(context.rank)
     batches = TrainBatches(config, plan.train, context, plan.layout)
     state, notes, fitted = build_run_state(plan, context, solved)
-    for note in notes:
+    for note in (*note_on_goal(goal, plan.val), *notes):
         logger.note(note)
     logger.note(Devices(context.world_size, str(context.device), state.precision.describe()))
     images = TrainingData(

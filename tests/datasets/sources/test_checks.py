@@ -86,6 +86,10 @@ def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
     (untested,) = warnings([30, 12, 15], [9, 9, 9], [3, 0, 4])  # whose macro F1 covers two classes
     assert "1 of 3 classes have fewer than 1 test images ('b': 0)" in untested
     assert warnings([30, 12], [9, 9], [1, 1]) == []
+    labels = np.eye(4, dtype=np.int8)[np.repeat(range(4), [1, 9, 2, 9])]  # of each, one of several labels
+    several = [ImageArray(np.zeros((21, 1, 2, 2), np.uint8), labels, list("abcd"))] * 2
+    (chance,) = (text for text in told(notes_on(*several), kind="warning") if "threshold" in text)
+    assert "('a': 1, 'c': 2)" in chance
 
 
 def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, cpu):

@@ -17,13 +17,14 @@ from torch import nn
 
 from configs.flags import Prediction
 from configs.schema.operating_point import Decision, OperatingPoint
+from datasets.sources.sets.in_memory import ImageArray
 from datasets.sources.shared_arrays import StringPacker, to_arrays
 from engine.checkpoint.weights_record import check_description, decision_to_entries, read_decision, read_record
 from engine.evaluation.calibration import temper
 from engine.evaluation.intervals import figures_at
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import MIXED_LABELS, SampleResults, mean_by_group
-from engine.evaluation.session import operating_goal
+from engine.evaluation.session import note_on_goal, operating_goal
 from engine.evaluation.suspects import COLUMNS as SUSPECT_COLUMNS
 from scripts.export import main as export
 from tests.datasets.sources.source_helpers import write_image
@@ -75,6 +76,19 @@ def test_the_point_is_the_best_one_of_scikit_learns_curve(seed, kind, goal):
     assert found["specificity"] == pytest.approx(100 * rest / (rest + wrong))
     wilson = binomtest(rest, rest + wrong).proportion_ci(method="wilson")
     assert found["specificity_interval"] == pytest.approx([100 * wilson.low, 100 * wilson.high], abs=0.01)
+
+
+@pytest.mark.parametrize("goal, ill, well, is_told", [
+    ({"specificity": 0.99}, 500, 90, True), ({"specificity": 0.99}, 5, 100, False),
+    ({"sensitivity": 0.9}, 9, 500, True), ({"sensitivity": 0.9}, 10, 5, False), ({"sensitivity": 0.5}, 0, 5, True),
+])  # fmt: skip
+@pytest.mark.parametrize("is_multi_hot", [False, True])
+def test_a_goal_that_the_images_cannot_resolve_is_told(goal, ill, well, is_told, is_multi_hot):
+    targets = np.repeat([0, 1], [well, ill])
+    if is_multi_hot:
+        targets = np.eye(2, dtype=np.int8)[targets]
+    samples = ImageArray(np.zeros((ill + well, 1, 1, 1), np.uint8), targets, ["well", "ill"])
+    assert [note.kind for note in note_on_goal(point_of(**goal), samples)] == ["screen"] * is_told
 
 
 # The labels of images by descending score, the goal, the sensitivity at the point
@@ -221,8 +235,8 @@ def test_the_point_of_a_training_decides_in_predictions_and_travels_with_exports
 
 def test_an_evaluation_says_that_it_chooses_the_point_that_weights_lack(digits_run, tmp_path, capsys):
     folder = digits_run()
-    chosen = evaluate(tmp_path / "eval", f"-resume={folder}", "-opts", GOAL)
-    assert "EVAL.OPERATING_POINT" in capsys.readouterr().out
+    chosen = evaluate(tmp_path / "eval", f"-resume={folder}", "-opts", GOAL.replace("0.9", "0.999"))
+    assert capsys.readouterr().out.count("EVAL.OPERATING_POINT") == 2  # the goal needs more images
     assert read_json(chosen / "evaluation/summary.json")["operating_point"]["is_chosen"]
     with refused(r"EVAL\.OPERATING_POINT: the weights have none"):
         run_here("-predict", f"-resume={folder}", "-opts", GOAL)
