@@ -7,7 +7,7 @@ import re
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -118,34 +118,32 @@ class _StandardError:
         os.set_blocking(self._writer, False)  # a write to a full pipe fails: libraries ignore that
         self._original = -1
 
-    def redirect(self, lines: list[str]) -> None:
+    @contextmanager
+    def captured(self) -> Iterator[list[str]]:
+        """The lines that are written until the end of the block, by any thread."""
+        lines = list[str]()
         with self._lock:
             if not self._listeners:
                 self._original = os.dup(2)
                 os.dup2(self._writer, 2)
             self._listeners[id(lines)] = lines
-
-    def restore(self, lines: list[str]) -> None:
-        with self._lock:
-            with suppress(BlockingIOError):  # nothing was written
-                found = os.read(self._reader, 1 << 16).decode(errors="replace").splitlines()
-                for listener in self._listeners.values():
-                    listener += found
-            del self._listeners[id(lines)]
-            if not self._listeners:
-                os.dup2(self._original, 2)
-                os.close(self._original)
+        try:
+            yield lines
+        finally:
+            with self._lock:
+                with suppress(BlockingIOError):  # nothing was written
+                    found = os.read(self._reader, 1 << 16).decode(errors="replace").splitlines()
+                    for listener in self._listeners.values():
+                        listener += found
+                del self._listeners[id(lines)]
+                if not self._listeners:
+                    os.dup2(self._original, 2)
+                    os.close(self._original)
 
 
 _standard_error = functools.cache(_StandardError)
 
 
-@contextmanager
-def captured_stderr() -> Iterator[list[str]]:
+def captured_stderr() -> AbstractContextManager[list[str]]:
     """Collects the lines that libraries write to stderr, which name no file: of all threads that decode. Takes 4 us."""
-    lines, descriptor = list[str](), _standard_error(os.getpid())
-    descriptor.redirect(lines)
-    try:
-        yield lines
-    finally:
-        descriptor.restore(lines)
+    return _standard_error(os.getpid()).captured()

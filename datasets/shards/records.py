@@ -222,15 +222,12 @@ class _File(NamedTuple):
 
     key: str
     extension: str
+    kind: str
     name: str
     offset: int
     size: int
     crc: int
     content: bytes
-
-    @property
-    def kind(self) -> str:
-        return self.extension.rpartition(".")[2]
 
 
 def _group_in(about: Any, group_key: str) -> str:
@@ -273,7 +270,8 @@ def _files(archive: Archive) -> Iterator[_File]:
         is_label, is_image = kind in _LABELS, kind in _IMAGES
         content = b"".join(archive.parts(min(member.size, MAX_LABEL_BYTES + 1))) if is_label else b""
         crc = reduce(lambda crc, part: zlib.crc32(part, crc), archive.parts(member.size), 0) if is_image else 0
-        yield _File(f"{folder}{slash}{stem}", extension, member.name, member.offset_data, member.size, crc, content)
+        key = f"{folder}{slash}{stem}"
+        yield _File(key, extension, kind, member.name, member.offset_data, member.size, crc, content)
 
 
 def find_label(cls: bytes | None, about: Any, key: str, label_key: str) -> Label:

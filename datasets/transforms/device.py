@@ -127,17 +127,18 @@ class RandomAffine(RandomDeviceOperation):
 
     def __init__(self, data: Data) -> None:
         super().__init__()
-        self.degrees, self.translate, self.scale = data.affine_degrees, data.affine_translate, data.affine_scale
-        self.probability, (height, width) = data.affine_prob, data.input_size
+        self.data = data
+        height, width = data.input_size
         self.aspect = height / width
 
     def draw(self, rng: random.Random) -> list[list[float]]:
         """The map (2, 3) from a pixel of the new image to a pixel of the old one, in coordinates from -1 to 1."""
-        if self.probability < 1 and rng.random() >= self.probability:
+        data = self.data
+        if data.affine_prob < 1 and rng.random() >= data.affine_prob:
             return [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
-        angle = math.radians(rng.uniform(-self.degrees, self.degrees))
-        zoom = rng.uniform(*self.scale)
-        right, down = (2 * rng.uniform(-self.translate, self.translate) for _ in range(2))
+        angle = math.radians(rng.uniform(-data.affine_degrees, data.affine_degrees))
+        zoom = rng.uniform(*data.affine_scale)
+        right, down = (2 * rng.uniform(-data.affine_translate, data.affine_translate) for _ in range(2))
         cos, sin = math.cos(angle) / zoom, math.sin(angle) / zoom
         return [[cos, -sin * self.aspect, right], [sin / self.aspect, cos, down]]
 

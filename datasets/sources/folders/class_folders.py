@@ -168,7 +168,10 @@ class FoundFiles:
         path = os.path.join(folder, name)
         kind = kind_of_file(path)
         if kind:
-            return self._has_decoder(kind, path)
+            fix = missing_decoder(kind)
+            if fix:
+                self.unread.add(Reason(f"{kind}(s) cannot be read", fix), shorten(path))
+            return self.predicts or not fix
         if is_broken_link(path):
             self.unread.add(Reason("broken link(s) cannot be read", "restore their targets"), shorten(path))
             return False
@@ -188,11 +191,6 @@ class FoundFiles:
                 fix = UNREAD.get(ending, UNREAD.get(name[:6], "convert images to PNG or JPEG"))
                 reason = Reason(f"{ending.lower()} file(s) are not read", fix, "log")
                 self.unread.add(reason, shorten(os.path.join(folder, name)))
-
-    def _has_decoder(self, kind: str, path: str) -> bool:
-        if fix := missing_decoder(kind):
-            self.unread.add(Reason(f"{kind}(s) cannot be read", fix), shorten(path))
-        return self.predicts or not fix
 
     def walk(self, folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         """Each folder in a folder, the sorted names of the folders in it that are not ignored, and of its files.

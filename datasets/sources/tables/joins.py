@@ -5,14 +5,12 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from datetime import datetime
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.listing import list_directory
 from datasets.sources.tables.cells import columns_option
 from datasets.sources.tables.files import Cells, Table, open_columns, open_table, read_lines
 from utils.errors import UserError
@@ -124,17 +122,10 @@ def _open_package(media: Table, observations: Table, data: Data) -> Table:
     videos = Reason("videos are not read", "save their frames as images", "screen")
     unlabelled = Reason("images have no label", f"add their rows of level media to {observations.file}", "screen")
 
-    @cache
-    def files_in(folder: str) -> set[str]:
-        with suppress(OSError):
-            return {*list_directory(folder)[1]}
-        return set()
-
     def added_to(cells: Cells) -> Cells | Reason:
-        folder, name = os.path.split(os.path.join(root, cells["filePath"].replace("\\", "/")))
         if cells.get("fileMediatype", "").startswith("video"):
             return videos
-        if has_paths and name not in files_in(folder):
+        if has_paths and not os.path.isfile(os.path.join(root, cells["filePath"].replace("\\", "/"))):
             return missing
         found = of_media.get(cells["mediaID"])
         if not found:
@@ -177,7 +168,6 @@ def _end(event: Cells) -> float:
     return _seconds(event.get("eventEnd", ""))
 
 
-@lru_cache(10**5)  # an event is compared with each medium in it
 def _seconds(time: str) -> float:
     try:
         return datetime.fromisoformat(time).timestamp()
